@@ -1,0 +1,46 @@
+# `make demo` and `make test` need Python 3.11+, git and make; everything else they set up in .venv.
+PYTHON ?= python3
+BIN := .venv/bin
+ready := .venv/.ready
+
+.PHONY: demo test check format sweep bench requirements clean
+
+demo: $(ready)
+	$(BIN)/runner run jobs/quickstart.toml
+
+test: check
+	$(BIN)/pytest -q -n 2 --dist loadfile
+
+check: $(ready)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/lint-imports
+	$(BIN)/mypy
+
+format: $(ready)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# Every boundary of the crash sweep, on both databases; `make test` takes a sample of it.
+sweep: $(ready)
+	RUNNER_SWEEP=all $(BIN)/pytest -q -n 2 --timeout 3600 tests/crash
+
+bench: $(ready)
+	$(BIN)/python -m bench
+
+# Pins everything anew, with hashes and without naming an index.
+compile := $(BIN)/pip-compile --quiet --generate-hashes --allow-unsafe --strip-extras --no-header \
+	--no-annotate --no-emit-index-url --no-emit-trusted-host --no-emit-find-links --no-emit-options
+requirements: $(ready)
+	$(compile) --upgrade -o requirements.txt pyproject.toml
+	$(compile) --upgrade --extra dev -o requirements-dev.txt pyproject.toml
+
+$(ready): requirements-dev.txt pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed") if sys.version_info < (3, 11) else None'
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	touch $(ready)
+
+clean:
+	rm -rf .venv .runner build dist *.egg-info

@@ -1,0 +1,1 @@
+"""The books of a small stockroom: what is there, what it costs, when it arrives."""

@@ -1,0 +1,147 @@
+"""What a model call takes and gives, as values: blocks, messages, requests, replies, results.
+
+Blocks are plain JSON objects exactly as in the Messages API; unknown kinds pass through untouched.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Block = dict[str, Any]
+Role = Literal["user", "assistant"]
+
+# What became of a tool call. Only "succeeded" is not an error for the model.
+ToolOutcome = Literal[
+    "succeeded",
+    "failed",  # the tool ran and reported an error, or raised
+    "denied",  # no permission
+    "unknown_tool",
+    "invalid_input",  # not an object, or does not fit the schema
+    "timed_out",
+    "interrupted",  # cut by a cancel or a shutdown
+    "unknown",  # started by a worker that died; whether it took effect is not known
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    role: Role
+    blocks: tuple[Block, ...]
+
+    def as_api(self) -> dict[str, Any]:
+        """The message as the Messages API takes it."""
+        return {"role": self.role, "content": list(self.blocks)}
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of one or more model calls, in the API's four kinds."""
+
+    input_tokens: int = 0
+    cache_read_tokens: int = 0
+    cache_creation_tokens: int = 0
+    output_tokens: int = 0
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Everything that the model read: input, cache reads and cache writes."""
+        return self.input_tokens + self.cache_read_tokens + self.cache_creation_tokens
+
+    @property
+    def total(self) -> int:
+        return self.prompt_tokens + self.output_tokens
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(
+            self.input_tokens + other.input_tokens,
+            self.cache_read_tokens + other.cache_read_tokens,
+            self.cache_creation_tokens + other.cache_creation_tokens,
+            self.output_tokens + other.output_tokens,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A tool as the job stores it: what the model is told, and how it may be run.
+
+    ``source`` is ``"builtin"`` or ``"package.module:function"``. ``read_only`` tools may run side by
+    side; ``repeatable`` ones are run again when a worker died in the middle.
+    """
+
+    name: str
+    description: str
+    input_schema: Mapping[str, Any]
+    read_only: bool = False
+    repeatable: bool = False
+    source: str = "builtin"
+
+    def definition(self) -> dict[str, Any]:
+        """The tool definition as the Messages API takes it."""
+        return {
+            "name": self.name,
+            "description": self.description,
+            "input_schema": dict(self.input_schema),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRequest:
+    """One model call. ``options`` are passed to the API as they are (thinking, output_config …).
+
+    ``item_key`` and ``reply_number`` (0 for the conversation's first reply) let a scripted model
+    find its line; the API never sees them.
+    """
+
+    model: str
+    system: str | None
+    tools: tuple[Tool, ...]
+    messages: tuple[Message, ...]
+    max_tokens: int
+    options: Mapping[str, Any]
+    run_id: str
+    item_key: str
+    reply_number: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelReply:
+    """A whole reply: the stream ended with ``message_stop``.
+
+    ``blocks`` are the finished ones, in order; ``cut`` is the block that ``max_tokens`` parted (kept
+    for audit, never run). A text or thinking block is finished when its ``content_block_stop`` came
+    (thinking needs its signature too), a tool call when its input is a whole JSON object.
+    """
+
+    blocks: tuple[Block, ...]
+    stop_reason: str
+    usage: Usage
+    model: str
+    request_id: str | None = None
+    latency: float = 0.0
+    cut: Block | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """What a tool call gave.
+
+    ``content`` is what the model is shown (already capped). ``output`` is the whole output as UTF-8
+    bytes where it is longer than that, at most 10 MB, to be stored with the call.
+    """
+
+    content: str
+    outcome: ToolOutcome = "succeeded"
+    output: bytes | None = field(default=None, repr=False)
+    duration: float = 0.0
+
+    @property
+    def is_error(self) -> bool:
+        return self.outcome != "succeeded"
+
+
+def content_bytes(block: Block) -> int:
+    """UTF-8 bytes of a block as JSON: an upper bound of its tokens (a token is at least one byte)."""
+    return len(json.dumps(block, ensure_ascii=False).encode("utf-8", "surrogatepass"))

@@ -1,0 +1,315 @@
+"""What to do next in a run: a pure function of what its journal says.
+
+A step is either ``Record`` (an entry that needs no effect: it is appended and the next decision
+follows in the same transaction) or an effect that the engine carries out and reports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from runner.core import budget
+from runner.core.conversation import ToolResult
+from runner.core.journal import (
+    Call,
+    CallsDecided,
+    Entry,
+    ModelCallFailed,
+    ModelCallStarted,
+    OpenCall,
+    RunSettled,
+    RunView,
+    Stop,
+    ToolFinished,
+    ToolsStarted,
+    UserMessageAdded,
+    apply,
+)
+from runner.core.permissions import evaluate
+from runner.core.retry import IN_HAND_SECONDS
+from runner.core.run import Ended, Outcome, Requeued, Waiting
+
+MOST_CONTINUATIONS = 2
+MOST_PARALLEL_READS = 8
+
+CONTINUE_TEXT = "Your reply was cut off at the output limit. Go on from where it stopped."
+NUDGE_TEXT = (
+    "Your last reply was empty. If the task is done, say so in a sentence; if not, go on with it."
+)
+RESUME_TEXT = "Go on."
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    entry: Entry
+
+
+@dataclass(frozen=True, slots=True)
+class CallModel:
+    call: OpenCall
+
+
+@dataclass(frozen=True, slots=True)
+class RunTools:
+    """Run these calls (started, without results) side by side."""
+
+    calls: tuple[Call, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sleep:
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    outcome: Outcome
+
+
+Step = Record | CallModel | RunTools | Sleep | Done
+Effect = CallModel | RunTools | Sleep | Done
+
+
+def advance(view: RunView, now: float, draining: bool) -> tuple[RunView, list[Entry], Effect]:
+    """Decide until there is something to do.
+
+    Returns:
+        The view after all that could be decided, the entries that say so, and the effect that is
+        next once they are stored.
+    """
+    entries: list[Entry] = []
+    while isinstance(step := decide(view, now, draining), Record):
+        entries.append(step.entry)
+        view = apply(view, step.entry)
+    return view, entries, step
+
+
+def decide(view: RunView, now: float, draining: bool = False) -> Step:
+    """The next step of a run.
+
+    Args:
+        now: seconds since the epoch.
+        draining: the worker is shutting down: stop at this step boundary.
+    """
+    if view.outcome is not None:
+        return Done(view.outcome)
+    return next(step for rule in _RULES if (step := rule(view, now, draining)) is not None)
+
+
+def _open_model_call(view: RunView, now: float, draining: bool) -> Step | None:
+    call = view.progress.open_call
+    if call is None:
+        return None
+    if call.attempt == view.attempt:
+        return CallModel(call)
+    return Record(
+        ModelCallFailed(
+            kind="worker_lost",
+            message="the worker was gone before the reply was stored",
+            status=None,
+            request_id=None,
+            charged=call.reservation.worst_case,
+            at=now,
+            retry_at=now,
+        )
+    )
+
+
+def _tools_in_hand(view: RunView, now: float, draining: bool) -> Step | None:
+    """Only an attempt that appends a result while others of its group are running sees these."""
+    mine = tuple(
+        call for call in view.calls if call.result is None and call.started_by == view.attempt
+    )
+    return RunTools(mine) if mine else None
+
+
+def _leave(view: RunView, now: float, draining: bool) -> Step | None:
+    if view.pause_requested:
+        return _settle(Waiting("paused"))
+    return _settle(Requeued(now, "shutdown")) if draining else None
+
+
+def _hopeless_reply(view: RunView, now: float, draining: bool) -> Step | None:
+    """A reply whose calls must not run: there is no room for their results."""
+    stop = view.progress.stop
+    if stop is not None and stop.reason == "model_context_window_exceeded":
+        return _settle(
+            Ended("stopped", "context_window", "the conversation has filled the model's window")
+        )
+    return None
+
+
+def _answer_calls(view: RunView, now: float, draining: bool) -> Step | None:
+    pending = [call for call in view.calls if call.result is None]
+    if not pending:
+        return None
+    for call in pending:
+        if (result := _result_without_running(view, call)) is not None:
+            return Record(ToolFinished(call.index, result))
+    undecided = [call for call in pending if call.decision is None]
+    if undecided:
+        return Record(
+            CallsDecided({call.index: evaluate(view.spec.rules, call.name) for call in undecided})
+        )
+    return Record(ToolsStarted(tuple(_next_group(view, pending))))
+
+
+def _result_without_running(view: RunView, call: Call) -> ToolResult | None:
+    if call.interrupted:
+        text = "Interrupted: the run was cancelled before this call had a result."
+        return ToolResult(text, "interrupted")
+    tool = view.spec.tool(call.name)
+    if tool is None:
+        names = ", ".join(tool.name for tool in view.spec.tools) or "none"
+        return ToolResult(f"Unknown tool {call.name!r}. Available tools: {names}.", "unknown_tool")
+    if not isinstance(call.input, dict):
+        return ToolResult("The arguments must be a JSON object.", "invalid_input")
+    if call.decision is not None and call.decision.effect == "deny":
+        return ToolResult(f"Permission {call.decision.explain()}.", "denied")
+    if call.started_by is not None and not tool.repeatable:
+        return ToolResult(
+            "The outcome of this call is unknown: the worker died while it ran. "
+            "It may have taken effect in part or in whole; check before doing it again.",
+            "unknown",
+        )
+    return None
+
+
+def _next_group(view: RunView, pending: list[Call]) -> Iterator[int]:
+    """The calls to start together: by default neighbouring read-only ones, the others alone."""
+    mode = view.spec.parallel_tools
+    if mode == "all":
+        yield from (call.index for call in pending)
+        return
+    yield pending[0].index
+    if mode == "off" or not _read_only(view, pending[0]):
+        return
+    for call in pending[1:MOST_PARALLEL_READS]:
+        if not _read_only(view, call):
+            return
+        yield call.index
+
+
+def _read_only(view: RunView, call: Call) -> bool:
+    tool = view.spec.tool(call.name)
+    return tool is not None and tool.read_only
+
+
+def _answer_stop(view: RunView, now: float, draining: bool) -> Step | None:
+    stop = view.progress.stop
+    if stop is None:
+        return None
+    if stop.reason == "max_tokens" and stop.lowered:
+        return _stopped_by_ceiling(view)
+    if stop.reason == "refusal":
+        return _settle(Ended("failed", "refused", "the model refused to go on"))
+    if view.queued and stop.reason != "pause_turn":
+        return _deliver(view)
+    if stop.empty:
+        if view.progress.nudges:
+            return _settle(Ended("failed", "empty_reply", "the model replied twice with nothing"))
+        return Record(UserMessageAdded((NUDGE_TEXT,), "nudge"))
+    return _answer_whole_reply(view, stop)
+
+
+def _answer_whole_reply(view: RunView, stop: Stop) -> Step | None:
+    match stop.reason:
+        case "end_turn" | "stop_sequence":
+            return _settle(Ended("succeeded", stop.reason))
+        case "max_tokens":
+            if view.progress.continuations >= MOST_CONTINUATIONS:
+                detail = "the reply was cut at max_output_tokens three times in a row"
+                return _settle(Ended("stopped", "max_tokens", detail))
+            return Record(UserMessageAdded((CONTINUE_TEXT,), "continue"))
+        case "pause_turn":
+            return None
+        case "tool_use":
+            detail = "the model stopped for a tool call and made none"
+            return _settle(Ended("failed", "no_tool_call", detail))
+        case _:
+            detail = f"stop_reason {stop.reason!r} is not one that Runner knows"
+            return _settle(Ended("failed", "unknown_stop_reason", detail))
+
+
+def _deliver_queued(view: RunView, now: float, draining: bool) -> Step | None:
+    paused = view.progress.stop is not None  # a paused turn goes back as it is
+    return _deliver(view) if view.queued and not paused else None
+
+
+def _deliver(view: RunView) -> Step:
+    return Record(
+        UserMessageAdded(
+            tuple(message.text for message in view.queued),
+            "queued",
+            tuple(message.id for message in view.queued),
+        )
+    )
+
+
+def _speak_first(view: RunView, now: float, draining: bool) -> Step | None:
+    """A run taken up again after its last reply was answered by its end: someone must speak."""
+    if view.messages[-1].role == "assistant" and view.progress.stop is None:
+        return Record(UserMessageAdded((RESUME_TEXT,), "continue"))
+    return None
+
+
+def _after_failure(view: RunView, now: float, draining: bool) -> Step | None:
+    failure = view.progress.failure
+    if failure is None:
+        return None
+    if failure.retry_at is None:
+        return _settle(Ended("failed", failure.kind, failure.message))
+    if failure.retry_at <= now:
+        return None
+    if failure.retry_at - now <= IN_HAND_SECONDS:
+        return Sleep(failure.retry_at)
+    return _settle(Requeued(failure.retry_at, "backoff"))
+
+
+def _check_limits(view: RunView, now: float, draining: bool) -> Step | None:
+    limits = view.limits
+    if view.progress.turns >= limits.max_turns:
+        return _settle(Ended("stopped", "max_turns", f"the limit of {limits.max_turns} turns"))
+    if limits.deadline is not None and now >= view.submitted_at + limits.deadline:
+        return _settle(Ended("stopped", "deadline", f"the deadline of {limits.deadline:g} s"))
+    return None
+
+
+def _start_model_call(view: RunView, now: float, draining: bool) -> Step | None:
+    progress = view.progress
+    prompt = budget.prompt_bound(progress.last_prompt_tokens, progress.appended_bytes)
+    reservation = budget.reserve(view.limits, progress.charged_tokens, prompt)
+    if reservation is None:
+        return _stopped_by_ceiling(view)
+    return Record(ModelCallStarted(progress.model_calls + 1, reservation))
+
+
+def _stopped_by_ceiling(view: RunView) -> Step:
+    detail = (
+        f"{view.progress.charged_tokens:,} of {view.limits.token_ceiling:,} tokens are used; "
+        "what is left is too little for the next call"
+    )
+    return _settle(Ended("stopped", "token_ceiling", detail))
+
+
+def _settle(outcome: Outcome) -> Step:
+    return Record(RunSettled(outcome))
+
+
+_Rule = Callable[[RunView, float, bool], Step | None]
+
+# In this order: the first rule that has a step for the run decides.
+_RULES: tuple[_Rule, ...] = (
+    _open_model_call,
+    _tools_in_hand,
+    _leave,
+    _hopeless_reply,
+    _answer_calls,
+    _answer_stop,
+    _deliver_queued,
+    _after_failure,
+    _speak_first,
+    _check_limits,
+    _start_model_call,
+)

@@ -1,0 +1,181 @@
+"""The audit record: what each entry says happened, in short lines without content."""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from runner.core.conversation import ModelReply, Usage
+from runner.core.journal import (
+    CallsDecided,
+    Entry,
+    ModelCallFailed,
+    ModelCallStarted,
+    ModelReplied,
+    RunSettled,
+    RunView,
+    ToolFinished,
+    ToolsStarted,
+    UserMessageAdded,
+    apply,
+)
+from runner.core.run import Ended, Outcome, Requeued, Waiting
+
+INPUT_SUMMARY_LENGTH = 100
+OUTPUT_SUMMARY_LENGTH = 80
+_TELLING_INPUTS = ("command", "file_path", "path", "query", "pattern", "url")
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    type: str
+    data: dict[str, Any]
+
+
+def visible(text: str) -> str:
+    """``text`` on one line, with everything that could steer a terminal made visible."""
+    return "".join(_visible_character(character) for character in text)
+
+
+def _visible_character(character: str) -> str:
+    if character in "\n\r\t":
+        return {"\n": "⏎", "\r": "␍", "\t": " "}[character]
+    code = ord(character)
+    if code < 0x20:
+        return chr(0x2400 + code)
+    if unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp"):
+        return f"\\u{code:04x}"
+    return character
+
+
+def shorten(text: str, length: int) -> str:
+    """``text`` on one visible line of at most ``length`` characters."""
+    line = visible(text[: length + 1].strip())
+    return line if len(line) <= length else line[: length - 1] + "…"
+
+
+def summarise_input(arguments: Any) -> str:
+    """What a call is about: the first of its telling arguments, else all of them."""
+    if isinstance(arguments, dict):
+        for name in _TELLING_INPUTS:
+            if isinstance(value := arguments.get(name), str) and value:
+                return shorten(value, INPUT_SUMMARY_LENGTH)
+    return shorten(json.dumps(arguments, ensure_ascii=False), INPUT_SUMMARY_LENGTH)
+
+
+def events_of(view: RunView, entry: Entry) -> Iterator[Event]:
+    """The events of an entry, in order.
+
+    Args:
+        view: the run before the entry.
+    """
+    match entry:
+        case ModelCallStarted(number, reservation):
+            turn = view.progress.turns + 1
+            if view.progress.failure is None:
+                yield Event("turn_started", {"turn": turn})
+            yield Event(
+                "model_call_started",
+                {"call": number, "turn": turn, "max_tokens": reservation.max_tokens},
+            )
+        case ModelReplied(reply):
+            yield from _replied(view, reply)
+        case ModelCallFailed():
+            yield from _failed(view, entry)
+        case CallsDecided(decisions):
+            for index, decision in sorted(decisions.items()):
+                data = _call(view, index) | {"decision": decision.effect, "rule": decision.rule}
+                yield Event("permission_decided", data)
+        case ToolsStarted(indexes):
+            for index in indexes:
+                summary = summarise_input(view.calls[index].input)
+                yield Event("tool_started", _call(view, index) | {"input": summary})
+        case ToolFinished(index, result):
+            data = _call(view, index) | {
+                "output": shorten(result.content, OUTPUT_SUMMARY_LENGTH),
+                "outcome": result.outcome,
+                "is_error": result.is_error,
+                "duration": round(result.duration, 4),
+            }
+            yield Event("tool_done", data)
+            if not apply(view, entry).calls:
+                yield Event("turn_ended", {"turn": view.progress.turns})
+        case UserMessageAdded():
+            data = {"cause": entry.cause, "messages": len(entry.texts)}
+            yield Event("message_added", data)
+        case RunSettled(outcome):
+            yield from _settled(view, outcome)
+
+
+def _call(view: RunView, index: int) -> dict[str, Any]:
+    call = view.calls[index]
+    return {
+        "turn": view.progress.turns,
+        "call_index": index,
+        "tool_use_id": call.id,
+        "name": shorten(call.name, INPUT_SUMMARY_LENGTH),
+    }
+
+
+def _replied(view: RunView, reply: ModelReply) -> Iterator[Event]:
+    after = apply(view, ModelReplied(reply))
+    open_call = view.progress.open_call
+    yield Event(
+        "model_call_ended",
+        {
+            "call": open_call.number if open_call else None,
+            "turn": after.progress.turns,
+            "stop_reason": reply.stop_reason,
+            "usage": _usage(reply.usage),
+            "total": _usage(after.progress.usage),
+            "request_id": reply.request_id,
+            "latency": round(reply.latency, 3),
+        },
+    )
+    if not after.calls:
+        yield Event("turn_ended", {"turn": after.progress.turns})
+
+
+def _usage(usage: Usage) -> dict[str, int]:
+    return {
+        "input": usage.input_tokens,
+        "cache_read": usage.cache_read_tokens,
+        "cache_creation": usage.cache_creation_tokens,
+        "output": usage.output_tokens,
+    }
+
+
+def _failed(view: RunView, entry: ModelCallFailed) -> Iterator[Event]:
+    open_call = view.progress.open_call
+    data = {
+        "call": open_call.number if open_call else None,
+        "kind": entry.kind,
+        "message": shorten(entry.message, 300),
+        "status": entry.status,
+        "request_id": entry.request_id,
+        "charged": entry.charged,
+    }
+    yield Event("model_call_ended", data)
+    if entry.retry_at is not None:
+        yield Event("retry_scheduled", {"at": entry.retry_at, "after": entry.kind})
+
+
+def _settled(view: RunView, outcome: Outcome) -> Iterator[Event]:
+    match outcome:
+        case Ended(state, reason, detail):
+            data = {"state": state, "reason": reason, "detail": shorten(detail, 300)}
+            if state == "stopped":
+                yield Event("limit_reached", data)
+            if state == "failed":
+                yield Event("error", data)
+            yield Event("attempt_ended", {"why": "run ended"})
+            yield Event("done", data | {"total": _usage(view.progress.usage)})
+        case Waiting(reason):
+            yield Event("attempt_ended", {"why": f"waiting: {reason}"})
+            if reason == "paused":
+                yield Event("paused", {})
+        case Requeued(due_at, why):
+            yield Event("attempt_ended", {"why": why, "due_at": due_at})

@@ -1,0 +1,385 @@
+"""What a run's journal holds (entries), and what it amounts to (a view).
+
+``apply`` folds one entry into a view. The store writes an entry as rows and reads the rows back as
+a view; a test holds that both ways give the same value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from runner.core.budget import Limits, Reservation
+from runner.core.conversation import (
+    Block,
+    Message,
+    ModelReply,
+    ToolResult,
+    Usage,
+    content_bytes,
+)
+from runner.core.permissions import Decision
+from runner.core.run import Ended, Outcome, Waiting
+from runner.core.spec import JobSpec
+
+# --- entries -------------------------------------------------------------------------------------
+
+MessageCause = Literal["queued", "nudge", "continue"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCallStarted:
+    number: int
+    reservation: Reservation
+
+
+@dataclass(frozen=True, slots=True)
+class ModelReplied:
+    reply: ModelReply
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCallFailed:
+    """``retry_at`` is None when it will not be tried again; ``charged`` is in tokens."""
+
+    kind: str
+    message: str
+    status: int | None
+    request_id: str | None
+    charged: int
+    at: float
+    retry_at: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class CallsDecided:
+    decisions: Mapping[int, Decision]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolsStarted:
+    indexes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFinished:
+    index: int
+    result: ToolResult
+
+
+@dataclass(frozen=True, slots=True)
+class UserMessageAdded:
+    """Texts for the model that are no tool results. ``queued_ids`` names the queued messages among
+    them."""
+
+    texts: tuple[str, ...]
+    cause: MessageCause
+    queued_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RunSettled:
+    outcome: Outcome
+
+
+Entry = (
+    ModelCallStarted
+    | ModelReplied
+    | ModelCallFailed
+    | CallsDecided
+    | ToolsStarted
+    | ToolFinished
+    | UserMessageAdded
+    | RunSettled
+)
+
+# --- the view ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A tool call of the last reply. ``started_by`` is the attempt that started it; ``interrupted``
+    says that a cancel cut it off; ``result`` is its ``tool_result`` block."""
+
+    index: int
+    id: str
+    name: str
+    input: Any
+    decision: Decision | None = None
+    started_by: int | None = None
+    interrupted: bool = False
+    result: Block | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OpenCall:
+    """A model call that has started and not ended."""
+
+    number: int
+    attempt: int
+    reservation: Reservation
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """How the last reply ended, until it is answered."""
+
+    reason: str
+    lowered: bool
+    empty: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The model failures in a row since the last reply."""
+
+    count: int
+    first_at: float
+    retry_at: float | None
+    kind: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedMessage:
+    id: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """The loop's own state beside the conversation: small, and stored with the run's row."""
+
+    turns: int = 0
+    usage: Usage = field(default_factory=Usage)
+    charged_tokens: int = 0
+    model_calls: int = 0
+    last_prompt_tokens: int | None = None
+    appended_bytes: int = 0
+    continuations: int = 0
+    nudges: int = 0
+    stop: Stop | None = None
+    failure: Failure | None = None
+    open_call: OpenCall | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunView:
+    """A run as its journal tells it. ``messages`` is the conversation so far; ``calls`` are the last
+    reply's until each has its result, then they join ``messages`` as one user message.
+    ``submitted_at`` is in seconds since the epoch; ``revision`` counts the transactions that the
+    run's attempts have stored."""
+
+    run_id: str
+    item_key: str
+    attempt: int
+    spec: JobSpec
+    limits: Limits
+    submitted_at: float
+    messages: tuple[Message, ...]
+    progress: Progress = field(default_factory=Progress)
+    calls: tuple[Call, ...] = ()
+    queued: tuple[QueuedMessage, ...] = ()
+    pause_requested: bool = False
+    outcome: Outcome | None = None
+    revision: int = 0
+
+
+def fold(view: RunView, entries: Iterable[Entry]) -> RunView:
+    """The view after ``entries``."""
+    for entry in entries:
+        view = apply(view, entry)
+    return view
+
+
+def apply(view: RunView, entry: Entry) -> RunView:
+    """The view after one entry."""
+    match entry:
+        case ModelCallStarted():
+            return _progress(
+                view,
+                open_call=OpenCall(entry.number, view.attempt, entry.reservation),
+                model_calls=entry.number,
+            )
+        case ModelReplied(reply):
+            return _replied(view, reply)
+        case ModelCallFailed():
+            return _failed(view, entry)
+        case CallsDecided(decisions):
+            return _with_calls(
+                view,
+                (replace(c, decision=decisions.get(c.index, c.decision)) for c in view.calls),
+            )
+        case ToolsStarted(indexes):
+            return _with_calls(
+                view,
+                (
+                    replace(c, started_by=view.attempt) if c.index in indexes else c
+                    for c in view.calls
+                ),
+            )
+        case ToolFinished(index, result):
+            return _finished(view, index, result)
+        case UserMessageAdded():
+            return _user_message(view, entry)
+        case RunSettled(outcome):
+            return _settled(view, outcome)
+
+
+def result_block(call_id: str, result: ToolResult) -> Block:
+    """The ``tool_result`` block of a call."""
+    block: Block = {"type": "tool_result", "tool_use_id": call_id, "content": result.content}
+    if result.is_error:
+        block["is_error"] = True
+    return block
+
+
+def text_block(text: str) -> Block:
+    return {"type": "text", "text": text}
+
+
+def tool_uses(blocks: Iterable[Block]) -> list[Block]:
+    """The client tool calls among a reply's blocks, in order."""
+    return [block for block in blocks if block["type"] == "tool_use"]
+
+
+def message_blocks(reply: ModelReply) -> tuple[Block, ...]:
+    """The blocks of a reply that become a message; none means that it becomes no message.
+
+    The API gives blank texts and refuses them back, as it does a message that is or ends with
+    thinking. What a model said before refusing is not sent back to it
+    (https://docs.claude.com/en/docs/test-and-evaluate/strengthen-guardrails/handle-streaming-refusals).
+    """
+    if reply.stop_reason == "refusal":
+        return ()
+    kept = [b for b in reply.blocks if b["type"] != "text" or b["text"].strip()]
+    while kept and kept[-1]["type"] in ("thinking", "redacted_thinking"):
+        kept.pop()
+    return tuple(kept)
+
+
+def opening(spec: JobSpec, prompt: str) -> tuple[tuple[Message, ...], Progress]:
+    """How a run begins: its first message, and a progress that counts what the first call sends."""
+    message = Message("user", (text_block(prompt),))
+    sent = len((spec.system or "").encode("utf-8", "surrogatepass"))
+    sent += sum(content_bytes(tool.definition()) for tool in spec.tools)
+    sent += sum(map(content_bytes, message.blocks))
+    return (message,), Progress(appended_bytes=sent)
+
+
+def rested(progress: Progress) -> Progress:
+    """The progress of a run that ended or waits, so that it can be taken up again: what ended it is
+    no longer to be answered. A paused turn stays paused: its server tools have no results yet."""
+    stop = progress.stop
+    return replace(
+        progress,
+        stop=stop if stop is not None and stop.reason == "pause_turn" else None,
+        failure=None,
+        nudges=0,
+        continuations=0,
+    )
+
+
+def _progress(view: RunView, **changes: Any) -> RunView:
+    return replace(view, progress=replace(view.progress, **changes))
+
+
+def _with_calls(view: RunView, calls: Iterable[Call]) -> RunView:
+    return replace(view, calls=tuple(calls))
+
+
+def _replied(view: RunView, reply: ModelReply) -> RunView:
+    progress = view.progress
+    lowered = progress.open_call is not None and progress.open_call.reservation.lowered
+    blocks = message_blocks(reply)
+    view = replace(
+        view,
+        messages=(*view.messages, Message("assistant", blocks)) if blocks else view.messages,
+        calls=tuple(
+            Call(index, block["id"], block["name"], block["input"])
+            for index, block in enumerate(tool_uses(blocks))
+        ),
+    )
+    return _progress(
+        view,
+        turns=progress.turns + 1,
+        usage=progress.usage + reply.usage,
+        charged_tokens=progress.charged_tokens + reply.usage.total,
+        last_prompt_tokens=reply.usage.prompt_tokens,
+        appended_bytes=sum(map(content_bytes, blocks)),
+        continuations=progress.continuations if reply.stop_reason == "max_tokens" else 0,
+        nudges=0 if blocks else progress.nudges,
+        stop=Stop(reply.stop_reason, lowered, empty=not blocks),
+        failure=None,
+        open_call=None,
+    )
+
+
+def _failed(view: RunView, entry: ModelCallFailed) -> RunView:
+    before = view.progress.failure
+    return _progress(
+        view,
+        charged_tokens=view.progress.charged_tokens + entry.charged,
+        failure=Failure(
+            count=before.count + 1 if before else 1,
+            first_at=before.first_at if before else entry.at,
+            retry_at=entry.retry_at,
+            kind=entry.kind,
+            message=entry.message,
+        ),
+        open_call=None,
+    )
+
+
+def _finished(view: RunView, index: int, result: ToolResult) -> RunView:
+    call = view.calls[index]
+    block = result_block(call.id, result)
+    calls = tuple(replace(c, result=block) if c.index == index else c for c in view.calls)
+    view = _progress(view, appended_bytes=view.progress.appended_bytes + content_bytes(block))
+    results = tuple(c.result for c in calls if c.result is not None)
+    if len(results) < len(calls):
+        return replace(view, calls=calls)
+    view = replace(view, calls=(), messages=(*view.messages, Message("user", results)))
+    stop = view.progress.stop
+    answered = stop is not None and stop.reason != "max_tokens"
+    return _progress(view, stop=None) if answered else view
+
+
+def _user_message(view: RunView, entry: UserMessageAdded) -> RunView:
+    blocks = tuple(map(text_block, entry.texts))
+    tail = view.messages[-1]
+    if tail.role == "user":
+        messages = (*view.messages[:-1], Message("user", tail.blocks + blocks))
+    else:
+        messages = (*view.messages, Message("user", blocks))
+    progress = view.progress
+    delivered = frozenset(entry.queued_ids)
+    return replace(
+        view,
+        messages=messages,
+        queued=tuple(message for message in view.queued if message.id not in delivered),
+        progress=replace(
+            progress,
+            appended_bytes=progress.appended_bytes + sum(map(content_bytes, blocks)),
+            continuations=progress.continuations + (entry.cause == "continue"),
+            nudges=progress.nudges + (entry.cause == "nudge"),
+            stop=None,
+        ),
+    )
+
+
+def _settled(view: RunView, outcome: Outcome) -> RunView:
+    view = replace(view, outcome=outcome)
+    match outcome:
+        case Ended():
+            calls = (c if c.result else replace(c, interrupted=True) for c in view.calls)
+            return replace(
+                view, progress=rested(view.progress), calls=tuple(calls), pause_requested=False
+            )
+        case Waiting():
+            return replace(
+                view, progress=replace(view.progress, failure=None), pause_requested=False
+            )
+        case _:
+            return view

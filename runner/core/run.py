@@ -1,0 +1,75 @@
+"""A run's states, the legal ways between them, and how an attempt can end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+RunState = Literal["queued", "running", "waiting", "succeeded", "failed", "cancelled", "stopped"]
+EndState = Literal["succeeded", "failed", "cancelled", "stopped"]
+
+STATES: tuple[RunState, ...] = (
+    "queued",
+    "running",
+    "waiting",
+    "succeeded",
+    "failed",
+    "cancelled",
+    "stopped",
+)
+ENDED: frozenset[RunState] = frozenset({"succeeded", "failed", "cancelled", "stopped"})
+
+# The table of legal transitions. ``docs/concepts.md`` draws it; a test compares the two.
+#   queued -> running    a worker claims the run          waiting -> queued   what it waits for came
+#   running -> queued    back-off, shutdown, lease lost   ended -> queued     said to, retried, raised
+#   running -> waiting   paused, workspace out of sight   * -> cancelled      at any moment before the end
+TRANSITIONS: dict[RunState, frozenset[RunState]] = {
+    "queued": frozenset({"running", "waiting", "cancelled", "failed"}),
+    "running": frozenset(
+        {"queued", "waiting", "succeeded", "failed", "cancelled", "stopped"},
+    ),
+    "waiting": frozenset({"queued", "cancelled"}),
+    "succeeded": frozenset({"queued"}),
+    "failed": frozenset({"queued"}),
+    "cancelled": frozenset({"queued"}),
+    "stopped": frozenset({"queued"}),
+}
+
+WaitReason = Literal["paused", "workspace"]
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The right to append to a run, held by one attempt. ``attempt`` is the fencing token."""
+
+    run_id: str
+    attempt: int
+    worker_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The run is over: its state, a reason (a word: ``end_turn``, ``max_turns``, ``refused`` …), and
+    for a reader one line that says more."""
+
+    state: EndState
+    reason: str
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """The run waits for something, without a worker."""
+
+    reason: WaitReason
+
+
+@dataclass(frozen=True, slots=True)
+class Requeued:
+    """The run goes on later (``due_at``, seconds since the epoch) on whatever worker."""
+
+    due_at: float
+    reason: Literal["backoff", "shutdown", "lease_lost"]
+
+
+Outcome = Ended | Waiting | Requeued

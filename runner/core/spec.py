@@ -1,0 +1,85 @@
+"""A job as it is stored: everything that its runs need, resolved and immutable."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from runner.core.budget import Limits
+from runner.core.conversation import Tool
+from runner.core.permissions import Rule
+from runner.core.retry import Patience
+
+Provider = Literal["anthropic", "scripted"]
+ParallelTools = Literal["safe", "all", "off"]
+WorkspaceMode = Literal["shared", "copy"]
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """Where the job's runs work: an absolute folder, used as it is or copied for each run."""
+
+    path: str
+    mode: WorkspaceMode = "shared"
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    """What every run of a job shares. ``script`` maps an item's key to its scripted replies
+    (``provider = "scripted"`` only); the rendered prompts and the items are the runs' own."""
+
+    name: str
+    model: str
+    provider: Provider = "anthropic"
+    system: str | None = None
+    tools: tuple[Tool, ...] = ()
+    rules: tuple[Rule, ...] = ()
+    limits: Limits = field(default_factory=Limits)
+    retry: Patience = field(default_factory=Patience)
+    model_options: Mapping[str, Any] = field(default_factory=dict)
+    parallel_tools: ParallelTools = "safe"
+    workspace: Workspace | None = None
+    script: Mapping[str, Any] | None = None
+
+    def tool(self, name: str) -> Tool | None:
+        """The job's tool of that name, or None."""
+        return next((tool for tool in self.tools if tool.name == name), None)
+
+    def to_json(self) -> dict[str, Any]:
+        """The spec as a JSON object; ``from_json`` gives the same value back."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> JobSpec:
+        """The spec that ``to_json`` gave."""
+        workspace = data["workspace"]
+        return cls(
+            **{
+                **data,
+                "tools": tuple(Tool(**tool) for tool in data["tools"]),
+                "rules": tuple(Rule(**rule) for rule in data["rules"]),
+                "limits": Limits(**data["limits"]),
+                "retry": Patience(**data["retry"]),
+                "workspace": Workspace(**workspace) if workspace else None,
+            }
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class NewRun:
+    """A run to be created: its item's key (unique in the job), the item, and its rendered prompt."""
+
+    key: str
+    item: Any
+    prompt: str
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A job file, read and checked whole: its text as submitted, and what it asks for."""
+
+    source: str
+    text: str
+    spec: JobSpec
+    runs: tuple[NewRun, ...]

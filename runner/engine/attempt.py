@@ -1,0 +1,220 @@
+"""THE SPINE: one attempt at a run, from what its journal says to an outcome.
+
+Decide, do, append: each effect is stored together with what follows from it, so there is one
+transaction between two effects and no other path for resuming. See docs/concepts.md.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from typing import TypeVar
+
+from runner.core import retry
+from runner.core.conversation import ModelRequest, ToolResult
+from runner.core.decide import CallModel, Done, Effect, RunTools, Sleep
+from runner.core.journal import (
+    Call,
+    Entry,
+    ModelCallFailed,
+    ModelReplied,
+    OpenCall,
+    RunView,
+    ToolFinished,
+)
+from runner.core.run import Lease, Outcome
+from runner.core.spec import JobSpec
+from runner.engine.ports import (
+    Clock,
+    Interrupt,
+    Journal,
+    Live,
+    Model,
+    ToolCall,
+    Tools,
+    Workspaces,
+)
+from runner.errors import Interrupted, ModelCallError, StaleView, UnreachableError
+
+T = TypeVar("T")
+
+_FIRST_DATABASE_WAIT = 0.1
+_LONGEST_DATABASE_WAIT = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """What an attempt needs of the world. ``jitter`` gives random numbers from 0 to 1; ``call_id``
+    names a tool call by run, turn and index; ``stopping`` is set when the worker drains."""
+
+    journal: Journal
+    models: Callable[[JobSpec], Model]
+    tools: Tools
+    workspaces: Workspaces
+    live: Live
+    clock: Clock
+    jitter: Callable[[], float]
+    call_id: Callable[[str, int, int], str]
+    stopping: threading.Event
+
+
+def run_attempt(lease: Lease, ports: Ports, interrupt: Interrupt) -> Outcome:
+    """Decide, do, append, until the journal says that this attempt is over.
+
+    Raises:
+        LeaseLost: another attempt has the run, or it was cancelled. Interrupted: ``interrupt`` was
+            set to "dropped". UnreachableError: the database was away when the worker had to end.
+    """
+    return _Attempt(lease, ports, interrupt).run()
+
+
+class _Attempt:
+    def __init__(self, lease: Lease, ports: Ports, interrupt: Interrupt) -> None:
+        self._lease = lease
+        self._ports = ports
+        self._interrupt = interrupt
+        self._view = self._insist(lambda: ports.journal.load(lease))
+        self._surroundings = self._insist(lambda: ports.workspaces.prepare(lease))
+
+    def run(self) -> Outcome:
+        happened: list[Entry] = []
+        while True:
+            match self._advance(happened):
+                case Done(outcome):
+                    return outcome
+                case Sleep(until):
+                    self._ports.stopping.wait(max(0.0, until - self._ports.clock.now()))
+                    happened = []
+                case CallModel(call):
+                    happened = [self._call_model(call)]
+                case RunTools(calls):
+                    happened = [self._run_tools(calls)]
+
+    def _advance(self, happened: Sequence[Entry]) -> Effect:
+        def store(entries: Sequence[Entry]) -> Effect:
+            self._view, effect = self._ports.journal.advance(
+                self._lease, self._view, entries, draining=self._ports.stopping.is_set()
+            )
+            return effect
+
+        return self._store(store, happened)
+
+    def _append(self, entry: Entry) -> None:
+        def store(entries: Sequence[Entry]) -> None:
+            self._view = self._ports.journal.append(self._lease, self._view, entries)
+
+        self._store(store, [entry])
+
+    def _store(self, store: Callable[[Sequence[Entry]], T], entries: Sequence[Entry]) -> T:
+        """Store until it is stored: a reply that was paid for outlives an outage."""
+        try:
+            return self._insist(lambda: store(entries))
+        except StaleView:
+            self._view = self._insist(lambda: self._ports.journal.load(self._lease))
+            return self._insist(lambda: store(()))
+
+    def _insist(self, work: Callable[[], T]) -> T:
+        wait = _FIRST_DATABASE_WAIT
+        while True:
+            try:
+                return work()
+            except UnreachableError:
+                if self._interrupt.reason is not None or self._interrupt.wait(wait):
+                    raise
+                wait = min(2 * wait, _LONGEST_DATABASE_WAIT)
+
+    def _call_model(self, call: OpenCall) -> Entry:
+        model = self._ports.models(self._view.spec)
+        request = model_request(self._view, call)
+        run_id = self._lease.run_id
+        try:
+            reply = model.complete(
+                request, self._interrupt, lambda text: self._ports.live.publish(run_id, text)
+            )
+        except ModelCallError as error:
+            return self._failed(call, error)
+        except Interrupted as cut:
+            if cut.reason == "dropped":
+                raise
+            shut_down = ModelCallError("shutdown", "the worker was shut down during the call")
+            return self._failed(call, shut_down, retry_now=True)
+        return ModelReplied(reply)
+
+    def _failed(
+        self, call: OpenCall, error: ModelCallError, *, retry_now: bool = False
+    ) -> ModelCallFailed:
+        now = self._ports.clock.now()
+        before = self._view.progress.failure
+        again_at = retry.retry_at(
+            error,
+            failures=before.count + 1 if before else 1,
+            first_failure_at=before.first_at if before else now,
+            now=now,
+            jitter=self._ports.jitter(),
+            patience=self._view.spec.retry,
+        )
+        return ModelCallFailed(
+            kind=error.kind,
+            message=error.message,
+            status=error.status,
+            request_id=error.request_id,
+            charged=call.reservation.worst_case if error.billed else 0,
+            at=now,
+            retry_at=now if retry_now else again_at,
+        )
+
+    def _run_tools(self, calls: Sequence[Call]) -> Entry:
+        """Run calls side by side; each result is stored as it comes, save the last, which is
+        returned so that it is stored with what follows."""
+        if len(calls) == 1:
+            return self._run_tool(calls[0])
+        with ThreadPoolExecutor(len(calls)) as pool:
+            running = [pool.submit(self._run_tool, call) for call in calls]
+            try:
+                return self._append_as_they_end(running)
+            except BaseException:
+                self._interrupt.set("dropped")
+                raise
+
+    def _append_as_they_end(self, running: Sequence[Future[ToolFinished]]) -> Entry:
+        ended = as_completed(running)
+        for _ in running[1:]:
+            self._append(next(ended).result())
+        return next(ended).result()
+
+    def _run_tool(self, call: Call) -> ToolFinished:
+        view = self._view
+        tool = view.spec.tool(call.name)
+        assert tool is not None, "the decision answers unknown tools itself"
+        request = ToolCall(
+            id=self._ports.call_id(view.run_id, view.progress.turns, call.index),
+            run_id=view.run_id,
+            tool=tool,
+            input=call.input,
+            surroundings=self._surroundings,
+            timeout=view.limits.tool_timeout,
+        )
+        try:
+            result = self._ports.tools.run(request, self._interrupt)
+        except Interrupted as cut:
+            if cut.reason == "dropped":
+                raise
+            result = ToolResult("Interrupted by shutdown of the worker.", "interrupted")
+        return ToolFinished(call.index, result)
+
+
+def model_request(view: RunView, call: OpenCall) -> ModelRequest:
+    """What a model call sends: the job's system prompt and tools, and the conversation so far."""
+    return ModelRequest(
+        model=view.spec.model,
+        system=view.spec.system,
+        tools=view.spec.tools,
+        messages=view.messages,
+        max_tokens=call.reservation.max_tokens,
+        options=view.spec.model_options,
+        run_id=view.run_id,
+        item_key=view.item_key,
+        reply_number=view.progress.turns,
+    )

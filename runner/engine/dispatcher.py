@@ -1,0 +1,124 @@
+"""Every worker's dispatcher: takes the runs of dead workers, and rings for those that are due."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from runner.engine.locks import HostLocks
+from runner.engine.ports import Clock, Doorbell
+from runner.errors import UnreachableError
+from runner.store import runs, workers
+from runner.store.database import Database
+
+logger = logging.getLogger(__name__)
+
+PASS_SECONDS = 1.0
+LEAST_GAP_SECONDS = 0.03
+OUTAGE_SECONDS = 5.0
+
+
+class Dispatcher:
+    """Passes once a second, and at once when a slot becomes free.
+
+    Args:
+        free_slots: how many more runs this worker could take now.
+        offer: runs a wake-up here without the queue; False when no slot is free.
+        visible: whether this worker sees a workspace, by path and id.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        doorbell: Doorbell,
+        locks: HostLocks,
+        clock: Clock,
+        worker_id: str,
+        *,
+        free_slots: Callable[[], int],
+        offer: Callable[[str], bool],
+        visible: Callable[[Path, str], bool],
+    ) -> None:
+        self._database = database
+        self._doorbell = doorbell
+        self._locks = locks
+        self._clock = clock
+        self._worker_id = worker_id
+        self._free_slots = free_slots
+        self._offer = offer
+        self._visible = visible
+        self._poked = threading.Event()
+        self._last_good = clock.monotonic()
+        self._reaps_expired_from = self._last_good + OUTAGE_SECONDS
+
+    def poke(self) -> None:
+        """A slot is free: pass at once."""
+        self._poked.set()
+
+    def run(self, stopping: threading.Event) -> None:
+        """Pass until ``stopping`` is set; an outage is waited out."""
+        while not stopping.is_set():
+            self._poked.clear()
+            try:
+                self.dispatch()
+            except UnreachableError as error:
+                logger.warning("waiting: %s", error)
+            self._poked.wait(PASS_SECONDS)
+            stopping.wait(LEAST_GAP_SECONDS)
+
+    def dispatch(self) -> None:
+        """One pass. Raises ``UnreachableError``."""
+        self._check_for_outage()
+        self._reap()
+        self._find_workspaces()
+        self._ring()
+        self._last_good = self._clock.monotonic()
+
+    def _check_for_outage(self) -> None:
+        """After an outage everyone's leases look expired: renew, and give the others time to."""
+        now = self._clock.monotonic()
+        if now - self._last_good > OUTAGE_SECONDS:
+            workers.renew(self._database, self._worker_id, self._clock.now())
+            self._reaps_expired_from = now + workers.LEASE_SECONDS
+
+    def _reap(self) -> None:
+        now = self._clock.now()
+        others = workers.others(self._database, self._worker_id)
+        dead_here = [
+            worker_id
+            for worker_id, host_id, _ in others
+            if host_id == self._locks.host_id and self._locks.is_dead(worker_id)
+        ]
+        if dead_here:
+            runs.take_from(self._database, dead_here, now, expired=False)
+            for worker_id in dead_here:
+                self._locks.forget(worker_id)
+        if self._clock.monotonic() >= self._reaps_expired_from:
+            expired = [
+                worker_id
+                for worker_id, _, expires_at in others
+                if worker_id not in dead_here and expires_at < now
+            ]
+            if expired:
+                runs.take_from(self._database, expired, now, expired=True)
+
+    def _find_workspaces(self) -> None:
+        for (path, workspace_id), run_ids in runs.waiting_for_workspaces(self._database).items():
+            room = run_ids[: self._free_slots()]
+            if room and self._visible(Path(path), workspace_id):
+                runs.workspace_found(self._database, room, self._clock.now())
+                for run_id in room:
+                    self._offer(run_id)
+
+    def _ring(self) -> None:
+        most = 2 * self._free_slots()
+        run_ids = runs.ring_due(self._database, most, self._clock.now()) if most > 0 else []
+        if not run_ids:
+            return
+        try:
+            self._doorbell.ring(run_ids)
+        except UnreachableError:
+            runs.unring(self._database, run_ids)
+            raise

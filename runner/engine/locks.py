@@ -1,0 +1,80 @@
+"""Who is alive on this host: each worker locks a file of its own in a folder that is local to it.
+
+The folder's ``host-id`` names what its users share; containers with folders of their own are
+different hosts. The kernel frees a lock when its holder dies, however it dies.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import tempfile
+from pathlib import Path
+
+from runner.errors import RunnerError
+
+
+class HostLocks:
+    """The folder of locks of this user on this host.
+
+    Raises:
+        RunnerError: the folder belongs to someone else.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = folder or Path(tempfile.gettempdir()) / f"runner-{os.getuid()}"
+        self.folder.mkdir(mode=0o700, exist_ok=True)
+        status = self.folder.lstat()
+        if status.st_uid != os.getuid() or status.st_mode & 0o077:
+            raise RunnerError(
+                f"{self.folder} must be a folder of yours alone: remove it, or set TMPDIR elsewhere"
+            )
+        self.host_id = self._read_host_id()
+        self._held: list[int] = []
+
+    def _read_host_id(self) -> str:
+        path = self.folder / "host-id"
+        draft = self.folder / f".host-id.{os.getpid()}.{secrets.token_hex(4)}"
+        draft.write_text(secrets.token_hex(16))
+        try:
+            os.link(draft, path)
+        except FileExistsError:
+            return path.read_text()
+        finally:
+            draft.unlink()
+        return path.read_text()
+
+    def hold(self, worker_id: str) -> None:
+        """Show that this process, as that worker, is alive, for as long as it is."""
+        descriptor = os.open(self._path(worker_id), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        self._held.append(descriptor)
+
+    def release(self, worker_id: str) -> None:
+        """End what ``hold`` began."""
+        self._path(worker_id).unlink(missing_ok=True)
+        for descriptor in self._held:
+            os.close(descriptor)
+        self._held.clear()
+
+    def is_dead(self, worker_id: str) -> bool:
+        """Whether a worker of this host is gone."""
+        try:
+            descriptor = os.open(self._path(worker_id), os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return True
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        finally:
+            os.close(descriptor)
+        return True
+
+    def forget(self, worker_id: str) -> None:
+        """Remove what a dead worker left."""
+        self._path(worker_id).unlink(missing_ok=True)
+
+    def _path(self, worker_id: str) -> Path:
+        return self.folder / f"{worker_id}.lock"

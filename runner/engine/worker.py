@@ -1,0 +1,295 @@
+"""A worker: claims runs, drives their attempts, keeps their leases, and drains when told to."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from runner.core.run import Lease
+from runner.engine.attempt import Ports, run_attempt
+from runner.engine.dispatcher import Dispatcher
+from runner.engine.locks import HostLocks
+from runner.engine.ports import Doorbell, Interrupt
+from runner.errors import Interrupted, LeaseLost, UnreachableError
+from runner.store import runs, workers
+from runner.store.database import Database
+from runner.store.workers import DatabaseClock
+
+logger = logging.getLogger(__name__)
+
+WATCH_SECONDS = 1.0
+RENEW_SECONDS = 5.0
+DRAIN_SECONDS = 10.0
+QUIET_SECONDS = 0.2
+
+
+class WakeUps(Protocol):
+    """The queue's side of a worker (``runner.queue.worker.WakeUpWorker``)."""
+
+    @property
+    def free_slots(self) -> int: ...
+    def run(self) -> None: ...
+    def stop(self) -> None: ...
+    def offer(self, run_id: str) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What a worker uses of its surroundings, beside the ports of its attempts.
+
+    ``visible``: whether a workspace (path, id) is seen from here. ``quiet``: whether no tool process
+    of a run is left on this host. ``still_alive``: told after each renewal of the leases.
+    ``run_apart``: works a run in a process of its own, until it ends or ``stopping`` is set.
+    ``hide``: takes what must not be stored out of a text. ``close``: ends all tool processes.
+    """
+
+    database: Database
+    locks: HostLocks
+    clock: DatabaseClock
+    doorbell: Doorbell
+    visible: Callable[[Path, str], bool]
+    quiet: Callable[[str], bool]
+    still_alive: Callable[[], None]
+    run_apart: Callable[[str, threading.Event], None]
+    hide: Callable[[str], str]
+    close: Callable[[], None]
+
+
+@dataclass(slots=True)
+class _Held:
+    attempt: int
+    interrupt: Interrupt = field(default_factory=Interrupt)
+    claimed: bool = False
+
+
+class Worker:
+    """Works runs, ``slots`` at once, from ``start`` until it has drained.
+
+    Args:
+        wake_ups: makes the queue's side, given what to do with a run id and whom to tell that a slot
+            is free; None makes a worker for ``only``.
+        burst: drain when nothing is due and nothing runs.
+        only: work this one run, without the queue, and end.
+    """
+
+    def __init__(
+        self,
+        worker_id: str,
+        machine: Machine,
+        ports: Ports,
+        *,
+        slots: int,
+        wake_ups: Callable[[Callable[[str], None], Callable[[], None]], WakeUps],
+        burst: bool = False,
+        only: str | None = None,
+    ) -> None:
+        self.id = worker_id
+        self.failure: BaseException | None = None
+        self._machine = machine
+        self._ports = ports
+        self._slots = slots
+        self._burst = burst
+        self._only = only
+        self._held: dict[str, _Held] = {}
+        self._strays: set[Lease] = set()
+        self._ended = threading.Event()
+        self._wake_ups = wake_ups(self._handle, self._slot_is_free)
+        self._dispatcher = Dispatcher(
+            machine.database,
+            machine.doorbell,
+            machine.locks,
+            machine.clock,
+            worker_id,
+            free_slots=lambda: self._wake_ups.free_slots,
+            offer=self._wake_ups.offer,
+            visible=machine.visible,
+        )
+
+    def start(self) -> None:
+        """Register and begin to work, in threads. Raises ``UnreachableError``."""
+        machine = self._machine
+        machine.clock.measure()
+        machine.locks.hold(self.id)
+        workers.register(
+            machine.database,
+            self.id,
+            host_id=machine.locks.host_id,
+            hostname=socket.gethostname(),
+            pid=os.getpid(),
+            slots=self._slots,
+            now=machine.clock.now(),
+        )
+        self._thread("supervisor", self._supervise)
+
+    def drain(self) -> None:
+        """Take nothing new and end the steps in hand; what still runs after ten seconds is left to
+        resume. May be called from a signal handler."""
+        self._ports.stopping.set()
+
+    def kill(self) -> None:
+        """Cut everything in hand at once."""
+        self._ports.stopping.set()
+        for held in list(self._held.values()):
+            held.interrupt.set("dropped")
+        self._machine.close()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until it has drained; False when that took longer than ``timeout`` seconds."""
+        return self._ended.wait(timeout)
+
+    # --- its threads ------------------------------------------------------------------------------
+
+    def _thread(self, name: str, work: Callable[[], None]) -> threading.Thread:
+        def guarded() -> None:
+            try:
+                work()
+            except BaseException as error:
+                self.failure = error
+                logger.exception("the worker's %s failed; it drains", name)
+                self._ports.stopping.set()
+
+        thread = threading.Thread(target=guarded, name=f"runner-{name}", daemon=True)
+        thread.start()
+        return thread
+
+    def _supervise(self) -> None:
+        stopping = self._ports.stopping
+        stop_watching = threading.Event()
+        watch = self._thread("watch", lambda: self._watch(stop_watching))
+        try:
+            if self._only is not None:
+                working = self._thread("only", lambda: self._work_only(self._only or ""))
+            else:
+                working = self._thread("queue", self._wake_ups.run)
+                dispatch = self._thread("dispatcher", lambda: self._dispatcher.run(stopping))
+            stopping.wait()
+            self._wake_ups.stop()
+            self._dispatcher.poke()
+            working.join(DRAIN_SECONDS)
+            for held in list(self._held.values()):
+                held.interrupt.set("shutdown")
+            working.join()
+            if self._only is None:
+                dispatch.join()
+        finally:
+            stop_watching.set()
+            watch.join()
+            self._leave()
+            self._ended.set()
+
+    def _leave(self) -> None:
+        self._machine.close()
+        try:
+            self._return_strays(set(self._strays))
+            workers.end(self._machine.database, self.id, self._machine.clock.now())
+        except UnreachableError as error:
+            logger.warning("left without a word: %s", error)
+        self._machine.locks.release(self.id)
+
+    def _work_only(self, run_id: str) -> None:
+        self._handle(run_id)
+        self._ports.stopping.set()
+
+    def _slot_is_free(self) -> None:
+        self._dispatcher.poke()
+
+    # --- leases -----------------------------------------------------------------------------------
+
+    def _watch(self, stop: threading.Event) -> None:
+        renewed_at = self._machine.clock.monotonic()
+        self._machine.still_alive()
+        while not stop.wait(WATCH_SECONDS):
+            try:
+                if self._machine.clock.monotonic() - renewed_at >= RENEW_SECONDS:
+                    self._machine.clock.measure()
+                    workers.renew(self._machine.database, self.id, self._machine.clock.now())
+                    renewed_at = self._machine.clock.monotonic()
+                    self._machine.still_alive()
+                self._look_for_lost_runs()
+                if self._burst and self._is_done():
+                    self._ports.stopping.set()
+            except UnreachableError as error:
+                logger.warning("waiting: %s", error)
+
+    def _look_for_lost_runs(self) -> None:
+        mine = {run_id: held for run_id, held in self._held.items() if held.claimed}
+        stored = runs.held_by(self._machine.database, self.id)
+        for run_id, held in mine.items():
+            if stored.get(run_id) != held.attempt:
+                held.interrupt.set("dropped")
+        known = set(self._held)
+        strays = {
+            Lease(run_id, attempt, self.id)
+            for run_id, attempt in stored.items()
+            if run_id not in known
+        }
+        self._return_strays(strays & self._strays)
+        self._strays = strays
+
+    def _return_strays(self, strays: set[Lease]) -> None:
+        """Runs that are stored as held by this worker, and that no thread of it works on."""
+        for lease in strays:
+            runs.give_back(self._machine.database, lease, self._machine.clock.now())
+
+    def _is_done(self) -> bool:
+        return not self._held and not runs.unfinished(
+            self._machine.database, self._machine.clock.now()
+        )
+
+    # --- one wake-up ------------------------------------------------------------------------------
+
+    def _handle(self, run_id: str) -> None:
+        """What a wake-up asks for: nothing, when the run is not due or someone has it."""
+        machine = self._machine
+        try:
+            run = runs.look_at(machine.database, run_id, machine.clock.now())
+            if run is None or run_id in self._held:
+                return
+            if run.must_be_alone and self._only is None:
+                machine.run_apart(run_id, self._ports.stopping)
+            elif not self._sees_workspace(run):
+                runs.wait_for_workspace(machine.database, run, machine.clock.now())
+            elif run.last_host_id == machine.locks.host_id and not machine.quiet(run_id):
+                runs.postpone(machine.database, run, machine.clock.now() + QUIET_SECONDS)
+            else:
+                self._work(run)
+        except UnreachableError as error:
+            logger.warning("%s is left to be taken up again: %s", run_id, error)
+
+    def _sees_workspace(self, run: runs.DueRun) -> bool:
+        if run.workspace_path is None:
+            return True
+        return self._machine.visible(Path(run.workspace_path), run.workspace_id or "")
+
+    def _work(self, run: runs.DueRun) -> None:
+        machine = self._machine
+        held = _Held(run.attempt + 1)
+        self._held[run.id] = held
+        try:
+            lease = runs.claim(machine.database, run, self.id, machine.clock.now())
+            if lease is not None:
+                held.claimed = True
+                self._attempt(lease, held.interrupt)
+        finally:
+            del self._held[run.id]
+
+    def _attempt(self, lease: Lease, interrupt: Interrupt) -> None:
+        """Runs that end here without an outcome are strays, and given back by the watch."""
+        try:
+            run_attempt(lease, self._ports, interrupt)
+        except (LeaseLost, Interrupted) as error:
+            logger.info("%s dropped: %s", lease.run_id, error)
+        except UnreachableError:
+            raise
+        except Exception:
+            error_text = self._machine.hide(traceback.format_exc(limit=-20))
+            logger.exception("a bug ended an attempt at %s", lease.run_id)
+            now = self._machine.clock.now()
+            runs.give_up(self._machine.database, lease, error_text, now)

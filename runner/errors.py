@@ -1,0 +1,112 @@
+"""The error tree.
+
+    RunnerError                 everything that Runner raises on purpose; one line, for a reader
+    ├── UsageError              the caller asked for something that cannot be (exit code 2)
+    │   ├── SpecError           a job file with problems, all of them listed (exit code 2)
+    │   └── NotFoundError       no such job, run or tool call, or more than one (exit code 2)
+    ├── UnreachableError        a database, queue or network that does not answer (exit code 5)
+    ├── StaleView               the journal holds more than the view says: load again
+    ├── LeaseLost               the attempt no longer holds its run: drop it, append nothing
+    ├── Interrupted             an effect was cut on purpose (cancel, shutdown)
+    └── ModelCallError          a model call that gave no whole reply, with what is known of it
+
+Tool errors are not here: they are results for the model (see ``runner.core.conversation``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+class RunnerError(Exception):
+    """Base of all errors that Runner raises on purpose. Its text is one line that says what to do."""
+
+
+class UsageError(RunnerError):
+    """The caller asked for something that cannot be done; nothing was changed."""
+
+
+class NotFoundError(UsageError):
+    """An id names nothing, or more than one thing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong in a job file: where (``limits.max_turns``, line) and what was meant."""
+
+    place: str
+    message: str
+    line: int | None = None
+
+    def __str__(self) -> str:
+        at = f"line {self.line}: " if self.line else ""
+        return f"{at}{self.place}: {self.message}" if self.place else f"{at}{self.message}"
+
+
+class SpecError(UsageError):
+    """A job file cannot be used. ``problems`` lists everything that is wrong in it, in order."""
+
+    def __init__(self, source: str, problems: tuple[Problem, ...]) -> None:
+        self.source = source
+        self.problems = problems
+        super().__init__("; ".join(f"{source}: {problem}" for problem in problems))
+
+
+class UnreachableError(RunnerError):
+    """A part that Runner needs (database, queue) does not answer."""
+
+
+class LeaseLost(RunnerError):  # noqa: N818 - the design's word for it
+    """Another attempt holds the run, or it was cancelled: nothing more may be appended."""
+
+
+class StaleView(RunnerError):  # noqa: N818 - the design's word for it
+    """The journal has moved on since the view was loaded (a commit whose answer was lost went
+    through): load it again. Nothing was stored."""
+
+
+InterruptReason = Literal["dropped", "shutdown"]
+
+
+class Interrupted(RunnerError):  # noqa: N818 - the design's word for it
+    """A model call or a tool was cut on purpose; ``reason`` says whether a result may be stored."""
+
+    def __init__(self, reason: InterruptReason) -> None:
+        self.reason = reason
+        super().__init__(f"interrupted ({reason})")
+
+
+class ModelCallError(RunnerError):
+    """A model call that gave no whole reply.
+
+    Args:
+        kind: what went wrong, the API's error type where it gave one (``rate_limit_error``,
+            ``overloaded_error``, ``invalid_request_error`` …), else one of ``connection``,
+            ``stream_cut``, ``stream_stalled``, ``stream_broken``, ``deadline``.
+        message: the API's own words, or what was seen, in one line.
+        status: HTTP status, when the API answered with an error status.
+        request_id: the API's request id, when one is known.
+        retry_after: seconds that the API asked to wait.
+        billed: False when it is certain that no token was used (the API refused the request before
+            any model read it, or it was never sent); True when usage is unknown, which is charged
+            at the call's worst case.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        message: str,
+        *,
+        status: int | None = None,
+        request_id: str | None = None,
+        retry_after: float | None = None,
+        billed: bool = True,
+    ) -> None:
+        self.kind = kind
+        self.message = message
+        self.status = status
+        self.request_id = request_id
+        self.retry_after = retry_after
+        self.billed = billed
+        super().__init__(f"{kind}: {message}")

@@ -1,0 +1,307 @@
+"""What a job file says, checked as far as the file alone can tell: no clock, no disk, no network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal, cast, get_args
+
+from runner.core.budget import Limits
+from runner.core.permissions import Effect, Rule
+from runner.core.retry import Patience
+from runner.core.spec import ParallelTools, Provider, WorkspaceMode
+from runner.errors import Problem
+from runner.jobfile.content import json_problem
+from runner.jobfile.lines import Part
+from runner.jobfile.section import Section, shown
+
+TextSource = Literal["text", "file"]
+ItemSource = Literal["list", "glob", "jsonl", "command"]
+
+# Every key that a job file may hold, by section ("" is the top). The reference in docs/job-file.md
+# lists the same; a test compares the two. [model_options] takes any key but RESERVED_OPTIONS.
+KEYS: dict[str, tuple[str, ...]] = {
+    "": (
+        "name",
+        "provider",
+        "model",
+        "script",
+        "prompt",
+        "prompt_file",
+        "system",
+        "system_file",
+        "tools",
+        "parallel_tools",
+        "items",
+        "workspace",
+        "permissions",
+        "limits",
+        "retry",
+        "model_options",
+    ),
+    "items": get_args(ItemSource),
+    "workspace": ("path", "mode"),
+    "permissions": get_args(Effect),
+    "limits": tuple(limit.name for limit in fields(Limits)),
+    "retry": tuple(bound.name for bound in fields(Patience)),
+}
+RESERVED_OPTIONS = {
+    "model": "set the key model at the top of the file",
+    "messages": "Runner sends the run's own conversation",
+    "system": "set the key system at the top of the file",
+    "tools": "set the key tools at the top of the file",
+    "max_tokens": "set limits.max_output_tokens",
+    "stream": "Runner always streams",
+}
+FILE_TOOLS = ("Read", "Write", "Edit", "Glob", "Grep")
+MOST_NAME_CHARACTERS = 200
+MOST_TURNS = 1_000_000
+MOST_TOKENS = 1_000_000_000_000
+MOST_OUTPUT_TOKENS = 1_000_000
+MOST_TOOL_SECONDS = 600.0
+MOST_ATTEMPTS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A text of the job: written in the file, or the path of the file that holds it."""
+
+    source: TextSource
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class Items:
+    """Where the items come from: the one key of ``[items]`` and its value."""
+
+    source: ItemSource
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A job file's values with defaults filled in, before anything that they name is looked at.
+
+    What had a problem holds its default or None. Names of tools and rules keep their index in the
+    file, so that a later problem can say where they stand.
+    """
+
+    name: str | None
+    model: str
+    provider: Provider
+    script: str | None
+    prompt: Text | None
+    system: Text | None
+    items: Items | None
+    workspace_path: str | None
+    workspace_mode: WorkspaceMode
+    tools: tuple[tuple[int, str], ...]
+    rules: tuple[tuple[int, Rule], ...]
+    parallel_tools: ParallelTools
+    limits: Limits
+    retry: Patience
+    model_options: Mapping[str, Any]
+
+
+def check(data: Mapping[str, Any]) -> tuple[Draft, list[Problem]]:
+    """Check everything that a job file says of itself.
+
+    Args:
+        data: the file as ``tomllib`` reads it.
+
+    Returns:
+        The draft, and every problem (without lines); with problems the draft is good only for
+        finding more of them.
+    """
+    problems: list[Problem] = []
+    top = Section(data, (), problems)
+    top.expect_keys(KEYS[""], _elsewhere(""))
+    provider = top.choice("provider", get_args(Provider), "anthropic")
+    workspace = _section(top, "workspace")
+    if workspace and not workspace.has("path"):
+        workspace.note("the key path is missing: the folder that the tools work in")
+    if not top.has("model"):
+        top.note("is missing: the id of the model to call, such as claude-sonnet-5-5", "model")
+    draft = Draft(
+        name=top.line("name", MOST_NAME_CHARACTERS),
+        model=top.line("model", MOST_NAME_CHARACTERS) or "",
+        provider=cast(Provider, provider),
+        script=_script(top, provider),
+        prompt=_prompt(top),
+        system=_system(top),
+        items=_items(top),
+        workspace_path=workspace.text("path") if workspace else None,
+        workspace_mode=cast(
+            WorkspaceMode,
+            workspace.choice("mode", get_args(WorkspaceMode), "shared") if workspace else "shared",
+        ),
+        tools=tuple(_tools(top)),
+        rules=tuple(_rules(top)),
+        parallel_tools=cast(
+            ParallelTools, top.choice("parallel_tools", get_args(ParallelTools), "safe")
+        ),
+        limits=_limits(top),
+        retry=_retry(top),
+        model_options=_model_options(top),
+    )
+    return draft, problems
+
+
+def _section(top: Section, name: str) -> Section | None:
+    section = top.section(name)
+    if section:
+        section.expect_keys(KEYS[name], _elsewhere(name))
+    return section
+
+
+def _elsewhere(name: str) -> dict[str, str]:
+    """Keys of the other sections, and where they belong."""
+    return {
+        key: f"in [{section}]" if section else "at the top of the file, above the first [section]"
+        for section, keys in KEYS.items()
+        if section != name
+        for key in keys
+        if key not in KEYS
+    }
+
+
+def _script(top: Section, provider: str) -> str | None:
+    script = top.text("script")
+    if provider == "scripted" and not top.has("script"):
+        top.note('is missing: provider = "scripted" plays the replies of a script file', "script")
+    elif provider != "scripted" and top.has("script"):
+        top.note('is only for provider = "scripted"; take it out or set the provider', "script")
+    return script
+
+
+def _prompt(top: Section) -> Text | None:
+    meaning = "what each run is asked to do"
+    match top.exactly_one(("prompt", "prompt_file"), meaning):
+        case None:
+            return None
+        case key:
+            return _text(top, key)
+
+
+def _system(top: Section) -> Text | None:
+    there = [key for key in ("system", "system_file") if top.has(key)]
+    if not there:
+        return None
+    key = top.exactly_one(("system", "system_file"), "")
+    return _text(top, key) if key else None
+
+
+def _text(top: Section, key: str) -> Text | None:
+    value = top.text(key)
+    return Text("file" if key.endswith("_file") else "text", value) if value else None
+
+
+def _items(top: Section) -> Items | None:
+    items = _section(top, "items")
+    if items is None:
+        return None
+    sources: tuple[ItemSource, ...] = get_args(ItemSource)
+    source = items.exactly_one(sources, "where the items come from")
+    if source is None:
+        return None
+    value: Any
+    if source == "list":
+        value = items.values["list"]
+        if not isinstance(value, list):
+            items.note("must be a list of strings or tables", "list")
+            return None
+        if not value:
+            items.note("is empty: give at least one item", "list")
+            return None
+    elif source == "command" and isinstance(items.values["command"], list):
+        value = [word for _, word in items.texts("command")]
+        if not items.values["command"]:
+            items.note("is empty: give the program and its arguments", "command")
+        if len(value) != len(items.values["command"]) or not value:
+            return None
+    else:
+        value = items.text(source)
+    return None if value is None else Items(cast(ItemSource, source), value)
+
+
+def _tools(top: Section) -> list[tuple[int, str]]:
+    tools: dict[str, int] = {}
+    for index, name in top.texts("tools"):
+        if name in tools:
+            top.note(f"{shown(name)} is listed twice", "tools", index)
+        tools.setdefault(name, index)
+    file_tools = [name for name in tools if name in FILE_TOOLS]
+    if file_tools and not top.has("workspace"):
+        needs = "needs" if len(file_tools) == 1 else "need"
+        top.note(
+            f"{', '.join(file_tools)} {needs} a folder to work in: add a [workspace] with its path",
+            "tools",
+            tools[file_tools[0]],
+        )
+    return [(index, name) for name, index in tools.items()]
+
+
+def _rules(top: Section) -> list[tuple[int, Rule]]:
+    permissions = _section(top, "permissions")
+    if permissions is None:
+        return []
+    rules = []
+    effects: tuple[Effect, ...] = get_args(Effect)
+    for effect in effects:
+        for index, text in permissions.texts(effect):
+            path: tuple[Part, ...] = (effect, index)
+            if "(" in text:
+                tool = text.partition("(")[0].strip()
+                permissions.note(
+                    f"{shown(text)}: rules with a specifier are not supported yet in this version; "
+                    f"name the tool alone ({shown(tool)})",
+                    *path,
+                )
+            elif "*" in text[:-1] or text != text.strip():
+                permissions.note(
+                    f"{shown(text)} is no rule: give a tool's name, or the start of one and then *",
+                    *path,
+                )
+            else:
+                rules.append((index, Rule(effect, text)))
+    return rules
+
+
+def _limits(top: Section) -> Limits:
+    limits = _section(top, "limits")
+    default = Limits()
+    if limits is None:
+        return default
+    return Limits(
+        max_turns=limits.integer("max_turns", default.max_turns, most=MOST_TURNS),
+        token_ceiling=limits.integer("token_ceiling", default.token_ceiling, most=MOST_TOKENS),
+        max_output_tokens=limits.integer(
+            "max_output_tokens", default.max_output_tokens, most=MOST_OUTPUT_TOKENS
+        ),
+        tool_timeout=limits.seconds("tool_timeout", most=MOST_TOOL_SECONDS) or default.tool_timeout,
+        deadline=limits.seconds("deadline") or default.deadline,
+    )
+
+
+def _retry(top: Section) -> Patience:
+    retry = _section(top, "retry")
+    default = Patience()
+    if retry is None:
+        return default
+    return Patience(
+        max_attempts=retry.integer("max_attempts", default.max_attempts, most=MOST_ATTEMPTS),
+        max_seconds=retry.seconds("max_seconds") or default.max_seconds,
+    )
+
+
+def _model_options(top: Section) -> Mapping[str, Any]:
+    options = top.section("model_options")
+    if options is None:
+        return {}
+    for key, meant in RESERVED_OPTIONS.items():
+        if options.has(key):
+            options.note(f"is set by Runner: {meant}", key)
+    for key, value in options.values.items():
+        if problem := json_problem(value):
+            options.note(problem, key)
+    return options.values

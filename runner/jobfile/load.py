@@ -1,0 +1,217 @@
+"""A job file, read and checked whole: everything that it names is looked at, and nothing created."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from runner.core.conversation import Tool
+from runner.core.permissions import Rule
+from runner.core.spec import JobSpec, NewRun, Submission, Workspace
+from runner.errors import Problem, SpecError
+from runner.jobfile import items, prompts
+from runner.jobfile.check import MOST_NAME_CHARACTERS, Draft, Text, check
+from runner.jobfile.content import line_problem, text_problem
+from runner.jobfile.lines import locate
+from runner.jobfile.script import CheckScript, load_script
+from runner.jobfile.section import shown
+
+# Takes the names under ``tools`` and the job file's folder, from which own tools are imported.
+# Gives the tools in the order of the names, and (name, what is wrong with it) for each other name.
+ResolveTools = Callable[[Sequence[str], Path], tuple[tuple[Tool, ...], tuple[tuple[str, str], ...]]]
+
+_TOML_POSITION = re.compile(r" \(at line (\d+), column (\d+)\)$")
+
+
+def load(path: Path, *, resolve_tools: ResolveTools, check_script: CheckScript) -> Submission:
+    """Read a job file and everything that it names.
+
+    Args:
+        path: the TOML file. Paths in it are relative to its folder.
+        resolve_tools: finds the tools by name.
+        check_script: says what is wrong with the contents of a script file (scripted jobs only).
+
+    Raises:
+        SpecError: with every problem of the file, each with its place and line.
+    """
+    path = path.absolute()
+    text, data = _read_toml(path)
+    draft, problems = check(data)
+    folder = path.parent
+    workspace = _workspace(draft, folder, problems)
+    tools = _tools(draft, folder, resolve_tools, problems)
+    rules = _rules(draft, tools, problems)
+    name = _name(draft, path, problems)
+    keyed = _items(draft, name, folder, workspace, problems)
+    runs = _runs(draft, folder, keyed, problems)
+    script = None
+    if draft.provider == "scripted" and draft.script:
+        keys = [key for key, _ in keyed]
+        script, found = load_script(folder / draft.script, check_script, keys)
+        problems += found
+    system = _text(draft.system, "system", folder, problems)
+    if problems:
+        raise SpecError(str(path), _placed(problems, text))
+    return Submission(
+        source=str(path),
+        text=text,
+        runs=runs,
+        spec=JobSpec(
+            name=name,
+            model=draft.model,
+            provider=draft.provider,
+            system=system,
+            tools=tools,
+            rules=rules,
+            limits=draft.limits,
+            retry=draft.retry,
+            model_options=draft.model_options,
+            parallel_tools=draft.parallel_tools,
+            workspace=workspace,
+            script=script,
+        ),
+    )
+
+
+def _read_toml(path: Path) -> tuple[str, Mapping[str, Any]]:
+    def broken(message: str, line: int | None = None) -> SpecError:
+        return SpecError(str(path), (Problem("", message, line),))
+
+    try:
+        text = path.read_bytes().decode()
+    except OSError as error:
+        raise broken(f"cannot read this job file: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise broken("is not UTF-8 text, which TOML files are", line) from error
+    try:
+        return text, tomllib.loads(text)
+    except RecursionError as error:
+        raise broken("is not TOML that can be read: nested too deeply") from error
+    except ValueError as error:
+        position = _TOML_POSITION.search(str(error))
+        words = _TOML_POSITION.sub("", str(error))
+        if position is None:
+            raise broken(f"is not valid TOML: {words}") from error
+        message = f"is not valid TOML at column {position[2]}: {words}"
+        raise broken(message, int(position[1])) from error
+
+
+def _placed(problems: Sequence[Problem], text: str) -> tuple[Problem, ...]:
+    """The problems with their lines, in the order of the file; those about what is missing first."""
+    lines = locate(text)
+
+    def line(place: str) -> int | None:
+        while place and place not in lines:
+            place = place[: max(place.rfind("."), place.rfind("["), 0)]
+        return lines.get(place)
+
+    placed = [replace(problem, line=line(problem.place)) for problem in problems]
+    return tuple(sorted(placed, key=lambda problem: problem.line or 0))
+
+
+def _workspace(draft: Draft, folder: Path, problems: list[Problem]) -> Workspace | None:
+    if draft.workspace_path is None:
+        return None
+    path = folder / draft.workspace_path
+    try:
+        path = path.resolve()
+        is_folder = path.is_dir()
+    except (OSError, RuntimeError) as error:
+        problems.append(Problem("workspace.path", f"cannot look at {path}: {error}"))
+        return None
+    if not is_folder:
+        what = "is not a folder" if path.exists() else "does not exist"
+        problems.append(Problem("workspace.path", f"{path} {what}"))
+        return None
+    if problem := text_problem(str(path)):
+        problems.append(Problem("workspace.path", f"the folder's whole path {problem}"))
+        return None
+    return Workspace(str(path), draft.workspace_mode)
+
+
+def _tools(
+    draft: Draft, folder: Path, resolve_tools: ResolveTools, problems: list[Problem]
+) -> tuple[Tool, ...]:
+    index = {name: index for index, name in draft.tools}
+    tools, unknown = resolve_tools(tuple(index), folder)
+    problems += [Problem(f"tools[{index[name]}]", message) for name, message in unknown]
+    counted = Counter(tool.name for tool in tools)
+    problems += [
+        Problem("tools", f"{number} tools are called {shown(name)}; the model could not choose")
+        for name, number in counted.items()
+        if number > 1
+    ]
+    return tools
+
+
+def _rules(draft: Draft, tools: Sequence[Tool], problems: list[Problem]) -> tuple[Rule, ...]:
+    """The rules; each has to name a tool that the job has, if only one that cannot be found."""
+    names = {tool.name for tool in tools}
+    names |= {name.rpartition(":")[2] for _, name in draft.tools}
+    for index, rule in draft.rules:
+        if not any(rule.matches(name) for name in names):
+            there = f"it has {', '.join(sorted(names))}" if names else "it has none"
+            message = f"no tool of this job is called {shown(rule.text)}; {there}"
+            problems.append(Problem(f"permissions.{rule.effect}[{index}]", message))
+    return tuple(rule for _, rule in draft.rules)
+
+
+def _name(draft: Draft, path: Path, problems: list[Problem]) -> str:
+    if draft.name is None and (problem := line_problem(path.stem, MOST_NAME_CHARACTERS)):
+        problems.append(Problem("name", f"is missing, and the file's own name {problem}"))
+    return draft.name or path.stem
+
+
+def _items(
+    draft: Draft, name: str, folder: Path, workspace: Workspace | None, problems: list[Problem]
+) -> list[items.Keyed]:
+    if draft.items is None:
+        return [(name, None)]
+    if draft.items.source == "glob" and draft.workspace_path and workspace is None:
+        return []
+    root = Path(workspace.path) if workspace else folder
+    keyed, found = items.read(draft.items, folder, root)
+    problems += found
+    return keyed
+
+
+def _runs(
+    draft: Draft, folder: Path, keyed: Sequence[items.Keyed], problems: list[Problem]
+) -> tuple[NewRun, ...]:
+    text = _text(draft.prompt, "prompt", folder, problems)
+    if draft.prompt is None or text is None:
+        return ()
+    origin = "prompt" if draft.prompt.source == "text" else "prompt_file"
+    has_items = draft.items is not None
+    template, found = prompts.parse(text, origin, has_items=has_items)
+    problems += found
+    if template is None or found:
+        return ()
+    runs, found = prompts.render(template, origin, keyed, has_items=has_items)
+    problems += found
+    return runs
+
+
+def _text(text: Text | None, name: str, folder: Path, problems: list[Problem]) -> str | None:
+    """The text itself, or None without one (or with a problem)."""
+    if text is None or text.source == "text":
+        return text.value if text else None
+    path = folder / text.value
+    content = ""
+    try:
+        content = path.read_text(encoding="utf-8")
+        problem = text_problem(content) if content.strip() else "is empty"
+    except OSError as error:
+        problem = f"cannot be read: {error.strerror or error}"
+    except UnicodeDecodeError:
+        problem = "is not UTF-8 text"
+    if problem:
+        problems.append(Problem(f"{name}_file", f"{path} {problem}"))
+        return None
+    return content

@@ -1,0 +1,101 @@
+"""Prompts from a template: Jinja2, sandboxed, strict about names that nobody defines.
+
+Items are data: their content is put into the prompt and never read as a template.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jinja2 import StrictUndefined, Template, TemplateSyntaxError, meta
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from runner.core.spec import NewRun
+from runner.errors import Problem
+from runner.jobfile.content import text_problem
+from runner.jobfile.section import shown
+
+MOST_REPORTED = 5
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """A table's own keys come first: ``item.values`` is the item's, not a method of dict."""
+        if isinstance(obj, dict) and attribute in obj:
+            return obj[attribute]
+        return super().getattr(obj, attribute)
+
+
+_ENVIRONMENT = _Environment(undefined=StrictUndefined)
+
+
+def parse(text: str, origin: str, *, has_items: bool) -> tuple[Template | None, list[Problem]]:
+    """Read a prompt's template.
+
+    Args:
+        text: the template.
+        origin: where it stands, for the problems: ``prompt``, or ``prompt_file``.
+        has_items: whether ``item`` will be there to use.
+    """
+    try:
+        tree = _ENVIRONMENT.parse(text)
+        template = _ENVIRONMENT.from_string(text)
+    except TemplateSyntaxError as error:
+        problem = f"line {error.lineno} of the template does not parse: {error.message}"
+        return None, [Problem(origin, problem)]
+    except RecursionError:
+        return None, [Problem(origin, "the template is nested too deeply")]
+    known = {"item"} if has_items else set()
+    names = meta.find_undeclared_variables(tree) - set(_ENVIRONMENT.globals) - known
+    return template, [Problem(origin, _undefined(name, has_items)) for name in sorted(names)]
+
+
+def _undefined(name: str, has_items: bool) -> str:
+    if name == "item":
+        return "the template uses 'item', but the job has no [items]"
+    meant = "only 'item' is" if has_items else "a job without [items] defines nothing"
+    return f"the template uses {shown(name)}, which is not defined; {meant}"
+
+
+def render(
+    template: Template, origin: str, items: Sequence[tuple[str, Any]], *, has_items: bool
+) -> tuple[tuple[NewRun, ...], list[Problem]]:
+    """One run per item, with its prompt.
+
+    Args:
+        template: from ``parse``, without problems.
+        origin: where the template stands, for the problems.
+        items: key and value of each.
+
+    Returns:
+        The runs, and what went wrong with the first few items that could not be rendered.
+    """
+    runs = []
+    problems: list[Problem] = []
+    failed = 0
+    for key, item in items:
+        prompt, problem = _render_one(template, {"item": item} if has_items else {})
+        if problem is None:
+            runs.append(NewRun(key, item, prompt))
+            continue
+        failed += 1
+        if failed <= MOST_REPORTED:
+            whose = f"for the item {shown(key)}: " if has_items else ""
+            problems.append(Problem(origin, f"{whose}{problem}"))
+    if failed > MOST_REPORTED:
+        more = failed - MOST_REPORTED
+        problems.append(Problem(origin, f"and so for {more:,} more of the {len(items):,} items"))
+    return tuple(runs), problems
+
+
+def _render_one(template: Template, values: dict[str, Any]) -> tuple[str, str | None]:
+    try:
+        prompt = template.render(values)
+    except Exception as error:  # a template can make any function of its values raise anything
+        words = " ".join(str(error).split()) or "no more is known"
+        return "", f"the template fails: {type(error).__name__}: {words}"
+    if not prompt.strip():
+        return "", "the prompt is empty"
+    problem = text_problem(prompt)
+    return prompt, f"the prompt {problem}" if problem else None

@@ -1,0 +1,66 @@
+"""The replies of a scripted job, read from their file into the job."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from runner.errors import Problem
+from runner.jobfile.content import json_problem
+from runner.jobfile.section import kind, shown
+
+# Takes a script file's contents; gives what is wrong with them, each with its place in the script.
+CheckScript = Callable[[Mapping[str, Any]], Sequence[Problem]]
+
+EVERY_ITEM = "*"
+
+
+def load_script(
+    path: Path, check_script: CheckScript, keys: Sequence[str]
+) -> tuple[Mapping[str, Any] | None, list[Problem]]:
+    """Read a script file (TOML or JSON, by the end of its name).
+
+    Args:
+        path: the file.
+        check_script: says what is wrong with its contents.
+        keys: the items' keys; each needs replies, its own or those of ``"*"``.
+
+    Returns:
+        The contents, or None with problems.
+    """
+    script, problem = _read(path)
+    if problem:
+        return None, [Problem("script", problem)]
+    problems = [
+        Problem("script", f"{path.name}: {found}") for found in check_script(script)
+    ] or _without_replies(script, keys, path.name)
+    return (None if problems else script), problems
+
+
+def _without_replies(script: Mapping[str, Any], keys: Sequence[str], name: str) -> list[Problem]:
+    silent = [key for key in keys if key not in script]
+    if EVERY_ITEM in script or not silent:
+        return []
+    others = f" and {len(silent) - 1:,} more" if len(silent) > 1 else ""
+    message = f"{name} has no replies for the item {shown(silent[0])}{others}, and none under '*'"
+    return [Problem("script", message)]
+
+
+def _read(path: Path) -> tuple[dict[str, Any], str | None]:
+    if path.suffix not in (".toml", ".json"):
+        return {}, f"{path.name} must be a .toml or a .json file"
+    try:
+        text = path.read_text(encoding="utf-8")
+        data = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+    except OSError as error:
+        return {}, f"cannot read {path}: {error.strerror or error}"
+    except (ValueError, RecursionError) as error:
+        return {}, f"{path.name} is not valid {path.suffix[1:].upper()} in UTF-8: {error}"
+    if not isinstance(data, dict):
+        return {}, f"{path.name} must hold a table of replies by item, not {kind(data)}"
+    if problem := json_problem(data, any_text=True):
+        return {}, f"{path.name}: {problem}"
+    return data, None

@@ -1,0 +1,112 @@
+"""A model that plays a script: for demos, rehearsals and tests, without a key and without cost.
+
+It keeps nothing between calls. The reply follows from the item and the number of replies that the
+conversation has, so a run that was interrupted goes on exactly where it was.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from runner.core.conversation import (
+    Block,
+    ModelReply,
+    ModelRequest,
+    Usage,
+    content_bytes,
+)
+from runner.engine.ports import Interrupt
+from runner.errors import ModelCallError
+from runner.llm.script import ANY_ITEM
+
+BYTES_PER_TOKEN = 4
+_AFTER_THE_LAST: Mapping[str, Any] = {"text": "That was the last line of my script."}
+
+
+class ScriptedModel:
+    """The ``Model`` port over a script (``runner.llm.script`` says what stands in one).
+
+    Args:
+        script: item key -> replies; ``check_script`` has found nothing wrong with it.
+    """
+
+    def __init__(self, script: Mapping[str, Any]) -> None:
+        self._script = script
+
+    def complete(
+        self, request: ModelRequest, interrupt: Interrupt, on_text: Callable[[str], None]
+    ) -> ModelReply:
+        """Play the reply that is due; see ``engine.ports.Model``. ``delay`` ends when interrupted."""
+        began = time.monotonic()
+        reply = self._due(request)
+        interrupt.check()
+        if reply.get("delay"):
+            interrupt.wait(reply["delay"])
+            interrupt.check()
+        if "error" in reply:
+            raise _error(reply["error"])
+        if "text" in reply:
+            on_text(reply["text"])
+        blocks = _blocks(reply, request)
+        return ModelReply(
+            blocks=blocks,
+            stop_reason=reply.get("stop_reason") or ("tool_use" if _calls(reply) else "end_turn"),
+            usage=_usage(reply.get("usage", {}), request, blocks),
+            model=request.model,
+            latency=time.monotonic() - began,
+        )
+
+    def _due(self, request: ModelRequest) -> Mapping[str, Any]:
+        replies = self._script.get(request.item_key, self._script.get(ANY_ITEM, ()))
+        if request.reply_number < len(replies):
+            due: Mapping[str, Any] = replies[request.reply_number]
+            return due
+        return _AFTER_THE_LAST
+
+
+def _calls(reply: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    calls: Sequence[Mapping[str, Any]] = reply.get("tools", ())
+    return calls
+
+
+def _blocks(reply: Mapping[str, Any], request: ModelRequest) -> tuple[Block, ...]:
+    blocks: list[Block] = []
+    if "thinking" in reply:
+        thinking = {"type": "thinking", "thinking": reply["thinking"], "signature": "scripted"}
+        blocks.append(thinking)
+    if "text" in reply:
+        blocks.append({"type": "text", "text": reply["text"]})
+    suffix = request.run_id.rpartition("_")[2]
+    for index, call in enumerate(_calls(reply)):
+        call_id = f"toolu_{suffix}_{request.reply_number}_{index}"
+        arguments = dict(call.get("input", {}))
+        blocks.append({"type": "tool_use", "id": call_id, "name": call["name"], "input": arguments})
+    return tuple(blocks)
+
+
+def _usage(given: Mapping[str, int], request: ModelRequest, blocks: Sequence[Block]) -> Usage:
+    """Tokens as a model might count them: a quarter of the bytes. The cache has what was sent
+    before, which is everything but the last two messages."""
+    sent = [sum(map(content_bytes, message.blocks)) for message in request.messages]
+    around = len(request.system or "") + sum(len(tool.description) for tool in request.tools)
+    old = 0 if len(sent) < 2 else around + sum(sent[:-2])
+    new = around + sum(sent) - old
+    counted = {
+        "input_tokens": 0,
+        "cache_read_tokens": old // BYTES_PER_TOKEN,
+        "cache_creation_tokens": new // BYTES_PER_TOKEN,
+        "output_tokens": 1 + sum(map(content_bytes, blocks)) // BYTES_PER_TOKEN,
+    }
+    return Usage(**{**counted, **given})
+
+
+def _error(error: Mapping[str, Any]) -> ModelCallError:
+    return ModelCallError(
+        error["kind"],
+        error.get("message", "as the script says"),
+        status=error.get("status"),
+        retry_after=error.get("retry_after"),
+        billed=False,
+    )

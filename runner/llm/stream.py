@@ -1,0 +1,247 @@
+"""From the events of a streamed message to a whole reply: pure accumulation.
+
+Source: https://docs.claude.com/en/docs/build-with-claude/streaming. Blocks are kept as the API sent
+them, so that they can be sent back; nothing depends on a block's type being known.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, NoReturn
+
+from runner.core.conversation import Block, ModelReply, Usage
+
+# With these the API may part the last block; with any other reason an unfinished block is a fault.
+_PARTING_REASONS = frozenset({"max_tokens", "model_context_window_exceeded", "refusal"})
+_USAGE_FIELDS = (
+    "input_tokens",
+    "cache_read_input_tokens",
+    "cache_creation_input_tokens",
+    "output_tokens",
+)
+
+
+class BrokenStreamError(ValueError):
+    """The events do not make a message. Its text says why, in one line."""
+
+
+class Accumulator:
+    """Takes the events of one message, in order, and gives the reply.
+
+    Args:
+        taken_ids: gives the ids of the tool calls in the request; a reply may not use them again.
+    """
+
+    def __init__(self, taken_ids: Callable[[], Collection[str]] = frozenset) -> None:
+        self.started = False
+        self.whole = False
+        self._taken_ids = taken_ids
+        self._model = ""
+        self._stop_reason: str | None = None
+        self._usage: dict[str, int] = dict.fromkeys(_USAGE_FIELDS, 0)
+        self._parts: list[_Part] = []
+
+    def add(self, event: Any) -> str:
+        """Take an event; gives the text that it added, or "".
+
+        Raises:
+            BrokenStreamError: it cannot follow what came before, or lacks what its type needs.
+        """
+        try:
+            return self._add(event)
+        except (KeyError, TypeError, AttributeError, IndexError) as error:
+            # The API's data is not ours: whatever shape it has, it must not pass for our own bug.
+            raise BrokenStreamError(
+                f"an event of an unexpected shape: {str(event)[:200]}"
+            ) from error
+
+    def reply(self, latency: float, request_id: str | None) -> ModelReply:
+        """The whole reply, after ``message_stop``.
+
+        Args:
+            latency: seconds that the call took.
+
+        Raises:
+            BrokenStreamError: what came is no whole reply.
+        """
+        if not self.whole or self._stop_reason is None:
+            raise BrokenStreamError("the message has no stop_reason")
+        parted = self._stop_reason in _PARTING_REASONS
+        cut: Block | None = None
+        blocks: list[Block] = []
+        for number, part in enumerate(self._parts):
+            last = number == len(self._parts) - 1
+            block = part.finish(parted and last)
+            if block is not None:
+                blocks.append(block)
+            elif last and parted:
+                cut = part.remains()
+        self._check_ids(blocks)
+        return ModelReply(
+            blocks=tuple(_sendable(blocks)),
+            stop_reason=self._stop_reason,
+            usage=Usage(*(self._usage[name] for name in _USAGE_FIELDS)),
+            model=self._model,
+            request_id=request_id,
+            latency=latency,
+            cut=cut,
+        )
+
+    def _add(self, event: Any) -> str:
+        match event["type"]:
+            case "content_block_delta":
+                part = self._parts[event["index"]]
+                return part.add(event["delta"])
+            case "content_block_start":
+                if event["index"] != len(self._parts):
+                    raise BrokenStreamError(f"block {event['index']} began out of order")
+                self._parts.append(_Part(event["content_block"]))
+            case "content_block_stop":
+                self._parts[event["index"]].stopped = True
+            case "message_start":
+                if self.started:
+                    raise BrokenStreamError("a second message began in the stream")
+                self.started = True
+                self._model = event["message"]["model"]
+                self._count(event["message"].get("usage"))
+            case "message_delta":
+                self._stop_reason = event["delta"].get("stop_reason") or self._stop_reason
+                self._count(event.get("usage"))
+            case "message_stop":
+                self.whole = self.started
+        return ""
+
+    def _count(self, usage: Mapping[str, Any] | None) -> None:
+        """Counts are totals; one that is left out stands as it was."""
+        for name in _USAGE_FIELDS:
+            value = (usage or {}).get(name)
+            if value is not None:
+                self._usage[name] = int(value)
+
+    def _check_ids(self, blocks: list[Block]) -> None:
+        ids = [block["id"] for block in blocks if block["type"] == "tool_use"]
+        if not ids:
+            return
+        taken = self._taken_ids()
+        for number, call_id in enumerate(ids):
+            if call_id in taken or call_id in ids[:number]:
+                raise BrokenStreamError(f"the tool call id {call_id} is used twice")
+
+
+class _Part:
+    """A block as it grows."""
+
+    def __init__(self, block: Block) -> None:
+        self.stopped = False
+        self._block = dict(block)
+        self._type = block["type"]
+        self._texts: dict[str, list[str]] = {}
+        self._json: list[str] = []
+
+    def add(self, delta: Mapping[str, Any]) -> str:
+        """Take a delta; gives the text that it added.
+
+        Strings grow and other values are set, so a kind of delta that is not known yet works too.
+        """
+        kind = delta["type"]
+        if kind == "input_json_delta":
+            self._json.append(delta["partial_json"])
+        elif kind == "citations_delta":
+            self._block["citations"] = [*(self._block.get("citations") or ()), delta["citation"]]
+        else:
+            for name, value in delta.items():
+                if name == "type":
+                    continue
+                if isinstance(value, str):
+                    self._texts.setdefault(name, []).append(value)
+                else:
+                    self._block[name] = value
+        if kind == "text_delta":
+            return str(delta["text"])
+        return ""
+
+    def finish(self, may_be_parted: bool) -> Block | None:
+        """The finished block; None when there is nothing to keep.
+
+        Args:
+            may_be_parted: it is the last block of a reply that was cut off.
+
+        Raises:
+            BrokenStreamError: it is unfinished although the reply was not cut off.
+        """
+        if not self.stopped:
+            self._refuse_unfinished("did not end", may_be_parted)
+            return None
+        block = self._grown()
+        if self._type == "text":
+            if block.get("citations", ()) is None:
+                del block["citations"]
+            return block if block["text"].strip() else None
+        if self._type == "thinking":
+            return block if block.get("signature") else None
+        if self._type in ("tool_use", "server_tool_use"):
+            return self._finish_call(block, may_be_parted)
+        if self._json:
+            block["input"] = _parsed("".join(self._json))
+        return block
+
+    def remains(self) -> Block:
+        """The unfinished block, for the record: what came of its input is in ``partial_json``."""
+        block = self._grown()
+        if self._json:
+            block["partial_json"] = "".join(self._json)
+        return block
+
+    def _grown(self) -> Block:
+        block = dict(self._block)
+        for name, parts in self._texts.items():
+            block[name] = "".join([block.get(name) or "", *parts])
+        return block
+
+    def _finish_call(self, block: Block, may_be_parted: bool) -> Block | None:
+        source = "".join(self._json)
+        if not source and may_be_parted:  # a call without arguments, or one cut before them
+            return None
+        try:
+            block["input"] = _parsed(source) if source else block["input"]
+        except BrokenStreamError as error:
+            self._refuse_unfinished(str(error), may_be_parted)
+            return None
+        for name, kind in (("id", str), ("name", str), ("input", dict)):
+            if not isinstance(block.get(name), kind) or (kind is str and not block[name]):
+                raise BrokenStreamError(f"a {self._type} block has no usable {name}")
+        return block
+
+    def _refuse_unfinished(self, why: str, may_be_parted: bool) -> None:
+        if not may_be_parted:
+            raise BrokenStreamError(f"a {self._type} block {why}")
+
+
+def _parsed(source: str) -> dict[str, Any]:
+    try:
+        value = json.loads(source, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise BrokenStreamError(f"has an input that is no JSON ({error})") from error
+    if not isinstance(value, dict):
+        raise BrokenStreamError("has an input that is no JSON object")
+    return value
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _sendable(blocks: list[Block]) -> list[Block]:
+    """The blocks in an order that the API takes back: it refuses text after a tool call, and
+    thinking as the last block. A reply of nothing but thinking is left as it is."""
+    first_call = next(
+        (at for at, block in enumerate(blocks) if block["type"] == "tool_use"), len(blocks)
+    )
+    late = [block for block in blocks[first_call:] if block["type"] == "text"]
+    calls = [block for block in blocks[first_call:] if block["type"] != "text"]
+    ordered = [*blocks[:first_call], *late, *calls]
+    end = len(ordered)
+    while end and ordered[end - 1]["type"] in ("thinking", "redacted_thinking"):
+        end -= 1
+    return ordered[:end] if end else ordered

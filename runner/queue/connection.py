@@ -1,0 +1,61 @@
+"""How Runner talks to Redis: short patience here, endless patience in the loops that need it."""
+
+from __future__ import annotations
+
+import redis
+from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
+from redis.retry import Retry
+
+from runner.errors import UsageError
+
+ANSWER_SECONDS = 5.0
+CONNECT_SECONDS = 2.0
+HEALTH_CHECK_SECONDS = 30
+
+
+def connect(url: str) -> redis.Redis:
+    """A client for ``url``; nothing is sent before its first command.
+
+    A command is tried four times within about a second, which bridges a cut connection. Outages
+    that last longer are for the caller: a dispatcher must not wait in here while its leases run
+    out, and a worker must be able to stop while Redis is away. Options in the URL's query
+    (``?socket_timeout=10``) overrule the ones given here.
+
+    Args:
+        url: ``redis://``, ``rediss://`` or ``unix://``.
+
+    Raises:
+        UsageError: ``url`` is not such a URL.
+    """
+    try:
+        return redis.Redis.from_url(
+            url,
+            client_name="runner",
+            socket_timeout=ANSWER_SECONDS,
+            socket_connect_timeout=CONNECT_SECONDS,
+            health_check_interval=HEALTH_CHECK_SECONDS,
+            retry=Retry(ExponentialWithJitterBackoff(base=0.1, cap=0.5), 3),
+        )
+    except (ValueError, TypeError) as error:
+        # The URL may hold a password, so it is not repeated.
+        raise UsageError(
+            f"the Redis URL cannot be used ({error}); it looks like redis://host:6379/0"
+        ) from error
+
+
+def connect_impatiently(connection: redis.Redis, answer_seconds: float) -> redis.Redis:
+    """A client of its own for the server of ``connection``, for loops that must stay stoppable.
+
+    It gives each command one try of ``answer_seconds`` and answers in bytes: the loop around it
+    goes on trying, and looks in between whether it shall end.
+    """
+    pool = connection.connection_pool
+    own = {
+        **pool.connection_kwargs,
+        "socket_timeout": answer_seconds,
+        "retry": Retry(NoBackoff(), 0),
+        "decode_responses": False,
+    }
+    return redis.Redis(
+        connection_pool=redis.ConnectionPool(connection_class=pool.connection_class, **own)
+    )

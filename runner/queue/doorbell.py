@@ -1,0 +1,58 @@
+"""Puts wake-ups into the RQ queue."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import redis
+from rq import Queue
+from rq.serializers import JSONSerializer
+
+from runner.errors import UnreachableError
+from runner.queue.wakeup import FUNCTION_NAME, QUEUE_NAME
+
+UNTAKEN_SECONDS = 3600
+"""A wake-up that nobody takes goes away; the dispatcher has rung again long before."""
+
+FAILED_SECONDS = 600
+
+
+class RqDoorbell:
+    """``runner.engine.ports.Doorbell`` over RQ.
+
+    Each ring makes RQ jobs with fresh ids: ``unique=True`` would refuse a run for as long as RQ
+    remembers an earlier wake-up of it.
+    """
+
+    def __init__(self, connection: redis.Redis, queue_name: str = QUEUE_NAME) -> None:
+        self._connection = connection
+        self._queue = Queue(queue_name, connection=connection, serializer=JSONSerializer)
+
+    def ring(self, run_ids: Sequence[str]) -> None:
+        """Put a wake-up for each run in the queue, in one round trip. A retry after a broken
+        connection may put one there twice, which is harmless.
+
+        Raises:
+            UnreachableError: Redis does not answer or refuses; the runs stay due.
+        """
+        if not run_ids:
+            return
+        wake_ups = [
+            Queue.prepare_data(
+                FUNCTION_NAME,
+                args=(run_id,),
+                description=run_id,
+                timeout=-1,
+                result_ttl=0,
+                failure_ttl=FAILED_SECONDS,
+                ttl=UNTAKEN_SECONDS,
+            )
+            for run_id in run_ids
+        ]
+        try:
+            self._queue.enqueue_many(wake_ups)
+        except redis.RedisError as error:
+            raise UnreachableError(
+                f"Redis takes no wake-ups ({error}); the runs stay due: check that it runs and"
+                " that RUNNER_REDIS_URL names it"
+            ) from error

@@ -1,0 +1,138 @@
+"""Streamed text on its way to whoever follows a run: the only thing in Runner that may be lost."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from typing import cast
+
+import redis
+from redis.client import PubSub
+
+from runner.queue.connection import connect, connect_impatiently
+
+log = logging.getLogger(__name__)
+
+BATCH_SECONDS = 0.1
+LOOK_SECONDS = 1.0
+"""How often Redis is asked who follows, while text comes; so a follower joins up to 1 s late."""
+
+MOST_HELD = 1_000_000
+"""Characters held for all runs together; what comes on top of it is dropped."""
+
+ANSWER_SECONDS = 2.0
+IDLE_SECONDS = 0.5
+_CHANNELS = "runner:live:"
+
+
+def channel_of(run_id: str) -> str:
+    """The pub/sub channel that carries a run's live text."""
+    return _CHANNELS + run_id
+
+
+class RedisLive:
+    """``runner.engine.ports.Live`` over Redis pub/sub, sent by one background thread.
+
+    Nobody listens to most runs, so text is taken only for runs with a follower. Who has one is
+    asked once a second for all runs together, and only while text comes.
+    """
+
+    def __init__(self, connection: redis.Redis) -> None:
+        self._connection = connect_impatiently(connection, ANSWER_SECONDS)
+        self._lock = threading.Lock()
+        self._held: dict[str, list[str]] = {}
+        self._size = 0
+        self._followed: frozenset[str] = frozenset()
+        self._looked = -LOOK_SECONDS
+        self._reached = True
+        self._stirred = threading.Event()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="live-text", daemon=True)
+        self._thread.start()
+
+    def publish(self, run_id: str, text: str) -> None:
+        """Offer text of a run; dropped unless somebody follows it. Never waits for Redis."""
+        if not self._stirred.is_set():
+            self._stirred.set()
+        if run_id not in self._followed:
+            return
+        with self._lock:
+            if self._size + len(text) <= MOST_HELD:
+                self._held.setdefault(run_id, []).append(text)
+                self._size += len(text)
+
+    def close(self) -> None:
+        """Send what is held and end the thread; does not wait for a Redis that is away."""
+        self._closed.set()
+        self._stirred.set()
+        self._thread.join(ANSWER_SECONDS)
+
+    def _run(self) -> None:
+        while not self._closed.is_set():
+            self._stirred.wait()
+            self._stirred.clear()
+            self._exchange()
+            self._closed.wait(BATCH_SECONDS if self._followed else LOOK_SECONDS)
+        self._exchange()
+        self._connection.close()
+
+    def _exchange(self) -> None:
+        """Send what is held and look, when it is time, who follows."""
+        with self._lock:
+            held, self._held, self._size = self._held, {}, 0
+        try:
+            if held:
+                self._send({run_id: "".join(texts) for run_id, texts in held.items()})
+            if time.monotonic() - self._looked >= LOOK_SECONDS:
+                self._looked = time.monotonic()
+                self._look()
+        except redis.RedisError as error:
+            self._followed = frozenset()
+            if self._reached:
+                log.info("live text is dropped while Redis is away: %s", error)
+            self._reached = False
+        else:
+            self._reached = True
+
+    def _send(self, texts: dict[str, str]) -> None:
+        with self._connection.pipeline(transaction=False) as pipeline:
+            for run_id, text in texts.items():
+                # A lone surrogate in the model's text must not cost the rest of the batch.
+                pipeline.publish(channel_of(run_id), text.encode(errors="replace"))
+            pipeline.execute()
+
+    def _look(self) -> None:
+        channels = cast("list[bytes]", self._connection.pubsub_channels(_CHANNELS + "*"))
+        self._followed = frozenset(
+            channel.decode(errors="replace").removeprefix(_CHANNELS) for channel in channels
+        )
+
+
+def follow(url: str, run_id: str) -> Iterator[str | None]:
+    """Live text of a run as it comes, for ever; the caller closes the iterator.
+
+    Yields None after each half second without text, also while Redis is away, so that the caller
+    can look into the database in between. The text is the model's: escape it before it is shown.
+
+    Raises:
+        UsageError: ``url`` is not a Redis URL.
+    """
+    connection = connect_impatiently(connect(url), ANSWER_SECONDS)
+    pubsub = PubSub(connection.connection_pool, ignore_subscribe_messages=True)
+    pause = threading.Event()
+    try:
+        while True:
+            try:
+                if not pubsub.subscribed:
+                    pubsub.subscribe(channel_of(run_id))
+                message = pubsub.get_message(timeout=IDLE_SECONDS)
+            except redis.RedisError:
+                # Live text may be lost: the caller still has the database, and this goes on.
+                message = None
+                pause.wait(IDLE_SECONDS)
+            yield None if message is None else message["data"].decode(errors="replace")
+    finally:
+        pubsub.close()
+        connection.close()

@@ -1,0 +1,176 @@
+"""Cancelling, pausing and resuming runs from outside their attempts.
+
+Each function is one transaction that locks its runs, looks at their states, and writes what changes
+with its events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from sqlalchemy import Connection, Row, insert, select, update
+
+from runner.core.events import Event
+from runner.core.run import ENDED, TRANSITIONS, RunState
+from runner.store.database import Database
+from runner.store.tables import events, runs, tool_calls
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A run, or all runs of a job."""
+
+    kind: Literal["job", "run"]
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What became of one run: its state after it, whether anything changed, and a line that says it."""
+
+    id: str
+    item_key: str
+    state: RunState
+    changed: bool
+    detail: str
+
+
+def cancel(database: Database, target: Target, now: float) -> list[Change]:
+    """End runs at once. An attempt that is running is fenced: it can append nothing more.
+
+    Args:
+        now: seconds since the epoch.
+    """
+    return _each(database, target, lambda connection, run: _cancel(connection, run, now))
+
+
+def pause(database: Database, target: Target, now: float) -> list[Change]:
+    """Let runs wait until they are resumed: queued ones at once, running ones at their next step."""
+    return _each(database, target, lambda connection, run: _pause(connection, run, now))
+
+
+def resume(database: Database, target: Target, now: float) -> list[Change]:
+    """Let paused runs go on."""
+    return _each(database, target, lambda connection, run: _resume(connection, run, now))
+
+
+def locked_runs(connection: Connection, target: Target) -> Sequence[Row[Any]]:
+    """The rows of the target's runs, in order, locked until the transaction ends."""
+    column = runs.c.job_id if target.kind == "job" else runs.c.id
+    query = select(runs).where(column == target.id).order_by(runs.c.id).with_for_update()
+    return connection.execute(query).all()
+
+
+def store_change(
+    connection: Connection, run: Row[Any], now: float, happened: Sequence[Event], **changes: Any
+) -> None:
+    """Write a locked run's changes and what happened to it, as one numbered event each."""
+    state = changes.get("state", run.state)
+    assert state == run.state or state in TRANSITIONS[run.state], (run.state, state)
+    changes["event_count"] = run.event_count + len(happened)
+    connection.execute(update(runs).where(runs.c.id == run.id).values(**changes))
+    connection.execute(
+        insert(events),
+        [
+            {
+                "run_id": run.id,
+                "number": number,
+                "at": now,
+                "attempt": run.attempt,
+                "type": event.type,
+                "data": event.data,
+            }
+            for number, event in enumerate(happened, run.event_count + 1)
+        ],
+    )
+
+
+def changed(run: Row[Any], state: RunState, detail: str) -> Change:
+    """A change that has been stored."""
+    return Change(run.id, run.item_key, state, True, detail)
+
+
+def unchanged(run: Row[Any], detail: str) -> Change:
+    """Nothing was stored; ``detail`` says why."""
+    return Change(run.id, run.item_key, run.state, False, detail)
+
+
+def _each(
+    database: Database, target: Target, act: Callable[[Connection, Row[Any]], Change]
+) -> list[Change]:
+    def work(connection: Connection) -> list[Change]:
+        return [act(connection, run) for run in locked_runs(connection, target)]
+
+    return database.write(work)
+
+
+def _cancel(connection: Connection, run: Row[Any], now: float) -> Change:
+    if run.state in ENDED:
+        return unchanged(run, f"had ended before: {run.state}")
+    end = {"state": "cancelled", "reason": "cancelled", "detail": ""}
+    happened = [Event("cancelled", {"was": run.state})]
+    if run.state == "running":
+        happened.append(Event("attempt_ended", {"why": "cancelled"}))
+    happened.append(Event("done", {**end, "total": _total(run)}))
+    store_change(
+        connection,
+        run,
+        now,
+        happened,
+        **end,
+        attempt=run.attempt + 1,
+        worker_id=None,
+        due_at=None,
+        rung_at=None,
+        ended_at=now,
+        pause_requested=False,
+    )
+    connection.execute(
+        update(tool_calls)
+        .where(tool_calls.c.run_id == run.id, tool_calls.c.ended_at.is_(None))
+        .values(interrupted=True)
+    )
+    return changed(run, "cancelled", "cancelled")
+
+
+def _total(run: Row[Any]) -> dict[str, int]:
+    return {
+        "input": run.input_tokens,
+        "cache_read": run.cache_read_tokens,
+        "cache_creation": run.cache_creation_tokens,
+        "output": run.output_tokens,
+    }
+
+
+def _pause(connection: Connection, run: Row[Any], now: float) -> Change:
+    if run.state in ENDED:
+        return unchanged(run, f"has ended: {run.state}")
+    if run.pause_requested and run.state != "queued":
+        return unchanged(run, "is being paused already")
+    if run.state == "queued":
+        paused = {"state": "waiting", "reason": "paused", "detail": "", "due_at": None}
+        store_change(connection, run, now, [Event("paused", {})], **paused, pause_requested=False)
+        return changed(run, "waiting", "paused")
+    if run.reason == "paused" and run.state == "waiting":
+        return unchanged(run, "is paused already")
+    store_change(connection, run, now, [Event("pause_requested", {})], pause_requested=True)
+    when = "its next step" if run.state == "running" else "its first step in its workspace"
+    return changed(run, run.state, f"pauses at {when}")
+
+
+def _resume(connection: Connection, run: Row[Any], now: float) -> Change:
+    if run.state in ENDED:
+        return unchanged(run, f"has ended: {run.state} (see `runner retry --help`)")
+    resumed = [Event("resumed", {})]
+    if run.state == "waiting" and run.reason == "paused":
+        queued = {"state": "queued", "reason": "", "due_at": now, "rung_at": None}
+        store_change(connection, run, now, resumed, **queued, pause_requested=False)
+        return changed(run, "queued", "resumed")
+    if run.pause_requested:
+        store_change(connection, run, now, resumed, pause_requested=False)
+        return changed(run, run.state, "no longer pauses")
+    if run.state == "waiting":
+        return unchanged(run, "waits for its workspace: start a worker that can see it")
+    return unchanged(run, "is not paused")

@@ -1,0 +1,223 @@
+"""Connections and transactions, for SQLite and Postgres alike.
+
+SQLite has one writer a process: what has queued up while the last transaction was written goes into
+the next one, a savepoint each, so that many runs share one flush to disk.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from sqlalchemy import Connection, Engine, create_engine, event, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from sqlalchemy.pool import QueuePool
+
+from runner.errors import RunnerError, UnreachableError, UsageError
+
+T = TypeVar("T")
+
+BUSY_TIMEOUT_SECONDS = 30.0
+POSTGRES_CONNECTIONS = 8
+_MOST_SHARING_A_COMMIT = 64
+
+
+def to_json(value: Any) -> str:
+    """JSON text, compact and in order. Text that UTF-8 cannot carry (lone surrogates) is escaped."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return json.dumps(value, separators=(",", ":"))
+    return text
+
+
+class Database:
+    """A database that is open: ``write`` and ``read`` run work in a transaction of its own.
+
+    Args:
+        url: a SQLAlchemy URL, ``sqlite:///path`` or ``postgresql://…``.
+
+    Raises:
+        UsageError: the URL is not one, or names another kind of database.
+    """
+
+    def __init__(self, url: str) -> None:
+        try:
+            parsed = make_url(url)
+        except ArgumentError as error:
+            raise UsageError(
+                "the database URL cannot be read: use sqlite:///path or postgresql://user@host/name"
+            ) from error
+        self.url = parsed
+        self.dialect = parsed.get_backend_name()
+        if self.dialect == "sqlite":
+            self._open_sqlite()
+        elif self.dialect == "postgresql":
+            self._open_postgres()
+        else:
+            raise UsageError(
+                f"databases of kind {self.dialect!r} are not supported: use sqlite or postgresql"
+            )
+
+    def _open_sqlite(self) -> None:
+        path = self.url.database
+        if not path or path == ":memory:":
+            raise UsageError("a SQLite database needs a file: sqlite:///path/to/runner.db")
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        self.writer = _sqlite_engine(self, "BEGIN IMMEDIATE", connections=1)
+        self.reader = _sqlite_engine(self, "BEGIN", connections=4)
+        self._writes: _SharedCommits | None = _SharedCommits(self.writer)
+
+    def _open_postgres(self) -> None:
+        self.writer = self.reader = create_engine(
+            self.url,
+            json_serializer=to_json,
+            pool_size=POSTGRES_CONNECTIONS,
+            max_overflow=0,
+            pool_timeout=BUSY_TIMEOUT_SECONDS,
+            connect_args={"connect_timeout": 10},
+        )
+        self._writes = None
+
+    def write(self, work: Callable[[Connection], T]) -> T:
+        """Run ``work`` in a writing transaction; whatever it raises rolls back what it did.
+
+        Raises:
+            UnreachableError: the database does not answer or is locked; whether the work was
+                committed is not known.
+        """
+        with _reachable(self):
+            if self._writes is not None:
+                return self._writes.run(work)
+            with self.writer.begin() as connection:
+                return work(connection)
+
+    def read(self, work: Callable[[Connection], T]) -> T:
+        """Run ``work`` in a reading transaction, with one view of the data.
+
+        Raises:
+            UnreachableError: the database does not answer.
+        """
+        with _reachable(self), self.reader.begin() as connection:
+            return work(connection)
+
+    def close(self) -> None:
+        self.writer.dispose()
+        self.reader.dispose()
+
+
+@contextmanager
+def _reachable(database: Database) -> Iterator[None]:
+    try:
+        yield
+    except (OperationalError, InterfaceError, PoolTimeoutError) as error:
+        raise _unreachable(database, error) from error
+    except DBAPIError as error:
+        if error.connection_invalidated:
+            raise _unreachable(database, error) from error
+        raise
+
+
+def _unreachable(database: Database, error: Exception) -> RunnerError:
+    reason = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
+    where = database.url.render_as_string(hide_password=True)
+    if "no such table" in reason or "no such column" in reason:
+        return UsageError(f"the database {where} is not up to date: run `runner db upgrade`")
+    return UnreachableError(f"the database {where} does not answer ({reason})")
+
+
+def _sqlite_engine(database: Database, begin: str, *, connections: int) -> Engine:
+    engine = create_engine(
+        database.url,
+        json_serializer=to_json,
+        poolclass=QueuePool,
+        pool_size=connections,
+        max_overflow=0,
+        pool_timeout=BUSY_TIMEOUT_SECONDS,
+        connect_args={"timeout": BUSY_TIMEOUT_SECONDS, "check_same_thread": False},
+    )
+
+    @event.listens_for(engine, "connect")
+    def prepare(connection: Any, _record: Any) -> None:
+        connection.isolation_level = None  # transactions begin where we say so
+        for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+            connection.execute(f"PRAGMA {pragma}")
+
+    @event.listens_for(engine, "begin")
+    def start(connection: Connection) -> None:
+        connection.exec_driver_sql(begin)
+
+    return engine
+
+
+class _Work(Generic[T]):
+    """One caller's work in a shared transaction."""
+
+    def __init__(self, work: Callable[[Connection], T]) -> None:
+        self._work = work
+        self.done = False
+        self.error: BaseException | None = None
+        self._value: T | None = None
+
+    def run(self, connection: Connection) -> None:
+        self._value = self._work(connection)
+
+    def value(self) -> T:
+        if self.error is not None:
+            raise self.error
+        return self._value  # type: ignore[return-value]  # run() has set it
+
+
+class _SharedCommits:
+    """Whoever gets the lock commits for all who wait for it."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._lock = threading.Lock()
+        self._waiting: deque[_Work[Any]] = deque()
+
+    def run(self, work: Callable[[Connection], T]) -> T:
+        mine = _Work(work)
+        self._waiting.append(mine)
+        while not mine.done:
+            with self._lock:
+                if not mine.done:
+                    self._commit(self._take())
+        return mine.value()
+
+    def _take(self) -> list[_Work[Any]]:
+        count = min(len(self._waiting), _MOST_SHARING_A_COMMIT)
+        return [self._waiting.popleft() for _ in range(count)]
+
+    def _commit(self, batch: list[_Work[Any]]) -> None:
+        try:
+            with self._engine.begin() as connection:
+                if len(batch) == 1:
+                    batch[0].run(connection)
+                else:
+                    for work in batch:
+                        self._run_apart(connection, work)
+        except BaseException as error:
+            for work in batch:
+                work.error = work.error or error
+            if not isinstance(error, Exception):
+                raise
+        finally:
+            for work in batch:
+                work.done = True
+
+    def _run_apart(self, connection: Connection, work: _Work[Any]) -> None:
+        try:
+            with connection.begin_nested():
+                work.run(connection)
+        except Exception as error:
+            if isinstance(error, OperationalError):
+                raise  # the database's trouble is everybody's: nothing of this batch is committed
+            work.error = error

@@ -1,0 +1,53 @@
+"""Identifiers: they say what they name, sort by time, and come from no counter.
+
+26 characters of Crockford's base 32, lower case, as in a ULID (https://github.com/ulid/spec): 48 bits
+of milliseconds, 80 random ones that count up within a millisecond, so that ids made one after the
+other sort so.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from typing import Literal
+
+_ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
+_RANDOM_BITS = 80
+
+Kind = Literal["job", "run", "worker"]
+
+_lock = threading.Lock()
+_last = 0
+
+
+def new(kind: Kind, now: float) -> str:
+    """A new id, ``run_`` and 26 characters. ``now`` is in seconds since the epoch."""
+    global _last
+    first = int(now * 1000) << _RANDOM_BITS
+    with _lock:
+        if _last >> _RANDOM_BITS == int(now * 1000):
+            _last += 1 + secrets.randbits(40)
+        else:
+            _last = first | secrets.randbits(_RANDOM_BITS - 1)
+        value = _last
+    digits = ""
+    for _ in range(26):
+        value, digit = divmod(value, 32)
+        digits = _ALPHABET[digit] + digits
+    return f"{kind}_{digits}"
+
+
+def call_id(run_id: str, turn: int, position: int) -> str:
+    """The id of a tool call: its run, the turn that asked for it and its place there, from 1."""
+    return f"call_{run_id.removeprefix('run_')}_{turn}_{position + 1}"
+
+
+def parse_call_id(text: str) -> tuple[str, int, int] | None:
+    """Run id, turn and position (from 0) of a tool call's id, or None when it is not one."""
+    parts = text.removeprefix("call_").split("_")
+    if not text.startswith("call_") or len(parts) != 3:
+        return None
+    run, turn, position = parts
+    if not (turn.isdigit() and position.isdigit()):
+        return None
+    return f"run_{run}", int(turn), int(position) - 1

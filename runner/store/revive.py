@@ -1,0 +1,253 @@
+"""Taking ended runs up again: retrying, beginning afresh, and saying something to them.
+
+All go on from the journal as it stands; nothing that is stored is changed or done twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sqlalchemy import Connection, Row, insert, select
+
+from runner.core import budget
+from runner.core.conversation import content_bytes
+from runner.core.events import INPUT_SUMMARY_LENGTH, Event, shorten
+from runner.core.journal import Progress
+from runner.core.run import ENDED
+from runner.core.spec import JobSpec
+from runner.errors import UsageError
+from runner.store import jobs as job_rows
+from runner.store.control import (
+    Change,
+    Target,
+    changed,
+    locked_runs,
+    store_change,
+    unchanged,
+)
+from runner.store.database import Database
+from runner.store.journal import progress_from_row, progress_to_json
+from runner.store.tables import blocks, events, jobs, queued_messages, runs
+
+# Stops that the next attempt still has to answer.
+_UNANSWERED_STOPS = ("max_tokens", "pause_turn")
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """Limits for the runs that are retried; None leaves a run's own."""
+
+    max_turns: int | None = None
+    token_ceiling: int | None = None
+
+
+def retry(
+    database: Database,
+    target: Target,
+    now: float,
+    *,
+    raised: Raised | None = None,
+    fresh: bool = False,
+    only_failed: bool = False,
+) -> list[Change]:
+    """Let ended runs go on from where they stopped, or (``fresh``) begin them again as new runs.
+
+    Of a job, those are taken that failed, were stopped or cancelled (``only_failed``: only the first)
+    and have not been begun afresh; what stands in the way of one does not stop the others.
+
+    Args:
+        now: seconds since the epoch.
+
+    Raises:
+        UsageError: the target is one run, and it cannot be retried; what to do.
+    """
+    raised = raised or Raised()
+
+    def work(connection: Connection) -> list[Change]:
+        found = locked_runs(connection, target)
+        afresh = _begun_afresh(connection, [run.id for run in found])
+        specs: dict[str, JobSpec] = {}
+        changes = []
+        for run in found:
+            if target.kind == "job" and not _is_retried_with_job(run, afresh, only_failed):
+                continue
+            spec = specs.get(run.job_id) or specs.setdefault(
+                run.job_id, _load_spec(connection, run.job_id)
+            )
+            try:
+                _refuse_retry(run, afresh, fresh)
+                if fresh:
+                    changes.append(_begin_afresh(connection, run, spec, raised, now))
+                else:
+                    changes.append(_retry(connection, run, spec, raised, now))
+            except UsageError as error:
+                if target.kind == "run":
+                    raise
+                changes.append(unchanged(run, str(error)))
+        return changes
+
+    return database.write(work)
+
+
+def say(database: Database, run_id: str, text: str, now: float) -> Change:
+    """Queue a user message for a run; one that has ended starts again to answer it.
+
+    Args:
+        now: seconds since the epoch.
+
+    Raises:
+        UsageError: the text is blank or cannot be stored, or a limit of an ended run is used up.
+    """
+    if not text.strip():
+        raise UsageError("the message is empty: say something")
+    if not job_rows.is_storable(text):
+        raise UsageError("the message has a character that cannot be stored: leave it out")
+
+    def work(connection: Connection) -> Change:
+        (run,) = locked_runs(connection, Target("run", run_id))
+        changes: dict[str, Any] = {"queued_count": run.queued_count + 1}
+        if run.state in ENDED:
+            spec = _load_spec(connection, run.job_id)
+            changes |= _taken_up(run, spec, Raised(), now)
+        connection.execute(insert(queued_messages).values(run_id=run.id, text=text, created_at=now))
+        summary = {"text": shorten(text, INPUT_SUMMARY_LENGTH)}
+        store_change(connection, run, now, [Event("message_queued", summary)], **changes)
+        detail = "goes on with the message" if run.state in ENDED else "message queued"
+        return changed(run, changes.get("state", run.state), detail)
+
+    return database.write(work)
+
+
+def _begun_afresh(connection: Connection, run_ids: Sequence[str]) -> dict[str, str]:
+    """The runs that were begun afresh, and as which."""
+    query = select(runs.c.fresh_of, runs.c.id).where(
+        runs.c.job_id.in_(select(runs.c.job_id).where(runs.c.id.in_(run_ids[:1]))),
+        runs.c.fresh_of.is_not(None),
+    )
+    return {row.fresh_of: row.id for row in connection.execute(query)}
+
+
+def _load_spec(connection: Connection, job_id: str) -> JobSpec:
+    query = select(jobs.c.spec).where(jobs.c.id == job_id)
+    return JobSpec.from_json(connection.execute(query).scalar_one())
+
+
+def _is_retried_with_job(run: Row[Any], afresh: dict[str, str], only_failed: bool) -> bool:
+    states = ("failed",) if only_failed else ("failed", "stopped", "cancelled")
+    return run.state in states and run.id not in afresh
+
+
+def _refuse_retry(run: Row[Any], afresh: dict[str, str], fresh: bool) -> None:
+    if run.state not in ENDED:
+        raise UsageError(
+            f"{run.id} has not ended (it is {run.state}): cancel it first, or let it go on"
+        )
+    if run.id in afresh:
+        raise UsageError(f"{run.id} was begun afresh as {afresh[run.id]}: retry that one")
+    if run.state == "succeeded" and not fresh:
+        raise UsageError(
+            f"{run.id} has succeeded: do it again with --fresh, or go on with `runner say`"
+        )
+
+
+def _retry(
+    connection: Connection, run: Row[Any], spec: JobSpec, raised: Raised, now: float
+) -> Change:
+    changes = _taken_up(run, spec, raised, now)
+    limits = {"max_turns": changes["max_turns"], "token_ceiling": changes["token_ceiling"]}
+    event = Event("retried", {"was": run.state, "reason": run.reason, **limits})
+    store_change(connection, run, now, [event], **changes)
+    return changed(run, "queued", "queued again")
+
+
+def _taken_up(run: Row[Any], spec: JobSpec, raised: Raised, now: float) -> dict[str, Any]:
+    """What changes in the row of an ended run that goes on.
+
+    Raises:
+        UsageError: a limit is used up, and how to raise it.
+    """
+    progress = progress_from_row(run)
+    limits = replace(
+        spec.limits,
+        max_turns=raised.max_turns or run.max_turns,
+        token_ceiling=raised.token_ceiling or run.token_ceiling,
+    )
+    _refuse_used_up(run, progress, limits, now)
+    return {
+        "state": "queued",
+        "reason": "",
+        "detail": "",
+        "due_at": now,
+        "rung_at": None,
+        "ended_at": None,
+        "lost_leases": 0,
+        "bugs": 0,
+        "max_turns": limits.max_turns,
+        "token_ceiling": limits.token_ceiling,
+        "progress": progress_to_json(_with_new_patience(progress)),
+    }
+
+
+def _with_new_patience(progress: Progress) -> Progress:
+    """The progress without what ended the run, so that the next attempt does not end it again."""
+    stop = progress.stop
+    kept = stop is not None and stop.reason in _UNANSWERED_STOPS
+    return replace(
+        progress,
+        failure=None,
+        continuations=0,
+        nudges=0,
+        stop=replace(stop, lowered=False) if kept and stop is not None else None,
+    )
+
+
+def _refuse_used_up(run: Row[Any], progress: Progress, limits: budget.Limits, now: float) -> None:
+    if limits.deadline is not None and now >= run.created_at + limits.deadline:
+        raise UsageError(
+            f"{run.id} is past its deadline of {limits.deadline:g} s: begin it anew with "
+            f"`runner retry {run.id} --fresh`"
+        )
+    if progress.turns >= limits.max_turns:
+        raise UsageError(
+            f"{run.id} has used {progress.turns} of {limits.max_turns} turns: "
+            + _how_to_raise(run, "--max-turns", progress.turns + 1)
+        )
+    charged = progress.charged_tokens
+    if progress.open_call is not None:
+        charged += progress.open_call.reservation.worst_case
+    prompt = budget.prompt_bound(progress.last_prompt_tokens, progress.appended_bytes)
+    cut_before = run.reason == "token_ceiling" and limits.token_ceiling <= run.token_ceiling
+    if cut_before or budget.reserve(limits, charged, prompt) is None:
+        least = charged + prompt + min(budget.LEAST_OUTPUT_TOKENS, limits.max_output_tokens)
+        raise UsageError(
+            f"{run.id} has used {charged:,} of {limits.token_ceiling:,} tokens: "
+            + _how_to_raise(run, "--token-ceiling", max(least, run.token_ceiling + 1))
+        )
+
+
+def _how_to_raise(run: Row[Any], option: str, least: int) -> str:
+    if run.state == "succeeded":
+        return f"begin it anew with `runner retry {run.id} --fresh`"
+    return f"raise it with `runner retry {run.id} {option} N` (at least {least})"
+
+
+def _begin_afresh(
+    connection: Connection, run: Row[Any], spec: JobSpec, raised: Raised, now: float
+) -> Change:
+    query = select(blocks.c.content).where(
+        blocks.c.run_id == run.id, blocks.c.message == 0, blocks.c.position == 0
+    )
+    prompt = connection.execute(query).scalar_one()
+    first_bytes = job_rows.shared_bytes(spec) + content_bytes(prompt)
+    row = job_rows.new_run(run.job_id, run.item_key, run.item, spec, first_bytes, now) | {
+        "fresh_of": run.id,
+        "max_turns": raised.max_turns or run.max_turns,
+        "token_ceiling": raised.token_ceiling or run.token_ceiling,
+    }
+    connection.execute(insert(runs), [row])
+    connection.execute(insert(blocks), [job_rows.first_block(row["id"], prompt, now)])
+    connection.execute(insert(events), [job_rows.first_event(row, now)])
+    store_change(connection, run, now, [Event("begun_afresh", {"run_id": row["id"]})])
+    return Change(row["id"], run.item_key, "queued", True, f"begun afresh (was {run.id})")

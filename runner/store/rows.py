@@ -1,0 +1,302 @@
+"""What an attempt's entries are as rows: collected in memory, then written table by table."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+from sqlalchemy import Connection, Table, Update, bindparam, insert, update
+
+from runner.core.conversation import Block, ModelReply
+from runner.core.events import events_of
+from runner.core.journal import (
+    CallsDecided,
+    Entry,
+    ModelCallFailed,
+    ModelCallStarted,
+    ModelReplied,
+    RunSettled,
+    RunView,
+    ToolFinished,
+    ToolsStarted,
+    UserMessageAdded,
+    apply,
+    message_blocks,
+    result_block,
+    text_block,
+    tool_uses,
+)
+from runner.core.run import Ended, Lease, Outcome, Requeued, Waiting
+from runner.store.tables import (
+    blocks,
+    events,
+    model_calls,
+    queued_messages,
+    tool_calls,
+    tool_outputs,
+)
+
+_INSERT_EVENTS = insert(events)
+_INSERT_BLOCKS = insert(blocks)
+_INSERT_CALLS = insert(tool_calls)
+_INSERT_OUTPUTS = insert(tool_outputs)
+_INSERT_MODEL_CALLS = insert(model_calls)
+_DELIVERED = (
+    update(queued_messages)
+    .where(queued_messages.c.id == bindparam("queued_id"))
+    .values(delivered_message=bindparam("message_number"))
+)
+
+
+class Rows:
+    """The rows of one transaction. ``run_changes`` are for the run's own row.
+
+    Args:
+        lease: who writes. now: seconds since the epoch. event_count: the run's last event number.
+    """
+
+    def __init__(self, lease: Lease, now: float, event_count: int) -> None:
+        self.run_changes: dict[str, Any] = {}
+        self.denials = 0
+        self.event_count = event_count
+        self._run_id = lease.run_id
+        self._attempt = lease.attempt
+        self._now = now
+        self._events: list[dict[str, Any]] = []
+        self._blocks: list[dict[str, Any]] = []
+        self._outputs: list[dict[str, Any]] = []
+        self._delivered: list[dict[str, Any]] = []
+        self._new_calls: dict[tuple[int, int], dict[str, Any]] = {}
+        self._changed_calls: dict[tuple[int, int], dict[str, Any]] = {}
+        self._new_model_calls: dict[int, dict[str, Any]] = {}
+        self._changed_model_calls: dict[int, dict[str, Any]] = {}
+
+    def add(self, view: RunView, entries: Sequence[Entry]) -> None:
+        """Collect the rows of ``entries``; ``view`` is the run before the first of them."""
+        for entry in entries:
+            for event in events_of(view, entry):
+                self._add_event(event.type, event.data)
+            self._add_entry(view, entry)
+            view = apply(view, entry)
+
+    def _add_event(self, kind: str, data: dict[str, Any]) -> None:
+        self.event_count += 1
+        self._events.append(
+            {
+                "run_id": self._run_id,
+                "number": self.event_count,
+                "at": self._now,
+                "attempt": self._attempt,
+                "type": kind,
+                "data": data,
+            }
+        )
+
+    def _add_entry(self, view: RunView, entry: Entry) -> None:
+        match entry:
+            case ModelCallStarted():
+                self._start_model_call(view, entry)
+            case ModelReplied(reply):
+                self._add_reply(view, reply)
+            case ModelCallFailed():
+                self._change_model_call(
+                    view,
+                    ended_at=entry.at,
+                    request_id=entry.request_id,
+                    charged_tokens=entry.charged,
+                    error=f"{entry.kind}: {entry.message}",
+                )
+            case CallsDecided(decisions):
+                for index, decision in decisions.items():
+                    self.denials += decision.effect == "deny"
+                    self._change_call(view, index, decision=decision.effect, rule=decision.rule)
+            case ToolsStarted(indexes):
+                for index in indexes:
+                    self._change_call(
+                        view, index, started_attempt=self._attempt, started_at=self._now
+                    )
+            case ToolFinished():
+                self._finish_call(view, entry)
+            case UserMessageAdded():
+                self._add_user_message(view, entry)
+            case RunSettled(outcome):
+                self.run_changes |= _state_changes(outcome, self._now)
+                if isinstance(outcome, Ended):
+                    for call in view.calls:
+                        if call.result is None:
+                            self._change_call(view, call.index, interrupted=True)
+
+    def _start_model_call(self, view: RunView, entry: ModelCallStarted) -> None:
+        self._new_model_calls[entry.number] = {
+            "run_id": self._run_id,
+            "number": entry.number,
+            "attempt": self._attempt,
+            "turn": view.progress.turns + 1,
+            "model": view.spec.model,
+            "max_tokens": entry.reservation.max_tokens,
+            "worst_case": entry.reservation.worst_case,
+            "started_at": self._now,
+        }
+
+    def _add_reply(self, view: RunView, reply: ModelReply) -> None:
+        entering = message_blocks(reply)
+        left_out = [block for block in reply.blocks if block not in entering]
+        left_out += [reply.cut] if reply.cut else []
+        self._change_model_call(
+            view,
+            ended_at=self._now,
+            model=reply.model,
+            latency=reply.latency,
+            request_id=reply.request_id,
+            stop_reason=reply.stop_reason,
+            input_tokens=reply.usage.input_tokens,
+            cache_read_tokens=reply.usage.cache_read_tokens,
+            cache_creation_tokens=reply.usage.cache_creation_tokens,
+            output_tokens=reply.usage.output_tokens,
+            charged_tokens=reply.usage.total,
+            cut=left_out or None,
+        )
+        self._note_result()
+        message, turn = len(view.messages), view.progress.turns + 1
+        for position, block in enumerate(entering):
+            self._add_block(message, position, "assistant", turn, block)
+        for position, block in enumerate(tool_uses(entering)):
+            self._new_calls[message, position] = {
+                "run_id": self._run_id,
+                "message": message,
+                "position": position,
+                "turn": turn,
+                "tool_use_id": block["id"],
+                "name": block["name"],
+            }
+
+    def _finish_call(self, view: RunView, entry: ToolFinished) -> None:
+        result, message = entry.result, len(view.messages)
+        self._change_call(
+            view,
+            entry.index,
+            ended_at=self._now,
+            duration=result.duration,
+            outcome=result.outcome,
+        )
+        block = result_block(view.calls[entry.index].id, result)
+        self._add_block(message, entry.index, "user", view.progress.turns, block)
+        if result.output is not None:
+            self._outputs.append(
+                {
+                    "run_id": self._run_id,
+                    "message": message - 1,
+                    "position": entry.index,
+                    "size": len(result.output),
+                    "compressed": zlib.compress(result.output),
+                }
+            )
+        self._note_result()
+
+    def _note_result(self) -> None:
+        self.run_changes |= {"lost_leases": 0, "bugs": 0}
+
+    def _add_user_message(self, view: RunView, entry: UserMessageAdded) -> None:
+        tail = view.messages[-1]
+        message, position = len(view.messages), 0
+        if tail.role == "user":
+            message, position = message - 1, len(tail.blocks)
+        for offset, text in enumerate(entry.texts):
+            self._add_block(
+                message, position + offset, "user", view.progress.turns, text_block(text)
+            )
+        self._delivered += [
+            {"queued_id": number, "message_number": message} for number in entry.queued_ids
+        ]
+
+    def _add_block(self, message: int, position: int, role: str, turn: int, block: Block) -> None:
+        self._blocks.append(
+            {
+                "run_id": self._run_id,
+                "message": message,
+                "position": position,
+                "role": role,
+                "type": block["type"],
+                "turn": turn,
+                "content": block,
+                "created_at": self._now,
+            }
+        )
+
+    def _change_call(self, view: RunView, index: int, **changes: Any) -> None:
+        key = (len(view.messages) - 1, index)
+        rows = self._new_calls if key in self._new_calls else self._changed_calls
+        rows.setdefault(key, {}).update(changes)
+
+    def _change_model_call(self, view: RunView, **changes: Any) -> None:
+        assert view.progress.open_call is not None
+        number = view.progress.open_call.number
+        new = number in self._new_model_calls
+        rows = self._new_model_calls if new else self._changed_model_calls
+        rows.setdefault(number, {}).update(changes)
+
+    def write(self, connection: Connection) -> None:
+        """Write everything that was collected."""
+        for statement, rows in (
+            (_INSERT_MODEL_CALLS, [*self._new_model_calls.values()]),
+            (_INSERT_BLOCKS, self._blocks),
+            (_INSERT_OUTPUTS, self._outputs),
+            (_INSERT_EVENTS, self._events),
+            (_DELIVERED, self._delivered),
+        ):
+            if rows:
+                connection.execute(statement, rows)
+        for row in self._new_calls.values():
+            connection.execute(_INSERT_CALLS, row)
+        for (message, position), changes in self._changed_calls.items():
+            change(
+                connection,
+                tool_calls,
+                changes,
+                run_id=self._run_id,
+                message=message,
+                position=position,
+            )
+        for number, changes in self._changed_model_calls.items():
+            change(connection, model_calls, changes, run_id=self._run_id, number=number)
+
+
+def change(connection: Connection, table: Table, changes: dict[str, Any], **key: Any) -> None:
+    """Update the row that ``key`` names. The statement is built once for each set of columns."""
+    statement = _changing(table, tuple(key), tuple(changes))
+    parameters = {f"key_{name}": value for name, value in key.items()}
+    connection.execute(statement, parameters | {f"new_{n}": v for n, v in changes.items()})
+
+
+@lru_cache
+def _changing(table: Table, key: tuple[str, ...], names: tuple[str, ...]) -> Update:
+    columns = table.c
+    return (
+        update(table)
+        .where(*(columns[name] == bindparam(f"key_{name}") for name in key))
+        .values({name: bindparam(f"new_{name}", type_=columns[name].type) for name in names})
+    )
+
+
+def _state_changes(outcome: Outcome, now: float) -> dict[str, Any]:
+    freed = {"worker_id": None, "due_at": None, "rung_at": None}
+    match outcome:
+        case Ended(state, reason, detail):
+            return freed | {
+                "state": state,
+                "reason": reason,
+                "detail": detail,
+                "ended_at": now,
+                "pause_requested": False,
+            }
+        case Waiting(reason):
+            return freed | {
+                "state": "waiting",
+                "reason": reason,
+                "detail": "",
+                "pause_requested": False,
+            }
+        case Requeued(due_at, reason):
+            return freed | {"state": "queued", "reason": reason, "detail": "", "due_at": due_at}

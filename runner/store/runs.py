@@ -1,0 +1,347 @@
+"""Claiming runs, taking them from the dead, and finding those that are due."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, and_, func, insert, or_, select, update
+
+from runner.core.events import Event
+from runner.core.run import Lease
+from runner.store.database import Database
+from runner.store.tables import events, jobs, runs, workers
+
+RING_AGAIN_SECONDS = 15.0
+LOST_LEASES_BEFORE_ALONE = 3
+LOST_LEASES_BEFORE_FAILED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class DueRun:
+    """A queued run as a worker sees it before it claims it. ``last_host_id`` is where its last
+    attempt was."""
+
+    id: str
+    attempt: int
+    lost_leases: int
+    workspace_path: str | None
+    workspace_id: str | None
+    last_host_id: str | None
+
+    @property
+    def must_be_alone(self) -> bool:
+        """Its workers died on it: the next one has nothing else to lose."""
+        return self.lost_leases >= LOST_LEASES_BEFORE_ALONE
+
+
+def add_event(connection: Connection, run: Any, event: Event, now: float) -> None:
+    """Append an event to a run from outside its attempt. ``run`` is its row, locked; the row's
+    ``event_count`` is raised with it."""
+    count = connection.execute(
+        update(runs)
+        .where(runs.c.id == run.id)
+        .values(event_count=runs.c.event_count + 1)
+        .returning(runs.c.event_count, runs.c.attempt)
+    ).one()
+    connection.execute(
+        insert(events).values(
+            run_id=run.id,
+            number=count.event_count,
+            at=now,
+            attempt=count.attempt,
+            type=event.type,
+            data=event.data,
+        )
+    )
+
+
+def look_at(database: Database, run_id: str, now: float) -> DueRun | None:
+    """The run, if it is queued and due."""
+    query = (
+        select(
+            runs.c.id,
+            runs.c.attempt,
+            runs.c.lost_leases,
+            runs.c.workspace_path,
+            runs.c.workspace_id,
+            workers.c.host_id,
+        )
+        .outerjoin(workers, workers.c.id == runs.c.last_worker_id)
+        .where(runs.c.id == run_id, runs.c.state == "queued", runs.c.due_at <= now)
+    )
+    row = database.read(lambda connection: connection.execute(query).one_or_none())
+    return DueRun(*row) if row else None
+
+
+def claim(database: Database, run: DueRun, worker_id: str, now: float) -> Lease | None:
+    """Take a due run for a worker: a new attempt, unless someone was faster."""
+    attempt = run.attempt + 1
+
+    def work(connection: Connection) -> Lease | None:
+        claimed = connection.execute(
+            update(runs)
+            .where(
+                runs.c.id == run.id,
+                runs.c.state == "queued",
+                runs.c.attempt == run.attempt,
+                runs.c.due_at <= now,
+            )
+            .values(
+                state="running",
+                reason="",
+                detail="",
+                attempt=attempt,
+                worker_id=worker_id,
+                last_worker_id=worker_id,
+                due_at=None,
+                rung_at=None,
+                started_at=func.coalesce(runs.c.started_at, now),
+            )
+        )
+        if claimed.rowcount == 0:
+            return None
+        add_event(
+            connection,
+            run,
+            Event("attempt_started", {"attempt": attempt, "worker": worker_id}),
+            now,
+        )
+        return Lease(run.id, attempt, worker_id)
+
+    return database.write(work)
+
+
+def postpone(database: Database, run: DueRun, until: float) -> None:
+    """Look at a queued run again later; its attempt has not begun."""
+    database.write(
+        lambda connection: connection.execute(
+            update(runs)
+            .where(runs.c.id == run.id, runs.c.state == "queued", runs.c.attempt == run.attempt)
+            .values(due_at=until, rung_at=None)
+        )
+    )
+
+
+def wait_for_workspace(database: Database, run: DueRun, now: float) -> None:
+    """This worker cannot see the run's workspace: let it wait for one that can."""
+
+    def work(connection: Connection) -> None:
+        changed = connection.execute(
+            update(runs)
+            .where(runs.c.id == run.id, runs.c.state == "queued", runs.c.attempt == run.attempt)
+            .values(state="waiting", reason="workspace", due_at=None, rung_at=None)
+        )
+        if changed.rowcount:
+            data = {"reason": "workspace", "path": run.workspace_path}
+            add_event(connection, run, Event("waiting", data), now)
+
+    database.write(work)
+
+
+def waiting_for_workspaces(database: Database) -> dict[tuple[str, str], list[str]]:
+    """The runs that wait for a workspace, by its path and id."""
+    query = select(runs.c.workspace_path, runs.c.workspace_id, runs.c.id).where(
+        runs.c.state == "waiting", runs.c.reason == "workspace"
+    )
+    found: dict[tuple[str, str], list[str]] = {}
+    for row in database.read(lambda connection: connection.execute(query).all()):
+        found.setdefault((row.workspace_path, row.workspace_id), []).append(row.id)
+    return found
+
+
+def workspace_found(database: Database, run_ids: Sequence[str], now: float) -> None:
+    """Queue runs again whose workspace a worker sees. It rings for them itself: not the queue, where
+    a worker that does not see it could take them."""
+    database.write(
+        lambda connection: connection.execute(
+            update(runs)
+            .where(runs.c.id.in_(run_ids), runs.c.state == "waiting", runs.c.reason == "workspace")
+            .values(state="queued", reason="", due_at=now, rung_at=now)
+        )
+    )
+
+
+def set_workspace(database: Database, lease: Lease, path: str, workspace_id: str) -> None:
+    """Note where the run works from now on."""
+    database.write(
+        lambda connection: connection.execute(
+            update(runs)
+            .where(runs.c.id == lease.run_id, runs.c.attempt == lease.attempt)
+            .values(workspace_path=path, workspace_id=workspace_id)
+        )
+    )
+
+
+def ring_due(database: Database, most: int, now: float) -> list[str]:
+    """The ids of due runs to ring for, at most ``most``, oldest first, stamped as rung."""
+    due = (
+        select(runs.c.id)
+        .where(
+            runs.c.state == "queued",
+            runs.c.due_at <= now,
+            or_(runs.c.rung_at.is_(None), runs.c.rung_at < now - RING_AGAIN_SECONDS),
+        )
+        .order_by(runs.c.due_at, runs.c.id)
+        .limit(most)
+    )
+    found = database.read(lambda connection: connection.execute(due).scalars().all())
+    if not found:
+        return []
+
+    def stamp(connection: Connection) -> list[str]:
+        ids = connection.execute(due.with_for_update(skip_locked=True)).scalars().all()
+        connection.execute(update(runs).where(runs.c.id.in_(ids)).values(rung_at=now))
+        return list(ids)
+
+    return database.write(stamp)
+
+
+def unring(database: Database, run_ids: Sequence[str]) -> None:
+    """The bell could not be rung: they are to be rung for at the next pass."""
+    database.write(
+        lambda connection: connection.execute(
+            update(runs)
+            .where(runs.c.id.in_(run_ids), runs.c.state == "queued")
+            .values(rung_at=None)
+        )
+    )
+
+
+def unfinished(database: Database, now: float) -> bool:
+    """Whether any run is being worked or is due now."""
+    query = (
+        select(runs.c.id)
+        .where(
+            or_(
+                runs.c.state == "running",
+                and_(runs.c.state == "queued", runs.c.due_at <= now),
+            )
+        )
+        .limit(1)
+    )
+    return database.read(lambda connection: connection.execute(query).first()) is not None
+
+
+def held_by(database: Database, worker_id: str) -> dict[str, int]:
+    """The runs that a worker holds, with the attempt that does."""
+    query = select(runs.c.id, runs.c.attempt).where(runs.c.worker_id == worker_id)
+    rows = database.read(lambda connection: connection.execute(query).all())
+    return {row.id: row.attempt for row in rows}
+
+
+def take_from(
+    database: Database, worker_ids: Sequence[str], now: float, *, expired: bool
+) -> list[str]:
+    """Take the runs of dead workers: each is queued again, or failed when its workers keep dying.
+
+    Args:
+        expired: take only from those whose leases have expired by now, looked at once more.
+
+    Returns:
+        The ids of the runs that are queued again.
+    """
+
+    def work(connection: Connection) -> list[str]:
+        dead = select(workers.c.id).where(workers.c.id.in_(worker_ids)).with_for_update()
+        if expired:
+            dead = dead.where(workers.c.lease_expires_at < now)
+        dead_ids = connection.execute(dead).scalars().all()
+        connection.execute(update(workers).where(workers.c.id.in_(dead_ids)).values(ended_at=now))
+        taken = connection.execute(
+            select(runs.c.id, runs.c.lost_leases, runs.c.worker_id)
+            .where(runs.c.worker_id.in_(dead_ids), runs.c.state == "running")
+            .with_for_update(skip_locked=True)
+        ).all()
+        return [run.id for run in taken if _take(connection, run, now)]
+
+    return database.write(work)
+
+
+def _take(connection: Connection, run: Any, now: float) -> bool:
+    lost = run.lost_leases + 1
+    crash_loop = lost >= LOST_LEASES_BEFORE_FAILED
+    freed = {"worker_id": None, "lost_leases": lost, "rung_at": None}
+    if crash_loop:
+        detail = f"{lost} workers in a row were gone before anything was stored"
+        changes = {"state": "failed", "reason": "crash_loop", "detail": detail, "ended_at": now}
+    else:
+        changes = {"state": "queued", "reason": "lease_lost", "due_at": now}
+    connection.execute(update(runs).where(runs.c.id == run.id).values(**freed, **changes))
+    data = {"why": "lease lost", "worker": run.worker_id, "in_a_row": lost}
+    add_event(connection, run, Event("attempt_ended", data), now)
+    if crash_loop:
+        end = {"state": "failed", "reason": "crash_loop", "detail": changes["detail"]}
+        add_event(connection, run, Event("error", end), now)
+        add_event(connection, run, Event("done", end), now)
+    return not crash_loop
+
+
+def give_back(database: Database, lease: Lease, now: float) -> None:
+    """Queue a run again that this worker holds and does not work on (it was dropped, or the answer
+    to its claim was lost)."""
+
+    def work(connection: Connection) -> None:
+        changed = connection.execute(
+            update(runs)
+            .where(
+                runs.c.id == lease.run_id,
+                runs.c.attempt == lease.attempt,
+                runs.c.worker_id == lease.worker_id,
+            )
+            .values(state="queued", reason="lease_lost", worker_id=None, due_at=now, rung_at=None)
+            .returning(runs.c.id)
+        ).one_or_none()
+        if changed is not None:
+            add_event(connection, changed, Event("attempt_ended", {"why": "dropped"}), now)
+
+    database.write(work)
+
+
+def give_up(database: Database, lease: Lease, error: str, now: float) -> None:
+    """An attempt ended by an exception that nobody classified: once it is tried again, then failed.
+
+    Args:
+        error: the traceback, for the event.
+    """
+
+    def work(connection: Connection) -> None:
+        run = connection.execute(
+            select(runs.c.id, runs.c.bugs)
+            .where(
+                runs.c.id == lease.run_id,
+                runs.c.attempt == lease.attempt,
+                runs.c.state == "running",
+            )
+            .with_for_update()
+        ).one_or_none()
+        if run is None:
+            return
+        last_line = error.strip().splitlines()[-1]
+        data = {"state": "failed", "reason": "bug", "detail": last_line}
+        changes: dict[str, Any] = {"state": "queued", "reason": "bug", "due_at": now}
+        if run.bugs:
+            changes = {**data, "ended_at": now}
+        connection.execute(
+            update(runs)
+            .where(runs.c.id == run.id)
+            .values(worker_id=None, bugs=run.bugs + 1, **changes)
+        )
+        add_event(connection, run, Event("error", {"reason": "bug", "traceback": error}), now)
+        add_event(connection, run, Event("attempt_ended", {"why": "bug"}), now)
+        if run.bugs:
+            add_event(connection, run, Event("done", data), now)
+
+    database.write(work)
+
+
+def workspace_of(database: Database, run_id: str) -> tuple[str | None, str | None, Any]:
+    """A run's workspace path and id (None before its copy is made), and what its job asks for."""
+    query = (
+        select(runs.c.workspace_path, runs.c.workspace_id, jobs.c.spec)
+        .join(jobs, jobs.c.id == runs.c.job_id)
+        .where(runs.c.id == run_id)
+    )
+    row = database.read(lambda connection: connection.execute(query).one())
+    return row.workspace_path, row.workspace_id, row.spec["workspace"]

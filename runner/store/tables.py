@@ -1,0 +1,219 @@
+"""The tables, as the newest migration leaves them.
+
+Small tables that are read by run have no rowid on SQLite: their rows lie together in one tree, so a
+turn writes one page a table and not two. ``blocks`` and ``tool_outputs`` can be large and keep theirs.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Table,
+    Text,
+)
+
+from runner.core.run import STATES
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "ck": "ck_%(table_name)s_%(constraint_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+_STATE_LIST = ", ".join(f"'{state}'" for state in STATES)
+
+jobs = Table(
+    "jobs",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("key", Text, unique=True),
+    Column("name", Text, nullable=False),
+    Column("source", Text, nullable=False),
+    Column("spec_text", Text, nullable=False),
+    Column("spec_digest", Text, nullable=False),
+    Column("spec", JSON, nullable=False),
+    Column("created_at", Float, nullable=False),
+)
+
+permission_rules = Table(
+    "permission_rules",
+    metadata,
+    Column("job_id", Text, ForeignKey("jobs.id"), primary_key=True),
+    Column("position", Integer, primary_key=True),
+    Column("effect", Text, nullable=False),
+    Column("rule", Text, nullable=False),
+    CheckConstraint("effect IN ('allow', 'deny')", name="effect"),
+)
+
+# Times are seconds since the epoch. ``attempt`` is the fencing token. ``progress`` is
+# ``core.journal.Progress`` less the counters that have columns of their own.
+runs = Table(
+    "runs",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("job_id", Text, ForeignKey("jobs.id"), nullable=False),
+    Column("item_key", Text, nullable=False),
+    Column("item", JSON, nullable=False),
+    Column("fresh_of", Text, ForeignKey("runs.id")),
+    Column("state", Text, nullable=False),
+    Column("reason", Text, nullable=False, server_default=""),
+    Column("detail", Text, nullable=False, server_default=""),
+    Column("created_at", Float, nullable=False),
+    Column("started_at", Float),
+    Column("ended_at", Float),
+    Column("due_at", Float),
+    Column("rung_at", Float),
+    Column("attempt", Integer, nullable=False, server_default="0"),
+    Column("worker_id", Text),
+    Column("last_worker_id", Text),
+    Column("lost_leases", Integer, nullable=False, server_default="0"),
+    Column("bugs", Integer, nullable=False, server_default="0"),
+    Column("pause_requested", Boolean, nullable=False, server_default="0"),
+    Column("max_turns", Integer, nullable=False),
+    Column("token_ceiling", BigInteger, nullable=False),
+    Column("workspace_path", Text),
+    Column("workspace_id", Text),
+    Column("revision", Integer, nullable=False, server_default="0"),
+    Column("event_count", Integer, nullable=False, server_default="0"),
+    Column("message_count", Integer, nullable=False, server_default="0"),
+    Column("queued_count", Integer, nullable=False, server_default="0"),
+    Column("turns", Integer, nullable=False, server_default="0"),
+    Column("denials", Integer, nullable=False, server_default="0"),
+    Column("input_tokens", BigInteger, nullable=False, server_default="0"),
+    Column("cache_read_tokens", BigInteger, nullable=False, server_default="0"),
+    Column("cache_creation_tokens", BigInteger, nullable=False, server_default="0"),
+    Column("output_tokens", BigInteger, nullable=False, server_default="0"),
+    Column("charged_tokens", BigInteger, nullable=False, server_default="0"),
+    Column("progress", JSON, nullable=False),
+    CheckConstraint(f"state IN ({_STATE_LIST})", name="state"),
+    CheckConstraint("(state = 'running') = (worker_id IS NOT NULL)", name="held"),
+    CheckConstraint("(state = 'queued') = (due_at IS NOT NULL)", name="due"),
+    Index(None, "job_id", "state"),
+    Index(None, "state", "due_at"),
+    Index(None, "worker_id"),
+)
+
+# A message is the blocks that share (run_id, message); its role is theirs.
+blocks = Table(
+    "blocks",
+    metadata,
+    Column("run_id", Text, ForeignKey("runs.id"), primary_key=True),
+    Column("message", Integer, primary_key=True),
+    Column("position", Integer, primary_key=True),
+    Column("role", Text, nullable=False),
+    Column("type", Text, nullable=False),
+    Column("turn", Integer, nullable=False),
+    Column("content", JSON, nullable=False),
+    Column("created_at", Float, nullable=False),
+    CheckConstraint("role IN ('user', 'assistant')", name="role"),
+)
+
+# ``message`` is the reply that asked; the input is in its block, the result in the next message's.
+tool_calls = Table(
+    "tool_calls",
+    metadata,
+    Column("run_id", Text, ForeignKey("runs.id"), primary_key=True),
+    Column("message", Integer, primary_key=True),
+    Column("position", Integer, primary_key=True),
+    Column("turn", Integer, nullable=False),
+    Column("tool_use_id", Text, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("decision", Text),
+    Column("rule", Text),
+    Column("started_attempt", Integer),
+    Column("started_at", Float),
+    Column("ended_at", Float),
+    Column("duration", Float),
+    Column("outcome", Text),
+    Column("interrupted", Boolean, nullable=False, server_default="0"),
+    sqlite_with_rowid=False,
+)
+
+tool_outputs = Table(
+    "tool_outputs",
+    metadata,
+    Column("run_id", Text, ForeignKey("runs.id"), primary_key=True),
+    Column("message", Integer, primary_key=True),
+    Column("position", Integer, primary_key=True),
+    Column("size", BigInteger, nullable=False),
+    Column("compressed", LargeBinary, nullable=False),
+)
+
+# ``cut`` keeps the blocks of a reply that did not enter the conversation.
+model_calls = Table(
+    "model_calls",
+    metadata,
+    Column("run_id", Text, ForeignKey("runs.id"), primary_key=True),
+    Column("number", Integer, primary_key=True),
+    Column("attempt", Integer, nullable=False),
+    Column("turn", Integer, nullable=False),
+    Column("model", Text, nullable=False),
+    Column("max_tokens", Integer, nullable=False),
+    Column("worst_case", BigInteger, nullable=False),
+    Column("started_at", Float, nullable=False),
+    Column("ended_at", Float),
+    Column("latency", Float),
+    Column("request_id", Text),
+    Column("stop_reason", Text),
+    Column("input_tokens", BigInteger),
+    Column("cache_read_tokens", BigInteger),
+    Column("cache_creation_tokens", BigInteger),
+    Column("output_tokens", BigInteger),
+    Column("charged_tokens", BigInteger),
+    Column("error", Text),
+    Column("cut", JSON(none_as_null=True)),
+    sqlite_with_rowid=False,
+)
+
+events = Table(
+    "events",
+    metadata,
+    Column("run_id", Text, ForeignKey("runs.id"), primary_key=True),
+    Column("number", Integer, primary_key=True),
+    Column("at", Float, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("type", Text, nullable=False),
+    Column("data", JSON, nullable=False),
+    sqlite_with_rowid=False,
+)
+
+queued_messages = Table(
+    "queued_messages",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=True),
+    Column("run_id", Text, ForeignKey("runs.id"), nullable=False),
+    Column("text", Text, nullable=False),
+    Column("created_at", Float, nullable=False),
+    Column("delivered_message", Integer),
+    Index(None, "run_id"),
+)
+
+# One row renews all of a worker's leases. ``host_id`` names the folder of locks that it shares with
+# the other workers of its host.
+workers = Table(
+    "workers",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("host_id", Text, nullable=False),
+    Column("hostname", Text, nullable=False),
+    Column("pid", Integer, nullable=False),
+    Column("slots", Integer, nullable=False),
+    Column("started_at", Float, nullable=False),
+    Column("lease_expires_at", Float, nullable=False),
+    Column("ended_at", Float),
+    Index(None, "ended_at"),
+)

@@ -1,0 +1,32 @@
+"""The environment that tools run in: the worker's, without Runner's settings and without secrets."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+_WITHHELD_NAMES = re.compile(
+    r"^(RUNNER_|ANTHROPIC_|PG)"
+    r"|KEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL"
+    r"|DATABASE_URL|REDIS_URL|DSN$",
+    re.IGNORECASE,
+)
+
+
+def tool_environment(environ: Mapping[str, str], secrets: Sequence[str]) -> dict[str, str]:
+    """The variables of ``environ`` that a tool may see.
+
+    Args:
+        secrets: values that no variable may contain (the API key, the database and Redis URLs);
+            empty ones are passed over.
+
+    Returns:
+        The variables whose names do not look like a setting of Runner's or a secret, and whose values
+        contain none of ``secrets``.
+    """
+    known = [secret for secret in secrets if secret]
+    return {
+        name: value
+        for name, value in environ.items()
+        if not _WITHHELD_NAMES.search(name) and not any(secret in value for secret in known)
+    }

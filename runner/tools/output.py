@@ -1,0 +1,84 @@
+"""What a tool printed, made fit for the model: always text, harmless to show, and not too long."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from pathlib import Path
+
+MOST_CHARACTERS = 50_000
+NO_OUTPUT = "(no output)"
+
+# Every control character but tab and newline, and what UTF-8 cannot hold.
+_HARMFUL = re.compile(r"\r\n?|[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+
+
+def visible(text: str) -> str:
+    """The text with control characters written as escapes (``\\x1b``), carriage returns as line ends,
+    and lone surrogates replaced."""
+    return _HARMFUL.sub(_spell, text)
+
+
+def present(
+    printed: bytes, copy: Path, *, cut: bool = False, ending: str = ""
+) -> tuple[str, bytes | None]:
+    """What the model is shown of an output, and the whole of it when that is too long to show.
+
+    An output of more than 50,000 characters keeps its head and its tail, with a note between them
+    that says what is left out and where the whole is: ``copy``, which is written here.
+
+    Args:
+        printed: the output as the tool wrote it, whatever bytes those are.
+        cut: the tool printed more than was kept.
+        ending: a line of Runner's own (an exit code) that follows the output.
+
+    Returns:
+        The text for the model, never blank, at most 50,000 characters; and the whole output as UTF-8,
+        or None when the text shows all of it.
+    """
+    text = printed.decode("utf-8", "replace")
+    if cut:
+        ending = f"[only the first {len(printed):,} bytes of the output were kept]\n{ending}"
+    room = MOST_CHARACTERS - len(ending) - 1
+    if len(text) <= room:
+        shown = visible(text)
+        if len(shown) <= room:
+            return _join(shown, ending.rstrip("\n")), None
+    whole = text.encode("utf-8", "replace")
+    restore_output(copy, whole)
+    note = (
+        f"\n[… the middle is left out: the output has {len(text):,} characters. All of it is in {copy}: "
+        "Read it with offset and limit, or search it with Grep …]\n"
+    )
+    half = (room - len(note)) // 2
+    head = visible(text[:half])[:half]
+    tail = visible(text[-half:])[-half:]
+    return _join(head + note + tail, ending.rstrip("\n")), whole
+
+
+def restore_output(path: Path, output: bytes) -> None:
+    """Write a long output to its copy, which appears whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent)
+    with open(descriptor, "wb") as file:
+        file.write(output)
+    os.replace(temporary, path)  # noqa: PTH105 - a plain string
+
+
+def _join(shown: str, ending: str) -> str:
+    if not shown or shown.isspace():
+        return ending or NO_OUTPUT
+    if not ending:
+        return shown
+    return shown + ending if shown.endswith("\n") else f"{shown}\n{ending}"
+
+
+def _spell(harmful: re.Match[str]) -> str:
+    character = harmful[0]
+    if character in ("\r", "\r\n"):
+        return "\n"
+    if "\ud800" <= character <= "\udfff":
+        return "\ufffd"
+    code = ord(character)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"

@@ -1,0 +1,162 @@
+"""Which files the file tools may touch, and opening them without ever waiting.
+
+A path is judged by where it leads, symlinks resolved, and opened by what it was judged as: an opened
+file that is not where it was expected, because a symlink changed in between, is refused too.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from runner.engine.ports import Surroundings
+from runner.tools.failure import ToolFailure
+
+_OPEN_FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY | os.O_CLOEXEC
+_OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """The folders of a run, symlinks resolved: where it works, its long outputs, Runner's own home."""
+
+    workspace: str | None
+    outputs: str
+    home: str
+
+    @classmethod
+    def of(cls, surroundings: Surroundings, home: Path) -> Places:
+        workspace = surroundings.workspace
+        return cls(
+            None if workspace is None else os.path.realpath(workspace),
+            os.path.realpath(surroundings.outputs),
+            os.path.realpath(home),
+        )
+
+    def find(self, path: str, *, writing: bool = False) -> str:
+        """Where a path leads, when a file tool may go there. It need not exist.
+
+        Args:
+            path: absolute, or relative to the workspace.
+
+        Raises:
+            ToolFailure: it may not, or there is no workspace.
+        """
+        if "\0" in path or not path:
+            raise ToolFailure("the path is empty or contains a NUL character: give a file's path")
+        try:
+            real = os.path.realpath(os.path.join(self.workspace or self.outputs, path))  # noqa: PTH118
+        except (OSError, ValueError) as error:
+            raise ToolFailure(f"{path!r} is not a path that can be used: {error}") from error
+        if self.holds_output(real):
+            if writing:
+                raise ToolFailure(f"{path}: outputs of tools can be read and searched, not written")
+            return real
+        if self.workspace is None:
+            raise ToolFailure(f"{path}: this job has no workspace, so there are no files to work on")
+        if not _inside(real, self.workspace):
+            raise ToolFailure(
+                f"{path} leads to {real}, outside the workspace {self.workspace}: "
+                "file tools work only inside it"
+            )
+        if _inside(real, self.home) and not self._works_in_home():
+            raise ToolFailure(f"{path} is in Runner's own folder, which file tools leave alone")
+        return real
+
+    def name(self, real: str) -> str:
+        """How a path that ``find`` gave is shown: relative to the workspace when it lies there."""
+        if self.workspace is not None and _inside(real, self.workspace):
+            return os.path.relpath(real, self.workspace)
+        return real
+
+    def holds_output(self, real: str) -> bool:
+        return _inside(real, self.outputs)
+
+    def _works_in_home(self) -> bool:
+        return self.workspace is not None and (
+            self.workspace != self.home and _inside(self.workspace, self.home)
+        )
+
+
+def open_file(real: str, name: str) -> int:
+    """A descriptor of a regular file, open for reading.
+
+    Raises:
+        ToolFailure: there is none, or it is something else; nothing was waited for.
+    """
+    try:
+        check_regular(os.lstat(real), name)  # opening a device can already do something
+        descriptor = os.open(real, _OPEN_FILE)
+    except OSError as error:
+        raise ToolFailure(explain(error, name)) from error
+    try:
+        check_regular(os.fstat(descriptor), name)
+        _check_opened(descriptor, real, name)
+    except BaseException:  # whatever it was: the descriptor must not stay open
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def open_folder(real: str, name: str) -> int:
+    """A descriptor of a folder, to name files relative to.
+
+    Raises:
+        ToolFailure: it is not a folder any more, or not the one that was meant.
+    """
+    try:
+        descriptor = os.open(real, _OPEN_FOLDER)
+    except OSError as error:
+        raise ToolFailure(explain(error, name)) from error
+    try:
+        _check_opened(descriptor, real, name)
+    except BaseException:  # whatever it was: the descriptor must not stay open
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def check_regular(status: os.stat_result, name: str) -> None:
+    """Raise ``ToolFailure`` unless this is the status of a regular file on a real file system."""
+    if stat.S_ISDIR(status.st_mode):
+        raise ToolFailure(f"{name} is a folder, not a file: Glob with the pattern '*' lists what is in it")
+    if not stat.S_ISREG(status.st_mode) or status.st_dev in _KERNEL_DEVICES:
+        raise ToolFailure(f"{name} is not a regular file (a pipe, socket, device or the like)")
+
+
+def explain(error: OSError, name: str) -> str:
+    """What an operating system's error means to someone who named a file."""
+    match error.errno:
+        case errno.ENOENT:
+            return f"{name} does not exist: Glob finds the files that do"
+        case errno.ENOTDIR:
+            return f"{name}: a part of this path is a file, not a folder"
+        case errno.ELOOP:
+            return f"{name} is a symlink that leads nowhere"
+        case _:
+            return f"{name}: {error.strerror}"
+
+
+def _inside(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
+def _check_opened(descriptor: int, real: str, name: str) -> None:
+    if sys.platform == "linux" and os.readlink(f"/proc/self/fd/{descriptor}") != real:
+        raise ToolFailure(f"{name} changed its place while it was opened: try again")
+
+
+def _kernel_devices() -> frozenset[int]:
+    """The file systems whose regular files are the kernel's own."""
+    devices = set()
+    for folder in ("/proc", "/sys"):
+        if os.path.ismount(folder):
+            devices.add(os.stat(folder).st_dev)
+    return frozenset(devices)
+
+
+_KERNEL_DEVICES = _kernel_devices()

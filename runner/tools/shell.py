@@ -1,0 +1,87 @@
+"""Bash: a command in the workspace, in processes that end with the call."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+
+from runner.core.conversation import ToolResult
+from runner.engine.ports import Interrupt, ToolCall
+from runner.tools.failure import ToolFailure
+from runner.tools.host.client import Ended, Start, ToolHost
+from runner.tools.output import present
+
+LONGEST_TIMEOUT = 600.0
+_LONGEST_COMMAND = 100_000  # bytes; Linux takes 128 KiB in one argument (execve(2))
+
+
+def bash(
+    call: ToolCall, host: ToolHost, environment: Mapping[str, str], interrupt: Interrupt
+) -> ToolResult:
+    """Run a command with bash; its output and errors in one, in order.
+
+    Raises:
+        ToolFailure: it could not be started. Interrupted: it was cut.
+    """
+    command = _checked(call.input["command"])
+    workspace = call.surroundings.workspace
+    if workspace is None:
+        raise ToolFailure("this job has no workspace, so there is no folder to run commands in")
+    path = shutil.which("bash", path=environment.get("PATH"))
+    if path is None:
+        raise ToolFailure("bash is not on the PATH of this worker: it has to be installed there")
+    asked = call.input.get("timeout")
+    timeout = min(LONGEST_TIMEOUT, call.timeout if asked is None else asked / 1000)
+    start = Start([path, "-c", command], workspace, call.run_id, timeout, merge=True)
+    ended = host.call(start, interrupt)
+    return _result(call, ended, timeout)
+
+
+def _checked(command: str) -> str:
+    if "\0" in command:
+        raise ToolFailure("the command contains a NUL character: leave it out", "invalid_input")
+    size = len(command.encode("utf-8", "surrogatepass"))
+    if size > _LONGEST_COMMAND:
+        raise ToolFailure(
+            f"the command has {size:,} bytes, more than the {_LONGEST_COMMAND:,} that can be passed: "
+            "put the content in a file with Write first",
+            "invalid_input",
+        )
+    try:
+        command.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ToolFailure(
+            f"the command has a lone surrogate at character {error.start}: leave it out", "invalid_input"
+        ) from error
+    return command
+
+
+def _result(call: ToolCall, ended: Ended, timeout: float) -> ToolResult:
+    if ended.end == "not_started":
+        reason = ended.output.decode("utf-8", "replace")
+        raise ToolFailure(f"the command could not be started: {reason}")
+    if ended.end == "lost":
+        raise ToolFailure(
+            "the process that watched over the command was killed, and the command with it; "
+            "what it did until then is not known",
+            "interrupted",
+        )
+    ending = ""
+    if ended.end == "timed_out":
+        ending = (
+            f"The command was killed: it took more than {timeout:g} s. "
+            f"A longer timeout (at most {LONGEST_TIMEOUT * 1000:.0f} ms) can be given."
+        )
+    elif ended.exit_code < 0:
+        ending = f"Killed by signal {-ended.exit_code}"
+    elif ended.exit_code > 0:
+        ending = f"Exit code {ended.exit_code}"
+    content, output = present(
+        ended.output,
+        call.surroundings.outputs / f"{call.id}.txt",
+        cut=ended.cut,
+        ending=ending,
+    )
+    if ended.end == "timed_out":
+        return ToolResult(content, "timed_out", output)
+    return ToolResult(content, "failed" if ending else "succeeded", output)

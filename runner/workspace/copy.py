@@ -1,0 +1,147 @@
+"""A run's own copy of a workspace."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import shutil
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+
+from runner.errors import RunnerError
+from runner.workspace.identity import MARKER, exclude_from_git, identify, mark
+
+
+def copy(source: Path, target: Path, leave_out: Sequence[Path]) -> str:
+    """Copy a workspace, or take the copy that an earlier attempt finished.
+
+    Links stay links, permissions and times are kept. Sockets, pipes and devices are left out, and so
+    is a ``.git`` file that points out of the workspace (as in a git worktree: commands in the copy
+    would change the original's index). The copy is made beside ``target`` and moved there when it is
+    whole, so what is at ``target`` is never half a copy; what a killed attempt left is removed.
+
+    Args:
+        source: the workspace's folder.
+        target: where the copy goes; folders above it are created.
+        leave_out: folders or files inside ``source`` that are not copied (Runner's own).
+
+    Returns:
+        The copy's own id.
+
+    Raises:
+        RunnerError: it cannot be copied; nothing is at ``target`` then.
+    """
+    if target.is_dir():
+        return identify(target)
+    draft = target.with_name(f"{_draft_prefix(target)}{secrets.token_hex(4)}")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _remove_leftovers(target)
+        left_out = frozenset(os.path.realpath(path) for path in (*leave_out, target, draft))
+        _copy_tree(os.path.realpath(source), str(draft), left_out)
+        if (draft / ".git").exists():
+            exclude_from_git(draft)
+        identity = mark(draft)
+        _copy_status(os.path.realpath(source), str(draft))
+        return identity if _moved(draft, target) else identify(target)
+    except OSError as error:
+        raise RunnerError(f"cannot copy the workspace {source} to {target}: {error}") from error
+    finally:
+        _remove(draft)
+
+
+def _draft_prefix(target: Path) -> str:
+    return f".{target.name}.partial-"
+
+
+def _remove_leftovers(target: Path) -> None:
+    for path in target.parent.iterdir():
+        if path.name.startswith(_draft_prefix(target)):
+            _remove(path)
+
+
+def _moved(draft: Path, target: Path) -> bool:
+    """Move the whole copy into its place; False when another attempt's is there already."""
+    try:
+        draft.rename(target)
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+            return False
+        raise
+    return True
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder and all that is in it, folders that may not be written to included."""
+    if not folder.is_dir():
+        return
+    folder.chmod(stat.S_IRWXU)
+    for here, names, _ in os.walk(folder):
+        for name in names:
+            path = Path(here, name)
+            if not path.is_symlink():
+                path.chmod(stat.S_IRWXU)
+    shutil.rmtree(folder)
+
+
+def _copy_tree(source: str, target: str, left_out: frozenset[str]) -> None:
+    """Copy what is in ``source``; permissions of folders come last, as some forbid writing."""
+    waiting = [(source, target)]
+    made: list[tuple[str, str]] = []
+    while waiting:
+        here, there = waiting.pop()
+        os.mkdir(there, stat.S_IRWXU)  # noqa: PTH102 - plain strings: this runs for every folder
+        try:
+            with os.scandir(here) as found:
+                entries = list(found)
+        except FileNotFoundError as error:
+            _expect_gone(here, error)
+            continue
+        if here != source:
+            made.append((here, there))
+        for entry in entries:
+            if entry.path in left_out or (here == source and entry.name.startswith(MARKER)):
+                continue
+            goal = f"{there}{os.sep}{entry.name}"
+            if entry.is_dir(follow_symlinks=False):
+                waiting.append((entry.path, goal))
+            else:
+                _copy_entry(entry, goal, source)
+    for here, there in reversed(made):
+        _copy_status(here, there)
+
+
+def _copy_entry(entry: os.DirEntry[str], goal: str, source: str) -> None:
+    """Copy one file or link; a file that is removed while we are at it was never there."""
+    wanted = entry.is_symlink() or entry.is_file(follow_symlinks=False)
+    if not wanted or (entry.name == ".git" and _points_outside(entry.path, source)):
+        return
+    try:
+        shutil.copy2(entry.path, goal, follow_symlinks=False)
+    except FileNotFoundError as error:
+        _expect_gone(entry.path, error)
+
+
+def _copy_status(source: str, target: str) -> None:
+    try:
+        shutil.copystat(source, target)
+    except FileNotFoundError as error:
+        _expect_gone(source, error)
+
+
+def _expect_gone(path: str, error: FileNotFoundError) -> None:
+    """Raise the error unless it is about an original that is gone: then it was never there."""
+    if os.path.lexists(path):
+        raise error
+
+
+def _points_outside(git_file: str, source: str) -> bool:
+    """Whether a ``.git`` file (https://git-scm.com/docs/gitrepository-layout) names a folder that is
+    not in the tree, or cannot be carried over because its path is absolute."""
+    file = Path(git_file)
+    text = file.read_text(encoding="utf-8", errors="surrogateescape")
+    pointed = Path(text.removeprefix("gitdir:").strip())
+    folder = (file.parent / pointed).resolve()
+    return pointed.is_absolute() or not folder.is_relative_to(source)

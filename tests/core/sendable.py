@@ -1,0 +1,51 @@
+"""What the Messages API demands of a conversation, as a list of everything that is wrong in one.
+
+Source: https://docs.claude.com/en/api/messages and its error messages; consecutive messages of one
+role are taken together there, which Runner needs only after ``pause_turn``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from runner.core.conversation import Block, Message
+
+THINKING = ("thinking", "redacted_thinking")
+
+
+def faults(messages: Sequence[Message]) -> list[str]:
+    """Why the API would refuse these messages; empty when it would take them."""
+    found = [] if messages and messages[0].role == "user" else ["does not start with the user"]
+    waiting: list[str] = []
+    answered: set[str] = set()
+    before = None
+    for number, message in enumerate(messages):
+        place = f"message {number}"
+        if not message.blocks:
+            found.append(f"{place} is empty")
+        found += [f"{place} has a blank text" for block in message.blocks if _is_blank(block)]
+        if message.role == "user":
+            results = [b["tool_use_id"] for b in message.blocks if b["type"] == "tool_result"]
+            if results != waiting:
+                found.append(f"{place} answers {results}, but {waiting} were asked, in that order")
+            if any(b["type"] != "tool_result" for b in message.blocks[: len(results)]):
+                found.append(f"{place} has something before its results")
+            if before == "user":
+                found.append(f"{place} is a second user message in a row")
+            found += [f"{place} answers {call} twice" for call in results if call in answered]
+            answered.update(results)
+            waiting = []
+        else:
+            if waiting:
+                found.append(f"{place} comes while {waiting} wait for results")
+            if message.blocks and message.blocks[-1]["type"] in THINKING:
+                found.append(f"{place} ends with thinking")
+            waiting = [b["id"] for b in message.blocks if b["type"] == "tool_use"]
+        before = message.role
+    if waiting:
+        found.append(f"{waiting} were never answered")
+    return found
+
+
+def _is_blank(block: Block) -> bool:
+    return block["type"] == "text" and not str(block["text"]).strip()

@@ -1,0 +1,300 @@
+"""A run in a world where everything goes wrong: whatever happens, in whatever order, it comes to an
+end, and what is promised of it holds after every single entry."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runner.core.budget import Limits
+from runner.core.conversation import Block, ModelReply, ToolResult, Usage
+from runner.core.decide import CallModel, Done, Effect, RunTools, Sleep, advance
+from runner.core.journal import (
+    Entry,
+    ModelCallFailed,
+    ModelReplied,
+    QueuedMessage,
+    RunView,
+    ToolFinished,
+    ToolsStarted,
+    UserMessageAdded,
+    apply,
+    fold,
+)
+from runner.core.run import Ended, Requeued, Waiting
+from tests.core.sendable import faults
+from tests.core.story import a_run, a_spec, says, thinks, uses
+
+MOST_STEPS = 2_000
+REASONS = [
+    "end_turn",
+    "stop_sequence",
+    "max_tokens",
+    "pause_turn",
+    "refusal",
+    "model_context_window_exceeded",
+    "out_of_cheese",
+]
+SPEECH = st.lists(
+    st.sampled_from([says(), says("  "), says(""), thinks(), {"type": "server_tool_use"}]),
+    max_size=3,
+)
+CALLS = st.lists(
+    st.tuples(
+        st.sampled_from(["Read", "Grep", "Edit", "Bash", "Deploy", "Nothing"]),
+        st.sampled_from([{"path": "a"}, {}, [], "text"]),
+    ),
+    max_size=5,
+)
+
+
+@dataclass
+class World:
+    """A model, tools, people, and workers that die, around one run.
+
+    ``mischief`` is how often something may still go wrong or be asked for from outside; it runs
+    out, so that a run which never ends is the core's own doing.
+    """
+
+    draw: Any
+    view: RunView
+    mischief: int
+    now: float = 1_000.0
+    draining: bool = False
+    started: Counter[str] = field(default_factory=Counter)
+    finished: Counter[str] = field(default_factory=Counter)
+    said: list[int] = field(default_factory=list)
+    heard: list[int] = field(default_factory=list)
+    sent: list[tuple[str, Block]] = field(default_factory=list)
+    steps: int = 0
+    call_ids: int = 0
+
+    def chance(self) -> bool:
+        """Whether something goes wrong now."""
+        if self.mischief and self.draw(st.integers(0, 3)) == 3:
+            self.mischief -= 1
+            return True
+        return False
+
+    # --- what a worker does ---
+
+    def drive(self) -> Ended:
+        """Take the run to an end from which nobody takes it up again."""
+        while True:
+            effect = self.advance()
+            match effect:
+                case CallModel():
+                    self.call_model(effect)
+                case RunTools():
+                    self.run_tools(effect)
+                case Sleep(until):
+                    assert self.now < until <= self.now + 5.0
+                    self.now = until
+                case Done(Ended() as outcome) if not self.chance():
+                    return outcome
+                case Done():
+                    self.take_up(effect)
+
+    def advance(self) -> Effect:
+        """Decide, with whatever people did in the meantime."""
+        while self.chance():
+            self.people()
+        self.draining = self.chance()
+        while True:
+            view, entries, effect = advance(self.view, self.now, self.draining)
+            assert view == fold(self.view, entries)
+            if entries and self.chance():  # some of what was decided, then the worker is gone
+                entries = entries[: self.draw(st.integers(0, len(entries) - 1))]
+                self.append(*entries)
+                self.die()
+                continue
+            self.append(*entries)
+            assert self.view == view
+            return effect
+
+    def append(self, *entries: Entry) -> None:
+        for entry in entries:
+            self.steps += 1
+            assert self.steps < MOST_STEPS, "the run never ends"
+            self.watch(entry)
+            self.view = apply(self.view, entry)
+            self.check()
+
+    def die(self) -> None:
+        self.view = replace(self.view, attempt=self.view.attempt + 1)
+
+    def take_up(self, done: Done) -> None:
+        """Whoever may does what makes a run go on from this outcome."""
+        match done.outcome:
+            case Requeued(due_at):
+                self.now = max(self.now, due_at)
+            case Ended():
+                limits = self.view.limits
+                self.view = replace(
+                    self.view,
+                    limits=replace(
+                        limits,
+                        max_turns=limits.max_turns + 1,
+                        token_ceiling=limits.token_ceiling + self.draw(st.integers(0, 50_000)),
+                    ),
+                )
+            case Waiting(reason):
+                assert reason == "paused"
+        self.view = replace(self.view, outcome=None)
+        self.die()
+
+    # --- what people do ---
+
+    def people(self) -> None:
+        match self.draw(st.sampled_from(["say", "pause", "cancel"])):
+            case "say":
+                self.said.append(len(self.said) + 1)
+                message = QueuedMessage(self.said[-1], f"message {self.said[-1]}")
+                self.view = replace(self.view, queued=(*self.view.queued, message))
+            case "pause" if self.view.outcome is None:
+                self.view = replace(self.view, pause_requested=True)
+            case "cancel":  # and somebody resumes it
+                calls = (replace(c, interrupted=c.result is None) for c in self.view.calls)
+                self.view = replace(self.view, calls=tuple(calls), pause_requested=False)
+                self.die()
+
+    # --- what the model does ---
+
+    def call_model(self, step: CallModel) -> None:
+        assert not self.draining
+        self.check_request()
+        if not self.chance():
+            self.append(ModelReplied(self.reply(step)))
+        elif self.draw(st.booleans()):
+            self.die()
+        else:
+            wait = self.draw(st.sampled_from([None, 0.0, 3.0, 60.0]))
+            charged = self.draw(st.sampled_from([0, step.call.reservation.worst_case]))
+            retry_at = None if wait is None else self.now + wait
+            self.append(ModelCallFailed("api_error", "no", 500, None, charged, self.now, retry_at))
+
+    def reply(self, step: CallModel) -> ModelReply:
+        reservation = step.call.reservation
+        prompt = reservation.worst_case - reservation.max_tokens
+        usage = Usage(
+            input_tokens=self.draw(st.integers(0, prompt)),
+            output_tokens=self.draw(st.integers(0, reservation.max_tokens)),
+        )
+        speech = self.draw(SPEECH)
+        calls = [self.use(name, arguments) for name, arguments in self.draw(CALLS)]
+        reason = self.draw(st.sampled_from(["tool_use"] * 8 + REASONS))
+        return ModelReply((*speech, *calls), reason, usage, "a-model")
+
+    def use(self, name: str, arguments: Any) -> Block:
+        self.call_ids += 1
+        return uses(name, f"toolu_{self.call_ids}", arguments)
+
+    # --- what the tools do ---
+
+    def run_tools(self, step: RunTools) -> None:
+        assert not self.draining or any(call.result for call in self.view.calls)
+        calls = list(self.draw(st.permutations(step.calls)))
+        while calls:
+            if self.chance():
+                self.die()
+                return
+            outcome = self.draw(st.sampled_from(["succeeded", "failed", "interrupted"]))
+            call = calls.pop()
+            result = ToolResult(f"result of {call.id}", outcome)
+            self.append(ToolFinished(call.index, result))
+            if calls:
+                _, entries, effect = advance(self.view, self.now, self.chance())
+                assert entries == []
+                assert isinstance(effect, RunTools)
+                assert {c.index for c in effect.calls} == {c.index for c in calls}
+
+    # --- what is promised ---
+
+    def watch(self, entry: Entry) -> None:
+        """What one entry may never do."""
+        match entry:
+            case ToolsStarted(indexes):
+                group = [self.view.calls[index] for index in indexes]
+                assert group
+                for call in group:
+                    tool = self.view.spec.tool(call.name)
+                    assert tool is not None
+                    assert isinstance(call.input, dict)
+                    assert call.decision is not None
+                    assert call.decision.effect == "allow"
+                    assert call.result is None
+                    assert not call.interrupted
+                    assert tool.repeatable or not self.started[call.id]
+                    self.started[call.id] += 1
+            case ToolFinished(index):
+                call = self.view.calls[index]
+                self.finished[call.id] += 1
+                assert self.finished[call.id] == 1
+            case UserMessageAdded(queued_ids=ids):
+                assert not any(call.result is None for call in self.view.calls)
+                self.heard += ids
+
+    def check(self) -> None:
+        """What holds after every entry."""
+        view, progress = self.view, self.view.progress
+        reserved = progress.open_call.reservation.worst_case if progress.open_call else 0
+        assert progress.charged_tokens + reserved <= view.limits.token_ceiling
+        assert progress.usage.total <= progress.charged_tokens
+        assert progress.turns <= view.limits.max_turns
+        assert self.heard + [message.id for message in view.queued] == self.said
+        assert not view.calls or view.messages[-1].role == "assistant"
+        if not view.calls:
+            assert not faults(view.messages)
+        if view.outcome is not None and isinstance(view.outcome, Ended):
+            assert view.outcome.state != "succeeded" or not view.queued
+
+    def check_request(self) -> None:
+        """What is about to be sent is valid, and only adds to what was sent before."""
+        assert not faults(self.view.messages)
+        assert not self.view.calls
+        stop = self.view.progress.stop
+        paused = stop is not None and stop.reason == "pause_turn"
+        assert self.view.messages[-1].role == ("assistant" if paused else "user")
+        now = [(message.role, block) for message in self.view.messages for block in message.blocks]
+        assert now[: len(self.sent)] == self.sent
+        self.sent = now
+
+
+@settings(max_examples=300)
+@given(
+    st.data(),
+    st.sampled_from(["safe", "all", "off"]),
+    st.integers(0, 12),
+    st.integers(1, 8),
+    st.sampled_from([0, 3_000, 20_000, 100_000, 5_000_000]),
+    st.sampled_from([500, 4_000, 32_000]),
+)
+def test_whatever_happens_the_run_ends_and_keeps_its_promises(
+    data, mode, mischief, turns, ceiling, most
+):
+    limits = Limits(max_turns=turns, token_ceiling=ceiling, max_output_tokens=most)
+    world = World(data.draw, a_run(a_spec(parallel_tools=mode), limits), mischief)
+    outcome = world.drive()
+    assert outcome.reason
+    assert world.view.outcome == outcome
+    assert not world.view.pause_requested
+    assert set(world.started) <= set(world.finished)
+
+
+@given(st.data(), st.integers(0, 20))
+def test_a_call_is_finished_exactly_once_in_any_run_that_is_told_to_the_end(data, mischief):
+    world = World(data.draw, a_run(limits=Limits(max_turns=6)), mischief)
+    world.drive()
+    asked = {
+        block["id"]
+        for message in world.view.messages
+        for block in message.blocks
+        if block["type"] == "tool_use"
+    }
+    open_calls = {call.id for call in world.view.calls if call.result is None}
+    assert set(world.finished) == asked - open_calls
+    assert not open_calls or world.view.outcome.reason == "context_window"

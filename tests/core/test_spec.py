@@ -1,0 +1,70 @@
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runner.core.budget import Limits
+from runner.core.conversation import Tool
+from runner.core.permissions import Rule
+from runner.core.retry import Patience
+from runner.core.spec import JobSpec, Workspace
+
+TEXT = st.text(max_size=20)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**40), 2**40) | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=6,
+)
+OBJECTS = st.dictionaries(TEXT, VALUES, max_size=3)
+SECONDS = st.floats(0.1, 1e6)
+SPECS = st.builds(
+    JobSpec,
+    name=TEXT,
+    model=TEXT,
+    provider=st.sampled_from(["anthropic", "scripted"]),
+    system=st.none() | TEXT,
+    tools=st.lists(
+        st.builds(Tool, TEXT, TEXT, OBJECTS, st.booleans(), st.booleans(), TEXT), max_size=3
+    ).map(tuple),
+    rules=st.lists(st.builds(Rule, st.sampled_from(["allow", "deny"]), TEXT), max_size=3).map(
+        tuple
+    ),
+    limits=st.builds(
+        Limits,
+        st.integers(1, 99),
+        st.integers(1, 10**9),
+        st.integers(1, 99_000),
+        SECONDS,
+        st.none() | SECONDS,
+    ),
+    retry=st.builds(Patience, st.integers(1, 99), SECONDS),
+    model_options=OBJECTS,
+    parallel_tools=st.sampled_from(["safe", "all", "off"]),
+    workspace=st.none() | st.builds(Workspace, TEXT, st.sampled_from(["shared", "copy"])),
+    script=st.none() | OBJECTS,
+)
+
+
+@given(SPECS)
+def test_spec_comes_back_from_stored_json_as_it_was(spec):
+    assert JobSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
+
+
+def test_stored_order_of_tools_is_kept():
+    names = ["Write", "Bash", "Read"]
+    spec = JobSpec("j", "m", tools=tuple(Tool(name, "", {}) for name in names))
+    stored = JobSpec.from_json(json.loads(json.dumps(spec.to_json())))
+    assert [tool.name for tool in stored.tools] == names
+
+
+def test_tool_is_found_by_its_exact_name():
+    tool = Tool("Bash", "", {})
+    spec = JobSpec("j", "m", tools=(tool,))
+    assert spec.tool("Bash") is tool
+    assert spec.tool("bash") is None
+
+
+def test_changing_what_was_stored_never_changes_the_spec():
+    spec = JobSpec("j", "m", model_options={"thinking": {"type": "adaptive"}})
+    spec.to_json()["model_options"]["thinking"]["type"] = "changed"
+    assert spec.model_options == {"thinking": {"type": "adaptive"}}

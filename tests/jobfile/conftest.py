@@ -1,0 +1,57 @@
+"""A job file in a folder of its own, loaded with tools that are only names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from runner.core.conversation import Tool
+from runner.core.spec import Submission
+from runner.errors import Problem, SpecError
+from runner.jobfile.load import load
+
+TOOL_NAMES = ("Bash", "Read", "Write", "Edit", "Glob", "Grep")
+
+Load = Callable[..., Submission]
+Problems = Callable[..., list[str]]
+
+
+def resolve_names(
+    names: Sequence[str], folder: Path
+) -> tuple[tuple[Tool, ...], tuple[tuple[str, str], ...]]:
+    """Tools by their bare names; an own tool is called after its function."""
+    assert folder.is_absolute()
+    known = [name for name in names if name in TOOL_NAMES or ":" in name]
+    unknown = [name for name in names if name not in known]
+    tools = tuple(Tool(name.rpartition(":")[2], f"{name}.", {"type": "object"}) for name in known)
+    return tools, tuple((name, f"there is no tool {name!r}") for name in unknown)
+
+
+def accept_script(script: object) -> list[Problem]:
+    return []
+
+
+@pytest.fixture
+def load_text(tmp_path: Path) -> Load:
+    """Write a job file into the temporary folder and load it."""
+
+    def load_it(text: str, name: str = "job.toml") -> Submission:
+        path = tmp_path / name
+        path.write_bytes(text.encode())
+        return load(path, resolve_tools=resolve_names, check_script=accept_script)
+
+    return load_it
+
+
+@pytest.fixture
+def problems_of(load_text: Load) -> Problems:
+    """The problems of a job file, each as the line that a reader sees."""
+
+    def problems(text: str, name: str = "job.toml") -> list[str]:
+        with pytest.raises(SpecError) as refused:
+            load_text(text, name)
+        return [str(problem) for problem in refused.value.problems]
+
+    return problems

@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runner.core.budget import Limits
+from runner.core.permissions import Rule
+from runner.core.retry import Patience
+from runner.jobfile.check import KEYS, RESERVED_OPTIONS, Items, Text, check
+
+LEAST: dict[str, Any] = {"model": "m", "prompt": "Do it."}
+
+
+def problems_of(**keys: Any) -> list[str]:
+    return [str(problem) for problem in check({**LEAST, **keys})[1]]
+
+
+def test_the_least_job_has_the_defaults_of_core() -> None:
+    draft, problems = check(LEAST)
+    assert problems == []
+    assert draft.limits == Limits()
+    assert draft.retry == Patience()
+    assert (draft.provider, draft.parallel_tools, draft.workspace_mode) == (
+        "anthropic",
+        "safe",
+        "shared",
+    )
+    assert draft.prompt == Text("text", "Do it.")
+    assert draft.items is None
+
+
+def test_every_value_arrives() -> None:
+    draft, problems = check(
+        {
+            **LEAST,
+            "name": "n",
+            "provider": "scripted",
+            "script": "s.toml",
+            "system_file": "s.md",
+            "tools": ["Bash", "own.tools:look"],
+            "parallel_tools": "off",
+            "items": {"glob": "*.py"},
+            "workspace": {"path": "w", "mode": "copy"},
+            "permissions": {"allow": ["B*"], "deny": ["look"]},
+            "limits": {
+                "max_turns": 1,
+                "token_ceiling": 2,
+                "max_output_tokens": 3,
+                "tool_timeout": "1.5m",
+                "deadline": "8h",
+            },
+            "retry": {"max_attempts": 4, "max_seconds": "2d"},
+            "model_options": {"thinking": {"type": "adaptive"}},
+        }
+    )
+    assert problems == []
+    assert draft.system == Text("file", "s.md")
+    assert draft.tools == ((0, "Bash"), (1, "own.tools:look"))
+    assert draft.rules == ((0, Rule("allow", "B*")), (0, Rule("deny", "look")))
+    assert draft.items == Items("glob", "*.py")
+    assert draft.limits == Limits(1, 2, 3, 90.0, 28_800.0)
+    assert draft.retry == Patience(4, 172_800.0)
+    assert draft.model_options == {"thinking": {"type": "adaptive"}}
+    assert (draft.workspace_path, draft.workspace_mode) == ("w", "copy")
+    assert (draft.script, draft.parallel_tools, draft.name) == ("s.toml", "off", "n")
+
+
+CASES: list[tuple[dict[str, Any], str]] = [
+    ({"nme": "x"}, "nme: unknown key 'nme'; did you mean name?"),
+    ({"max_turns": 3}, "max_turns: unknown key 'max_turns' here; it belongs in [limits]"),
+    ({"max_turn": 3}, "did you mean max_turns, which belongs in [limits]?"),
+    ({"zzzzzz": 3}, "unknown key 'zzzzzz'; known here: name, "),
+    ({"limits": {"max_turn": 3}}, "limits.max_turn: unknown key 'max_turn'; did you mean max_turns?"),
+    ({"limits": {"tools": []}}, "limits.tools: unknown key 'tools' here; it belongs at the top"),
+    ({"limits": 3}, "limits: must be a table, written [limits], not an integer"),
+    ({"limits": {"max_turns": True}}, "limits.max_turns: must be an integer, not a boolean"),
+    ({"limits": {"max_turns": 1.0}}, "limits.max_turns: must be an integer, not a number"),
+    ({"limits": {"max_turns": 0}}, "limits.max_turns: must be at least 1, not 0"),
+    ({"limits": {"token_ceiling": -5}}, "limits.token_ceiling: must be at least 1, not -5"),
+    ({"limits": {"max_turns": 10**5000}}, "must be at most 1,000,000, not a number of that size"),
+    ({"limits": {"tool_timeout": 601}}, "limits.tool_timeout: must be at most 600 seconds, not 601"),
+    ({"limits": {"tool_timeout": -1}}, "limits.tool_timeout: must be more than 0 seconds, not -1"),
+    ({"limits": {"deadline": "soon"}}, 'such as "90s", "30m", "8h", not \'soon\''),
+    ({"limits": {"deadline": True}}, "limits.deadline: must be a number of seconds or a string"),
+    ({"limits": {"deadline": float("inf")}}, "limits.deadline: must be at most"),
+    ({"limits": {"deadline": float("nan")}}, "limits.deadline: must be more than 0 seconds"),
+    ({"limits": {"deadline": -(10**400)}}, "limits.deadline: must be more than 0 seconds"),
+    ({"retry": {"max_attempts": 0}}, "retry.max_attempts: must be at least 1, not 0"),
+    ({"retry": {"max_seconds": "0s"}}, "retry.max_seconds: must be more than 0 seconds"),
+    ({"model": 3}, "model: must be a string, not an integer"),
+    ({"model": " "}, "model: is empty"),
+    ({"model": "a\nb"}, "model: holds a line break"),
+    ({"name": "a\0b"}, "name: holds a NUL"),
+    ({"name": "x" * 201}, "name: has 201 characters; at most 200 are allowed"),
+    ({"prompt_file": "p"}, "prompt_file: give only one of prompt and prompt_file"),
+    ({"system": "a", "system_file": "b"}, "system_file: give only one of system and system_file"),
+    ({"provider": "antropic"}, "not 'antropic'; did you mean anthropic?"),
+    ({"provider": 1}, 'provider: must be "anthropic" or "scripted", not an integer'),
+    ({"provider": "scripted"}, "script: is missing"),
+    ({"script": "s.toml"}, 'script: is only for provider = "scripted"'),
+    ({"parallel_tools": "none"}, 'parallel_tools: must be "safe" or "all" or "off", not \'none\''),
+    ({"tools": "Bash"}, "tools: must be a list of strings, not a string"),
+    ({"tools": ["Bash", 3]}, "tools[1]: must be a string, not an integer"),
+    ({"tools": ["Bash", "Bash"]}, "tools[1]: 'Bash' is listed twice"),
+    ({"tools": ["Bash", "Read", "Edit"]}, "tools[1]: Read, Edit need a folder to work in"),
+    ({"workspace": {"mode": "copy"}}, "workspace: the key path is missing"),
+    ({"workspace": {"path": "w", "mode": "copied"}}, "workspace.mode: must be \"shared\" or"),
+    ({"permissions": {"alow": []}}, "permissions.alow: unknown key 'alow'; did you mean allow?"),
+    (
+        {"permissions": {"allow": ["Bash(git *)"]}},
+        "permissions.allow[0]: 'Bash(git *)': rules with a specifier are not supported yet in this "
+        "version; name the tool alone ('Bash')",
+    ),
+    ({"permissions": {"deny": ["*Edit"]}}, "permissions.deny[0]: '*Edit' is no rule"),
+    ({"items": {}}, "items: one of list, glob, jsonl and command is needed"),
+    ({"items": {"list": ["a"], "glob": "*"}}, "items.glob: give only one of list, glob, jsonl"),
+    ({"items": {"list": []}}, "items.list: is empty: give at least one item"),
+    ({"items": {"list": "a"}}, "items.list: must be a list of strings or tables"),
+    ({"items": {"command": []}}, "items.command: is empty"),
+    ({"items": {"command": ["ls", 1]}}, "items.command[1]: must be a string, not an integer"),
+    ({"items": {"glob": 1}}, "items.glob: must be a string, not an integer"),
+    ({"model_options": {"x": [float("nan")]}}, "model_options.x: [0] is nan"),
+    ({"model_options": {"x": {"y": "\0"}}}, "model_options.x: y holds a NUL"),
+]
+
+
+@pytest.mark.parametrize(("keys", "expected"), CASES, ids=[case[1][:50] for case in CASES])
+def test_a_mistake_is_the_one_problem_and_says_what_was_meant(
+    keys: dict[str, Any], expected: str
+) -> None:
+    problems = problems_of(**keys)
+    assert len(problems) == 1
+    assert expected in problems[0]
+
+
+@pytest.mark.parametrize("option", sorted(RESERVED_OPTIONS))
+def test_options_that_runner_sets_are_refused(option: str) -> None:
+    assert problems_of(model_options={option: 1})[0].startswith(
+        f"model_options.{option}: is set by Runner"
+    )
+
+
+def test_what_is_missing_is_named() -> None:
+    places = {problem.place for problem in check({})[1]}
+    assert places == {"model", "prompt"}
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.dates(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)
+known = st.sampled_from(sorted({key for keys in KEYS.values() for key in keys}))
+tables = st.dictionaries(known, anything | st.dictionaries(known, anything, max_size=5), max_size=8)
+
+
+@given(tables)
+def test_whatever_a_file_holds_is_checked_without_an_exception(data: dict[str, Any]) -> None:
+    draft, problems = check(data)
+    for problem in problems:
+        assert str(problem).isprintable()
+    if not problems:
+        assert draft.model
+        assert draft.prompt

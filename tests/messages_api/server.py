@@ -1,0 +1,278 @@
+"""The server: HTTP/1.1 over asyncio streams in one thread, cheap enough to share a machine with."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+from tests.messages_api.conversation_rules import Refusal
+from tests.messages_api.replies import Break, Reply, sse
+from tests.messages_api.rules import MODELS, check_headers, check_request
+from tests.messages_api.wire import Wire, chunk, stream_head
+
+API_KEY = "sk-ant-test-key"
+MOST_BODY_BYTES = 32 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Received:
+    """A request as it came: ``raw`` is the body's bytes, ``body`` what they say (None: no JSON)."""
+
+    number: int
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    raw: bytes
+    body: Any
+    at: float
+
+    @property
+    def position(self) -> int:
+        """Assistant messages in the conversation: which reply is due."""
+        return sum(1 for message in self.body["messages"] if message["role"] == "assistant")
+
+    @property
+    def first_text(self) -> str:
+        """The text of the first user message: which conversation this is."""
+        content = self.body["messages"][0]["content"]
+        if isinstance(content, str):
+            return content
+        return "\n".join(block.get("text", "") for block in content)
+
+
+Plan = Callable[[Received], Reply]
+
+
+class MessagesServer:
+    """The Messages API at ``url``, until ``stop``.
+
+    Args:
+        plan: gives the reply to each request that was not refused; called in the server's thread.
+        record: keep every request in ``requests`` and every refusal in ``refusals``.
+        most_body_bytes: a longer body is refused with 413.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        port: int = 0,
+        record: bool = True,
+        most_body_bytes: int = MOST_BODY_BYTES,
+    ) -> None:
+        self.requests: list[Received] = []
+        self.refusals: list[Refusal] = []
+        self.count = 0
+        self.in_flight = 0
+        self.dropped = 0  # connections that the client ended while a reply was due
+        self._plan = plan
+        self._port = port
+        self._record = record
+        self._most_body_bytes = most_body_bytes
+        self._issued: set[str] = set()
+        self._changed = threading.Condition()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="messages-api", daemon=True)
+        self._connections: set[asyncio.Task[None]] = set()
+        self._listener = socket.create_server(("127.0.0.1", port), backlog=1024)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+
+    def start(self) -> Self:
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def wait_for(self, condition: Callable[[MessagesServer], bool], seconds: float = 10.0) -> None:
+        """Wait until ``condition`` holds; AssertionError after ``seconds``."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: condition(self), seconds), "it never came about"
+
+    # --- the loop's thread ---
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        start = asyncio.start_server(self._serve, sock=self._listener, limit=1024 * 1024)
+        server = self._loop.run_until_complete(start)
+        self._loop.run_forever()
+        server.close()
+        for task in self._connections:
+            task.cancel()
+        waiting = asyncio.gather(*self._connections, return_exceptions=True)
+        self._loop.run_until_complete(waiting)
+        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+        self._loop.close()
+
+    def _change(self, **by: int) -> None:
+        with self._changed:
+            for name, amount in by.items():
+                setattr(self, name, getattr(self, name) + amount)
+            self._changed.notify_all()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        wire = Wire(reader, writer)
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        try:
+            while await self._answer_one(wire):
+                pass
+        except (ConnectionError, asyncio.IncompleteReadError):
+            self._change(dropped=1)
+        except asyncio.CancelledError:
+            return  # the server stops; asyncio would log it as an error
+        finally:
+            self._connections.discard(task)
+            wire.close()
+
+    async def _answer_one(self, wire: Wire) -> bool:
+        """Answer one request; False when the connection is over."""
+        incoming = await wire.request()
+        if incoming is None:
+            return False
+        self._change(in_flight=1)
+        try:
+            return await self._respond(wire, *incoming)
+        finally:
+            self._change(in_flight=-1)
+
+    async def _respond(
+        self, wire: Wire, method: str, target: str, headers: dict[str, str], raw: bytes
+    ) -> bool:
+        path = urlsplit(target).path
+        self.count += 1
+        request_id = f"req_{self.count:012d}"
+        try:
+            request = self._take(method, path, headers, raw)
+            if path != "/v1/messages":
+                return await wire.send(_answer(request), request_id)
+            reply = self._plan(request)
+        except Refusal as refusal:
+            if self._record:
+                self.refusals.append(refusal)
+            failure = Break(
+                "status", status=refusal.status, error_type=refusal.kind, message=refusal.message
+            )
+            return await wire.fail(failure, request_id)
+        self._issued.update(block["type"] for block in reply.blocks)
+        if reply.latency:
+            await asyncio.sleep(reply.latency)
+        return await self._play(wire, request, reply, request_id)
+
+    def _take(self, method: str, path: str, headers: dict[str, str], raw: bytes) -> Received:
+        """The request, unless the API would refuse it."""
+        body: Any = None
+        try:
+            body = json.loads(raw) if raw else None
+        except ValueError:
+            body = None
+        request = Received(self.count, method, path, headers, raw, body, time.time())
+        if self._record:
+            with self._changed:
+                self.requests.append(request)
+                self._changed.notify_all()
+        check_headers(headers, API_KEY)
+        if len(raw) > self._most_body_bytes:
+            raise Refusal("Request exceeds the maximum size", 413, "request_too_large")
+        if (method, path) == ("GET", "/v1/models"):
+            return request
+        if method != "POST" or path not in ("/v1/messages", "/v1/messages/count_tokens"):
+            raise Refusal("Not found", 404, "not_found_error")
+        if body is None:
+            raise Refusal("The request body is not valid JSON")
+        counted = {"max_tokens": 1, **body} if path.endswith("count_tokens") else body
+        check_request(counted, headers["anthropic-version"], self._issued)
+        return request
+
+    async def _play(self, wire: Wire, request: Received, reply: Reply, request_id: str) -> bool:
+        failure = reply.broken
+        if failure is not None and failure.kind == "status":
+            return await wire.fail(failure, request_id)
+        if failure is not None and failure.kind == "reset_before_headers":
+            return wire.reset()
+        if failure is not None and failure.kind == "stall_before_headers":
+            return await wire.stall(pings=False)
+        usage = _usage(request)
+        model = request.body["model"]
+        message_id = f"msg_{request.number:012d}"
+        if not request.body.get("stream"):
+            message = reply.message(message_id, model, usage)
+            return await wire.send(message, request_id)
+        head = stream_head(request_id)
+        if failure is not None and failure.kind == "reset_in_headers":
+            await wire.write(head[: len(head) // 2])
+            return wire.reset()
+        events = reply.events(message_id, model, usage)
+        return await self._stream(wire, head, events, reply, request_id)
+
+    async def _stream(
+        self,
+        wire: Wire,
+        head: bytes,
+        events: Iterator[tuple[str, dict[str, Any]]],
+        reply: Reply,
+        request_id: str,
+    ) -> bool:
+        failure = reply.broken
+        pending = [head]
+        for number, (name, data) in enumerate(events):
+            if failure is not None and number == failure.after:
+                await wire.write(b"".join(pending))
+                return await wire.break_off(failure, request_id)
+            pending.append(chunk(sse(name, data)))
+            if reply.pause:
+                await wire.write(b"".join(pending))
+                pending.clear()
+                await asyncio.sleep(reply.pause)
+        await wire.write(b"".join(pending) + b"0\r\n\r\n")
+        return True
+
+
+def _answer(request: Received) -> dict[str, Any]:
+    if request.path == "/v1/models":
+        data = [{"type": "model", "id": name, "display_name": name} for name in sorted(MODELS)]
+        return {"data": data, "has_more": False, "first_id": None, "last_id": None}
+    return {"input_tokens": len(request.raw) // 4}
+
+
+def _usage(request: Received) -> dict[str, int]:
+    """Plausible tokens of the prompt: a quarter of its bytes, read from the cache where marked."""
+    tokens = len(request.raw) // 4
+    messages = request.body["messages"]
+    if b'"cache_control"' not in request.raw:
+        return {
+            "input_tokens": tokens,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": 0,
+        }
+    new = tokens if len(messages) < 2 else len(json.dumps(messages[-2:])) // 4
+    new = min(new, tokens)
+    return {
+        "input_tokens": 4,
+        "cache_creation_input_tokens": new,
+        "cache_read_input_tokens": tokens - new,
+    }

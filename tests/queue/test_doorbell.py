@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import redis
+from rq import Queue
+from rq.serializers import JSONSerializer
+
+from runner.errors import UnreachableError, UsageError
+from runner.queue.connection import connect
+from runner.queue.doorbell import RqDoorbell
+from runner.queue.wakeup import read_run_id
+from tests.queue.conftest import QUEUE_KEY, RUN_IDS, Server
+
+
+def test_a_ring_makes_an_rq_job_that_holds_only_the_run_id(
+    connection: redis.Redis, doorbell: RqDoorbell
+) -> None:
+    doorbell.ring([RUN_IDS[0]])
+    [job] = Queue("runner", connection=connection, serializer=JSONSerializer).jobs
+    assert list(job.args) == [RUN_IDS[0]]
+    assert job.kwargs == {}
+    assert read_run_id(connection.hget(job.key, "data")) == RUN_IDS[0]
+    assert (job.timeout, job.result_ttl, job.failure_ttl) == (-1, 0, 600)
+    assert job.retries_left is None
+    assert 0 < connection.ttl(job.key) <= 3600
+
+
+def test_a_run_may_be_rung_as_often_as_it_is_due(
+    connection: redis.Redis, doorbell: RqDoorbell
+) -> None:
+    doorbell.ring([RUN_IDS[0], RUN_IDS[0]])
+    doorbell.ring([RUN_IDS[0]])
+    assert len(set(connection.lrange(QUEUE_KEY, 0, -1))) == 3
+
+
+def test_ringing_for_nobody_touches_nothing(server: Server, doorbell: RqDoorbell) -> None:
+    server.kill()
+    doorbell.ring([])
+
+
+def test_a_doorbell_without_redis_says_what_to_do(server: Server, doorbell: RqDoorbell) -> None:
+    server.kill()
+    with pytest.raises(UnreachableError, match="RUNNER_REDIS_URL") as caught:
+        doorbell.ring([RUN_IDS[0]])
+    assert "\n" not in str(caught.value)
+
+
+def test_a_doorbell_that_redis_refuses_is_unreachable(
+    connection: redis.Redis, doorbell: RqDoorbell
+) -> None:
+    connection.set(QUEUE_KEY, "not a list")
+    with pytest.raises(UnreachableError, match="WRONGTYPE"):
+        doorbell.ring([RUN_IDS[0]])
+
+
+def test_a_doorbell_rings_again_after_redis_restarted(
+    server: Server, connection: redis.Redis, doorbell: RqDoorbell
+) -> None:
+    doorbell.ring([RUN_IDS[0]])
+    server.kill()
+    server.start()
+    doorbell.ring([RUN_IDS[1]])
+    assert connection.llen(QUEUE_KEY) == 1
+
+
+def test_a_wrong_url_is_refused_without_repeating_its_password() -> None:
+    with pytest.raises(UsageError, match="redis://") as caught:
+        connect("http://user:secret@host")
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("module", ["connection", "live", "embedded", "wakeup"])
+def test_modules_without_a_queue_never_import_rq(module: str) -> None:
+    script = f"import sys, runner.queue.{module}; sys.exit('rq' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

@@ -1,0 +1,113 @@
+"""Drives runs through the real journal, as an attempt would, to where a test wants them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Row, insert, select
+
+from runner.core.conversation import Block, ModelReply, ToolResult, Usage
+from runner.core.decide import CallModel, Effect, RunTools
+from runner.core.journal import Entry, ModelCallFailed, ModelReplied, RunView, ToolFinished
+from runner.core.run import Lease
+from runner.store import jobs as jobs_store
+from runner.store import runs as runs_store
+from runner.store.database import Database
+from runner.store.journal import StoredJournal
+from runner.store.tables import events, runs, workers
+from tests.store.examples import NOW, submission
+
+WORKER = "worker_1"
+USAGE = Usage(input_tokens=100, output_tokens=10)
+
+
+def text(words: str) -> Block:
+    return {"type": "text", "text": words}
+
+
+def tool_use(number: int, name: str = "Read", **arguments: Any) -> Block:
+    return {"type": "tool_use", "id": f"toolu_{number}", "name": name, "input": arguments}
+
+
+@dataclass
+class Attempt:
+    """A claimed run, its view, and what it has to do next."""
+
+    database: Database
+    lease: Lease
+    view: RunView
+    effect: Effect
+    now: float
+
+    def append(self, *entries: Entry) -> Attempt:
+        journal = StoredJournal(self.database, lambda: self.now)
+        self.view, self.effect = journal.advance(self.lease, self.view, entries, draining=False)
+        return self
+
+    def reply(self, *blocks: Block, stop: str = "end_turn", usage: Usage = USAGE) -> Attempt:
+        """The model answers."""
+        assert isinstance(self.effect, CallModel), self.effect
+        return self.append(ModelReplied(ModelReply(blocks, stop, usage, "claude-test", "req_1")))
+
+    def fail(self, kind: str, message: str) -> Attempt:
+        """The model does not answer, and is not asked again."""
+        assert isinstance(self.effect, CallModel), self.effect
+        return self.append(ModelCallFailed(kind, message, 400, "req_1", 0, self.now, None))
+
+    def finish(self, content: str, output: bytes | None = None) -> Attempt:
+        """The first tool call that is running ends."""
+        assert isinstance(self.effect, RunTools), self.effect
+        call = self.effect.calls[0]
+        return self.append(ToolFinished(call.index, ToolResult(content, output=output)))
+
+
+def submit_one(database: Database, key: str = "one", **options: Any) -> str:
+    """A job of one run; the run's id."""
+    job_id = jobs_store.submit(database, submission(key, **options), NOW)
+    query = select(runs.c.id).where(runs.c.job_id == job_id)
+    return str(database.read(lambda connection: connection.execute(query).scalar_one()))
+
+
+def claim(database: Database, run_id: str, now: float = NOW) -> Attempt:
+    """Take a due run for a worker, up to its first effect."""
+    add_worker(database)
+    run = runs_store.look_at(database, run_id, now)
+    assert run is not None
+    lease = runs_store.claim(database, run, WORKER, now)
+    assert lease is not None
+    journal = StoredJournal(database, lambda: now)
+    view, effect = journal.advance(lease, journal.load(lease), (), draining=False)
+    return Attempt(database, lease, view, effect, now)
+
+
+def add_worker(database: Database) -> None:
+    def work(connection: Any) -> None:
+        query = select(workers.c.id).where(workers.c.id == WORKER)
+        if connection.execute(query).first() is None:
+            row = {
+                "id": WORKER,
+                "host_id": "host",
+                "hostname": "here",
+                "pid": 1,
+                "slots": 1,
+                "started_at": NOW,
+                "lease_expires_at": NOW + 15,
+            }
+            connection.execute(insert(workers).values(row))
+
+    database.write(work)
+
+
+def run_row(database: Database, run_id: str) -> Row[Any]:
+    query = select(runs).where(runs.c.id == run_id)
+    return database.read(lambda connection: connection.execute(query).one())
+
+
+def event_types(database: Database, run_id: str) -> list[str]:
+    """The types of a run's events in order, which must be numbered without gaps."""
+    query = select(events).where(events.c.run_id == run_id).order_by(events.c.number)
+    rows = database.read(lambda connection: connection.execute(query).all())
+    assert [row.number for row in rows] == list(range(1, len(rows) + 1))
+    assert run_row(database, run_id).event_count == len(rows)
+    return [row.type for row in rows]

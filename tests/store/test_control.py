@@ -1,0 +1,162 @@
+"""Cancelling, pausing and resuming."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from sqlalchemy import select
+
+from runner.core.decide import Done
+from runner.core.run import Waiting
+from runner.errors import LeaseLost
+from runner.store import jobs as jobs_store
+from runner.store.control import Target, cancel, pause, resume
+from runner.store.database import Database
+from runner.store.runs import look_at, wait_for_workspace
+from runner.store.tables import runs, tool_calls
+from tests.store.attempts import claim, event_types, run_row, submit_one, text, tool_use
+from tests.store.examples import NOW, submission
+
+
+def test_cancelled_run_has_ended_and_is_held_by_nobody(database: Database) -> None:
+    run_id = submit_one(database)
+    claim(database, run_id)
+    (change,) = cancel(database, Target("run", run_id), NOW + 5)
+    assert (change.id, change.item_key, change.state) == (run_id, "one", "cancelled")
+    assert change.changed
+    run = run_row(database, run_id)
+    assert (run.state, run.reason) == ("cancelled", "cancelled")
+    assert (run.worker_id, run.due_at, run.ended_at) == (None, None, NOW + 5)
+    assert event_types(database, run_id)[-3:] == ["cancelled", "attempt_ended", "done"]
+
+
+def test_cancelled_attempt_cannot_append(database: Database) -> None:
+    run_id = submit_one(database)
+    attempt = claim(database, run_id)
+    cancel(database, Target("run", run_id), NOW)
+    with pytest.raises(LeaseLost):
+        attempt.reply(text("Too late."))
+    assert run_row(database, run_id).attempt == attempt.lease.attempt + 1
+
+
+def test_cancel_marks_the_calls_that_have_no_result(database: Database) -> None:
+    run_id = submit_one(database)
+    attempt = claim(database, run_id)
+    attempt.reply(tool_use(1), stop="tool_use").finish("one")
+    attempt.reply(tool_use(2), tool_use(3), stop="tool_use").finish("two")
+    cancel(database, Target("run", run_id), NOW)
+    query = select(tool_calls.c.tool_use_id, tool_calls.c.interrupted)
+    rows = database.read(lambda connection: connection.execute(query).all())
+    assert dict(map(tuple, rows)) == {"toolu_1": False, "toolu_2": False, "toolu_3": True}
+
+
+@pytest.mark.parametrize("act", [cancel, pause, resume])
+def test_run_that_has_ended_stays_as_it_is(
+    database: Database, act: Callable[..., list[object]]
+) -> None:
+    run_id = submit_one(database)
+    claim(database, run_id).reply(text("Done."))
+    before = run_row(database, run_id)
+    (change,) = cancel(database, Target("run", run_id), NOW)
+    assert not change.changed
+    assert "succeeded" in change.detail
+    assert run_row(database, run_id) == before
+
+
+def test_cancelling_a_job_cancels_what_has_not_ended(database: Database) -> None:
+    job_id = jobs_store.submit(database, submission("a", "b", "c"), NOW)
+    query = select(runs.c.id).order_by(runs.c.id)
+    first, second, third = database.read(lambda c: c.execute(query).scalars().all())
+    claim(database, first).reply(text("Done."))
+    claim(database, second)
+    changes = cancel(database, Target("job", job_id), NOW)
+    assert [(change.id, change.changed) for change in changes] == [
+        (first, False),
+        (second, True),
+        (third, True),
+    ]
+    states = [run_row(database, run_id).state for run_id in (first, second, third)]
+    assert states == ["succeeded", "cancelled", "cancelled"]
+
+
+def test_queued_run_pauses_at_once_and_resumes_due(database: Database) -> None:
+    run_id = submit_one(database)
+    (change,) = pause(database, Target("run", run_id), NOW)
+    assert (change.state, change.changed) == ("waiting", True)
+    assert run_row(database, run_id).reason == "paused"
+    (change,) = resume(database, Target("run", run_id), NOW + 7)
+    run = run_row(database, run_id)
+    assert (run.state, run.reason, run.due_at) == ("queued", "", NOW + 7)
+    assert event_types(database, run_id) == ["run_submitted", "paused", "resumed"]
+
+
+def test_running_run_pauses_at_its_next_step(database: Database) -> None:
+    run_id = submit_one(database)
+    attempt = claim(database, run_id)
+    (change,) = pause(database, Target("run", run_id), NOW)
+    assert (change.state, change.changed) == ("running", True)
+    attempt.reply(tool_use(1), stop="tool_use")
+    assert attempt.effect == Done(Waiting("paused"))
+    run = run_row(database, run_id)
+    assert (run.state, run.reason, run.pause_requested) == ("waiting", "paused", False)
+
+
+def test_pause_that_has_not_come_yet_can_be_taken_back(database: Database) -> None:
+    run_id = submit_one(database)
+    attempt = claim(database, run_id)
+    pause(database, Target("run", run_id), NOW)
+    (change,) = resume(database, Target("run", run_id), NOW)
+    assert (change.state, change.changed) == ("running", True)
+    attempt.reply(text("Done."))
+    assert run_row(database, run_id).state == "succeeded"
+
+
+def test_pausing_twice_changes_nothing_more(database: Database) -> None:
+    queued, running = submit_one(database, "queued"), submit_one(database, "running")
+    claim(database, running)
+    for run_id in (queued, running):
+        pause(database, Target("run", run_id), NOW)
+        before = run_row(database, run_id)
+        (change,) = pause(database, Target("run", run_id), NOW)
+        assert not change.changed
+        assert run_row(database, run_id) == before
+
+
+def test_run_that_waits_for_its_workspace_pauses_when_it_is_found(database: Database) -> None:
+    run_id = submit_one(database)
+    due = look_at(database, run_id, NOW)
+    assert due is not None
+    wait_for_workspace(database, due, NOW)
+    (unchanged,) = resume(database, Target("run", run_id), NOW)
+    assert not unchanged.changed
+    (change,) = pause(database, Target("run", run_id), NOW)
+    assert (change.state, change.changed) == ("waiting", True)
+    assert run_row(database, run_id).pause_requested
+    assert resume(database, Target("run", run_id), NOW)[0].changed
+    assert not run_row(database, run_id).pause_requested
+
+
+def test_run_that_is_not_paused_says_so(database: Database) -> None:
+    run_id = submit_one(database)
+    (change,) = resume(database, Target("run", run_id), NOW)
+    assert (change.changed, change.detail) == (False, "is not paused")
+
+
+def test_controls_at_the_same_time_leave_events_without_gaps(
+    database: Database, open_database: Callable[[], Database]
+) -> None:
+    run_id = submit_one(database)
+    connections = [database, *(open_database() for _ in range(3))]
+    actions = [pause, resume, pause, resume]
+
+    def act(one: tuple[Database, Callable[..., object]]) -> None:
+        for _ in range(10):
+            one[1](one[0], Target("run", run_id), NOW)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(act, zip(connections, actions, strict=True)))
+    types = event_types(database, run_id)[1:]
+    assert all(a != b for a, b in itertools.pairwise(types))

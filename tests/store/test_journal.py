@@ -1,0 +1,199 @@
+"""The journal in the database: guarded, and the same read back as folded while it grew."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+
+from runner.core.budget import Limits
+from runner.core.conversation import ModelReply, Tool, ToolResult, Usage
+from runner.core.decide import CallModel, Done, Effect, RunTools, Sleep
+from runner.core.journal import Entry, ModelCallFailed, ModelReplied, RunView, ToolFinished
+from runner.core.permissions import Rule
+from runner.core.run import Lease
+from runner.core.spec import JobSpec
+from runner.errors import LeaseLost, StaleView
+from runner.store import jobs, runs
+from runner.store.database import Database
+from runner.store.journal import StoredJournal
+from runner.store.tables import events, model_calls, queued_messages
+from runner.store.tables import runs as run_table
+from tests.store.examples import NOW, submission
+
+TOOLS = tuple(
+    Tool(name, "A tool.", {"type": "object"}, read_only=name == "Read", repeatable=name == "Read")
+    for name in ("Read", "Bash", "Deploy")
+)
+SPEC = JobSpec(
+    name="random",
+    model="claude-test",
+    tools=TOOLS,
+    rules=(Rule("allow", "*"), Rule("deny", "Deploy")),
+    limits=Limits(max_turns=12, token_ceiling=400_000, max_output_tokens=5_000),
+)
+
+
+class Driver:
+    """Drives one run through the store with a model and tools that do random things."""
+
+    def __init__(self, database: Database, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.database = database
+        self.now = NOW
+        job = jobs.submit(database, submission("one", spec=SPEC), NOW)
+        query = select(run_table.c.id).where(run_table.c.job_id == job)
+        self.run_id = database.read(lambda c: c.execute(query).scalar_one())
+        self.journal = StoredJournal(database, lambda: self.now)
+
+    def claim(self) -> tuple[Lease, RunView]:
+        run = runs.look_at(self.database, self.run_id, self.now)
+        assert run is not None
+        lease = runs.claim(self.database, run, "worker_a", self.now)
+        assert lease is not None
+        return lease, self.journal.load(lease)
+
+    def crash(self) -> None:
+        def work(connection: Any) -> None:
+            connection.execute(
+                run_table.update()
+                .where(run_table.c.id == self.run_id)
+                .values(state="queued", worker_id=None, due_at=self.now)
+            )
+
+        self.database.write(work)
+
+    def say(self) -> None:
+        def work(connection: Any) -> None:
+            connection.execute(
+                queued_messages.insert().values(
+                    run_id=self.run_id, text="By the way \u2028\x1b[31m.", created_at=self.now
+                )
+            )
+            connection.execute(
+                run_table.update()
+                .where(run_table.c.id == self.run_id)
+                .values(queued_count=run_table.c.queued_count + 1)
+            )
+
+        self.database.write(work)
+
+    def happen(self, effect: Effect, view: RunView) -> list[Entry]:
+        match effect:
+            case CallModel():
+                return [self.answer(view)]
+            case RunTools(calls):
+                call = self.random.choice(calls)
+                output = b"x" * 70_000 if self.random.random() < 0.2 else None
+                text = self.random.choice(["ok", "é\u0000\ud800", ""]) or "(no output)"
+                return [ToolFinished(call.index, ToolResult(text, "succeeded", output, 0.25))]
+            case Sleep(until):
+                self.now = until
+                return []
+            case Done():
+                raise AssertionError("a run that is done does nothing")
+
+    def answer(self, view: RunView) -> Entry:
+        if self.random.random() < 0.2:
+            return ModelCallFailed(
+                "overloaded_error", "busy", 529, "req_1", 0, self.now, self.now + 2
+            )
+        names = self.random.choices(
+            ["Read", "Bash", "Deploy", "Nothing"], k=self.random.randint(0, 4)
+        )
+        uses = tuple(
+            {
+                "type": "tool_use",
+                "id": f"toolu_{view.progress.turns}_{n}",
+                "name": name,
+                "input": {"n": n},
+            }
+            for n, name in enumerate(names)
+        )
+        reason = self.random.choice(["tool_use" if uses else "end_turn", "max_tokens", "end_turn"])
+        text = ({"type": "text", "text": "I look."},) if self.random.random() < 0.8 else ()
+        usage = Usage(100, 10, 5, 7)
+        cut = {"type": "tool_use", "partial_json": '{"a'} if reason == "max_tokens" else None
+        return ModelReplied(
+            ModelReply(text + uses, reason, usage, "claude-test", "req_2", 0.5, cut)
+        )
+
+
+def without_fresh(view: RunView) -> RunView:
+    return replace(view, outcome=None)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_loading_gives_the_view_that_was_folded_while_it_grew(
+    database: Database, seed: int
+) -> None:
+    driver = Driver(database, seed)
+    lease, view = driver.claim()
+    happened: list[Entry] = []
+    while True:
+        if driver.random.random() < 0.1:
+            driver.say()
+        view, effect = driver.journal.advance(lease, view, happened, draining=False)
+        if isinstance(effect, Done):
+            break
+        assert driver.journal.load(lease) == view
+        if driver.random.random() < 0.1:
+            driver.crash()
+            lease, view = driver.claim()
+            happened = []
+            continue
+        happened = driver.happen(effect, view)
+        driver.now += 0.5
+    check_events_and_charges(database, driver.run_id)
+
+
+def check_events_and_charges(database: Database, run_id: str) -> None:
+    def read(connection: Any) -> tuple[Any, ...]:
+        run = connection.execute(select(run_table).where(run_table.c.id == run_id)).one()
+        numbers = connection.execute(
+            select(events.c.number).where(events.c.run_id == run_id).order_by(events.c.number)
+        )
+        charged = connection.execute(
+            select(model_calls.c.charged_tokens).where(model_calls.c.run_id == run_id)
+        )
+        return run, numbers.scalars().all(), charged.scalars().all()
+
+    run, numbers, charged = database.read(read)
+    assert numbers == list(range(1, run.event_count + 1))
+    assert sum(charged) == run.charged_tokens <= SPEC.limits.token_ceiling
+
+
+@pytest.fixture
+def driver(database: Database) -> Driver:
+    return Driver(database, 1)
+
+
+def test_an_attempt_without_the_lease_cannot_append(driver: Driver) -> None:
+    lease, view = driver.claim()
+    driver.crash()
+    driver.claim()
+    with pytest.raises(LeaseLost):
+        driver.journal.advance(lease, view, [], draining=False)
+    with pytest.raises(LeaseLost):
+        driver.journal.load(lease)
+
+
+def test_a_view_that_missed_a_commit_cannot_append(driver: Driver) -> None:
+    lease, view = driver.claim()
+    driver.journal.advance(lease, view, [], draining=False)
+    with pytest.raises(StaleView):
+        driver.journal.advance(lease, view, [], draining=False)
+
+
+def test_only_one_of_two_claims_gets_the_run(
+    driver: Driver, open_database: Callable[[], Database]
+) -> None:
+    run = runs.look_at(driver.database, driver.run_id, NOW)
+    assert run is not None
+    first = runs.claim(driver.database, run, "worker_a", NOW)
+    second = runs.claim(open_database(), run, "worker_b", NOW)
+    assert (first is None, second is None) == (False, True)

@@ -1,0 +1,158 @@
+"""Bringing databases up to date."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import text
+
+import runner.migrations
+from runner.errors import UnreachableError, UsageError
+from runner.store import jobs as jobs_store
+from runner.store import migrate
+from runner.store.database import Database
+from runner.store.tables import metadata
+from tests.store.examples import NOW, submission
+
+_DEFINITIONS = {
+    "sqlite": "SELECT name, sql FROM sqlite_master WHERE tbl_name <> 'alembic_version'",
+    "postgresql": """
+        SELECT conname, pg_get_constraintdef(oid) FROM pg_constraint
+        WHERE connamespace = 'public'::regnamespace AND conrelid <> 'alembic_version'::regclass
+        UNION ALL
+        SELECT indexname, indexdef FROM pg_indexes
+        WHERE schemaname = 'public' AND tablename <> 'alembic_version'
+    """,
+}
+
+
+def definitions(database: Database) -> dict[str, list[str]]:
+    """What the database itself says of its tables: parts of each definition, sorted."""
+    rows = database.read(lambda c: c.execute(text(_DEFINITIONS[database.dialect])).all())
+    return {
+        name: sorted(re.split(r"[\s,]*\n\s*|,\s", sql.strip())) if sql else [] for name, sql in rows
+    }
+
+
+def test_migrations_lead_to_the_tables_that_the_code_describes(database: Database) -> None:
+    differences = database.read(
+        lambda connection: compare_metadata(MigrationContext.configure(connection), metadata)
+    )
+    assert differences == []
+
+
+def test_migrations_lead_to_the_same_definitions_as_the_tables(
+    database: Database, open_database: Callable[[], Database]
+) -> None:
+    migrated = definitions(database)
+    again = open_database()
+    again.write(lambda connection: metadata.drop_all(connection))
+    again.write(lambda connection: metadata.create_all(connection))
+    assert migrated == definitions(again)
+    assert migrated
+
+
+def test_every_migration_is_known_in_order() -> None:
+    scripts = ScriptDirectory(str(Path(runner.migrations.__file__).parent))
+    files = [script.revision for script in scripts.walk_revisions()]
+    assert tuple(reversed(files)) == migrate.REVISIONS
+
+
+def test_upgrade_says_how_far_the_database_was(open_database: Callable[[], Database]) -> None:
+    database = open_database()
+    assert migrate.upgrade(database).state == "empty"
+    assert migrate.upgrade(database) == migrate.Status(migrate.HEAD)
+    assert migrate.check(database).state == "current"
+
+
+def test_upgrade_keeps_what_is_stored(database: Database) -> None:
+    jobs_store.submit(database, submission(), NOW)
+    migrate.upgrade(database)
+    assert database.read(lambda c: c.execute(text("SELECT count(*) FROM runs")).scalar()) == 1
+
+
+def test_processes_may_upgrade_at_the_same_time(empty_url: str) -> None:
+    code = (
+        "import sys; from runner.store import migrate; from runner.store.database import Database;"
+        "database = Database(sys.argv[1]); sys.stdin.read(); migrate.upgrade(database)"
+    )
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, empty_url],
+            stdin=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(5)
+    ]
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.close()  # all have started or soon will: now they race
+        process.stdin = None
+    errors = [process.communicate()[1] for process in processes]
+    assert [process.returncode for process in processes] == [0] * 5, errors
+    database = Database(empty_url)
+    assert migrate.check(database).state == "current"
+    database.close()
+
+
+def test_database_of_a_newer_runner_is_left_alone(database: Database) -> None:
+    database.write(lambda c: c.execute(text("UPDATE alembic_version SET version_num = '9999'")))
+    assert migrate.check(database).state == "newer"
+    for use in (migrate.upgrade, migrate.require_current):
+        with pytest.raises(UsageError, match="newer Runner"):
+            use(database)
+
+
+def test_tables_of_something_else_are_left_alone(open_database: Callable[[], Database]) -> None:
+    database = open_database()
+    database.write(lambda c: c.execute(text("CREATE TABLE jobs (theirs INTEGER)")))
+    with pytest.raises(UsageError, match="something else"):
+        migrate.upgrade(database)
+
+
+def test_failed_upgrade_leaves_nothing(
+    open_database: Callable[[], Database], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = open_database()
+    monkeypatch.setattr(migrate, "_refuse_strangers", lambda *_: None)
+    database.write(lambda c: c.execute(text("CREATE TABLE runs (theirs INTEGER)")))
+    with pytest.raises(Exception, match="already exists"):
+        migrate.upgrade(database)
+    assert migrate.check(database).state == "empty"
+
+
+def test_empty_database_says_how_to_start(open_database: Callable[[], Database]) -> None:
+    with pytest.raises(UsageError, match="runner run SPEC"):
+        migrate.require_current(open_database())
+
+
+def test_old_database_says_how_to_go_on(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(migrate, "REVISIONS", ("0000", migrate.HEAD))
+    database.write(lambda c: c.execute(text("UPDATE alembic_version SET version_num = '0000'")))
+    with pytest.raises(UsageError, match="runner db upgrade"):
+        migrate.require_current(database)
+
+
+def test_looking_for_a_database_creates_none(tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "runner.db"
+    assert not migrate.is_created(f"sqlite:///{path}")
+    assert list(tmp_path.iterdir()) == []
+    assert migrate.is_created("postgresql://localhost/runner")
+
+
+def test_database_that_does_not_answer_is_unreachable(tmp_path: Path) -> None:
+    database = Database(f"postgresql://nobody@/none?host={tmp_path}")
+    with pytest.raises(UnreachableError):
+        migrate.upgrade(database)
+    database.close()

@@ -1,0 +1,256 @@
+"""Retrying runs, beginning them afresh, and saying something to them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+
+from runner.core.budget import Limits
+from runner.core.conversation import Usage
+from runner.core.decide import CallModel, RunTools
+from runner.errors import UsageError
+from runner.store import jobs as jobs_store
+from runner.store.control import Target, cancel
+from runner.store.database import Database
+from runner.store.journal import load_conversation
+from runner.store.revive import Raised, retry, say
+from runner.store.tables import blocks, runs
+from tests.store.attempts import Attempt, claim, event_types, run_row, submit_one, text, tool_use
+from tests.store.examples import NOW, SPEC, submission
+
+
+def with_limits(**limits: Any) -> dict[str, Any]:
+    return {"spec": replace(SPEC, limits=Limits(**limits))}
+
+
+def texts_sent(attempt: Attempt) -> list[Any]:
+    return [
+        block.get("text", block["type"])
+        for message in attempt.view.messages
+        for block in message.blocks
+    ]
+
+
+def test_failed_run_goes_on_from_its_journal(database: Database) -> None:
+    run_id = submit_one(database)
+    attempt = claim(database, run_id).reply(tool_use(1), stop="tool_use").finish("one")
+    attempt.fail("invalid_request_error", "no")
+    assert run_row(database, run_id).state == "failed"
+    (change,) = retry(database, Target("run", run_id), NOW + 9)
+    assert (change.id, change.state, change.changed) == (run_id, "queued", True)
+    run = run_row(database, run_id)
+    assert (run.reason, run.detail, run.due_at, run.ended_at) == ("", "", NOW + 9, None)
+    again = claim(database, run_id, NOW + 9)
+    assert isinstance(again.effect, CallModel)
+    assert len(again.view.messages) == 3
+    assert again.view.progress.turns == 1
+    again.reply(text("Done."))
+    assert run_row(database, run_id).state == "succeeded"
+
+
+def test_cancelled_run_goes_on_and_its_cut_calls_are_answered(database: Database) -> None:
+    run_id = submit_one(database)
+    claim(database, run_id).reply(tool_use(1), stop="tool_use")
+    cancel(database, Target("run", run_id), NOW)
+    retry(database, Target("run", run_id), NOW)
+    again = claim(database, run_id)
+    assert isinstance(again.effect, CallModel)
+    result = again.view.messages[-1].blocks[0]
+    assert (result["tool_use_id"], result["is_error"]) == ("toolu_1", True)
+
+
+@pytest.mark.parametrize("blocks_cut", [(), (text("Half a"),)], ids=["empty", "text"])
+def test_reply_that_was_cut_too_often_may_go_on_after_a_retry(
+    database: Database, blocks_cut: tuple[Any, ...]
+) -> None:
+    run_id = submit_one(database)
+    attempt = claim(database, run_id)
+    while isinstance(attempt.effect, CallModel):
+        attempt.reply(*blocks_cut, stop="max_tokens")
+    assert run_row(database, run_id).state in ("stopped", "failed")
+    retry(database, Target("run", run_id), NOW)
+    assert isinstance(claim(database, run_id).effect, CallModel)
+
+
+def test_reply_cut_by_the_ceiling_goes_on_when_it_is_raised(database: Database) -> None:
+    run_id = submit_one(database, **with_limits(token_ceiling=6_000, max_output_tokens=5_000))
+    used = Usage(input_tokens=500, output_tokens=3_000)
+    claim(database, run_id).reply(text("Half a"), stop="max_tokens", usage=used)
+    assert run_row(database, run_id).reason == "token_ceiling"
+    with pytest.raises(UsageError, match="--token-ceiling"):
+        retry(database, Target("run", run_id), NOW)
+    retry(database, Target("run", run_id), NOW, raised=Raised(token_ceiling=50_000))
+    assert isinstance(claim(database, run_id).effect, CallModel)
+
+
+def test_used_up_turns_need_a_higher_limit(database: Database) -> None:
+    run_id = submit_one(database, **with_limits(max_turns=1))
+    claim(database, run_id).reply(tool_use(1), stop="tool_use").finish("one")
+    assert run_row(database, run_id).reason == "max_turns"
+    for too_low in (None, 1):
+        with pytest.raises(UsageError, match=r"used 1 of 1 turns.*--max-turns N .at least 2"):
+            retry(database, Target("run", run_id), NOW, raised=Raised(max_turns=too_low))
+    assert run_row(database, run_id).state == "stopped"
+    retry(database, Target("run", run_id), NOW, raised=Raised(max_turns=2))
+    assert claim(database, run_id).view.limits.max_turns == 2
+
+
+def test_used_up_tokens_need_a_higher_ceiling(database: Database) -> None:
+    run_id = submit_one(database, **with_limits(token_ceiling=6_000, max_output_tokens=2_000))
+    used = Usage(input_tokens=4_000, output_tokens=100)
+    claim(database, run_id).reply(tool_use(1), stop="tool_use", usage=used).finish("one")
+    assert run_row(database, run_id).reason == "token_ceiling"
+    with pytest.raises(UsageError, match=r"at least (\d+)") as refused:
+        retry(database, Target("run", run_id), NOW, raised=Raised(token_ceiling=6_001))
+    least = int(str(refused.value).rsplit(" ", 1)[1].rstrip(")"))
+    with pytest.raises(UsageError):
+        retry(database, Target("run", run_id), NOW, raised=Raised(token_ceiling=least - 1))
+    retry(database, Target("run", run_id), NOW, raised=Raised(token_ceiling=least))
+    assert isinstance(claim(database, run_id).effect, CallModel)
+
+
+def test_run_past_its_deadline_can_only_begin_afresh(database: Database) -> None:
+    run_id = submit_one(database, **with_limits(deadline=60.0))
+    cancel(database, Target("run", run_id), NOW)
+    with pytest.raises(UsageError, match="--fresh"):
+        retry(database, Target("run", run_id), NOW + 60)
+    (change,) = retry(database, Target("run", run_id), NOW + 60, fresh=True)
+    assert isinstance(claim(database, change.id, NOW + 61).effect, CallModel)
+
+
+def test_run_that_has_not_ended_is_not_retried(database: Database) -> None:
+    run_id = submit_one(database)
+    for fresh in (False, True):
+        with pytest.raises(UsageError, match="has not ended"):
+            retry(database, Target("run", run_id), NOW, fresh=fresh)
+
+
+def test_run_that_has_succeeded_is_only_done_afresh(database: Database) -> None:
+    run_id = submit_one(database)
+    claim(database, run_id).reply(text("Done."))
+    with pytest.raises(UsageError, match="--fresh"):
+        retry(database, Target("run", run_id), NOW)
+    (change,) = retry(database, Target("run", run_id), NOW, fresh=True)
+    assert change.id != run_id
+    assert run_row(database, run_id).state == "succeeded"
+
+
+def test_fresh_run_has_the_item_and_prompt_and_nothing_else(database: Database) -> None:
+    run_id = submit_one(database, "one")
+    claim(database, run_id).reply(tool_use(1), stop="tool_use").finish("x")
+    cancel(database, Target("run", run_id), NOW)
+    (change,) = retry(database, Target("run", run_id), NOW + 9, fresh=True)
+    old, new = run_row(database, run_id), run_row(database, change.id)
+    assert (new.job_id, new.item_key, new.item) == (old.job_id, old.item_key, old.item)
+    assert (new.fresh_of, new.state, new.created_at) == (run_id, "queued", NOW + 9)
+    assert (new.turns, new.charged_tokens, new.attempt, new.message_count) == (0, 0, 0, 1)
+    messages, calls = database.read(lambda c: load_conversation(c, change.id))
+    assert [message.as_api()["content"] for message in messages] == [[text("Mend one.")]]
+    assert calls == ()
+    assert new.progress["appended_bytes"] > 0
+    assert event_types(database, run_id)[-1] == "begun_afresh"
+    assert event_types(database, change.id) == ["run_submitted"]
+
+
+def test_run_begun_afresh_is_not_taken_up_again(database: Database) -> None:
+    run_id = submit_one(database)
+    cancel(database, Target("run", run_id), NOW)
+    (change,) = retry(database, Target("run", run_id), NOW, fresh=True)
+    for fresh in (False, True):
+        with pytest.raises(UsageError, match=f"afresh as {change.id}"):
+            retry(database, Target("run", run_id), NOW, fresh=fresh)
+
+
+def test_retrying_a_job_takes_what_did_not_succeed(database: Database) -> None:
+    keys = ("succeeded", "failed", "cancelled", "queued", "afresh")
+    job_id = jobs_store.submit(database, submission(*keys), NOW)
+    query = select(runs.c.item_key, runs.c.id).where(runs.c.job_id == job_id)
+    by_key = dict(database.read(lambda c: list(map(tuple, c.execute(query)))))
+    claim(database, by_key["succeeded"]).reply(text("Done."))
+    claim(database, by_key["failed"]).fail("invalid_request_error", "no")
+    cancel(database, Target("run", by_key["cancelled"]), NOW)
+    cancel(database, Target("run", by_key["afresh"]), NOW)
+    retry(database, Target("run", by_key["afresh"]), NOW, fresh=True)
+    job = Target("job", job_id)
+    assert {c.item_key for c in retry(database, job, NOW, only_failed=True)} == {"failed"}
+    assert {c.item_key for c in retry(database, job, NOW)} == {"cancelled"}
+
+
+def test_one_run_that_needs_a_limit_does_not_stop_the_others(database: Database) -> None:
+    example = submission("stopped", "failed", spec=with_limits(max_turns=1)["spec"])
+    job_id = jobs_store.submit(database, example, NOW)
+    query = select(runs.c.id).order_by(runs.c.id)
+    stopped, failed = database.read(lambda c: c.execute(query).scalars().all())
+    claim(database, stopped).reply(tool_use(1), stop="tool_use").finish("x")
+    claim(database, failed).fail("invalid_request_error", "no")
+    first, second = retry(database, Target("job", job_id), NOW)
+    assert (first.changed, first.state) == (False, "stopped")
+    assert "--max-turns" in first.detail
+    assert (second.changed, second.state) == (True, "queued")
+
+
+def test_message_to_a_run_waits_for_its_turn(database: Database) -> None:
+    run_id = submit_one(database)
+    attempt = claim(database, run_id).reply(tool_use(1), stop="tool_use")
+    change = say(database, run_id, "Be quick.", NOW)
+    assert (change.state, change.changed) == ("running", True)
+    assert isinstance(attempt.effect, RunTools)
+    attempt.finish("one")
+    assert [block["type"] for block in attempt.view.messages[-1].blocks] == ["tool_result", "text"]
+    assert run_row(database, run_id).queued_count == 0
+
+
+@pytest.mark.parametrize("end", ["succeeded", "failed", "cancelled"])
+def test_message_to_an_ended_run_starts_it_again(database: Database, end: str) -> None:
+    run_id = submit_one(database)
+    if end == "succeeded":
+        claim(database, run_id).reply(text("Done."))
+    elif end == "failed":
+        claim(database, run_id).fail("invalid_request_error", "no")
+    else:
+        cancel(database, Target("run", run_id), NOW)
+    change = say(database, run_id, "Once more.", NOW + 3)
+    assert (change.state, change.changed) == ("queued", True)
+    again = claim(database, run_id, NOW + 3)
+    assert isinstance(again.effect, CallModel)
+    assert texts_sent(again)[-1] == "Once more."
+    assert event_types(database, run_id).count("message_queued") == 1
+
+
+def test_message_to_a_paused_run_leaves_it_paused(database: Database) -> None:
+    from runner.store.control import pause
+
+    run_id = submit_one(database)
+    pause(database, Target("run", run_id), NOW)
+    assert say(database, run_id, "Later.", NOW).state == "waiting"
+    assert run_row(database, run_id).queued_count == 1
+
+
+def test_message_to_a_run_without_turns_left_is_refused(database: Database) -> None:
+    run_id = submit_one(database, **with_limits(max_turns=1))
+    claim(database, run_id).reply(tool_use(1), stop="tool_use").finish("one")
+    with pytest.raises(UsageError, match="--max-turns"):
+        say(database, run_id, "Once more.", NOW)
+    assert run_row(database, run_id).queued_count == 0
+    assert event_types(database, run_id)[-1] == "done"
+
+
+@pytest.mark.parametrize("words", ["", " \n", "a\0b", "\udce9"])
+def test_message_that_says_nothing_or_cannot_be_stored_is_refused(
+    database: Database, words: str
+) -> None:
+    run_id = submit_one(database)
+    with pytest.raises(UsageError):
+        say(database, run_id, words, NOW)
+    assert run_row(database, run_id).queued_count == 0
+
+
+def test_prompt_is_stored_once_more_for_a_fresh_run_and_not_changed(database: Database) -> None:
+    run_id = submit_one(database)
+    cancel(database, Target("run", run_id), NOW)
+    retry(database, Target("run", run_id), NOW, fresh=True)
+    rows = database.read(lambda c: c.execute(select(blocks.c.content)).scalars().all())
+    assert rows == [text("Mend one.")] * 2
