@@ -157,7 +157,7 @@ def _answer_calls(view: RunView, now: float, draining: bool) -> Step | None:
 
 def _result_without_running(view: RunView, call: Call) -> ToolResult | None:
     if call.interrupted:
-        text = "Interrupted: the run was cancelled before this call had a result."
+        text = "Interrupted: the run ended before this call had a result."
         return ToolResult(text, "interrupted")
     tool = view.spec.tool(call.name)
     if tool is None:
@@ -250,7 +250,7 @@ def _deliver(view: RunView) -> Step:
 def _speak_first(view: RunView, now: float, draining: bool) -> Step | None:
     """A run taken up again after its last reply was answered by its end: someone must speak."""
     if view.messages[-1].role == "assistant" and view.progress.stop is None:
-        return Record(UserMessageAdded((RESUME_TEXT,), "continue"))
+        return Record(UserMessageAdded((RESUME_TEXT,), "resume"))
     return None
 
 
@@ -259,7 +259,8 @@ def _after_failure(view: RunView, now: float, draining: bool) -> Step | None:
     if failure is None:
         return None
     if failure.retry_at is None:
-        return _settle(Ended("failed", failure.kind, failure.message))
+        request = f" (request {failure.request_id})" if failure.request_id else ""
+        return _settle(Ended("failed", failure.kind, failure.message + request))
     if failure.retry_at <= now:
         return None
     if failure.retry_at - now <= IN_HAND_SECONDS:

@@ -25,7 +25,7 @@ from runner.core.spec import JobSpec
 
 # --- entries -------------------------------------------------------------------------------------
 
-MessageCause = Literal["queued", "nudge", "continue"]
+MessageCause = Literal["queued", "nudge", "continue", "resume"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +139,7 @@ class Failure:
     retry_at: float | None
     kind: str
     message: str
+    request_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,6 +328,7 @@ def _failed(view: RunView, entry: ModelCallFailed) -> RunView:
             retry_at=entry.retry_at,
             kind=entry.kind,
             message=entry.message,
+            request_id=entry.request_id,
         ),
         open_call=None,
     )

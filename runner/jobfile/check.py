@@ -53,7 +53,7 @@ RESERVED_OPTIONS = {
     "max_tokens": "set limits.max_output_tokens",
     "stream": "Runner always streams",
 }
-FILE_TOOLS = ("Read", "Write", "Edit", "Glob", "Grep")
+WORKSPACE_TOOLS = ("Bash", "Read", "Write", "Edit", "Glob", "Grep")
 MOST_NAME_CHARACTERS = 200
 MOST_TURNS = 1_000_000
 MOST_TOKENS = 1_000_000_000_000
@@ -230,13 +230,13 @@ def _tools(top: Section) -> list[tuple[int, str]]:
         if name in tools:
             top.note(f"{shown(name)} is listed twice", "tools", index)
         tools.setdefault(name, index)
-    file_tools = [name for name in tools if name in FILE_TOOLS]
-    if file_tools and not top.has("workspace"):
-        needs = "needs" if len(file_tools) == 1 else "need"
+    homeless = [name for name in tools if name in WORKSPACE_TOOLS]
+    if homeless and not top.has("workspace"):
+        needs = "needs" if len(homeless) == 1 else "need"
         top.note(
-            f"{', '.join(file_tools)} {needs} a folder to work in: add a [workspace] with its path",
+            f"{', '.join(homeless)} {needs} a folder to work in: add a [workspace] with its path",
             "tools",
-            tools[file_tools[0]],
+            tools[homeless[0]],
         )
     return [(index, name) for name, index in tools.items()]
 

@@ -21,6 +21,9 @@ _USAGE_FIELDS = (
     "output_tokens",
 )
 
+# The API's data is not ours: whatever shape it has, it must not pass for a fault of our own.
+_SHAPE_ERRORS = (KeyError, TypeError, AttributeError, IndexError)
+
 
 class BrokenStreamError(ValueError):
     """The events do not make a message. Its text says why, in one line."""
@@ -67,16 +70,10 @@ class Accumulator:
         """
         if not self.whole or self._stop_reason is None:
             raise BrokenStreamError("the message has no stop_reason")
-        parted = self._stop_reason in _PARTING_REASONS
-        cut: Block | None = None
-        blocks: list[Block] = []
-        for number, part in enumerate(self._parts):
-            last = number == len(self._parts) - 1
-            block = part.finish(parted and last)
-            if block is not None:
-                blocks.append(block)
-            elif last and parted:
-                cut = part.remains()
+        try:
+            blocks, cut = self._finished(self._stop_reason in _PARTING_REASONS)
+        except _SHAPE_ERRORS as error:
+            raise BrokenStreamError("a block of an unexpected shape") from error
         self._check_ids(blocks)
         return ModelReply(
             blocks=tuple(_sendable(blocks)),
@@ -88,10 +85,23 @@ class Accumulator:
             cut=cut,
         )
 
+    def _finished(self, parted: bool) -> tuple[list[Block], Block | None]:
+        """The finished blocks, and what remains of one that was cut off."""
+        cut: Block | None = None
+        blocks: list[Block] = []
+        for number, part in enumerate(self._parts):
+            last = number == len(self._parts) - 1
+            block = part.finish(parted and last)
+            if block is not None:
+                blocks.append(block)
+            elif last and parted:
+                cut = part.remains()
+        return blocks, cut
+
     def _add(self, event: Any) -> str:
         match event["type"]:
             case "content_block_delta":
-                part = self._parts[event["index"]]
+                part: _Part = self._parts[event["index"]]
                 return part.add(event["delta"])
             case "content_block_start":
                 if event["index"] != len(self._parts):
@@ -116,8 +126,11 @@ class Accumulator:
         """Counts are totals; one that is left out stands as it was."""
         for name in _USAGE_FIELDS:
             value = (usage or {}).get(name)
-            if value is not None:
-                self._usage[name] = int(value)
+            if value is None:
+                continue
+            if not isinstance(value, int):
+                raise BrokenStreamError(f"usage.{name} is no number")
+            self._usage[name] = value
 
     def _check_ids(self, blocks: list[Block]) -> None:
         ids = [block["id"] for block in blocks if block["type"] == "tool_use"]

@@ -81,7 +81,7 @@ class EmbeddedServer:
             try:
                 with _door(folder) as present:
                     # When the last user went while this one waited, it took the folder along.
-                    if present and _is_same(self._folder, folder):
+                    if present:
                         fcntl.flock(folder, fcntl.LOCK_SH)
                         _ensure_running(self._folder)
                         self._use = folder
@@ -185,13 +185,6 @@ def _not_private(folder: Path) -> UnreachableError:
         f"{folder} is not a private folder of yours, so the embedded server is not put there:"
         f" remove it, set TMPDIR to a folder of your own, {_REMEDY}"
     )
-
-
-def _is_same(path: Path, opened: int) -> bool:
-    try:
-        return os.path.samestat(path.lstat(), os.fstat(opened))
-    except FileNotFoundError:
-        return False
 
 
 @contextmanager

@@ -93,7 +93,7 @@ class Database:
             UnreachableError: the database does not answer or is locked; whether the work was
                 committed is not known.
         """
-        with _reachable(self):
+        with reachable(self):
             if self._writes is not None:
                 return self._writes.run(work)
             with self.writer.begin() as connection:
@@ -105,7 +105,7 @@ class Database:
         Raises:
             UnreachableError: the database does not answer.
         """
-        with _reachable(self), self.reader.begin() as connection:
+        with reachable(self), self.reader.begin() as connection:
             return work(connection)
 
     def close(self) -> None:
@@ -114,7 +114,7 @@ class Database:
 
 
 @contextmanager
-def _reachable(database: Database) -> Iterator[None]:
+def reachable(database: Database) -> Iterator[None]:
     try:
         yield
     except (OperationalError, InterfaceError, PoolTimeoutError) as error:

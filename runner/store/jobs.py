@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection, insert, select
 from sqlalchemy.dialects import postgresql, sqlite
 
-from runner.core.conversation import content_bytes
 from runner.core.events import INPUT_SUMMARY_LENGTH, shorten
-from runner.core.journal import Progress, text_block
+from runner.core.journal import opening
 from runner.core.spec import JobSpec, NewRun, Submission
 from runner.errors import UsageError
 from runner.store import ids
@@ -20,12 +20,19 @@ from runner.store.journal import progress_to_json
 from runner.store.tables import blocks, events, jobs, permission_rules, runs
 
 
-def submit(database: Database, submission: Submission, now: float, key: str | None = None) -> str:
+def submit(
+    database: Database,
+    submission: Submission,
+    now: float,
+    key: str | None = None,
+    workspace_id: str | None = None,
+) -> str:
     """Store a job and its runs, all of them queued and due at once.
 
     Args:
         now: seconds since the epoch.
         key: names the job for its caller; a second submit with the same key stores nothing.
+        workspace_id: what is written in the root of the job's workspace, if it has one.
 
     Returns:
         The job's id; the first job's when the key was taken.
@@ -34,70 +41,84 @@ def submit(database: Database, submission: Submission, now: float, key: str | No
         UsageError: a text that no database can hold. UnreachableError: the database does not answer.
     """
     _refuse_unstorable(submission, key)
-    return database.write(lambda connection: _submit(connection, submission, now, key))
+    return database.write(
+        lambda connection: _submit(connection, submission, now, key, workspace_id)
+    )
 
 
-def shared_bytes(spec: JobSpec) -> int:
-    """UTF-8 bytes of what every model call of a job sends beside the messages: with the bytes of
-    the first message, an upper bound of the first call's tokens."""
-    tools = json.dumps([tool.definition() for tool in spec.tools], ensure_ascii=False)
-    return len((tools + (spec.system or "")).encode("utf-8", "surrogatepass"))
+@dataclass(frozen=True, slots=True)
+class OpenedRun:
+    """The rows of a run that has only been submitted: itself, its prompt and its first event."""
+
+    run: dict[str, Any]
+    block: dict[str, Any]
+    event: dict[str, Any]
 
 
-def new_run(
-    job_id: str, item_key: str, item: Any, spec: JobSpec, first_bytes: int, now: float
-) -> dict[str, Any]:
-    """The row of a run that has only been submitted: it has a first message and a first event.
-
-    Args:
-        first_bytes: bounds the tokens of its first model call.
-    """
-    return {
-        "id": ids.new("run", now),
+def open_run(
+    job_id: str, new: NewRun, spec: JobSpec, workspace_id: str | None, now: float
+) -> OpenedRun:
+    """A run that is queued and due, as rows."""
+    (message,), progress = opening(spec, new.prompt)
+    (content,) = message.blocks
+    run_id = ids.new("run", now)
+    run = {
+        "id": run_id,
         "job_id": job_id,
-        "item_key": item_key,
-        "item": item,
+        "item_key": new.key,
+        "item": new.item,
+        "fresh_of": None,
         "state": "queued",
         "created_at": now,
         "due_at": now,
         "max_turns": spec.limits.max_turns,
         "token_ceiling": spec.limits.token_ceiling,
+        "workspace_path": spec.workspace.path if spec.workspace else None,
+        "workspace_id": workspace_id,
         "message_count": 1,
         "event_count": 1,
-        "progress": progress_to_json(Progress(appended_bytes=first_bytes)),
+        "progress": progress_to_json(progress),
     }
-
-
-def first_block(run_id: str, content: dict[str, Any], now: float) -> dict[str, Any]:
-    """The row of a run's prompt."""
-    return {
+    block = {
         "run_id": run_id,
         "message": 0,
         "position": 0,
-        "role": "user",
+        "role": message.role,
         "type": content["type"],
         "turn": 0,
         "content": content,
         "created_at": now,
     }
-
-
-def first_event(run: dict[str, Any], now: float) -> dict[str, Any]:
-    """The row of a run's first event."""
-    return {
-        "run_id": run["id"],
+    event = {
+        "run_id": run_id,
         "number": 1,
         "at": now,
         "attempt": 0,
         "type": "run_submitted",
         "data": {
-            "job_id": run["job_id"],
-            "item_key": shorten(run["item_key"], INPUT_SUMMARY_LENGTH),
+            "job_id": job_id,
+            "item_key": shorten(new.key, INPUT_SUMMARY_LENGTH),
+            "workspace_id": workspace_id,
         },
     }
+    return OpenedRun(run, block, event)
 
 
-def _submit(connection: Connection, submission: Submission, now: float, key: str | None) -> str:
+def insert_runs(connection: Connection, opened: Sequence[OpenedRun]) -> None:
+    """Store runs that begin."""
+    if opened:
+        connection.execute(insert(runs), [each.run for each in opened])
+        connection.execute(insert(blocks), [each.block for each in opened])
+        connection.execute(insert(events), [each.event for each in opened])
+
+
+def _submit(
+    connection: Connection,
+    submission: Submission,
+    now: float,
+    key: str | None,
+    workspace_id: str | None,
+) -> str:
     job_id = ids.new("job", now)
     if not _insert_job(connection, job_id, submission, now, key):
         first: str = connection.execute(select(jobs.c.id).where(jobs.c.key == key)).scalar_one()
@@ -109,7 +130,9 @@ def _submit(connection: Connection, submission: Submission, now: float, key: str
     ]
     if rules:
         connection.execute(insert(permission_rules), rules)
-    _insert_runs(connection, job_id, spec, submission.runs, now)
+    insert_runs(
+        connection, [open_run(job_id, new, spec, workspace_id, now) for new in submission.runs]
+    )
     return job_id
 
 
@@ -132,25 +155,6 @@ def _insert_job(
         dialect.insert(jobs).on_conflict_do_nothing(index_elements=["key"]).returning(jobs.c.id)
     )
     return connection.execute(statement, row).first() is not None
-
-
-def _insert_runs(
-    connection: Connection, job_id: str, spec: JobSpec, new_runs: tuple[NewRun, ...], now: float
-) -> None:
-    shared = shared_bytes(spec)
-    prompts = [text_block(run.prompt) for run in new_runs]
-    rows = [
-        new_run(job_id, run.key, run.item, spec, shared + content_bytes(prompt), now)
-        for run, prompt in zip(new_runs, prompts, strict=True)
-    ]
-    if not rows:
-        return
-    connection.execute(insert(runs), rows)
-    connection.execute(
-        insert(blocks),
-        [first_block(row["id"], prompt, now) for row, prompt in zip(rows, prompts, strict=True)],
-    )
-    connection.execute(insert(events), [first_event(row, now) for row in rows])
 
 
 def _refuse_unstorable(submission: Submission, key: str | None) -> None:

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, NullPool, create_engine, event, inspect, make
 from sqlalchemy.exc import ArgumentError
 
 from runner.errors import UsageError
-from runner.store.database import BUSY_TIMEOUT_SECONDS, Database, _reachable
+from runner.store.database import BUSY_TIMEOUT_SECONDS, Database, reachable
 from runner.store.tables import metadata
 
 # Every migration, in order; a test compares it with the files.
@@ -93,7 +93,7 @@ def upgrade(database: Database) -> Status:
     status = check(database)
     if status.state == "current":
         return status
-    with _reachable(database), _alone(database) as connection:
+    with reachable(database), _alone(database) as connection:
         before = Status(_revision(connection))
         if before.state == "newer":
             raise _newer(database, before.current)

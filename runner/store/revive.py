@@ -12,11 +12,10 @@ from typing import Any
 from sqlalchemy import Connection, Row, insert, select
 
 from runner.core import budget
-from runner.core.conversation import content_bytes
 from runner.core.events import INPUT_SUMMARY_LENGTH, Event, shorten
-from runner.core.journal import Progress
+from runner.core.journal import Progress, rested
 from runner.core.run import ENDED
-from runner.core.spec import JobSpec
+from runner.core.spec import JobSpec, NewRun
 from runner.errors import UsageError
 from runner.store import jobs as job_rows
 from runner.store.control import (
@@ -30,9 +29,6 @@ from runner.store.control import (
 from runner.store.database import Database
 from runner.store.journal import progress_from_row, progress_to_json
 from runner.store.tables import blocks, events, jobs, queued_messages, runs
-
-# Stops that the next attempt still has to answer.
-_UNANSWERED_STOPS = ("max_tokens", "pause_turn")
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,21 +182,8 @@ def _taken_up(run: Row[Any], spec: JobSpec, raised: Raised, now: float) -> dict[
         "bugs": 0,
         "max_turns": limits.max_turns,
         "token_ceiling": limits.token_ceiling,
-        "progress": progress_to_json(_with_new_patience(progress)),
+        "progress": progress_to_json(rested(progress)),
     }
-
-
-def _with_new_patience(progress: Progress) -> Progress:
-    """The progress without what ended the run, so that the next attempt does not end it again."""
-    stop = progress.stop
-    kept = stop is not None and stop.reason in _UNANSWERED_STOPS
-    return replace(
-        progress,
-        failure=None,
-        continuations=0,
-        nudges=0,
-        stop=replace(stop, lowered=False) if kept and stop is not None else None,
-    )
 
 
 def _refuse_used_up(run: Row[Any], progress: Progress, limits: budget.Limits, now: float) -> None:
@@ -236,18 +219,20 @@ def _how_to_raise(run: Row[Any], option: str, least: int) -> str:
 def _begin_afresh(
     connection: Connection, run: Row[Any], spec: JobSpec, raised: Raised, now: float
 ) -> Change:
-    query = select(blocks.c.content).where(
+    prompt = select(blocks.c.content).where(
         blocks.c.run_id == run.id, blocks.c.message == 0, blocks.c.position == 0
     )
-    prompt = connection.execute(query).scalar_one()
-    first_bytes = job_rows.shared_bytes(spec) + content_bytes(prompt)
-    row = job_rows.new_run(run.job_id, run.item_key, run.item, spec, first_bytes, now) | {
-        "fresh_of": run.id,
-        "max_turns": raised.max_turns or run.max_turns,
-        "token_ceiling": raised.token_ceiling or run.token_ceiling,
-    }
-    connection.execute(insert(runs), [row])
-    connection.execute(insert(blocks), [job_rows.first_block(row["id"], prompt, now)])
-    connection.execute(insert(events), [job_rows.first_event(row, now)])
-    store_change(connection, run, now, [Event("begun_afresh", {"run_id": row["id"]})])
-    return Change(row["id"], run.item_key, "queued", True, f"begun afresh (was {run.id})")
+    # The run's own row names its copy of the workspace by now.
+    submitted = select(events.c.data).where(events.c.run_id == run.id, events.c.number == 1)
+    new = NewRun(run.item_key, run.item, connection.execute(prompt).scalar_one()["text"])
+    workspace_id = connection.execute(submitted).scalar_one()["workspace_id"]
+    opened = job_rows.open_run(run.job_id, new, spec, workspace_id, now)
+    opened.run.update(
+        fresh_of=run.id,
+        max_turns=raised.max_turns or run.max_turns,
+        token_ceiling=raised.token_ceiling or run.token_ceiling,
+    )
+    job_rows.insert_runs(connection, [opened])
+    fresh_id = opened.run["id"]
+    store_change(connection, run, now, [Event("begun_afresh", {"run_id": fresh_id})])
+    return Change(fresh_id, run.item_key, "queued", True, f"begun afresh (was {run.id})")

@@ -51,7 +51,8 @@ def _checked(command: str) -> str:
         command.encode("utf-8")
     except UnicodeEncodeError as error:
         raise ToolFailure(
-            f"the command has a lone surrogate at character {error.start}: leave it out", "invalid_input"
+            f"the command has a lone surrogate at character {error.start}: leave it out",
+            "invalid_input",
         ) from error
     return command
 

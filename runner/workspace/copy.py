@@ -97,6 +97,8 @@ def _copy_tree(source: str, target: str, left_out: frozenset[str]) -> None:
             with os.scandir(here) as found:
                 entries = list(found)
         except FileNotFoundError as error:
+            if here == source:
+                raise
             _expect_gone(here, error)
             continue
         if here != source:

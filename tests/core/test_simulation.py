@@ -30,15 +30,10 @@ from tests.core.sendable import faults
 from tests.core.story import a_run, a_spec, says, thinks, uses
 
 MOST_STEPS = 2_000
-REASONS = [
-    "end_turn",
-    "stop_sequence",
-    "max_tokens",
-    "pause_turn",
-    "refusal",
-    "model_context_window_exceeded",
-    "out_of_cheese",
-]
+RARE = ["refusal", "model_context_window_exceeded", "out_of_cheese"]
+REASONS = ["tool_use", "end_turn", "stop_sequence", "max_tokens", "pause_turn"]
+REASONS_WITH_CALLS = [*["tool_use"] * 8, *["max_tokens"] * 4, *REASONS, *RARE]
+REASONS_WITHOUT = [*["max_tokens"] * 4, *["pause_turn"] * 3, *REASONS, *RARE]
 SPEECH = st.lists(
     st.sampled_from([says(), says("  "), says(""), thinks(), {"type": "server_tool_use"}]),
     max_size=3,
@@ -180,13 +175,14 @@ class World:
     def reply(self, step: CallModel) -> ModelReply:
         reservation = step.call.reservation
         prompt = reservation.worst_case - reservation.max_tokens
+        most = reservation.max_tokens
         usage = Usage(
             input_tokens=self.draw(st.integers(0, prompt)),
-            output_tokens=self.draw(st.integers(0, reservation.max_tokens)),
+            output_tokens=self.draw(st.just(most) | st.integers(0, most)),
         )
         speech = self.draw(SPEECH)
         calls = [self.use(name, arguments) for name, arguments in self.draw(CALLS)]
-        reason = self.draw(st.sampled_from(["tool_use"] * 8 + REASONS))
+        reason = self.draw(st.sampled_from(REASONS_WITH_CALLS if calls else REASONS_WITHOUT))
         return ModelReply((*speech, *calls), reason, usage, "a-model")
 
     def use(self, name: str, arguments: Any) -> Block:
@@ -270,8 +266,8 @@ class World:
     st.sampled_from(["safe", "all", "off"]),
     st.integers(0, 12),
     st.integers(1, 8),
-    st.sampled_from([0, 3_000, 20_000, 100_000, 5_000_000]),
-    st.sampled_from([500, 4_000, 32_000]),
+    st.sampled_from([5_000_000, 100_000, 20_000, 0]),
+    st.sampled_from([32_000, 4_000, 500]),
 )
 def test_whatever_happens_the_run_ends_and_keeps_its_promises(
     data, mode, mischief, turns, ceiling, most

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -58,6 +59,7 @@ class MessagesServer:
         plan: gives the reply to each request that was not refused; called in the server's thread.
         record: keep every request in ``requests`` and every refusal in ``refusals``.
         most_body_bytes: a longer body is refused with 413.
+        tls: encrypts connections.
     """
 
     def __init__(
@@ -67,16 +69,18 @@ class MessagesServer:
         port: int = 0,
         record: bool = True,
         most_body_bytes: int = MOST_BODY_BYTES,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self.requests: list[Received] = []
         self.refusals: list[Refusal] = []
         self.count = 0
+        self.connections = 0
         self.in_flight = 0
         self.dropped = 0  # connections that the client ended while a reply was due
         self._plan = plan
-        self._port = port
         self._record = record
         self._most_body_bytes = most_body_bytes
+        self._tls = tls
         self._issued: set[str] = set()
         self._changed = threading.Condition()
         self._loop = asyncio.new_event_loop()
@@ -86,7 +90,8 @@ class MessagesServer:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        scheme = "https" if self._tls else "http"
+        return f"{scheme}://127.0.0.1:{self._listener.getsockname()[1]}"
 
     def start(self) -> Self:
         self._thread.start()
@@ -116,7 +121,9 @@ class MessagesServer:
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
-        start = asyncio.start_server(self._serve, sock=self._listener, limit=1024 * 1024)
+        start = asyncio.start_server(
+            self._serve, sock=self._listener, ssl=self._tls, limit=1024 * 1024
+        )
         server = self._loop.run_until_complete(start)
         self._loop.run_forever()
         server.close()
@@ -138,6 +145,7 @@ class MessagesServer:
         task = asyncio.current_task()
         assert task is not None
         self._connections.add(task)
+        self._change(connections=1)
         try:
             while await self._answer_one(wire):
                 pass

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import signal
@@ -7,7 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import psutil
@@ -233,6 +234,49 @@ def test_coming_and_going_at_once_always_finds_one_server(home: Path) -> None:
         thread.join()
     assert failures == []
     assert not folder_of(home).exists()
+
+
+@contextmanager
+def held_door(folder: Path) -> Iterator[None]:
+    with (folder / "door").open("w") as door:
+        fcntl.flock(door, fcntl.LOCK_EX)
+        yield
+
+
+def open_doors(folder: Path) -> int:
+    return [file.path for file in psutil.Process().open_files()].count(str(folder / "door"))
+
+
+def test_a_user_who_waited_while_the_folder_was_removed_makes_a_new_one(home: Path) -> None:
+    folder = folder_of(home)
+    folder.mkdir(mode=0o700)
+    server = EmbeddedServer(home)
+    coming = threading.Thread(target=server.enter)
+    with held_door(folder):
+        coming.start()
+        until(lambda: open_doors(folder) == 2)
+        shutil.rmtree(folder)
+    coming.join(30)
+    assert answers(server.url)
+    server.leave()
+
+
+def test_a_user_who_waited_at_a_removed_door_waits_at_the_new_one(home: Path) -> None:
+    folder = folder_of(home)
+    folder.mkdir(mode=0o700)
+    server = EmbeddedServer(home)
+    coming = threading.Thread(target=server.enter)
+    with ExitStack() as new_door:
+        with held_door(folder):
+            coming.start()
+            until(lambda: open_doors(folder) == 2)
+            (folder / "door").unlink()
+            new_door.enter_context(held_door(folder))
+        until(lambda: open_doors(folder) == 2)
+        assert servers_in(folder) == []
+    coming.join(30)
+    assert answers(server.url)
+    server.leave()
 
 
 def test_a_server_that_hangs_is_named(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,13 +16,13 @@ from runner.core.conversation import Tool
 from runner.core.journal import Progress
 from runner.core.permissions import Rule
 from runner.core.run import Lease
-from runner.core.spec import JobSpec, NewRun
+from runner.core.spec import JobSpec, NewRun, Workspace
 from runner.errors import UsageError
 from runner.store import jobs as jobs_store
 from runner.store.database import Database
 from runner.store.journal import StoredJournal
 from runner.store.tables import blocks, events, jobs, permission_rules, runs
-from tests.store.examples import NOW, submission
+from tests.store.examples import NOW, SPEC, submission
 
 
 def rows_of(database: Database, table: Any) -> list[Row[Any]]:
@@ -52,6 +52,13 @@ def test_runs_are_queued_and_due_at_once_with_the_job_s_limits(database: Databas
     assert {row.token_ceiling for row in stored} == {example.spec.limits.token_ceiling}
     assert {(row.message_count, row.event_count) for row in stored} == {(1, 1)}
     assert [row.id for row in stored] == sorted(row.id for row in stored)
+
+
+def test_runs_know_their_workspace(database: Database) -> None:
+    spec = replace(SPEC, workspace=Workspace("/src/project"))
+    jobs_store.submit(database, submission(spec=spec), NOW, workspace_id="ws_1")
+    (run,) = rows_of(database, runs)
+    assert (run.workspace_path, run.workspace_id) == ("/src/project", "ws_1")
 
 
 def test_prompt_is_the_first_message_and_submission_the_first_event(database: Database) -> None:
@@ -92,7 +99,7 @@ def test_first_call_is_bounded_by_every_byte_that_it_sends(database: Database) -
     tool = Tool("Réad", "Lit un fichier.", {"type": "object"})
     spec = JobSpec("name", "model", system="Sois bref, é.", tools=(tool,))
     jobs_store.submit(database, submission("é", spec=spec), NOW)
-    sent = json.dumps([tool.definition()], ensure_ascii=False) + "Sois bref, é."
+    sent = json.dumps(tool.definition(), ensure_ascii=False) + "Sois bref, é."
     sent += '{"type": "text", "text": "Mend é."}'
     (run,) = rows_of(database, runs)
     assert run.progress["appended_bytes"] == len(sent.encode())

@@ -11,12 +11,14 @@ from sqlalchemy import select
 from runner.core.budget import Limits
 from runner.core.conversation import Usage
 from runner.core.decide import CallModel, RunTools
+from runner.core.spec import Workspace
 from runner.errors import UsageError
 from runner.store import jobs as jobs_store
-from runner.store.control import Target, cancel
+from runner.store.control import Target, cancel, pause
 from runner.store.database import Database
 from runner.store.journal import load_conversation
 from runner.store.revive import Raised, retry, say
+from runner.store.runs import set_workspace
 from runner.store.tables import blocks, runs
 from tests.store.attempts import Attempt, claim, event_types, run_row, submit_one, text, tool_use
 from tests.store.examples import NOW, SPEC, submission
@@ -91,7 +93,7 @@ def test_used_up_turns_need_a_higher_limit(database: Database) -> None:
     claim(database, run_id).reply(tool_use(1), stop="tool_use").finish("one")
     assert run_row(database, run_id).reason == "max_turns"
     for too_low in (None, 1):
-        with pytest.raises(UsageError, match=r"used 1 of 1 turns.*--max-turns N .at least 2"):
+        with pytest.raises(UsageError, match=r"used 1 of 1 turns.*--max-turns N. .at least 2"):
             retry(database, Target("run", run_id), NOW, raised=Raised(max_turns=too_low))
     assert run_row(database, run_id).state == "stopped"
     retry(database, Target("run", run_id), NOW, raised=Raised(max_turns=2))
@@ -153,6 +155,20 @@ def test_fresh_run_has_the_item_and_prompt_and_nothing_else(database: Database) 
     assert new.progress["appended_bytes"] > 0
     assert event_types(database, run_id)[-1] == "begun_afresh"
     assert event_types(database, change.id) == ["run_submitted"]
+
+
+def test_fresh_run_begins_in_the_job_s_workspace_and_not_in_the_old_copy(
+    database: Database,
+) -> None:
+    spec = replace(SPEC, workspace=Workspace("/src/project", "copy"))
+    job_id = jobs_store.submit(database, submission(spec=spec), NOW, workspace_id="ws_source")
+    query = select(runs.c.id).where(runs.c.job_id == job_id)
+    run_id = database.read(lambda c: c.execute(query).scalar_one())
+    set_workspace(database, claim(database, run_id).lease, "/copies/1", "ws_copy")
+    cancel(database, Target("run", run_id), NOW)
+    (change,) = retry(database, Target("run", run_id), NOW, fresh=True)
+    fresh = run_row(database, change.id)
+    assert (fresh.workspace_path, fresh.workspace_id) == ("/src/project", "ws_source")
 
 
 def test_run_begun_afresh_is_not_taken_up_again(database: Database) -> None:
@@ -221,8 +237,6 @@ def test_message_to_an_ended_run_starts_it_again(database: Database, end: str) -
 
 
 def test_message_to_a_paused_run_leaves_it_paused(database: Database) -> None:
-    from runner.store.control import pause
-
     run_id = submit_one(database)
     pause(database, Target("run", run_id), NOW)
     assert say(database, run_id, "Later.", NOW).state == "waiting"

@@ -5,6 +5,9 @@ the look at whether the worker still wants the call, so whoever saw the lock fre
 death can be sure that nothing is started any more; and it is released when all processes are gone.
 """
 
+# ruff: noqa: PTH108
+# (pathlib costs every fork memory)
+
 from __future__ import annotations
 
 import fcntl
@@ -58,8 +61,14 @@ def keep(call: socket.socket, life: int, children_ended: int) -> None:
     for collected in (output, errors):
         collected.drain()
     os.close(lock)
-    answer(call, end, os.waitstatus_to_exitcode(status), output.kept, errors.kept,
-           output.cut or errors.cut)
+    answer(
+        call,
+        end,
+        os.waitstatus_to_exitcode(status),
+        output.kept,
+        errors.kept,
+        output.cut or errors.cut,
+    )
 
 
 def answer(

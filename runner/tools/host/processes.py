@@ -4,6 +4,9 @@ A subreaper (Linux, prctl(2)) becomes the parent of every orphan below it, so a 
 setsid, nohup or forked twice stays findable as a descendant. Elsewhere only the process group is.
 """
 
+# ruff: noqa: PTH110, PTH208
+# (pathlib costs every fork memory)
+
 from __future__ import annotations
 
 import os

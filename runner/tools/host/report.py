@@ -20,9 +20,8 @@ class Report:
         os.dup2(2, 1)
 
     def end(self, outcome: str, text: str) -> NoReturn:
-        """Tell the outcome and end the process, whatever threads are still running in it."""
-        whole = f"{outcome}\n{text}".encode("utf-8", "surrogateescape" if _only_names(text) else "replace")
-        view = memoryview(whole)
+        """Tell the outcome and end the process, whatever threads still run in it."""
+        view = memoryview(f"{outcome}\n{text}".encode("utf-8", "surrogatepass"))
         while view:
             view = view[os.write(self._descriptor, view) :]
         os._exit(0)

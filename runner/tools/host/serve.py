@@ -56,11 +56,12 @@ class _Host:
 
     def serve(self) -> int:
         """Serve until the worker is gone or silent; the exit status says which."""
+        look_every = min(_LOOK_AT_CLOCK, self._watchdog / 4)
         poll = select.poll()
         poll.register(self._control, select.POLLIN)
         poll.register(self._children_ended, select.POLLIN)
         while True:
-            ready = dict(poll.poll(_LOOK_AT_CLOCK * 1000 if self._keepers else None))
+            ready = dict(poll.poll(look_every * 1000 if self._keepers else None))
             if self._children_ended in ready:
                 os.read(self._children_ended, 512)
                 self._bury_keepers()

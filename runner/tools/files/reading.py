@@ -10,8 +10,8 @@ from io import BufferedReader
 from runner.core.conversation import ToolResult
 from runner.engine.ports import Interrupt, ToolCall
 from runner.tools.failure import ToolFailure
+from runner.tools.files.places import Places, open_file
 from runner.tools.output import MOST_CHARACTERS, visible
-from runner.tools.places import Places, open_file
 
 MOST_LINES = 2_000
 MOST_LINE_CHARACTERS = 2_000
@@ -70,11 +70,15 @@ class _Shown:
         except UnicodeDecodeError:
             text = line.decode("utf-8", "replace")
             if whole:  # else it may be the cut that parted a character
-                self._notes["not UTF-8: what cannot be shown is \ufffd, and Edit refuses the file"] = None
+                self._notes[
+                    "not UTF-8: what cannot be shown is \ufffd, and Edit refuses the file"
+                ] = None
         text = text.removesuffix("\n")
         if text.endswith("\r"):
             text = text[:-1]
-            self._notes["lines end with \\r\\n, which an Edit over several lines has to give too"] = None
+            self._notes[
+                "lines end with \\r\\n, which an Edit over several lines has to give too"
+            ] = None
         text = visible(text)
         if not whole or len(text) > MOST_LINE_CHARACTERS:
             text = f"{text[:MOST_LINE_CHARACTERS]} [… the line goes on]"
@@ -90,9 +94,7 @@ class _Shown:
         return "\n".join([*self._lines, *(f"[{note}]" for note in notes)])
 
 
-def _lines(
-    file: BufferedReader, check: Callable[[], None]
-) -> Iterator[tuple[int, bytes, bool]]:
+def _lines(file: BufferedReader, check: Callable[[], None]) -> Iterator[tuple[int, bytes, bool]]:
     """Each line's number (from 1), its first 64 KiB, and whether that is the whole line. ``check`` is
     called often, however long a line is."""
     number = 0

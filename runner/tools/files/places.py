@@ -4,6 +4,9 @@ A path is judged by where it leads, symlinks resolved, and opened by what it was
 file that is not where it was expected, because a symlink changed in between, is refused too.
 """
 
+# ruff: noqa: PTH115, PTH116, PTH118
+# (pathlib has no descriptors of folders, and costs a fast path time)
+
 from __future__ import annotations
 
 import errno
@@ -11,6 +14,7 @@ import os
 import stat
 import sys
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from runner.engine.ports import Surroundings
@@ -29,6 +33,9 @@ class Places:
     home: str
 
     @classmethod
+    @lru_cache(
+        maxsize=1024
+    )  # should a folder's symlinks change, files in it are refused: that is safe
     def of(cls, surroundings: Surroundings, home: Path) -> Places:
         workspace = surroundings.workspace
         return cls(
@@ -49,7 +56,7 @@ class Places:
         if "\0" in path or not path:
             raise ToolFailure("the path is empty or contains a NUL character: give a file's path")
         try:
-            real = os.path.realpath(os.path.join(self.workspace or self.outputs, path))  # noqa: PTH118
+            real = os.path.realpath(os.path.join(self.workspace or self.outputs, path))
         except (OSError, ValueError) as error:
             raise ToolFailure(f"{path!r} is not a path that can be used: {error}") from error
         if self.holds_output(real):
@@ -57,7 +64,9 @@ class Places:
                 raise ToolFailure(f"{path}: outputs of tools can be read and searched, not written")
             return real
         if self.workspace is None:
-            raise ToolFailure(f"{path}: this job has no workspace, so there are no files to work on")
+            raise ToolFailure(
+                f"{path}: this job has no workspace, so there are no files to work on"
+            )
         if not _inside(real, self.workspace):
             raise ToolFailure(
                 f"{path} leads to {real}, outside the workspace {self.workspace}: "
@@ -123,7 +132,9 @@ def open_folder(real: str, name: str) -> int:
 def check_regular(status: os.stat_result, name: str) -> None:
     """Raise ``ToolFailure`` unless this is the status of a regular file on a real file system."""
     if stat.S_ISDIR(status.st_mode):
-        raise ToolFailure(f"{name} is a folder, not a file: Glob with the pattern '*' lists what is in it")
+        raise ToolFailure(
+            f"{name} is a folder, not a file: Glob with the pattern '*' lists what is in it"
+        )
     if not stat.S_ISREG(status.st_mode) or status.st_dev in _KERNEL_DEVICES:
         raise ToolFailure(f"{name} is not a regular file (a pipe, socket, device or the like)")
 

@@ -1,5 +1,8 @@
 """Write and Edit: whole files, replaced in one step, byte for byte what was asked."""
 
+# ruff: noqa: PTH103, PTH120
+# (pathlib has no descriptors of folders, and costs a fast path time)
+
 from __future__ import annotations
 
 import os
@@ -11,7 +14,7 @@ from contextlib import suppress
 from runner.core.conversation import ToolResult
 from runner.engine.ports import Interrupt, ToolCall
 from runner.tools.failure import ToolFailure
-from runner.tools.places import Places, check_regular, explain, open_file, open_folder
+from runner.tools.files.places import Places, check_regular, explain, open_file, open_folder
 
 MOST_EDITED_BYTES = 64 << 20
 _LINE_NUMBER = re.compile(r"\s*\d+\t")
@@ -27,7 +30,7 @@ def write(call: ToolCall, places: Places, interrupt: Interrupt) -> ToolResult:
     content = _encode(call.input["content"], "content")
     real = places.find(path, writing=True)
     try:
-        os.makedirs(os.path.dirname(real), exist_ok=True)  # noqa: PTH103, PTH120 - plain strings
+        os.makedirs(os.path.dirname(real), exist_ok=True)
     except OSError as error:
         raise ToolFailure(f"the folder of {path} cannot be made: {error.strerror}") from error
     made = _replace(real, path, content)
@@ -44,7 +47,9 @@ def edit(call: ToolCall, places: Places, interrupt: Interrupt) -> ToolResult:
     old = _encode(call.input["old_string"], "old_string")
     new = _encode(call.input["new_string"], "new_string")
     if not old:
-        raise ToolFailure("old_string is empty: give the text to replace, or use Write to make a file")
+        raise ToolFailure(
+            "old_string is empty: give the text to replace, or use Write to make a file"
+        )
     if old == new:
         raise ToolFailure("old_string and new_string are the same: nothing was changed")
     real = places.find(path, writing=True)
@@ -76,7 +81,9 @@ def _content(real: str, path: str) -> bytes:
     with open(open_file(real, path), "rb") as file:
         content = file.read(MOST_EDITED_BYTES + 1)
     if len(content) > MOST_EDITED_BYTES:
-        raise ToolFailure(f"{path} is larger than {MOST_EDITED_BYTES:,} bytes: edit it with Bash (sed)")
+        raise ToolFailure(
+            f"{path} is larger than {MOST_EDITED_BYTES:,} bytes: edit it with Bash (sed)"
+        )
     try:
         content.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -90,7 +97,7 @@ def _replace(real: str, path: str, content: bytes) -> bool:
     """Put ``content`` in the place of a file at once, with its mode and owner; True when there was
     none. Whoever reads the file sees the old content or the new, and a crash leaves one of them."""
     folder_path, name = os.path.split(real)
-    folder = open_folder(folder_path, os.path.dirname(path) or ".")  # noqa: PTH120
+    folder = open_folder(folder_path, os.path.dirname(path) or ".")
     temporary = f".runner-{secrets.token_hex(8)}"
     try:
         before = _before(folder, name, path)
@@ -152,7 +159,10 @@ def _not_found(content: bytes, old: bytes, path: str) -> str:
     message = f"old_string was not found in {path}: "
     text, wanted = content.decode("utf-8"), old.decode("utf-8")
     if "\r\n" in text and wanted in text.replace("\r\n", "\n"):
-        return message + "the file's lines end with \\r\\n, so give \\r\\n where old_string ends a line"
+        return (
+            message
+            + "the file's lines end with \\r\\n, so give \\r\\n where old_string ends a line"
+        )
     if all(_LINE_NUMBER.match(line) for line in wanted.splitlines() if line.strip()):
         return message + "leave out the line numbers that Read puts before each line"
     stripped = [line.strip() for line in wanted.strip().splitlines()]

@@ -1,0 +1,73 @@
+"""Where Runner keeps its state and finds its parts, from options and the environment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+HOME = "RUNNER_HOME"
+DATABASE_URL = "RUNNER_DATABASE_URL"
+REDIS_URL = "RUNNER_REDIS_URL"
+
+_KEYS = ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN")
+_DEFAULT_HOME = ".runner"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What every part is built from.
+
+    Args:
+        home: an absolute folder for the database, copies of workspaces and long outputs.
+        database_url: a SQLAlchemy URL.
+        redis_url: None: an embedded server is started.
+        keys: the credentials in the environment, which nothing else may show.
+    """
+
+    home: Path
+    database_url: str
+    redis_url: str | None = None
+    keys: tuple[str, ...] = ()
+
+    @classmethod
+    def load(
+        cls,
+        environment: Mapping[str, str] = os.environ,
+        *,
+        home: str | None = None,
+        database_url: str | None = None,
+        redis_url: str | None = None,
+    ) -> Settings:
+        """The settings: what an option says, else the environment, else the default."""
+        folder = Path(home or environment.get(HOME) or _DEFAULT_HOME).expanduser().absolute()
+        default_url = f"sqlite:///{folder / 'runner.db'}"
+        return cls(
+            home=folder,
+            database_url=database_url or environment.get(DATABASE_URL) or default_url,
+            redis_url=redis_url or environment.get(REDIS_URL) or None,
+            keys=tuple(environment[name] for name in _KEYS if environment.get(name)),
+        )
+
+    def environment(self) -> dict[str, str]:
+        """The same settings for another process of ours."""
+        names = {HOME: str(self.home), DATABASE_URL: self.database_url}
+        return names | ({REDIS_URL: self.redis_url} if self.redis_url else {})
+
+    def secrets(self) -> tuple[str, ...]:
+        """What must not reach a tool, the store or a terminal: keys, URLs that hold a password, and
+        the passwords themselves; the longest first, so that hiding one hides all of it."""
+        found = set(self.keys)
+        for url in (self.database_url, self.redis_url):
+            if url and (password := _password(url)):
+                found |= {url, password, unquote(password)}
+        return tuple(sorted(found, key=len, reverse=True))
+
+
+def _password(url: str) -> str | None:
+    try:
+        return urlsplit(url).password
+    except ValueError:
+        return None  # not a URL: opening it says so

@@ -1,0 +1,156 @@
+"""Which job, run or tool call a text means: an id, the beginning of one, or the end of one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from sqlalchemy import ColumnElement, Connection, Select, select
+
+from runner.errors import NotFoundError
+from runner.store import ids
+from runner.store.database import Database
+from runner.store.tables import jobs, runs, tool_calls
+
+Kind = Literal["job", "run", "call"]
+
+SHORTEST_ENDING = 6
+_MOST_CANDIDATES = 5
+_GREATEST_NUMBER = 999_999_999  # what a column of integers can be compared with
+_CALL_ENDING = re.compile(r"([0-9a-z]*)_(\d{1,9})_(\d{1,9})")
+_CALL_BEGINNING = re.compile(r"call_([0-9a-z]+)(?:_(\d{1,9}))?(?:_(\d{1,9})?)?")
+_NAMES = {"job": "job", "run": "run", "call": "tool call"}
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    kind: Kind
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallKey:
+    """Where a tool call's row is."""
+
+    run_id: str
+    message: int
+    position: int
+
+
+def find(database: Database, text: str, kinds: Collection[Kind]) -> Found:
+    """The one thing of these kinds that ``text`` names: its whole id, a beginning that no other has,
+    or an ending of at least six characters. A tool call also goes by the API's ``tool_use`` id.
+
+    Raises:
+        NotFoundError: nothing is named so, or more than one thing is; says which.
+    """
+    found: list[Found] = []
+    if text and text.isascii() and text.isprintable():
+        found = database.read(lambda connection: _candidates(connection, text, kinds))
+    if len(found) == 1:
+        return found[0]
+    wanted = " or ".join(_NAMES[kind] for kind in ("job", "run", "call") if kind in kinds)
+    if not found:
+        raise NotFoundError(f"no {wanted} is named {text[:60]!a}: look with `runner list`")
+    names = ", ".join(one.id for one in found[:_MOST_CANDIDATES])
+    more = " and more" if len(found) > _MOST_CANDIDATES else ""
+    raise NotFoundError(f"{text[:60]!a} could be {names}{more}: give more of it")
+
+
+def call_key(connection: Connection, call_id: str) -> CallKey | None:
+    """Where the call of that whole id is stored."""
+    parsed = ids.parse_call_id(call_id)
+    if parsed is None or max(parsed[1:]) > _GREATEST_NUMBER:
+        return None
+    run_id, turn, position = parsed
+    query = select(tool_calls.c.message).where(
+        tool_calls.c.run_id == run_id,
+        tool_calls.c.turn == turn,
+        tool_calls.c.position == position,
+    )
+    message = connection.execute(query).scalar()
+    return None if message is None else CallKey(run_id, message, position)
+
+
+def _candidates(connection: Connection, text: str, kinds: Collection[Kind]) -> list[Found]:
+    exact = list(_exact(connection, text, kinds))
+    if exact:
+        return exact
+    shortened = text.lower()
+    beginning = list(_shortened(connection, shortened, kinds, from_start=True))
+    if beginning or len(shortened) < SHORTEST_ENDING:
+        return beginning
+    ending = list(_shortened(connection, shortened, kinds, from_start=False))
+    if ending or "call" not in kinds:
+        return ending
+    return list(_calls(connection, tool_calls.c.tool_use_id == text))
+
+
+def _exact(connection: Connection, text: str, kinds: Collection[Kind]) -> Iterator[Found]:
+    for kind, table in (("job", jobs), ("run", runs)):
+        if (
+            kind in kinds
+            and connection.execute(select(table.c.id).where(table.c.id == text)).first()
+        ):
+            yield Found("job" if table is jobs else "run", text)
+    if "call" in kinds and call_key(connection, text) is not None:
+        yield Found("call", text)
+
+
+def _shortened(
+    connection: Connection, text: str, kinds: Collection[Kind], *, from_start: bool
+) -> Iterator[Found]:
+    for kind, table in (("job", jobs), ("run", runs)):
+        if kind in kinds:
+            id_ = table.c.id
+            matches = (
+                id_.startswith(text, autoescape=True)
+                if from_start
+                else id_.endswith(text, autoescape=True)
+            )
+            for row in connection.execute(_few(select(id_).where(matches).order_by(id_))):
+                yield Found("job" if table is jobs else "run", row.id)
+    if "call" in kinds:
+        condition = _call_beginning(text) if from_start else _call_ending(text)
+        if condition is not None:
+            yield from _calls(connection, condition)
+
+
+def _call_beginning(text: str) -> ColumnElement[bool] | None:
+    """What the first characters of a call's id say; a number that another could begin with counts
+    as whole."""
+    parts = _CALL_BEGINNING.fullmatch(text)
+    if parts is None:
+        return None
+    run, turn, position = parts.groups()
+    condition = tool_calls.c.run_id.startswith(f"run_{run}", autoescape=True)
+    if turn is not None:
+        condition &= tool_calls.c.turn == int(turn)
+    if position is not None:
+        condition &= tool_calls.c.position == int(position) - 1
+    return condition
+
+
+def _call_ending(text: str) -> ColumnElement[bool] | None:
+    parts = _CALL_ENDING.fullmatch(text)
+    if parts is None:
+        return None
+    run, turn, position = parts.groups()
+    return (
+        tool_calls.c.run_id.endswith(run, autoescape=True)
+        & (tool_calls.c.turn == int(turn))
+        & (tool_calls.c.position == int(position) - 1)
+    )
+
+
+def _calls(connection: Connection, condition: ColumnElement[bool]) -> Iterator[Found]:
+    columns = (tool_calls.c.run_id, tool_calls.c.turn, tool_calls.c.position)
+    query = _few(select(*columns).where(condition).order_by(*columns))
+    for row in connection.execute(query):
+        yield Found("call", ids.call_id(row.run_id, row.turn, row.position))
+
+
+def _few(query: Select[Any]) -> Select[Any]:
+    return query.limit(_MOST_CANDIDATES + 1)

@@ -1,0 +1,272 @@
+"""Reading jobs, runs and what they did, for people and programs that look on.
+
+What is returned has the tables' column names, and ``id`` and ``state`` where a table has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict, cast
+
+from sqlalchemy import ColumnElement, Connection, Select, and_, case, func, select
+
+from runner.core.run import STATES, RunState
+from runner.errors import NotFoundError
+from runner.store.database import Database
+from runner.store.tables import blocks, events, jobs, permission_rules, queued_messages, runs
+
+_TOKENS = (
+    "input_tokens",
+    "cache_read_tokens",
+    "cache_creation_tokens",
+    "output_tokens",
+    "charged_tokens",
+)
+_COUNTERS = ("turns", "denials", *_TOKENS)
+
+# The first state that any of a job's runs has is the job's.
+_JOB_STATE_ORDER: tuple[RunState, ...] = (
+    "running",
+    "queued",
+    "waiting",
+    "failed",
+    "cancelled",
+    "stopped",
+    "succeeded",
+)
+
+
+class JobSummary(TypedDict):
+    """A job and its runs in numbers. ``runs`` counts them by state; those that were begun afresh
+    count as their successors, in it and in ``state``, and fully in the counters."""
+
+    id: str
+    key: str | None
+    name: str
+    source: str
+    spec_digest: str
+    created_at: float
+    state: RunState
+    runs: dict[RunState, int]
+    turns: int
+    denials: int
+    input_tokens: int
+    cache_read_tokens: int
+    cache_creation_tokens: int
+    output_tokens: int
+    charged_tokens: int
+
+
+class RunSummary(TypedDict):
+    """A run in a line. ``fresh_run`` is the run that it was begun afresh as."""
+
+    id: str
+    job_id: str
+    item_key: str
+    state: RunState
+    reason: str
+    detail: str
+    created_at: float
+    started_at: float | None
+    ended_at: float | None
+    due_at: float | None
+    worker_id: str | None
+    pause_requested: bool
+    turns: int
+    denials: int
+    input_tokens: int
+    cache_read_tokens: int
+    cache_creation_tokens: int
+    output_tokens: int
+    charged_tokens: int
+    fresh_of: str | None
+    fresh_run: str | None
+
+
+_SUMMARY_COLUMNS = tuple(name for name in RunSummary.__annotations__ if name != "fresh_run")
+
+
+def job_state(counts: Mapping[RunState, int]) -> RunState:
+    """A job's state: ``running`` if any run is, else ``queued`` if any is, else ``waiting`` if any
+    does, else the worst end: failed, cancelled, stopped, succeeded.
+
+    Args:
+        counts: how many of the job's runs are in each state.
+    """
+    return next((state for state in _JOB_STATE_ORDER if counts.get(state)), "succeeded")
+
+
+def list_jobs(database: Database, state: RunState | None = None) -> list[JobSummary]:
+    """All jobs, oldest first; with ``state`` only those in it."""
+    found = database.read(lambda connection: _job_summaries(connection))
+    return [job for job in found if state is None or job["state"] == state]
+
+
+def list_runs(database: Database, job_id: str, state: RunState | None = None) -> list[RunSummary]:
+    """The runs of a job in the order of its items; with ``state`` only those in it."""
+    query = _run_summaries(job_id).where(runs.c.job_id == job_id)
+    if state is not None:
+        query = query.where(runs.c.state == state)
+    rows = database.read(lambda connection: connection.execute(query).mappings().all())
+    return [cast(RunSummary, dict(row)) for row in rows]
+
+
+def current_runs(found: Sequence[RunSummary]) -> list[RunSummary]:
+    """Those that were not begun afresh: their successors stand for the others."""
+    return [run for run in found if run["fresh_run"] is None]
+
+
+def last_texts(database: Database, job_id: str) -> dict[str, str]:
+    """The last text that the model wrote, by run; runs without one are left out."""
+    last = (
+        select(blocks.c.content)
+        .where(blocks.c.run_id == runs.c.id, blocks.c.role == "assistant", blocks.c.type == "text")
+        .order_by(blocks.c.message.desc(), blocks.c.position.desc())
+        .limit(1)
+        .scalar_subquery()
+    )
+    query = select(runs.c.id, last.label("content")).where(runs.c.job_id == job_id)
+    rows = database.read(lambda connection: connection.execute(query).all())
+    return {row.id: row.content["text"] for row in rows if row.content}
+
+
+def show_job(database: Database, job_id: str) -> dict[str, Any]:
+    """A job as it was submitted, and its runs in numbers."""
+
+    def work(connection: Connection) -> dict[str, Any]:
+        (summary,) = _job_summaries(connection, jobs.c.id == job_id)
+        columns = select(jobs.c.spec, jobs.c.spec_text).where(jobs.c.id == job_id)
+        rules = (
+            select(permission_rules.c.effect, permission_rules.c.rule)
+            .where(permission_rules.c.job_id == job_id)
+            .order_by(permission_rules.c.position)
+        )
+        return {
+            **summary,
+            **connection.execute(columns).mappings().one(),
+            "permission_rules": [dict(row) for row in connection.execute(rules).mappings()],
+        }
+
+    return database.read(work)
+
+
+def show_run(database: Database, run_id: str) -> dict[str, Any]:
+    """All that a run's row says, with its job's name and model and its undelivered messages.
+
+    Raises:
+        NotFoundError: there is no such run.
+    """
+
+    def work(connection: Connection) -> dict[str, Any]:
+        query = (
+            select(runs, jobs.c.name.label("job_name"), jobs.c.spec)
+            .join(jobs)
+            .where(runs.c.id == run_id)
+        )
+        row = connection.execute(query).mappings().one_or_none()
+        if row is None:
+            raise NotFoundError(f"no run is named {run_id}")
+        run = dict(row)
+        run["model"] = run.pop("spec")["model"]
+        successor = select(runs.c.id).where(
+            runs.c.job_id == run["job_id"], runs.c.fresh_of == run_id
+        )
+        run["fresh_run"] = connection.execute(successor).scalar()
+        waiting = (
+            select(queued_messages.c.id, queued_messages.c.text, queued_messages.c.created_at)
+            .where(
+                queued_messages.c.run_id == run_id, queued_messages.c.delivered_message.is_(None)
+            )
+            .order_by(queued_messages.c.id)
+        )
+        run["queued_messages"] = [dict(each) for each in connection.execute(waiting).mappings()]
+        return run
+
+    return database.read(work)
+
+
+def events_after(
+    database: Database, run_id: str, number: int, limit: int | None = None
+) -> list[dict[str, Any]]:
+    """The events of a run whose numbers are greater, in order."""
+    query = (
+        select(events)
+        .where(events.c.run_id == run_id, events.c.number > number)
+        .order_by(events.c.number)
+        .limit(limit)
+    )
+    rows = database.read(lambda connection: connection.execute(query).mappings().all())
+    return [dict(row) for row in rows]
+
+
+def state_of(database: Database, run_id: str) -> RunState:
+    """A run's state."""
+    query = select(runs.c.state).where(runs.c.id == run_id)
+    state: RunState = database.read(lambda connection: connection.execute(query).scalar_one())
+    return state
+
+
+def waiting_for_workspaces(database: Database) -> dict[str, int]:
+    """How many runs wait for each workspace path that no worker sees."""
+    query = (
+        select(runs.c.workspace_path, func.count())
+        .where(runs.c.state == "waiting", runs.c.reason == "workspace")
+        .group_by(runs.c.workspace_path)
+    )
+    rows = database.read(lambda connection: connection.execute(query).all())
+    return {str(path): count for path, count in rows}
+
+
+def _job_summaries(
+    connection: Connection, condition: ColumnElement[bool] | None = None
+) -> list[JobSummary]:
+    successors = _successors()
+    is_current = successors.c.id.is_(None)
+    counts = [
+        func.coalesce(func.sum(case((and_(is_current, runs.c.state == state), 1), else_=0)), 0)
+        for state in STATES
+    ]
+    sums = [func.coalesce(func.sum(runs.c[name]), 0).label(name) for name in _COUNTERS]
+    columns = [jobs.c[name] for name in _JOB_COLUMNS]
+    query = (
+        select(*columns, *sums, *(c.label(f"in_{s}") for c, s in zip(counts, STATES, strict=True)))
+        .select_from(jobs)
+        .outerjoin(runs, runs.c.job_id == jobs.c.id)
+        .outerjoin(successors, successors.c.fresh_of == runs.c.id)
+        .group_by(*columns)
+        .order_by(jobs.c.id)
+    )
+    if condition is not None:
+        query = query.where(condition)
+    return [_job_summary(dict(row)) for row in connection.execute(query).mappings()]
+
+
+_JOB_COLUMNS = ("id", "key", "name", "source", "spec_digest", "created_at")
+
+
+def _job_summary(row: dict[str, Any]) -> JobSummary:
+    by_state = {state: int(row.pop(f"in_{state}")) for state in STATES}
+    counters = {name: int(row.pop(name)) for name in _COUNTERS}
+    summary = row | {
+        "state": job_state(by_state),
+        "runs": {state: count for state, count in by_state.items() if count},
+        **counters,
+    }
+    return cast(JobSummary, summary)
+
+
+def _run_summaries(job_id: str) -> Select[Any]:
+    successors = _successors(job_id)
+    return (
+        select(*(runs.c[name] for name in _SUMMARY_COLUMNS), successors.c.id.label("fresh_run"))
+        .outerjoin(successors, successors.c.fresh_of == runs.c.id)
+        .order_by(runs.c.id)
+    )
+
+
+def _successors(job_id: str | None = None) -> Any:
+    """The few runs that another one was begun afresh as."""
+    query = select(runs.c.id, runs.c.fresh_of).where(runs.c.fresh_of.is_not(None))
+    if job_id is not None:
+        query = query.where(runs.c.job_id == job_id)
+    return query.subquery()

@@ -1,0 +1,143 @@
+"""What was said and done in a run: its messages, and its tool calls whole."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any, TypedDict
+
+from sqlalchemy import Connection, select
+
+from runner.core.conversation import Block
+from runner.errors import NotFoundError
+from runner.store import ids
+from runner.store.database import Database
+from runner.store.find import call_key
+from runner.store.journal import load_conversation
+from runner.store.tables import blocks, tool_calls, tool_outputs
+
+
+class Line(TypedDict):
+    """A block with what became of it. ``call`` is a tool call's row, with its ``id`` and ``state``,
+    beside the block that asked for it and the one that answers."""
+
+    message: int
+    position: int
+    role: str
+    turn: int
+    content: Block
+    created_at: float
+    call: dict[str, Any] | None
+
+
+def messages(database: Database, run_id: str) -> list[dict[str, Any]]:
+    """The conversation exactly as in the Messages API. Results of a reply's tool calls join it when
+    they are complete."""
+    whole, _ = database.read(lambda connection: load_conversation(connection, run_id))
+    return [message.as_api() for message in whole]
+
+
+def lines(database: Database, run_id: str) -> list[Line]:
+    """All blocks of a run in order, those of an incomplete message included."""
+
+    def work(connection: Connection) -> list[Line]:
+        calls = _calls_by_use(connection, run_id)
+        query = (
+            select(blocks)
+            .where(blocks.c.run_id == run_id)
+            .order_by(blocks.c.message, blocks.c.position)
+        )
+        return [
+            Line(
+                message=row.message,
+                position=row.position,
+                role=row.role,
+                turn=row.turn,
+                content=row.content,
+                created_at=row.created_at,
+                call=calls.get(_use_of(row.message, row.content)),
+            )
+            for row in connection.execute(query)
+        ]
+
+    return database.read(work)
+
+
+def show_call(database: Database, call_id: str) -> dict[str, Any]:
+    """A tool call: its row, the whole input, and the whole output as far as it was kept.
+
+    Raises:
+        NotFoundError: there is no such call.
+    """
+
+    def work(connection: Connection) -> dict[str, Any]:
+        key = call_key(connection, call_id)
+        if key is None:
+            raise NotFoundError(f"no tool call is named {call_id}")
+        is_it = (
+            tool_calls.c.run_id == key.run_id,
+            tool_calls.c.message == key.message,
+            tool_calls.c.position == key.position,
+        )
+        call = _with_state(
+            dict(connection.execute(select(tool_calls).where(*is_it)).mappings().one())
+        )
+        exchange = (
+            select(blocks.c.content)
+            .where(
+                blocks.c.run_id == key.run_id,
+                blocks.c.message.in_((key.message, key.message + 1)),
+                blocks.c.type.in_(("tool_use", "tool_result")),
+            )
+            .order_by(blocks.c.message, blocks.c.position)
+        )
+        call |= {"input": None, "result": None}
+        for block in connection.execute(exchange).scalars():
+            if block.get("id") == call["tool_use_id"]:
+                call["input"] = block["input"]
+            elif block.get("tool_use_id") == call["tool_use_id"]:
+                call["result"] = block["content"]
+        kept = _kept_output(connection, key.run_id, key.message, key.position)
+        return {**call, "output": call["result"] if kept is None else kept}
+
+    return database.read(work)
+
+
+def _kept_output(connection: Connection, run_id: str, message: int, position: int) -> str | None:
+    """The output that was too long to show to the model."""
+    query = select(tool_outputs.c.compressed).where(
+        tool_outputs.c.run_id == run_id,
+        tool_outputs.c.message == message,
+        tool_outputs.c.position == position,
+    )
+    compressed = connection.execute(query).scalar()
+    return None if compressed is None else zlib.decompress(compressed).decode(errors="replace")
+
+
+def _calls_by_use(connection: Connection, run_id: str) -> dict[tuple[int, str], dict[str, Any]]:
+    """A run's tool calls by the number of the message that asked and the API's id, which a model may
+    use again in another message."""
+    query = select(tool_calls).where(tool_calls.c.run_id == run_id)
+    return {
+        (row["message"], row["tool_use_id"]): _with_state(dict(row))
+        for row in connection.execute(query).mappings()
+    }
+
+
+def _use_of(message: int, block: Block) -> tuple[int, str]:
+    if block["type"] == "tool_result":
+        return message - 1, block["tool_use_id"]
+    return message, str(block.get("id", ""))
+
+
+def _with_state(call: dict[str, Any]) -> dict[str, Any]:
+    """The row with the call's id and where it stands: its outcome once it has one."""
+    if call["outcome"] is not None:
+        state = call["outcome"]
+    elif call["interrupted"]:
+        state = "interrupted"
+    else:
+        state = "pending" if call["started_at"] is None else "started"
+    return {
+        "id": ids.call_id(call["run_id"], call["turn"], call["position"]),
+        "state": state,
+    } | call

@@ -1,0 +1,70 @@
+"""Own tools from outside their child: describing them for a job, and running a call of one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Mapping
+
+from runner.core.conversation import Tool, ToolResult
+from runner.engine.ports import Interrupt, ToolCall
+from runner.tools.failure import ToolFailure
+from runner.tools.host.client import Start, ToolHost, boot
+from runner.tools.own.source import OwnSource
+from runner.tools.reported import run_reporting
+
+_CHILD = "runner.tools.own.child"
+_DESCRIBE_SECONDS = 60.0
+
+
+class Undescribed(Exception):  # noqa: N818 - becomes a problem of the job file
+    """An own tool cannot be used; the text says why, in one line."""
+
+
+def describe(source: OwnSource, environment: Mapping[str, str]) -> Tool:
+    """The tool that a function is, as a child process that imports it says.
+
+    Raises:
+        Undescribed: it cannot be imported, or cannot be a tool.
+    """
+    try:
+        child = subprocess.run(
+            _command("describe", source),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            env=dict(environment),
+            timeout=_DESCRIBE_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise Undescribed(f"importing {source.module} took over {_DESCRIBE_SECONDS:g} s") from None
+    outcome, _, text = child.stdout.decode("utf-8", "replace").partition("\n")
+    if outcome == "succeeded":
+        return Tool(**json.loads(text), source=str(source))
+    if outcome == "failed":
+        raise Undescribed(f"{text} (imported from {source.folder})".replace("\n", " "))
+    said = child.stderr.decode("utf-8", "replace").strip().splitlines()
+    raise Undescribed(f"importing it ended the process ({child.returncode}) {' '.join(said[-1:])}")
+
+
+def run_own(call: ToolCall, source: OwnSource, host: ToolHost, interrupt: Interrupt) -> ToolResult:
+    """Call the function once, in a child of its own.
+
+    Raises:
+        ToolFailure: it ended its process. Interrupted: it was cut.
+    """
+    folder = call.surroundings.workspace or source.folder
+    if not folder.is_dir():
+        raise ToolFailure(f"the folder that {call.tool.name} is to run in does not exist: {folder}")
+    start = Start(
+        _command("run", source),
+        folder,
+        call.run_id,
+        call.timeout,
+        stdin=json.dumps(call.input).encode(),
+    )
+    return run_reporting(call, start, host, interrupt)
+
+
+def _command(action: str, source: OwnSource) -> list[str]:
+    return boot(_CHILD, action, str(source.folder), source.module, source.function, site=True)

@@ -1,0 +1,87 @@
+"""Grep and Glob, from the worker's side: where they may look, and what came of it."""
+
+# ruff: noqa: PTH112, PTH116
+# (its paths are strings)
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+from runner.core.conversation import ToolResult
+from runner.engine.ports import Interrupt, ToolCall
+from runner.tools.failure import ToolFailure
+from runner.tools.files.places import Places, check_regular, explain
+from runner.tools.host.client import Start, ToolHost, boot
+from runner.tools.reported import run_reporting
+from runner.tools.search import child
+
+
+def glob(call: ToolCall, places: Places, host: ToolHost, interrupt: Interrupt) -> ToolResult:
+    """The files that a glob pattern names, by path.
+
+    Raises:
+        ToolFailure: the folder may not be searched, or is none. Interrupted: it was cut.
+    """
+    pattern = call.input["pattern"]
+    base = places.find(call.input.get("path") or ".")
+    if not os.path.isdir(base):
+        raise ToolFailure(f"{places.name(base)} is not a folder: give the folder to search in path")
+    if pattern.startswith("/"):
+        if not pattern.startswith(base.rstrip("/") + "/"):
+            raise ToolFailure(
+                f"the pattern has to be relative to the folder that is searched, {base}"
+            )
+        pattern = pattern[len(base.rstrip("/")) + 1 :]
+    return _search(call, places, host, interrupt, base, {"pattern": pattern})
+
+
+def grep(call: ToolCall, places: Places, host: ToolHost, interrupt: Interrupt) -> ToolResult:
+    """The files, lines or counts that a regular expression matches, by path.
+
+    Raises:
+        ToolFailure: the path may not be searched, or is not there. Interrupted: it was cut.
+    """
+    given = call.input
+    base = places.find(given.get("path") or ".")
+    name = places.name(base)
+    try:
+        status = os.stat(base)
+    except OSError as error:
+        raise ToolFailure(explain(error, name)) from error
+    if not os.path.isdir(base):
+        check_regular(status, name)
+    around = int(given.get("-C") or given.get("context") or 0)
+    request = {
+        "pattern": given["pattern"],
+        "output_mode": given.get("output_mode", "files_with_matches"),
+        "glob": given.get("glob"),
+        "type": given.get("type"),
+        "ignore_case": given.get("-i", False),
+        "line_numbers": given.get("-n", True),
+        "before": int(given.get("-B", around)),
+        "after": int(given.get("-A", around)),
+        "head_limit": int(given.get("head_limit") or 0),
+        "multiline": given.get("multiline", False),
+    }
+    return _search(call, places, host, interrupt, base, request)
+
+
+def _search(
+    call: ToolCall,
+    places: Places,
+    host: ToolHost,
+    interrupt: Interrupt,
+    base: str,
+    request: dict[str, Any],
+) -> ToolResult:
+    where = {"base": base, "workspace": places.workspace, "excluded": [places.home]}
+    start = Start(
+        boot(child.__name__),
+        call.surroundings.workspace or call.surroundings.outputs,
+        call.run_id,
+        call.timeout,
+        stdin=json.dumps(request | where).encode(),
+    )
+    return run_reporting(call, start, host, interrupt)

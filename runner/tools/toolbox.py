@@ -1,0 +1,131 @@
+"""The tools port of the engine: runs any call, and makes a result of whatever comes of it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from runner.core.conversation import ToolResult
+from runner.engine.ports import Interrupt, ToolCall
+from runner.tools import shell
+from runner.tools.environment import tool_environment
+from runner.tools.failure import ToolFailure
+from runner.tools.files import editing, reading
+from runner.tools.files.places import Places
+from runner.tools.host.client import WATCHDOG_SECONDS, ToolHost
+from runner.tools.output import present, restore_output
+from runner.tools.own.source import OwnSource
+from runner.tools.own.tool import run_own
+from runner.tools.search import tool as search
+from runner.tools.validation import InputCheck
+
+BUILTIN_SOURCE = "builtin"
+_OUTPUT_SUFFIX = ".txt"
+
+_FileTool = Callable[[ToolCall, Places, Interrupt], ToolResult]
+_SearchTool = Callable[[ToolCall, Places, ToolHost, Interrupt], ToolResult]
+
+_FILE_TOOLS: dict[str, _FileTool] = {
+    "Read": reading.read,
+    "Write": editing.write,
+    "Edit": editing.edit,
+}
+_SEARCH_TOOLS: dict[str, _SearchTool] = {"Glob": search.glob, "Grep": search.grep}
+
+
+class LocalTools:
+    """Tools that run on this machine: Read, Write and Edit in this process, all others in processes
+    that end with their call, with this worker, and with its lease.
+
+    Args:
+        home: RUNNER_HOME, which file tools leave alone (workspaces in it excepted).
+        lock_dir: a folder local to this machine, where runs with live tools are marked
+            (``runner.tools.host.quiet``); made when it is missing.
+        secrets: values that no tool may find in its environment.
+        stored_output: the whole output of a call by its id, from the store; None when there is none.
+        watchdog_seconds: tools are killed when ``alive`` was not called for so long.
+    """
+
+    def __init__(
+        self,
+        home: Path,
+        lock_dir: Path,
+        secrets: Sequence[str] = (),
+        stored_output: Callable[[str], bytes | None] = lambda call_id: None,
+        watchdog_seconds: float = WATCHDOG_SECONDS,
+    ) -> None:
+        lock_dir.mkdir(parents=True, exist_ok=True)
+        self._home = home
+        self._environment = tool_environment(os.environ, secrets)
+        self._stored_output = stored_output
+        self._host = ToolHost(self._environment, lock_dir, watchdog_seconds)
+        self._inputs = InputCheck()
+
+    def run(self, call: ToolCall, interrupt: Interrupt) -> ToolResult:
+        """Run one call to its end; whatever goes wrong with the tool is in the result.
+
+        Raises:
+            Interrupted: ``interrupt`` was set, or the watchdog cut the call (``dropped``); all
+                processes of the call are gone.
+        """
+        interrupt.check()
+        began = time.monotonic()
+        problem = self._inputs.problem(call.tool.name, call.tool.input_schema, call.input)
+        try:
+            result = (
+                self._dispatch(call, interrupt)
+                if problem is None
+                else _told(call, ToolFailure(problem, "invalid_input"))
+            )
+        except ToolFailure as failure:
+            result = _told(call, failure)
+        return replace(result, duration=time.monotonic() - began)
+
+    def alive(self) -> None:
+        """Say that this worker holds its leases. While calls are in hand this has to be said more
+        often than every ``watchdog_seconds``, or their tools are killed. Never waits."""
+        self._host.alive()
+
+    def close(self) -> None:
+        """End the tool host and every tool process that is left."""
+        self._host.close()
+
+    def _dispatch(self, call: ToolCall, interrupt: Interrupt) -> ToolResult:
+        name, source = call.tool.name, call.tool.source
+        if source != BUILTIN_SOURCE:
+            own = OwnSource.stored(source)
+            if own is None:
+                raise ToolFailure(f"{name} comes from {source!r}, which this worker does not know")
+            return run_own(call, own, self._host, interrupt)
+        if name == "Bash":
+            return shell.bash(call, self._host, self._environment, interrupt)
+        places = Places.of(call.surroundings, self._home)
+        if name in _FILE_TOOLS:
+            self._restore(call.input["file_path"], places)
+            return _FILE_TOOLS[name](call, places, interrupt)
+        if name in _SEARCH_TOOLS:
+            self._restore(call.input.get("path") or ".", places)
+            return _SEARCH_TOOLS[name](call, places, self._host, interrupt)
+        raise ToolFailure(
+            f"this worker has no builtin tool with the name {name}: it is older than the job"
+        )
+
+    def _restore(self, path: str, places: Places) -> None:
+        """Make a long output's copy again when a path leads to one that is missing."""
+        if not path.endswith(_OUTPUT_SUFFIX):
+            return
+        real = places.find(path)
+        if not places.holds_output(real) or os.path.lexists(real):
+            return
+        output = self._stored_output(Path(real).stem)
+        if output is not None:
+            restore_output(Path(real), output)
+
+
+def _told(call: ToolCall, failure: ToolFailure) -> ToolResult:
+    copy = call.surroundings.outputs / f"{call.id}.txt"
+    content, output = present(str(failure).encode("utf-8", "surrogatepass"), copy)
+    return ToolResult(content, failure.outcome, output)

@@ -1,0 +1,52 @@
+"""Does the input of a call fit the tool's schema? Said so that the model can mend it."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any
+
+from jsonschema import Draft202012Validator, ValidationError
+
+_MOST_KEPT = 256
+_MOST_SHOWN = 5
+_LONGEST_MESSAGE = 300
+
+
+class InputCheck:
+    """Checks inputs against schemas, keeping the validators of those seen last."""
+
+    def __init__(self) -> None:
+        # The schema is kept with its validator, so its id stays its own as long as it is a key here.
+        self._kept: OrderedDict[int, tuple[Mapping[str, Any], Draft202012Validator]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def problem(self, tool: str, schema: Mapping[str, Any], given: dict[str, Any]) -> str | None:
+        """What is wrong with the input, for the model, or None when it fits."""
+        errors = sorted(
+            self._validator(schema).iter_errors(given), key=lambda error: list(map(str, error.path))
+        )
+        if not errors:
+            return None
+        told = [_tell(error) for error in errors[:_MOST_SHOWN]]
+        return (
+            f"The input does not fit {tool}: {'; '.join(told)}. Call it again with input that does."
+        )
+
+    def _validator(self, schema: Mapping[str, Any]) -> Draft202012Validator:
+        with self._lock:
+            kept = self._kept.get(id(schema))
+            if kept is None:
+                kept = self._kept[id(schema)] = (schema, Draft202012Validator(schema))
+                if len(self._kept) > _MOST_KEPT:
+                    self._kept.popitem(last=False)
+            return kept[1]
+
+
+def _tell(error: ValidationError) -> str:
+    place = ".".join(map(str, error.absolute_path))
+    message = error.message
+    if len(message) > _LONGEST_MESSAGE:  # it quotes the input
+        message = f"{message[:_LONGEST_MESSAGE]}…"
+    return f"{place}: {message}" if place else message

@@ -1,0 +1,272 @@
+"""The composition root: the only place that builds databases, queues, models, tools and workers.
+
+What is slow to import (anthropic, rq, redis) is imported where it is needed.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from runner.core.conversation import Tool
+from runner.core.spec import JobSpec, Submission
+from runner.errors import UnreachableError
+from runner.settings import Settings
+from runner.store import ids, jobs, migrate
+from runner.store.database import Database
+from runner.store.workers import DatabaseClock
+
+if TYPE_CHECKING:
+    from runner.engine.attempt import Ports
+    from runner.engine.locks import HostLocks
+    from runner.engine.ports import Doorbell, Model
+    from runner.engine.worker import Machine, Worker
+    from runner.queue.embedded import EmbeddedServer
+
+
+def open_database(settings: Settings, *, upgrade: bool = False) -> Database:
+    """The database, which must be up to date, or is brought so.
+
+    Raises:
+        UsageError: it is not there, or not up to date. UnreachableError: it does not answer.
+    """
+    database = Database(settings.database_url)
+    if upgrade:
+        migrate.upgrade(database)
+    else:
+        migrate.require_current(database)
+    return database
+
+
+def load_submission(path: Path) -> Submission:
+    """A job file, read and checked whole. Raises ``SpecError`` with every problem in it."""
+    from runner.jobfile.load import load
+    from runner.llm.script import check_script
+
+    return load(path, resolve_tools=_resolve_tools, check_script=check_script)
+
+
+def _resolve_tools(
+    names: Sequence[str], import_from: Path
+) -> tuple[tuple[Tool, ...], tuple[tuple[str, str], ...]]:
+    """The tools that can be had, and what is wrong with the other names."""
+    from runner.tools.registry import ToolsError, resolve
+
+    try:
+        return resolve(names, import_from), ()
+    except ToolsError as error:
+        bad = {problem.index for problem in error.problems}
+        good = [name for index, name in enumerate(names) if index not in bad]
+        return resolve(good, import_from), tuple((p.name, p.message) for p in error.problems)
+
+
+def submit(settings: Settings, database: Database, path: Path, key: str | None = None) -> str:
+    """Submit a job file; nothing is created when anything is wrong with it.
+
+    Returns:
+        The job's id; the first job's when ``key`` has been used.
+
+    Raises:
+        SpecError: every problem in the file. UnreachableError: the database does not answer.
+    """
+    from runner.workspace.identity import identify
+
+    submission = load_submission(path)
+    workspace = submission.spec.workspace
+    workspace_id = identify(Path(workspace.path)) if workspace else None
+    clock = DatabaseClock(database)
+    clock.measure()
+    return jobs.submit(database, submission, clock.now(), key, workspace_id)
+
+
+def start_worker(
+    settings: Settings,
+    database: Database,
+    *,
+    slots: int,
+    burst: bool = False,
+    only: str | None = None,
+) -> Worker:
+    """A worker that has begun to work, in threads of this process.
+
+    Args:
+        slots: runs at once. burst: it ends when nothing is due. only: it works this run and ends.
+
+    Raises:
+        UnreachableError: the database or the queue does not answer.
+    """
+    from runner.engine.locks import HostLocks
+    from runner.engine.worker import Worker
+    from runner.queue.connection import connect
+    from runner.queue.doorbell import RqDoorbell
+    from runner.queue.worker import WakeUpWorker
+
+    settings.home.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as opened:
+        clock = DatabaseClock(database)
+        locks = HostLocks()
+        url, server = _queue(settings, opened)
+        connection = connect(url)
+        opened.callback(connection.close)
+        doorbell: Doorbell = RqDoorbell(connection)
+        if server is not None:
+            doorbell = _DoorbellOf(server, doorbell)
+        machine, ports = _surroundings(settings, database, clock, locks, doorbell, url, opened)
+        worker_id = ids.new("worker", clock.now())
+        worker = Worker(
+            worker_id,
+            machine,
+            ports,
+            slots=slots,
+            burst=burst,
+            only=only,
+            wake_ups=lambda handle, on_slot_free: WakeUpWorker(
+                connection, name=worker_id, slots=slots, handle=handle, on_slot_free=on_slot_free
+            ),
+        )
+        try:
+            worker.start()
+        except BaseException:
+            machine.close()
+            raise
+        return worker
+
+
+def _surroundings(
+    settings: Settings,
+    database: Database,
+    clock: DatabaseClock,
+    locks: HostLocks,
+    doorbell: Doorbell,
+    queue_url: str,
+    opened: ExitStack,
+) -> tuple[Machine, Ports]:
+    from runner.engine.attempt import Ports
+    from runner.engine.worker import Machine
+    from runner.engine.workspaces import RunWorkspaces
+    from runner.queue.connection import connect
+    from runner.queue.live import RedisLive
+    from runner.store.journal import StoredJournal
+    from runner.store.outputs import tool_output
+    from runner.tools.host.quiet import run_is_quiet
+    from runner.tools.toolbox import LocalTools
+    from runner.workspace.identity import visible
+
+    tools = opened.enter_context(
+        closing(
+            LocalTools(
+                home=settings.home,
+                lock_dir=locks.folder,
+                secrets=settings.secrets(),
+                stored_output=lambda call_id: tool_output(database, call_id),
+            )
+        )
+    )
+    live = opened.enter_context(closing(RedisLive(connect(queue_url))))
+    ports = Ports(
+        journal=StoredJournal(database, clock.now),
+        models=_models(),
+        tools=tools,
+        workspaces=RunWorkspaces(database, settings.home),
+        live=live,
+        clock=clock,
+        jitter=random.random,
+        call_id=ids.call_id,
+        stopping=threading.Event(),
+    )
+    machine = Machine(
+        database=database,
+        locks=locks,
+        clock=clock,
+        doorbell=doorbell,
+        visible=visible,
+        quiet=lambda run_id: run_is_quiet(locks.folder, run_id),
+        still_alive=tools.alive,
+        run_apart=lambda run_id, stopping: _run_apart(settings, run_id, stopping),
+        hide=lambda text: _hide(text, settings.secrets()),
+        close=opened.pop_all().close,
+    )
+    return machine, ports
+
+
+@contextmanager
+def follow_text(settings: Settings, run_id: str) -> Iterator[Iterator[str | None]]:
+    """The live text of a run as it is streamed; None each time that there is nothing new."""
+    from runner.queue.live import follow
+
+    with ExitStack() as opened:
+        url, _ = _queue(settings, opened)
+        yield opened.enter_context(closing(follow(url, run_id)))  # type: ignore[type-var]
+
+
+def _queue(settings: Settings, opened: ExitStack) -> tuple[str, EmbeddedServer | None]:
+    """The queue's URL; without a configured one, that of the embedded server, running."""
+    from runner.queue.embedded import EmbeddedServer
+
+    if settings.redis_url is not None:
+        return settings.redis_url, None
+    server = EmbeddedServer(settings.home)
+    server.enter()
+    opened.callback(server.leave)
+    return server.url, server
+
+
+class _DoorbellOf:
+    """The doorbell of an embedded server, which is started again when it died."""
+
+    def __init__(self, server: EmbeddedServer, doorbell: Doorbell) -> None:
+        self._server = server
+        self._doorbell = doorbell
+
+    def ring(self, run_ids: Sequence[str]) -> None:
+        try:
+            self._doorbell.ring(run_ids)
+        except UnreachableError:
+            self._server.ensure()
+            self._doorbell.ring(run_ids)
+
+
+def _models() -> Callable[[JobSpec], Model]:
+    """Which model plays a job: one client a process for the API, or the job's own script."""
+
+    @lru_cache(maxsize=1)
+    def anthropic() -> Model:
+        from runner.llm.anthropic import AnthropicModel
+
+        return AnthropicModel()
+
+    def model_of(spec: JobSpec) -> Model:
+        from runner.llm.scripted import ScriptedModel
+
+        return anthropic() if spec.provider == "anthropic" else ScriptedModel(spec.script or {})
+
+    return model_of
+
+
+def _run_apart(settings: Settings, run_id: str, stopping: threading.Event) -> None:
+    """Work a run in a process of its own: the last workers that had it died."""
+    child = subprocess.Popen(
+        [sys.executable, "-m", "runner", "worker", "--only", run_id],
+        env={**os.environ, **settings.environment()},
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    while child.poll() is None:
+        if stopping.wait(0.2):
+            child.send_signal(signal.SIGTERM)
+            child.wait()
+
+
+def _hide(text: str, secrets: Sequence[str]) -> str:
+    for secret in secrets:
+        text = text.replace(secret, "…")
+    return text

@@ -1,0 +1,243 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from runner.core.budget import Limits
+from runner.core.permissions import Rule
+from runner.core.spec import JobSpec, NewRun, Workspace
+from runner.errors import Problem, SpecError
+from runner.jobfile.load import load
+
+from .conftest import Load, Problems, resolve_names
+
+LEAST = 'model = "m"\nprompt = "Do it."\n'
+
+
+def test_a_whole_job_is_loaded(load_text: Load, tmp_path: Path) -> None:
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree/a.py").touch()
+    (tmp_path / "p.md").write_text("Mend {{ item }}.\n")
+    (tmp_path / "s.md").write_text("Be {{ careful }}.")
+    text = """\
+name = "whole"
+model = "m"
+prompt_file = "p.md"
+system_file = "s.md"
+tools = ["Bash", "own:look"]
+parallel_tools = "all"
+items = { glob = "*.py" }
+workspace = { path = "tree", mode = "copy" }
+permissions = { allow = ["Bash", "lo*"], deny = ["look"] }
+limits = { tool_timeout = "2m" }
+model_options = { thinking = { type = "adaptive" } }
+"""
+    submission = load_text(text.replace("\n", "\r\n"))
+    assert submission.source == str(tmp_path / "job.toml")
+    assert submission.text == text.replace("\n", "\r\n")
+    assert submission.runs == (NewRun("a.py", "a.py", "Mend a.py."),)
+    spec = submission.spec
+    assert [tool.name for tool in spec.tools] == ["Bash", "look"]
+    assert spec.rules == (Rule("allow", "Bash"), Rule("allow", "lo*"), Rule("deny", "look"))
+    assert spec.system == "Be {{ careful }}."
+    assert spec.workspace == Workspace(str((tmp_path / "tree").resolve()), "copy")
+    assert spec.limits == Limits(tool_timeout=120.0)
+    assert (spec.name, spec.parallel_tools) == ("whole", "all")
+    assert JobSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
+
+
+def test_a_job_without_name_and_items_is_one_run_called_after_the_file(load_text: Load) -> None:
+    submission = load_text(LEAST, "nightly.toml")
+    assert submission.spec.name == "nightly"
+    assert submission.runs == (NewRun("nightly", None, "Do it."),)
+
+
+def test_every_problem_is_listed_at_once_with_its_line(problems_of: Problems) -> None:
+    text = """\
+nam = "x"
+prompt = "{{ item.path }}{{ nope }}"
+tools = [
+  "Read",
+  "Reed",
+]
+[items]
+list = [
+  "a",
+  "a",
+]
+[workspace]
+path = "nowhere"
+[permissions]
+allow = ["Grep"]
+[limits]
+max_turn = 3
+deadline = "soon"
+"""
+    found = [problem.split(": ")[:2] for problem in problems_of(text)]
+    assert found == [
+        ["model", "is missing"],
+        ["line 1", "nam"],
+        ["line 2", "prompt"],
+        ["line 5", "tools[1]"],
+        ["line 10", "items.list[1]"],
+        ["line 13", "workspace.path"],
+        ["line 15", "permissions.allow[0]"],
+        ["line 17", "limits.max_turn"],
+        ["line 18", "limits.deadline"],
+    ]
+
+
+def test_a_problem_of_what_is_missing_stands_on_the_line_of_its_section(
+    problems_of: Problems,
+) -> None:
+    assert problems_of(LEAST + "\n[workspace]\n")[0].startswith("line 4: workspace: the key path")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a = 1\nb = \n", "line 2: is not valid TOML at column 5: "),
+        ("a = 1\na = 2\n", "line 2: is not valid TOML"),
+        ('a = "open', "is not valid TOML: "),
+        ("a = " + "9" * 5000, "is not valid TOML: "),
+        ("a = " + "[" * 20_000, "is not TOML that can be read: nested too deeply"),
+    ],
+)
+def test_broken_toml_is_a_problem_with_its_line(
+    text: str, expected: str, problems_of: Problems
+) -> None:
+    problems = problems_of(text)
+    assert len(problems) == 1
+    assert problems[0].startswith(expected)
+
+
+def test_a_file_that_cannot_be_read_is_a_problem(tmp_path: Path) -> None:
+    (tmp_path / "latin.toml").write_bytes(b"# one\nname = '\xe9'\n")
+    expected = {
+        "latin.toml": "line 2: is not UTF-8 text, which TOML files are",
+        "none.toml": "cannot read this job file: No such file or directory",
+        ".": "cannot read this job file: Is a directory",
+    }
+    for name, words in expected.items():
+        with pytest.raises(SpecError) as refused:
+            load(tmp_path / name, resolve_tools=resolve_names, check_script=lambda _: [])
+        assert [str(problem) for problem in refused.value.problems] == [words]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("none.md", None, "none.md cannot be read: No such file or directory"),
+        ("blank.md", b" \n", "blank.md is empty"),
+        ("latin.md", b"\xe9", "latin.md is not UTF-8 text"),
+        ("nul.md", b"a\0b", "nul.md holds a NUL character"),
+    ],
+)
+@pytest.mark.parametrize("key", ["prompt_file", "system_file"])
+def test_a_text_file_that_is_no_use_is_a_problem(
+    key: str, name: str, content: bytes | None, expected: str, problems_of: Problems, tmp_path: Path
+) -> None:
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    other = 'prompt = "x"\n' if key == "system_file" else ""
+    problems = problems_of(f'model = "m"\n{other}{key} = "{name}"')
+    assert len(problems) == 1
+    assert f"{key}: {tmp_path}" in problems[0]
+    assert expected in problems[0]
+
+
+def test_a_workspace_has_to_be_a_folder(problems_of: Problems, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    items = '[items]\nglob = "*"\n'
+    for name, words in {"file": "is not a folder", "none": "does not exist"}.items():
+        problems = problems_of(f'{LEAST}{items}[workspace]\npath = "{name}"')
+        assert problems == [f"line 6: workspace.path: {tmp_path.resolve() / name} {words}"]
+
+
+def test_glob_searches_the_folder_of_the_job_file_when_there_is_no_workspace(
+    load_text: Load,
+) -> None:
+    assert [run.key for run in load_text(f'{LEAST}[items]\nglob = "*.toml"').runs] == ["job.toml"]
+
+
+def test_a_rule_names_a_tool_of_the_job(problems_of: Problems) -> None:
+    text = f'{LEAST}tools = ["own:look"]\n[permissions]\nallow = ["look", "Lo*"]\ndeny = ["Look"]'
+    assert problems_of(text) == [
+        "line 5: permissions.allow[1]: no tool of this job is called 'Lo*'; it has look",
+        "line 6: permissions.deny[0]: no tool of this job is called 'Look'; it has look",
+    ]
+
+
+def test_a_rule_about_a_tool_that_cannot_be_found_is_no_second_problem(
+    problems_of: Problems,
+) -> None:
+    text = f'{LEAST}tools = ["Lok"]\n[permissions]\nallow = ["Lok"]'
+    assert problems_of(text) == ["line 3: tools[0]: there is no tool 'Lok'"]
+
+
+def test_two_tools_cannot_have_one_name(problems_of: Problems) -> None:
+    problems = problems_of(f'{LEAST}tools = ["a:look", "b:look"]')
+    assert problems == ["line 3: tools: 2 tools are called 'look'; the model could not choose"]
+
+
+SCRIPTED = LEAST + 'provider = "scripted"\n[items]\nlist = ["a", "b"]\n'
+
+
+def scripted(name: str) -> str:
+    return f'script = "{name}"\n{SCRIPTED}'
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("s.json", '{"a": [{"text": "\\ud800"}], "*": []}'),
+        ("s.toml", '"*" = []\n[[a]]\ntext = "\\u0000"'),
+    ],
+)
+def test_a_script_becomes_part_of_the_job(
+    name: str, content: str, load_text: Load, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text(content)
+    script = load_text(scripted(name)).spec.script
+    assert script is not None
+    assert set(script) == {"a", "*"}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("none.toml", None, "cannot read"),
+        ("s.yaml", "", "s.yaml must be a .toml or a .json file"),
+        ("s.toml", "a = ", "s.toml is not valid TOML in UTF-8: "),
+        ("s.json", "{", "s.json is not valid JSON in UTF-8: "),
+        ("s.json", "[]", "s.json must hold a table of replies by item, not a list"),
+        ("s.toml", "a = []", "s.toml has no replies for the item 'b', and none under '*'"),
+        ("s.toml", "a = []\nb = 2024-01-01", "s.toml: b is a date"),
+    ],
+)
+def test_a_script_that_cannot_be_played_is_a_problem(
+    name: str, content: str | None, expected: str, problems_of: Problems, tmp_path: Path
+) -> None:
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    problems = problems_of(scripted(name))
+    assert len(problems) == 1
+    assert problems[0].startswith("line 1: script: ")
+    assert expected in problems[0]
+
+
+def test_what_the_player_finds_wrong_with_a_script_is_a_problem(tmp_path: Path) -> None:
+    (tmp_path / "s.toml").write_text('"*" = 1')
+    job = tmp_path / "job.toml"
+    job.write_text(scripted("s.toml"))
+
+    def refuse(script: object) -> list[Problem]:
+        return [Problem("*", "must be a list of replies")]
+
+    with pytest.raises(SpecError) as refused:
+        load(job, resolve_tools=resolve_names, check_script=refuse)
+    assert [str(problem) for problem in refused.value.problems] == [
+        "line 1: script: s.toml: *: must be a list of replies"
+    ]

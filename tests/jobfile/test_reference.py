@@ -1,0 +1,65 @@
+"""docs/job-file.md lists what a job file may hold, no more and no less."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+from runner.core.budget import Limits
+from runner.core.retry import Patience
+from runner.jobfile.check import KEYS, MOST_TOOL_SECONDS, RESERVED_OPTIONS, check
+from runner.jobfile.section import SECONDS
+
+REFERENCE = (Path(__file__).parents[2] / "docs/job-file.md").read_text()
+
+
+def tables() -> dict[str, dict[str, str]]:
+    """The keys of each section's table, each with its default as it is written."""
+    found: dict[str, dict[str, str]] = {}
+    section = None
+    for line in REFERENCE.splitlines():
+        if line.startswith("## "):
+            named = re.fullmatch(r"## `\[(\w+)\]`", line)
+            section = named[1] if named else "" if line == "## The top of the file" else None
+        elif section is not None and (row := re.match(r"\| `(\w+)` \|[^|]*\|([^|]*)\|", line)):
+            found.setdefault(section, {})[row[1]] = row[2].strip().strip("`")
+    return found
+
+
+def test_the_reference_has_every_key_and_no_other() -> None:
+    assert {section: set(keys) for section, keys in tables().items()} == {
+        section: set(keys) for section, keys in KEYS.items()
+    }
+
+
+def test_the_defaults_in_the_reference_are_the_real_ones() -> None:
+    written = tables()
+    for section, real in {"limits": Limits(), "retry": Patience()}.items():
+        for key, default in written[section].items():
+            value = getattr(real, key)
+            if default.startswith('"'):
+                assert int(default[1:-2]) * SECONDS[default[-2]] == value
+            else:
+                assert (None if default == "none" else float(default)) == value
+    draft, _ = check({})
+    for key in ("provider", "parallel_tools"):
+        assert written[""][key] == f'"{getattr(draft, key)}"'
+    assert written["workspace"]["mode"] == f'"{draft.workspace_mode}"'
+
+
+def test_the_reference_names_the_options_that_runner_sets() -> None:
+    sentence = REFERENCE.split("Not those that it sets itself: ")[1].split(".\n")[0]
+    assert set(re.findall(r"`(\w+)`", sentence)) == set(RESERVED_OPTIONS)
+    assert f"at most {MOST_TOOL_SECONDS:.0f} seconds" in REFERENCE
+
+
+def test_every_example_in_the_reference_is_valid() -> None:
+    examples = re.findall(r"```toml\n(.*?)```", REFERENCE, re.DOTALL)
+    assert examples
+    for example in examples:
+        data = tomllib.loads(example)
+        if "src/a.py" in data:
+            continue
+        _, problems = check({"model": "m", "prompt": "p", **data})
+        assert problems == []

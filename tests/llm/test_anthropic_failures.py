@@ -1,0 +1,194 @@
+"""Every way that a call can break, over HTTP."""
+
+from __future__ import annotations
+
+import email.utils
+import socket
+import time
+
+import pytest
+
+from runner.engine.ports import Interrupt
+from runner.errors import ModelCallError
+from runner.llm.anthropic import AnthropicModel
+from tests.llm.conftest import ignore, make_request
+from tests.messages_api import API_KEY, Break, Reply, text, thinking, tool_use
+
+SAID = [text("some words of the model"), tool_use("toolu_1", "Read", {"file_path": "a.py"})]
+
+
+def failed(here) -> ModelCallError:
+    with pytest.raises(ModelCallError) as caught:
+        here.complete()
+    assert "\n" not in str(caught.value)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (400, "invalid_request_error"),
+        (401, "authentication_error"),
+        (402, "billing_error"),
+        (403, "permission_error"),
+        (404, "not_found_error"),
+        (408, "timeout_error"),
+        (409, "conflict_error"),
+        (413, "request_too_large"),
+        (429, "rate_limit_error"),
+        (500, "api_error"),
+        (503, "api_error"),
+        (529, "overloaded_error"),
+    ],
+)
+def test_error_status_keeps_type_words_and_request_id(talk, status, kind):
+    here = talk(Reply(broken=Break("status", status=status, message="In the API's words.")))
+    error = failed(here)
+    assert (error.kind, error.status, error.billed) == (kind, status, False)
+    assert error.message == "In the API's words."
+    assert error.request_id == "req_000000000001"
+    assert error.retry_after is None
+    assert here.server.count == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"), [(502, "api_error"), (504, "timeout_error"), (413, "request_too_large")]
+)
+def test_page_of_a_proxy_is_not_quoted(talk, status, kind):
+    page = Break("status", status=status, html=True, message="<script>alert(1)</script>")
+    error = failed(talk(Reply(broken=page)))
+    assert (error.kind, error.status, error.billed) == (kind, status, False)
+    assert error.message == f"HTTP {status}, with a body that is not the API's"
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({"retry-after": "7"}, 7.0),
+        ({"retry-after": "7200"}, 7200.0),
+        ({"retry-after-ms": "1500", "retry-after": "9"}, 1.5),
+        ({"retry-after": "soon"}, None),
+        ({"retry-after": email.utils.formatdate(0, usegmt=True)}, 0.0),
+    ],
+)
+def test_retry_after_is_in_seconds(talk, headers, seconds):
+    error = failed(talk(Reply(broken=Break("status", status=429, headers=headers))))
+    assert error.retry_after == seconds
+
+
+def test_retry_after_may_be_a_date(talk):
+    at = email.utils.formatdate(time.time() + 600, usegmt=True)
+    broken = Break("status", status=529, headers={"retry-after": at})
+    wait = failed(talk(Reply(broken=broken))).retry_after
+    assert wait == pytest.approx(600, abs=30)
+
+
+def test_refused_connection_was_not_billed():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+    model = AnthropicModel(base_url=url, api_key=API_KEY)
+    with pytest.raises(ModelCallError) as caught:
+        model.complete(make_request(), Interrupt(), ignore)
+    assert (caught.value.kind, caught.value.status) == ("connection", None)
+    assert caught.value.billed is False
+    model.close()
+
+
+def test_unknown_host_was_not_billed():
+    model = AnthropicModel(base_url="http://nowhere.invalid", api_key=API_KEY)
+    with pytest.raises(ModelCallError) as caught:
+        model.complete(make_request(), Interrupt(), ignore)
+    assert (caught.value.kind, caught.value.billed) == ("connection", False)
+    model.close()
+
+
+@pytest.mark.parametrize("kind", ["reset_before_headers", "reset_in_headers"])
+def test_reset_before_the_stream_may_have_been_billed(talk, kind):
+    error = failed(talk(Reply(SAID, broken=Break(kind))))
+    assert (error.kind, error.status, error.billed) == ("connection", None, True)
+
+
+def test_reset_before_the_first_event_is_a_connection_error(talk):
+    error = failed(talk(Reply(SAID, broken=Break("reset", after=0))))
+    assert (error.kind, error.billed) == ("connection", True)
+    assert error.request_id == "req_000000000001"
+
+
+@pytest.mark.parametrize("kind", ["reset", "close", "cut"])
+@pytest.mark.parametrize("after", [1, 3, 4, 6, 8, 9])
+def test_stream_that_ends_early_is_cut_wherever_it_ends(talk, kind, after):
+    error = failed(talk(Reply(SAID, pause=0.001, broken=Break(kind, after=after))))
+    assert (error.kind, error.status, error.billed) == ("stream_cut", None, True)
+    assert error.request_id == "req_000000000001"
+
+
+def test_stream_without_any_event_is_cut(talk):
+    assert failed(talk(Reply(SAID, broken=Break("cut", after=0)))).kind == "stream_cut"
+
+
+def test_error_event_before_message_start_was_not_billed(talk):
+    error = failed(talk(Reply(SAID, broken=Break("error_event", after=0))))
+    assert (error.kind, error.status, error.billed) == ("overloaded_error", None, False)
+    assert error.message == "Overloaded"
+    assert error.request_id == "req_000000000001"
+
+
+def test_error_event_in_a_reply_may_have_been_billed(talk):
+    broken = Break("error_event", after=5, error_type="api_error", message="Internal")
+    error = failed(talk(Reply(SAID, broken=broken)))
+    assert (error.kind, error.status, error.billed) == ("api_error", None, True)
+
+
+def test_malformed_event_breaks_the_stream(talk):
+    error = failed(talk(Reply(SAID, broken=Break("malformed", after=4))))
+    assert (error.kind, error.billed) == ("stream_broken", True)
+
+
+@pytest.mark.parametrize("source", ['{"file_path": ', "[1]", '"text"', '{"n": NaN}', "{} {}"])
+def test_tool_input_that_is_no_object_breaks_the_stream(talk, source):
+    error = failed(talk(Reply(SAID, partial_json={1: source})))
+    assert (error.kind, error.billed) == ("stream_broken", True)
+
+
+def test_call_id_used_twice_breaks_the_stream(talk):
+    call = tool_use("toolu_1", "Read", {})
+    assert failed(talk(Reply([call, call]))).kind == "stream_broken"
+
+
+@pytest.mark.parametrize("kind", ["stall", "stall_before_headers"])
+@pytest.mark.parametrize("pings", [False, True])
+def test_stall_is_cut_whether_or_not_it_pings(talk, kind, pings):
+    here = talk(Reply(SAID, broken=Break(kind, after=4, pings=pings)), stall_timeout=0.3)
+    error = failed(here)
+    assert (error.kind, error.status, error.billed) == ("stream_stalled", None, True)
+    here.server.wait_for(lambda server: server.dropped == 1)
+
+
+def test_call_that_gets_on_for_too_long_meets_its_deadline(talk):
+    here = talk(Reply([text("x" * 1000)], chunk=1, pause=0.01), total_timeout=0.3)
+    error = failed(here)
+    assert (error.kind, error.billed) == ("deadline", True)
+
+
+def test_slow_stream_is_no_stall(talk):
+    here = talk(Reply([text("x" * 20)], chunk=1, pause=0.05), stall_timeout=0.8)
+    assert here.complete().blocks == (text("x" * 20),)
+
+
+def test_body_that_never_ends_after_message_stop_still_gives_the_reply(talk):
+    here = talk(Reply([text("x")], broken=Break("stall", after=7)))
+    assert here.complete().blocks == (text("x"),)
+
+
+def test_call_after_a_broken_one_succeeds(talk):
+    breaks = [Break("reset", after=3), Break("status"), Break("cut", after=5)]
+    plan = iter([*(Reply(SAID, broken=broken) for broken in breaks), Reply([thinking("a"), *SAID])])
+    here = talk(lambda request: next(plan))
+    for _ in breaks:
+        failed(here)
+    assert len(here.complete().blocks) == 3
+
+
+def test_request_that_is_too_large_is_refused(talk):
+    error = failed(talk(Reply(SAID), server={"most_body_bytes": 10}))
+    assert (error.kind, error.status, error.billed) == ("request_too_large", 413, False)

@@ -1,0 +1,228 @@
+"""The strict server refuses what the API refuses, and takes what it takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.messages_api.conversation_rules import Refusal, sign
+from tests.messages_api.rules import check_headers, check_request
+
+VERSION = "2026-10-21"
+
+
+def said(*blocks: dict[str, Any]) -> dict[str, Any]:
+    return {"role": "assistant", "content": list(blocks)}
+
+
+def heard(*blocks: Any) -> dict[str, Any]:
+    return {"role": "user", "content": list(blocks)}
+
+
+def text(words: str) -> dict[str, Any]:
+    return {"type": "text", "text": words}
+
+
+def call(call_id: str = "toolu_1") -> dict[str, Any]:
+    return {"type": "tool_use", "id": call_id, "name": "Read", "input": {}}
+
+
+def result(call_id: str = "toolu_1", **more: Any) -> dict[str, Any]:
+    return {"type": "tool_result", "tool_use_id": call_id, "content": "", **more}
+
+
+def thought(signature: str | None = None) -> dict[str, Any]:
+    signature = sign("Hm") if signature is None else signature
+    return {"type": "thinking", "thinking": "Hm", "signature": signature}
+
+
+TOOL = {"name": "Read", "description": "Reads.", "input_schema": {"type": "object"}}
+HELLO = heard(text("Hello"))
+
+
+def body(*messages: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    whole: dict[str, Any] = {
+        "model": "claude-sonnet-5",
+        "max_tokens": 2000,
+        "messages": list(messages) or [HELLO],
+    }
+    whole.update(changes)
+    return whole
+
+
+TAKEN = {
+    "string content": body({"role": "user", "content": "Hello"}),
+    "user messages in a row": body(HELLO, HELLO),
+    "a call and its result": body(HELLO, said(call()), heard(result())),
+    "text after the results": body(HELLO, said(call()), heard(result(), text("and"))),
+    "results in another order": body(
+        HELLO, said(call("a"), call("b")), heard(result("b"), result("a"))
+    ),
+    "a result without content": body(
+        HELLO, said(call()), heard({"type": "tool_result", "tool_use_id": "toolu_1"})
+    ),
+    "a result of blocks": body(HELLO, said(call()), heard(result(content=[text("x")]))),
+    "an error result": body(HELLO, said(call()), heard(result(is_error=True))),
+    "thinking as it was": body(HELLO, said(thought(), call()), heard(result())),
+    "an assistant message at the end": body(HELLO, said(text("I"))),
+    "four breakpoints": body(system=[{**text("x"), "cache_control": {}}] * 4),
+    "adaptive thinking": body(thinking={"type": "adaptive"}, output_config={"effort": "low"}),
+    "a budget where the model takes one": body(
+        model="claude-sonnet-4-6", thinking={"type": "enabled", "budget_tokens": 1024}
+    ),
+    "tools": body(tools=[TOOL]),
+    "citations of null": body(HELLO, said({**text("x"), "citations": None}), HELLO),
+    "a block that the server issued": body(HELLO, said({"type": "issued", "x": 1}), HELLO),
+}
+
+REFUSED = {
+    "no object": ([], "valid dictionary"),
+    "an unknown field": (body(temprature=1), "temprature: Extra inputs"),
+    "temperature": (body(temperature=1), "temperature: Extra inputs"),
+    "no model": ({"max_tokens": 1, "messages": [HELLO]}, "model: Field required"),
+    "no max_tokens": (
+        {"model": "claude-opus-5", "messages": [HELLO]},
+        "max_tokens: Field required",
+    ),
+    "no messages": ({"model": "claude-opus-5", "max_tokens": 1}, "messages: Field required"),
+    "an unknown model": (body(model="gpt"), "model: gpt"),
+    "max_tokens of 0": (body(max_tokens=0), "greater than or equal to 1"),
+    "max_tokens as text": (body(max_tokens="9"), "valid integer"),
+    "an empty conversation": (body(messages=[]), "at least one message"),
+    "the assistant first": (body(said(text("x"))), 'must use the "user" role'),
+    "an unknown role": (body({"role": "tool", "content": "x"}), "messages.0.role"),
+    "a field beside content": (body({**HELLO, "id": 1}), "messages.0.id: Extra inputs"),
+    "an empty message": (body(HELLO, said()), "messages.1: messages must have non-empty"),
+    "blank content": (body({"role": "user", "content": " "}), "non-empty content"),
+    "an empty text": (body(heard(text(""))), "must be non-empty"),
+    "a blank text": (body(heard(text(" \n"))), "non-whitespace"),
+    "an unknown block": (body(heard({"type": "video"})), "Input tag 'video'"),
+    "an unknown field of a block": (body(heard({**text("x"), "id": 1})), "text.id: Extra inputs"),
+    "a block without its field": (body(heard({"type": "text"})), "text.text: Field required"),
+    "a call by the user": (body(heard(call())), "not allowed in user messages"),
+    "a result by the assistant": (body(HELLO, said(result())), "not allowed in assistant"),
+    "a call without a result": (
+        body(HELLO, said(call()), HELLO),
+        "messages.1: `tool_use` ids were found without `tool_result` blocks immediately after",
+    ),
+    "a call at the end": (body(HELLO, said(call())), "messages.1: `tool_use` ids were found"),
+    "one result missing": (
+        body(HELLO, said(call("a"), call("b")), heard(result("a"))),
+        "immediately after: b.",
+    ),
+    "a result too late": (
+        body(HELLO, said(call()), HELLO, heard(result())),
+        "`tool_use` ids were found without",
+    ),
+    "a result after text": (
+        body(HELLO, said(call()), heard(text("x"), result())),
+        "must come first",
+    ),
+    "a result of nothing": (body(heard(result())), "unexpected `tool_use_id`"),
+    "two results of a call": (
+        body(HELLO, said(call()), heard(result(), result())),
+        "each tool_use must have a single result",
+    ),
+    "an id twice in a message": (
+        body(HELLO, said(call(), call()), heard(result())),
+        "ids must be unique",
+    ),
+    "an id twice": (
+        body(HELLO, said(call()), heard(result()), said(call()), heard(result())),
+        "ids must be unique",
+    ),
+    "text after a call": (
+        body(HELLO, said(call(), text("x")), heard(result())),
+        "`text` blocks cannot follow",
+    ),
+    "an input that is no object": (
+        body(HELLO, said({**call(), "input": []}), heard(result())),
+        "tool_use.input: Input should be a valid dictionary",
+    ),
+    "thinking that was changed": (
+        body(HELLO, said({**thought(), "thinking": "Ha"}, call()), heard(result())),
+        "Invalid `signature`",
+    ),
+    "thinking without a signature": (
+        body(HELLO, said({"type": "thinking", "thinking": "Hm"}, text("x"))),
+        "thinking.signature: Field required",
+    ),
+    "thinking at the end": (body(HELLO, said(text("x"), thought())), "cannot be `thinking`"),
+    "no thinking first": (
+        body(
+            HELLO,
+            said(call()),
+            heard(result()),
+            model="claude-sonnet-4-6",
+            thinking={"type": "enabled", "budget_tokens": 1024},
+        ),
+        "must start with a thinking block",
+    ),
+    "a budget": (body(thinking={"type": "enabled", "budget_tokens": 1024}), "budget_tokens"),
+    "a budget as large as the reply": (
+        body(model="claude-sonnet-4-6", thinking={"type": "enabled", "budget_tokens": 2000}),
+        "must be greater than",
+    ),
+    "thinking of an unknown kind": (body(thinking={"type": "hard"}), "thinking.type"),
+    "white space at the end": (body(HELLO, said(text("I "))), "trailing whitespace"),
+    "two tools alike": (body(tools=[TOOL, TOOL]), "Tool names must be unique"),
+    "a bad name of a tool": (body(tools=[{**TOOL, "name": "a b"}]), "match pattern"),
+    "a tool without a schema": (body(tools=[{"name": "Read"}]), "input_schema: Field required"),
+    "a schema of no object": (
+        body(tools=[{**TOOL, "input_schema": {"type": "array"}}]),
+        "input_schema.type",
+    ),
+    "an unknown field of a tool": (body(tools=[{**TOOL, "read_only": True}]), "read_only: Extra"),
+    "five breakpoints": (
+        body(cache_control={}, system=[{**text("x"), "cache_control": {}}] * 4),
+        "A maximum of 4 blocks",
+    ),
+    "a breakpoint on thinking": (
+        body(HELLO, said({**thought(), "cache_control": {}}, text("x"))),
+        "thinking.cache_control: Extra inputs",
+    ),
+    "an empty system block": (body(system=[text("")]), "non-empty"),
+}
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_request_is_taken_with(name):
+    check_request(TAKEN[name], VERSION, {"issued"})
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_request_is_refused_with(name):
+    request, words = REFUSED[name]
+    with pytest.raises(Refusal) as caught:
+        check_request(request, VERSION)
+    assert words in caught.value.message
+    if name == "an unknown model":
+        assert (caught.value.status, caught.value.kind) == (404, "not_found_error")
+    else:
+        assert (caught.value.status, caught.value.kind) == (400, "invalid_request_error")
+
+
+def test_an_older_version_takes_temperature():
+    check_request(body(temperature=1), "2023-06-01")
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 401),
+        ({"x-api-key": "wrong"}, 401),
+        ({"x-api-key": "key"}, 400),
+        ({"x-api-key": "key", "anthropic-version": VERSION}, 400),
+    ],
+)
+def test_headers_are_refused(headers, status):
+    with pytest.raises(Refusal) as caught:
+        check_headers(headers, "key")
+    assert caught.value.status == status
+
+
+@pytest.mark.parametrize("key", [{"x-api-key": "key"}, {"authorization": "Bearer key"}])
+def test_either_way_to_give_the_key_is_taken(key):
+    rest = {"anthropic-version": VERSION, "content-type": "application/json"}
+    check_headers({**key, **rest}, "key")

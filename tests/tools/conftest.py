@@ -1,0 +1,85 @@
+"""A run's folders, the tools at work in them, and waiting for what processes do."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from runner.core.conversation import Tool, ToolResult
+from runner.engine.ports import Interrupt, Surroundings, ToolCall
+from runner.tools.builtin import BUILTIN
+from runner.tools.toolbox import LocalTools
+
+SECRET = "postgresql://me:hunter2@db/runner"
+PATIENCE = 30.0
+
+
+@dataclass
+class Workbench:
+    """One run's folders and the tools at work in them."""
+
+    workspace: Path
+    home: Path
+    outputs: Path
+    lock_dir: Path
+    tools: LocalTools
+    stored: dict[str, bytes]
+
+    def call(self, tool: Tool | str, timeout: float = 60.0, **given: Any) -> ToolCall:
+        known = BUILTIN[tool] if isinstance(tool, str) else tool
+        surroundings = Surroundings(self.workspace, self.outputs)
+        return ToolCall("call_1", "run_1", known, given, surroundings, timeout)
+
+    def run(self, tool: Tool | str, timeout: float = 60.0, **given: Any) -> ToolResult:
+        return self.tools.run(self.call(tool, timeout, **given), Interrupt())
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workbench]:
+    monkeypatch.setenv("RUNNER_DATABASE_URL", SECRET)
+    monkeypatch.setenv("RUNNER_HOME", "/somewhere")
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "sk-ant-secret")
+    monkeypatch.setenv("HARMLESS_COPY", f"see {SECRET}")
+    monkeypatch.setenv("HARMLESS", "yes")
+    workspace = tmp_path / "workspace"
+    home = workspace / ".runner"
+    outputs = home / "outputs" / "run_1"
+    home.mkdir(parents=True)
+    stored: dict[str, bytes] = {}
+    tools = LocalTools(home, home / "locks", [SECRET], stored.get)
+    yield Workbench(workspace.resolve(), home, outputs, home / "locks", tools, stored)
+    tools.close()
+
+
+def wait_until(condition: Callable[[], Any], what: str) -> None:
+    """Wait for something that processes do; fails when it does not come."""
+    deadline = time.monotonic() + PATIENCE
+    pause = threading.Event()
+    while not condition():
+        assert time.monotonic() < deadline, f"{what}: did not happen"
+        pause.wait(0.005)
+
+
+def process_ids(path: Path, count: int) -> list[int]:
+    """The process ids that ``count`` processes wrote to a file, a line each."""
+    wait_until(lambda: path.exists() and path.read_text().count("\n") >= count, f"{count} in {path}")
+    return [int(line) for line in path.read_text().split()]
+
+
+def running(pids: list[int]) -> list[int]:
+    """Those of the processes that still run."""
+    found = []
+    for pid in pids:
+        try:
+            if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+                found.append(pid)
+        except psutil.NoSuchProcess:
+            continue
+    return found

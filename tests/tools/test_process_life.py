@@ -1,0 +1,252 @@
+"""No process of a call outlives the call, its worker, or its worker's lease."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from runner.core.conversation import ToolResult
+from runner.engine.ports import Interrupt
+from runner.errors import Interrupted
+from runner.tools.host.quiet import run_is_quiet
+
+from .conftest import Workbench, process_ids, running, wait_until
+
+# A plain child, one in a session of its own, a daemon that forked twice, one deaf to signals: each
+# writes its process id, then the shell waits.
+FAMILY = """
+note='echo $BASHPID >> pids; exec sleep 1000'
+bash -c "$note" &
+setsid bash -c "$note" &
+( setsid nohup bash -c "( $note ) & exit" & )
+bash -c "trap '' TERM HUP INT; $note" &
+echo $$ >> pids
+wait
+"""
+FAMILY_SIZE = 5
+
+
+@contextmanager
+def worker(bench: Workbench, watchdog: float, command: str) -> Iterator[subprocess.Popen[str]]:
+    script = Path(__file__).with_name("worker_process.py")
+    arguments = [str(bench.home), str(bench.workspace), str(watchdog), command]
+    with subprocess.Popen(
+        [sys.executable, str(script), *arguments],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def in_background(bench: Workbench, command: str, interrupt: Interrupt) -> threading.Thread:
+    """Start a call; the thread's ``ended`` holds its result or what it raised."""
+
+    def run() -> None:
+        try:
+            ended.append(bench.tools.run(bench.call("Bash", command=command), interrupt))
+        except Interrupted as interrupted:
+            ended.append(interrupted)
+
+    ended: list[ToolResult | Interrupted] = []
+    thread = threading.Thread(target=run)
+    thread.ended = ended  # type: ignore[attr-defined]
+    thread.start()
+    return thread
+
+
+def outcome(thread: threading.Thread) -> ToolResult | Interrupted:
+    thread.join(30)
+    ended: list[ToolResult | Interrupted] = thread.ended  # type: ignore[attr-defined]
+    assert ended, "the call did not end"
+    return ended[0]
+
+
+def host_of_this_process() -> psutil.Process:
+    (host,) = [
+        child for child in psutil.Process().children() if "runner.tools.host" in " ".join(child.cmdline())
+    ]
+    return host
+
+
+def test_background_children_die_when_bash_returns(bench: Workbench) -> None:
+    command = FAMILY.replace("wait", f"until [ $(wc -l < pids) = {FAMILY_SIZE} ]; do :; done; echo done")
+    result = bench.run("Bash", command=command)
+    assert (result.outcome, result.content) == ("succeeded", "done\n")
+    assert running(process_ids(bench.workspace / "pids", FAMILY_SIZE)) == []
+
+
+def test_timeout_kills_all_descendants_and_keeps_what_was_printed(bench: Workbench) -> None:
+    result = bench.run("Bash", command="echo begun; " + FAMILY, timeout=2000)
+    assert result.outcome == "timed_out"
+    assert result.content.startswith("begun\n")
+    assert running(process_ids(bench.workspace / "pids", FAMILY_SIZE)) == []
+
+
+@pytest.mark.parametrize("reason", ["dropped", "shutdown"])
+def test_interrupt_kills_all_descendants_before_it_is_raised(bench: Workbench, reason: str) -> None:
+    interrupt = Interrupt()
+    call = in_background(bench, FAMILY, interrupt)
+    pids = process_ids(bench.workspace / "pids", FAMILY_SIZE)
+    interrupt.set(reason)  # type: ignore[arg-type]
+    interrupt.set(reason)  # type: ignore[arg-type]
+    ended = outcome(call)
+    assert running(pids) == []
+    assert isinstance(ended, Interrupted)
+    assert ended.reason == reason
+
+
+def test_killed_worker_leaves_no_process_and_the_run_is_quiet_only_then(bench: Workbench) -> None:
+    with worker(bench, 60, FAMILY) as process:
+        pids = process_ids(bench.workspace / "pids", FAMILY_SIZE)
+        assert not run_is_quiet(bench.lock_dir, "run_1")
+        assert run_is_quiet(bench.lock_dir, "run_2")
+        process.send_signal(signal.SIGKILL)
+        wait_until(lambda: run_is_quiet(bench.lock_dir, "run_1"), "the lock is released")
+        assert running(pids) == []
+
+
+def test_killed_worker_and_host_leave_no_process(bench: Workbench) -> None:
+    with worker(bench, 60, FAMILY) as process:
+        pids = process_ids(bench.workspace / "pids", FAMILY_SIZE)
+        (host,) = psutil.Process(process.pid).children()
+        process.send_signal(signal.SIGKILL)
+        host.kill()
+        wait_until(lambda: run_is_quiet(bench.lock_dir, "run_1"), "the lock is released")
+        assert running(pids) == []
+
+
+def test_stopped_worker_loses_its_tools_and_learns_that_it_was_dropped(bench: Workbench) -> None:
+    with worker(bench, 0.5, FAMILY) as process:
+        process.send_signal(signal.SIGSTOP)
+        pids = process_ids(bench.workspace / "pids", 1)
+        wait_until(lambda: run_is_quiet(bench.lock_dir, "run_1"), "the watchdog")
+        assert running(pids) == []
+        assert psutil.Process(process.pid).status() == psutil.STATUS_STOPPED
+        process.send_signal(signal.SIGCONT)
+        output, _ = process.communicate(timeout=30)
+        assert output == "interrupted (dropped)\n"
+
+
+def test_tools_of_a_worker_that_says_it_is_alive_are_left_alone(bench: Workbench) -> None:
+    bench.tools.close()
+    tools = type(bench.tools)(bench.home, bench.lock_dir, watchdog_seconds=0.5)
+    done = threading.Event()
+
+    def say_alive() -> None:
+        while not done.wait(0.05):
+            tools.alive()
+
+    thread = threading.Thread(target=say_alive)
+    thread.start()
+    try:
+        result = tools.run(bench.call("Bash", command="sleep 2; echo done"), Interrupt())
+    finally:
+        done.set()
+        thread.join()
+        tools.close()
+    assert result.content == "done\n"
+
+
+def test_idle_host_needs_no_sign_of_life(bench: Workbench) -> None:
+    bench.tools.close()
+    tools = type(bench.tools)(bench.home, bench.lock_dir, watchdog_seconds=0.2)
+    try:
+        assert tools.run(bench.call("Bash", command="echo 1"), Interrupt()).content == "1\n"
+        subprocess.run(["sleep", "0.5"], check=True)
+        assert tools.run(bench.call("Bash", command="echo 2"), Interrupt()).content == "2\n"
+    finally:
+        tools.close()
+
+
+def test_killed_host_ends_its_calls_and_is_replaced(bench: Workbench) -> None:
+    call = in_background(bench, FAMILY, Interrupt())
+    pids = process_ids(bench.workspace / "pids", FAMILY_SIZE)
+    host_of_this_process().kill()
+    ended = outcome(call)
+    assert isinstance(ended, ToolResult)
+    assert ended.outcome == "interrupted"
+    assert running(pids) == []
+    assert bench.run("Bash", command="echo again").content == "again\n"
+
+
+def test_killed_keeper_ends_its_call_and_what_it_kept(bench: Workbench) -> None:
+    result = bench.run("Bash", command="kill -9 $PPID; " + FAMILY)
+    assert result.outcome == "interrupted"
+    wait_until(lambda: not host_of_this_process().children(recursive=True), "the host kills strays")
+    assert bench.run("Bash", command="echo again").content == "again\n"
+
+
+def test_call_of_a_worker_that_is_gone_is_not_started(bench: Workbench) -> None:
+    interrupt = Interrupt()
+    bench.run("Bash", command="true")  # the host is up
+    with worker(bench, 60, "echo $$ >> pids; exec sleep 1000") as process:
+        process_ids(bench.workspace / "pids", 1)
+        (host,) = psutil.Process(process.pid).children()
+        host.suspend()
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        host.resume()
+        host.wait(30)
+    wait_until(lambda: run_is_quiet(bench.lock_dir, "run_1"), "the lock is released")
+    assert interrupt.reason is None
+
+
+def test_run_without_a_lock_file_is_quiet(tmp_path: Path) -> None:
+    assert run_is_quiet(tmp_path, "run_1")
+
+
+def test_two_calls_of_a_run_are_both_waited_for(bench: Workbench) -> None:
+    first, second = Interrupt(), Interrupt()
+    calls = [in_background(bench, "echo $$ >> pids; sleep 1000", each) for each in (first, second)]
+    process_ids(bench.workspace / "pids", 2)
+    first.set("dropped")
+    outcome(calls[0])
+    assert not run_is_quiet(bench.lock_dir, "run_1")
+    second.set("dropped")
+    outcome(calls[1])
+    wait_until(lambda: run_is_quiet(bench.lock_dir, "run_1"), "the lock is released")
+
+
+def test_interrupt_before_the_call_starts_nothing(bench: Workbench) -> None:
+    interrupt = Interrupt()
+    interrupt.set("shutdown")
+    with pytest.raises(Interrupted):
+        bench.tools.run(bench.call("Bash", command="touch made"), interrupt)
+    assert not (bench.workspace / "made").exists()
+
+
+def test_hundred_calls_run_side_by_side(bench: Workbench) -> None:
+    # Each waits for all: only calls that run at the same time can end.
+    command = "touch here.$$; until [ $(ls here.* | wc -l) = 100 ]; do sleep 0.1; done; echo done"
+    calls = [in_background(bench, command, Interrupt()) for _ in range(100)]
+    results = [outcome(call) for call in calls]
+    assert {result.content for result in results if isinstance(result, ToolResult)} == {"done\n"}
+
+
+def test_worker_that_calls_often_keeps_no_descriptor_and_no_process(bench: Workbench) -> None:
+    bench.run("Bash", command="true")
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(20):
+        bench.run("Bash", command="sleep 1000 & true")
+    assert len(os.listdir("/proc/self/fd")) == before
+    wait_until(lambda: not host_of_this_process().children(), "keepers end")
+
+
+def test_close_ends_the_host(bench: Workbench) -> None:
+    bench.run("Bash", command="true")
+    host = host_of_this_process()
+    bench.tools.close()
+    assert not host.is_running()
