@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -28,9 +28,9 @@ class Settings:
     """
 
     home: Path
-    database_url: str
-    redis_url: str | None = None
-    keys: tuple[str, ...] = ()
+    database_url: str = field(repr=False)
+    redis_url: str | None = field(default=None, repr=False)
+    keys: tuple[str, ...] = field(default=(), repr=False)
 
     @classmethod
     def load(

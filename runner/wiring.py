@@ -106,7 +106,7 @@ def start_worker(
     """
     from runner.engine.locks import HostLocks
     from runner.engine.worker import Worker
-    from runner.queue.connection import connect
+    from runner.queue.connection import check_queue, connect
     from runner.queue.doorbell import RqDoorbell
     from runner.queue.worker import WakeUpWorker
 
@@ -117,6 +117,7 @@ def start_worker(
         url, server = _queue(settings, opened)
         connection = connect(url)
         opened.callback(connection.close)
+        check_queue(connection)
         doorbell: Doorbell = RqDoorbell(connection)
         if server is not None:
             doorbell = _DoorbellOf(server, doorbell)

@@ -68,7 +68,7 @@ class Tool:
     """A tool as the job stores it: what the model is told, and how it may be run.
 
     ``source`` is ``"builtin"`` or ``"package.module:function"``. ``read_only`` tools may run side by
-    side; ``repeatable`` ones are run again when a worker died in the middle.
+    side; they and ``repeatable`` ones are run again when a worker died in the middle.
     """
 
     name: str

@@ -37,6 +37,10 @@ CONTINUE_TEXT = "Your reply was cut off at the output limit. Go on from where it
 NUDGE_TEXT = (
     "Your last reply was empty. If the task is done, say so in a sentence; if not, go on with it."
 )
+SMALLER_STEPS_TEXT = (
+    "Your reply was cut off at the output limit before any part of it was whole. "
+    "Go on in smaller steps."
+)
 RESUME_TEXT = "Go on."
 
 
@@ -124,6 +128,10 @@ def _tools_in_hand(view: RunView, now: float, draining: bool) -> Step | None:
     return RunTools(mine) if mine else None
 
 
+def _leave_calls(view: RunView, now: float, draining: bool) -> Step | None:
+    return _leave(view, now, draining) if view.calls else None
+
+
 def _leave(view: RunView, now: float, draining: bool) -> Step | None:
     if view.pause_requested:
         return _settle(Waiting("paused"))
@@ -167,7 +175,7 @@ def _result_without_running(view: RunView, call: Call) -> ToolResult | None:
         return ToolResult("The arguments must be a JSON object.", "invalid_input")
     if call.decision is not None and call.decision.effect == "deny":
         return ToolResult(f"Permission {call.decision.explain()}.", "denied")
-    if call.started_by is not None and not tool.repeatable:
+    if call.started_by is not None and not (tool.repeatable or tool.read_only):
         return ToolResult(
             "The outcome of this call is unknown: the worker died while it ran. "
             "It may have taken effect in part or in whole; check before doing it again.",
@@ -209,7 +217,8 @@ def _answer_stop(view: RunView, now: float, draining: bool) -> Step | None:
     if stop.empty:
         if view.progress.nudges:
             return _settle(Ended("failed", "empty_reply", "the model replied twice with nothing"))
-        return Record(UserMessageAdded((NUDGE_TEXT,), "nudge"))
+        text = SMALLER_STEPS_TEXT if stop.reason == "max_tokens" else NUDGE_TEXT
+        return Record(UserMessageAdded((text,), "nudge"))
     return _answer_whole_reply(view, stop)
 
 
@@ -304,10 +313,11 @@ _Rule = Callable[[RunView, float, bool], Step | None]
 _RULES: tuple[_Rule, ...] = (
     _open_model_call,
     _tools_in_hand,
-    _leave,
     _hopeless_reply,
+    _leave_calls,
     _answer_calls,
     _answer_stop,
+    _leave,
     _deliver_queued,
     _after_failure,
     _speak_first,

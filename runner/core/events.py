@@ -53,7 +53,7 @@ def _visible_character(character: str) -> str:
 
 def shorten(text: str, length: int) -> str:
     """``text`` on one visible line of at most ``length`` characters."""
-    line = visible(text[: length + 1].strip())
+    line = visible(text.strip()[: length + 1])
     return line if len(line) <= length else line[: length - 1] + "…"
 
 
@@ -75,7 +75,7 @@ def events_of(view: RunView, entry: Entry) -> Iterator[Event]:
     match entry:
         case ModelCallStarted(number, reservation):
             turn = view.progress.turns + 1
-            if view.progress.failure is None:
+            if view.progress.tries == 0:
                 yield Event("turn_started", {"turn": turn})
             yield Event(
                 "model_call_started",

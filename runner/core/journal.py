@@ -25,6 +25,8 @@ from runner.core.spec import JobSpec
 
 # --- entries -------------------------------------------------------------------------------------
 
+OUR_OWN_FAILURES = frozenset({"worker_lost", "shutdown"})
+
 MessageCause = Literal["queued", "nudge", "continue", "resume"]
 
 
@@ -41,7 +43,8 @@ class ModelReplied:
 
 @dataclass(frozen=True, slots=True)
 class ModelCallFailed:
-    """``retry_at`` is None when it will not be tried again; ``charged`` is in tokens."""
+    """``retry_at`` is None when it will not be tried again; ``charged`` is in tokens. A ``kind`` that
+    is our own doing (``OUR_OWN_FAILURES``) is tried again at once and wears out no patience."""
 
     kind: str
     message: str
@@ -150,12 +153,14 @@ class QueuedMessage:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The loop's own state beside the conversation: small, and stored with the run's row."""
+    """The loop's own state beside the conversation: small, and stored with the run's row. ``tries``
+    counts the model calls since the last reply."""
 
     turns: int = 0
     usage: Usage = field(default_factory=Usage)
     charged_tokens: int = 0
     model_calls: int = 0
+    tries: int = 0
     last_prompt_tokens: int | None = None
     appended_bytes: int = 0
     continuations: int = 0
@@ -202,6 +207,7 @@ def apply(view: RunView, entry: Entry) -> RunView:
                 view,
                 open_call=OpenCall(entry.number, view.attempt, entry.reservation),
                 model_calls=entry.number,
+                tries=view.progress.tries + 1,
             )
         case ModelReplied(reply):
             return _replied(view, reply)
@@ -270,8 +276,8 @@ def opening(spec: JobSpec, prompt: str) -> tuple[tuple[Message, ...], Progress]:
 
 
 def rested(progress: Progress) -> Progress:
-    """The progress of a run that ended or waits, so that it can be taken up again: what ended it is
-    no longer to be answered. A paused turn stays paused: its server tools have no results yet."""
+    """The progress of a run that ended, so that it can be taken up again: what ended it is no longer
+    to be answered. A paused turn stays paused: its server tools have no results yet."""
     stop = progress.stop
     return replace(
         progress,
@@ -314,22 +320,24 @@ def _replied(view: RunView, reply: ModelReply) -> RunView:
         stop=Stop(reply.stop_reason, lowered, empty=not blocks),
         failure=None,
         open_call=None,
+        tries=0,
     )
 
 
 def _failed(view: RunView, entry: ModelCallFailed) -> RunView:
     before = view.progress.failure
+    failure = Failure(
+        count=before.count + 1 if before else 1,
+        first_at=before.first_at if before else entry.at,
+        retry_at=entry.retry_at,
+        kind=entry.kind,
+        message=entry.message,
+        request_id=entry.request_id,
+    )
     return _progress(
         view,
         charged_tokens=view.progress.charged_tokens + entry.charged,
-        failure=Failure(
-            count=before.count + 1 if before else 1,
-            first_at=before.first_at if before else entry.at,
-            retry_at=entry.retry_at,
-            kind=entry.kind,
-            message=entry.message,
-            request_id=entry.request_id,
-        ),
+        failure=before if entry.kind in OUR_OWN_FAILURES else failure,
         open_call=None,
     )
 

@@ -55,7 +55,7 @@ def delay(failures: int, retry_after: float | None, jitter: float) -> float:
     """
     exponential = min(LONGEST_DELAY, FIRST_DELAY * 2.0 ** min(failures - 1, 20))
     wait = exponential * (0.5 + jitter / 2)
-    return max(wait, retry_after or 0.0)
+    return max(wait, (retry_after or 0.0) * (1.0 + jitter / 10))
 
 
 def retry_at(

@@ -119,6 +119,7 @@ class Dispatcher:
             return
         try:
             self._doorbell.ring(run_ids)
-        except UnreachableError:
-            runs.unring(self._database, run_ids)
-            raise
+        except UnreachableError as error:
+            logger.warning("working without the queue: %s", error)
+            left = [run_id for run_id in run_ids if not self._offer(run_id)]
+            runs.unring(self._database, left)

@@ -15,7 +15,7 @@ from runner.llm.stream import Accumulator
 from runner.llm.watchdog import Expiry, Watch, Watchdog
 
 if TYPE_CHECKING:
-    from runner.llm.client import MessagesClient
+    from runner.llm.client import MessagesClients
     from runner.llm.connections import Line
 
 _LAST_BYTES_SECONDS = 1.0  # for the end of the body after message_stop
@@ -44,7 +44,7 @@ class AnthropicModel:
         self._base_url = base_url
         self._api_key = api_key
         self._lock = threading.Lock()
-        self._client: MessagesClient | None = None
+        self._clients: MessagesClients | None = None
         self._watchdog = Watchdog()
 
     def complete(
@@ -55,7 +55,7 @@ class AnthropicModel:
         from runner.llm.connections import Line
         from runner.llm.failures import FAILURES, failure
 
-        client = self._connected()
+        clients = self._connected()
         line = Line()
         call = _Call(request, line)
         with (
@@ -63,7 +63,7 @@ class AnthropicModel:
             self._watchdog.watch(line.cut, self._stall_timeout, self._total_timeout) as watch,
         ):
             try:
-                return call.run(client, watch, on_text)
+                return call.run(clients, watch, on_text)
             except FAILURES as error:
                 interrupt.check()
                 if watch.expired:
@@ -78,17 +78,17 @@ class AnthropicModel:
     def close(self) -> None:
         """End all connections; the next call opens new ones."""
         with self._lock:
-            client, self._client = self._client, None
-        if client is not None:
-            client.close()
+            clients, self._clients = self._clients, None
+        if clients is not None:
+            clients.close()
 
-    def _connected(self) -> MessagesClient:
-        from runner.llm.client import MessagesClient
+    def _connected(self) -> MessagesClients:
+        from runner.llm.client import MessagesClients
 
         with self._lock:
-            if self._client is None:
-                self._client = MessagesClient(self._base_url, self._api_key)
-            return self._client
+            if self._clients is None:
+                self._clients = MessagesClients(self._base_url, self._api_key)
+            return self._clients
 
 
 class _Call:
@@ -108,13 +108,13 @@ class _Call:
         return self._events.started
 
     def run(
-        self, client: MessagesClient, watch: Watch, on_text: Callable[[str], None]
+        self, clients: MessagesClients, watch: Watch, on_text: Callable[[str], None]
     ) -> ModelReply:
         """Stream the call to its end."""
         from runner.llm.failures import FAILURES
 
         try:
-            self._stream(client, watch, on_text)
+            self._stream(clients, watch, on_text)
         except FAILURES:
             if not self._events.whole:
                 raise
@@ -137,8 +137,10 @@ class _Call:
             expiry, words[expiry], request_id=self.request_id, billed=self._line.sent
         )
 
-    def _stream(self, client: MessagesClient, watch: Watch, on_text: Callable[[str], None]) -> None:
-        with client.stream(self._body, self._headers, self._line) as events:
+    def _stream(
+        self, clients: MessagesClients, watch: Watch, on_text: Callable[[str], None]
+    ) -> None:
+        with clients.stream(self._body, self._headers, self._line) as events:
             self.request_id = events.response.headers.get("request-id")
             watch.progress()
             for event in events:

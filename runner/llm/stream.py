@@ -53,8 +53,7 @@ class Accumulator:
         """
         try:
             return self._add(event)
-        except (KeyError, TypeError, AttributeError, IndexError) as error:
-            # The API's data is not ours: whatever shape it has, it must not pass for our own bug.
+        except _SHAPE_ERRORS as error:
             raise BrokenStreamError(
                 f"an event of an unexpected shape: {str(event)[:200]}"
             ) from error

@@ -6,7 +6,7 @@ import redis
 from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
 from redis.retry import Retry
 
-from runner.errors import UsageError
+from runner.errors import UnreachableError, UsageError
 
 ANSWER_SECONDS = 5.0
 CONNECT_SECONDS = 2.0
@@ -59,3 +59,13 @@ def connect_impatiently(connection: redis.Redis, answer_seconds: float) -> redis
     return redis.Redis(
         connection_pool=redis.ConnectionPool(connection_class=pool.connection_class, **own)
     )
+
+
+def check_queue(connection: redis.Redis) -> None:
+    """Raise ``UnreachableError`` when the server does not answer now."""
+    try:
+        connection.ping()
+    except redis.RedisError as error:
+        raise UnreachableError(
+            f"the queue does not answer ({error}): start Redis, mend RUNNER_REDIS_URL, or unset it"
+        ) from error

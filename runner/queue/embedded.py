@@ -159,9 +159,7 @@ def _open_private(folder: Path) -> int:
     """Open the folder, made if missing, and make sure that nobody else can touch what is in it."""
     while True:
         try:
-            folder.mkdir(mode=0o700)
-        except FileExistsError:
-            pass  # somebody's: looked at below
+            folder.mkdir(mode=0o700, exist_ok=True)  # whose it is, is looked at below
         except OSError as error:
             raise UnreachableError(
                 f"the embedded server's folder {folder} cannot be made ({error.strerror}):"

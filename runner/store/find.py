@@ -39,7 +39,7 @@ class CallKey:
     position: int
 
 
-def find(database: Database, text: str, kinds: Collection[Kind]) -> Found:
+def find(database: Database, text: str, *kinds: Kind) -> Found:
     """The one thing of these kinds that ``text`` names: its whole id, a beginning that no other has,
     or an ending of at least six characters. A tool call also goes by the API's ``tool_use`` id.
 

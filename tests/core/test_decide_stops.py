@@ -269,3 +269,12 @@ def test_a_paused_turn_that_met_a_limit_goes_back_as_it_is_when_taken_up():
     story.say("And?")
     assert isinstance(story.claim(limits=Limits()), CallModel)
     assert story.tail == (OPAQUE,)
+
+
+def test_a_run_stopped_by_its_cuts_may_be_continued_twice_when_taken_up():
+    story = Story()
+    for _ in range(2):
+        while not isinstance(story.reply("max_tokens", says("Half")), Done):
+            pass
+        story.claim()
+    assert story.view.progress.turns == 2 * (MOST_CONTINUATIONS + 1)

@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from runner.core.conversation import Tool
-from runner.jobfile.load import load
-from runner.llm.script import check_script
-from runner.tools.registry import resolve
+from runner.core.conversation import ToolOutcome
+from runner.engine.ports import Interrupt, Surroundings, ToolCall
+from runner.tools.builtin import BUILTIN
+from runner.tools.toolbox import LocalTools
+from runner.wiring import load_submission
+from runner.workspace.copy import copy
 
 JOBS = Path(__file__).parents[2] / "jobs"
 SPECS = sorted(path for path in JOBS.glob("*.toml") if not path.name.endswith(".script.toml"))
 SCRIPT = tomllib.loads((JOBS / "quickstart.script.toml").read_text())
 
 
-def resolve_really(
-    names: Sequence[str], folder: Path
-) -> tuple[tuple[Tool, ...], tuple[tuple[str, str], ...]]:
-    return resolve(names, folder), ()
-
-
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.name)
 def test_every_job_file_loads(path: Path) -> None:
-    submission = load(path, resolve_tools=resolve_really, check_script=check_script)
-    assert submission.runs
+    assert load_submission(path).runs
 
 
 def test_the_quickstart_says_on_its_first_line_that_it_costs_nothing() -> None:
@@ -39,36 +33,41 @@ def test_the_quickstart_says_on_its_first_line_that_it_costs_nothing() -> None:
     assert "costs nothing" in first
 
 
-def passes(folder: Path, *arguments: str) -> bool:
-    command = [sys.executable, "-m", "unittest", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, check=False).returncode == 0
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """A copy of the quickstart's package, as a run of it gets."""
+    copy(JOBS / "quickstart", tmp_path / "package", [])
+    return tmp_path / "package"
 
 
-def mend(folder: Path, key: str) -> None:
-    """Do what the scripted model asks for that changes files."""
+@pytest.fixture
+def tools(tmp_path: Path) -> Iterator[LocalTools]:
+    tools = LocalTools(tmp_path / "home", tmp_path / "locks")
+    yield tools
+    tools.close()
+
+
+def play(key: str, package: Path, tools: LocalTools) -> list[tuple[str, ToolOutcome]]:
+    """Make an item's tool calls for real; gives each one's tool and what became of it."""
+    outcomes = []
     for call in (call for reply in SCRIPT[key] for call in reply.get("tools", [])):
-        asked = call["input"]
-        if call["name"] == "Write":
-            (folder / asked["file_path"]).write_text(asked["content"])
-        if call["name"] == "Edit":
-            path = folder / asked["file_path"]
-            text, old = path.read_text(), asked["old_string"]
-            assert text.count(old) == 1 or (asked.get("replace_all") and old in text)
-            path.write_text(text.replace(old, asked["new_string"]))
+        tool = BUILTIN[call["name"]]
+        surroundings = Surroundings(package, package.parent / "outputs")
+        asked = ToolCall("call_1", f"run_{key}", tool, call["input"], surroundings, 60.0)
+        outcomes.append((tool.name, tools.run(asked, Interrupt()).outcome))
+    return outcomes
 
 
-@pytest.mark.parametrize("key", SCRIPT)
-def test_the_quickstart_mends_a_module_that_is_broken(key: str, tmp_path: Path) -> None:
-    folder = tmp_path / "quickstart"
-    shutil.copytree(JOBS / "quickstart", folder, ignore=shutil.ignore_patterns("__pycache__"))
-    assert not passes(folder, f"tests.test_{key}")
-    mend(folder, key)
-    assert passes(folder, f"tests.test_{key}")
-
-
-def test_all_that_the_quickstart_mends_is_all_that_is_broken(tmp_path: Path) -> None:
-    folder = tmp_path / "quickstart"
-    shutil.copytree(JOBS / "quickstart", folder, ignore=shutil.ignore_patterns("__pycache__"))
+def test_the_quickstart_mends_module_by_module_all_that_is_broken(
+    package: Path, tools: LocalTools
+) -> None:
+    assert len(SCRIPT) == 8
     for key in SCRIPT:
-        mend(folder, key)
-    assert passes(folder)
+        before, *between, after = play(key, package, tools)
+        assert (key, before) == (key, ("Bash", "failed"))
+        assert (key, {outcome for _, outcome in between}) == (key, {"succeeded"})
+        assert {"Edit", "Write"} & {tool for tool, _ in between}
+        assert (key, after) == (key, ("Bash", "succeeded"))
+    command = [sys.executable, "-m", "unittest"]
+    tested = subprocess.run(command, cwd=package, capture_output=True, text=True, check=False)
+    assert tested.returncode == 0, tested.stderr

@@ -77,8 +77,6 @@ def check_headers(headers: dict[str, str], api_key: str) -> None:
         raise Refusal("invalid x-api-key", 401, "authentication_error")
     if "anthropic-version" not in headers:
         raise Refusal("anthropic-version: header is required")
-    if "json" not in headers.get("content-type", ""):
-        raise Refusal("content-type: must be application/json")
 
 
 def check_request(body: Any, version: str, issued: Collection[str] = ()) -> None:

@@ -210,6 +210,8 @@ class MessagesServer:
             return request
         if method != "POST" or path not in ("/v1/messages", "/v1/messages/count_tokens"):
             raise Refusal("Not found", 404, "not_found_error")
+        if "json" not in headers.get("content-type", ""):
+            raise Refusal("content-type: must be application/json")
         if body is None:
             raise Refusal("The request body is not valid JSON")
         counted = {"max_tokens": 1, **body} if path.endswith("count_tokens") else body

@@ -32,13 +32,13 @@ class Workbench:
     tools: LocalTools
     stored: dict[str, bytes]
 
-    def call(self, tool: Tool | str, timeout: float = 60.0, **given: Any) -> ToolCall:
+    def call(self, tool: Tool | str, seconds: float = 60.0, **given: Any) -> ToolCall:
         known = BUILTIN[tool] if isinstance(tool, str) else tool
         surroundings = Surroundings(self.workspace, self.outputs)
-        return ToolCall("call_1", "run_1", known, given, surroundings, timeout)
+        return ToolCall("call_1", "run_1", known, given, surroundings, seconds)
 
-    def run(self, tool: Tool | str, timeout: float = 60.0, **given: Any) -> ToolResult:
-        return self.tools.run(self.call(tool, timeout, **given), Interrupt())
+    def run(self, tool: Tool | str, seconds: float = 60.0, **given: Any) -> ToolResult:
+        return self.tools.run(self.call(tool, seconds, **given), Interrupt())
 
 
 @pytest.fixture
@@ -69,7 +69,9 @@ def wait_until(condition: Callable[[], Any], what: str) -> None:
 
 def process_ids(path: Path, count: int) -> list[int]:
     """The process ids that ``count`` processes wrote to a file, a line each."""
-    wait_until(lambda: path.exists() and path.read_text().count("\n") >= count, f"{count} in {path}")
+    wait_until(
+        lambda: path.exists() and path.read_text().count("\n") >= count, f"{count} in {path}"
+    )
     return [int(line) for line in path.read_text().split()]
 
 

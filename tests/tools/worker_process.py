@@ -1,4 +1,5 @@
-"""A worker to be killed in a test: runs one Bash command and prints what came of it.
+"""A worker to be killed in a test: runs one Bash command, says all the while that it is alive, and
+prints what came of it.
 
     worker_process.py HOME WORKSPACE WATCHDOG_SECONDS COMMAND
 """
@@ -6,6 +7,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from pathlib import Path
 
 from runner.engine.ports import Interrupt, Surroundings, ToolCall
@@ -18,12 +20,20 @@ def main() -> None:
     home, workspace = Path(sys.argv[1]), Path(sys.argv[2])
     tools = LocalTools(home, home / "locks", watchdog_seconds=float(sys.argv[3]))
     surroundings = Surroundings(workspace, home / "outputs")
+    done = threading.Event()
+
+    def say_alive() -> None:
+        while not done.wait(0.05):
+            tools.alive()
+
+    threading.Thread(target=say_alive).start()
     given = {"command": sys.argv[4]}
     try:
         call = ToolCall("call_1", "run_1", BUILTIN["Bash"], given, surroundings, 100.0)
         print(tools.run(call, Interrupt()).outcome)
     except Interrupted as interrupted:
         print(interrupted)
+    done.set()
     tools.close()
 
 

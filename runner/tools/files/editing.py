@@ -163,7 +163,8 @@ def _not_found(content: bytes, old: bytes, path: str) -> str:
             message
             + "the file's lines end with \\r\\n, so give \\r\\n where old_string ends a line"
         )
-    if all(_LINE_NUMBER.match(line) for line in wanted.splitlines() if line.strip()):
+    given = [line for line in wanted.splitlines() if line.strip()]
+    if given and all(_LINE_NUMBER.match(line) for line in given):
         return message + "leave out the line numbers that Read puts before each line"
     stripped = [line.strip() for line in wanted.strip().splitlines()]
     lines = [line.strip() for line in text.splitlines()]

@@ -20,6 +20,8 @@ from pathlib import Path
 from runner.engine.ports import Surroundings
 from runner.tools.failure import ToolFailure
 
+_LONGEST_PATH = 4_096  # PATH_MAX of Linux
+_MOST_FOLDERS = 200  # the standard library makes folders by recursion
 _OPEN_FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY | os.O_CLOEXEC
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -55,6 +57,10 @@ class Places:
         """
         if "\0" in path or not path:
             raise ToolFailure("the path is empty or contains a NUL character: give a file's path")
+        if len(path) > _LONGEST_PATH or path.count("/") > _MOST_FOLDERS:
+            raise ToolFailure(
+                f"the path is too long: {_LONGEST_PATH} characters and {_MOST_FOLDERS} folders at most"
+            )
         try:
             real = os.path.realpath(os.path.join(self.workspace or self.outputs, path))
         except (OSError, ValueError) as error:

@@ -1,0 +1,72 @@
+"""``python -m bench [NAMES…] [--quick] [--json FILE] [--database-url URL]``."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import platform
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+
+from bench.databases import Databases
+from bench.tables import Table
+
+NAMES = ("turns", "growth", "crowd", "recovery", "start")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)}: all")
+    parser.add_argument("--quick", action="store_true", help="fewer repetitions, smaller crowds")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the tables there too")
+    parser.add_argument("--database-url", help="measure on this server (or in this folder) alone")
+    parser.add_argument("--folder", type=Path, help="where files are put; by default a temporary one")
+    options = parser.parse_args()
+    unknown = [name for name in options.names if name not in NAMES]
+    if unknown:
+        parser.error(f"there is no {unknown[0]!r}: choose from {', '.join(NAMES)}")
+    print(_machine())
+    tables = []
+    for name in options.names or NAMES:
+        for table in _measure(name, options.folder, options.database_url, options.quick):
+            print(table.render(), flush=True)
+            tables.append(asdict(table))
+    if options.json:
+        options.json.write_text(json.dumps(tables, indent=1) + "\n")
+
+
+def _measure(name: str, folder: Path | None, url: str | None, quick: bool) -> list[Table]:
+    module = importlib.import_module(f"bench.{name}")
+    with ExitStack() as opened:
+        place = opened.enter_context(tempfile.TemporaryDirectory(prefix="rb-", dir=folder))
+        databases = Databases(Path(place), opened, url)
+        tables: list[Table] = module.measure(databases, Path(place), quick=quick)
+        return tables
+
+
+def _machine() -> str:
+    """What it is measured on: processors, load, and what a flush to this disk takes."""
+    with tempfile.NamedTemporaryFile() as file:
+        taken = []
+        for _ in range(50):
+            file.write(b"x" * 16_384)
+            file.flush()
+            began = time.perf_counter()
+            os.fsync(file.fileno())
+            taken.append(time.perf_counter() - began)
+    taken.sort()
+    return (
+        f"Python {sys.version.split()[0]}, {platform.machine()}, {os.cpu_count()} processors, "
+        f"load {os.getloadavg()[0]:.1f}; fsync of 16 KB takes {1000 * taken[25]:.2f} ms here "
+        f"(a tenth of them over {1000 * taken[45]:.2f} ms)"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,190 @@
+"""``cancel``, ``pause``, ``resume``, ``retry`` and ``say``: changing what runs do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from runner.cli.display import cell, note, say_json, say_table
+from runner.cli.display import say as say_line
+from runner.cli.options import json_option, stored, with_settings
+from runner.settings import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from runner.store.control import Change, Target
+    from runner.store.database import Database
+
+_id_argument = click.argument("id", metavar="ID")
+_limit = click.IntRange(1, 2**31 - 1)
+_ceiling = click.IntRange(1, 2**63 - 1)
+
+
+@click.command()
+@_id_argument
+@json_option
+@with_settings
+def cancel(settings: Settings, id: str, as_json: bool) -> None:
+    """End a run, or all runs of a job that have not ended. What they stored stays.
+
+    A running model call or tool is cut within two seconds.
+
+    \b
+    Example:
+      runner cancel job_01jd9k
+    """
+    from runner.store import control
+
+    with _target(settings, id) as (database, target, now):
+        _print(target, control.cancel(database, target, now), as_json)
+
+
+@click.command()
+@_id_argument
+@json_option
+@with_settings
+def pause(settings: Settings, id: str, as_json: bool) -> None:
+    """Let a run, or all runs of a job, wait until they are resumed.
+
+    A running one finishes its step first.
+
+    \b
+    Example:
+      runner pause job_01jd9k
+    """
+    from runner.store import control
+
+    with _target(settings, id) as (database, target, now):
+        _print(target, control.pause(database, target, now), as_json)
+
+
+@click.command()
+@_id_argument
+@json_option
+@with_settings
+def resume(settings: Settings, id: str, as_json: bool) -> None:
+    """Let a paused run, or all paused runs of a job, go on.
+
+    \b
+    Example:
+      runner resume job_01jd9k
+    """
+    from runner.store import control
+
+    with _target(settings, id) as (database, target, now):
+        changes = control.resume(database, target, now)
+        _print(target, changes, as_json)
+        _say_who_works(database, changes, now)
+
+
+@click.command()
+@_id_argument
+@click.option("--failed", is_flag=True, help="Of a job, only the runs that failed.")
+@click.option(
+    "--fresh", is_flag=True, help="Begin again as new runs, with nothing of the old ones."
+)
+@click.option("--max-turns", type=_limit, metavar="N", help="New limit of turns.")
+@click.option("--token-ceiling", type=_ceiling, metavar="N", help="New limit of tokens.")
+@json_option
+@with_settings
+def retry(
+    settings: Settings,
+    id: str,
+    failed: bool,
+    fresh: bool,
+    max_turns: int | None,
+    token_ceiling: int | None,
+    as_json: bool,
+) -> None:
+    """Let runs go on that failed, were cancelled or stopped by a limit.
+
+    They go on from what is stored; a limit that stopped them must be raised.
+
+    \b
+    Example:
+      runner retry job_01jd9k --failed
+      runner retry k3x9f2 --max-turns 100
+    """
+    from runner.store.revive import Raised
+    from runner.store.revive import retry as retry_runs
+
+    with _target(settings, id) as (database, target, now):
+        raised = Raised(max_turns, token_ceiling)
+        changes = retry_runs(database, target, now, raised=raised, fresh=fresh, only_failed=failed)
+        _print(target, changes, as_json)
+        _say_who_works(database, changes, now)
+
+
+@click.command()
+@click.argument("run")
+@click.argument("text")
+@json_option
+@with_settings
+def say(settings: Settings, run: str, text: str, as_json: bool) -> None:
+    """Send a message to a run. It reads it at its next turn; one that has ended starts again.
+
+    \b
+    Example:
+      runner say k3x9f2 "Leave the tests as they are."
+    """
+    from runner.store.find import find
+    from runner.store.revive import say as queue_message
+
+    with stored(settings) as database:
+        now = _now(database)
+        change = queue_message(database, find(database, run, "run").id, text, now)
+        if as_json:
+            say_json(asdict(change))
+        else:
+            say_line(f"{change.id}: {change.detail}")
+        _say_who_works(database, [change], now)
+
+
+@contextmanager
+def _target(settings: Settings, text: str) -> Iterator[tuple[Database, Target, float]]:
+    from runner.store.control import Target
+    from runner.store.find import find
+
+    with stored(settings) as database:
+        found = find(database, text, "job", "run")
+        kind: Any = found.kind
+        yield database, Target(kind, found.id), _now(database)
+
+
+def _now(database: Database) -> float:
+    from runner.store.workers import DatabaseClock
+
+    clock = DatabaseClock(database)
+    clock.measure()
+    return clock.now()
+
+
+def _print(target: Target, changes: Sequence[Change], as_json: bool) -> None:
+    if as_json:
+        found = [asdict(change) for change in changes]
+        say_json(found[0] if target.kind == "run" else found)
+    elif target.kind == "run":
+        for change in changes:
+            say_line(f"{change.id} ({cell(change.item_key)}): {change.detail}")
+    elif changes:
+        columns = ("run", "item", "state", "")
+        say_table(columns, ((c.id, c.item_key, c.state, c.detail) for c in changes))
+        count = sum(change.changed for change in changes)
+        note(f"{count} of {len(changes)} runs changed")
+    else:
+        note(f"{target.id}: no run to do that to")
+
+
+def _say_who_works(database: Database, changes: Sequence[Change], now: float) -> None:
+    """Runs were queued: somebody must work them."""
+    from runner.store import queries, workers
+
+    queued = next((each for each in changes if each.changed and each.state == "queued"), None)
+    if queued is not None and not workers.live(database, now):
+        job_id = queries.show_run(database, queued.id)["job_id"]
+        note(f"no worker is running: go on with `runner run --resume {job_id}`")

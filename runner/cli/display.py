@@ -1,0 +1,135 @@
+"""Everything that is printed goes through here: what models, tools and files say is not trusted.
+
+Tables and text show control characters instead of obeying them; JSON is plain ASCII.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import IO, TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_WIDE_TERMINAL = 130
+_WIDEST_COLUMN = 32
+_SHORT_ID = 8
+_STATE_STYLES = {
+    "succeeded": "green",
+    "failed": "red",
+    "cancelled": "magenta",
+    "stopped": "yellow",
+    "waiting": "cyan",
+    "running": "blue",
+}
+
+
+def cell(value: Any) -> str:
+    """A value on one line; nothing for None."""
+    from runner.core.events import visible  # late: `runner --help` does without it
+
+    return "" if value is None else visible(str(value))
+
+
+def lines(text: str) -> str:
+    """Text of several lines, each with its control characters visible."""
+    return "\n".join(cell(line) for line in text.expandtabs(8).split("\n"))
+
+
+def first_line(text: str) -> str:
+    """The first line of a text that is not blank."""
+    return cell(next((line.strip() for line in text.splitlines() if line.strip()), ""))
+
+
+def moment(seconds: float | None) -> str:
+    """A time in the local zone, to the second."""
+    if seconds is None:
+        return ""
+    return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds as a person says them: ``0.4s``, ``12s``, ``3m05s``, ``2h07m``."""
+    if seconds is None:
+        return ""
+    if seconds < 10:
+        return f"{max(seconds, 0):.1f}s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours}h{minutes:02}m"
+    return f"{minutes}m{rest:02}s" if minutes else f"{rest}s"
+
+
+def say(text: str = "") -> None:
+    """Print a line of our own words on stdout; what is not ours in it has gone through ``cell``."""
+    sys.stdout.write(text + "\n")
+
+
+def note(text: str) -> None:
+    """Tell the person at the terminal, on stderr."""
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
+
+
+def say_json(value: Any, *, on_one_line: bool = False) -> None:
+    """Print a value as JSON on stdout. ASCII only, so that no terminal obeys what is in it."""
+    sys.stdout.write(json.dumps(value, indent=None if on_one_line else 2) + "\n")
+
+
+def say_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Print a table on stdout; the first column holds ids. A piped table is cut nowhere; on a narrow
+    terminal ids are shown by their ends, which every command takes, and the last column gives way."""
+    cells = [[cell(value) for value in row] for row in rows]
+    if sys.stdout.isatty():
+        _draw_table(columns, cells)
+        return
+    table = [list(columns), *cells]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for row in table:
+        padded = (value.ljust(width) for value, width in zip(row, widths, strict=True))
+        say("  ".join(padded).rstrip())
+
+
+def _draw_table(columns: Sequence[str], cells: Sequence[list[str]]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    console = console_on(sys.stdout)
+    if console.width < _WIDE_TERMINAL:
+        cells = [[row[0][-_SHORT_ID:], *row[1:]] for row in cells]
+    filled = [
+        column for column in zip(columns, *cells, strict=True) if any(column[1:]) or not cells
+    ]
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", expand=True)
+    for index, (name, *values) in enumerate(filled, 1):
+        width = min(max(map(len, (name, *values))), _WIDEST_COLUMN)
+        is_last = index == len(filled)
+        table.add_column(
+            name,
+            no_wrap=True,
+            overflow="ellipsis",
+            width=None if is_last else width,
+            ratio=1 if is_last else None,
+        )
+    for row in zip(*(values for _, *values in filled), strict=True):
+        table.add_row(*(Text(value, style=_STATE_STYLES.get(value, "")) for value in row))
+    console.print(table)
+
+
+def say_fields(fields: Iterable[tuple[str, Any]]) -> None:
+    """Print names with their values, one a line; those without a value are left out."""
+    shown = [(name, cell(value)) for name, value in fields if value not in (None, "", [], {})]
+    width = max((len(name) for name, _ in shown), default=0)
+    for name, value in shown:
+        say(f"{name:<{width}}  {value}")
+
+
+def console_on(stream: IO[str]) -> Console:
+    """A rich console that reads no markup and no emoji out of what it prints."""
+    from rich.console import Console
+
+    return Console(file=stream, markup=False, emoji=False, highlight=False)

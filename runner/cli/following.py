@@ -1,0 +1,105 @@
+"""``events -f``: a run's events as they are stored, and its text as it is written."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any
+
+from runner.cli.display import cell, lines, note, say, say_json
+from runner.core.run import ENDED
+from runner.errors import UnreachableError
+from runner.settings import Settings
+from runner.store import queries
+from runner.store.database import Database
+
+_LOOK_SECONDS = 0.5
+
+
+def follow_run(settings: Settings, database: Database, run_id: str, *, as_json: bool) -> None:
+    """Print a run's events until it has ended.
+
+    Raises:
+        UnreachableError: the database does not answer.
+    """
+    last, in_text = 0, False
+    with _live_text(settings, run_id) as texts:
+        for text in texts:
+            if text is not None:
+                _say_text(text, as_json)
+                in_text = not text.endswith("\n")
+                continue
+            ended = queries.state_of(database, run_id) in ENDED
+            for event in queries.events_after(database, run_id, last):
+                last = event["number"]
+                if in_text and not as_json:
+                    say()
+                    in_text = False
+                say_json(event, on_one_line=True) if as_json else say_event(event)
+            sys.stdout.flush()
+            if ended:
+                return
+
+
+def say_event(event: dict[str, Any]) -> None:
+    """Print one event on a line."""
+    at = datetime.fromtimestamp(event["at"]).astimezone().strftime("%H:%M:%S")
+    data = " ".join(
+        f"{name}={_short(value)}"
+        for name, value in event["data"].items()
+        if value not in (None, "")
+    )
+    say(f"{event['number']:>5}  {at}  #{event['attempt']}  {event['type']:<18}  {data}".rstrip())
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, dict):
+        return "(" + " ".join(f"{cell(name)}={_short(each)}" for name, each in value.items()) + ")"
+    if isinstance(value, float):
+        return f"{value:.10g}"
+    text = cell(value)
+    return f'"{text}"' if " " in text else text
+
+
+def _say_text(text: str, as_json: bool) -> None:
+    if as_json:
+        say_json({"type": "text_delta", "text": text}, on_one_line=True)
+    else:
+        sys.stdout.write(lines(text))
+    sys.stdout.flush()
+
+
+@contextmanager
+def _live_text(settings: Settings, run_id: str) -> Iterator[Iterator[str | None]]:
+    """What is written as it comes, with None whenever it is time to look into the database."""
+    from runner import wiring
+
+    try:
+        follower = wiring.follow_text(settings, run_id)
+        texts = follower.__enter__()
+    except UnreachableError as error:
+        note(f"runner: no live text: {cell(error)}")
+        yield _nothing_new()
+        return
+    try:
+        yield _looking_first(texts)
+    finally:
+        follower.__exit__(None, None, None)
+
+
+def _looking_first(texts: Iterator[str | None]) -> Iterator[str | None]:
+    yield None
+    for text in texts:
+        yield text
+        if text is not None:
+            yield None  # what was stored while the text was written
+
+
+def _nothing_new() -> Iterator[None]:
+    pause = threading.Event()
+    while True:
+        yield None
+        pause.wait(_LOOK_SECONDS)

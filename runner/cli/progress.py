@@ -1,0 +1,222 @@
+"""Working a job to its rest in this process, and showing how it goes while it does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any, Protocol
+
+from runner import wiring
+from runner.cli import exit_codes
+from runner.cli.display import cell, console_on, duration, note
+from runner.core.run import ENDED, RunState
+from runner.errors import RunnerError, UnreachableError
+from runner.settings import Settings
+from runner.store import queries
+from runner.store.database import Database
+from runner.store.queries import RunSummary
+
+if TYPE_CHECKING:
+    from runner.engine.worker import Worker
+
+_LOOK_SECONDS = 0.5
+_LOOK_SECONDS_PER_RUN = 0.001
+_QUIT_SECONDS = 2.0
+_STILL_ALIVE_SECONDS = 60.0
+_MOST_SHOWN = 12
+
+
+class Interruption:
+    """Ctrl-C and SIGTERM, while inside: the first drains the worker, a second Ctrl-C quits at once."""
+
+    def __init__(self) -> None:
+        self.happened = False
+        self._worker: Worker | None = None
+        self._before: dict[int, Any] = {}
+
+    def watch(self, worker: Worker) -> None:
+        """Drain this worker when it happens, or now when it has happened."""
+        self._worker = worker
+        if self.happened:
+            worker.drain()
+
+    def __enter__(self) -> Interruption:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.happened and number == signal.SIGINT:
+            self._quit()
+        self.happened = True
+        if self._worker is not None:
+            self._worker.drain()
+
+    def _quit(self) -> None:
+        if self._worker is not None:
+            # On a thread: this handler may have interrupted whoever holds a lock that it needs.
+            killing = threading.Thread(target=self._worker.kill, daemon=True)
+            killing.start()
+            killing.join(_QUIT_SECONDS)
+        os._exit(exit_codes.INTERRUPTED)
+
+
+def work_job(settings: Settings, database: Database, job_id: str, slots: int) -> bool:
+    """Work a job in this process until every run of it has ended or waits.
+
+    Returns:
+        True when it was interrupted before that.
+
+    Raises:
+        UnreachableError: a part was away when the worker started or had to end.
+    """
+    with Interruption() as interruption:
+        worker = wiring.start_worker(settings, database, slots=slots)
+        interruption.watch(worker)
+        with show_progress() as progress:
+            rested = _watch(database, worker, job_id, progress, interruption)
+            worker.drain()
+            if interruption.happened and not rested:
+                progress.say("stopping: the steps in hand are ended or left to resume")
+            wait_for_end(worker)
+        return interruption.happened and not rested
+
+
+def wait_for_end(worker: Worker) -> None:
+    """Wait until a worker has drained; signals are handled meanwhile.
+
+    Raises:
+        RunnerError: what made it end.
+    """
+    while not worker.wait(_LOOK_SECONDS):
+        pass
+    if isinstance(worker.failure, RunnerError):
+        raise worker.failure
+    if worker.failure is not None:
+        raise RunnerError(f"the worker failed: {worker.failure!r}") from worker.failure
+
+
+def _watch(
+    database: Database,
+    worker: Worker,
+    job_id: str,
+    progress: Progress,
+    interruption: Interruption,
+) -> bool:
+    """Show the job until it rests (True) or the worker is to end (False)."""
+    pause = _LOOK_SECONDS
+    while not interruption.happened and not worker.wait(pause):
+        try:
+            runs = queries.current_runs(queries.list_runs(database, job_id))
+        except UnreachableError as error:
+            progress.say(f"waiting: {cell(error)}")
+            continue
+        progress.update(runs)
+        if all(run["state"] in ENDED or run["state"] == "waiting" for run in runs):
+            return True
+        pause = _LOOK_SECONDS + len(runs) * _LOOK_SECONDS_PER_RUN
+    return False
+
+
+class Progress(Protocol):
+    def __enter__(self) -> Progress: ...
+    def __exit__(self, *error: Any) -> None: ...
+    def update(self, runs: Sequence[RunSummary]) -> None:
+        """The job's runs as they are now."""
+
+    def say(self, text: str) -> None:
+        """Something that is worth a line."""
+
+
+def show_progress() -> Progress:
+    """Progress on stderr: drawn on a terminal, a line for each end of a run elsewhere."""
+    return _Drawing() if sys.stderr.isatty() else _Lines()
+
+
+class _Lines:
+    def __init__(self) -> None:
+        self._states: dict[str, RunState] = {}
+        self._spoke = time.monotonic()
+        self._last_words = ""
+
+    def __enter__(self) -> _Lines:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        return
+
+    def update(self, runs: Sequence[RunSummary]) -> None:
+        for run in runs:
+            before, self._states[run["id"]] = self._states.get(run["id"]), run["state"]
+            if before != run["state"] and (run["state"] in ENDED or run["state"] == "waiting"):
+                ended = sum(state in ENDED for state in self._states.values())
+                self.say(f"[{ended}/{len(runs)}] {_run_in_words(run)}")
+        if time.monotonic() - self._spoke > _STILL_ALIVE_SECONDS:
+            self.say(_job_in_words(runs))
+
+    def say(self, text: str) -> None:
+        if text != self._last_words:
+            note(text)
+        self._last_words, self._spoke = text, time.monotonic()
+
+
+class _Drawing:
+    def __init__(self) -> None:
+        from rich.live import Live
+
+        self._console = console_on(sys.stderr)
+        self._live = Live(console=self._console, auto_refresh=False, transient=True)
+
+    def __enter__(self) -> _Drawing:
+        self._live.start()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._live.stop()
+
+    def update(self, runs: Sequence[RunSummary]) -> None:
+        from rich.text import Text
+
+        running = [run for run in runs if run["state"] == "running"]
+        words = [_job_in_words(runs)]
+        words += [f"  {_run_in_words(run)}" for run in running[:_MOST_SHOWN]]
+        if len(running) > _MOST_SHOWN:
+            words.append(f"  … and {len(running) - _MOST_SHOWN} more")
+        self._live.update(Text("\n".join(words), no_wrap=True, overflow="ellipsis"), refresh=True)
+
+    def say(self, text: str) -> None:
+        self._console.print(text)
+
+
+def _job_in_words(runs: Sequence[RunSummary]) -> str:
+    by_state: dict[str, int] = {}
+    for run in runs:
+        by_state[run["state"]] = by_state.get(run["state"], 0) + 1
+    ended = sum(by_state.get(state, 0) for state in ENDED)
+    words = [f"{ended}/{len(runs)} ended"]
+    words += [f"{count} {state}" for state, count in sorted(by_state.items())]
+    tokens = sum(run["charged_tokens"] for run in runs)
+    return ", ".join(words) + f"; {tokens:,} tokens"
+
+
+def _run_in_words(run: RunSummary) -> str:
+    why = f" ({cell(run['reason'])})" if run["reason"] not in ("", "end_turn") else ""
+    took = ""
+    if run["ended_at"] is not None and run["started_at"] is not None:
+        took = f", {duration(run['ended_at'] - run['started_at'])}"
+    turns = "1 turn" if run["turns"] == 1 else f"{run['turns']} turns"
+    return f"{run['state']}{why}  {cell(run['item_key'])}  {turns}{took}"

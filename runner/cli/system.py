@@ -1,0 +1,109 @@
+"""``db`` and ``doctor``: the state of the parts."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import click
+
+from runner.cli import exit_codes
+from runner.cli.display import cell, say, say_json
+from runner.cli.options import json_option, with_settings
+from runner.settings import Settings
+
+
+@click.group()
+def db() -> None:
+    """The database's schema: bring it up to date, or check it.
+
+    \b
+    Example:
+      runner db upgrade
+    """
+
+
+@db.command()
+@json_option
+@with_settings
+def upgrade(settings: Settings, as_json: bool) -> None:
+    """Create the database, or bring it up to date. Safe to do at any time, from anywhere at once.
+
+    \b
+    Example:
+      runner db upgrade --database-url postgresql://runner@db/runner
+    """
+    from runner.store import migrate
+    from runner.store.database import Database
+
+    database = Database(settings.database_url)
+    try:
+        before = migrate.upgrade(database)
+    finally:
+        database.close()
+    if as_json:
+        say_json({"state": "current", "current": before.head, "head": before.head})
+    elif before.state == "current":
+        say(f"up to date ({before.head})")
+    else:
+        say(f"upgraded from {before.current or 'nothing'} to {before.head}")
+
+
+@db.command()
+@json_option
+@with_settings
+def check(settings: Settings, as_json: bool) -> int:
+    """Say whether the database is up to date; exits with 2 when it is not.
+
+    \b
+    Example:
+      runner db check
+    """
+    from runner.store import migrate
+    from runner.store.database import Database
+
+    status = migrate.Status(None)
+    if migrate.is_created(settings.database_url):
+        database = Database(settings.database_url)
+        try:
+            status = migrate.check(database)
+        finally:
+            database.close()
+    advice = {
+        "current": f"up to date ({status.head})",
+        "empty": "empty: run `runner db upgrade`",
+        "older": f"at {status.current}, not {status.head}: run `runner db upgrade`",
+        "newer": f"at {status.current}, newer than this Runner ({status.head}): install that one",
+    }
+    if as_json:
+        say_json({"state": status.state, **asdict(status)})
+    else:
+        say(advice[status.state])
+    return exit_codes.SUCCEEDED if status.state == "current" else exit_codes.USAGE
+
+
+@click.command()
+@json_option
+@with_settings
+def doctor(settings: Settings, as_json: bool) -> int:
+    """Check database, queue, key, git, shell and versions, and say what to mend.
+
+    Exits with 5 when the database or the queue cannot be reached, else with 1 when something else
+    is amiss.
+
+    \b
+    Example:
+      runner doctor
+    """
+    from runner.diagnosis import diagnose
+
+    checks = diagnose(settings)
+    if as_json:
+        say_json([asdict(check) for check in checks])
+    else:
+        for check in checks:
+            say(f"{'ok  ' if check.ok else 'FAIL'}  {check.name:<10}  {cell(check.detail)}")
+            if not check.ok:
+                say(f"{'':<18}{cell(check.mend)}")
+    if any(check.is_part and not check.ok for check in checks):
+        return exit_codes.UNREACHABLE
+    return exit_codes.SUCCEEDED if all(check.ok for check in checks) else exit_codes.FAILED

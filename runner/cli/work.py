@@ -1,0 +1,123 @@
+"""``run``, ``submit`` and ``worker``: getting jobs worked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from runner.cli import exit_codes
+from runner.cli.display import note, say, say_json
+from runner.cli.options import json_option, slots_option, stored, with_settings
+from runner.errors import UsageError
+from runner.settings import Settings
+
+if TYPE_CHECKING:
+    from runner.store.database import Database
+
+_spec_argument = click.argument("spec", type=click.Path(path_type=Path), required=False)
+
+
+@click.command()
+@_spec_argument
+@click.option("--resume", "resumed", metavar="JOB", help="Go on with a job instead of a new one.")
+@slots_option
+@json_option
+@with_settings
+def run(
+    settings: Settings, spec: Path | None, resumed: str | None, slots: int, as_json: bool
+) -> int:
+    """Submit a job and work it here until every run has ended or waits.
+
+    Ctrl-C once leaves the steps in hand safely and says how to go on; twice quits at once.
+
+    \b
+    Exit codes: 0 every run succeeded, 1 a run failed or was cancelled, 2 bad job file, 3 a run
+    waits, 4 a run was stopped by a limit, 5 a part could not be reached, 130 interrupted.
+
+    \b
+    Example:
+      runner run jobs/quickstart.toml
+      runner run --resume job_01jd9k
+    """
+    from runner import wiring
+
+    if (spec is None) == (resumed is None):
+        raise UsageError("give a job file, or --resume and a job")
+    if spec is None:
+        from runner.store.find import find
+
+        with stored(settings) as database:
+            job_id = find(database, str(resumed), "job").id
+            return _work(settings, database, job_id, slots, as_json)
+    database = wiring.open_database(settings, upgrade=True)
+    try:
+        job_id = wiring.submit(settings, database, spec)
+        return _work(settings, database, job_id, slots, as_json)
+    finally:
+        database.close()
+
+
+def _work(settings: Settings, database: Database, job_id: str, slots: int, as_json: bool) -> int:
+    from runner.cli.progress import work_job
+    from runner.cli.summary import summarise
+
+    note(f"working {job_id}")
+    interrupted = work_job(settings, database, job_id, slots)
+    code = summarise(database, job_id, interrupted=interrupted, as_json=as_json)
+    if interrupted:
+        note(f"interrupted; go on with `runner run --resume {job_id}`")
+    return code
+
+
+@click.command()
+@click.argument("spec", type=click.Path(path_type=Path))
+@click.option("--key", metavar="KEY", help="A second submit with the same key does nothing.")
+@json_option
+@with_settings
+def submit(settings: Settings, spec: Path, key: str | None, as_json: bool) -> None:
+    """Submit a job for workers to work, and print its id.
+
+    \b
+    Example:
+      runner submit jobs/refactor.toml --key nightly-2026-11-22
+    """
+    from runner import wiring
+    from runner.store import queries
+
+    database = wiring.open_database(settings, upgrade=True)
+    try:
+        job_id = wiring.submit(settings, database, spec, key)
+        if as_json:
+            say_json(queries.show_job(database, job_id))
+        else:
+            say(job_id)
+    finally:
+        database.close()
+
+
+@click.command()
+@slots_option
+@click.option("--burst", is_flag=True, help="End when nothing is due.")
+@click.option("--only", metavar="RUN", hidden=True, help="Work this one run and end.")
+@with_settings
+def worker(settings: Settings, slots: int, burst: bool, only: str | None) -> int:
+    """Work what is due, of all jobs, until told to stop.
+
+    SIGTERM or Ctrl-C: it takes nothing new, ends the steps in hand (ten seconds at most, then leaves
+    them to resume), gives its runs back and exits with 0.
+
+    \b
+    Example:
+      runner worker -c 32
+    """
+    from runner import wiring
+    from runner.cli.progress import Interruption, wait_for_end
+
+    with stored(settings) as database:
+        with Interruption() as interruption:
+            working = wiring.start_worker(settings, database, slots=slots, burst=burst, only=only)
+            interruption.watch(working)
+            wait_for_end(working)
+        return exit_codes.SUCCEEDED

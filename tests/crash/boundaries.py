@@ -1,0 +1,74 @@
+"""Port calls, counted: right before and right after the n-th of them the process signals itself."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class Boundaries:
+    """Counts the moments right before and right after each call of a port.
+
+    Args:
+        at: the number of the moment (from 1) at which this process signals itself; None: never.
+        number: the signal, SIGKILL or SIGSTOP.
+        note: the file that then tells which moment it was.
+    """
+
+    def __init__(self, at: int | None, number: int, note: Path) -> None:
+        self._at = at
+        self._number = number
+        self._note = note
+        self._count = 0
+        self._counting = threading.Lock()
+        self._storing = threading.Lock()
+
+    def around(self, name: str, call: Callable[[], T], *, stores: bool = False) -> T:
+        """Call a port. ``stores``: it has a transaction open meanwhile."""
+        self._cross(f"before {name}")
+        try:
+            with self._storing if stores else nullcontext():
+                return call()
+        finally:
+            self._cross(f"after {name}")
+
+    def _cross(self, what: str) -> None:
+        with self._counting:
+            self._count += 1
+            if self._count != self._at:
+                return
+            self._note.write_text(f"boundary {self._count}, {what}")
+            if self._number == signal.SIGKILL:
+                os.kill(os.getpid(), signal.SIGKILL)
+            # Stopped with a transaction open it would lock everybody out, until its connection dies.
+            with self._storing:
+                os.kill(os.getpid(), self._number)
+
+
+class Counted:
+    """A port, every call of which is two boundaries."""
+
+    def __init__(
+        self, name: str, port: Any, boundaries: Boundaries, *, stores: bool = False
+    ) -> None:
+        self._name = name
+        self._port = port
+        self._boundaries = boundaries
+        self._stores = stores
+
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        call = getattr(self._port, method)
+
+        def counted(*arguments: Any, **named: Any) -> Any:
+            return self._boundaries.around(
+                f"{self._name}.{method}", lambda: call(*arguments, **named), stores=self._stores
+            )
+
+        return counted

@@ -1,0 +1,56 @@
+"""Three faults in the guarantees, seeded into a process to see that the sweep finds them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from sqlalchemy import Integer, bindparam, select
+
+from runner.core.conversation import Tool
+from runner.core.journal import ToolsStarted
+from runner.core.spec import JobSpec
+from runner.store import journal
+from runner.store.rows import Rows
+from runner.store.tables import runs
+
+
+def intent_not_written() -> None:
+    """That a tool starts is not stored before it does."""
+    add_entry = Rows._add_entry
+
+    def add_all_but_starts(rows: Rows, view: Any, entry: Any) -> None:
+        if not isinstance(entry, ToolsStarted):
+            add_entry(rows, view, entry)
+
+    Rows._add_entry = add_all_but_starts  # type: ignore[method-assign]
+
+
+def fence_ignored() -> None:
+    """The journal's guard looks neither at the run's state nor at its attempt."""
+    anyone = (runs.c.id == bindparam("run")) & (bindparam("lease_attempt", type_=Integer) > 0)
+    journal._HELD = anyone
+    journal._GUARD = select(*journal._GUARD.selected_columns).where(anyone).with_for_update()
+
+
+def everything_repeatable() -> None:
+    """Every tool is run again when a worker died in the middle of it."""
+    declared = JobSpec.tool
+
+    def repeatable(spec: JobSpec, name: str) -> Tool | None:
+        tool = declared(spec, name)
+        return replace(tool, repeatable=True) if tool else None
+
+    JobSpec.tool = repeatable  # type: ignore[method-assign]
+
+
+FAULTS = {
+    "intent not written": intent_not_written,
+    "fence ignored": fence_ignored,
+    "everything repeatable": everything_repeatable,
+}
+
+
+def seed(fault: str) -> None:
+    """Put a fault into this process, for good."""
+    FAULTS[fault]()

@@ -1,0 +1,166 @@
+"""The life of one worker process in the sweep: it works one run until that no longer waits for it,
+or until it is killed or frozen at the boundary that it was told."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqlalchemy import select
+
+from runner.core.run import Lease
+from runner.engine.attempt import Ports, run_attempt
+from runner.engine.ports import Interrupt
+from runner.engine.workspaces import RunWorkspaces
+from runner.errors import Interrupted, LeaseLost
+from runner.llm.anthropic import AnthropicModel
+from runner.store import ids, runs, workers
+from runner.store import tables as stored
+from runner.store.database import Database
+from runner.store.journal import StoredJournal
+from runner.store.outputs import tool_output
+from runner.tools.toolbox import LocalTools
+from tests.crash import faults
+from tests.crash.boundaries import Boundaries, Counted
+from tests.messages_api import API_KEY
+
+MARK = "CRASH_SWEEP_MARK"  # a variable in the environment of every process that a life starts
+DROPPED = 10  # exit status: another attempt has the run
+_SAY_ALIVE_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a life is told. ``boundary`` and ``signal``: when it signals itself, and how; ``folder``
+    is the iteration's; ``fault`` is seeded into the code that it runs."""
+
+    database_url: str
+    api_url: str
+    folder: str
+    run_id: str
+    worker_id: str
+    boundary: int | None = None
+    signal: int = 0
+    watchdog_seconds: float = 10.0
+    fault: str | None = None
+
+
+class LeapingClock:
+    """A clock that leaps where a worker would sleep."""
+
+    def __init__(self) -> None:
+        self._ahead = 0.0
+
+    def now(self) -> float:
+        return time.time() + self._ahead
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self._ahead
+
+    def leap(self, seconds: float) -> None:
+        self._ahead += max(0.0, seconds)
+
+
+class LeapingEvent(threading.Event):
+    """``Ports.stopping``: nobody sets it, and to wait for it is to leap."""
+
+    def __init__(self, clock: LeapingClock, boundaries: Boundaries) -> None:
+        super().__init__()
+        self._clock = clock
+        self._boundaries = boundaries
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self._boundaries.around("stopping.wait", lambda: self._clock.leap(timeout or 0.0))
+        return self.is_set()
+
+
+class NobodyFollows:
+    def publish(self, run_id: str, text: str) -> None:
+        """Drop it."""
+
+
+def live(task: Task) -> int:
+    """Work the run; the exit status of the process."""
+    if task.fault is not None:
+        faults.seed(task.fault)
+    folder = Path(task.folder)
+    os.environ[MARK] = task.folder
+    boundaries = Boundaries(task.boundary, task.signal, folder / "boundary")
+    clock = LeapingClock()
+    database = Database(task.database_url)
+    home = folder / "home"
+    tools = LocalTools(
+        home,
+        folder / "locks",
+        stored_output=lambda call_id: tool_output(database, call_id),
+        watchdog_seconds=task.watchdog_seconds,
+    )
+    model = Counted("model", AnthropicModel(base_url=task.api_url, api_key=API_KEY), boundaries)
+    journal = StoredJournal(database, clock.now)
+    ports = Ports(
+        journal=Counted("journal", journal, boundaries, stores=True),
+        models=lambda spec: model,
+        tools=Counted("tools", tools, boundaries),
+        workspaces=Counted("workspaces", RunWorkspaces(database, home), boundaries),
+        live=Counted("live", NobodyFollows(), boundaries),
+        clock=clock,
+        jitter=lambda: 0.0,
+        call_id=ids.call_id,
+        stopping=LeapingEvent(clock, boundaries),
+    )
+    ended = threading.Event()
+    threading.Thread(target=_say_alive, args=(tools, ended), daemon=True).start()
+    try:
+        return _work(task, database, clock, boundaries, ports)
+    finally:
+        ended.set()
+        tools.close()
+        database.close()
+
+
+def _say_alive(tools: LocalTools, ended: threading.Event) -> None:
+    while not ended.wait(_SAY_ALIVE_SECONDS):
+        tools.alive()
+
+
+def _work(
+    task: Task,
+    database: Database,
+    clock: LeapingClock,
+    boundaries: Boundaries,
+    ports: Ports,
+) -> int:
+    workers.register(
+        database,
+        task.worker_id,
+        host_id="host",
+        hostname="here",
+        pid=os.getpid(),
+        slots=1,
+        now=clock.now(),
+    )
+    while (due_at := _due_at(database, task.run_id)) is not None:
+        clock.leap(due_at - clock.now())
+        lease = boundaries.around("runs.claim", lambda: _claim(task, database, clock))
+        if lease is None:
+            continue
+        try:
+            run_attempt(lease, ports, Interrupt())
+        except LeaseLost:
+            return DROPPED
+        except Interrupted:
+            runs.give_back(database, lease, clock.now())
+    return 0
+
+
+def _claim(task: Task, database: Database, clock: LeapingClock) -> Lease | None:
+    run = runs.look_at(database, task.run_id, clock.now())
+    return runs.claim(database, run, task.worker_id, clock.now()) if run else None
+
+
+def _due_at(database: Database, run_id: str) -> float | None:
+    query = select(stored.runs.c.due_at).where(stored.runs.c.id == run_id)
+    return database.read(lambda connection: connection.execute(query).scalar_one())

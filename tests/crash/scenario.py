@@ -1,0 +1,142 @@
+"""What the sweep's run goes through: tools side by side, retries, a message on the way, a denial, a
+limit at the end. Two variants: one ends at its turn limit, one at its token ceiling."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from runner.core.budget import Limits
+from runner.core.conversation import Tool
+from runner.core.permissions import Rule
+from runner.core.run import EndState
+from runner.core.spec import JobSpec, NewRun, ParallelTools, Submission, Workspace, WorkspaceMode
+from runner.tools.registry import resolve
+from tests.messages_api import Break, Reply, text, tool_use
+
+SAID_FIRST = "Said before the run began."
+SAID_LATER = "Said while the model was at its third reply."
+SAID_LATER_AT = 2  # the reply's position
+
+LOG = "log.txt"  # each Bash call appends its name, as in its id
+EDITED, EDIT_MARK = "tasks.txt", "[x]"
+NOTED = "noted.txt"
+DENIED = "denied.txt"
+
+_TURNS = 6
+_RULES = (Rule("allow", "*"), Rule("deny", "Write"))
+_TOOLS = ("Bash", "Read", "Write", "Edit", "Grep", "own_note:note")
+_LOST = Break("cut", after=4)
+_LIMITED = Break("status", status=429, message="Slow down", headers={"retry-after": "1"})
+_OVERLOADED = Break("status", status=529, headers={"retry-after": "30"})  # longer than in hand
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A variant: how tools go side by side, where the run works, and what ends it."""
+
+    parallel_tools: ParallelTools
+    workspace: WorkspaceMode
+    limits: Limits
+    reason: str
+    state: EndState = "stopped"
+
+    def submission(self, workspace: Path, tools: tuple[Tool, ...]) -> Submission:
+        """The job, of one run."""
+        spec = JobSpec(
+            name="sweep",
+            model="claude-sonnet-5",
+            system="Be brief.",
+            tools=tools,
+            rules=_RULES,
+            limits=self.limits,
+            parallel_tools=self.parallel_tools,
+            workspace=Workspace(str(workspace), self.workspace),
+        )
+        return Submission("sweep.toml", "", spec, (NewRun("one", "one", "Do what you can."),))
+
+
+ALL_AT_ONCE = Scenario(
+    parallel_tools="all",
+    workspace="shared",
+    limits=Limits(max_turns=_TURNS, max_output_tokens=2_000, token_ceiling=200_000),
+    reason="max_turns",
+)
+READS_AT_ONCE = Scenario(
+    parallel_tools="safe",
+    workspace="copy",
+    limits=Limits(max_turns=50, max_output_tokens=1_500, token_ceiling=36_000),
+    reason="token_ceiling",
+)
+SCENARIOS = {"all": ALL_AT_ONCE, "safe": READS_AT_ONCE}
+
+
+def tools() -> tuple[Tool, ...]:
+    """The tools of the job, one of one's own among them."""
+    return resolve(_TOOLS, Path(__file__).parent)
+
+
+def furnish(workspace: Path) -> None:
+    """Make the folder that the run works in, or on a copy of."""
+    workspace.mkdir(parents=True)
+    (workspace / EDITED).write_text("mend the fence\n")
+
+
+def reply(position: int) -> Reply:
+    """The model's reply after so many of its messages; it never ends by itself."""
+    scripted = _SCRIPT.get(position)
+    return scripted or Reply([_bash(position, 0, "")])
+
+
+def _bash(position: int, index: int, after: str) -> dict[str, object]:
+    command = f"echo {position}.{index} >> {LOG}{after}"
+    return tool_use(f"toolu_{position}_{index}", "Bash", {"command": command})
+
+
+def _read(position: int, index: int) -> dict[str, object]:
+    return tool_use(f"toolu_{position}_{index}", "Read", {"file_path": EDITED})
+
+
+_SCRIPT = {
+    0: Reply(
+        [
+            text("I begin with several things at once."),
+            _bash(0, 0, "; sleep 0.1"),
+            _read(0, 1),
+            tool_use("toolu_0_2", "Grep", {"pattern": "mend"}),
+            _bash(0, 3, "; sleep 300 & echo started"),
+        ],
+        fail_first=[_LIMITED],
+    ),
+    1: Reply(
+        [
+            tool_use(
+                "toolu_1_0",
+                "Edit",
+                {"file_path": EDITED, "old_string": "mend", "new_string": f"{EDIT_MARK} mend"},
+            ),
+            tool_use("toolu_1_1", "Write", {"file_path": DENIED, "content": "no"}),
+            _bash(1, 2, ""),
+        ]
+    ),
+    2: Reply([text("The third reply is cut once."), _bash(2, 0, "; exit 3")], fail_first=[_LOST]),
+    3: Reply(
+        [tool_use("toolu_3_0", "note", {"line": "3.0"}), _bash(3, 1, "")],
+        fail_first=[_OVERLOADED],
+    ),
+    4: Reply([_read(4, 0), _read(4, 1)]),
+}
+
+
+def with_usage(answer: Reply, prompt_tokens: int) -> Reply:
+    """The reply, with tokens of all four kinds that are known exactly."""
+    quarter = prompt_tokens // 4
+    return replace(
+        answer,
+        usage={
+            "input_tokens": prompt_tokens - 2 * quarter,
+            "cache_read_input_tokens": quarter,
+            "cache_creation_input_tokens": quarter,
+            "output_tokens": answer.output_tokens(),
+        },
+    )

@@ -1,0 +1,103 @@
+"""Fresh worker processes at the price of a fork: a process that has imported everything and done
+nothing forks one for each life.
+
+As a program it takes orders, a line of JSON each, and answers each with a line.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import traceback
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from tests.crash.life import Task, live
+
+LOG = "log"
+_IMPORTED_LATE = (
+    "anthropic.types",
+    "psycopg",
+    "runner.llm.client",
+    "runner.llm.connections",
+    "runner.llm.failures",
+)
+
+
+class Zygote:
+    """The zygote's process, as a test sees it. ``close`` ends it and every life that is left."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", __name__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=Path(__file__).parents[2],
+            start_new_session=True,
+        )
+
+    def start(self, task: Task) -> int:
+        """Begin a life; its process id. What it prints goes to ``log`` in the task's folder."""
+        pid: int = self._order({"start": asdict(task)})
+        return pid
+
+    def wait(self, pid: int) -> int:
+        """Wait until a life ends or is stopped: its exit status, or a signal's number, negative."""
+        status: int = self._order({"wait": pid})
+        if os.WIFSTOPPED(status):
+            return -os.WSTOPSIG(status)
+        return os.waitstatus_to_exitcode(status)
+
+    def close(self) -> None:
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.communicate()
+
+    def _order(self, order: dict[str, Any]) -> Any:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(order) + "\n")
+        self._process.stdin.flush()
+        return json.loads(self._process.stdout.readline())
+
+
+def main() -> None:
+    for module in _IMPORTED_LATE:
+        importlib.import_module(module)
+    gc.collect()
+    gc.freeze()
+    for line in sys.stdin:
+        order = json.loads(line)
+        if "start" in order:
+            answer = _fork(Task(**order["start"]))
+        else:
+            _, answer = os.waitpid(order["wait"], os.WUNTRACED)
+        print(json.dumps(answer), flush=True)
+
+
+def _fork(task: Task) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 1
+    try:
+        log = os.open(Path(task.folder) / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        for source, target in ((nothing, 0), (log, 1), (log, 2)):
+            os.dup2(source, target)
+        status = live(task)
+    except BaseException:  # a life never goes back into the zygote's loop, whatever ended it
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(status)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,170 @@
+"""A folder with job files and a RUNNER_HOME, and real ``runner`` processes in it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from runner.queue.embedded import EmbeddedServer
+
+PATIENCE = 60.0
+
+
+def wait_until(holds: Callable[[], Any], what: str, patience: float = PATIENCE) -> Any:
+    """The first true value of ``holds``, which is asked again and again."""
+    pause = threading.Event()
+    deadline = time.monotonic() + patience
+    while not (value := holds()):
+        assert time.monotonic() < deadline, f"waited {patience:g} s for: {what}"
+        pause.wait(0.05)
+    return value
+
+
+class Site:
+    """Args: folder: where everything lies. settings: more of the environment (database, queue)."""
+
+    def __init__(self, folder: Path, **settings: str) -> None:
+        self.folder = folder
+        self.home = folder / "home"
+        self.workspace = folder / "workspace"
+        self.workspace.mkdir(parents=True)
+        self.environment = {
+            **os.environ,
+            "RUNNER_HOME": str(self.home),
+            **settings,
+        }
+        self.processes: list[subprocess.Popen[str]] = []
+
+    def job(
+        self,
+        script: Mapping[str, Any],
+        name: str = "job",
+        tools: Sequence[str] = ("Bash", "Read", "Write"),
+        allow: Sequence[str] = ("Bash", "Read", "Write"),
+    ) -> Path:
+        """A scripted job of one run for each key of ``script``, working in the site's workspace."""
+        (self.folder / f"{name}.json").write_text(json.dumps(script))
+        lines = [
+            f'name = "{name}"',
+            'provider = "scripted"',
+            'model = "scripted"',
+            f'script = "{name}.json"',
+            'prompt = "Do {{ item }}."',
+            f"tools = {json.dumps(tools)}",
+            f"[items]\nlist = {json.dumps(list(script))}",
+            '[workspace]\npath = "workspace"',
+            f"[permissions]\nallow = {json.dumps(allow)}",
+        ]
+        path = self.folder / f"{name}.toml"
+        path.write_text("\n".join(lines))
+        return path
+
+    def start(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+        """A ``runner`` process that goes on beside the test."""
+        process = subprocess.Popen(
+            [sys.executable, "-m", "runner", *arguments],
+            cwd=self.folder,
+            env=self.environment | environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
+            text=True,
+        )
+        self.processes.append(process)
+        return process
+
+    def run(self, *arguments: str, expect: int = 0) -> str:
+        """What a ``runner`` command prints; its exit code must be ``expect``."""
+        done = subprocess.run(
+            [sys.executable, "-m", "runner", *arguments],
+            cwd=self.folder,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
+        assert done.returncode == expect, (arguments, done.returncode, done.stdout, done.stderr)
+        return done.stdout
+
+    def json(self, *arguments: str) -> Any:
+        return json.loads(self.run(*arguments, "--json"))
+
+    def submit(self, path: Path) -> str:
+        """Submit a job file (into a database that is up to date). Returns the job's id."""
+        self.run("db", "upgrade")
+        return self.run("submit", str(path)).strip()
+
+    def runs(self, job: str) -> dict[str, dict[str, Any]]:
+        """The runs of a job, by item."""
+        return {run["item_key"]: run for run in self.json("list", job)}
+
+    def wait_for(
+        self, job: str, item: str, *states: str, patience: float = PATIENCE
+    ) -> dict[str, Any]:
+        """The run of an item, once it is in one of these states."""
+
+        def reached() -> dict[str, Any] | None:
+            run = self.runs(job)[item]
+            return run if run["state"] in states else None
+
+        return wait_until(reached, f"{item} to be {' or '.join(states)}", patience)  # type: ignore[no-any-return]
+
+    def wait_for_file(self, name: str, patience: float = PATIENCE) -> str:
+        """The content of a file in the workspace, once a tool has written it."""
+        path = self.workspace / name
+        return wait_until(  # type: ignore[no-any-return]
+            lambda: path.exists() and path.read_text(), f"{name} to be written", patience
+        )
+
+    def wait_for_file_made(self, name: str, patience: float = PATIENCE) -> None:
+        """Wait for a file in the workspace that may be empty."""
+        wait_until((self.workspace / name).exists, f"{name} to be made", patience)
+
+    def embedded_url(self) -> str:
+        """The URL of the queue's embedded server, for a process with other temporary folders."""
+        return EmbeddedServer(self.home).url
+
+    def tool_results(self, run_id: str) -> list[str]:
+        """The texts of all tool results of a run, in order."""
+        messages = self.json("transcript", run_id)
+        return [
+            block["content"]
+            for message in messages
+            for block in message["content"]
+            if block["type"] == "tool_result"
+        ]
+
+    def stop_all(self) -> None:
+        for process in self.processes:
+            if process.poll() is None:
+                process.send_signal(signal.SIGCONT)
+                process.send_signal(signal.SIGTERM)
+        for process in self.processes:
+            try:
+                process.communicate(timeout=20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.communicate()
+
+
+def bash(command: str, text: str = "On it.", **more: Any) -> dict[str, Any]:
+    """A scripted reply that calls Bash."""
+    return {"text": text, "tools": [{"name": "Bash", "input": {"command": command}}], **more}
+
+
+def done(text: str = "Done.") -> dict[str, Any]:
+    return {"text": text}
+
+
+def replies(*given: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    return given

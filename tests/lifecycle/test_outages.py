@@ -1,0 +1,63 @@
+"""The database and the queue go away and come back; no run fails."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+from pathlib import Path
+from urllib.parse import unquote
+
+import redis
+
+from tests.lifecycle.site import Site, bash, done
+
+STEPS = 25
+
+
+def steps_job(site: Site) -> str:
+    steps = [bash(f"echo {n} >> log; sleep 0.1") for n in range(STEPS)]
+    return site.submit(site.job({"a": [*steps, done()]}))
+
+
+def check_done(site: Site, job: str) -> None:
+    site.wait_for(job, "a", "succeeded")
+    assert (site.workspace / "log").read_text().split() == [str(n) for n in range(STEPS)]
+
+
+def test_work_goes_on_when_the_queue_was_killed(site: Site) -> None:
+    job = steps_job(site)
+    site.start("worker")
+    site.wait_for_file("log")
+    socket = unquote(site.embedded_url().removeprefix("unix://"))
+    os.kill(int((Path(socket).parent / "pid").read_text()), signal.SIGKILL)
+    check_done(site, job)
+    later = site.submit(site.job({"b": [bash("echo b > b"), done()]}, "later"))
+    site.wait_for(later, "b", "succeeded")
+
+
+def test_work_goes_on_when_the_queue_lost_everything(site: Site) -> None:
+    site.submit(site.job({"warm": [done()]}, "warm"))
+    worker = site.start("worker", "-c", "1")
+    job = steps_job(site)
+    site.wait_for_file("log")
+    waiting = site.submit(site.job({"b": [bash("echo b > b"), done()]}, "waiting"))
+    with redis.Redis.from_url(site.embedded_url()) as connection:
+        connection.flushall()
+    check_done(site, job)
+    site.wait_for(waiting, "b", "succeeded")
+    assert worker.poll() is None
+
+
+def test_work_goes_on_after_the_database_was_locked(site: Site) -> None:
+    job = steps_job(site)
+    site.start("worker")
+    site.wait_for_file("log")
+    other = sqlite3.connect(site.home / "runner.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    reached = (site.workspace / "log").read_text()
+    site.json("list")
+    other.execute("ROLLBACK")
+    other.close()
+    assert reached
+    check_done(site, job)

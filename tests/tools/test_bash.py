@@ -1,0 +1,132 @@
+"""Bash: what a command gets, what is made of what it prints, and that it can harm nobody."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from runner.engine.ports import Interrupt
+from runner.tools.host.client import MOST_OUTPUT_BYTES
+
+from .conftest import SECRET, Workbench
+
+
+def test_command_runs_in_the_workspace_with_output_and_errors_in_order(bench: Workbench) -> None:
+    result = bench.run("Bash", command="pwd; echo wrong >&2; echo right")
+    assert result.content == f"{bench.workspace}\nwrong\nright\n"
+    assert result.outcome == "succeeded"
+    assert result.duration > 0
+
+
+def test_exit_code_is_told_and_is_an_error(bench: Workbench) -> None:
+    result = bench.run("Bash", command="echo no; exit 3")
+    assert (result.outcome, result.content) == ("failed", "no\nExit code 3")
+
+
+def test_signal_is_told(bench: Workbench) -> None:
+    assert bench.run("Bash", command="kill -SEGV $$").content == "Killed by signal 11"
+
+
+@pytest.mark.parametrize("command", ["true", "echo", "printf '  \\n\\t'"])
+def test_nothing_printed_is_said_in_words(bench: Workbench, command: str) -> None:
+    assert bench.run("Bash", command=command).content == "(no output)"
+
+
+def test_environment_holds_no_setting_and_no_secret(bench: Workbench) -> None:
+    result = bench.run("Bash", command="env; cat /proc/$PPID/environ")
+    assert "HARMLESS=yes" in result.content
+    assert SECRET not in result.content
+    assert "RUNNER_" not in result.content
+    assert "sk-ant-secret" not in result.content
+
+
+def test_command_has_no_stdin_and_no_terminal(bench: Workbench) -> None:
+    assert (
+        bench.run("Bash", command="cat; (: < /dev/tty) 2> /dev/null || echo none").content
+        == "none\n"
+    )
+
+
+def test_command_inherits_no_descriptor(bench: Workbench, tmp_path: Path) -> None:
+    with open(tmp_path / "file", "w") as file:
+        os.set_inheritable(file.fileno(), True)
+        result = bench.run("Bash", command="ls /proc/self/fd")
+    # The fourth is the one that ls reads the folder by.
+    assert result.content.split() == ["0", "1", "2", "3"]
+
+
+def test_timeout_argument_is_milliseconds(bench: Workbench) -> None:
+    result = bench.run("Bash", command="echo begun; sleep 1000", timeout=300)
+    assert result.outcome == "timed_out"
+    assert result.content.startswith("begun\nThe command was killed: it took more than 0.3 s")
+
+
+@pytest.mark.parametrize("timeout", [600_001, 0, -1, "10"])
+def test_timeout_past_the_bounds_is_invalid_input(bench: Workbench, timeout: object) -> None:
+    assert bench.run("Bash", command="true", timeout=timeout).outcome == "invalid_input"
+
+
+def test_flood_is_cut_at_ten_megabytes_and_says_so(bench: Workbench) -> None:
+    result = bench.run("Bash", command="yes | head -c 30000000")
+    assert result.outcome == "succeeded"
+    assert result.output is not None
+    assert len(result.output) == MOST_OUTPUT_BYTES
+    assert "only the first 10,000,000 bytes of the output were kept" in result.content
+
+
+def test_endless_flood_ends_at_its_timeout(bench: Workbench) -> None:
+    result = bench.run("Bash", command="yes", timeout=500)
+    assert result.outcome == "timed_out"
+    assert len(result.content) <= 50_000
+
+
+def test_long_output_is_shown_by_head_and_tail_and_can_be_read_whole(bench: Workbench) -> None:
+    result = bench.run("Bash", command="seq 1 20000")
+    assert len(result.content) <= 50_000
+    assert result.content.startswith("1\n2\n")
+    assert result.content.endswith("19999\n20000\n")
+    copy = bench.outputs / "call_1.txt"
+    assert str(copy) in result.content
+    whole = "".join(f"{number}\n" for number in range(1, 20_001)).encode()
+    assert result.output == whole
+    assert copy.read_bytes() == whole
+
+
+def test_bytes_that_are_not_text_are_shown_harmlessly(bench: Workbench) -> None:
+    result = bench.run("Bash", command=r"printf 'a\xff\x00\x1b[31mred\r\nb\xed\xa0\x80\n'")
+    assert result.content == "a\ufffd\\x00\\x1b[31mred\nb\ufffd\ufffd\ufffd\n"
+    json.dumps(result.content).encode()
+
+
+@pytest.mark.parametrize("command", ["a\0b", "echo \ud800", "x" * 100_001])
+def test_command_that_cannot_be_passed_is_invalid_input(bench: Workbench, command: str) -> None:
+    result = bench.run("Bash", command=command)
+    assert result.outcome == "invalid_input"
+    result.content.encode()
+
+
+def test_job_without_a_workspace_has_no_bash(bench: Workbench) -> None:
+    call = bench.call("Bash", command="true")
+    call = replace(call, surroundings=replace(call.surroundings, workspace=None))
+    result = bench.tools.run(call, Interrupt())
+    assert (result.outcome, "no workspace" in result.content) == ("failed", True)
+
+
+def test_workspace_that_is_gone_is_said(bench: Workbench, tmp_path: Path) -> None:
+    call = bench.call("Bash", command="true")
+    call = replace(call, surroundings=replace(call.surroundings, workspace=tmp_path / "gone"))
+    result = bench.tools.run(call, Interrupt())
+    assert result.outcome == "failed"
+    assert "No such file or directory" in result.content
+
+
+def test_worker_without_bash_says_so(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    tools = type(bench.tools)(bench.home, bench.lock_dir)
+    result = tools.run(bench.call("Bash", command="true"), Interrupt())
+    assert (result.outcome, "bash is not on the PATH" in result.content) == ("failed", True)
+    tools.close()

@@ -1,0 +1,95 @@
+"""What a tool printed becomes text that is harmless, never blank, and never too long."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from runner.tools.environment import tool_environment
+from runner.tools.output import MOST_CHARACTERS, present, visible
+from runner.tools.validation import InputCheck
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a\tb\n", "a\tb\n"),
+        ("10%\r20%\r\n", "10%\n20%\n"),
+        ("\x00\x07\x1b[0m\x7f\x9b", "\\x00\\x07\\x1b[0m\\x7f\\x9b"),
+        ("a\u2028b", "a\\u2028b"),
+        ("\ud800", "\ufffd"),
+    ],
+)
+def test_control_characters_are_made_visible(text: str, shown: str) -> None:
+    assert visible(text) == shown
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    printed=st.one_of(
+        st.binary(),
+        st.builds(
+            lambda piece, times: piece * times, st.binary(min_size=1), st.integers(1, 40_000)
+        ),
+    ),
+    cut=st.booleans(),
+    ending=st.sampled_from(["", "Exit code 1"]),
+)
+def test_any_bytes_become_text_within_the_cap(
+    tmp_path: Path, printed: bytes, cut: bool, ending: str
+) -> None:
+    copy = tmp_path / "outputs" / "call.txt"
+    text, whole = present(printed, copy, cut=cut, ending=ending)
+    assert len(text) <= MOST_CHARACTERS
+    assert text.strip()
+    assert visible(text) == text
+    assert text.endswith(ending)
+    assert (whole is None) == (str(copy) not in text)
+    if whole is not None:
+        assert copy.read_bytes() == whole == printed.decode("utf-8", "replace").encode()
+
+
+def test_environment_loses_settings_and_secrets_by_name_and_by_value() -> None:
+    environ = {
+        "PATH": "/bin",
+        "HOME": "/root",
+        "RUNNER_HOME": "x",
+        "ANTHROPIC_MODEL": "x",
+        "AWS_SECRET_ACCESS_KEY": "x",
+        "github_token": "x",
+        "DB_PASSWORD": "x",
+        "GOOGLE_APPLICATION_CREDENTIALS": "x",
+        "SENTRY_DSN": "x",
+        "DATABASE_URL": "x",
+        "CELERY_REDIS_URL": "x",
+        "PGHOST": "x",
+        "NOTE": "the key is sk-1, keep it",
+    }
+    assert tool_environment(environ, ["sk-1", ""]) == {"PATH": "/bin", "HOME": "/root"}
+
+
+def test_invalid_input_is_told_place_by_place_and_shortly() -> None:
+    schema = {
+        "type": "object",
+        "properties": {
+            "a": {"type": "array", "items": {"type": "integer"}},
+            "b": {"type": "string"},
+        },
+        "required": ["b"],
+    }
+    problem = InputCheck().problem("Tool", schema, {"a": [1, "x" * 10_000]})
+    assert problem is not None
+    assert "a.1: 'xxx" in problem
+    assert "'b' is a required property" in problem
+    assert len(problem) < 1_000
+
+
+def test_schemas_that_come_and_go_are_told_apart() -> None:
+    check = InputCheck()
+    for number in range(1_000):
+        schema = {"type": "object", "required": [str(number)]}
+        assert check.problem("Tool", schema, {str(number): 1}) is None
+        assert check.problem("Tool", schema, {}) is not None
