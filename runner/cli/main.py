@@ -57,32 +57,48 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 def _run(arguments: Sequence[str] | None) -> int:
     try:
-        code = cli.main(arguments, prog_name="runner", standalone_mode=False)
+        code = _invoke(list(sys.argv[1:] if arguments is None else arguments))
         sys.stdout.flush()
-        return int(code or 0)
+        return code
     except BrokenPipeError:
         # Whoever reads has read enough. Nothing may be written at exit either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return exit_codes.SUCCEEDED
     except (KeyboardInterrupt, click.Abort):
         return exit_codes.INTERRUPTED
-    except click.ClickException as error:
-        return _refuse(error.format_message(), exit_codes.USAGE)
     except SpecError as error:
         for problem in error.problems:
-            _refuse(f"{error.source}: {problem}", exit_codes.USAGE)
+            _refuse(f"{error.source}: {problem}")
         return exit_codes.USAGE
-    except UsageError as error:
-        return _refuse(str(error), exit_codes.USAGE)
-    except UnreachableError as error:
-        return _refuse(str(error), exit_codes.UNREACHABLE)
     except RunnerError as error:
-        return _refuse(str(error), exit_codes.FAILED)
+        _refuse(str(error))
+        if isinstance(error, UsageError):
+            return exit_codes.USAGE
+        reached = not isinstance(error, UnreachableError)
+        return exit_codes.FAILED if reached else exit_codes.UNREACHABLE
 
 
-def _refuse(message: str, code: int) -> int:
+def _invoke(arguments: list[str]) -> int:
+    """Not click's own ``main``: that would make an exit code of a closed pipe."""
+    try:
+        with cli.make_context("runner", arguments) as context:
+            return int(cli.invoke(context) or 0)
+    except click.exceptions.Exit as end:
+        return end.exit_code
+    except click.exceptions.NoArgsIsHelpError as error:
+        note(error.format_message())
+        return exit_codes.USAGE
+    except click.UsageError as error:
+        command = error.ctx.command_path if error.ctx else "runner"
+        _refuse(f"{error.format_message().rstrip('.')} (see `{command} --help`)")
+        return exit_codes.USAGE
+    except click.ClickException as error:
+        _refuse(error.format_message())
+        return exit_codes.USAGE
+
+
+def _refuse(message: str) -> None:
     line = cell(" ".join(message.split("\n")))
     for secret in Settings.load().secrets():
         line = line.replace(secret, "…")
     note(f"runner: {line}")
-    return code

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from functools import lru_cache
 from typing import Any
 
 from sqlalchemy import Connection, Row, bindparam, select
@@ -36,6 +35,7 @@ from runner.store.database import Database
 from runner.store.rows import Rows, change
 from runner.store.tables import blocks, jobs, queued_messages, runs, tool_calls
 
+_SPECS_KEPT = 256
 _COLUMNS_OF_THEIR_OWN = ("turns", "usage", "charged_tokens")
 
 _HELD = (
@@ -102,7 +102,7 @@ class StoredJournal:
     def __init__(self, database: Database, now: Callable[[], float]) -> None:
         self._database = database
         self._now = now
-        self._spec = lru_cache(maxsize=256)(self._load_spec)
+        self._specs: dict[str, JobSpec] = {}
 
     def load(self, lease: Lease) -> RunView:
         """The run as its rows tell it. Raises ``LeaseLost``."""
@@ -188,7 +188,7 @@ class StoredJournal:
         row = connection.execute(select(runs).where(_HELD), held).one_or_none()
         if row is None:
             raise LeaseLost(f"attempt {lease.attempt} no longer holds {lease.run_id}")
-        spec = self._spec(row.job_id)
+        spec = self._spec(connection, row.job_id)
         messages, calls = load_conversation(connection, lease.run_id)
         return RunView(
             run_id=row.id,
@@ -205,12 +205,15 @@ class StoredJournal:
             revision=row.revision,
         )
 
-    def _load_spec(self, job_id: str) -> JobSpec:
-        def read(connection: Connection) -> JobSpec:
+    def _spec(self, connection: Connection, job_id: str) -> JobSpec:
+        """Jobs never change, so each is read once. On the same connection: a second one, asked for
+        while all others wait for theirs, might never come."""
+        if job_id not in self._specs:
+            if len(self._specs) >= _SPECS_KEPT:
+                self._specs.clear()
             query = select(jobs.c.spec).where(jobs.c.id == job_id)
-            return JobSpec.from_json(connection.execute(query).scalar_one())
-
-        return self._database.read(read)
+            self._specs[job_id] = JobSpec.from_json(connection.execute(query).scalar_one())
+        return self._specs[job_id]
 
 
 def _undelivered(connection: Connection, run_id: str) -> tuple[QueuedMessage, ...]:

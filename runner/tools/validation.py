@@ -24,9 +24,13 @@ class InputCheck:
 
     def problem(self, tool: str, schema: Mapping[str, Any], given: dict[str, Any]) -> str | None:
         """What is wrong with the input, for the model, or None when it fits."""
-        errors = sorted(
-            self._validator(schema).iter_errors(given), key=lambda error: list(map(str, error.path))
-        )
+        try:
+            errors = list(self._validator(schema).iter_errors(given))
+        except RecursionError:
+            return (
+                f"The input of {tool} is nested too deeply: call it again with something flatter."
+            )
+        errors.sort(key=lambda error: [str(part) for part in error.absolute_path])
         if not errors:
             return None
         told = [_tell(error) for error in errors[:_MOST_SHOWN]]

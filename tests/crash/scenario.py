@@ -65,7 +65,7 @@ ALL_AT_ONCE = Scenario(
 READS_AT_ONCE = Scenario(
     parallel_tools="safe",
     workspace="copy",
-    limits=Limits(max_turns=50, max_output_tokens=1_500, token_ceiling=36_000),
+    limits=Limits(max_turns=50, max_output_tokens=1_500, token_ceiling=22_500),
     reason="token_ceiling",
 )
 SCENARIOS = {"all": ALL_AT_ONCE, "safe": READS_AT_ONCE}

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.lifecycle.site import Site
+from tests.postgres import postgres_server
 
 
 @pytest.fixture
@@ -14,3 +16,10 @@ def site(tmp_path: Path) -> Iterator[Site]:
     site = Site(tmp_path / "site")
     yield site
     site.stop_all()
+
+
+@pytest.fixture
+def postgres() -> Iterator[Any]:
+    """A Postgres server of the test's own."""
+    with postgres_server() as server:
+        yield server

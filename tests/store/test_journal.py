@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -197,3 +198,17 @@ def test_only_one_of_two_claims_gets_the_run(
     first = runs.claim(driver.database, run, "worker_a", NOW)
     second = runs.claim(open_database(), run, "worker_b", NOW)
     assert (first is None, second is None) == (False, True)
+
+
+def test_more_attempts_than_connections_can_load_at_once(database: Database) -> None:
+    keys = [f"item {n}" for n in range(24)]
+    jobs.submit(database, submission(*keys, spec=SPEC), NOW)
+    leases = []
+    for run_id in runs.ring_due(database, 100, NOW):
+        run = runs.look_at(database, run_id, NOW)
+        assert run is not None
+        leases.append(runs.claim(database, run, "worker_a", NOW))
+    journal = StoredJournal(database, lambda: NOW)
+    with ThreadPoolExecutor(len(leases)) as pool:
+        views = list(pool.map(journal.load, leases))
+    assert {view.item_key for view in views} == set(keys)

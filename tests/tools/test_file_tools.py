@@ -252,6 +252,10 @@ class TestWrite:
         )
         assert (bench.workspace / "new/deep/a.txt").read_bytes() == content.encode()
 
+    def test_control_characters_of_a_path_are_not_shown_raw(self, bench: Workbench) -> None:
+        result = bench.run("Write", file_path="a\x1b[31m", content="x")
+        assert result.content == "Made a\\x1b[31m (1 bytes)."
+
     def test_mode_bits_are_kept_and_no_temporary_file_is_left(self, bench: Workbench) -> None:
         script = bench.workspace / "run.sh"
         script.write_text("old")

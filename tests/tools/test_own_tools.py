@@ -208,6 +208,17 @@ def test_input_that_does_not_fit_never_reaches_the_function(bench: Workbench, fo
         assert (result.outcome, "does not fit look_up" in result.content) == ("invalid_input", True)
 
 
+def test_input_nested_too_deeply_is_invalid(bench: Workbench, folder: Path) -> None:
+    deep: dict[str, object] = {}
+    for _ in range(100_000):
+        deep = {"a": deep}
+    tool = own(folder, "look_up")
+    recursive = {"type": "object", "additionalProperties": {"$ref": "#"}}
+    for schema in ({"type": "object"}, recursive):
+        result = bench.run(Tool(tool.name, "", schema, source=tool.source), word=deep)
+        assert (result.outcome, "nested too deeply" in result.content) == ("invalid_input", True)
+
+
 def test_input_that_only_the_hints_refuse_is_invalid_too(bench: Workbench, folder: Path) -> None:
     tool = own(folder, "look_up")
     lax = Tool(tool.name, tool.description, {"type": "object"}, source=tool.source)

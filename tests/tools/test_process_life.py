@@ -178,21 +178,6 @@ def test_killed_keeper_ends_its_call_and_what_it_kept(bench: Workbench) -> None:
     assert bench.run("Bash", command="echo again").content == "again\n"
 
 
-def test_call_of_a_worker_that_is_gone_is_not_started(bench: Workbench) -> None:
-    interrupt = Interrupt()
-    bench.run("Bash", command="true")  # the host is up
-    with worker(bench, 60, "echo $$ >> pids; exec sleep 1000") as process:
-        process_ids(bench.workspace / "pids", 1)
-        (host,) = psutil.Process(process.pid).children()
-        host.suspend()
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        host.resume()
-        host.wait(30)
-    wait_until(lambda: run_is_quiet(bench.lock_dir, "run_1"), "the lock is released")
-    assert interrupt.reason is None
-
-
 def test_run_without_a_lock_file_is_quiet(tmp_path: Path) -> None:
     assert run_is_quiet(tmp_path, "run_1")
 

@@ -15,6 +15,7 @@ from runner.core.conversation import ToolResult
 from runner.engine.ports import Interrupt, ToolCall
 from runner.tools.failure import ToolFailure
 from runner.tools.files.places import Places, check_regular, explain, open_file, open_folder
+from runner.tools.output import visible
 
 MOST_EDITED_BYTES = 64 << 20
 _LINE_NUMBER = re.compile(r"\s*\d+\t")
@@ -34,7 +35,7 @@ def write(call: ToolCall, places: Places, interrupt: Interrupt) -> ToolResult:
     except OSError as error:
         raise ToolFailure(f"the folder of {path} cannot be made: {error.strerror}") from error
     made = _replace(real, path, content)
-    return ToolResult(f"{'Made' if made else 'Replaced'} {path} ({len(content):,} bytes).")
+    return ToolResult(f"{'Made' if made else 'Replaced'} {visible(path)} ({len(content):,} bytes).")
 
 
 def edit(call: ToolCall, places: Places, interrupt: Interrupt) -> ToolResult:
@@ -64,7 +65,7 @@ def edit(call: ToolCall, places: Places, interrupt: Interrupt) -> ToolResult:
         )
     _replace(real, path, content.replace(old, new))
     times = "1 place" if found == 1 else f"{found} places"
-    return ToolResult(f"Edited {path} in {times} (line {_places_of(content, old)}).")
+    return ToolResult(f"Edited {visible(path)} in {times} (line {_places_of(content, old)}).")
 
 
 def _encode(text: str, name: str) -> bytes:

@@ -56,13 +56,13 @@ def run_own(call: ToolCall, source: OwnSource, host: ToolHost, interrupt: Interr
     folder = call.surroundings.workspace or source.folder
     if not folder.is_dir():
         raise ToolFailure(f"the folder that {call.tool.name} is to run in does not exist: {folder}")
-    start = Start(
-        _command("run", source),
-        folder,
-        call.run_id,
-        call.timeout,
-        stdin=json.dumps(call.input).encode(),
-    )
+    try:
+        given = json.dumps(call.input).encode()
+    except RecursionError as error:
+        raise ToolFailure(
+            f"the input of {call.tool.name} is nested too deeply", "invalid_input"
+        ) from error
+    start = Start(_command("run", source), folder, call.run_id, call.timeout, stdin=given)
     return run_reporting(call, start, host, interrupt)
 
 

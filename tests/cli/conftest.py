@@ -1,0 +1,96 @@
+"""The command, run in this process and in one of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runner.cli.main import main
+from runner.store import migrate
+from runner.store.database import Database
+
+VARIABLES = (
+    "RUNNER_HOME",
+    "RUNNER_DATABASE_URL",
+    "RUNNER_REDIS_URL",
+    "ANTHROPIC_API_KEY",
+    "ANTHROPIC_AUTH_TOKEN",
+)
+
+
+@dataclass(frozen=True)
+class Result:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current directory of the command; nothing else tells it where its state is."""
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., Result]:
+    """Runs the command in this process."""
+
+    def run(*arguments: str) -> Result:
+        with pytest.raises(SystemExit) as ended:
+            main(list(arguments))
+        out, err = capsys.readouterr()
+        return Result(int(ended.value.code or 0), out, err)
+
+    return run
+
+
+@pytest.fixture
+def start(folder: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts the command in a process of its own; none is left behind."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start_one(*arguments: str, **options: Any) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "runner", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=folder,
+            env={**os.environ, **options.pop("env", {})},
+            **options,
+        )
+        started.append(process)
+        return process
+
+    yield start_one
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+        for stream in (process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()
+
+
+@pytest.fixture
+def database(folder: Path) -> Iterator[Database]:
+    """The database that the command finds in its folder."""
+    database = Database(f"sqlite:///{folder / '.runner' / 'runner.db'}")
+    migrate.upgrade(database)
+    yield database
+    database.close()

@@ -1,0 +1,135 @@
+"""``cancel``, ``pause``, ``resume``, ``retry`` and ``say``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from runner.core.budget import Limits
+from runner.store import jobs as jobs_store
+from runner.store import queries
+from runner.store.control import Target
+from runner.store.control import cancel as cancel_runs
+from runner.store.database import Database
+from tests.cli.conftest import Result
+from tests.store.attempts import claim, run_row, submit_one, text, tool_use
+from tests.store.examples import NOW, SPEC, submission
+
+
+def test_run_is_paused_resumed_and_cancelled(
+    command: Callable[..., Result], database: Database
+) -> None:
+    run_id = submit_one(database)
+    for name, state in (("pause", "waiting"), ("resume", "queued"), ("cancel", "cancelled")):
+        result = command(name, run_id[-6:])
+        assert result.code == 0
+        assert result.out.startswith(f"{run_id} (one): ")
+        assert run_row(database, run_id).state == state
+
+
+def test_change_of_a_run_is_an_object_and_of_a_job_an_array(
+    command: Callable[..., Result], database: Database
+) -> None:
+    job_id = jobs_store.submit(database, submission("a", "b"), NOW)
+    first, second = queries.list_runs(database, job_id)
+    change = command("cancel", first["id"], "--json").json
+    assert (change["id"], change["state"], change["changed"]) == (first["id"], "cancelled", True)
+    changes = command("cancel", job_id, "--json").json
+    assert [(each["id"], each["changed"]) for each in changes] == [
+        (first["id"], False),
+        (second["id"], True),
+    ]
+
+
+def test_job_says_what_changed_and_what_did_not(
+    command: Callable[..., Result], database: Database
+) -> None:
+    job_id = jobs_store.submit(database, submission("a", "b"), NOW)
+    cancel_runs(database, Target("run", queries.list_runs(database, job_id)[0]["id"]), NOW)
+    result = command("pause", job_id)
+    assert "has ended: cancelled" in result.out
+    assert "1 of 2 runs changed" in result.err
+
+
+def test_cancelling_again_says_so_and_is_no_error(
+    command: Callable[..., Result], database: Database
+) -> None:
+    run_id = submit_one(database)
+    command("cancel", run_id)
+    again = command("cancel", run_id)
+    assert again.code == 0
+    assert "had ended before" in again.out
+
+
+def test_resumed_run_that_nobody_works_says_how_to_go_on(
+    command: Callable[..., Result], database: Database
+) -> None:
+    run_id = submit_one(database)
+    command("pause", run_id)
+    job_id = run_row(database, run_id).job_id
+    assert f"runner run --resume {job_id}" in command("resume", run_id).err
+
+
+def test_failed_runs_of_a_job_are_retried(
+    command: Callable[..., Result], database: Database
+) -> None:
+    job_id = jobs_store.submit(database, submission("failed", "cancelled"), NOW)
+    failed, cancelled = (run["id"] for run in queries.list_runs(database, job_id))
+    claim(database, failed).fail("invalid_request_error", "no")
+    cancel_runs(database, Target("run", cancelled), NOW)
+    assert [c["id"] for c in command("retry", "--failed", job_id, "--json").json] == [failed]
+    assert [c["id"] for c in command("retry", job_id, "--json").json] == [cancelled]
+    nothing = command("retry", job_id)
+    assert (nothing.code, nothing.out) == (0, "")
+    assert "no run to do that to" in nothing.err
+
+
+def test_limit_is_raised_by_a_retry(command: Callable[..., Result], database: Database) -> None:
+    spec = replace(SPEC, limits=Limits(max_turns=1))
+    run_id = submit_one(database, spec=spec)
+    claim(database, run_id).reply(tool_use(1), stop="tool_use").finish("x")
+    refused = command("retry", run_id)
+    assert refused.code == 2
+    assert "--max-turns" in refused.err
+    assert command("retry", run_id, "--max-turns", "9").code == 0
+    assert (run_row(database, run_id).state, run_row(database, run_id).max_turns) == ("queued", 9)
+
+
+@pytest.mark.parametrize("limit", ["0", "-1", "x", str(2**31)])
+def test_limit_that_cannot_be_is_refused(
+    command: Callable[..., Result], database: Database, limit: str
+) -> None:
+    run_id = submit_one(database)
+    result = command("retry", run_id, "--max-turns", limit)
+    assert result.code == 2
+    assert len(result.err.splitlines()) == 1
+
+
+def test_fresh_run_is_named(command: Callable[..., Result], database: Database) -> None:
+    run_id = submit_one(database)
+    claim(database, run_id).reply(text("Done."))
+    change = command("retry", run_id, "--fresh", "--json").json
+    assert change["id"] != run_id
+    assert run_row(database, change["id"]).fresh_of == run_id
+
+
+def test_message_is_queued(command: Callable[..., Result], database: Database) -> None:
+    run_id = submit_one(database)
+    assert command("say", run_id, "Be quick.").out == f"{run_id}: message queued\n"
+    assert queries.show_run(database, run_id)["queued_messages"][0]["text"] == "Be quick."
+
+
+@pytest.mark.parametrize("words", ["", "   "])
+def test_message_that_says_nothing_is_refused(
+    command: Callable[..., Result], database: Database, words: str
+) -> None:
+    assert command("say", submit_one(database), words).code == 2
+
+
+def test_jobs_are_not_spoken_to(command: Callable[..., Result], database: Database) -> None:
+    job_id = jobs_store.submit(database, submission(), NOW)
+    result = command("say", job_id, "Hello.")
+    assert result.code == 2
+    assert "no run is named" in result.err

@@ -1,0 +1,95 @@
+"""What is printed obeys no control character of others."""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runner.cli import display
+
+HOSTILE = "\x1b[31mred\x07\x9b2J\u202eevil\u2066\r\nsecond\x00line\ud800\u2028[bold]x[/bold]"
+
+
+def steers(character: str) -> bool:
+    return unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp")
+
+
+@given(st.text(st.characters()))
+def test_cell_is_one_line_that_steers_nothing(text: str) -> None:
+    assert not any(map(steers, display.cell(text)))
+
+
+@given(st.text(st.characters()))
+def test_lines_keep_their_breaks_and_steer_nothing_else(text: str) -> None:
+    shown = display.lines(text)
+    assert shown.count("\n") == text.count("\n")
+    assert not any(map(steers, shown.replace("\n", "")))
+
+
+@pytest.mark.parametrize("on_terminal", [False, True])
+def test_table_steers_nothing_and_reads_no_markup(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, on_terminal: bool
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: on_terminal, raising=False)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("TERM", "dumb")
+    display.say_table(("id", "item"), [("run_1", HOSTILE), ("run_2", ":smile: [red]x")])
+    out = capsys.readouterr().out
+    assert not any(map(steers, out.replace("\n", "")))
+    assert "[bold]x[/bold]" in out
+    assert ":smile: [red]x" in out
+    assert len(out.splitlines()) == 3
+
+
+def test_piped_table_cuts_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    display.say_table(("id", "item"), [("run_" + "x" * 26, "y" * 500)])
+    header, row = capsys.readouterr().out.splitlines()
+    assert header.split() == ["id", "item"]
+    assert row.split() == ["run_" + "x" * 26, "y" * 500]
+
+
+def test_narrow_terminal_shows_the_ends_of_ids(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "60")
+    display.say_table(
+        ("run", "state", "text"), [("run_" + "a" * 20 + "bcdefg", "failed", "z" * 99)]
+    )
+    out = capsys.readouterr().out
+    assert "aabcdefg" in out
+    assert "failed" in out
+    assert "…" in out
+    assert "run_a" not in out
+
+
+@pytest.mark.parametrize("value", [{"a": HOSTILE, "huge": 10**400}, [None, True, 0.5, "é"], []])
+def test_json_is_ascii_and_comes_back_as_it_was(
+    capsys: pytest.CaptureFixture[str], value: Any
+) -> None:
+    for on_one_line in (False, True):
+        display.say_json(value, on_one_line=on_one_line)
+        out = capsys.readouterr().out
+        assert out.isascii()
+        assert not any(map(steers, out.replace("\n", "")))
+        assert json.loads(out) == value
+        assert (out.count("\n") == 1) or not on_one_line
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(None, ""), (-1, "0.0s"), (0.44, "0.4s"), (12, "12s"), (185, "3m05s"), (7620, "2h07m")],
+)
+def test_durations_read_well(seconds: float | None, words: str) -> None:
+    assert display.duration(seconds) == words
+
+
+def test_first_line_is_the_first_with_something_in_it() -> None:
+    assert display.first_line("\n  \n  Done.\x1b \nMore.") == "Done.␛"
+    assert display.first_line("") == ""

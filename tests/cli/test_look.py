@@ -1,0 +1,251 @@
+"""``list``, ``show``, ``transcript`` and ``events``."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text as sql
+
+from runner.core.run import STATES
+from runner.store import jobs as jobs_store
+from runner.store import queries
+from runner.store.control import Target, cancel
+from runner.store.database import Database
+from tests.cli.conftest import Result
+from tests.cli.test_display import HOSTILE, steers
+from tests.store.attempts import claim, submit_one, text, tool_use
+from tests.store.examples import NOW, submission
+
+STORABLE_HOSTILE = HOSTILE.replace("\x00", "").replace("\ud800", "")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("list",),
+        ("list", "job_1"),
+        ("show", "run_1"),
+        ("transcript", "run_1"),
+        ("events", "run_1"),
+        ("cancel", "run_1"),
+        ("say", "run_1", "Hello."),
+        ("run", "--resume", "job_1"),
+        ("worker", "--burst"),
+    ],
+)
+def test_without_a_database_it_says_how_to_start_and_makes_none(
+    command: Callable[..., Result], folder: Path, arguments: tuple[str, ...]
+) -> None:
+    result = command(*arguments)
+    assert (result.code, result.out) == (2, "")
+    assert "runner run SPEC" in result.err
+    assert list(folder.iterdir()) == []
+
+
+def test_jobs_are_listed(command: Callable[..., Result], database: Database) -> None:
+    job_id = jobs_store.submit(database, submission("a", "b"), NOW)
+    listed = command("list")
+    assert listed.code == 0
+    assert job_id in listed.out
+    assert "2 queued" in listed.out
+    (job,) = command("list", "--json").json
+    assert (job["id"], job["state"], job["runs"]) == (job_id, "queued", {"queued": 2})
+    assert command("list", "--state", "failed", "--json").json == []
+
+
+def test_runs_of_a_job_are_listed(command: Callable[..., Result], database: Database) -> None:
+    job_id = jobs_store.submit(database, submission("a", "b"), NOW)
+    runs = command("list", job_id[:12], "--json").json
+    assert [(run["item_key"], run["state"]) for run in runs] == [("a", "queued"), ("b", "queued")]
+    cancel(database, Target("run", runs[0]["id"]), NOW)
+    listed = command("list", job_id, "--state", "cancelled")
+    assert runs[0]["id"] in listed.out
+    assert runs[1]["id"] not in listed.out
+
+
+def test_state_must_be_one(command: Callable[..., Result], database: Database) -> None:
+    result = command("list", "--state", "done")
+    assert result.code == 2
+    assert all(state in result.err for state in STATES)
+    assert len(result.err.splitlines()) == 1
+
+
+def test_job_run_and_call_are_shown(command: Callable[..., Result], database: Database) -> None:
+    run_id = submit_one(database)
+    attempt = claim(database, run_id).reply(tool_use(1, path="a.py"), stop="tool_use")
+    attempt.finish("what is in it")
+    job_id = queries.show_run(database, run_id)["job_id"]
+    call_id = f"call_{run_id[4:]}_1_1"
+    for thing, said in ((job_id, "mend"), (run_id, "1 of 50"), (call_id, "what is in it")):
+        shown = command("show", thing)
+        assert shown.code == 0
+        assert thing in shown.out
+        assert said in shown.out
+        as_json = command("show", thing, "--json").json
+        assert as_json["id"] == thing
+        assert as_json["state"]
+    assert command("show", call_id, "--json").json["input"] == {"path": "a.py"}
+
+
+def test_id_that_names_nothing_is_a_usage_error(
+    command: Callable[..., Result], database: Database
+) -> None:
+    result = command("show", "\x1b[2Jnothing")
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith("runner: no job or run or tool call is named")
+    assert not any(map(steers, result.err.replace("\n", "")))
+
+
+def test_transcript_reads_well_and_is_the_api_s_as_json(
+    command: Callable[..., Result], database: Database
+) -> None:
+    run_id = submit_one(database)
+    attempt = claim(database, run_id)
+    attempt.reply(text("Let me see."), tool_use(1, path="a"), stop="tool_use").finish("one\ntwo")
+    attempt.reply(text("Done."))
+    shown = command("transcript", run_id[-8:]).out
+    for words in ("Mend one.", "Let me see.", '{"path": "a"}', "succeeded", "one\ntwo\n", "Done."):
+        assert words in shown
+    messages = command("transcript", run_id, "--json").json
+    assert [message["role"] for message in messages] == ["user", "assistant", "user", "assistant"]
+    assert messages[1]["content"][1] == tool_use(1, path="a")
+
+
+def test_blocks_of_kinds_to_come_are_shown(
+    command: Callable[..., Result], database: Database
+) -> None:
+    run_id = submit_one(database)
+    thinking = {"type": "thinking", "thinking": "Hm.", "signature": "x"}
+    claim(database, run_id).reply(thinking, {"type": "new_kind", "of": 1}, text("Done."))
+    shown = command("transcript", run_id).out
+    assert "[thinking] Hm." in shown
+    assert '[new_kind] {"type": "new_kind", "of": 1}' in shown
+
+
+def test_events_are_shown_in_order(command: Callable[..., Result], database: Database) -> None:
+    run_id = submit_one(database)
+    claim(database, run_id).reply(text("Done."))
+    shown = command("events", run_id).out.splitlines()
+    assert [line.split()[3] for line in shown] == [
+        event["type"] for event in command("events", run_id, "--json").json
+    ]
+    assert "done" in shown[-1]
+
+
+def test_following_a_run_that_has_ended_shows_it_and_ends(
+    command: Callable[..., Result], database: Database
+) -> None:
+    run_id = submit_one(database)
+    claim(database, run_id).reply(text("Done."))
+    followed = command("events", run_id, "-f", "--json")
+    assert followed.code == 0
+    events = [json.loads(line) for line in followed.out.splitlines()]
+    assert events == command("events", run_id, "--json").json
+
+
+def test_untrusted_content_steers_no_terminal(
+    command: Callable[..., Result], database: Database
+) -> None:
+    run_id = submit_one(database, STORABLE_HOSTILE)
+    job_id = queries.show_run(database, run_id)["job_id"]
+    attempt = claim(database, run_id)
+    attempt.reply(text(HOSTILE), tool_use(1, path=HOSTILE), stop="tool_use").finish(HOSTILE)
+    call_id = f"call_{run_id[4:]}_1_1"
+    for arguments in (
+        ("list", job_id),
+        ("show", run_id),
+        ("show", call_id),
+        ("transcript", run_id),
+        ("events", run_id),
+        ("cancel", run_id),
+    ):
+        result = command(*arguments)
+        assert result.code == 0
+        assert not any(map(steers, result.out.replace("\n", ""))), arguments
+        assert not any(map(steers, result.err.replace("\n", ""))), arguments
+    assert len(command("list", job_id).out.splitlines()) == 2
+    assert command("transcript", run_id, "--json").json[1]["content"][0] == text(HOSTILE)
+
+
+def test_looking_never_imports_the_api_s_client_or_the_queue(
+    folder: Path, database: Database
+) -> None:
+    run_id = submit_one(database)
+    code = (
+        "import sys\n"
+        "from runner.cli.main import main\n"
+        "try: main(sys.argv[1:])\n"
+        "except SystemExit as end: assert not end.code, end.code\n"
+        "slow = {'anthropic', 'rq', 'redis', 'alembic', 'rich'}\n"
+        "print(sorted(slow & set(sys.modules)), file=sys.stderr)\n"
+    )
+    for arguments in (
+        ("--help",),
+        ("list",),
+        ("show", run_id),
+        ("transcript", run_id),
+        ("events", run_id),
+        ("pause", run_id),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-c", code, *arguments],
+            capture_output=True,
+            text=True,
+            cwd=folder,
+            check=True,
+        )
+        assert done.stderr.splitlines()[-1] == "[]", (arguments, done.stderr)
+
+
+def test_help_needs_no_database_library(folder: Path) -> None:
+    code = (
+        "import sys\n"
+        "from runner.cli.main import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "print(sorted({'sqlalchemy', 'asyncio', 'jinja2'} & set(sys.modules)), file=sys.stderr)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=folder, check=True
+    )
+    assert done.stderr == "[]\n"
+
+
+def test_reader_that_has_enough_ends_it_quietly(
+    start: Callable[..., subprocess.Popen[str]], database: Database
+) -> None:
+    jobs_store.submit(database, submission(*(f"{n} {'x' * 200}" for n in range(2000))), NOW)
+    process = start("list", queries.list_jobs(database)[0]["id"])
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith("run")
+    process.stdout.close()
+    process.stdout = None
+    _, err = process.communicate()
+    assert (process.returncode, err) == (0, "")
+
+
+def test_database_that_is_behind_says_what_to_do(
+    command: Callable[..., Result], database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from runner.store import migrate
+
+    monkeypatch.setattr(migrate, "REVISIONS", ("0000", migrate.HEAD))
+    database.write(lambda c: c.execute(sql("UPDATE alembic_version SET version_num = '0000'")))
+    result = command("list")
+    assert result.code == 2
+    assert "runner db upgrade" in result.err
+
+
+def test_every_command_explains_itself_with_an_example(command: Callable[..., Result]) -> None:
+    from runner.cli.main import cli
+
+    names = [(name,) for name in cli.commands] + [(), ("db", "upgrade"), ("db", "check")]
+    for name in names:
+        shown = command(*name, "--help")
+        assert shown.code == 0
+        assert "Example:\n" in shown.out, name

@@ -1,0 +1,133 @@
+"""``db``, ``doctor``, and how errors are told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+
+from runner.store.database import Database
+from runner.store.runs import look_at, wait_for_workspace
+from tests.cli.conftest import Result
+from tests.store.attempts import submit_one
+from tests.store.examples import NOW
+
+
+def checks(result: Result) -> dict[str, dict[str, object]]:
+    return {check["name"]: check for check in result.json}
+
+
+def test_database_is_made_and_checked(command: Callable[..., Result], folder: Path) -> None:
+    before = command("db", "check")
+    assert before.code == 2
+    assert "runner db upgrade" in before.out
+    assert list(folder.iterdir()) == []
+    assert command("db", "upgrade").code == 0
+    assert command("db", "upgrade").out.startswith("up to date")
+    assert command("db", "check").code == 0
+    status = command("db", "check", "--json").json
+    assert (status["state"], status["current"]) == ("current", status["head"])
+
+
+def test_database_of_a_newer_version_is_told(
+    command: Callable[..., Result], database: Database
+) -> None:
+    database.write(lambda c: c.execute(text("UPDATE alembic_version SET version_num = '9999'")))
+    assert command("db", "check").code == 2
+    assert command("db", "upgrade").code == 2
+    assert not checks(command("doctor", "--json"))["database"]["ok"]
+
+
+@pytest.mark.parametrize(
+    ("url", "code"),
+    [
+        ("postgresql://me:hunter2@/none?host=/nonexistent", 5),
+        ("mysql://me:hunter2@localhost/runner", 2),
+        ("no url", 2),
+    ],
+)
+def test_database_that_cannot_be_used_is_told_in_a_line_without_its_password(
+    command: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, url: str, code: int
+) -> None:
+    monkeypatch.setenv("RUNNER_DATABASE_URL", url)
+    for arguments in (("list",), ("db", "upgrade"), ("db", "check")):
+        result = command(*arguments)
+        assert result.code == code
+        assert result.err.startswith("runner: ")
+        assert len(result.err.splitlines()) == 1
+        assert "hunter2" not in result.out + result.err
+    shown = command("doctor")
+    assert shown.code == 5
+    assert "hunter2" not in shown.out + shown.err
+
+
+def test_healthy_surroundings_are_told(
+    command: Callable[..., Result], database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "sk-secret")
+    result = command("doctor", "--json")
+    assert result.code == 0, result.out
+    assert "sk-secret" not in result.out
+    assert {"database", "queue", "key", "git", "shell", "versions"} <= set(checks(result))
+
+
+def test_doctor_makes_no_database(command: Callable[..., Result], folder: Path) -> None:
+    assert checks(command("doctor", "--json"))["database"]["ok"]
+    assert list(folder.iterdir()) == []
+
+
+def test_what_is_missing_is_told_with_what_to_do(
+    command: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("RUNNER_REDIS_URL", "redis://:hunter2@127.0.0.1:1/0")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    result = command("doctor", "--json")
+    assert result.code == 5
+    assert "hunter2" not in result.out
+    for name in ("queue", "key", "git", "shell"):
+        assert not checks(result)[name]["ok"]
+        assert checks(result)[name]["mend"]
+    assert "FAIL  git" in command("doctor").out
+
+
+def test_missing_key_alone_is_no_part_that_cannot_be_reached(
+    command: Callable[..., Result],
+) -> None:
+    assert command("doctor").code == 1
+
+
+def test_runs_that_no_worker_sees_the_workspace_of_are_told(
+    command: Callable[..., Result], database: Database
+) -> None:
+    due = look_at(database, submit_one(database), NOW)
+    assert due is not None
+    wait_for_workspace(database, due, NOW)
+    check = checks(command("doctor", "--json"))["workspaces"]
+    assert not check["ok"]
+    assert "1 runs for" in str(check["detail"])
+
+
+def test_home_that_cannot_be_written_is_told(command: Callable[..., Result], folder: Path) -> None:
+    (folder / "file").write_text("")
+    check = checks(command("doctor", "--json", "--home", str(folder / "file" / "home")))["home"]
+    assert not check["ok"]
+
+
+def test_command_that_is_none_is_a_usage_error(command: Callable[..., Result]) -> None:
+    result = command("bogus")
+    assert result.code == 2
+    assert result.err == "runner: No such command 'bogus' (see `runner --help`)\n"
+
+
+def test_no_command_shows_the_help(command: Callable[..., Result]) -> None:
+    result = command()
+    assert result.code == 2
+    assert "Usage: runner" in result.err
+
+
+def test_version_is_told(command: Callable[..., Result]) -> None:
+    import runner
+
+    assert command("--version").out == f"runner {runner.__version__}\n"

@@ -1,0 +1,280 @@
+"""``run``, ``submit`` and ``worker``: real runs by a scripted model, from a job file to the end."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runner.store import queries
+from runner.store.database import Database
+from tests.cli.conftest import Result
+
+PATIENCE = 60.0
+DONE = {"text": "Done.\nAll of it."}
+
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+def bash(command: str) -> dict[str, Any]:
+    return {"tools": [{"name": "Bash", "input": {"command": command}}]}
+
+
+def write_job(folder: Path, script: Mapping[str, Any], more: str = "", rule: str = "allow") -> str:
+    """A scripted job with a run for each key; its file."""
+    (folder / "workspace").mkdir()
+    (folder / "script.json").write_text(json.dumps(script))
+    lines = [
+        'name = "job"',
+        'provider = "scripted"',
+        'model = "scripted"',
+        'script = "script.json"',
+        'prompt = "Do {{ item }}."',
+        'tools = ["Bash"]',
+        f"[items]\nlist = {json.dumps(list(script))}",
+        '[workspace]\npath = "workspace"',
+        f'[permissions]\n{rule} = ["Bash"]',
+        more,
+    ]
+    (folder / "job.toml").write_text("\n".join(lines))
+    return "job.toml"
+
+
+def wait_for(path: Path) -> None:
+    pause = threading.Event()
+    deadline = time.monotonic() + PATIENCE
+    while not path.exists():
+        assert time.monotonic() < deadline, f"waited for {path}"
+        pause.wait(0.05)
+
+
+def finish(process: subprocess.Popen[str]) -> Result:
+    out, err = process.communicate(timeout=PATIENCE)
+    return Result(process.returncode, out, err)
+
+
+def test_job_is_worked_to_its_end_and_summed_up(start: Start, folder: Path) -> None:
+    job = write_job(folder, {"a": [bash("echo hello > a"), DONE], "b": [DONE]})
+    result = finish(start("run", job))
+    assert result.code == 0, result.err
+    header, first, second, _, totals = result.out.splitlines()
+    assert header.split()[:4] == ["run", "item", "state", "reason"]
+    assert first.split()[1:5] == ["a", "succeeded", "end_turn", "2"]
+    assert first.endswith("Done.")
+    assert second.split()[1:5] == ["b", "succeeded", "end_turn", "1"]
+    assert totals.startswith("2 succeeded; 3 turns")
+    assert "runner transcript run_" in result.err
+    assert "[2/2] succeeded" in result.err
+    assert (folder / "workspace" / "a").read_text() == "hello\n"
+
+
+def test_summary_as_json_is_one_object_with_the_runs(start: Start, folder: Path) -> None:
+    result = finish(start("run", write_job(folder, {"a": [DONE]}), "--json"))
+    assert result.json["state"] == "succeeded"
+    (run,) = result.json["run_summaries"]
+    assert (run["item_key"], run["state"], run["last_text"]) == ("a", "succeeded", DONE["text"])
+
+
+def test_denied_call_is_said(start: Start, folder: Path) -> None:
+    result = finish(start("run", write_job(folder, {"a": [bash("touch x"), DONE]}, rule="deny")))
+    assert result.code == 0
+    assert "1 tool call was denied, in 1 run" in result.out
+    assert not (folder / "workspace" / "x").exists()
+
+
+@pytest.mark.parametrize(
+    ("script", "more", "code", "state"),
+    [
+        (
+            [{"error": {"kind": "invalid_request_error", "status": 400}}],
+            "",
+            1,
+            "failed",
+        ),
+        ([bash("true"), bash("true"), DONE], "[limits]\nmax_turns = 1", 4, "stopped"),
+    ],
+)
+def test_run_that_does_not_succeed_gives_the_exit_code(
+    start: Start, folder: Path, script: list[Any], more: str, code: int, state: str
+) -> None:
+    result = finish(start("run", write_job(folder, {"a": script, "b": [DONE]}, more)))
+    assert result.code == code, result.err
+    assert f"1 {state}, 1 succeeded" in result.out
+
+
+def test_job_that_only_waits_ends_the_command_with_3(
+    start: Start, folder: Path, command: Callable[..., Result]
+) -> None:
+    job_id = command("submit", write_job(folder, {"a": [DONE], "b": [DONE]})).out.strip()
+    runs = command("list", job_id, "--json").json
+    command("pause", runs[0]["id"])
+    result = finish(start("run", "--resume", job_id))
+    assert result.code == 3
+    assert "1 waiting, 1 succeeded" in result.out
+
+
+def test_other_jobs_are_given_back_when_the_job_is_done(
+    start: Start, folder: Path, command: Callable[..., Result]
+) -> None:
+    (folder / "other").mkdir()
+    write_job(folder / "other", {"slow": [bash("touch begun; sleep 613"), DONE]})
+    other = command("submit", "other/job.toml").out.strip()
+    mine = command("submit", write_job(folder, {"a": [bash("sleep 0.5"), DONE]})).out.strip()
+    result = finish(start("run", "--resume", mine))
+    assert result.code == 0
+    assert "slow" not in result.out
+    (run,) = command("list", other, "--json").json
+    assert (run["state"], run["worker_id"]) == ("queued", None)
+
+
+def test_ctrl_c_leaves_the_job_to_be_resumed(
+    start: Start, folder: Path, command: Callable[..., Result]
+) -> None:
+    steps = [bash("touch begun; sleep 1"), bash("touch on"), DONE]
+    process = start("run", write_job(folder, {"a": steps}))
+    wait_for(folder / "workspace" / "begun")
+    process.send_signal(signal.SIGINT)
+    result = finish(process)
+    assert result.code == 130
+    (job,) = command("list", "--json").json
+    assert f"runner run --resume {job['id']}" in result.err
+    assert job["state"] == "queued"
+    assert not (folder / "workspace" / "on").exists()
+    assert finish(start("run", "--resume", job["id"][-6:])).code == 0
+    assert (folder / "workspace" / "on").exists()
+    assert [j["state"] for j in command("list", "--json").json] == ["succeeded"]
+
+
+def test_sigterm_is_like_ctrl_c(start: Start, folder: Path) -> None:
+    process = start("run", write_job(folder, {"a": [bash("touch begun; sleep 1"), DONE, DONE]}))
+    wait_for(folder / "workspace" / "begun")
+    process.send_signal(signal.SIGTERM)
+    assert finish(process).code == 130
+
+
+def test_second_ctrl_c_quits_at_once_and_leaves_no_tool(start: Start, folder: Path) -> None:
+    command = "echo $$ > pid.new && mv pid.new pid; sleep 614"
+    process = start("run", write_job(folder, {"a": [bash(command), DONE]}))
+    wait_for(folder / "workspace" / "pid")
+    process.send_signal(signal.SIGINT)
+    assert process.stderr is not None
+    while "stopping" not in (line := process.stderr.readline()):
+        assert line, "ended after one Ctrl-C"
+    process.send_signal(signal.SIGINT)
+    assert process.wait(PATIENCE) == 130
+    pid = int((folder / "workspace" / "pid").read_text())
+    deadline = time.monotonic() + PATIENCE
+    while Path(f"/proc/{pid}").exists():
+        assert time.monotonic() < deadline, "the tool outlived the command"
+
+
+def test_worker_works_what_is_due_and_ends_in_a_burst(
+    start: Start, folder: Path, command: Callable[..., Result]
+) -> None:
+    job_id = command("submit", write_job(folder, {"a": [DONE], "b": [DONE]})).out.strip()
+    assert finish(start("worker", "--burst", "-c", "1")).code == 0
+    assert {run["state"] for run in command("list", job_id, "--json").json} == {"succeeded"}
+
+
+def test_worker_ends_with_0_when_told_to(
+    start: Start, folder: Path, command: Callable[..., Result]
+) -> None:
+    steps = [bash("touch begun"), {**bash("touch on"), "delay": 1}, DONE]
+    command("submit", write_job(folder, {"a": steps}))
+    worker = start("worker")
+    wait_for(folder / "workspace" / "begun")
+    worker.send_signal(signal.SIGTERM)
+    assert finish(worker).code == 0
+    (job,) = command("list", "--json").json
+    assert job["state"] == "queued"
+
+
+def test_submit_prints_the_id_and_needs_no_redis(
+    command: Callable[..., Result], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RUNNER_REDIS_URL", "redis://127.0.0.1:1/0")
+    job = write_job(folder, {"a": [DONE]})
+    first = command("submit", job, "--key", "nightly")
+    assert first.code == 0
+    assert first.out.startswith("job_")
+    again = command("submit", job, "--key", "nightly", "--json").json
+    assert again["id"] == first.out.strip()
+    assert (again["state"], again["runs"]) == ("queued", {"queued": 1})
+
+
+def test_queue_that_does_not_answer_is_exit_code_5(
+    command: Callable[..., Result], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RUNNER_REDIS_URL", "redis://:hunter2@127.0.0.1:1/0")
+    result = command("run", write_job(folder, {"a": [DONE]}))
+    assert result.code == 5
+    assert "hunter2" not in result.err
+
+
+def test_every_problem_of_a_job_file_is_a_line_and_nothing_is_created(
+    command: Callable[..., Result], folder: Path
+) -> None:
+    write_job(folder, {"a": [DONE]}, more="[limits]\nmax_turn = 3\ntool_timeout = 'long'")
+    result = command("run", "job.toml")
+    assert (result.code, result.out) == (2, "")
+    lines = result.err.splitlines()
+    assert len(lines) == 2
+    assert all(line.startswith("runner: ") and "job.toml" in line for line in lines)
+    assert command("list", "--json").json == []
+
+
+@pytest.mark.parametrize("arguments", [(), ("missing.toml",), ("job.toml", "--resume", "job_1")])
+def test_run_needs_one_job_that_is_there(
+    command: Callable[..., Result], folder: Path, arguments: tuple[str, ...]
+) -> None:
+    write_job(folder, {"a": [DONE]})
+    result = command("run", *arguments)
+    assert result.code == 2
+    assert len(result.err.splitlines()) == 1
+
+
+def test_events_are_followed_with_live_text_until_the_end(
+    start: Start, folder: Path, command: Callable[..., Result]
+) -> None:
+    wait = "until [ -e go ]; do sleep 0.1; done"
+    talk = [{"text": f"Step {number}.", **bash("sleep 0.3")} for number in range(10)]
+    job = command("submit", write_job(folder, {"a": [bash(wait), *talk, DONE]}))
+    (run,) = command("list", job.out.strip(), "--json").json
+    start("worker", "--burst")
+    follower = start("events", run["id"], "-f", "--json")
+    assert follower.stdout is not None
+    lines = [json.loads(follower.stdout.readline())]
+    while lines[-1]["type"] != "tool_started":
+        lines.append(json.loads(follower.stdout.readline()))
+    (folder / "workspace" / "go").touch()
+    lines += [json.loads(line) for line in finish(follower).out.splitlines()]
+    events = [line for line in lines if "number" in line]
+    assert [event["number"] for event in events] == list(range(1, len(events) + 1))
+    assert events[-1]["type"] == "done"
+    text = "".join(line["text"] for line in lines if line["type"] == "text_delta")
+    assert text.startswith("Step ")
+    assert text.endswith(DONE["text"])
+
+
+def test_interrupted_command_shows_what_has_ended(start: Start, folder: Path) -> None:
+    script = {"a": [DONE], "b": [bash("touch begun; sleep 1"), DONE, DONE]}
+    process = start("run", write_job(folder, script), "-c", "2")
+    wait_for(folder / "workspace" / "begun")
+    process.send_signal(signal.SIGINT)
+    result = finish(process)
+    assert "1 succeeded" in result.out
+    assert "1 queued" in result.out
+
+
+def test_database_is_brought_up_to_date_by_run(start: Start, folder: Path) -> None:
+    assert finish(start("run", write_job(folder, {"a": [DONE]}))).code == 0
+    database = Database(f"sqlite:///{folder}/.runner/runner.db")
+    assert len(queries.list_jobs(database)) == 1
+    database.close()

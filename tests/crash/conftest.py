@@ -1,0 +1,26 @@
+"""The databases, and worker processes at the price of a fork."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from runner.core.conversation import Tool
+from tests.crash import scenario
+from tests.crash.zygote import Zygote
+from tests.store.conftest import database, empty_url, open_database, postgres
+
+__all__ = ["database", "empty_url", "open_database", "postgres"]
+
+
+@pytest.fixture(scope="session")
+def zygote() -> Iterator[Zygote]:
+    zygote = Zygote()
+    yield zygote
+    zygote.close()
+
+
+@pytest.fixture(scope="session")
+def tools() -> tuple[Tool, ...]:
+    return scenario.tools()

