@@ -105,11 +105,13 @@ def start_worker(
         UnreachableError: the database or the queue does not answer.
     """
     from runner.engine.locks import HostLocks
+    from runner.engine.privacy import close_to_others
     from runner.engine.worker import Worker
     from runner.queue.connection import check_queue, connect
     from runner.queue.doorbell import RqDoorbell
     from runner.queue.worker import WakeUpWorker
 
+    close_to_others()
     settings.home.mkdir(parents=True, exist_ok=True)
     with ExitStack() as opened:
         clock = DatabaseClock(database)

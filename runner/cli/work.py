@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -60,9 +61,11 @@ def run(
 
 
 def _work(settings: Settings, database: Database, job_id: str, slots: int, as_json: bool) -> int:
+    from runner.cli.logs import log_to_stderr
     from runner.cli.progress import work_job
     from runner.cli.summary import summarise
 
+    log_to_stderr(settings, logging.WARNING)
     note(f"working {job_id}")
     interrupted = work_job(settings, database, job_id, slots)
     code = summarise(database, job_id, interrupted=interrupted, as_json=as_json)
@@ -113,8 +116,10 @@ def worker(settings: Settings, slots: int, burst: bool, only: str | None) -> int
       runner worker -c 32
     """
     from runner import wiring
+    from runner.cli.logs import log_to_stderr
     from runner.cli.progress import Interruption, wait_for_end
 
+    log_to_stderr(settings, logging.INFO)
     with stored(settings) as database:
         with Interruption() as interruption:
             working = wiring.start_worker(settings, database, slots=slots, burst=burst, only=only)

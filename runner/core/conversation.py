@@ -67,7 +67,8 @@ class Usage:
 class Tool:
     """A tool as the job stores it: what the model is told, and how it may be run.
 
-    ``source`` is ``"builtin"`` or ``"package.module:function"``. ``read_only`` tools may run side by
+    ``source`` is ``"builtin"`` or ``"package.module:function@/folder"``, the folder being where it is
+    imported from. ``read_only`` tools may run side by
     side; they and ``repeatable`` ones are run again when a worker died in the middle.
     """
 

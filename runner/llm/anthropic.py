@@ -71,9 +71,6 @@ class AnthropicModel:
                 raise failure(
                     error, started=call.started, sent=line.sent, request_id=call.request_id
                 ) from error
-            except ModelCallError:
-                interrupt.check()
-                raise
 
     def close(self) -> None:
         """End all connections; the next call opens new ones."""
@@ -111,20 +108,16 @@ class _Call:
         self, clients: MessagesClients, watch: Watch, on_text: Callable[[str], None]
     ) -> ModelReply:
         """Stream the call to its end."""
-        from runner.llm.failures import FAILURES
+        from runner.llm.failures import FAILURES, StreamEndedError
 
         try:
             self._stream(clients, watch, on_text)
         except FAILURES:
             if not self._events.whole:
                 raise
-        if self._events.whole:
-            return self._events.reply(time.monotonic() - self._began, self.request_id)
-        raise ModelCallError(
-            "stream_cut",
-            "the stream ended without message_stop",
-            request_id=self.request_id,
-        )
+        if not self._events.whole:
+            raise StreamEndedError("the stream ended without message_stop")
+        return self._events.reply(time.monotonic() - self._began, self.request_id)
 
     def expired(self, expiry: Expiry) -> ModelCallError:
         """The error for a call that the watchdog cut."""

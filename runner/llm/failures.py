@@ -35,7 +35,18 @@ _KINDS = {
 
 _UNREADABLE = (BrokenStreamError, json.JSONDecodeError, UnicodeDecodeError, RecursionError)
 
-FAILURES = (anthropic.AnthropicError, httpx2.HTTPError, httpx2.StreamError, *_UNREADABLE)
+
+class StreamEndedError(Exception):
+    """The body ended as it should, and the message in it did not; the SDK says nothing then."""
+
+
+FAILURES = (
+    anthropic.AnthropicError,
+    httpx2.HTTPError,
+    httpx2.StreamError,
+    StreamEndedError,
+    *_UNREADABLE,
+)
 """What a call raises when it fails; anything else is a fault of ours."""
 
 
@@ -58,6 +69,8 @@ def failure(
         return ModelCallError("authentication_error", _line(error), status=401, billed=False)
     if isinstance(error, _UNREADABLE):
         return ModelCallError("stream_broken", _line(error), request_id=request_id)
+    if isinstance(error, StreamEndedError):
+        return ModelCallError("stream_cut", _line(error), request_id=request_id)
     cause = error.__cause__ if isinstance(error, anthropic.APIConnectionError) else error
     kind = "stream_cut" if started else "connection"
     return ModelCallError(kind, _line(cause or error), request_id=request_id, billed=sent)

@@ -182,7 +182,7 @@ def _taken_up(run: Row[Any], spec: JobSpec, raised: Raised, now: float) -> dict[
         "bugs": 0,
         "max_turns": limits.max_turns,
         "token_ceiling": limits.token_ceiling,
-        "progress": progress_to_json(rested(progress)),
+        "progress": progress_to_json(progress),
     }
 
 

@@ -12,7 +12,7 @@ from runner.engine.ports import Interrupt
 from runner.errors import ModelCallError
 from runner.llm.anthropic import AnthropicModel
 from tests.llm.conftest import READ, ignore, make_request, user
-from tests.messages_api import Reply, text, thinking, tool_use
+from tests.messages_api import API_KEY, Reply, text, thinking, tool_use
 from tests.messages_api.conversation_rules import sign
 
 
@@ -242,9 +242,17 @@ def test_calls_of_many_threads_stream_at_once(talk):
 
 def test_one_connection_serves_call_after_call(talk):
     here = talk(Reply([text("x")]))
-    for _ in range(5):
+    for _ in range(40):
         here.complete()
     assert here.server.connections == 1
+
+
+def test_proxy_of_the_environment_is_used(talk, monkeypatch):
+    here = talk(Reply([text("x")]))
+    monkeypatch.setenv("HTTP_PROXY", here.server.url)
+    model = AnthropicModel(base_url="http://api.invalid", api_key=API_KEY)
+    assert model.complete(make_request(), Interrupt(), ignore).blocks == (text("x"),)
+    model.close()
 
 
 def test_body_goes_out_as_json_of_the_request(talk):

@@ -175,8 +175,9 @@ def test_slow_stream_is_no_stall(talk):
     assert here.complete().blocks == (text("x" * 20),)
 
 
-def test_body_that_never_ends_after_message_stop_still_gives_the_reply(talk):
-    here = talk(Reply([text("x")], broken=Break("stall", after=7)))
+@pytest.mark.parametrize("kind", ["stall", "reset", "close"])
+def test_reply_is_whole_however_the_body_ends_after_message_stop(talk, kind):
+    here = talk(Reply([text("x")], broken=Break(kind, after=99)))
     assert here.complete().blocks == (text("x"),)
 
 

@@ -258,6 +258,9 @@ class MessagesServer:
                 await wire.write(b"".join(pending))
                 pending.clear()
                 await asyncio.sleep(reply.pause)
+        if failure is not None:  # it breaks only after the last event
+            await wire.write(b"".join(pending))
+            return await wire.break_off(failure, request_id)
         await wire.write(b"".join(pending) + b"0\r\n\r\n")
         return True
 

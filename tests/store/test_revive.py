@@ -11,6 +11,7 @@ from sqlalchemy import select
 from runner.core.budget import Limits
 from runner.core.conversation import Usage
 from runner.core.decide import CallModel, RunTools
+from runner.core.journal import ModelCallFailed
 from runner.core.spec import Workspace
 from runner.errors import UsageError
 from runner.store import jobs as jobs_store
@@ -51,6 +52,18 @@ def test_failed_run_goes_on_from_its_journal(database: Database) -> None:
     assert again.view.progress.turns == 1
     again.reply(text("Done."))
     assert run_row(database, run_id).state == "succeeded"
+
+
+def test_run_cancelled_in_its_back_off_does_not_wait_again(database: Database) -> None:
+    run_id = submit_one(database)
+    attempt = claim(database, run_id)
+    attempt.append(ModelCallFailed("overloaded_error", "", 529, None, 0, NOW, NOW + 600))
+    assert run_row(database, run_id).due_at == NOW + 600
+    cancel(database, Target("run", run_id), NOW)
+    retry(database, Target("run", run_id), NOW + 1)
+    again = claim(database, run_id, NOW + 1)
+    assert isinstance(again.effect, CallModel)
+    assert again.view.progress.failure is None
 
 
 def test_cancelled_run_goes_on_and_its_cut_calls_are_answered(database: Database) -> None:

@@ -1,0 +1,174 @@
+"""docs/concepts.md draws the states, names the entries and outcomes, and lists the events as they are."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+from typing import get_args
+
+from sqlalchemy import select
+
+import runner
+from runner.core import budget, decide, events, journal, retry
+from runner.core.conversation import ToolOutcome
+from runner.core.journal import ModelCallFailed, RunSettled
+from runner.core.run import TRANSITIONS, Ended, Requeued
+from runner.engine import dispatcher, worker
+from runner.store import revive, runs, tables, workers
+from runner.store.control import Target, cancel, pause, resume
+from runner.store.database import Database
+from runner.tools.builtin import BUILTIN
+from runner.tools.host.client import WATCHDOG_SECONDS
+from tests.docs.pages import blocks, codes, read, rows, section
+from tests.store.attempts import claim, submit_one, text, tool_use
+from tests.store.examples import NOW
+
+PAGE = read("docs/concepts.md")
+CODE = Path(runner.__file__).parent
+
+
+def test_the_diagram_shows_every_legal_transition_and_no_other() -> None:
+    (diagram,) = blocks(PAGE, "mermaid")
+    drawn = set(re.findall(r"^ +(\w+) --> (\w+)", diagram, re.MULTILINE))
+    legal = {(state, after) for state, others in TRANSITIONS.items() for after in others}
+    assert drawn == legal
+
+
+def test_the_steps_name_every_entry() -> None:
+    named = {
+        name for _, cell in rows(section(PAGE, "## Steps and entries")) for name in codes(cell)
+    }
+    assert named == {entry.__name__ for entry in get_args(journal.Entry)}
+
+
+def test_the_outcomes_of_tools_are_all_listed() -> None:
+    listed = [codes(row[0])[0] for row in rows(section(PAGE, "## Tools"))]
+    assert listed == list(get_args(ToolOutcome))
+
+
+def test_the_builtin_tools_are_what_the_page_says() -> None:
+    for tool in BUILTIN.values():
+        assert tool.read_only == tool.repeatable == (tool.name in ("Read", "Glob", "Grep"))
+    assert (
+        "Read, Glob and Grep are read-only and repeatable; Bash, Write and Edit are neither" in PAGE
+    )
+
+
+def test_the_numbers_are_those_of_the_code() -> None:
+    flat = " ".join(PAGE.split())
+    for words, number, real in (
+        ("prompt + 2,000", 2_000, budget.FIRST_CALL_ALLOWANCE),
+        ("fewer than 1,024 tokens", 1_024, budget.LEAST_OUTPUT_TOKENS),
+        ("up to eight", 8, decide.MOST_PARALLEL_READS),
+        ("asked to go on, twice in a row", 2, decide.MOST_CONTINUATIONS),
+        ("A wait of up to 5 seconds", 5, retry.IN_HAND_SECONDS),
+        ("doubles from one second", 1, retry.FIRST_DELAY),
+        ("to ten minutes", 600, retry.LONGEST_DELAY),
+        ("expire together, 15 seconds after", 15, workers.LEASE_SECONDS),
+        ("which it does every 5", 5, worker.RENEW_SECONDS),
+        ("at their next look, once a second", 1, dispatcher.PASS_SECONDS),
+        ("for over 5 seconds (an outage", 5, dispatcher.OUTAGE_SECONDS),
+        ("rings again after 15 seconds", 15, runs.RING_AGAIN_SECONDS),
+        ("renewed its leases for 10 seconds", 10, WATCHDOG_SECONDS),
+        ("cut by the ten seconds of a shutdown", 10, worker.DRAIN_SECONDS),
+        ("held by three workers in a row", 3, runs.LOST_LEASES_BEFORE_ALONE),
+        ("Two more, and it has failed", 3 + 2, runs.LOST_LEASES_BEFORE_FAILED),
+        ("at most 100 characters of a tool's input", 100, events.INPUT_SUMMARY_LENGTH),
+        ("and 80 of its output", 80, events.OUTPUT_SUMMARY_LENGTH),
+    ):
+        assert words in flat
+        assert number == real, words
+
+
+def documented_events() -> dict[str, set[str]]:
+    """The data of each type of event, as the table has it."""
+    table = rows(section(PAGE, "## Events"))
+    return {codes(kind)[0]: set(codes(data)) for kind, _, data in table}
+
+
+def test_the_events_are_listed_with_their_data(database: Database) -> None:
+    for tell in (
+        tell_turns,
+        tell_ends,
+        tell_controls,
+        tell_second_lives,
+        tell_workspace,
+        tell_lost_leases,
+        tell_bugs,
+    ):
+        tell(database)
+    query = select(tables.events.c.type, tables.events.c.data)
+    found: dict[str, set[str]] = {}
+    for kind, data in database.read(lambda connection: connection.execute(query).all()):
+        found.setdefault(kind, set()).update(data)
+    assert found == documented_events()
+
+
+def test_no_event_is_written_that_is_not_listed() -> None:
+    written = {
+        argument.value
+        for path in CODE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and getattr(node.func, "id", None) == "Event"
+        for argument in node.args[:1]
+        if isinstance(argument, ast.Constant)
+    }
+    assert written | {"run_submitted"} == set(documented_events())
+
+
+# --- runs that write every kind of event ----------------------------------------------------------
+
+
+def tell_turns(database: Database) -> None:
+    attempt = claim(database, submit_one(database))
+    attempt.append(ModelCallFailed("overloaded_error", "busy", 529, "req_1", 0, NOW, retry_at=NOW))
+    attempt.reply(tool_use(1), tool_use(2, "Bash"), stop="tool_use").finish("one")
+    attempt.reply(text("Done."))
+
+
+def tell_ends(database: Database) -> None:
+    claim(database, submit_one(database)).fail("invalid_request_error", "No.")
+    for outcome in (Ended("stopped", "max_turns", "the limit"), Requeued(NOW + 60, "backoff")):
+        claim(database, submit_one(database)).append(RunSettled(outcome))
+
+
+def tell_controls(database: Database) -> None:
+    run_id = submit_one(database)
+    target = Target("run", run_id)
+    pause(database, target, NOW)
+    resume(database, target, NOW)
+    claim(database, run_id)
+    pause(database, target, NOW)
+    cancel(database, target, NOW)
+
+
+def tell_second_lives(database: Database) -> None:
+    run_id = submit_one(database)
+    target = Target("run", run_id)
+    cancel(database, target, NOW)
+    revive.retry(database, target, NOW)
+    revive.say(database, run_id, "And the tests?", NOW)
+    claim(database, run_id)
+    cancel(database, target, NOW)
+    revive.retry(database, target, NOW, fresh=True)
+
+
+def tell_workspace(database: Database) -> None:
+    run = runs.look_at(database, submit_one(database), NOW)
+    assert run is not None
+    runs.wait_for_workspace(database, run, NOW)
+
+
+def tell_lost_leases(database: Database) -> None:
+    run_id = submit_one(database)
+    runs.give_back(database, claim(database, run_id).lease, NOW)
+    for _ in range(runs.LOST_LEASES_BEFORE_FAILED):
+        lease = claim(database, run_id).lease
+        runs.take_from(database, [lease.worker_id], NOW, expired=False)
+
+
+def tell_bugs(database: Database) -> None:
+    run_id = submit_one(database)
+    for _ in range(2):
+        runs.give_up(database, claim(database, run_id).lease, "Traceback …\nKeyError: 1", NOW)
