@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from runner.core import budget
 from runner.core.conversation import ToolResult
 from runner.core.journal import (
+    Applied,
     Call,
     CallsDecided,
     Entry,
@@ -75,18 +76,19 @@ Step = Record | CallModel | RunTools | Sleep | Done
 Effect = CallModel | RunTools | Sleep | Done
 
 
-def advance(view: RunView, now: float, draining: bool) -> tuple[RunView, list[Entry], Effect]:
+def advance(view: RunView, now: float, draining: bool) -> tuple[list[Applied], Effect]:
     """Decide until there is something to do.
 
     Returns:
-        The view after all that could be decided, the entries that say so, and the effect that is
-        next once they are stored.
+        The entries that could be decided, each with the run before and after it, and the effect that
+        is next once they are stored.
     """
-    entries: list[Entry] = []
+    decided: list[Applied] = []
     while isinstance(step := decide(view, now, draining), Record):
-        entries.append(step.entry)
-        view = apply(view, step.entry)
-    return view, entries, step
+        after = apply(view, step.entry)
+        decided.append(Applied(view, step.entry, after))
+        view = after
+    return decided, step
 
 
 def decide(view: RunView, now: float, draining: bool = False) -> Step:

@@ -10,8 +10,8 @@ from typing import Any
 
 from runner.core.conversation import ModelReply, Usage
 from runner.core.journal import (
+    Applied,
     CallsDecided,
-    Entry,
     ModelCallFailed,
     ModelCallStarted,
     ModelReplied,
@@ -20,7 +20,6 @@ from runner.core.journal import (
     ToolFinished,
     ToolsStarted,
     UserMessageAdded,
-    apply,
 )
 from runner.core.run import Ended, Outcome, Requeued, Waiting
 
@@ -61,18 +60,15 @@ def summarise_input(arguments: Any) -> str:
     """What a call is about: the first of its telling arguments, else all of them."""
     if isinstance(arguments, dict):
         for name in _TELLING_INPUTS:
-            if isinstance(value := arguments.get(name), str) and value:
+            if isinstance(value := arguments.get(name), str) and value.strip():
                 return shorten(value, INPUT_SUMMARY_LENGTH)
     return shorten(json.dumps(arguments, ensure_ascii=False), INPUT_SUMMARY_LENGTH)
 
 
-def events_of(view: RunView, entry: Entry) -> Iterator[Event]:
-    """The events of an entry, in order.
-
-    Args:
-        view: the run before the entry.
-    """
-    match entry:
+def events_of(applied: Applied) -> Iterator[Event]:
+    """The events of an entry, in order."""
+    view, after = applied.before, applied.after
+    match applied.entry:
         case ModelCallStarted(number, reservation):
             turn = view.progress.turns + 1
             if view.progress.tries == 0:
@@ -82,8 +78,8 @@ def events_of(view: RunView, entry: Entry) -> Iterator[Event]:
                 {"call": number, "turn": turn, "max_tokens": reservation.max_tokens},
             )
         case ModelReplied(reply):
-            yield from _replied(view, reply)
-        case ModelCallFailed():
+            yield from _replied(view, reply, after)
+        case ModelCallFailed() as entry:
             yield from _failed(view, entry)
         case CallsDecided(decisions):
             for index, decision in sorted(decisions.items()):
@@ -101,9 +97,9 @@ def events_of(view: RunView, entry: Entry) -> Iterator[Event]:
                 "duration": round(result.duration, 4),
             }
             yield Event("tool_done", data)
-            if not apply(view, entry).calls:
+            if not after.calls:
                 yield Event("turn_ended", {"turn": view.progress.turns})
-        case UserMessageAdded():
+        case UserMessageAdded() as entry:
             data = {"cause": entry.cause, "messages": len(entry.texts)}
             yield Event("message_added", data)
         case RunSettled(outcome):
@@ -115,22 +111,21 @@ def _call(view: RunView, index: int) -> dict[str, Any]:
     return {
         "turn": view.progress.turns,
         "call_index": index,
-        "tool_use_id": call.id,
+        "tool_use_id": shorten(call.id, INPUT_SUMMARY_LENGTH),
         "name": shorten(call.name, INPUT_SUMMARY_LENGTH),
     }
 
 
-def _replied(view: RunView, reply: ModelReply) -> Iterator[Event]:
-    after = apply(view, ModelReplied(reply))
+def _replied(view: RunView, reply: ModelReply, after: RunView) -> Iterator[Event]:
     open_call = view.progress.open_call
     yield Event(
         "model_call_ended",
         {
             "call": open_call.number if open_call else None,
             "turn": after.progress.turns,
-            "stop_reason": reply.stop_reason,
-            "usage": _usage(reply.usage),
-            "total": _usage(after.progress.usage),
+            "stop_reason": shorten(reply.stop_reason, INPUT_SUMMARY_LENGTH),
+            "usage": usage_of(reply.usage),
+            "total": usage_of(after.progress.usage),
             "request_id": reply.request_id,
             "latency": round(reply.latency, 3),
         },
@@ -139,7 +134,8 @@ def _replied(view: RunView, reply: ModelReply) -> Iterator[Event]:
         yield Event("turn_ended", {"turn": after.progress.turns})
 
 
-def _usage(usage: Usage) -> dict[str, int]:
+def usage_of(usage: Usage) -> dict[str, int]:
+    """Tokens by kind, as events hold them."""
     return {
         "input": usage.input_tokens,
         "cache_read": usage.cache_read_tokens,
@@ -152,7 +148,7 @@ def _failed(view: RunView, entry: ModelCallFailed) -> Iterator[Event]:
     open_call = view.progress.open_call
     data = {
         "call": open_call.number if open_call else None,
-        "kind": entry.kind,
+        "kind": shorten(entry.kind, INPUT_SUMMARY_LENGTH),
         "message": shorten(entry.message, 300),
         "status": entry.status,
         "request_id": entry.request_id,
@@ -160,7 +156,7 @@ def _failed(view: RunView, entry: ModelCallFailed) -> Iterator[Event]:
     }
     yield Event("model_call_ended", data)
     if entry.retry_at is not None:
-        yield Event("retry_scheduled", {"at": entry.retry_at, "after": entry.kind})
+        yield Event("retry_scheduled", {"at": entry.retry_at, "after": data["kind"]})
 
 
 def _settled(view: RunView, outcome: Outcome) -> Iterator[Event]:
@@ -172,7 +168,7 @@ def _settled(view: RunView, outcome: Outcome) -> Iterator[Event]:
             if state == "failed":
                 yield Event("error", data)
             yield Event("attempt_ended", {"why": "run ended"})
-            yield Event("done", data | {"total": _usage(view.progress.usage)})
+            yield Event("done", data | {"total": usage_of(view.progress.usage)})
         case Waiting(reason):
             yield Event("attempt_ended", {"why": f"waiting: {reason}"})
             if reason == "paused":

@@ -192,11 +192,23 @@ class RunView:
     revision: int = 0
 
 
-def fold(view: RunView, entries: Iterable[Entry]) -> RunView:
-    """The view after ``entries``."""
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """An entry, and the run before and after it."""
+
+    before: RunView
+    entry: Entry
+    after: RunView
+
+
+def fold(view: RunView, entries: Iterable[Entry]) -> list[Applied]:
+    """``entries``, each with the run before and after it."""
+    applied: list[Applied] = []
     for entry in entries:
-        view = apply(view, entry)
-    return view
+        after = apply(view, entry)
+        applied.append(Applied(view, entry, after))
+        view = after
+    return applied
 
 
 def apply(view: RunView, entry: Entry) -> RunView:
@@ -271,6 +283,7 @@ def opening(spec: JobSpec, prompt: str) -> tuple[tuple[Message, ...], Progress]:
     message = Message("user", (text_block(prompt),))
     sent = len((spec.system or "").encode("utf-8", "surrogatepass"))
     sent += sum(content_bytes(tool.definition()) for tool in spec.tools)
+    sent += content_bytes(dict(spec.model_options))
     sent += sum(map(content_bytes, message.blocks))
     return (message,), Progress(appended_bytes=sent)
 

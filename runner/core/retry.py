@@ -24,7 +24,7 @@ _RETRIED_KINDS = frozenset(
         "stream_cut",
         "stream_stalled",
         "stream_broken",
-        "deadline",
+        "call_deadline",
     }
 )
 

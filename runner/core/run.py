@@ -24,7 +24,7 @@ ENDED: frozenset[RunState] = frozenset({"succeeded", "failed", "cancelled", "sto
 #   running -> queued    back-off, shutdown, lease lost   ended -> queued     said to, retried, raised
 #   running -> waiting   paused, workspace out of sight   * -> cancelled      at any moment before the end
 TRANSITIONS: dict[RunState, frozenset[RunState]] = {
-    "queued": frozenset({"running", "waiting", "cancelled", "failed"}),
+    "queued": frozenset({"running", "waiting", "cancelled"}),
     "running": frozenset(
         {"queued", "waiting", "succeeded", "failed", "cancelled", "stopped"},
     ),

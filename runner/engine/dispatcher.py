@@ -10,7 +10,7 @@ from pathlib import Path
 from runner.engine.locks import HostLocks
 from runner.engine.ports import Clock, Doorbell
 from runner.errors import UnreachableError
-from runner.store import runs, workers
+from runner.store import losses, runs, workers
 from runner.store.database import Database
 
 logger = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ class Dispatcher:
             if host_id == self._locks.host_id and self._locks.is_dead(worker_id)
         ]
         if dead_here:
-            runs.take_from(self._database, dead_here, now, expired=False)
+            losses.take_from(self._database, dead_here, now, expired=False)
             for worker_id in dead_here:
                 self._locks.forget(worker_id)
         if self._clock.monotonic() >= self._reaps_expired_from:
@@ -102,7 +102,7 @@ class Dispatcher:
                 if worker_id not in dead_here and expires_at < now
             ]
             if expired:
-                runs.take_from(self._database, expired, now, expired=True)
+                losses.take_from(self._database, expired, now, expired=True)
 
     def _find_workspaces(self) -> None:
         for (path, workspace_id), run_ids in runs.waiting_for_workspaces(self._database).items():

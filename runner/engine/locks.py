@@ -47,9 +47,12 @@ class HostLocks:
 
     def hold(self, worker_id: str) -> None:
         """Show that this process, as that worker, is alive, for as long as it is."""
+        folder = os.open(self.folder, os.O_RDONLY | os.O_CLOEXEC)
+        # Cleaners of temporary folders pass over one that is locked (tmpfiles.d(5)).
+        fcntl.flock(folder, fcntl.LOCK_SH)
         descriptor = os.open(self._path(worker_id), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        self._held.append(descriptor)
+        self._held += [folder, descriptor]
 
     def release(self, worker_id: str) -> None:
         """End what ``hold`` began."""
@@ -59,11 +62,12 @@ class HostLocks:
         self._held.clear()
 
     def is_dead(self, worker_id: str) -> bool:
-        """Whether a worker of this host is gone."""
+        """Whether a worker of this host is known to be gone: nobody holds its lock. Without its file
+        nothing is known, and its lease decides."""
         try:
             descriptor = os.open(self._path(worker_id), os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
-            return True
+            return False
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -18,7 +18,7 @@ from runner.engine.dispatcher import Dispatcher
 from runner.engine.locks import HostLocks
 from runner.engine.ports import Doorbell, Interrupt
 from runner.errors import Interrupted, LeaseLost, UnreachableError
-from runner.store import runs, workers
+from runner.store import losses, runs, workers
 from runner.store.database import Database
 from runner.store.workers import DatabaseClock
 
@@ -236,7 +236,7 @@ class Worker:
     def _return_strays(self, strays: set[Lease]) -> None:
         """Runs that are stored as held by this worker, and that no thread of it works on."""
         for lease in strays:
-            runs.give_back(self._machine.database, lease, self._machine.clock.now())
+            losses.give_back(self._machine.database, lease, self._machine.clock.now())
 
     def _is_done(self) -> bool:
         return not self._held and not runs.unfinished(
@@ -290,6 +290,6 @@ class Worker:
             raise
         except Exception:
             error_text = self._machine.hide(traceback.format_exc(limit=-20))
-            logger.exception("a bug ended an attempt at %s", lease.run_id)
+            logger.error("a bug ended an attempt at %s:\n%s", lease.run_id, error_text)
             now = self._machine.clock.now()
-            runs.give_up(self._machine.database, lease, error_text, now)
+            losses.give_up(self._machine.database, lease, error_text, now)

@@ -34,7 +34,7 @@ class AnthropicModel:
     def __init__(
         self,
         *,
-        stall_timeout: float = 120.0,
+        stall_timeout: float = 300.0,
         total_timeout: float = 1800.0,
         base_url: str | None = None,
         api_key: str | None = None,
@@ -124,7 +124,7 @@ class _Call:
         seconds = time.monotonic() - self._began
         words = {
             "stream_stalled": f"no event came for too long; cut after {seconds:.1f} s",
-            "deadline": f"the call was not done after {seconds:.1f} s",
+            "call_deadline": f"the call was not done after {seconds:.1f} s",
         }
         return ModelCallError(
             expiry, words[expiry], request_id=self.request_id, billed=self._line.sent

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal
 
-Expiry = Literal["stream_stalled", "deadline"]
+Expiry = Literal["stream_stalled", "call_deadline"]
 
 
 class Watch:
@@ -39,7 +39,7 @@ class Watch:
         return min(self._deadline, self._progress_at + self._stall_timeout)
 
     def expire(self, now: float) -> None:
-        self.expired = "deadline" if now >= self._deadline else "stream_stalled"
+        self.expired = "call_deadline" if now >= self._deadline else "stream_stalled"
         self._cut()
 
 

@@ -7,15 +7,17 @@ with its events.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from sqlalchemy import Connection, Row, insert, select, update
 
 from runner.core.events import Event
+from runner.core.journal import OpenCall
 from runner.core.run import ENDED, TRANSITIONS, RunState
 from runner.store.database import Database
-from runner.store.tables import events, runs, tool_calls
+from runner.store.journal import progress_from_row, progress_to_json
+from runner.store.tables import events, model_calls, runs, tool_calls
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +113,11 @@ def _cancel(connection: Connection, run: Row[Any], now: float) -> Change:
         return unchanged(run, f"had ended before: {run.state}")
     end = {"state": "cancelled", "reason": "cancelled", "detail": ""}
     happened = [Event("cancelled", {"was": run.state})]
+    changes: dict[str, Any] = {}
+    if (call := progress_from_row(run).open_call) is not None:
+        happened.append(_charge(connection, run, call, now))
+        changes["charged_tokens"] = run.charged_tokens + call.reservation.worst_case
+        changes["progress"] = progress_to_json(replace(progress_from_row(run), open_call=None))
     if run.state == "running":
         happened.append(Event("attempt_ended", {"why": "cancelled"}))
     happened.append(Event("done", {**end, "total": _total(run)}))
@@ -126,6 +133,7 @@ def _cancel(connection: Connection, run: Row[Any], now: float) -> Change:
         rung_at=None,
         ended_at=now,
         pause_requested=False,
+        **changes,
     )
     connection.execute(
         update(tool_calls)
@@ -133,6 +141,21 @@ def _cancel(connection: Connection, run: Row[Any], now: float) -> Change:
         .values(interrupted=True)
     )
     return changed(run, "cancelled", "cancelled")
+
+
+def _charge(connection: Connection, run: Row[Any], call: OpenCall, now: float) -> Event:
+    """End a model call whose usage nobody will know: it is charged at its worst case."""
+    charged, message = (
+        call.reservation.worst_case,
+        "the run was cancelled before the reply was stored",
+    )
+    connection.execute(
+        update(model_calls)
+        .where(model_calls.c.run_id == run.id, model_calls.c.number == call.number)
+        .values(ended_at=now, charged_tokens=charged, error=f"cancelled: {message}")
+    )
+    data = {"call": call.number, "kind": "cancelled", "message": message, "charged": charged}
+    return Event("model_call_ended", {**data, "status": None, "request_id": None})
 
 
 def _total(run: Row[Any]) -> dict[str, int]:

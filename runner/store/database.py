@@ -1,7 +1,7 @@
 """Connections and transactions, for SQLite and Postgres alike.
 
 SQLite has one writer a process: what has queued up while the last transaction was written goes into
-the next one, a savepoint each, so that many runs share one flush to disk.
+the next one, so that many runs share one flush to disk.
 """
 
 from __future__ import annotations
@@ -109,6 +109,8 @@ class Database:
             return work(connection)
 
     def close(self) -> None:
+        if self._writes is not None:
+            self._writes.close()
         self.writer.dispose()
         self.reader.dispose()
 
@@ -181,6 +183,7 @@ class _SharedCommits:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._lock = threading.Lock()
+        self._connection: Connection | None = None
         self._waiting: deque[_Work[Any]] = deque()
 
     def run(self, work: Callable[[Connection], T]) -> T:
@@ -197,27 +200,39 @@ class _SharedCommits:
         return [self._waiting.popleft() for _ in range(count)]
 
     def _commit(self, batch: list[_Work[Any]]) -> None:
+        """All in one transaction; when one of them fails, each in one of its own."""
         try:
-            with self._engine.begin() as connection:
-                if len(batch) == 1:
-                    batch[0].run(connection)
-                else:
-                    for work in batch:
-                        self._run_apart(connection, work)
+            self._commit_together(batch)
+        except Exception as error:
+            if len(batch) == 1 or isinstance(error, OperationalError):
+                for work in batch:
+                    work.error = error
+            else:
+                for work in batch:
+                    self._commit([work])
         except BaseException as error:
             for work in batch:
-                work.error = work.error or error
-            if not isinstance(error, Exception):
-                raise
+                work.error = error
+            raise
         finally:
             for work in batch:
                 work.done = True
 
-    def _run_apart(self, connection: Connection, work: _Work[Any]) -> None:
+    def _commit_together(self, batch: list[_Work[Any]]) -> None:
+        if self._connection is None:
+            self._connection = self._engine.connect()
         try:
-            with connection.begin_nested():
-                work.run(connection)
-        except Exception as error:
-            if isinstance(error, OperationalError):
-                raise  # the database's trouble is everybody's: nothing of this batch is committed
-            work.error = error
+            with self._connection.begin():
+                for work in batch:
+                    work.run(self._connection)
+        except DBAPIError:
+            self._connection.invalidate()
+            self._connection.close()
+            self._connection = None
+            raise
+
+    def close(self) -> None:
+        with self._lock:
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None

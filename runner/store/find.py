@@ -18,9 +18,8 @@ Kind = Literal["job", "run", "call"]
 
 SHORTEST_ENDING = 6
 _MOST_CANDIDATES = 5
-_GREATEST_NUMBER = 999_999_999  # what a column of integers can be compared with
-_CALL_ENDING = re.compile(r"([0-9a-z]*)_(\d{1,9})_(\d{1,9})")
-_CALL_BEGINNING = re.compile(r"call_([0-9a-z]+)(?:_(\d{1,9}))?(?:_(\d{1,9})?)?")
+_CALL_ENDING = re.compile(r"([0-9a-z]*)_([0-9]{1,9})_([0-9]{1,9})")
+_CALL_BEGINNING = re.compile(r"call_([0-9a-z]+)(?:_([0-9]{1,9}))?(?:_([0-9]{1,9})?)?")
 _NAMES = {"job": "job", "run": "run", "call": "tool call"}
 
 
@@ -62,7 +61,7 @@ def find(database: Database, text: str, *kinds: Kind) -> Found:
 def call_key(connection: Connection, call_id: str) -> CallKey | None:
     """Where the call of that whole id is stored."""
     parsed = ids.parse_call_id(call_id)
-    if parsed is None or max(parsed[1:]) > _GREATEST_NUMBER:
+    if parsed is None:
         return None
     run_id, turn, position = parsed
     query = select(tool_calls.c.message).where(

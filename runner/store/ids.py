@@ -7,12 +7,14 @@ other sort so.
 
 from __future__ import annotations
 
+import re
 import secrets
 import threading
 from typing import Literal
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 _RANDOM_BITS = 80
+_CALL_ID = re.compile(r"call_([0-9a-z]+)_([0-9]{1,9})_([0-9]{1,9})")  # what an INTEGER can hold
 
 Kind = Literal["job", "run", "worker"]
 
@@ -44,10 +46,8 @@ def call_id(run_id: str, turn: int, position: int) -> str:
 
 def parse_call_id(text: str) -> tuple[str, int, int] | None:
     """Run id, turn and position (from 0) of a tool call's id, or None when it is not one."""
-    parts = text.removeprefix("call_").split("_")
-    if not text.startswith("call_") or len(parts) != 3:
+    parts = _CALL_ID.fullmatch(text)
+    if parts is None:
         return None
-    run, turn, position = parts
-    if not (turn.isdigit() and position.isdigit()):
-        return None
+    run, turn, position = parts.groups()
     return f"run_{run}", int(turn), int(position) - 1

@@ -98,7 +98,6 @@ def open_run(
         "data": {
             "job_id": job_id,
             "item_key": shorten(new.key, INPUT_SUMMARY_LENGTH),
-            "workspace_id": workspace_id,
         },
     }
     return OpenedRun(run, block, event)
@@ -120,7 +119,7 @@ def _submit(
     workspace_id: str | None,
 ) -> str:
     job_id = ids.new("job", now)
-    if not _insert_job(connection, job_id, submission, now, key):
+    if not _insert_job(connection, job_id, submission, now, key, workspace_id):
         first: str = connection.execute(select(jobs.c.id).where(jobs.c.key == key)).scalar_one()
         return first
     spec = submission.spec
@@ -137,7 +136,12 @@ def _submit(
 
 
 def _insert_job(
-    connection: Connection, job_id: str, submission: Submission, now: float, key: str | None
+    connection: Connection,
+    job_id: str,
+    submission: Submission,
+    now: float,
+    key: str | None,
+    workspace_id: str | None,
 ) -> bool:
     """False when another job has the key. Waits for one that is being submitted with it."""
     dialect = sqlite if connection.dialect.name == "sqlite" else postgresql
@@ -149,6 +153,7 @@ def _insert_job(
         "spec_text": submission.text,
         "spec_digest": hashlib.sha256(submission.text.encode()).hexdigest(),
         "spec": submission.spec.to_json(),
+        "workspace_id": workspace_id,
         "created_at": now,
     }
     statement = (

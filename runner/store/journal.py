@@ -7,7 +7,7 @@ next with the queued messages and the pause flag as they stand there.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import Connection, Row, bindparam, select
@@ -36,7 +36,6 @@ from runner.store.rows import Rows, change
 from runner.store.tables import blocks, jobs, queued_messages, runs, tool_calls
 
 _SPECS_KEPT = 256
-_COLUMNS_OF_THEIR_OWN = ("turns", "usage", "charged_tokens")
 
 _HELD = (
     (runs.c.id == bindparam("run"))
@@ -66,10 +65,27 @@ _UNDELIVERED = (
 
 def progress_to_json(progress: Progress) -> dict[str, Any]:
     """What ``runs.progress`` holds: the progress without the counters that have columns."""
-    data = asdict(progress)
-    for name in _COLUMNS_OF_THEIR_OWN:
-        del data[name]
-    return data
+    call = progress.open_call
+    return {
+        "model_calls": progress.model_calls,
+        "tries": progress.tries,
+        "last_prompt_tokens": progress.last_prompt_tokens,
+        "appended_bytes": progress.appended_bytes,
+        "continuations": progress.continuations,
+        "nudges": progress.nudges,
+        "stop": _fields(progress.stop),
+        "failure": _fields(progress.failure),
+        "open_call": call
+        and {
+            "number": call.number,
+            "attempt": call.attempt,
+            "reservation": _fields(call.reservation),
+        },
+    }
+
+
+def _fields(value: Stop | Failure | Reservation | None) -> dict[str, Any] | None:
+    return None if value is None else {name: getattr(value, name) for name in value.__slots__}
 
 
 def progress_from_row(row: Row[Any]) -> Progress:
@@ -141,17 +157,17 @@ class StoredJournal:
             pause_requested=row.pause_requested,
         )
         now = self._now()
-        stored = list(entries)
-        after, effect = fold(view, entries), None
+        applied, effect = fold(view, entries), None
         if draining is not None:
-            after, decided, effect = decide.advance(after, now, draining)
-            stored += decided
-        if not stored:
-            return after, effect
+            after = applied[-1].after if applied else view
+            decided, effect = decide.advance(after, now, draining)
+            applied += decided
+        if not applied:
+            return view, effect
         rows = Rows(lease, now, row.event_count)
-        rows.add(view, stored)
+        rows.add(applied)
         rows.write(connection)
-        after = replace(after, revision=view.revision + 1)
+        after = replace(applied[-1].after, revision=view.revision + 1)
         self._update_run(connection, after, rows, row.denials)
         return after, effect
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict, cast
 
-from sqlalchemy import ColumnElement, Connection, Select, and_, case, func, select
+from sqlalchemy import ColumnElement, Connection, case, func, select
 
 from runner.core.run import STATES, RunState
 from runner.errors import NotFoundError
@@ -45,6 +45,7 @@ class JobSummary(TypedDict):
     name: str
     source: str
     spec_digest: str
+    workspace_id: str | None
     created_at: float
     state: RunState
     runs: dict[RunState, int]
@@ -104,11 +105,22 @@ def list_jobs(database: Database, state: RunState | None = None) -> list[JobSumm
 
 def list_runs(database: Database, job_id: str, state: RunState | None = None) -> list[RunSummary]:
     """The runs of a job in the order of its items; with ``state`` only those in it."""
-    query = _run_summaries(job_id).where(runs.c.job_id == job_id)
+    columns = (runs.c[name] for name in _SUMMARY_COLUMNS)
+    query = select(*columns).where(runs.c.job_id == job_id).order_by(runs.c.id)
     if state is not None:
         query = query.where(runs.c.state == state)
-    rows = database.read(lambda connection: connection.execute(query).mappings().all())
-    return [cast(RunSummary, dict(row)) for row in rows]
+    afresh = select(runs.c.fresh_of, runs.c.id).where(
+        runs.c.job_id == job_id, runs.c.fresh_of.is_not(None)
+    )
+
+    def work(connection: Connection) -> list[RunSummary]:
+        successors = {row.fresh_of: row.id for row in connection.execute(afresh)}
+        return [
+            cast(RunSummary, row | {"fresh_run": successors.get(row["id"])})
+            for row in map(dict, connection.execute(query).mappings())
+        ]
+
+    return database.read(work)
 
 
 def current_runs(found: Sequence[RunSummary]) -> list[RunSummary]:
@@ -220,32 +232,43 @@ def waiting_for_workspaces(database: Database) -> dict[str, int]:
 def _job_summaries(
     connection: Connection, condition: ColumnElement[bool] | None = None
 ) -> list[JobSummary]:
-    successors = _successors()
-    is_current = successors.c.id.is_(None)
-    counts = [
-        func.coalesce(func.sum(case((and_(is_current, runs.c.state == state), 1), else_=0)), 0)
-        for state in STATES
-    ]
+    counts = [func.coalesce(func.sum(case((runs.c.state == s, 1), else_=0)), 0) for s in STATES]
     sums = [func.coalesce(func.sum(runs.c[name]), 0).label(name) for name in _COUNTERS]
     columns = [jobs.c[name] for name in _JOB_COLUMNS]
     query = (
         select(*columns, *sums, *(c.label(f"in_{s}") for c, s in zip(counts, STATES, strict=True)))
-        .select_from(jobs)
-        .outerjoin(runs, runs.c.job_id == jobs.c.id)
-        .outerjoin(successors, successors.c.fresh_of == runs.c.id)
+        .outerjoin_from(jobs, runs, runs.c.job_id == jobs.c.id)
         .group_by(*columns)
         .order_by(jobs.c.id)
     )
     if condition is not None:
         query = query.where(condition)
-    return [_job_summary(dict(row)) for row in connection.execute(query).mappings()]
+    afresh = _begun_afresh(connection)
+    return [
+        _job_summary(dict(row), afresh.get(row["id"], {}))
+        for row in connection.execute(query).mappings()
+    ]
 
 
-_JOB_COLUMNS = ("id", "key", "name", "source", "spec_digest", "created_at")
+def _begun_afresh(connection: Connection) -> dict[str, dict[str, int]]:
+    """How many runs of each job, by state, have a successor that counts for them."""
+    newer = runs.alias()
+    query = (
+        select(runs.c.job_id, runs.c.state, func.count())
+        .join_from(newer, runs, newer.c.fresh_of == runs.c.id)
+        .group_by(runs.c.job_id, runs.c.state)
+    )
+    found: dict[str, dict[str, int]] = {}
+    for job_id, state, count in connection.execute(query):
+        found.setdefault(job_id, {})[state] = count
+    return found
 
 
-def _job_summary(row: dict[str, Any]) -> JobSummary:
-    by_state = {state: int(row.pop(f"in_{state}")) for state in STATES}
+_JOB_COLUMNS = ("id", "key", "name", "source", "spec_digest", "workspace_id", "created_at")
+
+
+def _job_summary(row: dict[str, Any], afresh: Mapping[str, int]) -> JobSummary:
+    by_state = {state: int(row.pop(f"in_{state}")) - afresh.get(state, 0) for state in STATES}
     counters = {name: int(row.pop(name)) for name in _COUNTERS}
     summary = row | {
         "state": job_state(by_state),
@@ -253,20 +276,3 @@ def _job_summary(row: dict[str, Any]) -> JobSummary:
         **counters,
     }
     return cast(JobSummary, summary)
-
-
-def _run_summaries(job_id: str) -> Select[Any]:
-    successors = _successors(job_id)
-    return (
-        select(*(runs.c[name] for name in _SUMMARY_COLUMNS), successors.c.id.label("fresh_run"))
-        .outerjoin(successors, successors.c.fresh_of == runs.c.id)
-        .order_by(runs.c.id)
-    )
-
-
-def _successors(job_id: str | None = None) -> Any:
-    """The few runs that another one was begun afresh as."""
-    query = select(runs.c.id, runs.c.fresh_of).where(runs.c.fresh_of.is_not(None))
-    if job_id is not None:
-        query = query.where(runs.c.job_id == job_id)
-    return query.subquery()

@@ -28,7 +28,7 @@ from runner.store.control import (
 )
 from runner.store.database import Database
 from runner.store.journal import progress_from_row, progress_to_json
-from runner.store.tables import blocks, events, jobs, queued_messages, runs
+from runner.store.tables import blocks, jobs, queued_messages, runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +182,7 @@ def _taken_up(run: Row[Any], spec: JobSpec, raised: Raised, now: float) -> dict[
         "bugs": 0,
         "max_turns": limits.max_turns,
         "token_ceiling": limits.token_ceiling,
-        "progress": progress_to_json(progress),
+        "progress": progress_to_json(rested(progress)),
     }
 
 
@@ -223,9 +223,9 @@ def _begin_afresh(
         blocks.c.run_id == run.id, blocks.c.message == 0, blocks.c.position == 0
     )
     # The run's own row names its copy of the workspace by now.
-    submitted = select(events.c.data).where(events.c.run_id == run.id, events.c.number == 1)
+    source = select(jobs.c.workspace_id).where(jobs.c.id == run.job_id)
     new = NewRun(run.item_key, run.item, connection.execute(prompt).scalar_one()["text"])
-    workspace_id = connection.execute(submitted).scalar_one()["workspace_id"]
+    workspace_id = connection.execute(source).scalar_one()
     opened = job_rows.open_run(run.job_id, new, spec, workspace_id, now)
     opened.run.update(
         fresh_of=run.id,

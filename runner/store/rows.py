@@ -12,6 +12,7 @@ from sqlalchemy import Connection, Table, Update, bindparam, insert, update
 from runner.core.conversation import Block, ModelReply
 from runner.core.events import events_of
 from runner.core.journal import (
+    Applied,
     CallsDecided,
     Entry,
     ModelCallFailed,
@@ -22,7 +23,6 @@ from runner.core.journal import (
     ToolFinished,
     ToolsStarted,
     UserMessageAdded,
-    apply,
     message_blocks,
     result_block,
     text_block,
@@ -73,13 +73,12 @@ class Rows:
         self._new_model_calls: dict[int, dict[str, Any]] = {}
         self._changed_model_calls: dict[int, dict[str, Any]] = {}
 
-    def add(self, view: RunView, entries: Sequence[Entry]) -> None:
-        """Collect the rows of ``entries``; ``view`` is the run before the first of them."""
-        for entry in entries:
-            for event in events_of(view, entry):
+    def add(self, applied: Sequence[Applied]) -> None:
+        """Collect the rows of entries, in order."""
+        for one in applied:
+            for event in events_of(one):
                 self._add_event(event.type, event.data)
-            self._add_entry(view, entry)
-            view = apply(view, entry)
+            self._add_entry(one.before, one.entry)
 
     def _add_event(self, kind: str, data: dict[str, Any]) -> None:
         self.event_count += 1

@@ -1,4 +1,4 @@
-"""Claiming runs, taking them from the dead, and finding those that are due."""
+"""Claiming runs, and finding those that are due."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from runner.store.tables import events, jobs, runs, workers
 
 RING_AGAIN_SECONDS = 15.0
 LOST_LEASES_BEFORE_ALONE = 3
-LOST_LEASES_BEFORE_FAILED = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,13 +153,18 @@ def waiting_for_workspaces(database: Database) -> dict[tuple[str, str], list[str
 def workspace_found(database: Database, run_ids: Sequence[str], now: float) -> None:
     """Queue runs again whose workspace a worker sees. It rings for them itself: not the queue, where
     a worker that does not see it could take them."""
-    database.write(
-        lambda connection: connection.execute(
+
+    def work(connection: Connection) -> None:
+        found = connection.execute(
             update(runs)
             .where(runs.c.id.in_(run_ids), runs.c.state == "waiting", runs.c.reason == "workspace")
             .values(state="queued", reason="", due_at=now, rung_at=now)
-        )
-    )
+            .returning(runs.c.id)
+        ).all()
+        for run in found:
+            add_event(connection, run, Event("resumed", {"reason": "workspace"}), now)
+
+    database.write(work)
 
 
 def set_workspace(database: Database, lease: Lease, path: str, workspace_id: str) -> None:
@@ -229,111 +233,6 @@ def held_by(database: Database, worker_id: str) -> dict[str, int]:
     query = select(runs.c.id, runs.c.attempt).where(runs.c.worker_id == worker_id)
     rows = database.read(lambda connection: connection.execute(query).all())
     return {row.id: row.attempt for row in rows}
-
-
-def take_from(
-    database: Database, worker_ids: Sequence[str], now: float, *, expired: bool
-) -> list[str]:
-    """Take the runs of dead workers: each is queued again, or failed when its workers keep dying.
-
-    Args:
-        expired: take only from those whose leases have expired by now, looked at once more.
-
-    Returns:
-        The ids of the runs that are queued again.
-    """
-
-    def work(connection: Connection) -> list[str]:
-        dead = select(workers.c.id).where(workers.c.id.in_(worker_ids)).with_for_update()
-        if expired:
-            dead = dead.where(workers.c.lease_expires_at < now)
-        dead_ids = connection.execute(dead).scalars().all()
-        connection.execute(update(workers).where(workers.c.id.in_(dead_ids)).values(ended_at=now))
-        taken = connection.execute(
-            select(runs.c.id, runs.c.lost_leases, runs.c.worker_id)
-            .where(runs.c.worker_id.in_(dead_ids), runs.c.state == "running")
-            .with_for_update(skip_locked=True)
-        ).all()
-        return [run.id for run in taken if _take(connection, run, now)]
-
-    return database.write(work)
-
-
-def _take(connection: Connection, run: Any, now: float) -> bool:
-    lost = run.lost_leases + 1
-    crash_loop = lost >= LOST_LEASES_BEFORE_FAILED
-    freed = {"worker_id": None, "lost_leases": lost, "rung_at": None}
-    if crash_loop:
-        detail = f"{lost} workers in a row were gone before anything was stored"
-        changes = {"state": "failed", "reason": "crash_loop", "detail": detail, "ended_at": now}
-    else:
-        changes = {"state": "queued", "reason": "lease_lost", "due_at": now}
-    connection.execute(update(runs).where(runs.c.id == run.id).values(**freed, **changes))
-    data = {"why": "lease lost", "worker": run.worker_id, "in_a_row": lost}
-    add_event(connection, run, Event("attempt_ended", data), now)
-    if crash_loop:
-        end = {"state": "failed", "reason": "crash_loop", "detail": changes["detail"]}
-        add_event(connection, run, Event("error", end), now)
-        add_event(connection, run, Event("done", end), now)
-    return not crash_loop
-
-
-def give_back(database: Database, lease: Lease, now: float) -> None:
-    """Queue a run again that this worker holds and does not work on (it was dropped, or the answer
-    to its claim was lost)."""
-
-    def work(connection: Connection) -> None:
-        changed = connection.execute(
-            update(runs)
-            .where(
-                runs.c.id == lease.run_id,
-                runs.c.attempt == lease.attempt,
-                runs.c.worker_id == lease.worker_id,
-            )
-            .values(state="queued", reason="lease_lost", worker_id=None, due_at=now, rung_at=None)
-            .returning(runs.c.id)
-        ).one_or_none()
-        if changed is not None:
-            add_event(connection, changed, Event("attempt_ended", {"why": "dropped"}), now)
-
-    database.write(work)
-
-
-def give_up(database: Database, lease: Lease, error: str, now: float) -> None:
-    """An attempt ended by an exception that nobody classified: once it is tried again, then failed.
-
-    Args:
-        error: the traceback, for the event.
-    """
-
-    def work(connection: Connection) -> None:
-        run = connection.execute(
-            select(runs.c.id, runs.c.bugs)
-            .where(
-                runs.c.id == lease.run_id,
-                runs.c.attempt == lease.attempt,
-                runs.c.state == "running",
-            )
-            .with_for_update()
-        ).one_or_none()
-        if run is None:
-            return
-        last_line = error.strip().splitlines()[-1]
-        data = {"state": "failed", "reason": "bug", "detail": last_line}
-        changes: dict[str, Any] = {"state": "queued", "reason": "bug", "due_at": now}
-        if run.bugs:
-            changes = {**data, "ended_at": now}
-        connection.execute(
-            update(runs)
-            .where(runs.c.id == run.id)
-            .values(worker_id=None, bugs=run.bugs + 1, **changes)
-        )
-        add_event(connection, run, Event("error", {"reason": "bug", "traceback": error}), now)
-        add_event(connection, run, Event("attempt_ended", {"why": "bug"}), now)
-        if run.bugs:
-            add_event(connection, run, Event("done", data), now)
-
-    database.write(work)
 
 
 def workspace_of(database: Database, run_id: str) -> tuple[str | None, str | None, Any]:

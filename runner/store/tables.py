@@ -46,6 +46,7 @@ jobs = Table(
     Column("spec_text", Text, nullable=False),
     Column("spec_digest", Text, nullable=False),
     Column("spec", JSON, nullable=False),
+    Column("workspace_id", Text),
     Column("created_at", Float, nullable=False),
 )
 

@@ -75,8 +75,9 @@ class Story:
         """Append what happened and decide what follows."""
         for entry in entries:
             self.view = apply(self.view, entry)
-        self.view, decided, effect = advance(self.view, self.now, self.draining)
-        self.entries += [*entries, *decided]
+        decided, effect = advance(self.view, self.now, self.draining)
+        self.view = decided[-1].after if decided else self.view
+        self.entries += [*entries, *(one.entry for one in decided)]
         return effect
 
     def reply(

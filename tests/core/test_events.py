@@ -21,7 +21,7 @@ from runner.core.events import (
     summarise_input,
     visible,
 )
-from runner.core.journal import Entry, RunSettled, RunView, ToolFinished, apply
+from runner.core.journal import Entry, RunSettled, RunView, ToolFinished, fold
 from runner.core.run import Ended, Requeued, Waiting
 from tests.core.story import Story, a_run, says, several, uses
 
@@ -38,12 +38,7 @@ steering_text = st.text(
 
 def told(entries: Sequence[Entry], view: RunView | None = None) -> list[Event]:
     """The events of a run's entries, from its first on."""
-    view = view or a_run()
-    found: list[Event] = []
-    for entry in entries:
-        found += events_of(view, entry)
-        view = apply(view, entry)
-    return found
+    return [event for one in fold(view or a_run(), entries) for event in events_of(one)]
 
 
 def types(found: Sequence[Event]) -> list[str]:

@@ -23,7 +23,7 @@ def test_what_will_not_change_is_fatal(status):
 
 
 @pytest.mark.parametrize(
-    "kind", ["connection", "stream_cut", "stream_stalled", "stream_broken", "deadline"]
+    "kind", ["connection", "stream_cut", "stream_stalled", "stream_broken", "call_deadline"]
 )
 def test_lost_connections_and_bad_streams_are_tried_again(kind):
     assert is_retried(failed(kind))

@@ -100,8 +100,10 @@ class World:
             self.people()
         self.draining = self.chance()
         while True:
-            view, entries, effect = advance(self.view, self.now, self.draining)
-            assert view == fold(self.view, entries)
+            decided, effect = advance(self.view, self.now, self.draining)
+            entries = [one.entry for one in decided]
+            view = decided[-1].after if decided else self.view
+            assert decided == fold(self.view, entries)
             if entries and self.chance():  # some of what was decided, then the worker is gone
                 entries = entries[: self.draw(st.integers(0, len(entries) - 1))]
                 self.append(*entries)
@@ -203,8 +205,8 @@ class World:
             result = ToolResult(f"result of {call.id}", outcome)
             self.append(ToolFinished(call.index, result))
             if calls:
-                _, entries, effect = advance(self.view, self.now, self.chance())
-                assert entries == []
+                decided, effect = advance(self.view, self.now, self.chance())
+                assert decided == []
                 assert isinstance(effect, RunTools)
                 assert {c.index for c in effect.calls} == {c.index for c in calls}
 

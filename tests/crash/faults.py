@@ -23,7 +23,7 @@ def intent_not_written() -> None:
         if not isinstance(entry, ToolsStarted):
             add_entry(rows, view, entry)
 
-    Rows._add_entry = add_all_but_starts  # type: ignore[method-assign]
+    Rows._add_entry = add_all_but_starts  # type: ignore[assignment,method-assign]
 
 
 def fence_ignored() -> None:
@@ -41,7 +41,7 @@ def everything_repeatable() -> None:
         tool = declared(spec, name)
         return replace(tool, repeatable=True) if tool else None
 
-    JobSpec.tool = repeatable  # type: ignore[method-assign]
+    JobSpec.tool = repeatable  # type: ignore[assignment,method-assign]
 
 
 FAULTS = {

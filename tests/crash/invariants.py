@@ -16,7 +16,7 @@ _FAILS = "toolu_2_0"
 _REPEATABLE = frozenset({"Read", "Grep", "note"})
 
 
-class Violation(AssertionError):
+class Violation(AssertionError):  # noqa: N818 - what the sweep is after
     """A guarantee of Runner's did not hold."""
 
 

@@ -17,7 +17,7 @@ from runner.engine.ports import Interrupt
 from runner.engine.workspaces import RunWorkspaces
 from runner.errors import Interrupted, LeaseLost
 from runner.llm.anthropic import AnthropicModel
-from runner.store import ids, runs, workers
+from runner.store import ids, losses, runs, workers
 from runner.store import tables as stored
 from runner.store.database import Database
 from runner.store.journal import StoredJournal
@@ -152,7 +152,7 @@ def _work(
         except LeaseLost:
             return DROPPED
         except Interrupted:
-            runs.give_back(database, lease, clock.now())
+            losses.give_back(database, lease, clock.now())
     return 0
 
 
@@ -163,4 +163,5 @@ def _claim(task: Task, database: Database, clock: LeapingClock) -> Lease | None:
 
 def _due_at(database: Database, run_id: str) -> float | None:
     query = select(stored.runs.c.due_at).where(stored.runs.c.id == run_id)
-    return database.read(lambda connection: connection.execute(query).scalar_one())
+    due_at: float | None = database.read(lambda c: c.execute(query).scalar_one())
+    return due_at

@@ -33,12 +33,14 @@ _OVERLOADED = Break("status", status=529, headers={"retry-after": "30"})  # long
 
 @dataclass(frozen=True)
 class Scenario:
-    """A variant: how tools go side by side, where the run works, and what ends it."""
+    """A variant: how tools go side by side, where the run works, what ends it, and whether it calls
+    a tool of one's own (which takes longer than all else)."""
 
     parallel_tools: ParallelTools
     workspace: WorkspaceMode
     limits: Limits
     reason: str
+    notes: bool
     state: EndState = "stopped"
 
     def submission(self, workspace: Path, tools: tuple[Tool, ...]) -> Submission:
@@ -55,18 +57,28 @@ class Scenario:
         )
         return Submission("sweep.toml", "", spec, (NewRun("one", "one", "Do what you can."),))
 
+    def reply(self, position: int) -> Reply:
+        """The model's reply after so many of its messages; it never ends by itself."""
+        scripted = _SCRIPT.get(position) or Reply([_bash(position, 0, "")])
+        if self.notes:
+            return scripted
+        blocks = [block for block in scripted.blocks if block.get("name") != "note"]
+        return replace(scripted, blocks=blocks)
+
 
 ALL_AT_ONCE = Scenario(
     parallel_tools="all",
     workspace="shared",
     limits=Limits(max_turns=_TURNS, max_output_tokens=2_000, token_ceiling=200_000),
     reason="max_turns",
+    notes=True,
 )
 READS_AT_ONCE = Scenario(
     parallel_tools="safe",
     workspace="copy",
     limits=Limits(max_turns=50, max_output_tokens=1_500, token_ceiling=22_500),
     reason="token_ceiling",
+    notes=False,
 )
 SCENARIOS = {"all": ALL_AT_ONCE, "safe": READS_AT_ONCE}
 
@@ -82,12 +94,6 @@ def furnish(workspace: Path) -> None:
     (workspace / EDITED).write_text("mend the fence\n")
 
 
-def reply(position: int) -> Reply:
-    """The model's reply after so many of its messages; it never ends by itself."""
-    scripted = _SCRIPT.get(position)
-    return scripted or Reply([_bash(position, 0, "")])
-
-
 def _bash(position: int, index: int, after: str) -> dict[str, object]:
     command = f"echo {position}.{index} >> {LOG}{after}"
     return tool_use(f"toolu_{position}_{index}", "Bash", {"command": command})
@@ -97,7 +103,7 @@ def _read(position: int, index: int) -> dict[str, object]:
     return tool_use(f"toolu_{position}_{index}", "Read", {"file_path": EDITED})
 
 
-_SCRIPT = {
+_SCRIPT: dict[int, Reply] = {
     0: Reply(
         [
             text("I begin with several things at once."),

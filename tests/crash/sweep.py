@@ -17,7 +17,7 @@ import psutil
 from sqlalchemy import select
 
 from runner.core.conversation import Tool
-from runner.store import ids, jobs, runs, tables
+from runner.store import ids, jobs, losses, tables
 from runner.store.database import Database
 from runner.store.revive import say
 from runner.tools.host import serve
@@ -176,7 +176,7 @@ class _Iteration:
         tools = [p for p in self._processes() if serve.__name__ not in p]
         if tools:
             raise Violation(f"tools outlive their worker: {tools}")
-        runs.take_from(self._database, [worker_id], time.time(), expired=False)
+        losses.take_from(self._database, [worker_id], time.time(), expired=False)
 
     def _finish(self, task: Task) -> None:
         end = self._zygote.wait(self._zygote.start(task))
@@ -201,7 +201,7 @@ class _Iteration:
             self._said = True
             say(self._database, self._run_id, scenario.SAID_LATER, time.time())
         prompt_tokens = len(request.raw) // 4
-        reply = scenario.with_usage(scenario.reply(position), prompt_tokens)
+        reply = scenario.with_usage(self._variant.reply(position), prompt_tokens)
         if reply.fail_first and position not in self._failed:
             self._failed.add(position)
             reply = replace(reply, broken=reply.fail_first[0])

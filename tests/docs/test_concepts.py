@@ -15,7 +15,7 @@ from runner.core.conversation import ToolOutcome
 from runner.core.journal import ModelCallFailed, RunSettled
 from runner.core.run import TRANSITIONS, Ended, Requeued
 from runner.engine import dispatcher, worker
-from runner.store import revive, runs, tables, workers
+from runner.store import losses, revive, runs, tables, workers
 from runner.store.control import Target, cancel, pause, resume
 from runner.store.database import Database
 from runner.tools.builtin import BUILTIN
@@ -25,6 +25,7 @@ from tests.store.attempts import claim, submit_one, text, tool_use
 from tests.store.examples import NOW
 
 PAGE = read("docs/concepts.md")
+IN_ONE_LINE = " ".join(PAGE.split())
 CODE = Path(runner.__file__).parent
 
 
@@ -51,12 +52,12 @@ def test_the_builtin_tools_are_what_the_page_says() -> None:
     for tool in BUILTIN.values():
         assert tool.read_only == tool.repeatable == (tool.name in ("Read", "Glob", "Grep"))
     assert (
-        "Read, Glob and Grep are read-only and repeatable; Bash, Write and Edit are neither" in PAGE
+        "Read, Glob and Grep are read-only and repeatable; Bash, Write and Edit are neither"
+        in IN_ONE_LINE
     )
 
 
 def test_the_numbers_are_those_of_the_code() -> None:
-    flat = " ".join(PAGE.split())
     for words, number, real in (
         ("prompt + 2,000", 2_000, budget.FIRST_CALL_ALLOWANCE),
         ("fewer than 1,024 tokens", 1_024, budget.LEAST_OUTPUT_TOKENS),
@@ -73,11 +74,11 @@ def test_the_numbers_are_those_of_the_code() -> None:
         ("renewed its leases for 10 seconds", 10, WATCHDOG_SECONDS),
         ("cut by the ten seconds of a shutdown", 10, worker.DRAIN_SECONDS),
         ("held by three workers in a row", 3, runs.LOST_LEASES_BEFORE_ALONE),
-        ("Two more, and it has failed", 3 + 2, runs.LOST_LEASES_BEFORE_FAILED),
+        ("Two more, and it has failed", 3 + 2, losses.LOST_LEASES_BEFORE_FAILED),
         ("at most 100 characters of a tool's input", 100, events.INPUT_SUMMARY_LENGTH),
         ("and 80 of its output", 80, events.OUTPUT_SUMMARY_LENGTH),
     ):
-        assert words in flat
+        assert words in IN_ONE_LINE
         assert number == real, words
 
 
@@ -162,13 +163,13 @@ def tell_workspace(database: Database) -> None:
 
 def tell_lost_leases(database: Database) -> None:
     run_id = submit_one(database)
-    runs.give_back(database, claim(database, run_id).lease, NOW)
-    for _ in range(runs.LOST_LEASES_BEFORE_FAILED):
+    losses.give_back(database, claim(database, run_id).lease, NOW)
+    for _ in range(losses.LOST_LEASES_BEFORE_FAILED):
         lease = claim(database, run_id).lease
-        runs.take_from(database, [lease.worker_id], NOW, expired=False)
+        losses.take_from(database, [lease.worker_id], NOW, expired=False)
 
 
 def tell_bugs(database: Database) -> None:
     run_id = submit_one(database)
     for _ in range(2):
-        runs.give_up(database, claim(database, run_id).lease, "Traceback …\nKeyError: 1", NOW)
+        losses.give_up(database, claim(database, run_id).lease, "Traceback …\nKeyError: 1", NOW)

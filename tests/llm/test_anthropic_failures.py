@@ -167,7 +167,7 @@ def test_stall_is_cut_whether_or_not_it_pings(talk, kind, pings):
 def test_call_that_gets_on_for_too_long_meets_its_deadline(talk):
     here = talk(Reply([text("x" * 1000)], chunk=1, pause=0.01), total_timeout=0.3)
     error = failed(here)
-    assert (error.kind, error.billed) == ("deadline", True)
+    assert (error.kind, error.billed) == ("call_deadline", True)
 
 
 def test_slow_stream_is_no_stall(talk):

@@ -9,14 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from sqlalchemy import select
 
-from runner.core.decide import Done
+from runner.core.decide import CallModel, Done
 from runner.core.run import Waiting
 from runner.errors import LeaseLost
 from runner.store import jobs as jobs_store
 from runner.store.control import Target, cancel, pause, resume
 from runner.store.database import Database
 from runner.store.runs import look_at, wait_for_workspace
-from runner.store.tables import runs, tool_calls
+from runner.store.tables import model_calls, runs, tool_calls
 from tests.store.attempts import claim, event_types, run_row, submit_one, text, tool_use
 from tests.store.examples import NOW, submission
 
@@ -40,6 +40,27 @@ def test_cancelled_attempt_cannot_append(database: Database) -> None:
     with pytest.raises(LeaseLost):
         attempt.reply(text("Too late."))
     assert run_row(database, run_id).attempt == attempt.lease.attempt + 1
+
+
+def test_cancelled_model_call_is_charged_at_its_worst_case(database: Database) -> None:
+    run_id = submit_one(database)
+    attempt = claim(database, run_id).reply(tool_use(1), stop="tool_use").finish("one")
+    assert isinstance(attempt.effect, CallModel)
+    worst_case = attempt.effect.call.reservation.worst_case
+    cancel(database, Target("run", run_id), NOW + 5)
+    run = run_row(database, run_id)
+    assert run.charged_tokens == 110 + worst_case
+    assert run.progress["open_call"] is None
+    query = select(model_calls).where(model_calls.c.number == 2)
+    call = database.read(lambda connection: connection.execute(query).one())
+    assert (call.ended_at, call.charged_tokens) == (NOW + 5, worst_case)
+    assert call.error.startswith("cancelled: ")
+    assert event_types(database, run_id)[-4:] == [
+        "cancelled",
+        "model_call_ended",
+        "attempt_ended",
+        "done",
+    ]
 
 
 def test_cancel_marks_the_calls_that_have_no_result(database: Database) -> None:

@@ -59,6 +59,7 @@ def test_runs_know_their_workspace(database: Database) -> None:
     jobs_store.submit(database, submission(spec=spec), NOW, workspace_id="ws_1")
     (run,) = rows_of(database, runs)
     assert (run.workspace_path, run.workspace_id) == ("/src/project", "ws_1")
+    assert rows_of(database, jobs)[0].workspace_id == "ws_1"
 
 
 def test_prompt_is_the_first_message_and_submission_the_first_event(database: Database) -> None:

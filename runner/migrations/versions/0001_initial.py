@@ -31,6 +31,7 @@ def _jobs() -> None:
         sa.Column("spec_text", sa.Text(), nullable=False),
         sa.Column("spec_digest", sa.Text(), nullable=False),
         sa.Column("spec", sa.JSON(), nullable=False),
+        sa.Column("workspace_id", sa.Text()),
         sa.Column("created_at", sa.Float(), nullable=False),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_jobs")),
         sa.UniqueConstraint("key", name=op.f("uq_jobs_key")),

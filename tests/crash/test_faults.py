@@ -1,0 +1,37 @@
+"""The sweep is only worth what it finds: a fault in each guarantee that it stands for is found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from runner.core.conversation import Tool
+from runner.store.database import Database
+from tests.crash.scenario import SCENARIOS
+from tests.crash.sweep import Mode, Sweep
+from tests.crash.zygote import Zygote
+
+_FIRST_TOOL = 22  # a boundary shortly before it
+
+
+@pytest.mark.parametrize("empty_url", ["sqlite", "postgresql"], indirect=True)
+@pytest.mark.parametrize(
+    ("fault", "mode", "what"),
+    [
+        ("intent not written", "kill", "a side effect happened twice"),
+        ("everything repeatable", "kill", "a side effect happened twice"),
+        ("fence ignored", "freeze", "a worker that had lost its run wrote to it"),
+    ],
+)
+def test_the_sweep_finds_a_seeded_fault(
+    fault: str,
+    mode: Mode,
+    what: str,
+    database: Database,
+    zygote: Zygote,
+    tools: tuple[Tool, ...],
+    tmp_path: Path,
+) -> None:
+    sweep = Sweep(zygote, database, tmp_path, mode, SCENARIOS["safe"], tools, fault)
+    assert what in sweep.find(what, first=_FIRST_TOOL, every=1)

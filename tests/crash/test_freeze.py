@@ -1,0 +1,21 @@
+"""Freeze a worker at the n-th boundary, let another end its run, and wake it up: it writes nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from runner.core.conversation import Tool
+from runner.store.database import Database
+from tests.crash.sampling import Part, parts
+from tests.crash.sweep import Sweep
+from tests.crash.zygote import Zygote
+
+
+@pytest.mark.parametrize(("empty_url", "part"), parts("freeze"), indirect=["empty_url"])
+def test_no_worker_that_slept_past_its_lease_breaks_a_guarantee(
+    part: Part, database: Database, zygote: Zygote, tools: tuple[Tool, ...], tmp_path: Path
+) -> None:
+    sweep = Sweep(zygote, database, tmp_path, "freeze", part.scenario, tools)
+    assert sweep.run(part.first, part.every) >= part.least

@@ -1,0 +1,21 @@
+"""Kill a worker at the n-th boundary, let another go on, and look at everything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from runner.core.conversation import Tool
+from runner.store.database import Database
+from tests.crash.sampling import Part, parts
+from tests.crash.sweep import Sweep
+from tests.crash.zygote import Zygote
+
+
+@pytest.mark.parametrize(("empty_url", "part"), parts("kill"), indirect=["empty_url"])
+def test_no_kill_at_any_boundary_breaks_a_guarantee(
+    part: Part, database: Database, zygote: Zygote, tools: tuple[Tool, ...], tmp_path: Path
+) -> None:
+    sweep = Sweep(zygote, database, tmp_path, "kill", part.scenario, tools)
+    assert sweep.run(part.first, part.every) >= part.least

@@ -1,0 +1,59 @@
+"""Who is alive on this host."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from runner.engine.locks import HostLocks
+from runner.errors import RunnerError
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from runner.engine.locks import HostLocks
+locks = HostLocks(Path(sys.argv[1]))
+locks.hold("worker_a")
+print("held", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def locks(tmp_path: Path) -> HostLocks:
+    return HostLocks(tmp_path / "locks")
+
+
+def test_a_worker_is_dead_when_its_process_was_killed(locks: HostLocks) -> None:
+    command = [sys.executable, "-c", HOLDER, str(locks.folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        assert not locks.is_dead("worker_a")
+        os.kill(holder.pid, signal.SIGKILL)
+        holder.wait()
+    assert locks.is_dead("worker_a")
+
+
+def test_a_worker_whose_file_was_swept_away_is_not_taken_for_dead(locks: HostLocks) -> None:
+    locks.hold("worker_a")
+    (locks.folder / "worker_a.lock").unlink()
+    assert not HostLocks(locks.folder).is_dead("worker_a")
+    locks.release("worker_a")
+
+
+def test_all_processes_of_a_folder_are_one_host(locks: HostLocks, tmp_path: Path) -> None:
+    assert HostLocks(locks.folder).host_id == locks.host_id
+    assert HostLocks(tmp_path / "other").host_id != locks.host_id
+
+
+def test_a_folder_that_others_may_enter_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "open").mkdir(mode=0o777)
+    (tmp_path / "open").chmod(0o777)
+    with pytest.raises(RunnerError, match="yours alone"):
+        HostLocks(tmp_path / "open")
