@@ -60,6 +60,9 @@ class LocalTools:
         lock_dir.mkdir(parents=True, exist_ok=True)
         self._home = home
         self._environment = tool_environment(os.environ, secrets)
+        # Git in a copied workspace must not find the repository that RUNNER_HOME lies in.
+        above = self._environment.get("GIT_CEILING_DIRECTORIES", "")
+        self._environment["GIT_CEILING_DIRECTORIES"] = f"{home}:{above}".rstrip(":")
         self._stored_output = stored_output
         self._host = ToolHost(self._environment, lock_dir, watchdog_seconds)
         self._inputs = InputCheck()

@@ -12,17 +12,14 @@ from sqlalchemy import select
 import runner
 from runner.core import budget, decide, events, journal, retry
 from runner.core.conversation import ToolOutcome
-from runner.core.journal import ModelCallFailed, RunSettled
-from runner.core.run import TRANSITIONS, Ended, Requeued
+from runner.core.run import TRANSITIONS
 from runner.engine import dispatcher, worker
-from runner.store import losses, revive, runs, tables, workers
-from runner.store.control import Target, cancel, pause, resume
+from runner.store import losses, runs, tables, workers
 from runner.store.database import Database
 from runner.tools.builtin import BUILTIN
 from runner.tools.host.client import WATCHDOG_SECONDS
+from tests.docs.happenings import play
 from tests.docs.pages import blocks, codes, read, rows, section
-from tests.store.attempts import claim, submit_one, text, tool_use
-from tests.store.examples import NOW
 
 PAGE = read("docs/concepts.md")
 IN_ONE_LINE = " ".join(PAGE.split())
@@ -89,16 +86,7 @@ def documented_events() -> dict[str, set[str]]:
 
 
 def test_the_events_are_listed_with_their_data(database: Database) -> None:
-    for tell in (
-        tell_turns,
-        tell_ends,
-        tell_controls,
-        tell_second_lives,
-        tell_workspace,
-        tell_lost_leases,
-        tell_bugs,
-    ):
-        tell(database)
+    play(database)
     query = select(tables.events.c.type, tables.events.c.data)
     found: dict[str, set[str]] = {}
     for kind, data in database.read(lambda connection: connection.execute(query).all()):
@@ -116,60 +104,3 @@ def test_no_event_is_written_that_is_not_listed() -> None:
         if isinstance(argument, ast.Constant)
     }
     assert written | {"run_submitted"} == set(documented_events())
-
-
-# --- runs that write every kind of event ----------------------------------------------------------
-
-
-def tell_turns(database: Database) -> None:
-    attempt = claim(database, submit_one(database))
-    attempt.append(ModelCallFailed("overloaded_error", "busy", 529, "req_1", 0, NOW, retry_at=NOW))
-    attempt.reply(tool_use(1), tool_use(2, "Bash"), stop="tool_use").finish("one")
-    attempt.reply(text("Done."))
-
-
-def tell_ends(database: Database) -> None:
-    claim(database, submit_one(database)).fail("invalid_request_error", "No.")
-    for outcome in (Ended("stopped", "max_turns", "the limit"), Requeued(NOW + 60, "backoff")):
-        claim(database, submit_one(database)).append(RunSettled(outcome))
-
-
-def tell_controls(database: Database) -> None:
-    run_id = submit_one(database)
-    target = Target("run", run_id)
-    pause(database, target, NOW)
-    resume(database, target, NOW)
-    claim(database, run_id)
-    pause(database, target, NOW)
-    cancel(database, target, NOW)
-
-
-def tell_second_lives(database: Database) -> None:
-    run_id = submit_one(database)
-    target = Target("run", run_id)
-    cancel(database, target, NOW)
-    revive.retry(database, target, NOW)
-    revive.say(database, run_id, "And the tests?", NOW)
-    claim(database, run_id)
-    cancel(database, target, NOW)
-    revive.retry(database, target, NOW, fresh=True)
-
-
-def tell_workspace(database: Database) -> None:
-    run = runs.look_at(database, submit_one(database), NOW)
-    assert run is not None
-    runs.wait_for_workspace(database, run, NOW)
-
-
-def tell_lost_leases(database: Database) -> None:
-    run_id = submit_one(database)
-    losses.give_back(database, claim(database, run_id).lease, NOW)
-    for _ in range(losses.LOST_LEASES_BEFORE_FAILED):
-        lease = claim(database, run_id).lease
-        losses.take_from(database, [lease.worker_id], NOW, expired=False)
-
-
-def tell_bugs(database: Database) -> None:
-    run_id = submit_one(database)
-    for _ in range(2):
-        losses.give_up(database, claim(database, run_id).lease, "Traceback …\nKeyError: 1", NOW)

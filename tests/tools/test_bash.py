@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -130,3 +131,13 @@ def test_worker_without_bash_says_so(bench: Workbench, monkeypatch: pytest.Monke
     result = tools.run(bench.call("Bash", command="true"), Interrupt())
     assert (result.outcome, "bash is not on the PATH" in result.content) == ("failed", True)
     tools.close()
+
+
+def test_git_in_a_copy_does_not_find_the_repository_around_runner_home(bench: Workbench) -> None:
+    subprocess.run(["git", "init", "-q", bench.home.parent], check=True)
+    copied = bench.home / "workspaces" / "run_1"
+    copied.mkdir(parents=True)
+    call = bench.call("Bash", command="git rev-parse --show-toplevel")
+    inside = replace(call, surroundings=replace(call.surroundings, workspace=copied))
+    result = bench.tools.run(inside, Interrupt())
+    assert "not a git repository" in result.content

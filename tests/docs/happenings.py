@@ -1,0 +1,77 @@
+"""Runs to which everything happens that the docs tell of: every event, every reason of the store."""
+
+from __future__ import annotations
+
+from runner.core.journal import ModelCallFailed, RunSettled
+from runner.core.run import Ended, Requeued
+from runner.store import losses, revive, runs
+from runner.store.control import Target, cancel, pause, resume
+from runner.store.database import Database
+from tests.store.attempts import claim, submit_one, text, tool_use
+from tests.store.examples import NOW
+
+
+def play(database: Database) -> None:
+    """Let all of it happen."""
+    take_turns(database)
+    end(database)
+    be_controlled(database)
+    begin_again(database)
+    lose_the_workspace(database)
+    lose_workers(database)
+    meet_a_bug(database)
+
+
+def take_turns(database: Database) -> None:
+    attempt = claim(database, submit_one(database))
+    attempt.append(ModelCallFailed("overloaded_error", "busy", 529, "req_1", 0, NOW, retry_at=NOW))
+    attempt.reply(tool_use(1), tool_use(2, "Bash"), stop="tool_use").finish("one")
+    attempt.reply(text("Done."))
+
+
+def end(database: Database) -> None:
+    claim(database, submit_one(database)).fail("invalid_request_error", "No.")
+    for outcome in (Ended("stopped", "max_turns", "the limit"), Requeued(NOW + 60, "backoff")):
+        claim(database, submit_one(database)).append(RunSettled(outcome))
+
+
+def be_controlled(database: Database) -> None:
+    run_id = submit_one(database)
+    target = Target("run", run_id)
+    pause(database, target, NOW)
+    resume(database, target, NOW)
+    claim(database, run_id)
+    pause(database, target, NOW)
+    cancel(database, target, NOW)
+
+
+def begin_again(database: Database) -> None:
+    run_id = submit_one(database)
+    target = Target("run", run_id)
+    cancel(database, target, NOW)
+    revive.retry(database, target, NOW)
+    revive.say(database, run_id, "And the tests?", NOW)
+    claim(database, run_id)
+    cancel(database, target, NOW)
+    revive.retry(database, target, NOW, fresh=True)
+
+
+def lose_the_workspace(database: Database) -> None:
+    run = runs.look_at(database, submit_one(database), NOW)
+    assert run is not None
+    runs.wait_for_workspace(database, run, NOW)
+    runs.workspace_found(database, [run.id], NOW)
+
+
+def lose_workers(database: Database) -> None:
+    run_id = submit_one(database)
+    losses.give_back(database, claim(database, run_id).lease, NOW)
+    for _ in range(losses.LOST_LEASES_BEFORE_FAILED):
+        lease = claim(database, run_id).lease
+        losses.take_from(database, [lease.worker_id], NOW, expired=False)
+
+
+def meet_a_bug(database: Database) -> None:
+    run_id = submit_one(database)
+    for _ in range(2):
+        losses.give_up(database, claim(database, run_id).lease, "Traceback …\nKeyError: 1", NOW)
