@@ -21,9 +21,14 @@ class Interrupt:
 
     Whoever runs an effect registers how to cut it (``cut_by``); ``set`` calls that at once, or as
     soon as it is registered. The first reason wins, save that ``dropped`` overrules ``shutdown``.
+
+    Args:
+        may_act: asked before each effect: whether the worker's leases were renewed lately. A process
+            that slept past them wakes up in the middle of a step, before anyone can tell it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, may_act: Callable[[], bool] = lambda: True) -> None:
+        self._may_act = may_act
         self._lock = threading.Lock()
         self._cuts: list[Callable[[], None]] = []
         self._event = threading.Event()
@@ -44,8 +49,9 @@ class Interrupt:
         """While the block runs, ``cut`` is how to end it; it may be called from any thread, twice.
 
         Raises:
-            Interrupted: ``set`` was called before the block began.
+            Interrupted: ``set`` was called before the block began, or the worker may not act.
         """
+        self.check()
         with self._lock:
             if self.reason is not None:
                 raise Interrupted(self.reason)
@@ -57,7 +63,9 @@ class Interrupt:
                 self._cuts.remove(cut)
 
     def check(self) -> None:
-        """Raise ``Interrupted`` when ``set`` has been called."""
+        """Raise ``Interrupted`` when ``set`` has been called, or when the worker may not act."""
+        if not self._may_act():
+            self.set("dropped")
         if self.reason is not None:
             raise Interrupted(self.reason)
 

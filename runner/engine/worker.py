@@ -8,7 +8,7 @@ import socket
 import threading
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 WATCH_SECONDS = 1.0
 RENEW_SECONDS = 5.0
+ACT_SECONDS = 10.0
 DRAIN_SECONDS = 10.0
 QUIET_SECONDS = 0.2
 
@@ -65,7 +66,7 @@ class Machine:
 @dataclass(slots=True)
 class _Held:
     attempt: int
-    interrupt: Interrupt = field(default_factory=Interrupt)
+    interrupt: Interrupt
     claimed: bool = False
 
 
@@ -99,6 +100,7 @@ class Worker:
         self._only = only
         self._held: dict[str, _Held] = {}
         self._strays: set[Lease] = set()
+        self._renewed_at = machine.clock.monotonic()
         self._ended = threading.Event()
         self._wake_ups = wake_ups(self._handle, self._slot_is_free)
         self._dispatcher = Dispatcher(
@@ -116,6 +118,7 @@ class Worker:
         """Register and begin to work, in threads. Raises ``UnreachableError``."""
         machine = self._machine
         machine.clock.measure()
+        self._renewed_at = machine.clock.monotonic()
         machine.locks.hold(self.id)
         workers.register(
             machine.database,
@@ -126,6 +129,7 @@ class Worker:
             slots=self._slots,
             now=machine.clock.now(),
         )
+        machine.still_alive()
         self._thread("supervisor", self._supervise)
 
     def drain(self) -> None:
@@ -203,20 +207,26 @@ class Worker:
     # --- leases -----------------------------------------------------------------------------------
 
     def _watch(self, stop: threading.Event) -> None:
-        renewed_at = self._machine.clock.monotonic()
-        self._machine.still_alive()
         while not stop.wait(WATCH_SECONDS):
             try:
-                if self._machine.clock.monotonic() - renewed_at >= RENEW_SECONDS:
-                    self._machine.clock.measure()
-                    workers.renew(self._machine.database, self.id, self._machine.clock.now())
-                    renewed_at = self._machine.clock.monotonic()
-                    self._machine.still_alive()
+                if self._machine.clock.monotonic() - self._renewed_at >= RENEW_SECONDS:
+                    self._renew()
                 self._look_for_lost_runs()
                 if self._burst and self._is_done():
                     self._ports.stopping.set()
             except UnreachableError as error:
                 logger.warning("waiting: %s", error)
+
+    def _renew(self) -> None:
+        """The leases count from before they are stored, so that they end here before elsewhere."""
+        asked_at = self._machine.clock.monotonic()
+        self._machine.clock.measure()
+        workers.renew(self._machine.database, self.id, self._machine.clock.now())
+        self._renewed_at = asked_at
+        self._machine.still_alive()
+
+    def _may_act(self) -> bool:
+        return self._machine.clock.monotonic() - self._renewed_at < ACT_SECONDS
 
     def _look_for_lost_runs(self) -> None:
         mine = {run_id: held for run_id, held in self._held.items() if held.claimed}
@@ -270,7 +280,7 @@ class Worker:
 
     def _work(self, run: runs.DueRun) -> None:
         machine = self._machine
-        held = _Held(run.attempt + 1)
+        held = _Held(run.attempt + 1, Interrupt(self._may_act))
         self._held[run.id] = held
         try:
             lease = runs.claim(machine.database, run, self.id, machine.clock.now())

@@ -31,17 +31,11 @@ _IMPORTED_LATE = (
 
 
 class Zygote:
-    """The zygote's process, as a test sees it. ``close`` ends it and every life that is left."""
+    """The zygote's process, as a test sees it; started when it is first needed. ``close`` ends it and
+    every life that is left."""
 
     def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=Path(__file__).parents[2],
-            start_new_session=True,
-        )
+        self._process: subprocess.Popen[str] | None = None
 
     def start(self, task: Task) -> int:
         """Begin a life; its process id. What it prints goes to ``log`` in the task's folder."""
@@ -56,15 +50,33 @@ class Zygote:
         return os.waitstatus_to_exitcode(status)
 
     def close(self) -> None:
-        os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.communicate()
+        process, self._process = self._process, None
+        if process is not None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
 
     def _order(self, order: dict[str, Any]) -> Any:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(order) + "\n")
-        self._process.stdin.flush()
-        return json.loads(self._process.stdout.readline())
+        process = self._process = self._process or _start()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.write(json.dumps(order) + "\n")
+            process.stdin.flush()
+            return json.loads(process.stdout.readline())
+        except BaseException:  # a test's timeout, too: the next answer would be to this order
+            self.close()
+            raise
+
+
+def _start() -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", __name__],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[2],
+        start_new_session=True,
+    )
 
 
 def main() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -12,8 +11,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Row, select
 
-from runner.core.conversation import Tool
-from runner.core.journal import Progress
+from runner.core.journal import Progress, opening
 from runner.core.permissions import Rule
 from runner.core.run import Lease
 from runner.core.spec import JobSpec, NewRun, Workspace
@@ -96,14 +94,11 @@ def test_submitted_run_can_be_loaded_as_a_view(database: Database) -> None:
     assert view.progress == Progress(appended_bytes=view.progress.appended_bytes)
 
 
-def test_first_call_is_bounded_by_every_byte_that_it_sends(database: Database) -> None:
-    tool = Tool("Réad", "Lit un fichier.", {"type": "object"})
-    spec = JobSpec("name", "model", system="Sois bref, é.", tools=(tool,))
-    jobs_store.submit(database, submission("é", spec=spec), NOW)
-    sent = json.dumps(tool.definition(), ensure_ascii=False) + "Sois bref, é."
-    sent += '{"type": "text", "text": "Mend é."}'
-    (run,) = rows_of(database, runs)
-    assert run.progress["appended_bytes"] == len(sent.encode())
+def test_first_call_is_bounded_by_the_bytes_of_the_run_s_own_prompt(database: Database) -> None:
+    jobs_store.submit(database, submission("a", "é" * 100), NOW)
+    short, long = (run.progress["appended_bytes"] for run in rows_of(database, runs))
+    assert short == opening(SPEC, "Mend a.")[1].appended_bytes
+    assert long == short + 199
 
 
 @pytest.mark.parametrize("rules", [(), (Rule("allow", "*"),)])

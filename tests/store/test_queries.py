@@ -80,7 +80,7 @@ def test_run_begun_afresh_counts_as_its_successor(database: Database) -> None:
     claim(database, change.id).reply(text("Done."))
     (job,) = queries.list_jobs(database)
     assert (job["state"], job["runs"]) == ("succeeded", {"succeeded": 1})
-    assert (job["turns"], job["charged_tokens"]) == (2, 220)
+    assert (job["turns"], job["output_tokens"]) == (2, 20)
     old, new = queries.list_runs(database, job_id)
     assert (old["fresh_run"], new["fresh_of"]) == (change.id, run_id)
     assert queries.current_runs([old, new]) == [new]
