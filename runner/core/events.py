@@ -36,6 +36,8 @@ class Event:
 
 def visible(text: str) -> str:
     """``text`` on one line, with everything that could steer a terminal made visible."""
+    if text.isprintable():
+        return text
     return "".join(_visible_character(character) for character in text)
 
 
