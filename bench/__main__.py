@@ -26,7 +26,9 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer repetitions, smaller crowds")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the tables there too")
     parser.add_argument("--database-url", help="measure on this server (or in this folder) alone")
-    parser.add_argument("--folder", type=Path, help="where files are put; by default a temporary one")
+    parser.add_argument(
+        "--folder", type=Path, help="where files are put; by default a temporary one"
+    )
     options = parser.parse_args()
     unknown = [name for name in options.names if name not in NAMES]
     if unknown:

@@ -12,8 +12,8 @@ from sqlalchemy import Row, func, select
 from runner.core.budget import Limits
 from runner.core.permissions import Rule
 from runner.core.spec import JobSpec, NewRun, Submission, Workspace
-from runner.store import jobs
 from runner.store.database import Database
+from runner.store.steer import jobs
 from runner.store.tables import runs
 from runner.store.workers import DatabaseClock
 from runner.tools.builtin import BUILTIN
@@ -50,9 +50,7 @@ def submit(
         system=SYSTEM,
         tools=(BUILTIN[tool],),
         rules=(Rule("allow", tool),),
-        limits=Limits(
-            max_turns=turns + 1, token_ceiling=10**12, max_output_tokens=MAX_TOKENS
-        ),
+        limits=Limits(max_turns=turns + 1, token_ceiling=10**12, max_output_tokens=MAX_TOKENS),
         workspace=Workspace(str(workspace)),
     )
     new = tuple(NewRun(key, key, prompt(key, turns)) for key in keys)

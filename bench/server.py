@@ -22,7 +22,9 @@ from tests.messages_api import MessagesServer, Received, Reply, text, tool_use
 from tests.messages_api.replies import sse
 from tests.messages_api.wire import Wire, chunk, stream_head
 
-WORDS = "I will read the file once more, to see whether anything in it has changed since I last did."
+WORDS = (
+    "I will read the file once more, to see whether anything in it has changed since I last did."
+)
 TURNS = re.compile(r"in (\d+) turns")
 KEY = re.compile(r"item (\w+)")
 _REPLAYED_USAGE = {

@@ -23,7 +23,11 @@ class Table:
         widths = [
             max([len(name), *(len(line[at]) for line in cells)]) for at, name in enumerate(columns)
         ]
-        lines = [f"\n{self.title}", _line(columns, widths), _line(["-" * w for w in widths], widths)]
+        lines = [
+            f"\n{self.title}",
+            _line(columns, widths),
+            _line(["-" * w for w in widths], widths),
+        ]
         lines += [_line(line, widths) for line in cells]
         return "\n".join([*lines, *(f"  {note}" for note in self.notes)])
 

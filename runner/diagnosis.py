@@ -14,8 +14,9 @@ from pathlib import Path
 import runner
 from runner.errors import RunnerError
 from runner.settings import Settings
-from runner.store import migrate, queries
+from runner.store import migrate
 from runner.store.database import Database
+from runner.store.look import queries
 
 _ANSWER_SECONDS = 10.0
 

@@ -21,8 +21,9 @@ from runner.core.conversation import Tool
 from runner.core.spec import JobSpec, Submission
 from runner.errors import UnreachableError
 from runner.settings import Settings
-from runner.store import ids, jobs, migrate
+from runner.store import ids, migrate
 from runner.store.database import Database
+from runner.store.steer import jobs
 from runner.store.workers import DatabaseClock
 
 if TYPE_CHECKING:
@@ -159,7 +160,7 @@ def _surroundings(
     from runner.queue.connection import connect
     from runner.queue.live import RedisLive
     from runner.store.journal import StoredJournal
-    from runner.store.outputs import tool_output
+    from runner.store.look.outputs import tool_output
     from runner.tools.host.quiet import run_is_quiet
     from runner.tools.toolbox import LocalTools
     from runner.workspace.identity import visible

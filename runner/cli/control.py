@@ -17,8 +17,8 @@ from runner.settings import Settings
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from runner.store.control import Change, Target
     from runner.store.database import Database
+    from runner.store.steer.control import Change, Target
 
 _id_argument = click.argument("id", metavar="ID")
 _limit = click.IntRange(1, 2**31 - 1)
@@ -38,7 +38,7 @@ def cancel(settings: Settings, id: str, as_json: bool) -> None:
     Example:
       runner cancel job_01jd9k
     """
-    from runner.store import control
+    from runner.store.steer import control
 
     with _target(settings, id) as (database, target, now):
         _print(target, control.cancel(database, target, now), as_json)
@@ -57,7 +57,7 @@ def pause(settings: Settings, id: str, as_json: bool) -> None:
     Example:
       runner pause job_01jd9k
     """
-    from runner.store import control
+    from runner.store.steer import control
 
     with _target(settings, id) as (database, target, now):
         _print(target, control.pause(database, target, now), as_json)
@@ -74,7 +74,7 @@ def resume(settings: Settings, id: str, as_json: bool) -> None:
     Example:
       runner resume job_01jd9k
     """
-    from runner.store import control
+    from runner.store.steer import control
 
     with _target(settings, id) as (database, target, now):
         changes = control.resume(database, target, now)
@@ -110,8 +110,8 @@ def retry(
       runner retry job_01jd9k --failed
       runner retry k3x9f2 --max-turns 100
     """
-    from runner.store.revive import Raised
-    from runner.store.revive import retry as retry_runs
+    from runner.store.steer.revive import Raised
+    from runner.store.steer.revive import retry as retry_runs
 
     with _target(settings, id) as (database, target, now):
         raised = Raised(max_turns, token_ceiling)
@@ -132,8 +132,8 @@ def say(settings: Settings, run: str, text: str, as_json: bool) -> None:
     Example:
       runner say k3x9f2 "Leave the tests as they are."
     """
-    from runner.store.find import find
-    from runner.store.revive import say as queue_message
+    from runner.store.look.find import find
+    from runner.store.steer.revive import say as queue_message
 
     with stored(settings) as database:
         now = _now(database)
@@ -147,8 +147,8 @@ def say(settings: Settings, run: str, text: str, as_json: bool) -> None:
 
 @contextmanager
 def _target(settings: Settings, text: str) -> Iterator[tuple[Database, Target, float]]:
-    from runner.store.control import Target
-    from runner.store.find import find
+    from runner.store.look.find import find
+    from runner.store.steer.control import Target
 
     with stored(settings) as database:
         found = find(database, text, "job", "run")
@@ -182,7 +182,8 @@ def _print(target: Target, changes: Sequence[Change], as_json: bool) -> None:
 
 def _say_who_works(database: Database, changes: Sequence[Change], now: float) -> None:
     """Runs were queued: somebody must work them."""
-    from runner.store import queries, workers
+    from runner.store import workers
+    from runner.store.look import queries
 
     queued = next((each for each in changes if each.changed and each.state == "queued"), None)
     if queued is not None and not workers.live(database, now):

@@ -13,8 +13,8 @@ from runner.cli.display import cell, lines, note, say, say_json
 from runner.core.run import ENDED
 from runner.errors import UnreachableError
 from runner.settings import Settings
-from runner.store import queries
 from runner.store.database import Database
+from runner.store.look import queries
 
 _LOOK_SECONDS = 0.5
 

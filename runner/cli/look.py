@@ -22,8 +22,8 @@ from runner.core.run import RunState
 from runner.settings import Settings
 
 if TYPE_CHECKING:
-    from runner.store.queries import JobSummary, RunSummary
-    from runner.store.transcript import Line
+    from runner.store.look.queries import JobSummary, RunSummary
+    from runner.store.look.transcript import Line
 
 
 @click.command("list")
@@ -39,8 +39,8 @@ def list_(settings: Settings, job: str | None, state: RunState | None, as_json: 
       runner list
       runner list job_01jd9k --state failed
     """
-    from runner.store import queries
-    from runner.store.find import find
+    from runner.store.look import queries
+    from runner.store.look.find import find
 
     with stored(settings) as database:
         if job is None:
@@ -110,8 +110,8 @@ def show(settings: Settings, id: str, as_json: bool) -> None:
       runner show k3x9f2
       runner show call_01jd9kqy5m8v0z3t7w2r4x6n1b_3_1
     """
-    from runner.store import queries, transcript
-    from runner.store.find import find
+    from runner.store.look import queries, transcript
+    from runner.store.look.find import find
 
     with stored(settings) as database:
         found = find(database, id, "job", "run", "call")
@@ -234,8 +234,8 @@ def transcript(settings: Settings, run: str, as_json: bool) -> None:
     Example:
       runner transcript k3x9f2
     """
-    from runner.store import transcript as stored_transcript
-    from runner.store.find import find
+    from runner.store.look import transcript as stored_transcript
+    from runner.store.look.find import find
 
     with stored(settings) as database:
         run_id = find(database, run, "run").id
@@ -284,8 +284,8 @@ def events(settings: Settings, run: str, follow: bool, as_json: bool) -> None:
       runner events k3x9f2 -f
     """
     from runner.cli.following import follow_run, say_event
-    from runner.store import queries
-    from runner.store.find import find
+    from runner.store.look import queries
+    from runner.store.look.find import find
 
     with stored(settings) as database:
         run_id = find(database, run, "run").id

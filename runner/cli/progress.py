@@ -17,9 +17,9 @@ from runner.cli.display import cell, console_on, duration, note
 from runner.core.run import ENDED, RunState
 from runner.errors import RunnerError, UnreachableError
 from runner.settings import Settings
-from runner.store import queries
 from runner.store.database import Database
-from runner.store.queries import RunSummary
+from runner.store.look import queries
+from runner.store.look.queries import RunSummary
 
 if TYPE_CHECKING:
     from runner.engine.worker import Worker

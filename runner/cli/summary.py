@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from runner.cli.display import duration, first_line, note, say, say_json, say_table
 from runner.cli.exit_codes import exit_code
-from runner.store import queries
 from runner.store.database import Database
-from runner.store.queries import RunSummary
+from runner.store.look import queries
+from runner.store.look.queries import RunSummary
 
 
 def summarise(database: Database, job_id: str, *, interrupted: bool, as_json: bool) -> int:

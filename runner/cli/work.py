@@ -47,7 +47,7 @@ def run(
     if (spec is None) == (resumed is None):
         raise UsageError("give a job file, or --resume and a job")
     if spec is None:
-        from runner.store.find import find
+        from runner.store.look.find import find
 
         with stored(settings) as database:
             job_id = find(database, str(resumed), "job").id
@@ -87,7 +87,7 @@ def submit(settings: Settings, spec: Path, key: str | None, as_json: bool) -> No
       runner submit jobs/refactor.toml --key nightly-2026-11-22
     """
     from runner import wiring
-    from runner.store import queries
+    from runner.store.look import queries
 
     database = wiring.open_database(settings, upgrade=True)
     try:

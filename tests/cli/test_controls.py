@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 
 from runner.core.budget import Limits
-from runner.store import jobs as jobs_store
-from runner.store import queries
-from runner.store.control import Target
-from runner.store.control import cancel as cancel_runs
 from runner.store.database import Database
+from runner.store.look import queries
+from runner.store.steer import jobs as jobs_store
+from runner.store.steer.control import Target
+from runner.store.steer.control import cancel as cancel_runs
 from tests.cli.conftest import Result
 from tests.store.attempts import claim, run_row, submit_one, text, tool_use
 from tests.store.examples import NOW, SPEC, submission

@@ -12,10 +12,10 @@ import pytest
 from sqlalchemy import text as sql
 
 from runner.core.run import STATES
-from runner.store import jobs as jobs_store
-from runner.store import queries
-from runner.store.control import Target, cancel
 from runner.store.database import Database
+from runner.store.look import queries
+from runner.store.steer import jobs as jobs_store
+from runner.store.steer.control import Target, cancel
 from tests.cli.conftest import Result
 from tests.cli.test_display import HOSTILE, steers
 from tests.store.attempts import claim, submit_one, text, tool_use

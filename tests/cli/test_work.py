@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from runner.store import queries
 from runner.store.database import Database
+from runner.store.look import queries
 from tests.cli.conftest import Result
 
 PATIENCE = 60.0

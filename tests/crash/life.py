@@ -21,7 +21,7 @@ from runner.store import ids, losses, runs, workers
 from runner.store import tables as stored
 from runner.store.database import Database
 from runner.store.journal import StoredJournal
-from runner.store.outputs import tool_output
+from runner.store.look.outputs import tool_output
 from runner.tools.toolbox import LocalTools
 from tests.crash import faults
 from tests.crash.boundaries import Boundaries, Counted

@@ -9,8 +9,9 @@ from typing import Any
 
 from sqlalchemy import Row, Table, select
 
-from runner.store import tables, transcript
+from runner.store import tables
 from runner.store.database import Database
+from runner.store.look import transcript
 
 
 @dataclass(frozen=True)

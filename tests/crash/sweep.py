@@ -17,9 +17,10 @@ import psutil
 from sqlalchemy import select
 
 from runner.core.conversation import Tool
-from runner.store import ids, jobs, losses, tables
+from runner.store import ids, losses, tables
 from runner.store.database import Database
-from runner.store.revive import say
+from runner.store.steer import jobs
+from runner.store.steer.revive import say
 from runner.tools.host import serve
 from runner.tools.host.quiet import run_is_quiet
 from runner.workspace.identity import identify

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from runner.core.journal import ModelCallFailed, RunSettled
 from runner.core.run import Ended, Requeued
-from runner.store import losses, revive, runs
-from runner.store.control import Target, cancel, pause, resume
+from runner.store import losses, runs
 from runner.store.database import Database
+from runner.store.steer import revive
+from runner.store.steer.control import Target, cancel, pause, resume
 from tests.store.attempts import claim, submit_one, text, tool_use
 from tests.store.examples import NOW
 

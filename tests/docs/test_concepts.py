@@ -79,6 +79,15 @@ def test_the_numbers_are_those_of_the_code() -> None:
         assert number == real, words
 
 
+def test_what_the_model_is_told_of_a_cut_call_is_quoted_as_it_is() -> None:
+    table = section(PAGE, "### A tool whose worker died")
+    told = re.findall(r'"(Interrupted[^"]+)"', table)
+    assert len(told) == 2
+    code = (CODE / "engine/attempt.py").read_text() + (CODE / "core/decide.py").read_text()
+    for words in told:
+        assert f'"{words}"' in code
+
+
 def documented_events() -> dict[str, set[str]]:
     """The data of each type of event, as the table has it."""
     table = rows(section(PAGE, "## Events"))

@@ -11,10 +11,10 @@ from runner.core.conversation import Block, ModelReply, ToolResult, Usage
 from runner.core.decide import CallModel, Effect, RunTools
 from runner.core.journal import Entry, ModelCallFailed, ModelReplied, RunView, ToolFinished
 from runner.core.run import Lease
-from runner.store import jobs as jobs_store
 from runner.store import runs as runs_store
 from runner.store.database import Database
 from runner.store.journal import StoredJournal
+from runner.store.steer import jobs as jobs_store
 from runner.store.tables import events, runs, workers
 from tests.store.examples import NOW, submission
 

@@ -12,10 +12,10 @@ from sqlalchemy import select
 from runner.core.decide import CallModel, Done
 from runner.core.run import Waiting
 from runner.errors import LeaseLost
-from runner.store import jobs as jobs_store
-from runner.store.control import Target, cancel, pause, resume
 from runner.store.database import Database
 from runner.store.runs import look_at, wait_for_workspace
+from runner.store.steer import jobs as jobs_store
+from runner.store.steer.control import Target, cancel, pause, resume
 from runner.store.tables import model_calls, runs, tool_calls
 from tests.store.attempts import claim, event_types, run_row, submit_one, text, tool_use
 from tests.store.examples import NOW, submission

@@ -6,7 +6,7 @@ import pytest
 
 from runner.errors import NotFoundError
 from runner.store.database import Database
-from runner.store.find import Found, find
+from runner.store.look.find import Found, find
 from tests.store.attempts import claim, run_row, submit_one, tool_use
 
 

@@ -16,9 +16,9 @@ from runner.core.permissions import Rule
 from runner.core.run import Lease
 from runner.core.spec import JobSpec, NewRun, Workspace
 from runner.errors import UsageError
-from runner.store import jobs as jobs_store
 from runner.store.database import Database
 from runner.store.journal import StoredJournal
+from runner.store.steer import jobs as jobs_store
 from runner.store.tables import blocks, events, jobs, permission_rules, runs
 from tests.store.examples import NOW, SPEC, submission
 

@@ -19,9 +19,10 @@ from runner.core.permissions import Rule
 from runner.core.run import Lease
 from runner.core.spec import JobSpec
 from runner.errors import LeaseLost, StaleView
-from runner.store import jobs, runs
+from runner.store import runs
 from runner.store.database import Database
 from runner.store.journal import StoredJournal
+from runner.store.steer import jobs
 from runner.store.tables import events, model_calls, queued_messages
 from runner.store.tables import runs as run_table
 from tests.store.examples import NOW, submission

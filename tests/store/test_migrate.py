@@ -16,9 +16,9 @@ from sqlalchemy import text
 
 import runner.migrations
 from runner.errors import UnreachableError, UsageError
-from runner.store import jobs as jobs_store
 from runner.store import migrate
 from runner.store.database import Database
+from runner.store.steer import jobs as jobs_store
 from runner.store.tables import metadata
 from tests.store.examples import NOW, submission
 

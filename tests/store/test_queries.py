@@ -9,12 +9,12 @@ from sqlalchemy import event, select
 
 from runner.core.run import STATES, RunState
 from runner.errors import NotFoundError
-from runner.store import jobs as jobs_store
-from runner.store import queries, transcript
-from runner.store.control import Target, cancel, pause
 from runner.store.database import Database
-from runner.store.revive import retry, say
+from runner.store.look import queries, transcript
 from runner.store.runs import look_at, wait_for_workspace
+from runner.store.steer import jobs as jobs_store
+from runner.store.steer.control import Target, cancel, pause
+from runner.store.steer.revive import retry, say
 from runner.store.tables import runs
 from tests.store.attempts import claim, run_row, submit_one, text, tool_use
 from tests.store.examples import NOW, SPEC, submission

@@ -14,12 +14,12 @@ from runner.core.decide import CallModel, RunTools
 from runner.core.journal import ModelCallFailed
 from runner.core.spec import Workspace
 from runner.errors import UsageError
-from runner.store import jobs as jobs_store
-from runner.store.control import Target, cancel, pause
 from runner.store.database import Database
 from runner.store.journal import load_conversation
-from runner.store.revive import Raised, retry, say
 from runner.store.runs import set_workspace
+from runner.store.steer import jobs as jobs_store
+from runner.store.steer.control import Target, cancel, pause
+from runner.store.steer.revive import Raised, retry, say
 from runner.store.tables import blocks, runs
 from tests.store.attempts import Attempt, claim, event_types, run_row, submit_one, text, tool_use
 from tests.store.examples import NOW, SPEC, submission

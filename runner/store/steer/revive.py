@@ -17,8 +17,10 @@ from runner.core.journal import Progress, rested
 from runner.core.run import ENDED
 from runner.core.spec import JobSpec, NewRun
 from runner.errors import UsageError
-from runner.store import jobs as job_rows
-from runner.store.control import (
+from runner.store.database import Database
+from runner.store.journal import progress_from_row, progress_to_json
+from runner.store.steer import jobs as job_rows
+from runner.store.steer.control import (
     Change,
     Target,
     changed,
@@ -26,8 +28,6 @@ from runner.store.control import (
     store_change,
     unchanged,
 )
-from runner.store.database import Database
-from runner.store.journal import progress_from_row, progress_to_json
 from runner.store.tables import blocks, jobs, queued_messages, runs
 
 
