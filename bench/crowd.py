@@ -82,10 +82,12 @@ def _bare(workspace: Path, url: str, *, runs: int, threads: int) -> dict[str, fl
     file = str(workspace / "notes.txt")
     command = [sys.executable, "-m", "bench.bare", str(threads), str(runs), str(TURNS), file, url]
     began = time.time()
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-        with watching_memory(process.pid) as memory:
-            assert process.stdout is not None
-            told = json.loads(process.stdout.read())
+    with (
+        subprocess.Popen(command, stdout=subprocess.PIPE) as process,
+        watching_memory(process.pid) as memory,
+    ):
+        assert process.stdout is not None
+        told = json.loads(process.stdout.read())
     return _numbers(began, told["began"], told["ended"], told["cpu_seconds"], memory)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,10 +46,10 @@ def measure(databases: Databases, folder: Path, *, quick: bool) -> list[Table]:
         with serving(replay=True) as server, databases.empty(kind) as url:
             table.rows += _rows(kind, Database(url), workspace, server.url)
     table.notes += [
-        "means over 20 turns; content: the blocks as JSON; held: SQLite pages in the file after a checkpoint, "
-        "Postgres pg_total_relation_size",
-        "wal: SQLite frames in the -wal file, no checkpoint in between, Postgres pg_current_wal_lsn; "
-        "commits: SQLite commit frames, Postgres those of the attempt",
+        "means over 20 turns; content: the blocks as JSON",
+        "held: SQLite the file after a checkpoint, Postgres pg_total_relation_size of its tables",
+        "wal: SQLite the log without a checkpoint in between, Postgres pg_current_wal_lsn",
+        "commits: SQLite commit frames in the log, Postgres those of the attempt's process",
     ]
     return [table]
 
@@ -142,15 +144,13 @@ class SqliteMeter:
             if int.from_bytes(log[at + 4 : at + 8])  # the database's size, in a commit's last frame
         )
 
-        # Not in a transaction, which is why it goes past ``write``.
-        raw = self._database.writer.raw_connection()
-        try:
-            raw.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # type: ignore[attr-defined]
-        finally:
-            raw.close()
-        size = self._database.url.database
-        assert size is not None
-        return Written(Path(size).stat().st_size, self._wal, self._commits)
+        path = self._database.url.database
+        assert path is not None
+        with closing(sqlite3.connect(path)) as connection:
+            (busy, _, _) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        if busy:
+            raise RuntimeError("the log could not be emptied: a transaction was open")
+        return Written(Path(path).stat().st_size, self._wal, self._commits)
 
 
 def _checkpoint_never(connection: Any, _record: Any) -> None:

@@ -7,6 +7,7 @@ standard input closes.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import re
 import subprocess
@@ -62,10 +63,12 @@ def serving(*, latency: float = 0.0, replay: bool = False, tool: str = "Read") -
         served = Served(process.stdout.readline().strip())
         if not served.url:
             raise RuntimeError("the Messages API server did not start: its error is above")
-        yield served
-        process.stdin.close()
-        told = json.loads(process.stdout.readline())
-        served.requests, served.cpu_seconds = told["requests"], told["cpu_seconds"]
+        try:
+            yield served
+        finally:
+            process.stdin.close()
+            told = json.loads(process.stdout.readline())
+            served.requests, served.cpu_seconds = told["requests"], told["cpu_seconds"]
 
 
 def main() -> None:
@@ -91,8 +94,6 @@ class ReplayingServer(MessagesServer):
     async def _respond(
         self, wire: Wire, method: str, target: str, headers: dict[str, str], raw: bytes
     ) -> bool:
-        import asyncio
-
         self.count += 1
         request = _Glance(raw)
         reply = self._plan(request)

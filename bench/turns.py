@@ -19,6 +19,7 @@ MOST_MS_OVER = 4.0
 LENGTHS = {10: 11, 50: 5, 200: 3}
 QUICK_LENGTHS = {10: 5, 50: 3, 200: 1}
 
+
 def measure(databases: Databases, folder: Path, *, quick: bool) -> list[Table]:
     """Wall and processor time per turn of each side, conversations taken in turns."""
     table = Table("turns", "(a) milliseconds per turn, Runner beside the bare loop")

@@ -13,6 +13,8 @@ from pathlib import Path
 from runner.errors import RunnerError
 from runner.workspace.identity import MARKER, exclude_from_git, identify, mark
 
+_TRIES = 3
+
 
 def copy(source: Path, target: Path, leave_out: Sequence[Path]) -> str:
     """Copy a workspace, or take the copy that an earlier attempt finished.
@@ -120,10 +122,16 @@ def _copy_entry(entry: os.DirEntry[str], goal: str, source: str) -> None:
     wanted = entry.is_symlink() or entry.is_file(follow_symlinks=False)
     if not wanted or (entry.name == ".git" and _points_outside(entry.path, source)):
         return
-    try:
-        shutil.copy2(entry.path, goal, follow_symlinks=False)
-    except FileNotFoundError as error:
-        _expect_gone(entry.path, error)
+    for _ in range(_TRIES):
+        try:
+            shutil.copy2(entry.path, goal, follow_symlinks=False)
+        except FileNotFoundError as error:
+            gone = error  # and perhaps back again: then once more
+            if not os.path.lexists(entry.path):
+                return
+        else:
+            return
+    raise gone
 
 
 def _copy_status(source: str, target: str) -> None:

@@ -9,9 +9,6 @@ import pytest
 from runner.core.conversation import Tool
 from tests.crash import scenario
 from tests.crash.zygote import Zygote
-from tests.store.conftest import database, empty_url, open_database, postgres
-
-__all__ = ["database", "empty_url", "open_database", "postgres"]
 
 
 @pytest.fixture(scope="session")

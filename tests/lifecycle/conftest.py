@@ -19,7 +19,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 
 @pytest.fixture
-def postgres() -> Iterator[Any]:
+def own_postgres() -> Iterator[Any]:
     """A Postgres server of the test's own."""
     with postgres_server() as server:
         yield server

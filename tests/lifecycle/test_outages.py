@@ -64,15 +64,15 @@ def test_work_goes_on_after_the_database_was_locked(site: Site) -> None:
     check_done(site, job)
 
 
-def test_work_goes_on_when_postgres_was_restarted(tmp_path: Path, postgres: Any) -> None:
-    site = Site(tmp_path / "site", RUNNER_DATABASE_URL=postgres.get_uri())
+def test_work_goes_on_when_postgres_was_restarted(tmp_path: Path, own_postgres: Any) -> None:
+    site = Site(tmp_path / "site", RUNNER_DATABASE_URL=own_postgres.get_uri())
     try:
         job = steps_job(site)
         worker = site.start("worker")
         site.wait_for_file("log")
-        postgres.stop()
+        own_postgres.stop()
         reached = (site.workspace / "log").read_text()
-        postgres.ensure_postgres_running()
+        own_postgres.ensure_postgres_running()
         check_done(site, job)
         assert len(reached.split()) < STEPS, "it was down while there was work"
         assert worker.poll() is None

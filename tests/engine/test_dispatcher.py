@@ -1,0 +1,210 @@
+"""The dispatcher over a real database: whom it rings for, and whose runs it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from sqlalchemy import select
+
+from runner.core.spec import Workspace
+from runner.engine.dispatcher import OUTAGE_SECONDS, Dispatcher
+from runner.engine.locks import HostLocks
+from runner.errors import UnreachableError
+from runner.store import runs, workers
+from runner.store.database import Database
+from runner.store.steer import jobs
+from runner.store.tables import runs as run_table
+from tests.store.examples import NOW, SPEC, submission
+
+
+class Time:
+    """``engine.ports.Clock``, set by the test."""
+
+    def __init__(self) -> None:
+        self.seconds = NOW
+
+    def now(self) -> float:
+        return self.seconds
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+
+class Bell:
+    """Notes for whom it was rung; ``broken`` makes it as unreachable as a queue can be."""
+
+    def __init__(self) -> None:
+        self.rung: list[str] = []
+        self.broken = False
+
+    def ring(self, run_ids: Sequence[str]) -> None:
+        if self.broken:
+            raise UnreachableError("the queue does not answer")
+        self.rung += run_ids
+
+
+class Post:
+    """A worker's dispatcher and what is around it."""
+
+    def __init__(
+        self, database: Database, folder: Path, worker_id: str = "worker_me", now: float = NOW
+    ) -> None:
+        self.database = database
+        self.time = Time()
+        self.time.seconds = now
+        self.bell = Bell()
+        self.locks = HostLocks(folder)
+        self.slots = 2
+        self.offered: list[str] = []
+        self.seen: set[str] = set()
+        self.register(worker_id, self.locks.host_id)
+        self.dispatcher = Dispatcher(
+            database,
+            self.bell,
+            self.locks,
+            self.time,
+            worker_id,
+            free_slots=lambda: self.slots - len(self.offered),
+            offer=self.offer,
+            visible=lambda path, identity: identity in self.seen,
+        )
+
+    def offer(self, run_id: str) -> bool:
+        if len(self.offered) >= self.slots:
+            return False
+        self.offered.append(run_id)
+        return True
+
+    def register(self, worker_id: str, host_id: str) -> None:
+        workers.register(
+            self.database,
+            worker_id,
+            host_id=host_id,
+            hostname="here",
+            pid=1,
+            slots=2,
+            now=self.time.now(),
+        )
+
+    def held_elsewhere(self, worker_id: str, host_id: str = "elsewhere") -> str:
+        """A run that another worker holds."""
+        self.register(worker_id, host_id)
+        jobs.submit(self.database, submission(), self.time.now())
+        query = select(run_table.c.id).order_by(run_table.c.id.desc())
+        run_id: str = self.database.read(lambda c: c.execute(query).scalars().first()) or ""
+        run = runs.look_at(self.database, run_id, self.time.now())
+        assert run is not None
+        assert runs.claim(self.database, run, worker_id, self.time.now()) is not None
+        return run_id
+
+    def state(self, run_id: str) -> str:
+        query = select(run_table.c.state).where(run_table.c.id == run_id)
+        return self.database.read(lambda c: str(c.execute(query).scalar_one()))
+
+    def pass_at(self, seconds: float) -> None:
+        self.time.seconds = NOW + seconds
+        self.dispatcher.dispatch()
+
+
+@pytest.fixture
+def post(database: Database, tmp_path: Path) -> Post:
+    return Post(database, tmp_path / "locks")
+
+
+def test_it_rings_at_most_twice_the_free_slots_and_for_nobody_twice(post: Post) -> None:
+    jobs.submit(post.database, submission(*"abcdef"), NOW)
+    post.pass_at(0)
+    assert len(post.bell.rung) == 4
+    post.pass_at(1)
+    assert len(post.bell.rung) == len(set(post.bell.rung)) == 6
+
+
+def test_a_lost_wake_up_is_rung_again(post: Post) -> None:
+    jobs.submit(post.database, submission("a"), NOW)
+    for seconds in range(17):
+        post.pass_at(seconds)
+    assert len(post.bell.rung) == 2
+
+
+def test_without_the_queue_runs_are_worked_here(post: Post) -> None:
+    jobs.submit(post.database, submission(*"abc"), NOW)
+    post.bell.broken = True
+    post.pass_at(0)
+    assert len(post.offered) == 2
+    post.bell.broken = False
+    post.offered.clear()
+    post.pass_at(1)
+    assert len(post.bell.rung) == 1, "the third was not stamped as rung for"
+
+
+def test_an_expired_lease_is_taken_by_any_host(post: Post) -> None:
+    run_id = post.held_elsewhere("worker_other")
+    for seconds in range(14):
+        post.pass_at(seconds)
+    assert post.state(run_id) == "running"
+    post.pass_at(15.5)
+    assert post.state(run_id) == "queued"
+
+
+def test_a_renewed_lease_is_not_taken(post: Post) -> None:
+    run_id = post.held_elsewhere("worker_other")
+    for seconds in range(40):
+        workers.renew(post.database, "worker_other", post.time.now())
+        post.pass_at(seconds)
+    assert post.state(run_id) == "running"
+
+
+def test_after_an_outage_others_get_a_lease_to_renew(post: Post) -> None:
+    run_id = post.held_elsewhere("worker_other")
+    for seconds in range(8):
+        post.pass_at(seconds)
+    # The database was away for everybody, and all leases have expired meanwhile.
+    post.pass_at(60)
+    assert post.state(run_id) == "running"
+    for seconds in range(61, 74):
+        post.pass_at(seconds)
+    assert post.state(run_id) == "running"
+    post.pass_at(60 + workers.LEASE_SECONDS)
+    assert post.state(run_id) == "queued"
+
+
+def test_a_new_dispatcher_lets_others_renew_first(database: Database, tmp_path: Path) -> None:
+    run_id = Post(database, tmp_path / "locks").held_elsewhere("worker_other")
+    late = Post(database, tmp_path / "late", "worker_late", NOW + 100)
+    late.pass_at(100 + OUTAGE_SECONDS - 1)
+    assert late.state(run_id) == "running"
+    late.pass_at(100 + OUTAGE_SECONDS)
+    assert late.state(run_id) == "queued"
+
+
+def test_a_dead_neighbours_runs_are_taken_at_once(post: Post) -> None:
+    run_id = post.held_elsewhere("worker_dead", post.locks.host_id)
+    (post.locks.folder / "worker_dead.lock").touch()
+    post.pass_at(0)
+    assert post.state(run_id) == "queued"
+
+
+def test_a_living_neighbours_runs_are_left_alone(post: Post) -> None:
+    run_id = post.held_elsewhere("worker_alive", post.locks.host_id)
+    neighbour = HostLocks(post.locks.folder)
+    neighbour.hold("worker_alive")
+    post.pass_at(0)
+    assert post.state(run_id) == "running"
+    neighbour.release("worker_alive")
+
+
+def test_only_a_worker_that_sees_the_workspace_takes_its_run_up(post: Post) -> None:
+    spec = replace(SPEC, workspace=Workspace("/somewhere"))
+    jobs.submit(post.database, submission("a", spec=spec), NOW, None, "ws_1")
+    (run_id,) = runs.ring_due(post.database, 9, NOW)
+    run = runs.look_at(post.database, run_id, NOW)
+    assert run is not None
+    runs.wait_for_workspace(post.database, run, NOW)
+    post.pass_at(1)
+    assert (post.state(run_id), post.offered) == ("waiting", [])
+    post.seen.add(run.workspace_id or "")
+    post.pass_at(2)
+    assert (post.state(run_id), post.offered, post.bell.rung) == ("queued", [run_id], [])
