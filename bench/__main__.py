@@ -1,4 +1,4 @@
-"""``python -m bench [NAMES…] [--quick] [--json FILE] [--database-url URL]``."""
+"""``python -m bench [NAMES…] [--quick] [--json] [--database-url URL]``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)}: all")
     parser.add_argument("--quick", action="store_true", help="fewer repetitions, smaller crowds")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the tables there too")
+    parser.add_argument("--json", action="store_true", help="print the tables as JSON")
     parser.add_argument("--database-url", help="measure on this server (or in this folder) alone")
     parser.add_argument(
         "--folder", type=Path, help="where files are put; by default a temporary one"
@@ -33,14 +33,17 @@ def main() -> None:
     unknown = [name for name in options.names if name not in NAMES]
     if unknown:
         parser.error(f"there is no {unknown[0]!r}: choose from {', '.join(NAMES)}")
-    print(_machine())
+    machine = _machine()
+    if not options.json:
+        print(machine, flush=True)
     tables = []
     for name in options.names or NAMES:
         for table in _measure(name, options.folder, options.database_url, options.quick):
-            print(table.render(), flush=True)
             tables.append(asdict(table))
+            if not options.json:
+                print(table.render(), flush=True)
     if options.json:
-        options.json.write_text(json.dumps(tables, indent=1) + "\n")
+        print(json.dumps({"machine": machine, "tables": tables}, indent=1))
 
 
 def _measure(name: str, folder: Path | None, url: str | None, quick: bool) -> list[Table]:

@@ -41,15 +41,17 @@ def make_workspace(folder: Path) -> Path:
 
 
 def submit(
-    database: Database, workspace: Path, keys: Sequence[str], turns: int, tool: str = "Read"
+    database: Database, workspace: Path, keys: Sequence[str], turns: int, *tools: str
 ) -> list[str]:
-    """Submit a job of one run for each key; the runs' ids."""
+    """Submit a job of one run for each key, with builtin tools (Read alone when none is named); the
+    runs' ids."""
+    names = tools or (READ.name,)
     spec = JobSpec(
         name="bench",
         model=MODEL,
         system=SYSTEM,
-        tools=(BUILTIN[tool],),
-        rules=(Rule("allow", tool),),
+        tools=tuple(BUILTIN[name] for name in names),
+        rules=tuple(Rule("allow", name) for name in names),
         limits=Limits(max_turns=turns + 1, token_ceiling=10**12, max_output_tokens=MAX_TOKENS),
         workspace=Workspace(str(workspace)),
     )

@@ -56,9 +56,9 @@ def measure(databases: Databases, folder: Path, *, quick: bool) -> list[Table]:
                     recoveries.append(_recover(databases, kind, folder, server.url, place))
             table.rows += [_row(kind, place, recoveries) for place, recoveries in found.items()]
     table.notes += [
-        "same host, elsewhere: another worker lives (elsewhere: in a TMPDIR of its own, as if on another host)",
-        "restarted: nobody else lives, the next worker is started at once and its start is counted",
-        "step: the first event of the run's next attempt after attempt_started; medians, 'worst' of all runs",
+        "same host, elsewhere: another worker lives, with the same TMPDIR or, like another host, its own",
+        "restarted: nobody else lives; the next worker is started at once, and its start counts",
+        "step: the first event of the run's next attempt after attempt_started; worst: of all runs",
     ]
     return [table]
 

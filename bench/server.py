@@ -27,6 +27,7 @@ WORDS = (
     "I will read the file once more, to see whether anything in it has changed since I last did."
 )
 TURNS = re.compile(r"in (\d+) turns")
+HOST_ITEM = "host"
 KEY = re.compile(r"item (\w+)")
 _REPLAYED_USAGE = {
     "input_tokens": 4,
@@ -48,6 +49,8 @@ class Served:
 @contextmanager
 def serving(*, latency: float = 0.0, replay: bool = False, tool: str = "Read") -> Iterator[Served]:
     """A server with ``latency`` seconds before each reply.
+
+    A conversation about the item ``host`` begins with a call of Bash, whatever ``tool`` is.
 
     Args:
         replay: give the replies without checking the requests, at a fraction of the processor time.
@@ -125,7 +128,10 @@ def _reply(first_text: str, position: int, tool: str, latency: float) -> Reply:
     assert turns is not None, "the prompt says how many turns there are to be"
     if position >= int(turns[1]) - 1:
         return Reply((text("Done."),), latency=latency)
-    arguments = _INPUTS[tool](key[1] if key else "", position)
+    item = key[1] if key else ""
+    if item == HOST_ITEM and position == 0:
+        tool = "Bash"
+    arguments = _INPUTS[tool](item, position)
     call = tool_use(f"toolu_{position:05d}", tool, arguments)
     return Reply((text(WORDS), call), latency=latency)
 

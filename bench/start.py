@@ -1,7 +1,8 @@
-"""(e) How long ``runner --help`` takes, beside an interpreter that does nothing."""
+"""(e) How long ``runner --help`` takes, and what it, ``list`` and ``show`` import."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -9,52 +10,63 @@ from pathlib import Path
 from statistics import median
 
 from bench.databases import Databases
+from bench.material import make_workspace, submit
 from bench.tables import Table, held
+from runner.store.database import Database
 
 MOST_SECONDS = 0.2
-SLOW_MODULES = ("anthropic", "rq", "redis", "sqlalchemy")
-COMMANDS = ("--help", "list --help", "show --help")
+NEVER_IMPORTED = ("anthropic", "rq")
 
 
 def measure(databases: Databases, folder: Path, *, quick: bool) -> list[Table]:
-    """Seconds of each command, taken in turns with a bare interpreter, and what it imports."""
-    table = Table("start", "(e) seconds until a command has said its help")
+    """Seconds of each command, taken in turns with an interpreter that does nothing."""
+    table = Table("start", "(e) seconds that a command takes")
     repetitions = 5 if quick else 15
-    bare: list[float] = []
-    taken: dict[str, list[float]] = {command: [] for command in COMMANDS}
-    for _ in range(repetitions):
-        bare.append(_seconds("-c", "pass"))
-        for command in COMMANDS:
-            taken[command].append(_seconds("-m", "runner", *command.split()))
-    for command in COMMANDS:
-        seconds = median(taken[command])
-        table.rows.append(
-            {
-                "command": f"runner {command}",
-                "seconds": seconds,
-                "fastest": min(taken[command]),
-                "bare python": median(bare),
-                "target": held(seconds, MOST_SECONDS),
-                "imports": ", ".join(_imported(command)) or "none of them",
-            }
-        )
-    table.notes.append(f"imports: which of {', '.join(SLOW_MODULES)} it loads")
+    with databases.empty(databases.kinds[0]) as url:
+        database = Database(url)
+        (run_id,) = submit(database, make_workspace(folder), ["one"], 1)
+        database.close()
+        environment = {**os.environ, "RUNNER_HOME": str(folder), "RUNNER_DATABASE_URL": url}
+        commands = {"--help": ["--help"], "list": ["list"], "show RUN": ["show", run_id]}
+        bare: list[float] = []
+        taken: dict[str, list[float]] = {name: [] for name in commands}
+        for _ in range(repetitions):
+            bare.append(_seconds(["-c", "pass"], environment))
+            for name, arguments in commands.items():
+                taken[name].append(_seconds(["-m", "runner", *arguments], environment))
+        for name, arguments in commands.items():
+            imported = _imported(arguments, environment)
+            table.rows.append(
+                {
+                    "command": f"runner {name}",
+                    "seconds": median(taken[name]),
+                    "fastest": min(taken[name]),
+                    "bare python": median(bare),
+                    "time": held(min(taken[name]), MOST_SECONDS) if name == "--help" else "",
+                    "imports": f"NOT ok: {', '.join(imported)}" if imported else "ok",
+                }
+            )
+    table.notes.append(f"imports: neither of {', '.join(NEVER_IMPORTED)} may be loaded")
+    table.notes.append("time: the fastest is held against the target; the median shows the load")
     return [table]
 
 
-def _seconds(*arguments: str) -> float:
+def _seconds(arguments: list[str], environment: dict[str, str]) -> float:
     began = time.perf_counter()
-    subprocess.run([sys.executable, *arguments], stdout=subprocess.DEVNULL, check=True)
+    subprocess.run(
+        [sys.executable, *arguments], env=environment, stdout=subprocess.DEVNULL, check=True
+    )
     return time.perf_counter() - began
 
 
-def _imported(command: str) -> list[str]:
+def _imported(arguments: list[str], environment: dict[str, str]) -> list[str]:
     told = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "runner", *command.split()],
+        [sys.executable, "-X", "importtime", "-m", "runner", *arguments],
+        env=environment,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
         check=True,
     ).stderr
     names = {line.rpartition("|")[2].strip() for line in told.splitlines()}
-    return [name for name in SLOW_MODULES if name in names]
+    return [name for name in NEVER_IMPORTED if name in names]

@@ -21,6 +21,7 @@ from sqlalchemy.pool import QueuePool
 
 from runner.errors import RunnerError, UnreachableError, UsageError
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 BUSY_TIMEOUT_SECONDS = 30.0
@@ -98,6 +99,32 @@ class Database:
                 return self._writes.run(work)
             with self.writer.begin() as connection:
                 return work(connection)
+
+    def look_and_write(
+        self, look: Callable[[Connection], S], work: Callable[[Connection, S], T]
+    ) -> T:
+        """Run ``look``, then ``work`` with what it gave, in one writing transaction.
+
+        ``work`` may not look at what its statements give: to Postgres they go in one round trip,
+        together with the commit (https://www.psycopg.org/psycopg3/docs/advanced/pipeline.html).
+
+        Raises:
+            UnreachableError: as ``write``.
+        """
+        if self._writes is not None:
+            return self.write(lambda connection: work(connection, look(connection)))
+        with reachable(self), self.writer.connect() as connection, connection.begin() as writing:
+            seen = look(connection)
+            driver: Any = connection.connection.driver_connection
+            try:
+                with driver.pipeline():
+                    value = work(connection, seen)
+                    writing.commit()
+            except DBAPIError:
+                # SQLAlchemy takes a transaction whose commit failed for ended; it still is open.
+                connection.invalidate()
+                raise
+            return value
 
     def read(self, work: Callable[[Connection], T]) -> T:
         """Run ``work`` in a reading transaction, with one view of the data.

@@ -126,50 +126,48 @@ class StoredJournal:
 
     def append(self, lease: Lease, view: RunView, entries: Sequence[Entry]) -> RunView:
         """Store ``entries``. Raises ``LeaseLost`` or ``StaleView``; nothing is stored then."""
-        return self._database.write(
-            lambda connection: self._write(connection, lease, view, entries)[0]
-        )
+        return self._write(lease, view, entries)[0]
 
     def advance(
         self, lease: Lease, view: RunView, entries: Sequence[Entry], *, draining: bool
     ) -> tuple[RunView, Effect]:
         """Store ``entries`` and what follows from them; see the port."""
-
-        def work(connection: Connection) -> tuple[RunView, Effect]:
-            view_after, effect = self._write(connection, lease, view, entries, draining=draining)
-            assert effect is not None
-            return view_after, effect
-
-        return self._database.write(work)
+        view_after, effect = self._write(lease, view, entries, draining=draining)
+        assert effect is not None
+        return view_after, effect
 
     def _write(
         self,
-        connection: Connection,
         lease: Lease,
         view: RunView,
         entries: Sequence[Entry],
         draining: bool | None = None,
     ) -> tuple[RunView, Effect | None]:
-        row = self._guard(connection, lease, view)
-        view = replace(
-            view,
-            queued=_undelivered(connection, lease.run_id) if row.queued_count else (),
-            pause_requested=row.pause_requested,
-        )
-        now = self._now()
-        applied, effect = fold(view, entries), None
-        if draining is not None:
-            after = applied[-1].after if applied else view
-            decided, effect = decide.advance(after, now, draining)
-            applied += decided
-        if not applied:
-            return view, effect
-        rows = Rows(lease, now, row.event_count)
-        rows.add(applied)
-        rows.write(connection)
-        after = replace(applied[-1].after, revision=view.revision + 1)
-        self._update_run(connection, after, rows, row.denials)
-        return after, effect
+        def look(connection: Connection) -> tuple[Any, RunView]:
+            row = self._guard(connection, lease, view)
+            queued = _undelivered(connection, lease.run_id) if row.queued_count else ()
+            return row, replace(view, queued=queued, pause_requested=row.pause_requested)
+
+        def work(
+            connection: Connection, seen: tuple[Any, RunView]
+        ) -> tuple[RunView, Effect | None]:
+            row, before = seen
+            now = self._now()
+            applied, effect = fold(before, entries), None
+            if draining is not None:
+                after = applied[-1].after if applied else before
+                decided, effect = decide.advance(after, now, draining)
+                applied += decided
+            if not applied:
+                return before, effect
+            rows = Rows(lease, now, row.event_count)
+            rows.add(applied)
+            rows.write(connection)
+            after = replace(applied[-1].after, revision=before.revision + 1)
+            self._update_run(connection, after, rows, row.denials)
+            return after, effect
+
+        return self._database.look_and_write(look, work)
 
     def _guard(self, connection: Connection, lease: Lease, view: RunView) -> Any:
         held = {"run": lease.run_id, "lease_attempt": lease.attempt}

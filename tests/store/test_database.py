@@ -1,0 +1,144 @@
+"""Transactions: whole or not at all, whoever shares a commit, whatever goes wrong."""
+
+from __future__ import annotations
+
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, event, func, insert, select, text
+from sqlalchemy.exc import IntegrityError
+
+from runner.errors import UnreachableError, UsageError
+from runner.store.database import Database, to_json
+from runner.store.tables import events, workers
+
+ROW: dict[str, Any] = {
+    "host_id": "h",
+    "hostname": "h",
+    "pid": 1,
+    "slots": 1,
+    "started_at": 0.0,
+    "lease_expires_at": 0.0,
+}
+
+
+def add(connection: Connection, worker_id: str) -> str:
+    connection.execute(insert(workers), ROW | {"id": worker_id})
+    return worker_id
+
+
+def add_event_of_nobody(connection: Connection) -> None:
+    row = {"run_id": "nobody", "number": 1, "at": 0.0, "attempt": 0, "type": "x", "data": {}}
+    connection.execute(insert(events), [row])
+
+
+def count(database: Database) -> int:
+    query = select(func.count()).select_from(workers)
+    return database.read(lambda connection: connection.execute(query).scalar_one())
+
+
+def test_what_fails_leaves_nothing(database: Database) -> None:
+    def work(connection: Connection) -> None:
+        add(connection, "worker_1")
+        raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine"):
+        database.write(work)
+    with pytest.raises(ValueError, match="mine"):
+        database.look_and_write(lambda connection: None, lambda connection, seen: work(connection))
+    assert count(database) == 0
+
+
+def test_a_broken_constraint_is_no_outage_and_spoils_no_connection(database: Database) -> None:
+    def work(connection: Connection, seen: int) -> None:
+        add(connection, "worker_1")
+        add_event_of_nobody(connection)
+
+    for _ in range(10):  # more than there are connections
+        with pytest.raises(IntegrityError):
+            database.look_and_write(lambda connection: 1, work)
+    assert count(database) == 0
+    assert database.look_and_write(lambda c: 2, lambda c, seen: (add(c, "worker_2"), seen)) == (
+        "worker_2",
+        2,
+    )
+    assert count(database) == 1
+
+
+def test_one_that_fails_does_not_spoil_the_commit_that_it_shares(database: Database) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def hold_up(connection: Connection) -> None:
+        begun.set()
+        go_on.wait(30)
+
+    def work(number: int) -> str:
+        if number == 5:
+            return database.write(lambda connection: add(connection, "worker_0"))
+        return database.write(lambda connection: add(connection, f"worker_{number}"))
+
+    with ThreadPoolExecutor(12) as pool:
+        first = pool.submit(database.write, hold_up)
+        assert begun.wait(30)
+        rest = [pool.submit(work, number) for number in range(10)]
+        go_on.set()
+        failed = [one for one in rest if one.exception() is not None]
+        first.result()
+    assert len(failed) == 1
+    assert isinstance(failed[0].exception(), IntegrityError)
+    assert count(database) == 9
+
+
+@pytest.mark.parametrize("empty_url", ["sqlite"], indirect=True)
+def test_writers_that_wait_share_a_commit(database: Database) -> None:
+    commits: list[str] = []
+    event.listen(database.writer, "commit", lambda connection: commits.append("commit"))
+    begun, go_on = threading.Event(), threading.Event()
+
+    def hold_up(connection: Connection) -> None:
+        begun.set()
+        go_on.wait(30)
+
+    with ThreadPoolExecutor(12) as pool:
+        first = pool.submit(database.write, hold_up)
+        assert begun.wait(30)
+        rest = [
+            pool.submit(database.write, lambda c, n=number: add(c, f"worker_{n}"))
+            for number in range(10)
+        ]
+        while len(database._writes._waiting) < 10:  # type: ignore[union-attr]
+            assert not first.done()
+        go_on.set()
+        assert sorted(one.result() for one in rest) == [f"worker_{n}" for n in range(10)]
+    assert len(commits) == 2
+
+
+@pytest.mark.parametrize("empty_url", ["postgresql"], indirect=True)
+def test_a_cut_connection_is_an_outage_that_passes(database: Database) -> None:
+    def cut(connection: Connection) -> None:
+        mine = connection.execute(text("SELECT pg_backend_pid()")).scalar_one()
+        kill = text("SELECT pg_terminate_backend(:mine)")
+        database.read(lambda other: other.execute(kill, {"mine": mine}))
+
+    with pytest.raises(UnreachableError):
+        database.look_and_write(cut, lambda connection, seen: add(connection, "worker_1"))
+    assert database.look_and_write(lambda c: 0, lambda c, seen: add(c, "worker_2")) == "worker_2"
+    assert count(database) == 1
+
+
+@pytest.mark.parametrize(
+    "url", ["nonsense", "mysql://me@host/db", "sqlite://", "sqlite:///:memory:"]
+)
+def test_a_url_that_cannot_be_used_is_said(url: str) -> None:
+    with pytest.raises(UsageError):
+        Database(url)
+
+
+@pytest.mark.parametrize("text", ["é\u2028", "\u0000", "\ud800", "\U0001f600"])
+def test_json_keeps_its_order_and_every_text(text: str) -> None:
+    content = {"b": text, "a": 2}
+    encoded = to_json(content).encode()
+    assert list(json.loads(encoded).items()) == list(content.items())
