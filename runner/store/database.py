@@ -28,6 +28,16 @@ BUSY_TIMEOUT_SECONDS = 30.0
 POSTGRES_CONNECTIONS = 8
 _MOST_SHARING_A_COMMIT = 64
 
+# A host that is gone without a word is noticed in seconds, not hours
+# (https://www.postgresql.org/docs/current/libpq-connect.html).
+_POSTGRES_PATIENCE = {
+    "connect_timeout": 10,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 20_000,
+}
+
 
 def to_json(value: Any) -> str:
     """JSON text, compact and in order. Text that UTF-8 cannot carry (lone surrogates) is escaped."""
@@ -83,8 +93,9 @@ class Database:
             pool_size=POSTGRES_CONNECTIONS,
             max_overflow=0,
             pool_timeout=BUSY_TIMEOUT_SECONDS,
-            connect_args={"connect_timeout": 10},
+            connect_args=_POSTGRES_PATIENCE,
         )
+        event.listen(self.writer, "connect", _end_sleepers)
         self._writes = None
 
     def write(self, work: Callable[[Connection], T]) -> T:
@@ -160,6 +171,14 @@ def _unreachable(database: Database, error: Exception) -> RunnerError:
     if "no such table" in reason or "no such column" in reason:
         return UsageError(f"the database {where} is not up to date: run `runner db upgrade`")
     return UnreachableError(f"the database {where} does not answer ({reason})")
+
+
+def _end_sleepers(connection: Any, _record: Any) -> None:
+    """A worker that is stopped in the middle of a transaction would keep its run's row locked, and
+    nobody could take the run."""
+    milliseconds = int(BUSY_TIMEOUT_SECONDS / 2 * 1000)
+    connection.execute(f"SET idle_in_transaction_session_timeout = {milliseconds}")
+    connection.commit()
 
 
 def _sqlite_engine(database: Database, begin: str, *, connections: int) -> Engine:

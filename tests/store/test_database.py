@@ -142,3 +142,9 @@ def test_json_keeps_its_order_and_every_text(text: str) -> None:
     content = {"b": text, "a": 2}
     encoded = to_json(content).encode()
     assert list(json.loads(encoded).items()) == list(content.items())
+
+
+@pytest.mark.parametrize("empty_url", ["postgresql"], indirect=True)
+def test_a_session_that_sleeps_in_a_transaction_is_ended(database: Database) -> None:
+    query = text("SHOW idle_in_transaction_session_timeout")
+    assert database.read(lambda connection: connection.execute(query).scalar_one()) == "15s"
