@@ -6,7 +6,7 @@ Blocks are plain JSON objects exactly as in the Messages API; unknown kinds pass
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -146,3 +146,35 @@ class ToolResult:
 def content_bytes(block: Block) -> int:
     """UTF-8 bytes of a block as JSON: an upper bound of its tokens (a token is at least one byte)."""
     return len(json.dumps(block, ensure_ascii=False).encode("utf-8", "surrogatepass"))
+
+
+def result_block(call_id: str, result: ToolResult) -> Block:
+    """The ``tool_result`` block of a call."""
+    block: Block = {"type": "tool_result", "tool_use_id": call_id, "content": result.content}
+    if result.is_error:
+        block["is_error"] = True
+    return block
+
+
+def text_block(text: str) -> Block:
+    return {"type": "text", "text": text}
+
+
+def tool_uses(blocks: Iterable[Block]) -> list[Block]:
+    """The client tool calls among a reply's blocks, in order."""
+    return [block for block in blocks if block["type"] == "tool_use"]
+
+
+def message_blocks(reply: ModelReply) -> tuple[Block, ...]:
+    """The blocks of a reply that become a message; none means that it becomes no message.
+
+    The API gives blank texts and refuses them back, as it does a message that is or ends with
+    thinking. What a model said before refusing is not sent back to it
+    (https://docs.claude.com/en/docs/test-and-evaluate/strengthen-guardrails/handle-streaming-refusals).
+    """
+    if reply.stop_reason == "refusal":
+        return ()
+    kept = [b for b in reply.blocks if b["type"] != "text" or b["text"].strip()]
+    while kept and kept[-1]["type"] in ("thinking", "redacted_thinking"):
+        kept.pop()
+    return tuple(kept)

@@ -18,6 +18,10 @@ from runner.core.conversation import (
     ToolResult,
     Usage,
     content_bytes,
+    message_blocks,
+    result_block,
+    text_block,
+    tool_uses,
 )
 from runner.core.permissions import Decision
 from runner.core.run import Ended, Outcome, Waiting
@@ -244,38 +248,6 @@ def apply(view: RunView, entry: Entry) -> RunView:
             return _user_message(view, entry)
         case RunSettled(outcome):
             return _settled(view, outcome)
-
-
-def result_block(call_id: str, result: ToolResult) -> Block:
-    """The ``tool_result`` block of a call."""
-    block: Block = {"type": "tool_result", "tool_use_id": call_id, "content": result.content}
-    if result.is_error:
-        block["is_error"] = True
-    return block
-
-
-def text_block(text: str) -> Block:
-    return {"type": "text", "text": text}
-
-
-def tool_uses(blocks: Iterable[Block]) -> list[Block]:
-    """The client tool calls among a reply's blocks, in order."""
-    return [block for block in blocks if block["type"] == "tool_use"]
-
-
-def message_blocks(reply: ModelReply) -> tuple[Block, ...]:
-    """The blocks of a reply that become a message; none means that it becomes no message.
-
-    The API gives blank texts and refuses them back, as it does a message that is or ends with
-    thinking. What a model said before refusing is not sent back to it
-    (https://docs.claude.com/en/docs/test-and-evaluate/strengthen-guardrails/handle-streaming-refusals).
-    """
-    if reply.stop_reason == "refusal":
-        return ()
-    kept = [b for b in reply.blocks if b["type"] != "text" or b["text"].strip()]
-    while kept and kept[-1]["type"] in ("thinking", "redacted_thinking"):
-        kept.pop()
-    return tuple(kept)
 
 
 def opening(spec: JobSpec, prompt: str) -> tuple[tuple[Message, ...], Progress]:

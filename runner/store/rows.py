@@ -9,7 +9,14 @@ from typing import Any
 
 from sqlalchemy import Connection, Table, Update, bindparam, insert, update
 
-from runner.core.conversation import Block, ModelReply
+from runner.core.conversation import (
+    Block,
+    ModelReply,
+    message_blocks,
+    result_block,
+    text_block,
+    tool_uses,
+)
 from runner.core.events import events_of
 from runner.core.journal import (
     Applied,
@@ -23,10 +30,6 @@ from runner.core.journal import (
     ToolFinished,
     ToolsStarted,
     UserMessageAdded,
-    message_blocks,
-    result_block,
-    text_block,
-    tool_uses,
 )
 from runner.core.run import Ended, Lease, Outcome, Requeued, Waiting
 from runner.store.tables import (

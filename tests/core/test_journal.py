@@ -5,8 +5,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.core.budget import Limits
-from runner.core.conversation import ModelReply, ToolResult, Usage, content_bytes
-from runner.core.journal import fold, message_blocks, opening, result_block, tool_uses
+from runner.core.conversation import (
+    ModelReply,
+    ToolResult,
+    Usage,
+    content_bytes,
+    message_blocks,
+    result_block,
+    tool_uses,
+)
+from runner.core.journal import fold, opening
 from tests.core.sendable import faults
 from tests.core.story import Story, a_run, a_spec, says, several, thinks, uses
 

@@ -221,8 +221,10 @@ class _Iteration:
         found = []
         for process in psutil.process_iter():
             try:
-                if process.environ().get(MARK) == str(self._folder):
-                    found.append(" ".join(process.cmdline()))
+                if process.environ().get(MARK) != str(self._folder):
+                    continue
+                if command := process.cmdline():  # it has none once it has exited
+                    found.append(" ".join(command))
             except (psutil.NoSuchProcess, psutil.AccessDenied):
                 continue
         return found
