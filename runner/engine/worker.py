@@ -218,10 +218,12 @@ class Worker:
                 logger.warning("waiting: %s", error)
 
     def _renew(self) -> None:
-        """The leases count from before they are stored, so that they end here before elsewhere."""
+        """The leases count from before they are stored, so that they end here before elsewhere; what
+        was lost in a long sleep is dropped before anything may act again."""
         asked_at = self._machine.clock.monotonic()
         self._machine.clock.measure()
         workers.renew(self._machine.database, self.id, self._machine.clock.now())
+        self._look_for_lost_runs()
         self._renewed_at = asked_at
         self._machine.still_alive()
 

@@ -28,13 +28,13 @@ class Boundaries:
         self._note = note
         self._count = 0
         self._counting = threading.Lock()
-        self._storing = threading.Lock()
+        self._whole = threading.Lock()
 
-    def around(self, name: str, call: Callable[[], T], *, stores: bool = False) -> T:
-        """Call a port. ``stores``: it has a transaction open meanwhile."""
+    def around(self, name: str, call: Callable[[], T], *, whole: bool = False) -> T:
+        """Call a port. ``whole``: this process is not stopped, only killed, in the middle of it."""
         self._cross(f"before {name}")
         try:
-            with self._storing if stores else nullcontext():
+            with self._whole if whole else nullcontext():
                 return call()
         finally:
             self._cross(f"after {name}")
@@ -47,28 +47,34 @@ class Boundaries:
             self._note.write_text(f"boundary {self._count}, {what}")
             if self._number == signal.SIGKILL:
                 os.kill(os.getpid(), signal.SIGKILL)
-            # Stopped with a transaction open it would lock everybody out, until its connection dies.
-            with self._storing:
+            with self._whole:
                 os.kill(os.getpid(), self._number)
 
 
 class Counted:
-    """A port, every call of which is two boundaries."""
+    """A port, every call of which is two boundaries. ``whole`` says, given the call's arguments,
+    whether the process may not be stopped in the middle of it."""
 
     def __init__(
-        self, name: str, port: Any, boundaries: Boundaries, *, stores: bool = False
+        self,
+        name: str,
+        port: Any,
+        boundaries: Boundaries,
+        whole: Callable[..., bool] = lambda *arguments, **named: False,
     ) -> None:
         self._name = name
         self._port = port
         self._boundaries = boundaries
-        self._stores = stores
+        self._whole = whole
 
     def __getattr__(self, method: str) -> Callable[..., Any]:
         call = getattr(self._port, method)
 
         def counted(*arguments: Any, **named: Any) -> Any:
             return self._boundaries.around(
-                f"{self._name}.{method}", lambda: call(*arguments, **named), stores=self._stores
+                f"{self._name}.{method}",
+                lambda: call(*arguments, **named),
+                whole=self._whole(*arguments, **named),
             )
 
         return counted

@@ -8,12 +8,13 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from sqlalchemy import select
 
 from runner.core.run import Lease
 from runner.engine.attempt import Ports, run_attempt
-from runner.engine.ports import Interrupt
+from runner.engine.ports import Interrupt, ToolCall
 from runner.engine.workspaces import RunWorkspaces
 from runner.errors import Interrupted, LeaseLost
 from runner.llm.anthropic import AnthropicModel
@@ -101,9 +102,9 @@ def live(task: Task) -> int:
     model = Counted("model", AnthropicModel(base_url=task.api_url, api_key=API_KEY), boundaries)
     journal = StoredJournal(database, clock.now)
     ports = Ports(
-        journal=Counted("journal", journal, boundaries, stores=True),
+        journal=Counted("journal", journal, boundaries, _in_a_transaction),
         models=lambda spec: model,
-        tools=Counted("tools", tools, boundaries),
+        tools=Counted("tools", tools, boundaries, _in_this_process),
         workspaces=Counted("workspaces", RunWorkspaces(database, home), boundaries),
         live=Counted("live", NobodyFollows(), boundaries),
         clock=clock,
@@ -111,19 +112,49 @@ def live(task: Task) -> int:
         call_id=ids.call_id,
         stopping=LeapingEvent(clock, boundaries),
     )
-    ended = threading.Event()
-    threading.Thread(target=_say_alive, args=(tools, ended), daemon=True).start()
+    alive = Alive(task, database, tools)
+    threading.Thread(target=alive.say_so, daemon=True).start()
     try:
-        return _work(task, database, clock, boundaries, ports)
+        return _work(task, database, clock, boundaries, ports, alive)
     finally:
-        ended.set()
+        alive.ended.set()
         tools.close()
         database.close()
 
 
-def _say_alive(tools: LocalTools, ended: threading.Event) -> None:
-    while not ended.wait(_SAY_ALIVE_SECONDS):
-        tools.alive()
+class Alive:
+    """What a worker's watch does: as long as its leases last, it may act, and its tools may run."""
+
+    def __init__(self, task: Task, database: Database, tools: LocalTools) -> None:
+        self.ended = threading.Event()
+        self._task = task
+        self._database = database
+        self._tools = tools
+        self._renewed_at = time.monotonic()
+
+    def may_act(self) -> bool:
+        return time.monotonic() - self._renewed_at < self._task.watchdog_seconds
+
+    def say_so(self) -> None:
+        while not self.ended.wait(_SAY_ALIVE_SECONDS):
+            asked_at = time.monotonic()
+            if not self.may_act() and not self._holds_the_run():
+                return
+            self._renewed_at = asked_at
+            self._tools.alive()
+
+    def _holds_the_run(self) -> bool:
+        return self._task.run_id in runs.held_by(self._database, self._task.worker_id)
+
+
+def _in_a_transaction(*arguments: Any, **named: Any) -> bool:
+    """Every call of the journal: stopped in it, a process keeps everybody else from writing."""
+    return True
+
+
+def _in_this_process(call: ToolCall, interrupt: Interrupt) -> bool:
+    """A file tool: what one has begun it does when it wakes up."""
+    return call.tool.name in ("Read", "Write", "Edit")
 
 
 def _work(
@@ -132,6 +163,7 @@ def _work(
     clock: LeapingClock,
     boundaries: Boundaries,
     ports: Ports,
+    alive: Alive,
 ) -> int:
     workers.register(
         database,
@@ -148,7 +180,7 @@ def _work(
         if lease is None:
             continue
         try:
-            run_attempt(lease, ports, Interrupt())
+            run_attempt(lease, ports, Interrupt(alive.may_act))
         except LeaseLost:
             return DROPPED
         except Interrupted:

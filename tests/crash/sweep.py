@@ -142,6 +142,7 @@ class _Iteration:
         self._variant = variant
         self._served = Served()
         self._failed: set[int] = set()
+        self._frozen_at = 0.0
         self._said = False
 
     def run(self, task: Task) -> bool:
@@ -164,6 +165,7 @@ class _Iteration:
         if end != -task.signal:
             raise Violation(f"the worker ended with {end}")
         if frozen:
+            self._frozen_at = time.monotonic()
             _wait(lambda: not _has_tools(pid), "tools outlive their worker's lease")
         self._take_from(first.worker_id)
         self._finish(replace(task, worker_id=_new_worker(), boundary=None))
@@ -185,14 +187,19 @@ class _Iteration:
             raise Violation(f"the worker that went on ended with {end}")
 
     def _thaw(self, pid: int) -> None:
-        """Let the worker that lost its run go on: it appends nothing."""
+        """Let the worker that lost its run go on: it appends nothing, and touches nothing."""
+        woken_at = self._frozen_at + _FROZEN_WATCHDOG_SECONDS
+        _wait(lambda: time.monotonic() > woken_at, "time stands still")
         before = self._record()
+        files = _files(before.workspace)
         os.kill(pid, signal.SIGCONT)
         end = self._zygote.wait(pid)
         if end not in (0, DROPPED):
             raise Violation(f"the worker that was frozen ended with {end}")
         if self._record() != before:
             raise Violation("a worker that had lost its run wrote to it")
+        if (left := _files(before.workspace)) != files:
+            raise Violation(f"a worker that had lost its run ran a tool: {files} then {left}")
 
     def _plan(self, request: Received) -> Reply:
         """The model: its reply depends on the conversation alone; some calls fail the first time."""
@@ -232,6 +239,10 @@ class _Iteration:
 
 def _new_worker() -> str:
     return ids.new("worker", time.time())
+
+
+def _files(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def _has_tools(pid: int) -> bool:

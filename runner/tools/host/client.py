@@ -110,6 +110,8 @@ class ToolHost:
         with near, interrupt.cut_by(partial(_cut, near)):
             with far:
                 host = self._hand_over(far)
+            # The worker may have slept meanwhile; from here on the host's watchdog sees to that.
+            interrupt.check()
             # A broken pipe: cut, or the host died. The answer, or its absence, says which.
             with suppress(BrokenPipeError, ConnectionResetError):
                 near.sendall(self._request(start))
