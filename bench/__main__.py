@@ -9,12 +9,12 @@ import os
 import platform
 import sys
 import tempfile
-import time
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 
-from bench.databases import Databases
+from bench.disk import flush_milliseconds
+from bench.stage.databases import Databases
 from bench.tables import Table
 
 NAMES = ("turns", "growth", "crowd", "recovery", "start")
@@ -57,19 +57,11 @@ def _measure(name: str, folder: Path | None, url: str | None, quick: bool) -> li
 
 def _machine() -> str:
     """What it is measured on: processors, load, and what a flush to this disk takes."""
-    with tempfile.NamedTemporaryFile() as file:
-        taken = []
-        for _ in range(50):
-            file.write(b"x" * 16_384)
-            file.flush()
-            began = time.perf_counter()
-            os.fsync(file.fileno())
-            taken.append(time.perf_counter() - began)
-    taken.sort()
+    taken = flush_milliseconds(50)
     return (
         f"Python {sys.version.split()[0]}, {platform.machine()}, {os.cpu_count()} processors, "
-        f"load {os.getloadavg()[0]:.1f}; fsync of 16 KB takes {1000 * taken[25]:.2f} ms here "
-        f"(a tenth of them over {1000 * taken[45]:.2f} ms)"
+        f"load {os.getloadavg()[0]:.1f}; a flush of 16 KB to the disk takes {taken[25]:.2f} ms "
+        f"(a tenth of them over {taken[45]:.2f} ms)"
     )
 
 

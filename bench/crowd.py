@@ -13,10 +13,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.databases import Databases
-from bench.material import make_workspace, submit, wait_for_end
-from bench.processes import Memory, watching_memory, worker
-from bench.server import HOST_ITEM, serving
+from bench.stage.databases import Databases
+from bench.stage.material import make_workspace, submit, wait_for_end
+from bench.stage.processes import Memory, watching_memory, worker
+from bench.stage.server import HOST_ITEM, serving
 from bench.tables import Table, held
 from runner.queue.embedded import folder_of
 from runner.store.database import Database
@@ -81,7 +81,16 @@ def _row(side: str, taken: Mapping[str, list[dict[str, float]]]) -> dict[str, An
 
 def _bare(workspace: Path, url: str, *, runs: int, threads: int) -> dict[str, float]:
     file = str(workspace / "notes.txt")
-    command = [sys.executable, "-m", "bench.bare", str(threads), str(runs), str(TURNS), file, url]
+    command = [
+        sys.executable,
+        "-m",
+        "bench.stage.bare",
+        str(threads),
+        str(runs),
+        str(TURNS),
+        file,
+        url,
+    ]
     began = time.time()
     with (
         subprocess.Popen(command, stdout=subprocess.PIPE) as process,

@@ -12,10 +12,10 @@ from typing import Any
 
 from sqlalchemy import event, select, text
 
-from bench.databases import Databases
-from bench.material import make_workspace
-from bench.server import serving
-from bench.sides import attempts
+from bench.stage.databases import Databases
+from bench.stage.material import make_workspace
+from bench.stage.server import serving
+from bench.stage.sides import attempts
 from bench.tables import Table, held
 from runner.core.conversation import ModelReply, ModelRequest
 from runner.engine.ports import Interrupt, Model

@@ -17,10 +17,10 @@ from typing import Any
 
 from sqlalchemy import func, select
 
-from bench.databases import Databases
-from bench.material import submit
-from bench.processes import worker
-from bench.server import serving
+from bench.stage.databases import Databases
+from bench.stage.material import submit
+from bench.stage.processes import worker
+from bench.stage.server import serving
 from bench.tables import Table, held
 from runner.store.database import Database
 from runner.store.tables import events, model_calls, workers
@@ -87,6 +87,7 @@ def _recover(databases: Databases, kind: str, folder: Path, api_url: str, place:
             Path(opened.enter_context(tempfile.TemporaryDirectory(prefix=f"{name}-", dir=parent)))
             for name, parent in (("home", folder), ("a", None), ("b", None), ("work", folder))
         )
+        log = folder / f"{home.name}.log"
         database_url = opened.enter_context(databases.empty(kind))
         database = Database(database_url)
         opened.callback(database.close)
@@ -96,21 +97,21 @@ def _recover(databases: Databases, kind: str, folder: Path, api_url: str, place:
             home=home,
             database_url=database_url,
             api_url=api_url,
-            log=folder / "workers.log",
+            log=log,
         )
         keys = [f"k{number}" for number in range(RUNS)]
         run_ids = submit(database, workspace, keys, TURNS, "Bash")
         first = opened.enter_context(start(temporary=here))
-        _wait(lambda: len(_turns(database, run_ids, attempt=1)) == RUNS)
+        _wait(lambda: len(_turns(database, run_ids, attempt=1)) == RUNS, log)
         temporary = there if place == "elsewhere" else here
         if place != "restarted":
             opened.enter_context(start(temporary=temporary))
-            _wait(lambda: _live_workers(database) == 2)
+            _wait(lambda: _live_workers(database) == 2, log)
         killed_at = time.time()
         os.kill(first.pid, signal.SIGKILL)
         if place == "restarted":
             opened.enter_context(start(temporary=temporary))
-        _wait(lambda: len(_turns(database, run_ids, attempt=2)) == RUNS)
+        _wait(lambda: len(_turns(database, run_ids, attempt=2)) == RUNS, log)
         steps = _first_steps(database, run_ids)
         return Recovery(
             first=min(steps) - killed_at,
@@ -120,11 +121,13 @@ def _recover(databases: Databases, kind: str, folder: Path, api_url: str, place:
         )
 
 
-def _wait(condition: Callable[[], bool]) -> None:
+def _wait(condition: Callable[[], bool], log: Path) -> None:
     deadline = time.monotonic() + LONGEST_WAIT
     while not condition():
         if time.monotonic() > deadline:
-            raise RuntimeError("the workers did not get on: see what they logged")
+            raise RuntimeError(
+                f"the workers did not get on; they logged: {log.read_text()[-2000:]}"
+            )
         time.sleep(0.02)
 
 

@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 from statistics import median
 
-from bench.databases import Databases
-from bench.material import make_workspace, submit
+from bench.stage.databases import Databases
+from bench.stage.material import make_workspace, submit
 from bench.tables import Table, held
 from runner.store.database import Database
 

@@ -7,11 +7,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 
-from bench import bare
-from bench.databases import Databases
-from bench.material import make_workspace
-from bench.server import serving
-from bench.sides import Side, attempts, in_worker
+from bench.disk import flush_milliseconds
+from bench.stage import bare
+from bench.stage.databases import Databases
+from bench.stage.material import make_workspace
+from bench.stage.server import serving
+from bench.stage.sides import Side, attempts, in_worker
 from bench.tables import Table, held
 from runner.store.database import Database
 
@@ -23,17 +24,20 @@ QUICK_LENGTHS = {10: 5, 50: 3, 200: 1}
 def measure(databases: Databases, folder: Path, *, quick: bool) -> list[Table]:
     """Wall and processor time per turn of each side, conversations taken in turns."""
     table = Table("turns", "(a) milliseconds per turn, Runner beside the bare loop")
+    flushes: list[float] = []
     with ExitStack() as opened:
         server = opened.enter_context(serving())
         sides = _sides(databases, folder, server.url, opened)
         for length, repetitions in (QUICK_LENGTHS if quick else LENGTHS).items():
             taken = _interleaved(sides, length, repetitions)
+            flushes += flush_milliseconds(10, folder)
             for side in list(sides)[1:]:
                 table.rows.append(_row(side, length, taken))
     share = 1000 * server.cpu_seconds / server.requests
     table.notes += [
         "medians over conversations taken in turns; 'over' is the median of the differences within a round",
         "cpu: this process only, all threads; worker: from claim to end of the run by the database",
+        f"a flush to the disk took {median(flushes):.2f} ms meanwhile; a turn waits for two",
         f"the server took {share:.1f} ms of its own processor time a request, the same for all sides",
     ]
     return [table]

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 HOME = "RUNNER_HOME"
 DATABASE_URL = "RUNNER_DATABASE_URL"
@@ -43,7 +43,7 @@ class Settings:
     ) -> Settings:
         """The settings: what an option says, else the environment, else the default."""
         folder = Path(home or environment.get(HOME) or _DEFAULT_HOME).expanduser().absolute()
-        default_url = f"sqlite:///{folder / 'runner.db'}"
+        default_url = "sqlite:///" + quote(str(folder / "runner.db"))
         return cls(
             home=folder,
             database_url=database_url or environment.get(DATABASE_URL) or default_url,

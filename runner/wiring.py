@@ -70,18 +70,17 @@ def _resolve_tools(
         return resolve(good, import_from), tuple((p.name, p.message) for p in error.problems)
 
 
-def submit(settings: Settings, database: Database, path: Path, key: str | None = None) -> str:
-    """Submit a job file; nothing is created when anything is wrong with it.
+def submit(database: Database, submission: Submission, key: str | None = None) -> str:
+    """Submit a job that ``load_submission`` found nothing wrong with.
 
     Returns:
         The job's id; the first job's when ``key`` has been used.
 
     Raises:
-        SpecError: every problem in the file. UnreachableError: the database does not answer.
+        UsageError: its workspace cannot be marked. UnreachableError: the database does not answer.
     """
     from runner.workspace.identity import identify
 
-    submission = load_submission(path)
     workspace = submission.spec.workspace
     workspace_id = identify(Path(workspace.path)) if workspace else None
     clock = DatabaseClock(database)

@@ -27,6 +27,9 @@ _STATE_STYLES = {
 }
 
 
+LONGEST_LINE = 200
+
+
 def cell(value: Any) -> str:
     """A value on one line; nothing for None."""
     from runner.core.events import visible  # late: `runner --help` does without it
@@ -40,8 +43,9 @@ def lines(text: str) -> str:
 
 
 def first_line(text: str) -> str:
-    """The first line of a text that is not blank."""
-    return cell(next((line.strip() for line in text.splitlines() if line.strip()), ""))
+    """The first line of a text that is not blank, cut when it is long."""
+    line = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    return cell(line if len(line) <= LONGEST_LINE else line[:LONGEST_LINE] + "…")
 
 
 def moment(seconds: float | None) -> str:

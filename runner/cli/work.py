@@ -52,9 +52,10 @@ def run(
         with stored(settings) as database:
             job_id = find(database, str(resumed), "job").id
             return _work(settings, database, job_id, slots, as_json)
+    submission = wiring.load_submission(spec)
     database = wiring.open_database(settings, upgrade=True)
     try:
-        job_id = wiring.submit(settings, database, spec)
+        job_id = wiring.submit(database, submission)
         return _work(settings, database, job_id, slots, as_json)
     finally:
         database.close()
@@ -89,9 +90,10 @@ def submit(settings: Settings, spec: Path, key: str | None, as_json: bool) -> No
     from runner import wiring
     from runner.store.look import queries
 
+    submission = wiring.load_submission(spec)
     database = wiring.open_database(settings, upgrade=True)
     try:
-        job_id = wiring.submit(settings, database, spec, key)
+        job_id = wiring.submit(database, submission, key)
         if as_json:
             say_json(queries.show_job(database, job_id))
         else:

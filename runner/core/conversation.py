@@ -26,6 +26,11 @@ ToolOutcome = Literal[
 ]
 
 
+# Arguments that are no JSON object cannot be stored as a call's input, because the API takes only
+# objects back: they are kept as text under this one name, and answered as invalid.
+UNREADABLE_INPUT = "unreadable_arguments"
+
+
 @dataclass(frozen=True, slots=True)
 class Message:
     role: Role
@@ -113,7 +118,8 @@ class ModelReply:
 
     ``blocks`` are the finished ones, in order; ``cut`` is the block that ``max_tokens`` parted (kept
     for audit, never run). A text or thinking block is finished when its ``content_block_stop`` came
-    (thinking needs its signature too), a tool call when its input is a whole JSON object.
+    (thinking needs its signature too), a tool call when its input is a whole JSON object. Arguments
+    that are something else although the reply was not cut stand under ``UNREADABLE_INPUT``.
     """
 
     blocks: tuple[Block, ...]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from runner.core import budget
-from runner.core.conversation import ToolResult
+from runner.core.conversation import UNREADABLE_INPUT, ToolResult
 from runner.core.journal import (
     Applied,
     Call,
@@ -173,7 +173,7 @@ def _result_without_running(view: RunView, call: Call) -> ToolResult | None:
     if tool is None:
         names = ", ".join(tool.name for tool in view.spec.tools) or "none"
         return ToolResult(f"Unknown tool {call.name!r}. Available tools: {names}.", "unknown_tool")
-    if not isinstance(call.input, dict):
+    if not isinstance(call.input, dict) or list(call.input) == [UNREADABLE_INPUT]:
         return ToolResult("The arguments must be a JSON object.", "invalid_input")
     if call.decision is not None and call.decision.effect == "deny":
         return ToolResult(f"Permission {call.decision.explain()}.", "denied")

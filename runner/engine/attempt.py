@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from runner.core import retry
@@ -109,11 +110,13 @@ class _Attempt:
 
     def _store(self, store: Callable[[Sequence[Entry]], T], entries: Sequence[Entry]) -> T:
         """Store until it is stored: a reply that was paid for outlives an outage."""
-        try:
-            return self._insist(lambda: store(entries))
-        except StaleView:
-            self._view = self._insist(lambda: self._ports.journal.load(self._lease))
-            return self._insist(lambda: store(()))
+        while True:
+            try:
+                return self._insist(partial(store, entries))
+            except StaleView:
+                # The answer to a commit was lost, but it went through: there is nothing to add.
+                self._view = self._insist(lambda: self._ports.journal.load(self._lease))
+                entries = ()
 
     def _insist(self, work: Callable[[], T]) -> T:
         wait = _FIRST_DATABASE_WAIT

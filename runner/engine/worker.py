@@ -185,8 +185,10 @@ class Worker:
         finally:
             stop_watching.set()
             watch.join()
-            self._leave()
-            self._ended.set()
+            try:
+                self._leave()
+            finally:
+                self._ended.set()
 
     def _leave(self) -> None:
         self._machine.close()
@@ -231,7 +233,7 @@ class Worker:
         return self._machine.clock.monotonic() - self._renewed_at < ACT_SECONDS
 
     def _look_for_lost_runs(self) -> None:
-        mine = {run_id: held for run_id, held in self._held.items() if held.claimed}
+        mine = {run_id: held for run_id, held in list(self._held.items()) if held.claimed}
         stored = runs.held_by(self._machine.database, self.id)
         for run_id, held in mine.items():
             if stored.get(run_id) != held.attempt:
@@ -262,7 +264,7 @@ class Worker:
         machine = self._machine
         try:
             run = runs.look_at(machine.database, run_id, machine.clock.now())
-            if run is None or run_id in self._held:
+            if run is None:
                 return
             if run.must_be_alone and self._only is None:
                 machine.run_apart(run_id, self._ports.stopping)
@@ -283,7 +285,10 @@ class Worker:
     def _work(self, run: runs.DueRun) -> None:
         machine = self._machine
         held = _Held(run.attempt + 1, Interrupt(self._may_act))
-        self._held[run.id] = held
+        if self._held.setdefault(run.id, held) is not held:
+            # Its last attempt here is on its way out, or another wake-up was faster.
+            runs.postpone(machine.database, run, machine.clock.now() + QUIET_SECONDS)
+            return
         try:
             lease = runs.claim(machine.database, run, self.id, machine.clock.now())
             if lease is not None:

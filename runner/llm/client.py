@@ -106,6 +106,10 @@ class MessagesClients:
             raise _no_key(str(error)) from error
         if not (client.api_key or client.auth_token or client.credentials):
             raise _no_key("no API key was found")
+        for key in (client.api_key, client.auth_token):
+            if key is not None and not (key.isascii() and key.isprintable() and key == key.strip()):
+                # The transport would name the whole key in its error.
+                raise _no_key("the API key has blanks or control characters in it or around it")
         return client
 
 

@@ -67,6 +67,12 @@ def failure(
         return _error_event(error, started, request_id)
     if isinstance(error, anthropic.CredentialsError):
         return ModelCallError("authentication_error", _line(error), status=401, billed=False)
+    if isinstance(error, httpx2.LocalProtocolError):
+        # Its words can hold a header with the key in it.
+        text = (
+            "the request could not be built: look at the key, and at extra_headers in model_options"
+        )
+        return ModelCallError("invalid_request_error", text, status=400, billed=False)
     if isinstance(error, _UNREADABLE):
         return ModelCallError("stream_broken", _line(error), request_id=request_id)
     if isinstance(error, StreamEndedError):

@@ -7,13 +7,18 @@ them, so that they can be sent back; nothing depends on a block's type being kno
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NoReturn
 
-from runner.core.conversation import Block, ModelReply, Usage
+from runner.core.conversation import UNREADABLE_INPUT, Block, ModelReply, Usage
 
 # With these the API may part the last block; with any other reason an unfinished block is a fault.
 _PARTING_REASONS = frozenset({"max_tokens", "model_context_window_exceeded", "refusal"})
+_NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_-]")
+_LONGEST_NAME = 128
+_MOST_UNREADABLE = 10_000
 _USAGE_FIELDS = (
     "input_tokens",
     "cache_read_input_tokens",
@@ -218,8 +223,13 @@ class _Part:
         try:
             block["input"] = _parsed(source) if source else block["input"]
         except BrokenStreamError as error:
-            self._refuse_unfinished(str(error), may_be_parted)
-            return None
+            if may_be_parted or self._type != "tool_use":
+                self._refuse_unfinished(str(error), may_be_parted)
+                return None
+            block["input"] = {UNREADABLE_INPUT: source[:_MOST_UNREADABLE]}
+        if self._type == "tool_use" and isinstance(block.get("name"), str):
+            # A name that the API would refuse when it is sent back is no tool of ours either.
+            block["name"] = _NOT_IN_NAMES.sub("_", block["name"])[:_LONGEST_NAME] or "_"
         for name, kind in (("id", str), ("name", str), ("input", dict)):
             if not isinstance(block.get(name), kind) or (kind is str and not block[name]):
                 raise BrokenStreamError(f"a {self._type} block has no usable {name}")
@@ -232,11 +242,18 @@ class _Part:
 
 def _parsed(source: str) -> dict[str, Any]:
     try:
-        value = json.loads(source, parse_constant=_refuse_constant)
+        value = json.loads(source, parse_constant=_refuse_constant, parse_float=_finite)
     except (ValueError, RecursionError) as error:
         raise BrokenStreamError(f"has an input that is no JSON ({error})") from error
     if not isinstance(value, dict):
         raise BrokenStreamError("has an input that is no JSON object")
+    return value
+
+
+def _finite(digits: str) -> float:
+    value = float(digits)
+    if not math.isfinite(value):
+        raise ValueError(f"{digits[:20]} is too large a number")
     return value
 
 

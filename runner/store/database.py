@@ -7,6 +7,7 @@ the next one, so that many runs share one flush to disk.
 from __future__ import annotations
 
 import json
+import sqlite3
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -27,6 +28,8 @@ T = TypeVar("T")
 BUSY_TIMEOUT_SECONDS = 30.0
 POSTGRES_CONNECTIONS = 8
 _MOST_SHARING_A_COMMIT = 64
+_DRIVERS = {"sqlite", "sqlite+pysqlite", "postgresql", "postgresql+psycopg"}
+_OUTAGE_CLASSES = {"08", "25", "40", "53", "57", "58"}
 
 # A host that is gone without a word is noticed in seconds, not hours
 # (https://www.postgresql.org/docs/current/libpq-connect.html).
@@ -41,7 +44,7 @@ _POSTGRES_PATIENCE = {
 
 def to_json(value: Any) -> str:
     """JSON text, compact and in order. Text that UTF-8 cannot carry (lone surrogates) is escaped."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -62,32 +65,38 @@ class Database:
     def __init__(self, url: str) -> None:
         try:
             parsed = make_url(url)
-        except ArgumentError as error:
+        except (ArgumentError, ValueError) as error:
             raise UsageError(
                 "the database URL cannot be read: use sqlite:///path or postgresql://user@host/name"
             ) from error
+        if parsed.drivername not in _DRIVERS:
+            raise UsageError(
+                f"databases of kind {parsed.drivername!r} are not supported: use sqlite or postgresql"
+            )
         self.url = parsed
         self.dialect = parsed.get_backend_name()
         if self.dialect == "sqlite":
             self._open_sqlite()
-        elif self.dialect == "postgresql":
-            self._open_postgres()
         else:
-            raise UsageError(
-                f"databases of kind {self.dialect!r} are not supported: use sqlite or postgresql"
-            )
+            self._open_postgres()
 
     def _open_sqlite(self) -> None:
         path = self.url.database
         if not path or path == ":memory:":
             raise UsageError("a SQLite database needs a file: sqlite:///path/to/runner.db")
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(path).parent
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(
+                f"the folder {folder} cannot be made ({error.strerror}): choose another RUNNER_HOME"
+            ) from error
         self.writer = _sqlite_engine(self, "BEGIN IMMEDIATE", connections=1)
         self.reader = _sqlite_engine(self, "BEGIN", connections=4)
         self._writes: _SharedCommits | None = _SharedCommits(self.writer)
 
     def _open_postgres(self) -> None:
-        self.writer = self.reader = create_engine(
+        self.writer = create_engine(
             self.url,
             json_serializer=to_json,
             pool_size=POSTGRES_CONNECTIONS,
@@ -96,6 +105,9 @@ class Database:
             connect_args=_POSTGRES_PATIENCE,
         )
         event.listen(self.writer, "connect", _end_sleepers)
+        self.reader = self.writer.execution_options(
+            isolation_level="REPEATABLE READ", postgresql_readonly=True
+        )
         self._writes = None
 
     def write(self, work: Callable[[Connection], T]) -> T:
@@ -160,9 +172,18 @@ def reachable(database: Database) -> Iterator[None]:
     except (OperationalError, InterfaceError, PoolTimeoutError) as error:
         raise _unreachable(database, error) from error
     except DBAPIError as error:
-        if error.connection_invalidated:
+        if error.connection_invalidated or _is_outage(error.orig):
             raise _unreachable(database, error) from error
         raise
+
+
+def _is_outage(error: BaseException | None) -> bool:
+    """Whether an error is the database's own trouble: a file that is none (SQLite), or a server that
+    is full, shutting down or read-only after a failover
+    (https://www.postgresql.org/docs/current/errcodes-appendix.html)."""
+    if type(error) is sqlite3.DatabaseError:
+        return True
+    return str(getattr(error, "sqlstate", None))[:2] in _OUTAGE_CLASSES
 
 
 def _unreachable(database: Database, error: Exception) -> RunnerError:

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Row, bindparam, select
 
 from runner.core import decide
 from runner.core.budget import Reservation
-from runner.core.conversation import Message, Usage
+from runner.core.conversation import Message, Usage, tool_uses
 from runner.core.decide import Effect
 from runner.core.journal import (
     Call,
@@ -266,18 +266,18 @@ def _open_calls(
     rows = connection.execute(query).all()
     if all(row.ended_at is not None for row in rows):
         return ()
-    uses = {block["id"]: block for block in contents[reply].values() if block["type"] == "tool_use"}
+    uses = tool_uses(contents[reply].values())
     results = contents.get(reply + 1, {})
     return tuple(
         Call(
             index=row.position,
-            id=row.tool_use_id,
-            name=uses[row.tool_use_id]["name"],
-            input=uses[row.tool_use_id]["input"],
+            id=use["id"],
+            name=use["name"],
+            input=use["input"],
             decision=Decision(row.decision, row.rule) if row.decision else None,
             started_by=row.started_attempt,
             interrupted=row.interrupted,
             result=results.get(row.position),
         )
-        for row in rows
+        for row, use in zip(rows, uses, strict=True)
     )

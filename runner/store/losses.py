@@ -115,7 +115,7 @@ def _free(
     """Take the run from its worker: failed, or queued again."""
     changes: dict[str, Any] = {"state": "queued", "reason": queued_for, "due_at": now}
     if failure is not None:
-        changes = {**failure, "ended_at": now}
+        changes = {**failure, "ended_at": now, "pause_requested": False}
     connection.execute(
         update(runs)
         .where(runs.c.id == run.id)

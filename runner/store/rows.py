@@ -17,7 +17,7 @@ from runner.core.conversation import (
     text_block,
     tool_uses,
 )
-from runner.core.events import events_of
+from runner.core.events import events_of, visible
 from runner.core.journal import (
     Applied,
     CallsDecided,
@@ -106,9 +106,9 @@ class Rows:
                 self._change_model_call(
                     view,
                     ended_at=entry.at,
-                    request_id=entry.request_id,
+                    request_id=entry.request_id and visible(entry.request_id),
                     charged_tokens=entry.charged,
-                    error=f"{entry.kind}: {entry.message}",
+                    error=visible(f"{entry.kind}: {entry.message}"),
                 )
             case CallsDecided(decisions):
                 for index, decision in decisions.items():
@@ -149,10 +149,10 @@ class Rows:
         self._change_model_call(
             view,
             ended_at=self._now,
-            model=reply.model,
+            model=visible(reply.model),
             latency=reply.latency,
-            request_id=reply.request_id,
-            stop_reason=reply.stop_reason,
+            request_id=reply.request_id and visible(reply.request_id),
+            stop_reason=visible(reply.stop_reason),
             input_tokens=reply.usage.input_tokens,
             cache_read_tokens=reply.usage.cache_read_tokens,
             cache_creation_tokens=reply.usage.cache_creation_tokens,
@@ -170,8 +170,8 @@ class Rows:
                 "message": message,
                 "position": position,
                 "turn": turn,
-                "tool_use_id": block["id"],
-                "name": block["name"],
+                "tool_use_id": visible(block["id"]),
+                "name": visible(block["name"]),
             }
 
     def _finish_call(self, view: RunView, entry: ToolFinished) -> None:
@@ -288,8 +288,8 @@ def _state_changes(outcome: Outcome, now: float) -> dict[str, Any]:
         case Ended(state, reason, detail):
             return freed | {
                 "state": state,
-                "reason": reason,
-                "detail": detail,
+                "reason": visible(reason),
+                "detail": visible(detail),
                 "ended_at": now,
                 "pause_requested": False,
             }

@@ -20,6 +20,7 @@ from pathlib import Path
 from runner.engine.ports import Surroundings
 from runner.tools.failure import ToolFailure
 
+WORKSPACE_MARKER = ".runner-workspace"  # as runner.workspace.identity names it; a test compares
 _LONGEST_PATH = 4_096  # PATH_MAX of Linux
 _MOST_FOLDERS = 200  # the standard library makes folders by recursion
 _OPEN_FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY | os.O_CLOEXEC
@@ -78,6 +79,8 @@ class Places:
                 f"{path} leads to {real}, outside the workspace {self.workspace}: "
                 "file tools work only inside it"
             )
+        if writing and real == os.path.join(self.workspace, WORKSPACE_MARKER):
+            raise ToolFailure(f"{path} says which workspace this is: it is Runner's own")
         if _inside(real, self.home) and not self._works_in_home():
             raise ToolFailure(f"{path} is in Runner's own folder, which file tools leave alone")
         return real

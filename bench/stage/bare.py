@@ -1,6 +1,6 @@
 """The bare loop that Runner is measured against: the SDK's own stream helper, nothing stored.
 
-``python -m bench.bare THREADS CONVERSATIONS TURNS FILE`` runs many of them in a process of its own.
+``python -m bench.stage.bare THREADS CONVERSATIONS TURNS FILE`` runs many of them in a process of its own.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import anthropic
 
-from bench.material import MAX_TOKENS, MODEL, READ, SYSTEM, prompt
+from bench.stage.material import MAX_TOKENS, MODEL, READ, SYSTEM, prompt
 from tests.messages_api import API_KEY
 
 

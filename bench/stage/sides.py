@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bench.material import submit, wait_for_end
+from bench.stage.material import submit, wait_for_end
 from runner import wiring
 from runner.core.run import Ended
 from runner.engine.attempt import Ports, run_attempt

@@ -1,6 +1,6 @@
 """The strict Messages API in a process of its own, which all sides of a measurement talk to.
 
-``python -m bench.server``: its first line is its URL, its last one what it did; it ends when its
+``python -m bench.stage.server``: its first line is its URL, its last one what it did; it ends when its
 standard input closes.
 """
 
@@ -56,7 +56,7 @@ def serving(*, latency: float = 0.0, replay: bool = False, tool: str = "Read") -
         replay: give the replies without checking the requests, at a fraction of the processor time.
         tool: the tool that every reply but the last one calls, ``Read`` or ``Bash``.
     """
-    command = [sys.executable, "-m", "bench.server", f"--latency={latency}", f"--tool={tool}"]
+    command = [sys.executable, "-m", "bench.stage.server", f"--latency={latency}", f"--tool={tool}"]
     command += ["--replay"] if replay else []
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -1,0 +1,1 @@
+"""What is measured on: the server, the databases, the material, and the sides that are compared."""
