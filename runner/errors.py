@@ -4,6 +4,7 @@
     ├── UsageError              the caller asked for something that cannot be (exit code 2)
     │   ├── SpecError           a job file with problems, all of them listed (exit code 2)
     │   └── NotFoundError       no such job, run or tool call, or more than one (exit code 2)
+    ├── WorkspaceError          a run's workspace cannot be made
     ├── UnreachableError        a database, queue or network that does not answer (exit code 5)
     ├── StaleView               the journal holds more than the view says: load again
     ├── LeaseLost               the attempt no longer holds its run: drop it, append nothing
@@ -51,6 +52,10 @@ class SpecError(UsageError):
         self.source = source
         self.problems = problems
         super().__init__("; ".join(f"{source}: {problem}" for problem in problems))
+
+
+class WorkspaceError(RunnerError):
+    """A run's workspace cannot be made, and trying again would not help."""
 
 
 class UnreachableError(RunnerError):

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from runner.core.conversation import Tool
 from runner.core.spec import JobSpec, Submission
-from runner.errors import UnreachableError
+from runner.errors import UnreachableError, UsageError
 from runner.settings import Settings
 from runner.store import ids, migrate
 from runner.store.database import Database
@@ -29,7 +29,7 @@ from runner.store.workers import DatabaseClock
 if TYPE_CHECKING:
     from runner.engine.attempt import Ports
     from runner.engine.locks import HostLocks
-    from runner.engine.ports import Doorbell, Model
+    from runner.engine.ports import Doorbell, Live, Model, Tools
     from runner.engine.worker import Machine, Worker
     from runner.queue.embedded import EmbeddedServer
 
@@ -112,7 +112,8 @@ def start_worker(
     from runner.queue.worker import WakeUpWorker
 
     close_to_others()
-    settings.home.mkdir(parents=True, exist_ok=True)
+    _allow_open_files(slots)
+    _make_home(settings.home)
     with ExitStack() as opened:
         clock = DatabaseClock(database)
         locks = HostLocks()
@@ -136,12 +137,37 @@ def start_worker(
                 connection, name=worker_id, slots=slots, handle=handle, on_slot_free=on_slot_free
             ),
         )
-        try:
-            worker.start()
-        except BaseException:
-            machine.close()
-            raise
-        return worker
+        return _started(worker, machine)
+
+
+def _started(worker: Worker, machine: Machine) -> Worker:
+    try:
+        worker.start()
+    except BaseException:
+        machine.close()
+        raise
+    return worker
+
+
+def _allow_open_files(slots: int) -> None:
+    """Each run in hand has a connection to the API, and sockets to its tools."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 1024 + 16 * slots
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+def _make_home(home: Path) -> None:
+    """What runs say and see is their user's own."""
+    try:
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"the folder {home} cannot be made ({error.strerror}): choose another RUNNER_HOME"
+        ) from error
 
 
 def _surroundings(
@@ -153,12 +179,9 @@ def _surroundings(
     queue_url: str,
     opened: ExitStack,
 ) -> tuple[Machine, Ports]:
-    from runner.engine.attempt import Ports
     from runner.engine.worker import Machine
-    from runner.engine.workspaces import RunWorkspaces
     from runner.queue.connection import connect
     from runner.queue.live import RedisLive
-    from runner.store.journal import StoredJournal
     from runner.store.look.outputs import tool_output
     from runner.tools.host.quiet import run_is_quiet
     from runner.tools.toolbox import LocalTools
@@ -175,17 +198,7 @@ def _surroundings(
         )
     )
     live = opened.enter_context(closing(RedisLive(connect(queue_url))))
-    ports = Ports(
-        journal=StoredJournal(database, clock.now),
-        models=_models(),
-        tools=tools,
-        workspaces=RunWorkspaces(database, settings.home),
-        live=live,
-        clock=clock,
-        jitter=random.random,
-        call_id=ids.call_id,
-        stopping=threading.Event(),
-    )
+    ports = _ports(settings, database, clock, tools, live)
     machine = Machine(
         database=database,
         locks=locks,
@@ -199,6 +212,26 @@ def _surroundings(
         close=opened.pop_all().close,
     )
     return machine, ports
+
+
+def _ports(
+    settings: Settings, database: Database, clock: DatabaseClock, tools: Tools, live: Live
+) -> Ports:
+    from runner.engine.attempt import Ports
+    from runner.engine.workspaces import RunWorkspaces
+    from runner.store.journal import StoredJournal
+
+    return Ports(
+        journal=StoredJournal(database, clock.now),
+        models=_models(),
+        tools=tools,
+        workspaces=RunWorkspaces(database, settings.home),
+        live=live,
+        clock=clock,
+        jitter=random.random,
+        call_id=ids.call_id,
+        stopping=threading.Event(),
+    )
 
 
 @contextmanager

@@ -274,6 +274,8 @@ def _after_failure(view: RunView, now: float, draining: bool) -> Step | None:
         return _settle(Ended("failed", failure.kind, failure.message + request))
     if failure.retry_at <= now:
         return None
+    if (ends_at := _deadline(view)) is not None and failure.retry_at >= ends_at:
+        return _stopped_by_deadline(view)
     if failure.retry_at - now <= IN_HAND_SECONDS:
         return Sleep(failure.retry_at)
     return _settle(Requeued(failure.retry_at, "backoff"))
@@ -283,9 +285,18 @@ def _check_limits(view: RunView, now: float, draining: bool) -> Step | None:
     limits = view.limits
     if view.progress.turns >= limits.max_turns:
         return _settle(Ended("stopped", "max_turns", f"the limit of {limits.max_turns} turns"))
-    if limits.deadline is not None and now >= view.submitted_at + limits.deadline:
-        return _settle(Ended("stopped", "deadline", f"the deadline of {limits.deadline:g} s"))
+    if (ends_at := _deadline(view)) is not None and now >= ends_at:
+        return _stopped_by_deadline(view)
     return None
+
+
+def _deadline(view: RunView) -> float | None:
+    limit = view.limits.deadline
+    return None if limit is None else view.submitted_at + limit
+
+
+def _stopped_by_deadline(view: RunView) -> Step:
+    return _settle(Ended("stopped", "deadline", f"the deadline of {view.limits.deadline:g} s"))
 
 
 def _start_model_call(view: RunView, now: float, draining: bool) -> Step | None:

@@ -22,10 +22,11 @@ from runner.core.journal import (
     ModelCallFailed,
     ModelReplied,
     OpenCall,
+    RunSettled,
     RunView,
     ToolFinished,
 )
-from runner.core.run import Lease, Outcome
+from runner.core.run import Ended, Lease, Outcome
 from runner.core.spec import JobSpec
 from runner.engine.ports import (
     Clock,
@@ -37,12 +38,20 @@ from runner.engine.ports import (
     Tools,
     Workspaces,
 )
-from runner.errors import Interrupted, ModelCallError, StaleView, UnreachableError
+from runner.errors import (
+    Interrupted,
+    ModelCallError,
+    StaleView,
+    UnreachableError,
+    WorkspaceError,
+)
 
 T = TypeVar("T")
 
 _FIRST_DATABASE_WAIT = 0.1
 _LONGEST_DATABASE_WAIT = 2.0
+_LONGEST_SLEEP = 0.5
+_MOST_TOOLS_AT_ONCE = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,21 +86,44 @@ class _Attempt:
         self._ports = ports
         self._interrupt = interrupt
         self._view = self._insist(lambda: ports.journal.load(lease))
-        self._surroundings = self._insist(lambda: ports.workspaces.prepare(lease))
 
     def run(self) -> Outcome:
-        happened: list[Entry] = []
+        happened = self._prepare()
         while True:
             match self._advance(happened):
                 case Done(outcome):
                     return outcome
                 case Sleep(until):
-                    self._ports.stopping.wait(max(0.0, until - self._ports.clock.now()))
+                    self._sleep(until)
                     happened = []
                 case CallModel(call):
                     happened = [self._call_model(call)]
                 case RunTools(calls):
                     happened = [self._run_tools(calls)]
+
+    def _prepare(self) -> list[Entry]:
+        """Have the workspace ready; a run whose workspace cannot be made has failed."""
+        try:
+            self._surroundings = self._insist(
+                lambda: self._ports.workspaces.prepare(self._lease, self._interrupt)
+            )
+        except WorkspaceError as error:
+            return [RunSettled(Ended("failed", "workspace", str(error)))]
+        except Interrupted as cut:
+            if cut.reason == "dropped":
+                raise
+        return []
+
+    def _sleep(self, until: float) -> None:
+        """In short pieces, so that a cancel, a drain or a stepped clock is seen in time."""
+        clock = self._ports.clock
+        longest = clock.monotonic() + retry.IN_HAND_SECONDS
+        while not self._ports.stopping.is_set():
+            left = min(until - clock.now(), longest - clock.monotonic())
+            if left <= 0:
+                return
+            if self._interrupt.wait(min(left, _LONGEST_SLEEP)):
+                self._interrupt.check()
 
     def _advance(self, happened: Sequence[Entry]) -> Effect:
         def store(entries: Sequence[Entry]) -> Effect:
@@ -173,7 +205,7 @@ class _Attempt:
         returned so that it is stored with what follows."""
         if len(calls) == 1:
             return self._run_tool(calls[0])
-        with ThreadPoolExecutor(len(calls)) as pool:
+        with ThreadPoolExecutor(min(len(calls), _MOST_TOOLS_AT_ONCE)) as pool:
             running = [pool.submit(self._run_tool, call) for call in calls]
             try:
                 return self._append_as_they_end(running)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from runner.engine.locks import HostLocks
@@ -50,6 +50,7 @@ class Dispatcher:
         self._offer = offer
         self._visible = visible
         self._poked = threading.Event()
+        self._leases: dict[str, tuple[float, float]] = {}
         self._last_good = clock.monotonic()
         self._reaps_expired_from = self._last_good + OUTAGE_SECONDS
 
@@ -92,24 +93,41 @@ class Dispatcher:
             if host_id == self._locks.host_id and self._locks.is_dead(worker_id)
         ]
         if dead_here:
-            losses.take_from(self._database, dead_here, now, expired=False)
+            losses.take_from(self._database, dead_here, now)
             for worker_id in dead_here:
                 self._locks.forget(worker_id)
-        if self._clock.monotonic() >= self._reaps_expired_from:
-            expired = [
-                worker_id
-                for worker_id, _, expires_at in others
-                if worker_id not in dead_here and expires_at < now
-            ]
-            if expired:
-                losses.take_from(self._database, expired, now, expired=True)
+        leases = {worker_id: at for worker_id, _, at in others if worker_id not in dead_here}
+        expired = self._unrenewed(leases)
+        if expired and self._clock.monotonic() >= self._reaps_expired_from:
+            losses.take_from(self._database, expired, now, leases=leases)
+
+    def _unrenewed(self, expiries: Mapping[str, float]) -> list[str]:
+        """The workers whose leases have not moved for as long as a lease lasts, or had run out when
+        they were first seen. Counted here, because clocks can be set."""
+        seen, now = self._clock.monotonic(), self._clock.now()
+        leases = {}
+        for worker_id, expires_at in expiries.items():
+            before = self._leases.get(worker_id)
+            first_seen = before[1] if before and before[0] == expires_at else seen
+            if before is None and expires_at < now:
+                first_seen = seen - workers.LEASE_SECONDS
+            leases[worker_id] = (expires_at, first_seen)
+        self._leases = leases
+        return [
+            worker_id
+            for worker_id, (_, first_seen) in leases.items()
+            if seen - first_seen >= workers.LEASE_SECONDS
+        ]
 
     def _find_workspaces(self) -> None:
-        for (path, workspace_id), run_ids in runs.waiting_for_workspaces(self._database).items():
-            room = run_ids[: self._free_slots()]
-            if room and self._visible(Path(path), workspace_id):
-                runs.workspace_found(self._database, room, self._clock.now())
-                for run_id in room:
+        if self._free_slots() <= 0:
+            return
+        for path, workspace_id in runs.missing_workspaces(self._database):
+            if self._visible(Path(path), workspace_id):
+                found = runs.workspace_found(
+                    self._database, path, workspace_id, self._free_slots(), self._clock.now()
+                )
+                for run_id in found:
                     self._offer(run_id)
 
     def _ring(self) -> None:

@@ -142,8 +142,12 @@ class Tools(Protocol):
 
 
 class Workspaces(Protocol):
-    def prepare(self, lease: Lease) -> Surroundings:
-        """Where the run works; a copy is made at the first attempt."""
+    def prepare(self, lease: Lease, interrupt: Interrupt) -> Surroundings:
+        """Where the run works; a copy is made at the first attempt.
+
+        Raises:
+            WorkspaceError: it cannot be made. Interrupted: ``interrupt`` was set meanwhile.
+        """
 
 
 class Live(Protocol):

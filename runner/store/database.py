@@ -86,7 +86,7 @@ class Database:
             raise UsageError("a SQLite database needs a file: sqlite:///path/to/runner.db")
         folder = Path(path).parent
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(
                 f"the folder {folder} cannot be made ({error.strerror}): choose another RUNNER_HOME"

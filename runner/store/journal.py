@@ -222,12 +222,14 @@ class StoredJournal:
     def _spec(self, connection: Connection, job_id: str) -> JobSpec:
         """Jobs never change, so each is read once. On the same connection: a second one, asked for
         while all others wait for theirs, might never come."""
-        if job_id not in self._specs:
+        spec = self._specs.get(job_id)
+        if spec is None:
             if len(self._specs) >= _SPECS_KEPT:
                 self._specs.clear()
             query = select(jobs.c.spec).where(jobs.c.id == job_id)
-            self._specs[job_id] = JobSpec.from_json(connection.execute(query).scalar_one())
-        return self._specs[job_id]
+            spec = JobSpec.from_json(connection.execute(query).scalar_one())
+            self._specs[job_id] = spec
+        return spec
 
 
 def _undelivered(connection: Connection, run_id: str) -> tuple[QueuedMessage, ...]:

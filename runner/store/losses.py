@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, Row, select, update
@@ -18,22 +18,28 @@ LOST_LEASES_BEFORE_FAILED = 5
 
 
 def take_from(
-    database: Database, worker_ids: Sequence[str], now: float, *, expired: bool
+    database: Database,
+    worker_ids: Sequence[str],
+    now: float,
+    *,
+    leases: Mapping[str, float] | None = None,
 ) -> list[str]:
     """Take the runs of dead workers: each is queued again, or failed when its workers keep dying.
 
     Args:
-        expired: take only from those whose leases have expired by now, looked at once more.
+        leases: take only from those whose leases still end when this says, looked at once more.
 
     Returns:
         The ids of the runs that are queued again.
     """
 
     def work(connection: Connection) -> list[str]:
-        dead = select(workers.c.id).where(workers.c.id.in_(worker_ids)).with_for_update()
-        if expired:
-            dead = dead.where(workers.c.lease_expires_at < now)
-        dead_ids = connection.execute(dead).scalars().all()
+        dead = select(workers.c.id, workers.c.lease_expires_at).where(workers.c.id.in_(worker_ids))
+        dead_ids = [
+            row.id
+            for row in connection.execute(dead.with_for_update())
+            if leases is None or row.lease_expires_at == leases[row.id]
+        ]
         connection.execute(update(workers).where(workers.c.id.in_(dead_ids)).values(ended_at=now))
         taken = connection.execute(
             select(runs)

@@ -139,32 +139,40 @@ def wait_for_workspace(database: Database, run: DueRun, now: float) -> None:
     database.write(work)
 
 
-def waiting_for_workspaces(database: Database) -> dict[tuple[str, str], list[str]]:
-    """The runs that wait for a workspace, by its path and id."""
-    query = select(runs.c.workspace_path, runs.c.workspace_id, runs.c.id).where(
-        runs.c.state == "waiting", runs.c.reason == "workspace"
-    )
-    found: dict[tuple[str, str], list[str]] = {}
-    for row in database.read(lambda connection: connection.execute(query).all()):
-        found.setdefault((row.workspace_path, row.workspace_id), []).append(row.id)
-    return found
+_WAITING = (runs.c.state == "waiting") & (runs.c.reason == "workspace")
 
 
-def workspace_found(database: Database, run_ids: Sequence[str], now: float) -> None:
-    """Queue runs again whose workspace a worker sees. It rings for them itself: not the queue, where
-    a worker that does not see it could take them."""
+def missing_workspaces(database: Database) -> list[tuple[str, str]]:
+    """The path and id of every workspace that runs wait for."""
+    query = select(runs.c.workspace_path, runs.c.workspace_id).where(_WAITING).distinct()
+    rows = database.read(lambda connection: connection.execute(query).all())
+    return [(row.workspace_path, row.workspace_id) for row in rows]
 
-    def work(connection: Connection) -> None:
+
+def workspace_found(
+    database: Database, path: str, workspace_id: str, most: int, now: float
+) -> list[str]:
+    """Queue runs again whose workspace a worker sees, at most ``most``. It takes them itself: not
+    from the queue, where a worker that does not see it could be faster.
+
+    Returns:
+        Their ids.
+    """
+    of_it = (runs.c.workspace_path == path) & (runs.c.workspace_id == workspace_id)
+    waiting = select(runs.c.id).where(_WAITING, of_it).order_by(runs.c.id).limit(most)
+
+    def work(connection: Connection) -> list[str]:
         found = connection.execute(
             update(runs)
-            .where(runs.c.id.in_(run_ids), runs.c.state == "waiting", runs.c.reason == "workspace")
+            .where(runs.c.id.in_(waiting.scalar_subquery()), runs.c.state == "waiting")
             .values(state="queued", reason="", due_at=now, rung_at=now)
             .returning(runs.c.id)
         ).all()
         for run in found:
             add_event(connection, run, Event("resumed", {"reason": "workspace"}), now)
+        return [run.id for run in found]
 
-    database.write(work)
+    return database.write(work)
 
 
 def set_workspace(database: Database, lease: Lease, path: str, workspace_id: str) -> None:
@@ -185,7 +193,12 @@ def ring_due(database: Database, most: int, now: float) -> list[str]:
         .where(
             runs.c.state == "queued",
             runs.c.due_at <= now,
-            or_(runs.c.rung_at.is_(None), runs.c.rung_at < now - RING_AGAIN_SECONDS),
+            # A time to come is of a clock that was set back since.
+            or_(
+                runs.c.rung_at.is_(None),
+                runs.c.rung_at < now - RING_AGAIN_SECONDS,
+                runs.c.rung_at > now,
+            ),
         )
         .order_by(runs.c.due_at, runs.c.id)
         .limit(most)

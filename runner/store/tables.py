@@ -68,7 +68,6 @@ runs = Table(
     Column("id", Text, primary_key=True),
     Column("job_id", Text, ForeignKey("jobs.id"), nullable=False),
     Column("item_key", Text, nullable=False),
-    Column("item", JSON, nullable=False),
     Column("fresh_of", Text, ForeignKey("runs.id")),
     Column("state", Text, nullable=False),
     Column("reason", Text, nullable=False, server_default=""),
@@ -106,6 +105,14 @@ runs = Table(
     Index(None, "job_id", "state"),
     Index(None, "state", "due_at"),
     Index(None, "worker_id"),
+)
+
+# Apart from its run, whose row is written anew at every step: an item can be large.
+run_items = Table(
+    "run_items",
+    metadata,
+    Column("run_id", Text, ForeignKey("runs.id"), primary_key=True),
+    Column("item", JSON, nullable=False),
 )
 
 # A message is the blocks that share (run_id, message); its role is theirs.

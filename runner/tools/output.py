@@ -26,7 +26,8 @@ def present(
     """What the model is shown of an output, and the whole of it when that is too long to show.
 
     An output of more than 50,000 characters keeps its head and its tail, with a note between them
-    that says what is left out and where the whole is: ``copy``, which is written here.
+    that says what is left out and where the whole is: ``copy``, which is written here. A copy that
+    cannot be written costs nothing but itself: the note says so, and the result stays whole.
 
     Args:
         printed: the output as the tool wrote it, whatever bytes those are.
@@ -46,10 +47,9 @@ def present(
         if len(shown) <= room:
             return _join(shown, ending.rstrip("\n")), None
     whole = text.encode("utf-8", "replace")
-    restore_output(copy, whole)
     note = (
-        f"\n[… the middle is left out: the output has {len(text):,} characters. All of it is in {copy}: "
-        "Read it with offset and limit, or search it with Grep …]\n"
+        f"\n[… the middle is left out: the output has {len(text):,} characters. "
+        f"{_where(copy, whole)} …]\n"
     )
     half = (room - len(note)) // 2
     head = visible(text[:half])[:half]
@@ -58,12 +58,32 @@ def present(
 
 
 def restore_output(path: Path, output: bytes) -> None:
-    """Write a long output to its copy, which appears whole or not at all."""
+    """Write a long output to its copy, which appears whole or not at all.
+
+    Raises:
+        OSError: it cannot be written; nothing is left of the attempt.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(dir=path.parent)
-    with open(descriptor, "wb") as file:
-        file.write(output)
-    os.replace(temporary, path)  # noqa: PTH105 - a plain string
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(output)
+        os.replace(temporary, path)  # noqa: PTH105 - a plain string
+    except OSError:
+        os.unlink(temporary)  # noqa: PTH108 - a plain string
+        raise
+
+
+def _where(copy: Path, whole: bytes) -> str:
+    """Write the copy, and say where the whole output can be read."""
+    try:
+        restore_output(copy, whole)
+    except OSError as error:
+        return (
+            f"All of it is kept, but no copy to read could be written ({error.strerror}): "
+            "ask for less to see more of it"
+        )
+    return f"All of it is in {copy}: Read it with offset and limit, or search it with Grep"
 
 
 def _join(shown: str, ending: str) -> str:

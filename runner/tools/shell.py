@@ -18,7 +18,8 @@ _LONGEST_COMMAND = 100_000  # bytes; Linux takes 128 KiB in one argument (execve
 def bash(
     call: ToolCall, host: ToolHost, environment: Mapping[str, str], interrupt: Interrupt
 ) -> ToolResult:
-    """Run a command with bash; its output and errors in one, in order.
+    """Run a command with bash; its output and errors in one, in order. ``call.timeout`` (seconds) is
+    for a call that asks for none: ``timeout`` of its input (milliseconds) goes before, up to 600 s.
 
     Raises:
         ToolFailure: it could not be started. Interrupted: it was cut.

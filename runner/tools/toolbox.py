@@ -124,8 +124,14 @@ class LocalTools:
         if not places.holds_output(real) or os.path.lexists(real):
             return
         output = self._stored_output(Path(real).stem)
-        if output is not None:
+        if output is None:
+            return
+        try:
             restore_output(Path(real), output)
+        except OSError as error:
+            raise ToolFailure(
+                f"{path}: the output is kept, but its copy cannot be made again: {error.strerror}"
+            ) from error
 
 
 def _told(call: ToolCall, failure: ToolFailure) -> ToolResult:

@@ -7,16 +7,23 @@ import os
 import secrets
 import shutil
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from runner.errors import RunnerError
-from runner.workspace.identity import MARKER, exclude_from_git, identify, mark
+from runner.workspace.identity import MARKER, beginning, exclude_from_git, identify, mark
 
 _TRIES = 3
+_CHECK_EVERY = 200  # files
+_LONGEST_GIT_FILE = 8_192  # a path, and a word before it
 
 
-def copy(source: Path, target: Path, leave_out: Sequence[Path]) -> str:
+def copy(
+    source: Path,
+    target: Path,
+    leave_out: Sequence[Path],
+    check: Callable[[], None] = lambda: None,
+) -> str:
     """Copy a workspace, or take the copy that an earlier attempt finished.
 
     Links stay links, permissions and times are kept. Sockets, pipes and devices are left out, and so
@@ -28,6 +35,8 @@ def copy(source: Path, target: Path, leave_out: Sequence[Path]) -> str:
         source: the workspace's folder.
         target: where the copy goes; folders above it are created.
         leave_out: folders or files inside ``source`` that are not copied (Runner's own).
+        check: called for every folder and every 200 files; what it raises ends the copying, and
+            nothing is at ``target`` then.
 
     Returns:
         The copy's own id.
@@ -40,9 +49,9 @@ def copy(source: Path, target: Path, leave_out: Sequence[Path]) -> str:
     draft = target.with_name(f"{_draft_prefix(target)}{secrets.token_hex(4)}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        _remove_leftovers(target)
+        _remove_leftovers(target, check)
         left_out = frozenset(os.path.realpath(path) for path in (*leave_out, target, draft))
-        _copy_tree(os.path.realpath(source), str(draft), left_out)
+        _copy_tree(os.path.realpath(source), str(draft), left_out, check)
         if (draft / ".git").exists():
             exclude_from_git(draft)
         identity = mark(draft)
@@ -58,8 +67,9 @@ def _draft_prefix(target: Path) -> str:
     return f".{target.name}.partial-"
 
 
-def _remove_leftovers(target: Path) -> None:
+def _remove_leftovers(target: Path, check: Callable[[], None]) -> None:
     for path in target.parent.iterdir():
+        check()
         if path.name.startswith(_draft_prefix(target)):
             _remove(path)
 
@@ -88,11 +98,14 @@ def _remove(folder: Path) -> None:
     shutil.rmtree(folder)
 
 
-def _copy_tree(source: str, target: str, left_out: frozenset[str]) -> None:
+def _copy_tree(
+    source: str, target: str, left_out: frozenset[str], check: Callable[[], None]
+) -> None:
     """Copy what is in ``source``; permissions of folders come last, as some forbid writing."""
     waiting = [(source, target)]
     made: list[tuple[str, str]] = []
     while waiting:
+        check()
         here, there = waiting.pop()
         os.mkdir(there, stat.S_IRWXU)  # noqa: PTH102 - plain strings: this runs for every folder
         try:
@@ -105,7 +118,9 @@ def _copy_tree(source: str, target: str, left_out: frozenset[str]) -> None:
             continue
         if here != source:
             made.append((here, there))
-        for entry in entries:
+        for number, entry in enumerate(entries, 1):
+            if number % _CHECK_EVERY == 0:
+                check()
             if entry.path in left_out or (here == source and entry.name.startswith(MARKER)):
                 continue
             goal = f"{there}{os.sep}{entry.name}"
@@ -114,6 +129,7 @@ def _copy_tree(source: str, target: str, left_out: frozenset[str]) -> None:
             else:
                 _copy_entry(entry, goal, source)
     for here, there in reversed(made):
+        check()
         _copy_status(here, there)
 
 
@@ -148,10 +164,13 @@ def _expect_gone(path: str, error: FileNotFoundError) -> None:
 
 
 def _points_outside(git_file: str, source: str) -> bool:
-    """Whether a ``.git`` file (https://git-scm.com/docs/gitrepository-layout) names a folder that is
-    not in the tree, or cannot be carried over because its path is absolute."""
+    """Whether a ``.git`` file (https://git-scm.com/docs/gitrepository-layout) or link names a folder
+    that is not in the tree, or cannot be carried over because its path is absolute."""
     file = Path(git_file)
-    text = file.read_text(encoding="utf-8", errors="surrogateescape")
-    pointed = Path(text.removeprefix("gitdir:").strip())
+    if file.is_symlink():
+        pointed = file.readlink()
+    else:
+        text = os.fsdecode(beginning(git_file, _LONGEST_GIT_FILE) or b"")
+        pointed = Path(text.removeprefix("gitdir:").strip())
     folder = (file.parent / pointed).resolve()
     return pointed.is_absolute() or not folder.is_relative_to(source)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import base64
+import errno
 import os
 import re
 import secrets
 import shutil
 import stat
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from runner.errors import UsageError
@@ -16,6 +19,13 @@ from runner.errors import UsageError
 MARKER = ".runner-workspace"
 EXCLUDED = f"{MARKER}*"
 
+_MOST_EXCLUDES = 1 << 20  # bytes
+_GIT_SECONDS = 10.0
+_ID_BYTES = 200
+# Whatever an agent or a repository put in a file's place: links are not followed, pipes not waited for.
+_CAREFULLY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+# What opening so says of a link, of a link or file instead of a folder, of a folder, of a socket.
+_SOMETHING_ELSE = frozenset({errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO})
 _ID = re.compile(r"ws_[a-z2-7]{26}")
 
 
@@ -34,26 +44,43 @@ def identify(root: Path) -> str:
     Raises:
         UsageError: the id cannot be written, or what is in its place is no id.
     """
-    try:
+    with _explained(root):
         if not os.path.lexists(root / MARKER):
             exclude_from_git(root)
         return mark(root)
-    except OSError as error:
-        raise UsageError(
-            f"cannot keep the workspace's id in {root / MARKER}: {error.strerror or error}; "
-            "make the folder writable or choose another workspace"
-        ) from error
 
 
 def mark(root: Path) -> str:
     """Like ``identify``, but git is told nothing, and an OSError stays one."""
     marker = root / MARKER
     if not os.path.lexists(marker):
-        _create(marker)
+        code = base64.b32encode(secrets.token_bytes(16)).decode().rstrip("=").lower()
+        _create(marker, f"ws_{code}")
     identity = _read(marker)
     if identity is None:
         raise UsageError(f"{marker} does not hold a workspace's id; delete that file and try again")
     return identity
+
+
+def restore(root: Path, identity: str) -> bool:
+    """Write a workspace's id back into its folder, from which a ``git clean`` or an agent removed it.
+    Whether it is the same folder still is for the caller to know.
+
+    Args:
+        root: the workspace's folder.
+        identity: the id that it had.
+
+    Returns:
+        Whether it was written: False when something is in its place, or there is no such folder.
+
+    Raises:
+        UsageError: the id cannot be written.
+    """
+    if not root.is_dir() or os.path.lexists(root / MARKER):
+        return False
+    with _explained(root):
+        exclude_from_git(root)
+        return _create(root / MARKER, identity)
 
 
 def visible(path: Path, identity: str) -> bool:
@@ -65,62 +92,124 @@ def visible(path: Path, identity: str) -> bool:
 
 
 def exclude_from_git(root: Path) -> None:
-    """Have git overlook the id's file in the repository that ``root`` is in, if it is in one."""
+    """Have git overlook the id's file in the repository that ``root`` is in, if it is in one.
+
+    The repository is not trusted: an ignore list that is a link, no regular file, or over 1 MiB is
+    left alone, and ``git status`` shows the id's file then.
+    """
     listing = _exclude_file(root)
     if listing is None:
         return
-    text = listing.read_bytes() if listing.exists() else b""
-    if EXCLUDED.encode() in text.splitlines():
-        return
-    listing.parent.mkdir(parents=True, exist_ok=True)
-    start = "" if not text or text.endswith(b"\n") else "\n"
-    with listing.open("a", encoding="utf-8") as file:
-        file.write(f"{start}{EXCLUDED}\n")
+    try:
+        descriptor = _open_listing(listing)
+    except OSError as error:
+        if error.errno in _SOMETHING_ELSE:
+            return
+        raise
+    with open(descriptor, "rb+", buffering=0) as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return
+        text = _first_bytes(descriptor, _MOST_EXCLUDES + 1)
+        if len(text) <= _MOST_EXCLUDES and EXCLUDED.encode() not in text.splitlines():
+            start = "" if not text or text.endswith(b"\n") else "\n"
+            file.write(f"{start}{EXCLUDED}\n".encode())
+
+
+def beginning(path: str | Path, most: int) -> bytes | None:
+    """The first ``most`` bytes of a file; None when something else than a regular file is there.
+
+    Raises:
+        OSError: it cannot be read, or is a link.
+    """
+    descriptor = os.open(path, os.O_RDONLY | _CAREFULLY)
+    try:
+        regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
+        return _first_bytes(descriptor, most) if regular else None
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _explained(root: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(
+            f"cannot keep the workspace's id in {root / MARKER}: {error.strerror or error}; "
+            "make the folder writable or choose another workspace"
+        ) from error
+
+
+def _open_listing(listing: Path) -> int:
+    """A descriptor of an ignore list, to read and to append to; made when it is missing. From git's
+    own folder on (two above it) nothing on the way is a link."""
+    git_folder = os.open(listing.parent.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with suppress(FileExistsError):
+            os.mkdir(listing.parent.name, dir_fd=git_folder)
+        info = os.open(
+            listing.parent.name, os.O_RDONLY | os.O_DIRECTORY | _CAREFULLY, dir_fd=git_folder
+        )
+    finally:
+        os.close(git_folder)
+    try:
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | _CAREFULLY
+        return os.open(listing.name, flags, 0o666, dir_fd=info)
+    finally:
+        os.close(info)
+
+
+def _first_bytes(descriptor: int, most: int) -> bytes:
+    found = bytearray()
+    while len(found) < most and (piece := os.read(descriptor, most - len(found))):
+        found += piece
+    return bytes(found)
 
 
 def _exclude_file(root: Path) -> Path | None:
     """The repository's own ignore list, wherever git keeps it (worktrees share one)."""
     git = shutil.which("git")
     if git is None:
-        return root / ".git" / "info" / "exclude" if (root / ".git").is_dir() else None
-    found = subprocess.run(
-        [git, "rev-parse", "--git-path", "info/exclude"],
-        cwd=root,
-        # Inside a git hook these name another repository.
-        env={name: value for name, value in os.environ.items() if not name.startswith("GIT_")},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        check=False,
-    )
+        folder = root / ".git"
+        plain = folder.is_dir() and not folder.is_symlink()
+        return folder / "info" / "exclude" if plain else None
+    try:
+        found = subprocess.run(
+            [git, "rev-parse", "--git-path", "info/exclude"],
+            cwd=root,
+            # Inside a git hook these name another repository.
+            env={name: value for name, value in os.environ.items() if not name.startswith("GIT_")},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=False,
+            timeout=_GIT_SECONDS,
+        )
+    except subprocess.TimeoutExpired:  # a pipe or device in the place of one of git's files
+        return None
     if found.returncode != 0:
         return None
     return root / os.fsdecode(found.stdout.removesuffix(b"\n"))
 
 
-def _create(marker: Path) -> None:
-    """Write a new id, whole or not at all; an id that another process wrote meanwhile stays."""
-    code = base64.b32encode(secrets.token_bytes(16)).decode().rstrip("=").lower()
+def _create(marker: Path, identity: str) -> bool:
+    """Write an id, whole or not at all; one that another process wrote meanwhile stays, and False is
+    the answer."""
     draft = marker.with_name(f"{MARKER}.{secrets.token_hex(8)}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     try:
         with os.fdopen(descriptor, "w", encoding="ascii") as file:
-            file.write(f"ws_{code}\n")
+            file.write(f"{identity}\n")
         # A link, unlike a rename, never replaces what is there.
         os.link(draft, marker)
     except FileExistsError:
-        return
+        return False
     finally:
         draft.unlink()
+    return True
 
 
 def _read(marker: Path) -> str | None:
-    """The id, or None when something else is there. An agent may have put anything in its place:
-    links are not followed, and a pipe does not hold us up."""
-    descriptor = os.open(marker, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            return None
-        text = os.read(descriptor, 200).decode("ascii", "replace").strip()
-    finally:
-        os.close(descriptor)
+    """The id, or None when something else is there."""
+    content = beginning(marker, _ID_BYTES)
+    text = (content or b"").decode("ascii", "replace").strip()
     return text if _ID.fullmatch(text) else None

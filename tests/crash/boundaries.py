@@ -47,8 +47,9 @@ class Boundaries:
             self._note.write_text(f"boundary {self._count}, {what}")
             if self._number == signal.SIGKILL:
                 os.kill(os.getpid(), signal.SIGKILL)
+            # Sent to the process, the signal could stop another thread first, and this one go on.
             with self._whole:
-                os.kill(os.getpid(), self._number)
+                signal.pthread_kill(threading.get_ident(), self._number)
 
 
 class Counted:

@@ -179,7 +179,7 @@ class _Iteration:
         tools = [p for p in self._processes() if serve.__name__ not in p]
         if tools:
             raise Violation(f"tools outlive their worker: {tools}")
-        losses.take_from(self._database, [worker_id], time.time(), expired=False)
+        losses.take_from(self._database, [worker_id], time.time())
 
     def _finish(self, task: Task) -> None:
         end = self._zygote.wait(self._zygote.start(task))

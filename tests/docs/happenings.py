@@ -69,7 +69,7 @@ def lose_workers(database: Database) -> None:
     losses.give_back(database, claim(database, run_id).lease, NOW)
     for _ in range(losses.LOST_LEASES_BEFORE_FAILED):
         lease = claim(database, run_id).lease
-        losses.take_from(database, [lease.worker_id], NOW, expired=False)
+        losses.take_from(database, [lease.worker_id], NOW)
 
 
 def meet_a_bug(database: Database) -> None:

@@ -19,7 +19,7 @@ from runner.errors import UsageError
 from runner.store.database import Database
 from runner.store.journal import StoredJournal
 from runner.store.steer import jobs as jobs_store
-from runner.store.tables import blocks, events, jobs, permission_rules, runs
+from runner.store.tables import blocks, events, jobs, permission_rules, run_items, runs
 from tests.store.examples import NOW, SPEC, submission
 
 
@@ -139,7 +139,8 @@ def test_content_that_is_hard_to_store_comes_back_as_it_was(database: Database) 
     item = {"nul": "\0", "half": "\ud800", "huge": 10**40, "z": 1, "a": 2}
     hard = NewRun("hard", item, "NUL \0 and half \ud800 a pair")
     jobs_store.submit(database, replace(example, runs=(*example.runs, hard)), NOW)
-    stored = {row.item_key: row.item for row in rows_of(database, runs)}
+    items = {row.run_id: row.item for row in rows_of(database, run_items)}
+    stored = {row.item_key: items[row.id] for row in rows_of(database, runs)}
     assert set(stored) == {"line\nbreak", "\x1b[31m", "é‮", "hard"}
     assert stored["hard"] == item
     assert list(stored["hard"]) == list(item)

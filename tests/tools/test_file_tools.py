@@ -11,6 +11,9 @@ import pytest
 
 from runner.core.conversation import ToolResult
 from runner.engine.ports import Interrupt
+from runner.tools.files import places
+from runner.tools.files.editing import MOST_COMPARED_BYTES
+from runner.workspace import identity
 
 from .conftest import Workbench
 
@@ -95,6 +98,21 @@ class TestPlaces:
             result = touch_with(everywhere, tool, given, name)
             assert (result.outcome, "not a regular file" in result.content) == ("failed", True)
 
+    def test_file_that_fails_to_be_read_is_a_result(
+        self, bench: Workbench, monkeypatch: pytest.MonkeyPatch, tool: str, given: dict[str, str]
+    ) -> None:
+        monkeypatch.setattr(places, "_KERNEL_DEVICES", frozenset())  # let the file be opened
+        everywhere = replace(bench, workspace=Path("/"), home=Path("/nowhere"))
+        result = touch_with(
+            everywhere, tool, given, "/proc/self/mem"
+        )  # its first page is not there
+        if tool == "Grep":
+            assert (result.outcome, result.content) == ("succeeded", "No matches found")
+        else:
+            assert result.outcome == "failed"
+            expected = "Permission denied" if tool == "Write" else "Input/output error"
+            assert result.content == f"/proc/self/mem: {expected}"
+
     def test_symlink_loop_is_refused(
         self, bench: Workbench, tool: str, given: dict[str, str]
     ) -> None:
@@ -117,6 +135,34 @@ class TestPlaces:
         call = replace(call, surroundings=replace(call.surroundings, workspace=None))
         result = bench.tools.run(call, Interrupt())
         assert result.outcome == "failed"
+
+
+@pytest.mark.parametrize("tool", ["Write", "Edit"])
+class TestWorkspaceId:
+    def test_id_of_a_workspace_is_not_the_models_to_change(
+        self, bench: Workbench, tool: str
+    ) -> None:
+        own = bench.workspace / identity.MARKER
+        (bench.workspace / "src").mkdir()
+        nested = bench.workspace / "src" / identity.MARKER
+        (bench.workspace / "link").symlink_to(identity.MARKER)
+        (bench.workspace / "folder").symlink_to("src")
+        for path in (own, nested):
+            path.write_text("secret\n")
+        for place in (own, own.name, "link", f"src/../{own.name}", nested, f"folder/{own.name}"):
+            result = touch_with(bench, tool, dict(EVERY_FILE_TOOL)[tool], place)
+            assert (result.outcome, "which workspace this is" in result.content) == ("failed", True)
+        assert own.read_text() == nested.read_text() == "secret\n"
+        assert bench.run("Read", file_path=own.name).content == "     1\tsecret"
+
+    def test_no_folder_is_made_in_the_place_of_the_id(self, bench: Workbench, tool: str) -> None:
+        given = dict(EVERY_FILE_TOOL)[tool]
+        assert touch_with(bench, tool, given, f"{identity.MARKER}/a").outcome == "failed"
+        assert not (bench.workspace / identity.MARKER).exists()
+
+
+def test_file_tools_and_workspaces_name_the_id_alike() -> None:
+    assert places.WORKSPACE_MARKER == identity.MARKER
 
 
 @pytest.mark.parametrize("tool", ["Read", "Write", "Edit"])
@@ -233,6 +279,15 @@ class TestOutputs:
         assert "kept" in touch_with(bench, tool, given, copy).content
         assert copy.read_bytes() == b"kept\n"
 
+    @pytest.mark.parametrize("tool", ["Read", "Grep"])
+    def test_copy_that_cannot_be_made_again_is_a_result(self, bench: Workbench, tool: str) -> None:
+        bench.stored["call_7"] = b"kept\n"
+        bench.outputs.parent.mkdir(parents=True)
+        bench.outputs.write_text("a file in the way of the folder")
+        given = {"pattern": "kept"} if tool == "Grep" else {}
+        result = touch_with(bench, tool, given, bench.outputs / "call_7.txt")
+        assert (result.outcome, "cannot be made again" in result.content) == ("failed", True)
+
     def test_output_that_was_never_stored_does_not_exist(self, bench: Workbench) -> None:
         result = bench.run("Read", file_path=str(bench.outputs / "call_8.txt"))
         assert (result.outcome, "does not exist" in result.content) == ("failed", True)
@@ -310,6 +365,8 @@ class TestEdit:
             (b"a\nb\n", "     1\ta\n     2\tb", "leave out the line numbers"),
             (b"", "x", "give the text exactly"),
             (b"abc", " \n", "give the text exactly"),
+            (b"a\nb\nbc\n  b\n c\n", " b\n  c", "line 4 differs from it only in white space"),
+            (b"abc\n", "  bc", "give the text exactly"),
         ],
     )
     def test_text_that_is_not_found_is_explained(
@@ -320,6 +377,21 @@ class TestEdit:
         assert result.outcome == "failed"
         assert "was not found in a.txt" in result.content
         assert reason in result.content
+
+    @pytest.mark.timeout(20)
+    def test_long_text_that_repeats_itself_is_looked_for_without_end_in_sight(
+        self, bench: Workbench
+    ) -> None:
+        lines = b"  same\n" * 200_000
+        old = "same\n" * 20_000 + "other"
+        result, after = self.edit(bench, lines, old_string=old, new_string="new")
+        assert after == lines
+        assert "give the text exactly" in result.content
+
+    def test_lines_of_a_large_file_are_not_compared(self, bench: Workbench) -> None:
+        lines = b"  same\n" * (MOST_COMPARED_BYTES // 7 + 1)
+        result, _ = self.edit(bench, lines, old_string="same\nsame", new_string="new")
+        assert "give the text exactly" in result.content
 
     def test_unchanged_and_empty_texts_are_refused(self, bench: Workbench) -> None:
         same, _ = self.edit(bench, b"a", old_string="a", new_string="a")

@@ -54,7 +54,6 @@ def _runs() -> None:
         sa.Column("id", sa.Text(), nullable=False),
         sa.Column("job_id", sa.Text(), nullable=False),
         sa.Column("item_key", sa.Text(), nullable=False),
-        sa.Column("item", sa.JSON(), nullable=False),
         sa.Column("fresh_of", sa.Text()),
         sa.Column("state", sa.Text(), nullable=False),
         sa.Column("reason", sa.Text(), server_default="", nullable=False),
@@ -92,6 +91,13 @@ def _runs() -> None:
     op.create_index(op.f("ix_runs_job_id_state"), "runs", ["job_id", "state"])
     op.create_index(op.f("ix_runs_state_due_at"), "runs", ["state", "due_at"])
     op.create_index(op.f("ix_runs_worker_id"), "runs", ["worker_id"])
+    op.create_table(
+        "run_items",
+        sa.Column("run_id", sa.Text(), nullable=False),
+        sa.Column("item", sa.JSON(), nullable=False),
+        sa.ForeignKeyConstraint(["run_id"], ["runs.id"], name=op.f("fk_run_items_run_id")),
+        sa.PrimaryKeyConstraint("run_id", name=op.f("pk_run_items")),
+    )
 
 
 def _run_counters() -> list[sa.Column[int]]:

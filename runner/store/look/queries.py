@@ -13,7 +13,15 @@ from sqlalchemy import ColumnElement, Connection, case, func, select
 from runner.core.run import STATES, RunState
 from runner.errors import NotFoundError
 from runner.store.database import Database
-from runner.store.tables import blocks, events, jobs, permission_rules, queued_messages, runs
+from runner.store.tables import (
+    blocks,
+    events,
+    jobs,
+    permission_rules,
+    queued_messages,
+    run_items,
+    runs,
+)
 
 _TOKENS = (
     "input_tokens",
@@ -171,8 +179,9 @@ def show_run(database: Database, run_id: str) -> dict[str, Any]:
 
     def work(connection: Connection) -> dict[str, Any]:
         query = (
-            select(runs, jobs.c.name.label("job_name"), jobs.c.spec)
-            .join(jobs)
+            select(runs, run_items.c.item, jobs.c.name.label("job_name"), jobs.c.spec)
+            .join(jobs, jobs.c.id == runs.c.job_id)
+            .join(run_items, run_items.c.run_id == runs.c.id)
             .where(runs.c.id == run_id)
         )
         row = connection.execute(query).mappings().one_or_none()

@@ -1,13 +1,14 @@
 """Cancelling, pausing and resuming runs from outside their attempts.
 
-Each function is one transaction that locks its runs, looks at their states, and writes what changes
-with its events.
+Each takes runs in lots: a transaction locks them, looks at their states, and writes what changes with
+its events.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 from sqlalchemy import Connection, Row, insert, select, update
@@ -18,6 +19,8 @@ from runner.core.run import ENDED, TRANSITIONS, RunState
 from runner.store.database import Database
 from runner.store.journal import progress_from_row, progress_to_json
 from runner.store.tables import events, model_calls, runs, tool_calls
+
+_BATCH = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +61,21 @@ def resume(database: Database, target: Target, now: float) -> list[Change]:
     return _each(database, target, lambda connection, run: _resume(connection, run, now))
 
 
-def locked_runs(connection: Connection, target: Target) -> Sequence[Row[Any]]:
-    """The rows of the target's runs, in order, locked until the transaction ends."""
-    column = runs.c.job_id if target.kind == "job" else runs.c.id
-    query = select(runs).where(column == target.id).order_by(runs.c.id).with_for_update()
+def batches(database: Database, target: Target) -> Iterator[Sequence[str]]:
+    """The ids of the target's runs, in order, in lots that one transaction can change without
+    holding up the workers' own for long."""
+    if target.kind == "run":
+        yield [target.id]
+        return
+    query = select(runs.c.id).where(runs.c.job_id == target.id).order_by(runs.c.id)
+    found = database.read(lambda connection: connection.execute(query).scalars().all())
+    for start in range(0, len(found), _BATCH):
+        yield found[start : start + _BATCH]
+
+
+def locked_runs(connection: Connection, run_ids: Sequence[str]) -> Sequence[Row[Any]]:
+    """The rows of these runs, in order, locked until the transaction ends."""
+    query = select(runs).where(runs.c.id.in_(run_ids)).order_by(runs.c.id).with_for_update()
     return connection.execute(query).all()
 
 
@@ -102,10 +116,14 @@ def unchanged(run: Row[Any], detail: str) -> Change:
 def _each(
     database: Database, target: Target, act: Callable[[Connection, Row[Any]], Change]
 ) -> list[Change]:
-    def work(connection: Connection) -> list[Change]:
-        return [act(connection, run) for run in locked_runs(connection, target)]
+    def work(connection: Connection, run_ids: Sequence[str]) -> list[Change]:
+        return [act(connection, run) for run in locked_runs(connection, run_ids)]
 
-    return database.write(work)
+    return [
+        change
+        for run_ids in batches(database, target)
+        for change in database.write(partial(work, run_ids=run_ids))
+    ]
 
 
 def _cancel(connection: Connection, run: Row[Any], now: float) -> Change:

@@ -17,7 +17,7 @@ from runner.errors import UsageError
 from runner.store import ids
 from runner.store.database import Database
 from runner.store.journal import progress_to_json
-from runner.store.tables import blocks, events, jobs, permission_rules, runs
+from runner.store.tables import blocks, events, jobs, permission_rules, run_items, runs
 
 
 def submit(
@@ -48,9 +48,11 @@ def submit(
 
 @dataclass(frozen=True, slots=True)
 class OpenedRun:
-    """The rows of a run that has only been submitted: itself, its prompt and its first event."""
+    """The rows of a run that has only been submitted: itself, its item, its prompt and its first
+    event."""
 
     run: dict[str, Any]
+    item: dict[str, Any]
     block: dict[str, Any]
     event: dict[str, Any]
 
@@ -66,7 +68,6 @@ def open_run(
         "id": run_id,
         "job_id": job_id,
         "item_key": new.key,
-        "item": new.item,
         "fresh_of": None,
         "state": "queued",
         "created_at": now,
@@ -100,13 +101,14 @@ def open_run(
             "item_key": shorten(new.key, INPUT_SUMMARY_LENGTH),
         },
     }
-    return OpenedRun(run, block, event)
+    return OpenedRun(run, {"run_id": run_id, "item": new.item}, block, event)
 
 
 def insert_runs(connection: Connection, opened: Sequence[OpenedRun]) -> None:
     """Store runs that begin."""
     if opened:
         connection.execute(insert(runs), [each.run for each in opened])
+        connection.execute(insert(run_items), [each.item for each in opened])
         connection.execute(insert(blocks), [each.block for each in opened])
         connection.execute(insert(events), [each.event for each in opened])
 

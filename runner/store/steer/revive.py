@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection, Row, insert, select
@@ -23,12 +24,13 @@ from runner.store.steer import jobs as job_rows
 from runner.store.steer.control import (
     Change,
     Target,
+    batches,
     changed,
     locked_runs,
     store_change,
     unchanged,
 )
-from runner.store.tables import blocks, jobs, queued_messages, runs
+from runner.store.tables import blocks, jobs, queued_messages, run_items, runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +63,8 @@ def retry(
     """
     raised = raised or Raised()
 
-    def work(connection: Connection) -> list[Change]:
-        found = locked_runs(connection, target)
+    def work(connection: Connection, run_ids: Sequence[str]) -> list[Change]:
+        found = locked_runs(connection, run_ids)
         afresh = _begun_afresh(connection, [run.id for run in found])
         specs: dict[str, JobSpec] = {}
         changes = []
@@ -84,7 +86,11 @@ def retry(
                 changes.append(unchanged(run, str(error)))
         return changes
 
-    return database.write(work)
+    return [
+        change
+        for run_ids in batches(database, target)
+        for change in database.write(partial(work, run_ids=run_ids))
+    ]
 
 
 def say(database: Database, run_id: str, text: str, now: float) -> Change:
@@ -102,7 +108,7 @@ def say(database: Database, run_id: str, text: str, now: float) -> Change:
         raise UsageError("the message has a character that cannot be stored: leave it out")
 
     def work(connection: Connection) -> Change:
-        (run,) = locked_runs(connection, Target("run", run_id))
+        (run,) = locked_runs(connection, [run_id])
         changes: dict[str, Any] = {"queued_count": run.queued_count + 1}
         if run.state in ENDED:
             spec = _load_spec(connection, run.job_id)
@@ -224,7 +230,12 @@ def _begin_afresh(
     )
     # The run's own row names its copy of the workspace by now.
     source = select(jobs.c.workspace_id).where(jobs.c.id == run.job_id)
-    new = NewRun(run.item_key, run.item, connection.execute(prompt).scalar_one()["text"])
+    item = select(run_items.c.item).where(run_items.c.run_id == run.id)
+    new = NewRun(
+        run.item_key,
+        connection.execute(item).scalar_one(),
+        connection.execute(prompt).scalar_one()["text"],
+    )
     workspace_id = connection.execute(source).scalar_one()
     opened = job_rows.open_run(run.job_id, new, spec, workspace_id, now)
     opened.run.update(

@@ -18,6 +18,7 @@ from runner.tools.files.places import Places, check_regular, explain, open_file,
 from runner.tools.output import visible
 
 MOST_EDITED_BYTES = 64 << 20
+MOST_COMPARED_BYTES = 4 << 20  # past that, the lines of a file would take hundreds of megabytes
 _LINE_NUMBER = re.compile(r"\s*\d+\t")
 
 
@@ -79,8 +80,11 @@ def _encode(text: str, name: str) -> bytes:
 
 
 def _content(real: str, path: str) -> bytes:
-    with open(open_file(real, path), "rb") as file:
-        content = file.read(MOST_EDITED_BYTES + 1)
+    try:
+        with open(open_file(real, path), "rb") as file:
+            content = file.read(MOST_EDITED_BYTES + 1)
+    except OSError as error:
+        raise ToolFailure(explain(error, path)) from error
     if len(content) > MOST_EDITED_BYTES:
         raise ToolFailure(
             f"{path} is larger than {MOST_EDITED_BYTES:,} bytes: edit it with Bash (sed)"
@@ -167,12 +171,19 @@ def _not_found(content: bytes, old: bytes, path: str) -> str:
     given = [line for line in wanted.splitlines() if line.strip()]
     if given and all(_LINE_NUMBER.match(line) for line in given):
         return message + "leave out the line numbers that Read puts before each line"
-    stripped = [line.strip() for line in wanted.strip().splitlines()]
-    lines = [line.strip() for line in text.splitlines()]
-    for start in range(len(lines) - len(stripped) + 1 if stripped else 0):
-        if lines[start : start + len(stripped)] == stripped:
+    if given and len(content) <= MOST_COMPARED_BYTES:
+        # As one text, because a search in it takes time by its length, whatever the lines repeat.
+        lines = _stripped(text)
+        place = lines.find(_stripped(wanted.strip()))
+        if place >= 0:
+            number = lines.count("\n", 0, place) + 1
             return message + (
-                f"line {start + 1} differs from it only in white space; "
+                f"line {number} differs from it only in white space; "
                 "copy the indentation exactly as Read shows it"
             )
     return message + "read the file and give the text exactly as it is there"
+
+
+def _stripped(text: str) -> str:
+    """The lines of a text without the white space around each, every one between two line ends."""
+    return "\n" + "".join(f"{line.strip()}\n" for line in text.splitlines())

@@ -79,7 +79,8 @@ class Places:
                 f"{path} leads to {real}, outside the workspace {self.workspace}: "
                 "file tools work only inside it"
             )
-        if writing and real == os.path.join(self.workspace, WORKSPACE_MARKER):
+        # At any depth: a folder of this workspace may be another job's workspace.
+        if writing and WORKSPACE_MARKER in real[len(self.workspace) :].split("/"):
             raise ToolFailure(f"{path} says which workspace this is: it is Runner's own")
         if _inside(real, self.home) and not self._works_in_home():
             raise ToolFailure(f"{path} is in Runner's own folder, which file tools leave alone")
@@ -109,14 +110,14 @@ def open_file(real: str, name: str) -> int:
     try:
         check_regular(os.lstat(real), name)  # opening a device can already do something
         descriptor = os.open(real, _OPEN_FILE)
+        try:
+            check_regular(os.fstat(descriptor), name)
+            _check_opened(descriptor, real, name)
+        except BaseException:  # whatever it was: the descriptor must not stay open
+            os.close(descriptor)
+            raise
     except OSError as error:
         raise ToolFailure(explain(error, name)) from error
-    try:
-        check_regular(os.fstat(descriptor), name)
-        _check_opened(descriptor, real, name)
-    except BaseException:  # whatever it was: the descriptor must not stay open
-        os.close(descriptor)
-        raise
     return descriptor
 
 
@@ -128,13 +129,13 @@ def open_folder(real: str, name: str) -> int:
     """
     try:
         descriptor = os.open(real, _OPEN_FOLDER)
+        try:
+            _check_opened(descriptor, real, name)
+        except BaseException:  # whatever it was: the descriptor must not stay open
+            os.close(descriptor)
+            raise
     except OSError as error:
         raise ToolFailure(explain(error, name)) from error
-    try:
-        _check_opened(descriptor, real, name)
-    except BaseException:  # whatever it was: the descriptor must not stay open
-        os.close(descriptor)
-        raise
     return descriptor
 
 

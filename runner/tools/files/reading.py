@@ -10,7 +10,7 @@ from io import BufferedReader
 from runner.core.conversation import ToolResult
 from runner.engine.ports import Interrupt, ToolCall
 from runner.tools.failure import ToolFailure
-from runner.tools.files.places import Places, open_file
+from runner.tools.files.places import Places, explain, open_file
 from runner.tools.output import MOST_CHARACTERS, visible
 
 MOST_LINES = 2_000
@@ -27,9 +27,17 @@ def read(call: ToolCall, places: Places, interrupt: Interrupt) -> ToolResult:
         ToolFailure: it cannot be read, or is not text.
     """
     path = call.input["file_path"]
+    real = places.find(path)
+    try:
+        return _lines_shown(call, real, interrupt)
+    except OSError as error:  # a disk or a server that failed in the middle of it
+        raise ToolFailure(explain(error, path)) from error
+
+
+def _lines_shown(call: ToolCall, real: str, interrupt: Interrupt) -> ToolResult:
+    path = call.input["file_path"]
     first = int(call.input.get("offset") or 1)
     most = int(call.input.get("limit") or MOST_LINES)
-    real = places.find(path)
     with open(open_file(real, path), "rb") as file:
         _check_text(file, path)
         deadline = time.monotonic() + call.timeout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import marshal
 import socket
 import subprocess
@@ -27,6 +28,8 @@ _END_PATIENCE = 5.0
 _CHUNK = 1 << 18
 
 _HEAD_FIELDS = 5
+# Its socket was closed, by its death or by another call that found it dead first.
+_HOST_GONE = frozenset({errno.EPIPE, errno.ECONNRESET, errno.EBADF})
 
 End = Literal["exited", "timed_out", "not_started", "lost"]
 _ENDS: dict[str, End] = {
@@ -102,14 +105,22 @@ class ToolHost:
 
     def call(self, start: Start, interrupt: Interrupt) -> Ended:
         """Run a process to its end. When this returns or raises, all processes of the call are gone.
+        What keeps the worker from handing the call over (no descriptors left, no memory) is an end
+        like any other: ``not_started``.
 
         Raises:
             Interrupted: ``interrupt`` cut the call, or the watchdog did (``dropped``).
         """
-        near, far = socket.socketpair()
-        with near, interrupt.cut_by(partial(_cut, near)):
-            with far:
+        try:
+            near, far = socket.socketpair()
+        except OSError as error:
+            return _not_started(error)
+        with near, far, interrupt.cut_by(partial(_cut, near)):
+            try:
                 host = self._hand_over(far)
+            except OSError as error:
+                return _not_started(error)
+            far.close()
             # The worker may have slept meanwhile; from here on the host's watchdog sees to that.
             interrupt.check()
             # A broken pipe: cut, or the host died. The answer, or its absence, says which.
@@ -162,7 +173,9 @@ class ToolHost:
         host = self._host()
         try:
             socket.send_fds(host.control, [serve.CALL], [far.fileno()])
-        except OSError:
+        except OSError as error:
+            if error.errno not in _HOST_GONE:  # it lives, and other calls' tools with it
+                raise
             host = self._host(instead_of=host)
             socket.send_fds(host.control, [serve.CALL], [far.fileno()])
         return host
@@ -180,16 +193,24 @@ class ToolHost:
     def _start_host(self) -> _Running:
         control, theirs = socket.socketpair()
         with theirs:
-            process = subprocess.Popen(
-                boot(serve.__name__, str(theirs.fileno()), str(self._watchdog_seconds)),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                env=self._environment,
-                pass_fds=[theirs.fileno()],
-                cwd="/",
-                start_new_session=True,  # Ctrl-C in a terminal is for the worker
-            )
+            try:
+                process = subprocess.Popen(
+                    boot(serve.__name__, str(theirs.fileno()), str(self._watchdog_seconds)),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    env=self._environment,
+                    pass_fds=[theirs.fileno()],
+                    cwd="/",
+                    start_new_session=True,  # Ctrl-C in a terminal is for the worker
+                )
+            except OSError:
+                control.close()
+                raise
         return _Running(process, control)
+
+
+def _not_started(error: OSError) -> Ended:
+    return Ended("not_started", output=str(error).encode("utf-8", "replace"))
 
 
 def _cut(near: socket.socket) -> None:

@@ -30,9 +30,16 @@ CUT = "cut"  # the worker closed its end
 ABANDONED = "abandoned"  # the host is gone
 NOT_STARTED = "not_started"
 
+_LOOK_AT_CLOCK = 5.0  # poll(2) does not count the time that the machine sleeps
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 _CHUNK = 1 << 16
 _PIPE_CHUNKS = 64
 _RESET_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE, signal.SIGCHLD)
+
+
+def monotonic() -> float:
+    """Seconds for durations, counting the time that the machine sleeps."""
+    return time.clock_gettime(_CLOCK)
 
 
 def keep(call: socket.socket, life: int, children_ended: int) -> None:
@@ -46,12 +53,12 @@ def keep(call: socket.socket, life: int, children_ended: int) -> None:
     request = _read_request(call)
     if request is None:
         return
-    lock = os.open(request["lock_file"], os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    fcntl.lockf(lock, fcntl.LOCK_SH, 1, request["lock_offset"])
-    if _ended(call.fileno()) or _ended(life):
-        return
-    output, errors = _Collected(request["most_bytes"]), _Collected(request["most_bytes"])
     try:
+        lock = os.open(request["lock_file"], os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.lockf(lock, fcntl.LOCK_SH, 1, request["lock_offset"])
+        if _ended(call.fileno()) or _ended(life):
+            return
+        output, errors = _Collected(request["most_bytes"]), _Collected(request["most_bytes"])
         main = _start(request, output, errors)
     except OSError as error:
         answer(call, NOT_STARTED, 0, str(error).encode("utf-8", "replace"))
@@ -196,15 +203,15 @@ def _watch(
     pipes: tuple[_Collected, ...],
 ) -> tuple[str, int]:
     """Collect output until the main process ends or has to; how it ended, and its wait status."""
-    deadline = time.monotonic() + timeout
+    deadline = monotonic() + timeout
     poll = select.poll()
     for descriptor in (call.fileno(), life, children_ended, *(pipe.readable for pipe in pipes)):
         poll.register(descriptor, select.POLLIN)
     while True:
-        left = deadline - time.monotonic()
+        left = deadline - monotonic()
         if left <= 0:
             return TIMED_OUT, 0
-        ready = dict(poll.poll(left * 1000 + 1))
+        ready = dict(poll.poll(min(left, _LOOK_AT_CLOCK) * 1000 + 1))
         if call.fileno() in ready:
             return CUT, 0
         if life in ready:

@@ -13,9 +13,8 @@ import select
 import signal
 import socket
 import sys
-import time
 
-from runner.tools.host.keeper import NOT_STARTED, answer, keep
+from runner.tools.host.keeper import NOT_STARTED, answer, keep, monotonic
 from runner.tools.host.processes import kill_once, reap, subreaper
 
 TYPE_CHECKING = False
@@ -26,7 +25,6 @@ CALL = b"c"
 ALIVE = b"a"
 WATCHDOG_EXIT = 75
 _LOOK_AT_CLOCK = 1.0  # poll(2) does not count the time that the machine sleeps
-_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 def main() -> None:
@@ -46,7 +44,7 @@ class _Host:
     def __init__(self, control: socket.socket, watchdog: float) -> None:
         self._control = control
         self._watchdog = watchdog
-        self._last_alive = _now()
+        self._last_alive = monotonic()
         self._keepers: set[int] = set()
         self._become_subreaper: Callable[[], None] = subreaper()
         self._become_subreaper()
@@ -67,7 +65,7 @@ class _Host:
                 self._bury_keepers()
             if self._control.fileno() in ready and not self._take_order():
                 return 0
-            if self._keepers and _now() - self._last_alive > self._watchdog:
+            if self._keepers and monotonic() - self._last_alive > self._watchdog:
                 return WATCHDOG_EXIT
 
     def _take_order(self) -> bool:
@@ -80,10 +78,10 @@ class _Host:
             with socket.socket(fileno=descriptors[0]) as call:
                 call.set_inheritable(False)
                 if not self._keepers:  # the watchdog looks only while calls are in hand
-                    self._last_alive = _now()
+                    self._last_alive = monotonic()
                 self._fork_keeper(call)
         elif order == ALIVE:
-            self._last_alive = _now()
+            self._last_alive = monotonic()
         return bool(order)
 
     def _fork_keeper(self, call: socket.socket) -> None:
@@ -127,10 +125,6 @@ def wake_on_child_end() -> int:
     if previous != -1:
         os.close(previous)
     return readable
-
-
-def _now() -> float:
-    return time.clock_gettime(_CLOCK)
 
 
 if __name__ == "__main__":

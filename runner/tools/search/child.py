@@ -175,16 +175,16 @@ def _text(path: str, skipped: list[str]) -> str | None:
     """A file's text, or None when it is binary, not readable, or too large to search."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:  # not ours to read, or gone meanwhile
+        with open(descriptor, "rb") as file:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                return None
+            if status.st_size > MOST_FILE_BYTES:
+                skipped.append(path)
+                return None
+            content = file.read(MOST_FILE_BYTES)
+    except OSError:  # not ours to read, gone meanwhile, or on a disk that fails
         return None
-    with open(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            return None
-        if status.st_size > MOST_FILE_BYTES:
-            skipped.append(path)
-            return None
-        content = file.read(MOST_FILE_BYTES)
     return None if b"\0" in content[:_LOOKED_AT] else content.decode("utf-8", "replace")
 
 
