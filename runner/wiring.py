@@ -88,6 +88,23 @@ def submit(database: Database, submission: Submission, key: str | None = None) -
     return jobs.submit(database, submission, clock.now(), key, workspace_id)
 
 
+def mend_workspaces(database: Database, of: str) -> list[str]:
+    """Give the workspaces that a job's or a run's runs wait for their ids back, where the folder is
+    there and something (``git clean``, say) removed the id's file.
+
+    Args:
+        of: the id of the job or the run, whose user says that the folder is the right one.
+
+    Returns:
+        The paths that were mended.
+    """
+    from runner.store.runs import missing_workspaces
+    from runner.workspace.identity import restore
+
+    missing = missing_workspaces(database, of)
+    return [path for path, workspace_id in missing if restore(Path(path), workspace_id)]
+
+
 def start_worker(
     settings: Settings,
     database: Database,

@@ -70,13 +70,19 @@ def pause(settings: Settings, id: str, as_json: bool) -> None:
 def resume(settings: Settings, id: str, as_json: bool) -> None:
     """Let a paused run, or all paused runs of a job, go on.
 
+    Where runs wait for a workspace whose folder is here and has lost its id (`git clean` removes it),
+    the id is written into it again.
+
     \b
     Example:
       runner resume job_01jd9k
     """
     from runner.store.steer import control
+    from runner.wiring import mend_workspaces
 
     with _target(settings, id) as (database, target, now):
+        for path in mend_workspaces(database, target.id):
+            note(f"the workspace {path} had lost its id: it is written again")
         changes = control.resume(database, target, now)
         _print(target, changes, as_json)
         _say_who_works(database, changes, now)

@@ -51,6 +51,8 @@ def run(
 
         with stored(settings) as database:
             job_id = find(database, str(resumed), "job").id
+            for path in wiring.mend_workspaces(database, job_id):
+                note(f"the workspace {path} had lost its id: it is written again")
             return _work(settings, database, job_id, slots, as_json)
     submission = wiring.load_submission(spec)
     database = wiring.open_database(settings, upgrade=True)

@@ -15,6 +15,8 @@ Provider = Literal["anthropic", "scripted"]
 ParallelTools = Literal["safe", "all", "off"]
 WorkspaceMode = Literal["shared", "copy"]
 
+ANY_ITEM = "*"  # the key of a script's replies for items without a list of their own
+
 
 @dataclass(frozen=True, slots=True)
 class Workspace:

@@ -11,15 +11,15 @@ from runner.core.permissions import Effect, Rule
 from runner.core.retry import Patience
 from runner.core.spec import ParallelTools, Provider, WorkspaceMode
 from runner.errors import Problem
-from runner.jobfile.content import json_problem
 from runner.jobfile.lines import Part
+from runner.jobfile.options import check_options
 from runner.jobfile.section import Section, shown
 
 TextSource = Literal["text", "file"]
 ItemSource = Literal["list", "glob", "jsonl", "command"]
 
 # Every key that a job file may hold, by section ("" is the top). The reference in docs/job-file.md
-# lists the same; a test compares the two. [model_options] takes any key but RESERVED_OPTIONS.
+# lists the same; a test compares the two. [model_options] is looked at in jobfile.options.
 KEYS: dict[str, tuple[str, ...]] = {
     "": (
         "name",
@@ -44,14 +44,6 @@ KEYS: dict[str, tuple[str, ...]] = {
     "permissions": get_args(Effect),
     "limits": tuple(limit.name for limit in fields(Limits)),
     "retry": tuple(bound.name for bound in fields(Patience)),
-}
-RESERVED_OPTIONS = {
-    "model": "set the key model at the top of the file",
-    "messages": "Runner sends the run's own conversation",
-    "system": "set the key system at the top of the file",
-    "tools": "set the key tools at the top of the file",
-    "max_tokens": "set limits.max_output_tokens",
-    "stream": "Runner always streams",
 }
 WORKSPACE_TOOLS = ("Bash", "Read", "Write", "Edit", "Glob", "Grep")
 MOST_NAME_CHARACTERS = 200
@@ -122,6 +114,7 @@ def check(data: Mapping[str, Any]) -> tuple[Draft, list[Problem]]:
         workspace.note("the key path is missing: the folder that the tools work in")
     if not top.has("model"):
         top.note("is missing: the id of the model to call, such as claude-sonnet-5-5", "model")
+    limits = _limits(top)
     draft = Draft(
         name=top.line("name", MOST_NAME_CHARACTERS),
         model=top.line("model", MOST_NAME_CHARACTERS) or "",
@@ -140,9 +133,9 @@ def check(data: Mapping[str, Any]) -> tuple[Draft, list[Problem]]:
         parallel_tools=cast(
             ParallelTools, top.choice("parallel_tools", get_args(ParallelTools), "safe")
         ),
-        limits=_limits(top),
+        limits=limits,
         retry=_retry(top),
-        model_options=_model_options(top),
+        model_options=check_options(top, limits),
     )
     return draft, problems
 
@@ -292,16 +285,3 @@ def _retry(top: Section) -> Patience:
         max_attempts=retry.integer("max_attempts", default.max_attempts, most=MOST_ATTEMPTS),
         max_seconds=retry.seconds("max_seconds") or default.max_seconds,
     )
-
-
-def _model_options(top: Section) -> Mapping[str, Any]:
-    options = top.section("model_options")
-    if options is None:
-        return {}
-    for key, meant in RESERVED_OPTIONS.items():
-        if options.has(key):
-            options.note(f"is set by Runner: {meant}", key)
-    for key, value in options.values.items():
-        if problem := json_problem(value):
-            options.note(problem, key)
-    return options.values

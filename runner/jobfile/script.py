@@ -8,14 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from runner.core.spec import ANY_ITEM
 from runner.errors import Problem
 from runner.jobfile.content import json_problem
 from runner.jobfile.section import kind, shown
 
 # Takes a script file's contents; gives what is wrong with them, each with its place in the script.
 CheckScript = Callable[[Mapping[str, Any]], Sequence[Problem]]
-
-EVERY_ITEM = "*"
 
 
 def load_script(
@@ -42,7 +41,7 @@ def load_script(
 
 def _without_replies(script: Mapping[str, Any], keys: Sequence[str], name: str) -> list[Problem]:
     silent = [key for key in keys if key not in script]
-    if EVERY_ITEM in script or not silent:
+    if ANY_ITEM in script or not silent:
         return []
     others = f" and {len(silent) - 1:,} more" if len(silent) > 1 else ""
     message = f"{name} has no replies for the item {shown(silent[0])}{others}, and none under '*'"

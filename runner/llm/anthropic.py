@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,7 @@ from runner.engine.ports import Interrupt
 from runner.errors import ModelCallError
 from runner.llm.body import request_body, request_headers
 from runner.llm.stream import Accumulator
-from runner.llm.watchdog import Expiry, Watch, Watchdog
+from runner.llm.watchdog import Expiry, Watch, Watchdog, monotonic
 
 if TYPE_CHECKING:
     from runner.llm.client import MessagesClients
@@ -98,7 +97,7 @@ class _Call:
         self._headers = request_headers(request.options)
         self._line = line
         self._events = Accumulator(self._taken_ids)
-        self._began = time.monotonic()
+        self._began = monotonic()
 
     @property
     def started(self) -> bool:
@@ -117,11 +116,11 @@ class _Call:
                 raise
         if not self._events.whole:
             raise StreamEndedError("the stream ended without message_stop")
-        return self._events.reply(time.monotonic() - self._began, self.request_id)
+        return self._events.reply(monotonic() - self._began, self.request_id)
 
     def expired(self, expiry: Expiry) -> ModelCallError:
         """The error for a call that the watchdog cut."""
-        seconds = time.monotonic() - self._began
+        seconds = monotonic() - self._began
         words = {
             "stream_stalled": f"no event came for too long; cut after {seconds:.1f} s",
             "call_deadline": f"the call was not done after {seconds:.1f} s",

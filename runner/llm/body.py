@@ -35,12 +35,14 @@ def request_body(request: ModelRequest) -> bytes:
 
     What does not change from turn to turn comes first and byte for byte the same. The tools and the
     system prompt end with a cache breakpoint, and the API sets one at the last block of all. The
-    stored blocks are not changed. ``effort`` stands for ``output_config.effort``.
+    stored blocks are not changed. ``effort`` stands for ``output_config.effort``. No option, and
+    nothing in ``extra_body``, takes the place of what Runner sets itself.
     """
     options = request.options
     body: dict[str, Any] = {
         "cache_control": _CACHE,
         **{name: value for name, value in options.items() if name not in _APART},
+        **options.get("extra_body", {}),
         "model": request.model,
         "max_tokens": request.max_tokens,
         "stream": True,
@@ -55,7 +57,6 @@ def request_body(request: ModelRequest) -> bytes:
     elif tools:
         tools[-1]["cache_control"] = _CACHE
     body["messages"] = [message.as_api() for message in request.messages]
-    body.update(options.get("extra_body", {}))
     return _encoded(body)
 
 

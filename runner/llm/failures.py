@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import email.utils
 import json
+import math
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -84,18 +85,23 @@ def failure(
 
 def retry_after(headers: Mapping[str, str], now: float) -> float | None:
     """Seconds that an answer asks to wait: ``retry-after-ms``, else ``retry-after`` in seconds or as
-    a date (RFC 9110, section 10.2.3); None when it does not say.
+    a date (RFC 9110, section 10.2.3); None when it says nothing that can be waited for.
 
     Args:
         now: seconds since the epoch.
     """
     for name, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
         try:
-            return max(0.0, float(headers[name]) * unit)
+            seconds = float(headers[name]) * unit
         except (KeyError, ValueError):
             continue
+        if math.isfinite(seconds) and seconds >= 0:
+            return seconds
     date = email.utils.parsedate_tz(headers.get("retry-after"))
-    return max(0.0, email.utils.mktime_tz(date) - now) if date else None
+    try:
+        return max(0.0, email.utils.mktime_tz(date) - now) if date else None
+    except (ValueError, OverflowError):  # a date that no calendar has
+        return None
 
 
 def _refused(error: anthropic.APIStatusError) -> ModelCallError:

@@ -21,9 +21,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from runner.core.spec import ANY_ITEM
 from runner.errors import Problem
 
-ANY_ITEM = "*"
 _TEXTS = ("text", "thinking", "stop_reason")
 _REPLY = frozenset({*_TEXTS, "tools", "delay", "usage", "error"})
 _CALL = frozenset({"name", "input"})

@@ -19,7 +19,7 @@ from runner.core.conversation import (
 )
 from runner.engine.ports import Interrupt
 from runner.errors import ModelCallError
-from runner.llm.script import ANY_ITEM
+from runner.core.spec import ANY_ITEM
 
 BYTES_PER_TOKEN = 4
 _AFTER_THE_LAST: Mapping[str, Any] = {"text": "That was the last line of my script."}

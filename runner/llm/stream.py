@@ -6,19 +6,19 @@ them, so that they can be sent back; nothing depends on a block's type being kno
 
 from __future__ import annotations
 
-import json
-import math
 import re
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 from runner.core.conversation import UNREADABLE_INPUT, Block, ModelReply, Usage
+from runner.core.strict_json import read_json
 
 # With these the API may part the last block; with any other reason an unfinished block is a fault.
 _PARTING_REASONS = frozenset({"max_tokens", "model_context_window_exceeded", "refusal"})
 _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_-]")
 _LONGEST_NAME = 128
 _MOST_UNREADABLE = 10_000
+_MOST_TOKENS = 2**53
 _USAGE_FIELDS = (
     "input_tokens",
     "cache_read_input_tokens",
@@ -132,8 +132,8 @@ class Accumulator:
             value = (usage or {}).get(name)
             if value is None:
                 continue
-            if not isinstance(value, int):
-                raise BrokenStreamError(f"usage.{name} is no number")
+            if type(value) is not int or not 0 <= value <= _MOST_TOKENS:
+                raise BrokenStreamError(f"usage.{name} is no number of tokens")
             self._usage[name] = value
 
     def _check_ids(self, blocks: list[Block]) -> None:
@@ -242,23 +242,12 @@ class _Part:
 
 def _parsed(source: str) -> dict[str, Any]:
     try:
-        value = json.loads(source, parse_constant=_refuse_constant, parse_float=_finite)
+        value = read_json(source)
     except (ValueError, RecursionError) as error:
         raise BrokenStreamError(f"has an input that is no JSON ({error})") from error
     if not isinstance(value, dict):
         raise BrokenStreamError("has an input that is no JSON object")
     return value
-
-
-def _finite(digits: str) -> float:
-    value = float(digits)
-    if not math.isfinite(value):
-        raise ValueError(f"{digits[:20]} is too large a number")
-    return value
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
 
 
 def _sendable(blocks: list[Block]) -> list[Block]:

@@ -13,6 +13,16 @@ from typing import Literal
 
 Expiry = Literal["stream_stalled", "call_deadline"]
 
+LOOK_SECONDS = 1.0
+"""How often the calls are looked at at least: waiting itself does not count sleep."""
+
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+def monotonic() -> float:
+    """Seconds on a clock that nobody sets and that counts the machine's sleep as well."""
+    return time.clock_gettime(_CLOCK)
+
 
 class Watch:
     """One call under watch. ``expired`` says why it was cut, if it was."""
@@ -23,7 +33,7 @@ class Watch:
         stall_timeout: float,
         total_timeout: float,
     ) -> None:
-        now = time.monotonic()
+        now = monotonic()
         self.expired: Expiry | None = None
         self._cut = cut
         self._stall_timeout = stall_timeout
@@ -32,10 +42,10 @@ class Watch:
 
     def progress(self) -> None:
         """The call got on."""
-        self._progress_at = time.monotonic()
+        self._progress_at = monotonic()
 
     def due_at(self) -> float:
-        """When the call is to be cut if nothing happens, on the monotonic clock."""
+        """When the call is to be cut if nothing happens, on the clock of ``monotonic``."""
         return min(self._deadline, self._progress_at + self._stall_timeout)
 
     def expire(self, now: float) -> None:
@@ -75,12 +85,12 @@ class Watchdog:
     def _run(self) -> None:
         with self._changed:
             while True:
-                now = time.monotonic()
+                now = monotonic()
                 for watch in [watch for watch in self._watches if watch.due_at() <= now]:
                     self._watches.remove(watch)
                     watch.expire(now)
                 self._wakes_at = min(
                     (watch.due_at() for watch in self._watches), default=float("inf")
                 )
-                seconds = self._wakes_at - time.monotonic()
-                self._changed.wait(max(0.0, seconds) if self._watches else None)
+                seconds = self._wakes_at - monotonic()
+                self._changed.wait(min(max(0.0, seconds), LOOK_SECONDS) if self._watches else None)

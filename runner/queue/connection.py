@@ -28,7 +28,7 @@ def connect(url: str) -> redis.Redis:
         UsageError: ``url`` is not such a URL.
     """
     try:
-        return redis.Redis.from_url(
+        client = redis.Redis.from_url(
             url,
             client_name="runner",
             socket_timeout=ANSWER_SECONDS,
@@ -36,11 +36,15 @@ def connect(url: str) -> redis.Redis:
             health_check_interval=HEALTH_CHECK_SECONDS,
             retry=Retry(ExponentialWithJitterBackoff(base=0.1, cap=0.5), 3),
         )
-    except (ValueError, TypeError) as error:
-        # The URL may hold a password, so it is not repeated.
+        pool = client.connection_pool
+        pool.connection_class(**pool.connection_kwargs)  # refuses options that it does not know
+    except (ValueError, TypeError):
+        # Neither the URL nor what was said about it is repeated: both may hold the password.
         raise UsageError(
-            f"the Redis URL cannot be used ({error}); it looks like redis://host:6379/0"
-        ) from error
+            "the Redis URL cannot be read: it looks like redis://:password@host:6379/0, with /, ?, #,"
+            " @ and : of a password written as %2F, %3F, %23, %40 and %3A"
+        ) from None
+    return client
 
 
 def connect_impatiently(connection: redis.Redis, answer_seconds: float) -> redis.Redis:
@@ -53,6 +57,7 @@ def connect_impatiently(connection: redis.Redis, answer_seconds: float) -> redis
     own = {
         **pool.connection_kwargs,
         "socket_timeout": answer_seconds,
+        "socket_connect_timeout": min(answer_seconds, CONNECT_SECONDS),
         "retry": Retry(NoBackoff(), 0),
         "decode_responses": False,
     }

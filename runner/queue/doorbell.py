@@ -9,6 +9,7 @@ from rq import Queue
 from rq.serializers import JSONSerializer
 
 from runner.errors import UnreachableError
+from runner.queue.connection import connect_impatiently
 from runner.queue.wakeup import FUNCTION_NAME, QUEUE_NAME
 
 UNTAKEN_SECONDS = 3600
@@ -16,21 +17,27 @@ UNTAKEN_SECONDS = 3600
 
 FAILED_SECONDS = 600
 
+ANSWER_SECONDS = 1.0
+"""How long Redis may take for it; one that hangs must not hold up the dispatcher's pass."""
+
 
 class RqDoorbell:
     """``runner.engine.ports.Doorbell`` over RQ.
 
     Each ring makes RQ jobs with fresh ids: ``unique=True`` would refuse a run for as long as RQ
     remembers an earlier wake-up of it.
+
+    Args:
+        connection: says which server; the doorbell opens a connection of its own to it.
     """
 
     def __init__(self, connection: redis.Redis, queue_name: str = QUEUE_NAME) -> None:
-        self._connection = connection
-        self._queue = Queue(queue_name, connection=connection, serializer=JSONSerializer)
+        impatient = connect_impatiently(connection, ANSWER_SECONDS)
+        self._queue = Queue(queue_name, connection=impatient, serializer=JSONSerializer)
 
     def ring(self, run_ids: Sequence[str]) -> None:
-        """Put a wake-up for each run in the queue, in one round trip. A retry after a broken
-        connection may put one there twice, which is harmless.
+        """Put a wake-up for each run in the queue, in one round trip. It is tried once:
+        the dispatcher, which has leases to look after, must not wait here, and rings again.
 
         Raises:
             UnreachableError: Redis does not answer or refuses; the runs stay due.

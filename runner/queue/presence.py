@@ -167,22 +167,27 @@ class Presence:
             pipeline.execute()
 
     def _begin(self, note: Begun, pipeline: Pipeline) -> None:
-        job = Job(note.job_id, connection=self._connection, serializer=JSONSerializer)
-        job.origin = self._worker.queues[0].name
+        job = self._job(note)
         execution = Execution.create(job, EXECUTION_SECONDS, pipeline, self._worker.name)
+        self._executions[note.job_id] = job, execution
         job.prepare_for_execution(self._worker.name, pipeline)
         pipeline.expire(job.key, EXECUTION_SECONDS)
-        self._executions[note.job_id] = job, execution
 
     def _end(self, note: Ended, pipeline: Pipeline) -> None:
-        job, execution = self._executions.pop(note.job_id)
-        execution.delete(job, pipeline)
+        job, execution = self._executions.pop(note.job_id, (self._job(note), None))
+        if execution is not None:  # else its beginning could not be told
+            execution.delete(job, pipeline)
         pipeline.delete(job.key)
         if note.failed:
             self._worker.increment_failed_job_count(pipeline)
         else:
             self._worker.increment_successful_job_count(pipeline)
         pipeline.hincrbyfloat(self._worker.key, "total_working_time", note.seconds)
+
+    def _job(self, note: Note) -> Job:
+        job = Job(note.job_id, connection=self._connection, serializer=JSONSerializer)
+        job.origin = self._worker.queues[0].name
+        return job
 
     def _renew(self, pipeline: Pipeline) -> None:
         """Extend what there is of the living executions. Nothing is made here: half a hash (RQ's

@@ -142,9 +142,12 @@ def wait_for_workspace(database: Database, run: DueRun, now: float) -> None:
 _WAITING = (runs.c.state == "waiting") & (runs.c.reason == "workspace")
 
 
-def missing_workspaces(database: Database) -> list[tuple[str, str]]:
-    """The path and id of every workspace that runs wait for."""
+def missing_workspaces(database: Database, of: str | None = None) -> list[tuple[str, str]]:
+    """The path and id of every workspace that runs wait for; with ``of``, a job's or run's id, of
+    those runs."""
     query = select(runs.c.workspace_path, runs.c.workspace_id).where(_WAITING).distinct()
+    if of is not None:
+        query = query.where(or_(runs.c.job_id == of, runs.c.id == of))
     rows = database.read(lambda connection: connection.execute(query).all())
     return [(row.workspace_path, row.workspace_id) for row in rows]
 

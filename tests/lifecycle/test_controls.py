@@ -95,3 +95,12 @@ def test_ctrl_c_exits_130_and_resume_goes_on(site: Site) -> None:
     assert f"runner run --resume {job}" in output + errors
     site.run("run", "--resume", job)
     assert (site.workspace / "log").read_text().split() == [str(n) for n in range(15)]
+
+
+def test_a_workspace_that_lost_its_id_is_mended_by_resume(site: Site) -> None:
+    job = site.submit(site.job({"a": [bash("echo here > here"), done()]}))
+    (site.workspace / ".runner-workspace").unlink()
+    site.start("worker")
+    site.wait_for(job, "a", "waiting")
+    site.run("resume", job)
+    site.wait_for(job, "a", "succeeded")

@@ -98,21 +98,6 @@ class TestPlaces:
             result = touch_with(everywhere, tool, given, name)
             assert (result.outcome, "not a regular file" in result.content) == ("failed", True)
 
-    def test_file_that_fails_to_be_read_is_a_result(
-        self, bench: Workbench, monkeypatch: pytest.MonkeyPatch, tool: str, given: dict[str, str]
-    ) -> None:
-        monkeypatch.setattr(places, "_KERNEL_DEVICES", frozenset())  # let the file be opened
-        everywhere = replace(bench, workspace=Path("/"), home=Path("/nowhere"))
-        result = touch_with(
-            everywhere, tool, given, "/proc/self/mem"
-        )  # its first page is not there
-        if tool == "Grep":
-            assert (result.outcome, result.content) == ("succeeded", "No matches found")
-        else:
-            assert result.outcome == "failed"
-            expected = "Permission denied" if tool == "Write" else "Input/output error"
-            assert result.content == f"/proc/self/mem: {expected}"
-
     def test_symlink_loop_is_refused(
         self, bench: Workbench, tool: str, given: dict[str, str]
     ) -> None:
@@ -176,6 +161,21 @@ def test_folder_is_refused_with_a_hint(bench: Workbench, tool: str) -> None:
     (bench.workspace / "src").mkdir()
     result = touch_with(bench, tool, dict(EVERY_FILE_TOOL)[tool], "src")
     assert (result.outcome, "is a folder" in result.content) == ("failed", True)
+
+
+@pytest.mark.parametrize("tool", ["Read", "Edit", "Grep"])
+def test_disk_that_fails_while_a_file_is_read_is_a_result(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch, tool: str
+) -> None:
+    monkeypatch.setattr(places, "_KERNEL_DEVICES", frozenset())  # so that the file can be opened
+    everywhere = replace(bench, workspace=Path("/"), home=Path("/nowhere"))
+    # Memory that is not there: read(2) gives EIO.
+    result = touch_with(everywhere, tool, dict(EVERY_FILE_TOOL)[tool], "/proc/self/mem")
+    if tool == "Grep":  # it searches many files, and goes on
+        assert (result.outcome, result.content) == ("succeeded", "No matches found")
+    else:
+        said = "/proc/self/mem: Input/output error"
+        assert (result.outcome, result.content) == ("failed", said)
 
 
 def test_symlink_inside_the_workspace_is_followed_and_kept(bench: Workbench) -> None:
@@ -379,7 +379,7 @@ class TestEdit:
         assert reason in result.content
 
     @pytest.mark.timeout(20)
-    def test_long_text_that_repeats_itself_is_looked_for_without_end_in_sight(
+    def test_many_lines_that_repeat_themselves_are_compared_in_one_go(
         self, bench: Workbench
     ) -> None:
         lines = b"  same\n" * 200_000

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import resource
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -50,6 +54,43 @@ def test_any_bytes_become_text_within_the_cap(
     assert (whole is None) == (str(copy) not in text)
     if whole is not None:
         assert copy.read_bytes() == whole == printed.decode("utf-8", "replace").encode()
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """Let this process write no file of more bytes: the kernel refuses the rest, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, ignored)
+
+
+def test_copy_that_cannot_be_written_costs_nothing_but_itself(tmp_path: Path) -> None:
+    (tmp_path / "outputs").write_text("a file in the way of the folder")
+    copy = tmp_path / "outputs" / "call.txt"
+    printed = b"line\n" * 20_000
+    text, whole = present(printed, copy, ending="Exit code 1")
+    assert whole == printed
+    assert str(tmp_path) not in text
+    assert "no copy to read could be written (File exists)" in text
+    assert text.startswith("line\nline\n")
+    assert text.endswith("line\nExit code 1")
+    assert len(text) <= MOST_CHARACTERS
+
+
+def test_copy_that_was_half_written_leaves_nothing(
+    tmp_path: Path,
+) -> None:
+    copy = tmp_path / "outputs" / "call.txt"
+    with largest_file(1_000):
+        text, whole = present(b"line\n" * 20_000, copy)
+    assert "no copy to read could be written (File too large)" in text
+    assert whole is not None
+    assert list(copy.parent.iterdir()) == []
 
 
 def test_environment_loses_settings_and_secrets_by_name_and_by_value() -> None:

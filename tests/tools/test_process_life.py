@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import signal
+import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -16,6 +20,7 @@ import pytest
 from runner.core.conversation import ToolResult
 from runner.engine.ports import Interrupt
 from runner.errors import Interrupted
+from runner.tools.host import keeper
 from runner.tools.host.quiet import run_is_quiet
 
 from .conftest import Workbench, process_ids, running, wait_until
@@ -92,7 +97,7 @@ def test_background_children_die_when_bash_returns(bench: Workbench) -> None:
 
 
 def test_timeout_kills_all_descendants_and_keeps_what_was_printed(bench: Workbench) -> None:
-    result = bench.run("Bash", command="echo begun; " + FAMILY, seconds=3)
+    result = bench.run("Bash", command="echo begun; " + FAMILY, seconds=2)
     assert result.outcome == "timed_out"
     assert result.content.startswith("begun\n")
     assert running(process_ids(bench.workspace / "pids", FAMILY_SIZE)) == []
@@ -132,7 +137,7 @@ def test_killed_worker_and_host_leave_no_process(bench: Workbench) -> None:
 
 
 def test_stopped_worker_loses_its_tools_and_learns_that_it_was_dropped(bench: Workbench) -> None:
-    with worker(bench, 2.0, FAMILY) as process:
+    with worker(bench, 1.0, FAMILY) as process:
         pids = process_ids(bench.workspace / "pids", FAMILY_SIZE)
         process.send_signal(signal.SIGSTOP)
         wait_until(lambda: run_is_quiet(bench.lock_dir, "run_1"), "the watchdog")
@@ -144,7 +149,7 @@ def test_stopped_worker_loses_its_tools_and_learns_that_it_was_dropped(bench: Wo
 
 
 def test_tools_of_a_worker_that_says_it_is_alive_are_left_alone(bench: Workbench) -> None:
-    with worker(bench, 1.0, "sleep 3") as process:
+    with worker(bench, 1.0, "sleep 1.5") as process:
         output, _ = process.communicate(timeout=30)
         assert output == "succeeded\n"
 
@@ -217,6 +222,71 @@ def test_worker_that_calls_often_keeps_no_descriptor_and_no_process(bench: Workb
         bench.run("Bash", command="sleep 1000 & true")
     assert psutil.Process().num_fds() == before
     wait_until(lambda: not host_of_this_process().children(), "keepers end")
+
+
+@contextmanager
+def descriptors_left(count: int) -> Iterator[None]:
+    """Let this process open so many more files and no others."""
+    taken = set()
+    for number in map(int, os.listdir("/proc/self/fd")):
+        with suppress(OSError):  # the one that listed the folder
+            os.fstat(number)
+            taken.add(number)
+    limit = next(n for n in range(len(taken) + count + 1) if n - sum(t < n for t in taken) == count)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize("count", range(6))
+def test_call_for_which_no_descriptor_is_left_is_a_result_and_starts_nothing(
+    bench: Workbench, count: int
+) -> None:
+    bench.run("Bash", command="true")
+    bench.tools.close()  # so that a host has to be started, which takes more of them
+    before = psutil.Process().num_fds()
+    with descriptors_left(count):
+        result = bench.run("Bash", command="touch made")
+    assert result.outcome == "failed"
+    assert result.content.startswith("the command could not be started: ")
+    assert "Too many open files" in result.content
+    assert not (bench.workspace / "made").exists()
+    assert psutil.Process().num_fds() == before
+    assert bench.run("Bash", command="echo again").content == "again\n"
+
+
+def test_call_that_cannot_be_handed_over_leaves_the_calls_of_others_alone(bench: Workbench) -> None:
+    interrupt = Interrupt()
+    call = in_background(bench, FAMILY, interrupt)
+    pids = process_ids(bench.workspace / "pids", FAMILY_SIZE)
+    with descriptors_left(1):
+        assert "could not be started" in bench.run("Bash", command="true").content
+    assert len(running(pids)) == FAMILY_SIZE
+    interrupt.set("shutdown")
+    outcome(call)
+
+
+def test_lock_that_cannot_be_taken_is_a_result_and_starts_nothing(bench: Workbench) -> None:
+    bench.lock_dir.rmdir()
+    result = bench.run("Bash", command="touch made")
+    assert result.outcome == "failed"
+    assert result.content.startswith("the command could not be started: ")
+    assert not (bench.workspace / "made").exists()
+
+
+@pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="Linux has this clock")
+def test_time_that_the_machine_sleeps_counts_for_a_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    readings = iter([1_000.0, 1_000.0])
+    clock = {time.CLOCK_BOOTTIME: lambda: next(readings, 5_000.0)}
+    monkeypatch.setattr(time, "clock_gettime", lambda which: clock[which]())
+    monkeypatch.setattr(keeper, "_LOOK_AT_CLOCK", 0.01)
+    call, other = socket.socketpair()
+    life, held = os.pipe()
+    with call, other, os.fdopen(life), os.fdopen(held, "w"):
+        assert keeper._watch(call, life, life, 1, 3_600.0, ()) == (keeper.TIMED_OUT, 0)
 
 
 def test_close_ends_the_host(bench: Workbench) -> None:

@@ -156,6 +156,60 @@ def test_what_cannot_be_copied_leaves_nothing(source: Path, tmp_path: Path) -> N
     assert list((tmp_path / "copies").iterdir()) == []
 
 
+class Stop(Exception):  # noqa: N818
+    """What a check raises."""
+
+
+def test_a_copy_can_be_stopped_at_every_check_and_leaves_nothing(
+    source: Path, tmp_path: Path
+) -> None:
+    for number in range(1_000):
+        (source / "a/b" / str(number)).touch()
+    checks = 0
+
+    def check() -> None:
+        nonlocal checks, left
+        checks += 1
+        left -= 1
+        if left == 0:
+            raise Stop
+
+    left = -1
+    copy(source, tmp_path / "whole", [], check)
+    assert checks >= len(["source", "a", "b"]) + 1_000 // 200
+    for stop_at in range(1, checks + 1):
+        left = stop_at
+        with pytest.raises(Stop):
+            copy(source, tmp_path / "copies/one", [], check)
+        assert list((tmp_path / "copies").iterdir()) == []
+
+
+def test_every_folder_is_a_check(source: Path, tmp_path: Path) -> None:
+    for number in range(50):
+        (source / f"empty{number}").mkdir()
+    checks = []
+    copy(source, tmp_path / "copy", [], lambda: checks.append(1))
+    assert len(checks) >= 50
+
+
+def test_a_git_link_is_judged_by_where_it_leads(repository: Path, tmp_path: Path) -> None:
+    (repository / ".git").rename(repository / "kept")
+    (repository / ".git").symlink_to("kept")
+    copy(repository, tmp_path / "inside", [])
+    assert git(tmp_path / "inside", "log", "--format=%s") == "one\n"
+    (repository / ".git").unlink()
+    (repository / ".git").symlink_to(repository / "kept")
+    copy(repository, tmp_path / "outside", [])
+    assert not os.path.lexists(tmp_path / "outside/.git")
+
+
+def test_a_git_link_to_a_pipe_holds_nobody_up(source: Path, tmp_path: Path) -> None:
+    os.mkfifo(source / "pipe")
+    (source / "a/.git").symlink_to("../pipe")
+    copy(source, tmp_path / "copy", [])
+    assert (tmp_path / "copy/a/b/file").exists()
+
+
 KILLED_MIDWAY = """
 import os, shutil, sys
 from pathlib import Path

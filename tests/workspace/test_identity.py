@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
+import socket
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,7 +13,7 @@ import pytest
 
 from runner.errors import UsageError
 from runner.workspace import identity
-from runner.workspace.identity import EXCLUDED, MARKER, identify, visible
+from runner.workspace.identity import EXCLUDED, MARKER, identify, restore, visible
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -125,6 +127,130 @@ def test_a_list_of_ignored_files_keeps_what_it_has(repository: Path) -> None:
     (repository / MARKER).unlink()
     identify(repository)
     assert listing.read_text() == f"mine\n{EXCLUDED}\n"
+
+
+@pytest.mark.parametrize("linked", ["exclude", "info"])
+def test_a_link_in_a_repository_is_not_followed(
+    repository: Path, tmp_path: Path, linked: str
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "exclude").write_text("mine\n")
+    shutil.rmtree(repository / ".git/info")
+    if linked == "info":
+        (repository / ".git/info").symlink_to(elsewhere)
+    else:
+        (repository / ".git/info").mkdir()
+        (repository / ".git/info/exclude").symlink_to(elsewhere / "exclude")
+    assert visible(repository, identify(repository))
+    assert (elsewhere / "exclude").read_text() == "mine\n"
+    (elsewhere / "exclude").unlink()
+    (repository / MARKER).unlink()
+    assert visible(repository, identify(repository))
+    assert list(elsewhere.iterdir()) == []
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("kind", ["pipe", "folder", "socket", "link to a device", "huge"])
+def test_what_is_no_list_of_ignored_files_is_left_alone(
+    repository: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listing = repository / ".git/info/exclude"
+    listing.unlink()
+    match kind:
+        case "pipe":
+            os.mkfifo(listing)
+        case "folder":
+            listing.mkdir()
+        case "socket":
+            monkeypatch.chdir(listing.parent)  # a socket's address is short
+            with socket.socket(socket.AF_UNIX) as server:
+                server.bind(listing.name)
+        case "link to a device":
+            listing.symlink_to("/dev/zero")
+        case "huge":
+            listing.touch()
+            os.truncate(listing, 1 << 40)  # a terabyte, of which nothing is stored
+    before = listing.lstat()
+    assert visible(repository, identify(repository))
+    after = listing.lstat()
+    assert (after.st_mode, after.st_size) == (before.st_mode, before.st_size)
+
+
+@pytest.mark.timeout(30)
+def test_a_repository_over_which_git_hangs_holds_nobody_up(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(identity, "_GIT_SECONDS", 0.2)
+    (repository / ".git/config").unlink()
+    os.mkfifo(repository / ".git/config")
+    assert visible(repository, identify(repository))
+
+
+def test_without_git_a_linked_repository_is_not_touched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere, workspace = tmp_path / "elsewhere", tmp_path / "workspace"
+    elsewhere.mkdir()
+    workspace.mkdir()
+    (workspace / ".git").symlink_to(elsewhere)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    identify(workspace)
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_an_id_that_was_removed_can_be_written_back(repository: Path) -> None:
+    own = identify(repository)
+    git(repository, "clean", "-fdxq")
+    assert not visible(repository, own)
+    assert restore(repository, own)
+    assert visible(repository, own)
+    assert identify(repository) == own
+    assert git(repository, "status", "--porcelain") == ""
+
+
+def test_nothing_is_written_over_or_where_no_folder_is(tmp_path: Path) -> None:
+    own = identify(tmp_path)
+    other = "ws_" + "a" * 26
+    assert not restore(tmp_path, other)
+    assert visible(tmp_path, own)
+    assert not restore(tmp_path, own)
+    (tmp_path / MARKER).unlink()
+    (tmp_path / MARKER).symlink_to("nowhere")
+    assert not restore(tmp_path, own)
+    assert (tmp_path / MARKER).is_symlink()
+    assert not restore(tmp_path / "none", own)
+    (tmp_path / "file").touch()
+    assert not restore(tmp_path / "file", own)
+    assert not (tmp_path / "none").exists()
+
+
+def test_of_ids_that_are_written_back_at_once_one_stays(tmp_path: Path) -> None:
+    barrier = Barrier(8)
+    known = [f"ws_{letter * 26}" for letter in "abcdefgh"]
+
+    def write(folder: Path, own: str) -> bool:
+        barrier.wait()
+        return restore(folder, own)
+
+    with ThreadPoolExecutor(8) as pool:
+        for number in range(20):
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            written = list(pool.map(write, [folder] * 8, known))
+            assert written.count(True) == 1
+            assert visible(folder, known[written.index(True)])
+            assert [path.name for path in folder.iterdir()] == [MARKER]
+
+
+def test_an_id_that_cannot_be_written_back_is_explained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / ("x" * 240)
+    folder.mkdir()
+    monkeypatch.setattr(identity, "MARKER", "y" * 240)  # with its draft's ending: too long a name
+    with pytest.raises(UsageError, match="cannot keep the workspace's id"):
+        restore(folder, "ws_" + "a" * 26)
 
 
 def test_another_repository_named_by_the_environment_is_not_touched(
