@@ -34,7 +34,8 @@ class Check:
 
 
 def diagnose(settings: Settings) -> list[Check]:
-    """Look at everything. Creates nothing, and shows no secret."""
+    """Look at everything and show no secret. Nothing is stored; without a Redis of its own the
+    embedded server is started, and ended again unless a worker uses it."""
     return [
         Check("runner", True, f"{runner.__version__}, Python {platform.python_version()}"),
         Check("home", *_home(settings.home)),

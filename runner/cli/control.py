@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from runner.cli.display import cell, note, say_json, say_table
 from runner.cli.display import say as say_line
 from runner.cli.options import json_option, stored, with_settings
+from runner.errors import UnreachableError
 from runner.settings import Settings
 
 if TYPE_CHECKING:
@@ -23,6 +24,12 @@ if TYPE_CHECKING:
 _id_argument = click.argument("id", metavar="ID")
 _limit = click.IntRange(1, 2**31 - 1)
 _ceiling = click.IntRange(1, 2**63 - 1)
+_TRIES = 5
+# Serialization failure and deadlock, both rolled back whole
+# (https://www.postgresql.org/docs/current/errcodes-appendix.html).
+_GAVE_WAY = ("40001", "40P01")
+
+Changed = TypeVar("Changed")
 
 
 @click.command()
@@ -41,7 +48,7 @@ def cancel(settings: Settings, id: str, as_json: bool) -> None:
     from runner.store.steer import control
 
     with _target(settings, id) as (database, target, now):
-        _print(target, control.cancel(database, target, now), as_json)
+        _print(target, _patiently(lambda: control.cancel(database, target, now)), as_json)
 
 
 @click.command()
@@ -60,7 +67,7 @@ def pause(settings: Settings, id: str, as_json: bool) -> None:
     from runner.store.steer import control
 
     with _target(settings, id) as (database, target, now):
-        _print(target, control.pause(database, target, now), as_json)
+        _print(target, _patiently(lambda: control.pause(database, target, now)), as_json)
 
 
 @click.command()
@@ -83,7 +90,7 @@ def resume(settings: Settings, id: str, as_json: bool) -> None:
     with _target(settings, id) as (database, target, now):
         for path in mend_workspaces(database, target.id):
             note(f"the workspace {path} had lost its id: it is written again")
-        changes = control.resume(database, target, now)
+        changes = _patiently(lambda: control.resume(database, target, now))
         _print(target, changes, as_json)
         _say_who_works(database, changes, now)
 
@@ -121,7 +128,11 @@ def retry(
 
     with _target(settings, id) as (database, target, now):
         raised = Raised(max_turns, token_ceiling)
-        changes = retry_runs(database, target, now, raised=raised, fresh=fresh, only_failed=failed)
+        changes = _patiently(
+            lambda: retry_runs(
+                database, target, now, raised=raised, fresh=fresh, only_failed=failed
+            )
+        )
         _print(target, changes, as_json)
         _say_who_works(database, changes, now)
 
@@ -143,12 +154,24 @@ def say(settings: Settings, run: str, text: str, as_json: bool) -> None:
 
     with stored(settings) as database:
         now = _now(database)
-        change = queue_message(database, find(database, run, "run").id, text, now)
+        run_id = find(database, run, "run").id
+        change = _patiently(lambda: queue_message(database, run_id, text, now))
         if as_json:
             say_json(asdict(change))
         else:
             say_line(f"{change.id}: {change.detail}")
         _say_who_works(database, [change], now)
+
+
+def _patiently(change: Callable[[], Changed]) -> Changed:
+    """Make a change, again when Postgres gave it up in favour of another transaction."""
+    for _ in range(_TRIES - 1):
+        try:
+            return change()
+        except UnreachableError as error:
+            if getattr(getattr(error.__cause__, "orig", None), "sqlstate", None) not in _GAVE_WAY:
+                raise
+    return change()
 
 
 @contextmanager

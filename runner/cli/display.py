@@ -11,6 +11,8 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import IO, TYPE_CHECKING, Any
 
+from runner.settings import Settings
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -77,6 +79,14 @@ def note(text: str) -> None:
     """Tell the person at the terminal, on stderr."""
     sys.stderr.write(text + "\n")
     sys.stderr.flush()
+
+
+def refuse(reason: object) -> None:
+    """Tell in one line why a command does not do what it was asked to; no secret is shown."""
+    line = cell(" ".join(str(reason).split("\n")))
+    for secret in Settings.load().secrets():
+        line = line.replace(secret, "…")
+    note(f"runner: {line}")
 
 
 def say_json(value: Any, *, on_one_line: bool = False) -> None:

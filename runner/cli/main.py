@@ -11,10 +11,9 @@ import click
 
 import runner
 from runner.cli import control, exit_codes, look, system, work
-from runner.cli.display import cell, note
+from runner.cli.display import note, refuse
 from runner.cli.options import global_options
 from runner.errors import RunnerError, SpecError, UnreachableError, UsageError
-from runner.settings import Settings
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -68,10 +67,10 @@ def _run(arguments: Sequence[str] | None) -> int:
         return exit_codes.INTERRUPTED
     except SpecError as error:
         for problem in error.problems:
-            _refuse(f"{error.source}: {problem}")
+            refuse(f"{error.source}: {problem}")
         return exit_codes.USAGE
     except RunnerError as error:
-        _refuse(str(error))
+        refuse(str(error))
         if isinstance(error, UsageError):
             return exit_codes.USAGE
         reached = not isinstance(error, UnreachableError)
@@ -90,15 +89,8 @@ def _invoke(arguments: list[str]) -> int:
         return exit_codes.USAGE
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx else "runner"
-        _refuse(f"{error.format_message().rstrip('.')} (see `{command} --help`)")
+        refuse(f"{error.format_message().rstrip('.')} (see `{command} --help`)")
         return exit_codes.USAGE
     except click.ClickException as error:
-        _refuse(error.format_message())
+        refuse(error.format_message())
         return exit_codes.USAGE
-
-
-def _refuse(message: str) -> None:
-    line = cell(" ".join(message.split("\n")))
-    for secret in Settings.load().secrets():
-        line = line.replace(secret, "…")
-    note(f"runner: {line}")

@@ -36,8 +36,14 @@ class Interruption:
 
     def __init__(self) -> None:
         self.happened = False
+        self.came_too_late = False  # the job had come to rest before
         self._worker: Worker | None = None
         self._before: dict[int, Any] = {}
+
+    @property
+    def cut_short(self) -> bool:
+        """It happened before the job had come to rest."""
+        return self.happened and not self.came_too_late
 
     def watch(self, worker: Worker) -> None:
         """Drain this worker when it happens, or now when it has happened."""
@@ -75,25 +81,23 @@ class Interruption:
         os._exit(exit_codes.INTERRUPTED)
 
 
-def work_job(settings: Settings, database: Database, job_id: str, slots: int) -> bool:
-    """Work a job in this process until every run of it has ended or waits.
-
-    Returns:
-        True when it was interrupted before that.
+def work_job(
+    settings: Settings, database: Database, job_id: str, slots: int, interruption: Interruption
+) -> None:
+    """Work a job in this process until every run of it has ended or waits, or it is interrupted.
 
     Raises:
         UnreachableError: a part was away when the worker started or had to end.
     """
-    with Interruption() as interruption:
+    with interruption:
         worker = wiring.start_worker(settings, database, slots=slots)
         interruption.watch(worker)
         with show_progress() as progress:
-            rested = _watch(database, worker, job_id, progress, interruption)
+            interruption.came_too_late = _watch(database, worker, job_id, progress, interruption)
             worker.drain()
-            if interruption.happened and not rested:
+            if interruption.cut_short:
                 progress.say("stopping: the steps in hand are ended or left to resume")
             wait_for_end(worker)
-        return interruption.happened and not rested
 
 
 def wait_for_end(worker: Worker) -> None:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import click
 
 from runner.cli import exit_codes
-from runner.cli.display import note, say, say_json
+from runner.cli.display import note, refuse, say, say_json
 from runner.cli.options import json_option, slots_option, stored, with_settings
-from runner.errors import UsageError
+from runner.errors import UnreachableError, UsageError
 from runner.settings import Settings
 
 if TYPE_CHECKING:
@@ -65,14 +65,19 @@ def run(
 
 def _work(settings: Settings, database: Database, job_id: str, slots: int, as_json: bool) -> int:
     from runner.cli.logs import log_to_stderr
-    from runner.cli.progress import work_job
+    from runner.cli.progress import Interruption, work_job
     from runner.cli.summary import summarise
 
     log_to_stderr(settings, logging.WARNING)
     note(f"working {job_id}")
-    interrupted = work_job(settings, database, job_id, slots)
-    code = summarise(database, job_id, interrupted=interrupted, as_json=as_json)
-    if interrupted:
+    interruption = Interruption()
+    try:
+        work_job(settings, database, job_id, slots, interruption)
+        code = summarise(database, job_id, interrupted=interruption.cut_short, as_json=as_json)
+    except UnreachableError as error:
+        refuse(error)
+        code = exit_codes.exit_code((), interrupted=interruption.cut_short, unreachable=True)
+    if interruption.cut_short:
         note(f"interrupted; go on with `runner run --resume {job_id}`")
     return code
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePath
-from typing import Any, NoReturn
+from typing import Any
 
+from runner.core.strict_json import read_json
 from runner.errors import Problem
 from runner.jobfile.check import Items
 from runner.jobfile.content import json_problem, line_problem
@@ -132,7 +132,7 @@ def _lines_of_file(path: Path, problems: list[Problem]) -> Iterator[_Found]:
             continue
         where = f"line {number} of {path.name}: "
         try:
-            yield "items.jsonl", where, _parsed(line.decode())
+            yield "items.jsonl", where, read_json(line.decode())
         except (ValueError, RecursionError) as error:
             problems.append(Problem("items.jsonl", f"{where}is not JSON in UTF-8: {error}"))
 
@@ -146,7 +146,7 @@ def _lines_of_command(command: str | list[str], folder: Path) -> Iterator[_Found
         item: Any = text
         if text[0] in '{"':
             try:
-                item = _parsed(text)
+                item = read_json(text)
             except (ValueError, RecursionError):
                 item = text
         yield "items.command", f"line {number} of its output: ", item
@@ -193,7 +193,3 @@ def _output(argv: list[str], folder: Path) -> bytes:
 def printable(text: str) -> str:
     """The text without anything that a terminal would obey."""
     return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
-
-
-def _parsed(text: str) -> Any:
-    return read_json(text)

@@ -17,9 +17,9 @@ from runner.core.conversation import (
     Usage,
     content_bytes,
 )
+from runner.core.spec import ANY_ITEM
 from runner.engine.ports import Interrupt
 from runner.errors import ModelCallError
-from runner.core.spec import ANY_ITEM
 
 BYTES_PER_TOKEN = 4
 _AFTER_THE_LAST: Mapping[str, Any] = {"text": "That was the last line of my script."}

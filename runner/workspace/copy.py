@@ -140,7 +140,11 @@ def _copy_entry(entry: os.DirEntry[str], goal: str, source: str) -> None:
         return
     for _ in range(_TRIES):
         try:
-            shutil.copy2(entry.path, goal, follow_symlinks=False)
+            if entry.is_symlink():  # copy2 refuses a link to a pipe
+                os.symlink(os.readlink(entry.path), goal)  # noqa: PTH115 - plain strings
+                shutil.copystat(entry.path, goal, follow_symlinks=False)
+            else:
+                shutil.copy2(entry.path, goal, follow_symlinks=False)
         except FileNotFoundError as error:
             gone = error  # and perhaps back again: then once more
             if not os.path.lexists(entry.path):

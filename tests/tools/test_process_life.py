@@ -228,7 +228,7 @@ def test_worker_that_calls_often_keeps_no_descriptor_and_no_process(bench: Workb
 def descriptors_left(count: int) -> Iterator[None]:
     """Let this process open so many more files and no others."""
     taken = set()
-    for number in map(int, os.listdir("/proc/self/fd")):
+    for number in (int(path.name) for path in Path("/proc/self/fd").iterdir()):
         with suppress(OSError):  # the one that listed the folder
             os.fstat(number)
             taken.add(number)

@@ -203,11 +203,14 @@ def test_a_git_link_is_judged_by_where_it_leads(repository: Path, tmp_path: Path
     assert not os.path.lexists(tmp_path / "outside/.git")
 
 
-def test_a_git_link_to_a_pipe_holds_nobody_up(source: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", [".git", "link"])
+def test_a_link_to_a_pipe_is_copied_and_holds_nobody_up(
+    source: Path, tmp_path: Path, name: str
+) -> None:
     os.mkfifo(source / "pipe")
-    (source / "a/.git").symlink_to("../pipe")
+    (source / "a" / name).symlink_to("../pipe")
     copy(source, tmp_path / "copy", [])
-    assert (tmp_path / "copy/a/b/file").exists()
+    assert (tmp_path / "copy/a" / name).readlink() == Path("../pipe")
 
 
 KILLED_MIDWAY = """

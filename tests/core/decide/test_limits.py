@@ -201,3 +201,9 @@ def test_shutting_down_a_run_at_its_limit_loses_neither():
     assert isinstance(outcome_of(story.finish(0)), Requeued)
     story.draining = False
     assert outcome_of(story.claim()).reason == "max_turns"
+
+
+def test_a_back_off_past_the_deadline_stops_the_run_at_once():
+    story = Story(limits=Limits(deadline=1_100.0))
+    outcome = outcome_of(story.break_off(retry_at=story.now + 200.0))
+    assert (outcome.state, outcome.reason) == ("stopped", "deadline")

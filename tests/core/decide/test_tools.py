@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.core.conversation import ToolResult
+from runner.core.conversation import UNREADABLE_INPUT, ToolResult
 from runner.core.decide import MOST_PARALLEL_READS, CallModel, RunTools
 from runner.core.journal import CallsDecided, ToolFinished, ToolsStarted
 from tests.core.sendable import faults
@@ -256,3 +256,11 @@ def test_a_call_in_hand_is_given_again_not_started_again():
     assert story.go_on() == effect
     assert isinstance(effect, RunTools)
     assert groups(story) == [(0,)]
+
+
+def test_arguments_that_could_not_be_read_are_an_error_of_their_own():
+    story = Story()
+    story.reply("tool_use", uses("Read", arguments={UNREADABLE_INPUT: "[1, 2"}))
+    (result,) = story.tail
+    assert result["is_error"]
+    assert "JSON object" in result["content"]

@@ -1,0 +1,118 @@
+"""The spine over a real database, with a scripted model."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+
+from runner.core.run import Ended, Lease
+from runner.core.spec import JobSpec, Workspace
+from runner.engine.attempt import Ports, run_attempt
+from runner.engine.ports import Interrupt
+from runner.engine.workspaces import RunWorkspaces
+from runner.errors import Interrupted, LeaseLost
+from runner.llm.scripted import ScriptedModel
+from runner.store import ids, runs
+from runner.store.database import Database
+from runner.store.journal import StoredJournal
+from runner.store.steer import control, jobs
+from runner.store.tables import runs as run_table
+from runner.store.workers import DatabaseClock
+from runner.tools.toolbox import LocalTools
+from tests.store.examples import SPEC, submission
+
+
+class Silence:
+    def publish(self, run_id: str, text: str) -> None:
+        """Nobody listens."""
+
+
+@pytest.fixture
+def ports(database: Database, tmp_path: Path) -> Iterator[Ports]:
+    clock = DatabaseClock(database)
+    tools = LocalTools(tmp_path / "home", tmp_path / "locks")
+    yield Ports(
+        journal=StoredJournal(database, clock.now),
+        models=lambda spec: ScriptedModel(spec.script or {}),
+        tools=tools,
+        workspaces=RunWorkspaces(database, tmp_path / "home"),
+        live=Silence(),
+        clock=clock,
+        jitter=lambda: 0.0,
+        call_id=ids.call_id,
+        stopping=threading.Event(),
+    )
+    tools.close()
+
+
+def claimed(database: Database, spec: JobSpec) -> Lease:
+    """A new run of ``spec``, held by this test."""
+    jobs.submit(database, submission("one", spec=spec), time.time(), None, "ws_1")
+    (run_id,) = runs.ring_due(database, 9, time.time())
+    run = runs.look_at(database, run_id, time.time())
+    assert run is not None
+    lease = runs.claim(database, run, "worker_a", time.time())
+    assert lease is not None
+    return lease
+
+
+def row(database: Database, lease: Lease) -> Any:
+    query = select(run_table).where(run_table.c.id == lease.run_id)
+    return database.read(lambda connection: connection.execute(query).one())
+
+
+def scripted(*replies: dict[str, Any]) -> JobSpec:
+    return replace(SPEC, provider="scripted", script={"*": list(replies)})
+
+
+def test_a_run_goes_from_prompt_to_end(database: Database, ports: Ports) -> None:
+    lease = claimed(database, scripted({"text": "Done."}))
+    assert run_attempt(lease, ports, Interrupt()) == Ended("succeeded", "end_turn")
+    assert row(database, lease).state == "succeeded"
+
+
+def test_a_workspace_that_cannot_be_made_fails_the_run(
+    database: Database, ports: Ports, tmp_path: Path
+) -> None:
+    spec = replace(scripted(), workspace=Workspace(str(tmp_path / "gone"), "copy"))
+    lease = claimed(database, spec)
+    outcome = run_attempt(lease, ports, Interrupt())
+    assert isinstance(outcome, Ended)
+    assert (outcome.state, outcome.reason) == ("failed", "workspace")
+    assert str(tmp_path / "gone") in row(database, lease).detail
+
+
+def test_a_worker_that_may_not_act_makes_no_call(database: Database, ports: Ports) -> None:
+    lease = claimed(database, scripted({"text": "Done."}))
+    with pytest.raises(Interrupted):
+        run_attempt(lease, ports, Interrupt(may_act=lambda: False))
+    assert row(database, lease).turns == 0
+
+
+def test_a_cancel_is_seen_in_a_back_off(database: Database, ports: Ports) -> None:
+    failing = {"error": {"kind": "overloaded_error", "status": 529, "retry_after": 4.5}}
+    lease = claimed(database, scripted(failing))
+    interrupt = Interrupt()
+    ended: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            run_attempt(lease, ports, interrupt)
+        except (Interrupted, LeaseLost) as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    while row(database, lease).progress["failure"] is None:
+        assert thread.is_alive()
+    control.cancel(database, control.Target("run", lease.run_id), time.time())
+    interrupt.set("dropped")
+    thread.join(3)
+    assert [type(error) for error in ended] == [Interrupted]

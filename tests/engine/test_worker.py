@@ -1,0 +1,95 @@
+"""A whole worker, in this process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import select, update
+
+from runner import wiring
+from runner.engine.ports import Interrupt
+from runner.engine.worker import Worker, _Held
+from runner.settings import Settings
+from runner.store import runs
+from runner.store.database import Database
+from runner.store.steer import jobs
+from runner.store.tables import runs as run_table
+from tests.engine.test_attempt import scripted
+from tests.store.examples import submission
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return Settings.load({}, home=str(tmp_path / "home"))
+
+
+@pytest.fixture
+def store(settings: Settings) -> Iterator[Database]:
+    database = wiring.open_database(settings, upgrade=True)
+    yield database
+    database.close()
+
+
+@pytest.fixture
+def worker(settings: Settings, store: Database) -> Iterator[Worker]:
+    worker = wiring.start_worker(settings, store, slots=2)
+    yield worker
+    worker.drain()
+    assert worker.wait(30)
+    assert worker.failure is None
+
+
+def row(store: Database, run_id: str) -> Any:
+    query = select(run_table).where(run_table.c.id == run_id)
+    return store.read(lambda connection: connection.execute(query).one())
+
+
+def test_a_second_wake_up_of_a_run_leaves_the_first_alone(worker: Worker, store: Database) -> None:
+    spec = scripted({"text": "Done."})
+    job_id = jobs.submit(store, submission("one", spec=spec), time.time() + 3600)
+    query = select(run_table.c.id).where(run_table.c.job_id == job_id)
+    run_id = store.read(lambda connection: connection.execute(query).scalar_one())
+    first = _Held(1, Interrupt())
+    worker._held[run_id] = first
+    now = time.time()
+    due = update(run_table).where(run_table.c.id == run_id).values(due_at=now)
+    store.write(lambda connection: connection.execute(due))
+    worker._handle(run_id)
+    assert worker._held[run_id] is first
+    assert row(store, run_id).state == "queued"
+    assert row(store, run_id).due_at > now, "it is looked at again soon"
+    del worker._held[run_id]
+    while row(store, run_id).state != "succeeded":
+        assert not worker.wait(0.05)
+
+
+def test_a_run_that_no_thread_works_on_is_given_back(worker: Worker, store: Database) -> None:
+    spec = scripted({"text": "Done."})
+    jobs.submit(store, submission("one", spec=spec), time.time() + 3600)
+    (run_id,) = runs.ring_due(store, 9, time.time() + 7200)
+    run = runs.look_at(store, run_id, time.time() + 7200)
+    assert run is not None
+    assert runs.claim(store, run, worker.id, time.time() + 7200) is not None
+    while row(store, run_id).state != "succeeded":
+        assert not worker.wait(0.05)
+    assert row(store, run_id).attempt == 2
+
+
+def test_a_worker_that_cannot_leave_properly_still_ends(
+    settings: Settings, store: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = wiring.start_worker(settings, store, slots=1)
+
+    def fail() -> None:
+        raise ValueError("no way out")
+
+    monkeypatch.setattr(worker, "_leave", fail)
+    worker.drain()
+    assert worker.wait(30)
+    assert isinstance(worker.failure, ValueError)
+    monkeypatch.undo()
+    worker._leave()
