@@ -23,8 +23,9 @@ class Interrupt:
     soon as it is registered. The first reason wins, save that ``dropped`` overrules ``shutdown``.
 
     Args:
-        may_act: asked before each effect: whether the worker's leases were renewed lately. A process
-            that slept past them wakes up in the middle of a step, before anyone can tell it.
+        may_act: asked before each effect: whether the worker's leases are good. A process that slept
+            past them wakes up in the middle of a step, before anyone can tell it: it renews them
+            first, and so learns which runs it has lost.
     """
 
     def __init__(self, may_act: Callable[[], bool] = lambda: True) -> None:

@@ -100,6 +100,7 @@ class Worker:
         self._only = only
         self._held: dict[str, _Held] = {}
         self._strays: set[Lease] = set()
+        self._renewing = threading.Lock()
         self._renewed_at = machine.clock.monotonic()
         self._ended = threading.Event()
         self._wake_ups = wake_ups(self._handle, self._slot_is_free)
@@ -212,8 +213,10 @@ class Worker:
         while not stop.wait(WATCH_SECONDS):
             try:
                 if self._machine.clock.monotonic() - self._renewed_at >= RENEW_SECONDS:
-                    self._renew()
-                self._look_for_lost_runs()
+                    with self._renewing:
+                        self._renew()
+                else:
+                    self._look_for_lost_runs()
                 if self._burst and self._is_done():
                     self._ports.stopping.set()
             except UnreachableError as error:
@@ -230,6 +233,18 @@ class Worker:
         self._machine.still_alive()
 
     def _may_act(self) -> bool:
+        """Whether the leases are good; after a sleep or an outage, once they have been renewed."""
+        while not self._is_fresh():
+            try:
+                with self._renewing:
+                    if not self._is_fresh():
+                        self._renew()
+            except UnreachableError:
+                if self._ports.stopping.wait(WATCH_SECONDS):
+                    return False
+        return True
+
+    def _is_fresh(self) -> bool:
         return self._machine.clock.monotonic() - self._renewed_at < ACT_SECONDS
 
     def _look_for_lost_runs(self) -> None:

@@ -69,8 +69,8 @@ def _draft_prefix(target: Path) -> str:
 
 def _remove_leftovers(target: Path, check: Callable[[], None]) -> None:
     for path in target.parent.iterdir():
-        check()
         if path.name.startswith(_draft_prefix(target)):
+            check()
             _remove(path)
 
 
@@ -141,7 +141,7 @@ def _copy_entry(entry: os.DirEntry[str], goal: str, source: str) -> None:
     for _ in range(_TRIES):
         try:
             if entry.is_symlink():  # copy2 refuses a link to a pipe
-                os.symlink(os.readlink(entry.path), goal)  # noqa: PTH115 - plain strings
+                os.symlink(os.readlink(entry.path), goal)  # noqa: PTH115, PTH211 - plain strings
                 shutil.copystat(entry.path, goal, follow_symlinks=False)
             else:
                 shutil.copy2(entry.path, goal, follow_symlinks=False)

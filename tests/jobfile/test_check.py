@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from runner.core.budget import Limits
 from runner.core.permissions import Rule
 from runner.core.retry import Patience
-from runner.jobfile.check import KEYS, RESERVED_OPTIONS, Items, Text, check
+from runner.jobfile.check import KEYS, Items, Text, check
 
 LEAST: dict[str, Any] = {"model": "m", "prompt": "Do it."}
 
@@ -140,13 +140,6 @@ def test_a_mistake_is_the_one_problem_and_says_what_was_meant(
     problems = problems_of(**keys)
     assert len(problems) == 1
     assert expected in problems[0]
-
-
-@pytest.mark.parametrize("option", sorted(RESERVED_OPTIONS))
-def test_options_that_runner_sets_are_refused(option: str) -> None:
-    assert problems_of(model_options={option: 1})[0].startswith(
-        f"model_options.{option}: is set by Runner"
-    )
 
 
 def test_what_is_missing_is_named() -> None:

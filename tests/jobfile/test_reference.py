@@ -8,7 +8,8 @@ from pathlib import Path
 
 from runner.core.budget import Limits
 from runner.core.retry import Patience
-from runner.jobfile.check import KEYS, MOST_TOOL_SECONDS, RESERVED_OPTIONS, check
+from runner.jobfile.check import KEYS, MOST_TOOL_SECONDS, check
+from runner.jobfile.options import RESERVED_HEADERS, RESERVED_OPTIONS
 from runner.jobfile.section import SECONDS
 
 REFERENCE = (Path(__file__).parents[2] / "docs/job-file.md").read_text()
@@ -51,6 +52,8 @@ def test_the_defaults_in_the_reference_are_the_real_ones() -> None:
 def test_the_reference_names_the_options_that_runner_sets() -> None:
     sentence = REFERENCE.split("Not those that it sets itself: ")[1].split(".\n")[0]
     assert set(re.findall(r"`(\w+)`", sentence)) == set(RESERVED_OPTIONS)
+    sentence = REFERENCE.split("not these headers: ")[1].split(".\n")[0]
+    assert set(re.findall(r"`([\w-]+)`", sentence)) == set(RESERVED_HEADERS)
     assert f"at most {MOST_TOOL_SECONDS:.0f} seconds" in REFERENCE
 
 

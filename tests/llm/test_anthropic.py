@@ -259,3 +259,25 @@ def test_body_goes_out_as_json_of_the_request(talk):
     here = talk(Reply([text("x")]))
     here.complete()
     assert json.loads(here.server.requests[0].raw) == here.server.requests[0].body
+
+
+def test_nothing_in_extra_body_replaces_what_runner_sets(talk):
+    here = talk(Reply([text("x")]))
+    extra = {
+        "max_tokens": 60_000,
+        "model": "claude-opus-5",
+        "stream": False,
+        "messages": [{"role": "user", "content": "Else"}],
+        "system": "Else",
+        "tools": [],
+        "top_k": 5,
+        "output_config": {"format": {"type": "json"}},
+    }
+    here.complete(make_request(options={"extra_body": extra, "effort": "low"}))
+    here.complete()
+    changed, plain = (request.body for request in here.server.requests)
+    assert changed == {
+        **plain,
+        "top_k": 5,
+        "output_config": {"format": {"type": "json"}, "effort": "low"},
+    }

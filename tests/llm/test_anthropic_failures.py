@@ -8,10 +8,11 @@ import time
 
 import pytest
 
+from runner.core.conversation import UNREADABLE_INPUT, Message
 from runner.engine.ports import Interrupt
 from runner.errors import ModelCallError
 from runner.llm.anthropic import AnthropicModel
-from tests.llm.conftest import ignore, make_request
+from tests.llm.conftest import ignore, make_request, user
 from tests.messages_api import API_KEY, Break, Reply, text, thinking, tool_use
 
 SAID = [text("some words of the model"), tool_use("toolu_1", "Read", {"file_path": "a.py"})]
@@ -68,6 +69,11 @@ def test_page_of_a_proxy_is_not_quoted(talk, status, kind):
         ({"retry-after": "7200"}, 7200.0),
         ({"retry-after-ms": "1500", "retry-after": "9"}, 1.5),
         ({"retry-after": "soon"}, None),
+        ({"retry-after": "inf"}, None),
+        ({"retry-after": "nan"}, None),
+        ({"retry-after": "-5"}, None),
+        ({"retry-after-ms": "-1", "retry-after": "9"}, 9.0),
+        ({"retry-after": "Fri, 31 Dec 99999999999 23:59:59 GMT"}, None),
         ({"retry-after": email.utils.formatdate(0, usegmt=True)}, 0.0),
     ],
 )
@@ -145,9 +151,27 @@ def test_malformed_event_breaks_the_stream(talk):
 
 
 @pytest.mark.parametrize("source", ['{"file_path": ', "[1]", '"text"', '{"n": NaN}', "{} {}"])
-def test_tool_input_that_is_no_object_breaks_the_stream(talk, source):
-    error = failed(talk(Reply(SAID, partial_json={1: source})))
-    assert (error.kind, error.billed) == ("stream_broken", True)
+def test_tool_input_that_is_no_object_is_a_reply_with_its_usage(talk, source):
+    usage = {"input_tokens": 7, "output_tokens": 11}
+    reply = talk(Reply(SAID, partial_json={1: source}, usage=usage)).complete()
+    assert reply.blocks[1]["input"] == {UNREADABLE_INPUT: source}
+    assert (reply.stop_reason, reply.usage.input_tokens, reply.usage.output_tokens) == (
+        "tool_use",
+        7,
+        11,
+    )
+
+
+def test_unreadable_input_is_accepted_when_it_is_sent_back(talk):
+    here = talk(Reply(SAID, partial_json={1: "[1]"}))
+    reply = here.complete()
+    result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": "no", "is_error": True}
+    sent = make_request(
+        user("Hello"), Message("assistant", reply.blocks), Message("user", (result,))
+    )
+    with pytest.raises(ModelCallError, match="used twice"):  # of the second reply, which was given
+        here.complete(sent)
+    assert here.server.refusals == []
 
 
 def test_call_id_used_twice_breaks_the_stream(talk):
@@ -193,3 +217,22 @@ def test_call_after_a_broken_one_succeeds(talk):
 def test_request_that_is_too_large_is_refused(talk):
     error = failed(talk(Reply(SAID), server={"most_body_bytes": 10}))
     assert (error.kind, error.status, error.billed) == ("request_too_large", 413, False)
+
+
+@pytest.mark.parametrize("blank", ["{}\n", " {}", "{}\u00e9", "{}\x1b"])
+def test_key_that_is_no_key_fails_at_once_and_is_not_repeated(talk, blank):
+    here = talk(Reply(SAID), key=blank.format(API_KEY))
+    error = failed(here)
+    assert (error.kind, error.status, error.billed) == ("authentication_error", 401, False)
+    assert "ANTHROPIC_API_KEY" in error.message
+    assert API_KEY not in str(error)
+    assert here.server.count == 0
+
+
+def test_header_that_cannot_be_sent_fails_at_once_and_is_not_repeated(talk):
+    here = talk(Reply(SAID))
+    with pytest.raises(ModelCallError) as caught:
+        here.complete(make_request(options={"extra_headers": {"x-team": "hunter2\n"}}))
+    error = caught.value
+    assert (error.kind, error.status, error.billed) == ("invalid_request_error", 400, False)
+    assert "hunter2" not in str(error)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from runner.core.conversation import ModelReply, Usage
+from runner.core.conversation import UNREADABLE_INPUT, ModelReply, Usage
 from runner.llm.stream import Accumulator, BrokenStreamError
 
 START = {
@@ -114,8 +114,15 @@ def test_whole_call_at_max_tokens_is_kept():
 
 
 def test_only_the_last_block_may_be_cut():
-    with pytest.raises(BrokenStreamError, match="no JSON"):
-        accumulate(called(0, '{"a'), said(1, "x"), ended("max_tokens"))
+    head = {"type": "content_block_start", "index": 0, "content_block": CALL}
+    with pytest.raises(BrokenStreamError, match="did not end"):
+        accumulate([head], said(1, "x"), ended("max_tokens"))
+
+
+def test_call_before_the_last_block_was_not_cut_whatever_its_input():
+    reply = accumulate(called(0, '{"a'), said(1, "x"), ended("max_tokens"))
+    assert reply.blocks[1]["input"] == {UNREADABLE_INPUT: '{"a'}
+    assert reply.cut is None
 
 
 @pytest.mark.parametrize("reason", ["max_tokens", "model_context_window_exceeded", "refusal"])
@@ -143,9 +150,38 @@ def test_call_that_cannot_be_answered_breaks_the_stream(changes):
         accumulate(called(0, "{}", **changes), ended("tool_use"))
 
 
-def test_deeply_nested_input_breaks_the_stream_and_nothing_else():
-    with pytest.raises(BrokenStreamError):
-        accumulate(called(0, '{"a":' * 100_000 + "1" + "}" * 100_000), ended("tool_use"))
+@pytest.mark.parametrize(
+    "source",
+    ["[1, 2]", '{"command": "echo', '{"n": 1e999}', '{"n": -1e999}', '{"n": Infinity}', "null"],
+)
+def test_arguments_that_are_no_json_object_are_kept_as_text(source):
+    reply = accumulate(said(0, "x"), called(1, source), ended("tool_use"))
+    assert reply.blocks[1] == {**CALL, "id": "toolu_1", "input": {UNREADABLE_INPUT: source}}
+
+
+def test_unreadable_arguments_are_kept_in_part_when_they_are_long():
+    source = '{"a":' * 100_000 + "1" + "}" * 100_000
+    (call,) = accumulate(called(0, source), ended("tool_use")).blocks
+    assert call["input"] == {UNREADABLE_INPUT: source[:10_000]}
+
+
+def test_unreadable_arguments_of_a_server_s_tool_break_the_stream():
+    with pytest.raises(BrokenStreamError, match="no JSON"):
+        accumulate(called(0, "[1]", type="server_tool_use"), ended("end_turn"))
+
+
+@pytest.mark.parametrize(
+    ("name", "sent_back"),
+    [
+        ("../../Bash\x1b[2J", "______Bash__2J"),
+        (" ", "_"),
+        ("x" * 5000, "x" * 128),
+        ("mcp__a-b", "mcp__a-b"),
+    ],
+)
+def test_name_of_a_tool_is_one_that_the_api_takes_back(name, sent_back):
+    (call,) = accumulate(called(0, "{}", name=name), ended("tool_use")).blocks
+    assert call["name"] == sent_back
 
 
 def test_citations_are_gathered():
@@ -167,6 +203,12 @@ def test_usage_is_the_last_total_of_each_kind():
         ended("end_turn", output_tokens=9, input_tokens=None, cache_read_input_tokens=4),
     )
     assert reply.usage == Usage(input_tokens=3, cache_read_tokens=4, output_tokens=9)
+
+
+@pytest.mark.parametrize("tokens", [-1, 2**53 + 1, 10**30, 1.5, True, "7"])
+def test_usage_that_makes_no_sense_is_a_broken_stream(tokens):
+    with pytest.raises(BrokenStreamError, match="no number of tokens"):
+        accumulate(said(0, "x"), ended("end_turn", input_tokens=tokens))
 
 
 def test_message_without_a_stop_reason_is_not_whole():

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
+import traceback
 
 import pytest
 import redis
@@ -70,6 +72,27 @@ def test_a_wrong_url_is_refused_without_repeating_its_password() -> None:
     with pytest.raises(UsageError, match="redis://") as caught:
         connect("http://user:secret@host")
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["redis://:hunter2/more@host:6379", "redis://:hunter2#@host:x", "redis://:hunter2@h:1/0?odd=3"],
+)
+def test_nothing_of_a_url_that_cannot_be_read_is_repeated(url: str) -> None:
+    with pytest.raises(UsageError, match="%2F") as caught:
+        connect(url)
+    assert "hunter2" not in "".join(traceback.format_exception(caught.value))
+
+
+def test_a_ring_is_tried_once_so_that_a_redis_that_hangs_holds_nobody_up() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as hanging:
+        with connect(f"redis://127.0.0.1:{hanging.getsockname()[1]}") as connection:
+            with pytest.raises(UnreachableError, match="RUNNER_REDIS_URL"):
+                RqDoorbell(connection).ring([RUN_IDS[0]])
+        hanging.setblocking(False)
+        hanging.accept()[0].close()
+        with pytest.raises(BlockingIOError):
+            hanging.accept()
 
 
 @pytest.mark.parametrize("module", ["connection", "live", "embedded", "wakeup"])

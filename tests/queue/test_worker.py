@@ -384,3 +384,17 @@ def test_a_queue_key_of_the_wrong_type_does_not_end_the_worker(
         connection.delete(QUEUE_KEY)
         doorbell.ring([RUN_IDS[0]])
         until(lambda: handler.ended == [RUN_IDS[0]])
+
+
+def test_an_end_whose_beginning_is_unknown_costs_no_other_note(
+    connection: redis.Redis, doorbell: RqDoorbell
+) -> None:
+    presence = Presence(connection, "tested", "runner")
+    for note in (Begun("a"), Ended("unknown", 1.0, False), Ended("a", 1.0, False), Begun("b")):
+        presence.tell(note)  # before it opens, so that it gets them at once
+    presence.open()
+    until(lambda: connection.hget("rq:worker:tested", "state") is not None)
+    assert connection.hget("rq:worker:tested", "state") == b"busy"
+    registry = StartedJobRegistry("runner", connection=connection, serializer=JSONSerializer)
+    assert registry.get_job_ids(cleanup=False) == ["b"]
+    presence.close()
