@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from runner.engine.locks import HostLocks
     from runner.engine.ports import Doorbell, Live, Model, Tools
     from runner.engine.worker import Machine, Worker
+    from runner.engine.workspaces import RunWorkspaces
     from runner.queue.embedded import EmbeddedServer
 
 
@@ -197,12 +198,12 @@ def _surroundings(
     opened: ExitStack,
 ) -> tuple[Machine, Ports]:
     from runner.engine.worker import Machine
+    from runner.engine.workspaces import RunWorkspaces
     from runner.queue.connection import connect
     from runner.queue.live import RedisLive
     from runner.store.look.outputs import tool_output
     from runner.tools.host.quiet import run_is_quiet
     from runner.tools.toolbox import LocalTools
-    from runner.workspace.identity import visible
 
     tools = opened.enter_context(
         closing(
@@ -215,13 +216,14 @@ def _surroundings(
         )
     )
     live = opened.enter_context(closing(RedisLive(connect(queue_url))))
-    ports = _ports(settings, database, clock, tools, live)
+    workspaces = RunWorkspaces(database, settings.home)
+    ports = _ports(database, clock, tools, live, workspaces)
     machine = Machine(
         database=database,
         locks=locks,
         clock=clock,
         doorbell=doorbell,
-        visible=visible,
+        visible=workspaces.visible,
         quiet=lambda run_id: run_is_quiet(locks.folder, run_id),
         still_alive=tools.alive,
         run_apart=lambda run_id, stopping: _run_apart(settings, run_id, stopping),
@@ -232,17 +234,20 @@ def _surroundings(
 
 
 def _ports(
-    settings: Settings, database: Database, clock: DatabaseClock, tools: Tools, live: Live
+    database: Database,
+    clock: DatabaseClock,
+    tools: Tools,
+    live: Live,
+    workspaces: RunWorkspaces,
 ) -> Ports:
     from runner.engine.attempt import Ports
-    from runner.engine.workspaces import RunWorkspaces
     from runner.store.journal import StoredJournal
 
     return Ports(
         journal=StoredJournal(database, clock.now),
         models=_models(),
         tools=tools,
-        workspaces=RunWorkspaces(database, settings.home),
+        workspaces=workspaces,
         live=live,
         clock=clock,
         jitter=random.random,

@@ -10,6 +10,9 @@ from runner.errors import Interrupted, RunnerError, WorkspaceError
 from runner.store import runs
 from runner.store.database import Database
 from runner.workspace.copy import copy
+from runner.workspace.identity import restore, visible
+
+COPIES = "workspaces"
 
 
 class RunWorkspaces:
@@ -22,6 +25,20 @@ class RunWorkspaces:
     def __init__(self, database: Database, home: Path) -> None:
         self._database = database
         self._home = home
+        self._seen: set[tuple[Path, str]] = set()
+
+    def visible(self, path: Path, workspace_id: str) -> bool:
+        """Whether a workspace is here. An agent may have removed the id's file (``git clean``): a
+        copy is named after its run, so its folder is proof enough, and a folder that was seen here
+        with this id gets it back."""
+        if path.parent == self._home / COPIES:
+            return path.is_dir()
+        found = visible(path, workspace_id)
+        if not found and (path, workspace_id) in self._seen:
+            found = restore(path, workspace_id)
+        if found:
+            self._seen.add((path, workspace_id))
+        return found
 
     def prepare(self, lease: Lease, interrupt: Interrupt) -> Surroundings:
         """The folders of a run; see ``engine.ports.Workspaces``."""
@@ -30,7 +47,7 @@ class RunWorkspaces:
         if asked is None or path is None:
             return Surroundings(None, outputs)
         if asked["mode"] == "copy" and path == asked["path"]:
-            target = self._home / "workspaces" / lease.run_id
+            target = self._home / COPIES / lease.run_id
             workspace_id = _copy(Path(path), target, self._home, interrupt)
             runs.set_workspace(self._database, lease, str(target), workspace_id)
             return Surroundings(target, outputs)
