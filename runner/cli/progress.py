@@ -32,10 +32,12 @@ _MOST_SHOWN = 12
 
 
 class Interruption:
-    """Ctrl-C and SIGTERM, while inside: the first drains the worker, a second Ctrl-C quits at once."""
+    """Ctrl-C and SIGTERM, while inside: the first drains the worker, a second Ctrl-C quits at once,
+    after printing ``how_to_go_on``."""
 
-    def __init__(self) -> None:
+    def __init__(self, how_to_go_on: str = "") -> None:
         self.happened = False
+        self._how_to_go_on = how_to_go_on
         self.came_too_late = False  # the job had come to rest before
         self._worker: Worker | None = None
         self._before: dict[int, Any] = {}
@@ -78,6 +80,9 @@ class Interruption:
             killing = threading.Thread(target=self._worker.kill, daemon=True)
             killing.start()
             killing.join(_QUIT_SECONDS)
+        if self._how_to_go_on:
+            # Not through sys.stderr: this handler may have interrupted a write to it.
+            os.write(sys.stderr.fileno(), f"{self._how_to_go_on}\n".encode())
         os._exit(exit_codes.INTERRUPTED)
 
 

@@ -70,7 +70,8 @@ def _work(settings: Settings, database: Database, job_id: str, slots: int, as_js
 
     log_to_stderr(settings, logging.WARNING)
     note(f"working {job_id}")
-    interruption = Interruption()
+    how_to_go_on = f"interrupted; go on with `runner run --resume {job_id}`"
+    interruption = Interruption(how_to_go_on)
     try:
         work_job(settings, database, job_id, slots, interruption)
         code = summarise(database, job_id, interrupted=interruption.cut_short, as_json=as_json)
@@ -78,7 +79,7 @@ def _work(settings: Settings, database: Database, job_id: str, slots: int, as_js
         refuse(error)
         code = exit_codes.exit_code((), interrupted=interruption.cut_short, unreachable=True)
     if interruption.cut_short:
-        note(f"interrupted; go on with `runner run --resume {job_id}`")
+        note(how_to_go_on)
     return code
 
 

@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+import errno
 import math
+import os
+import stat
+from pathlib import Path
 from typing import Any
 
 from runner.jobfile.lines import Part, place
 
 MOST_LEVELS = 50
+
+
+def read_bytes(path: Path) -> bytes:
+    """A file that a job names. Raises OSError, also when it is no regular file, which might never end."""
+    with path.open("rb", opener=_open_without_waiting) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file")
+        return file.read()
+
+
+def _open_without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # a pipe without a writer would never open
 
 
 def text_problem(text: str) -> str | None:

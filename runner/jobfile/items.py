@@ -13,7 +13,7 @@ from typing import Any
 from runner.core.strict_json import read_json
 from runner.errors import Problem
 from runner.jobfile.check import Items
-from runner.jobfile.content import json_problem, line_problem
+from runner.jobfile.content import json_problem, line_problem, read_bytes
 from runner.jobfile.section import kind, shown
 
 MOST_KEY_CHARACTERS = 500
@@ -124,7 +124,7 @@ def _is_hidden(name: str) -> bool:
 
 def _lines_of_file(path: Path, problems: list[Problem]) -> Iterator[_Found]:
     try:
-        data = path.read_bytes()
+        data = read_bytes(path)
     except OSError as error:
         raise _UnreadableError(f"cannot read {path}: {error.strerror or error}") from error
     for number, line in enumerate(data.split(b"\n"), 1):

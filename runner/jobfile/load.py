@@ -16,7 +16,7 @@ from runner.core.spec import JobSpec, NewRun, Submission, Workspace
 from runner.errors import Problem, SpecError
 from runner.jobfile import items, prompts
 from runner.jobfile.check import MOST_NAME_CHARACTERS, Draft, Text, check
-from runner.jobfile.content import line_problem, text_problem
+from runner.jobfile.content import line_problem, read_bytes, text_problem
 from runner.jobfile.lines import locate
 from runner.jobfile.script import CheckScript, load_script
 from runner.jobfile.section import shown
@@ -83,7 +83,7 @@ def _read_toml(path: Path) -> tuple[str, Mapping[str, Any]]:
         return SpecError(str(path), (Problem("", message, line),))
 
     try:
-        text = path.read_bytes().decode()
+        text = read_bytes(path).decode("utf-8-sig")
     except OSError as error:
         raise broken(f"cannot read this job file: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
@@ -205,7 +205,7 @@ def _text(text: Text | None, name: str, folder: Path, problems: list[Problem]) -
     path = folder / text.value
     content = ""
     try:
-        content = path.read_text(encoding="utf-8")
+        content = read_bytes(path).decode().replace("\r\n", "\n")
         problem = text_problem(content) if content.strip() else "is empty"
     except OSError as error:
         problem = f"cannot be read: {error.strerror or error}"

@@ -27,6 +27,8 @@ class _Environment(ImmutableSandboxedEnvironment):
         return super().getattr(obj, attribute)
 
 
+MOST_CHARACTERS = 10_000_000
+
 _ENVIRONMENT = _Environment(undefined=StrictUndefined)
 
 
@@ -91,7 +93,14 @@ def render(
 
 def _render_one(template: Template, values: dict[str, Any]) -> tuple[str, str | None]:
     try:
-        prompt = template.render(values)
+        parts = []
+        room = MOST_CHARACTERS
+        for part in template.generate(values):  # piece by piece: loops in loops know no end
+            parts.append(part)
+            room -= len(part)
+            if room < 0:
+                return "", f"the prompt has more than {MOST_CHARACTERS:,} characters"
+        prompt = "".join(parts)
     except Exception as error:  # a template can make any function of its values raise anything
         words = " ".join(str(error).split()) or "no more is known"
         return "", f"the template fails: {type(error).__name__}: {words}"

@@ -10,7 +10,7 @@ from typing import Any
 
 from runner.core.spec import ANY_ITEM
 from runner.errors import Problem
-from runner.jobfile.content import json_problem
+from runner.jobfile.content import json_problem, read_bytes
 from runner.jobfile.section import kind, shown
 
 # Takes a script file's contents; gives what is wrong with them, each with its place in the script.
@@ -52,7 +52,7 @@ def _read(path: Path) -> tuple[dict[str, Any], str | None]:
     if path.suffix not in (".toml", ".json"):
         return {}, f"{path.name} must be a .toml or a .json file"
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_bytes(path).decode()
         data = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
     except OSError as error:
         return {}, f"cannot read {path}: {error.strerror or error}"

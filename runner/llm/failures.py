@@ -68,7 +68,8 @@ def failure(
         return _error_event(error, started, request_id)
     if isinstance(error, anthropic.CredentialsError):
         return ModelCallError("authentication_error", _line(error), status=401, billed=False)
-    if isinstance(error, httpx2.LocalProtocolError):
+    cause = error.__cause__ if isinstance(error, anthropic.APIConnectionError) else error
+    if isinstance(cause, httpx2.LocalProtocolError):
         # Its words can hold a header with the key in it.
         text = (
             "the request could not be built: look at the key, and at extra_headers in model_options"
@@ -78,7 +79,6 @@ def failure(
         return ModelCallError("stream_broken", _line(error), request_id=request_id)
     if isinstance(error, StreamEndedError):
         return ModelCallError("stream_cut", _line(error), request_id=request_id)
-    cause = error.__cause__ if isinstance(error, anthropic.APIConnectionError) else error
     kind = "stream_cut" if started else "connection"
     return ModelCallError(kind, _line(cause or error), request_id=request_id, billed=sent)
 

@@ -233,6 +233,9 @@ class _Part:
         for name, kind in (("id", str), ("name", str), ("input", dict)):
             if not isinstance(block.get(name), kind) or (kind is str and not block[name]):
                 raise BrokenStreamError(f"a {self._type} block has no usable {name}")
+        if self._type == "tool_use" and _NOT_IN_NAMES.search(block["id"]):
+            # It names the call in the result too, so the API would refuse every later request.
+            raise BrokenStreamError("a tool_use block has no usable id")
         return block
 
     def _refuse_unfinished(self, why: str, may_be_parted: bool) -> None:

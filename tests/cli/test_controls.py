@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from sqlalchemy import text as sql
 
 from runner.core.budget import Limits
+from runner.store import migrate
 from runner.store.database import Database
 from runner.store.look import queries
 from runner.store.steer import jobs as jobs_store
@@ -41,6 +44,33 @@ def test_change_of_a_run_is_an_object_and_of_a_job_an_array(
         (first["id"], False),
         (second["id"], True),
     ]
+
+
+@pytest.mark.parametrize("empty_url", ["postgresql"], indirect=True)
+def test_change_that_postgres_gave_up_is_made_again(
+    start: Callable[..., subprocess.Popen[str]], empty_url: str
+) -> None:
+    database = Database(empty_url)
+    migrate.upgrade(database)
+    job_id = jobs_store.submit(database, submission("a", "b"), NOW)
+    first, second = sorted(run["id"] for run in queries.list_runs(database, job_id))
+    with database.writer.connect() as other, database.writer.connect() as watching:
+        # Whoever has waited for so long looks for a deadlock and gives up: the command, not this.
+        watching.execute(sql(f"ALTER DATABASE {database.url.database} SET deadlock_timeout = '3s'"))
+        watching.commit()
+        other.execute(sql("SET deadlock_timeout = '1min'"))
+        lock = sql("SELECT id FROM runs WHERE id = :id FOR UPDATE")
+        other.execute(lock, {"id": second})
+        process = start("cancel", job_id, "--database-url", empty_url)
+        waiting = sql("SELECT count(*) FROM pg_locks WHERE NOT granted")
+        while not watching.scalar(waiting):
+            assert process.poll() is None
+        other.execute(lock, {"id": first})
+        other.rollback()
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert "2 of 2 runs changed" in err
+    database.close()
 
 
 def test_job_says_what_changed_and_what_did_not(

@@ -93,3 +93,9 @@ def test_durations_read_well(seconds: float | None, words: str) -> None:
 def test_first_line_is_the_first_with_something_in_it() -> None:
     assert display.first_line("\n  \n  Done.\x1b \nMore.") == "Done.␛"
     assert display.first_line("") == ""
+
+
+def test_first_line_is_short_enough_for_a_table() -> None:
+    assert display.first_line("\n  \n one \ntwo") == "one"
+    assert display.first_line("x" * 200) == "x" * 200
+    assert display.first_line("x" * 10_000_000) == "x" * 200 + "…"

@@ -16,6 +16,7 @@ import pytest
 from runner.store.database import Database
 from runner.store.look import queries
 from tests.cli.conftest import Result
+from tests.postgres import postgres_server
 
 PATIENCE = 60.0
 DONE = {"text": "Done.\nAll of it."}
@@ -159,6 +160,20 @@ def test_sigterm_is_like_ctrl_c(start: Start, folder: Path) -> None:
     assert finish(process).code == 130
 
 
+def test_ctrl_c_while_the_database_is_away_is_130(start: Start, folder: Path) -> None:
+    job = write_job(folder, {"a": [bash("touch begun; sleep 1"), DONE, DONE]})
+    with postgres_server() as server:
+        process = start("run", job, "--database-url", server.get_uri())
+        wait_for(folder / "workspace" / "begun")
+        server.stop()
+        process.send_signal(signal.SIGINT)
+        result = finish(process)
+    assert result.code == 130, result.err
+    assert "does not answer" in result.err
+    assert "runner run --resume job_" in result.err
+    assert "Traceback" not in result.err
+
+
 def test_second_ctrl_c_quits_at_once_and_leaves_no_tool(start: Start, folder: Path) -> None:
     command = "echo $$ > pid.new && mv pid.new pid; sleep 614"
     process = start("run", write_job(folder, {"a": [bash(command), DONE]}))
@@ -169,6 +184,7 @@ def test_second_ctrl_c_quits_at_once_and_leaves_no_tool(start: Start, folder: Pa
         assert line, "ended after one Ctrl-C"
     process.send_signal(signal.SIGINT)
     assert process.wait(PATIENCE) == 130
+    assert "go on with `runner run --resume job_" in process.stderr.read()
     pid = int((folder / "workspace" / "pid").read_text())
     deadline = time.monotonic() + PATIENCE
     while Path(f"/proc/{pid}").exists():
@@ -227,7 +243,8 @@ def test_every_problem_of_a_job_file_is_a_line_and_nothing_is_created(
     lines = result.err.splitlines()
     assert len(lines) == 2
     assert all(line.startswith("runner: ") and "job.toml" in line for line in lines)
-    assert command("list", "--json").json == []
+    assert command("submit", "job.toml").code == 2
+    assert not (folder / ".runner").exists()
 
 
 @pytest.mark.parametrize("arguments", [(), ("missing.toml",), ("job.toml", "--resume", "job_1")])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from runner.core.journal import ModelCallFailed, RunSettled
-from runner.core.run import Ended, Requeued
+from runner.core.run import Ended, Lease, Requeued
 from runner.store import losses, runs
 from runner.store.database import Database
 from runner.store.steer import revive
@@ -61,7 +61,8 @@ def lose_the_workspace(database: Database) -> None:
     run = runs.look_at(database, submit_one(database), NOW)
     assert run is not None
     runs.wait_for_workspace(database, run, NOW)
-    runs.workspace_found(database, [run.id], NOW)
+    runs.set_workspace(database, Lease(run.id, run.attempt, ""), "/src", "ws_1")
+    assert runs.workspace_found(database, "/src", "ws_1", 9, NOW) == [run.id]
 
 
 def lose_workers(database: Database) -> None:

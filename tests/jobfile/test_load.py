@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -241,3 +242,26 @@ def test_what_the_player_finds_wrong_with_a_script_is_a_problem(tmp_path: Path) 
     assert [str(problem) for problem in refused.value.problems] == [
         "line 1: script: s.toml: *: must be a list of replies"
     ]
+
+
+@pytest.mark.parametrize(
+    ("key", "place"),
+    [
+        ('prompt_file = "pipe"', "prompt_file"),
+        ('prompt = "p"\nsystem_file = "pipe"', "system_file"),
+        ('prompt = "p"\nitems = { jsonl = "pipe" }', "items.jsonl"),
+        ('prompt = "p"\nprovider = "scripted"\nscript = "pipe.json"', "script"),
+    ],
+)
+def test_a_file_that_might_never_end_is_a_problem(
+    problems_of: Problems, tmp_path: Path, key: str, place: str
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    os.mkfifo(tmp_path / "pipe.json")
+    (problem,) = problems_of(f'model = "m"\n{key}\n')
+    assert f"{place}: " in problem
+    assert problem.endswith("it is no regular file")
+
+
+def test_a_job_file_may_begin_with_a_byte_order_mark(load_text: Load) -> None:
+    assert load_text("\ufeff" + LEAST).spec.model == "m"

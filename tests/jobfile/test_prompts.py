@@ -73,3 +73,11 @@ def test_only_the_first_failing_items_are_listed() -> None:
     assert good == ["1"]
     assert len(problems) == prompts.MOST_REPORTED + 1
     assert problems[-1] == "prompt: and so for 4 more of the 10 items"
+
+
+def test_a_prompt_without_end_is_refused() -> None:
+    loops = "{% for a in range(99999) %}{% for b in range(99999) %}x{% endfor %}{% endfor %}"
+    assert rendered(loops, None, has_items=False) == (
+        [],
+        ["prompt: the prompt has more than 10,000,000 characters"],
+    )

@@ -270,7 +270,7 @@ def test_nothing_in_extra_body_replaces_what_runner_sets(talk):
         "messages": [{"role": "user", "content": "Else"}],
         "system": "Else",
         "tools": [],
-        "top_k": 5,
+        "service_tier": "auto",
         "output_config": {"format": {"type": "json"}},
     }
     here.complete(make_request(options={"extra_body": extra, "effort": "low"}))
@@ -278,6 +278,6 @@ def test_nothing_in_extra_body_replaces_what_runner_sets(talk):
     changed, plain = (request.body for request in here.server.requests)
     assert changed == {
         **plain,
-        "top_k": 5,
+        "service_tier": "auto",
         "output_config": {"format": {"type": "json"}, "effort": "low"},
     }

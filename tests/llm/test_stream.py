@@ -144,7 +144,7 @@ def test_id_of_an_earlier_call_is_refused():
         accumulate(called(0, "{}"), ended("tool_use"), taken=("toolu_0",))
 
 
-@pytest.mark.parametrize("changes", [{"id": ""}, {"id": None}, {"name": 3}])
+@pytest.mark.parametrize("changes", [{"id": ""}, {"id": None}, {"id": "a b/.."}, {"name": 3}])
 def test_call_that_cannot_be_answered_breaks_the_stream(changes):
     with pytest.raises(BrokenStreamError, match="no usable"):
         accumulate(called(0, "{}", **changes), ended("tool_use"))

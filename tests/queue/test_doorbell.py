@@ -86,9 +86,9 @@ def test_nothing_of_a_url_that_cannot_be_read_is_repeated(url: str) -> None:
 
 def test_a_ring_is_tried_once_so_that_a_redis_that_hangs_holds_nobody_up() -> None:
     with socket.create_server(("127.0.0.1", 0)) as hanging:
-        with connect(f"redis://127.0.0.1:{hanging.getsockname()[1]}") as connection:
-            with pytest.raises(UnreachableError, match="RUNNER_REDIS_URL"):
-                RqDoorbell(connection).ring([RUN_IDS[0]])
+        doorbell = RqDoorbell(connect(f"redis://127.0.0.1:{hanging.getsockname()[1]}"))
+        with pytest.raises(UnreachableError, match="RUNNER_REDIS_URL"):
+            doorbell.ring([RUN_IDS[0]])
         hanging.setblocking(False)
         hanging.accept()[0].close()
         with pytest.raises(BlockingIOError):

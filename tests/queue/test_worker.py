@@ -16,6 +16,7 @@ from rq.registry import StartedJobRegistry
 from rq.serializers import JSONSerializer
 
 from runner.queue.doorbell import RqDoorbell
+from runner.queue.presence import Begun, Ended, Presence
 from runner.queue.worker import WakeUpWorker
 from tests.queue.conftest import QUEUE_KEY, RUN_IDS, Handler, Server, until, working
 
@@ -386,9 +387,7 @@ def test_a_queue_key_of_the_wrong_type_does_not_end_the_worker(
         until(lambda: handler.ended == [RUN_IDS[0]])
 
 
-def test_an_end_whose_beginning_is_unknown_costs_no_other_note(
-    connection: redis.Redis, doorbell: RqDoorbell
-) -> None:
+def test_an_end_whose_beginning_is_unknown_costs_no_other_note(connection: redis.Redis) -> None:
     presence = Presence(connection, "tested", "runner")
     for note in (Begun("a"), Ended("unknown", 1.0, False), Ended("a", 1.0, False), Begun("b")):
         presence.tell(note)  # before it opens, so that it gets them at once

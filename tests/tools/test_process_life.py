@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import signal
@@ -258,15 +259,36 @@ def test_call_for_which_no_descriptor_is_left_is_a_result_and_starts_nothing(
     assert bench.run("Bash", command="echo again").content == "again\n"
 
 
-def test_call_that_cannot_be_handed_over_leaves_the_calls_of_others_alone(bench: Workbench) -> None:
+def test_call_that_cannot_be_handed_over_leaves_the_calls_of_others_alone(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:  # unix(7) says when; to root the kernel never does
+        raise OSError(errno.ETOOMANYREFS, "Too many references: cannot splice")
+
     interrupt = Interrupt()
     call = in_background(bench, FAMILY, interrupt)
     pids = process_ids(bench.workspace / "pids", FAMILY_SIZE)
-    with descriptors_left(1):
-        assert "could not be started" in bench.run("Bash", command="true").content
+    with monkeypatch.context() as patched:
+        patched.setattr(socket, "send_fds", refuse)
+        result = bench.run("Bash", command="true")
+    assert (result.outcome, "could not be started" in result.content) == ("failed", True)
     assert len(running(pids)) == FAMILY_SIZE
     interrupt.set("shutdown")
     outcome(call)
+
+
+@pytest.mark.parametrize("end", ["shut", "closed"])
+def test_host_that_is_found_gone_when_a_call_is_handed_over_is_replaced(
+    bench: Workbench, end: str
+) -> None:
+    bench.run("Bash", command="true")
+    running_host = bench.tools._host._running
+    assert running_host is not None
+    if end == "shut":
+        running_host.control.shutdown(socket.SHUT_RDWR)
+    else:
+        running_host.control.close()
+    assert bench.run("Bash", command="echo again").content == "again\n"
 
 
 def test_lock_that_cannot_be_taken_is_a_result_and_starts_nothing(bench: Workbench) -> None:
