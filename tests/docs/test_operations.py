@@ -76,11 +76,13 @@ def documented_failures(heading: str) -> set[str]:
     return {codes(row[0])[0] for row in rows(section(PAGE, "## Reasons").split(heading)[1])}
 
 
-def ends_of_decide() -> set[tuple[str, str]]:
-    """The reasons and states that ``core.decide`` ends a run with, where it names them."""
-    tree = ast.parse((CODE / "core/decide.py").read_text())
+def ends_named() -> set[tuple[str, str]]:
+    """The reasons and states that the code ends a run with, where it names them."""
+    sources = ("core/decide.py", "engine/attempt.py")
+    trees = [ast.parse((CODE / source).read_text()) for source in sources]
     return {
         (node.args[1].value, node.args[0].value)
+        for tree in trees
         for node in ast.walk(tree)
         if isinstance(node, ast.Call) and getattr(node.func, "id", None) == "Ended"
         if isinstance(node.args[0], ast.Constant) and isinstance(node.args[1], ast.Constant)
@@ -114,7 +116,7 @@ def test_every_reason_is_explained_and_no_other(database: Database) -> None:
         ("stop_sequence", "succeeded"),
         *((reason, "queued") for reason in requeued),
         *((reason, "waiting") for reason in get_args(WaitReason)),
-        *ends_of_decide(),
+        *ends_named(),
     }
     of_model_calls = {(kind, "failed") for kind in failures._KINDS.values()}
     of_store = reasons_in(database) - of_model_calls
