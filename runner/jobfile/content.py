@@ -16,7 +16,7 @@ MOST_LEVELS = 50
 
 def read_bytes(path: Path) -> bytes:
     """A file that a job names. Raises OSError, also when it is no regular file, which might never end."""
-    with path.open("rb", opener=_open_without_waiting) as file:
+    with open(path, "rb", opener=_open_without_waiting) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(errno.EINVAL, "it is no regular file")
         return file.read()

@@ -67,7 +67,7 @@ def test_change_that_postgres_gave_up_is_made_again(
             assert process.poll() is None
         other.execute(lock, {"id": first})
         other.rollback()
-    out, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
     assert "2 of 2 runs changed" in err
     database.close()

@@ -99,9 +99,3 @@ def test_first_line_is_short_enough_for_a_table() -> None:
     assert display.first_line("\n  \n one \ntwo") == "one"
     assert display.first_line("x" * 200) == "x" * 200
     assert display.first_line("x" * 10_000_000) == "x" * 200 + "…"
-
-
-def test_first_line_is_short_enough_for_a_table() -> None:
-    assert display.first_line("\n  \n one \ntwo") == "one"
-    assert display.first_line("x" * 200) == "x" * 200
-    assert display.first_line("x" * 10_000_000) == "x" * 200 + "…"

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import stat
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -243,6 +245,28 @@ def test_a_copy_that_was_killed_midway_is_no_copy_and_the_next_try_cleans_up(
     assert visible(target, copied)
     assert contents(target) == contents(source)
     assert list(target.parent.iterdir()) == [target]
+
+
+@pytest.mark.parametrize("step", ["scandir", "copystat"])
+def test_a_folder_that_vanishes_for_a_moment_does_not_stop_the_copy(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    module: Any = os if step == "scandir" else shutil
+    real = getattr(module, step)
+
+    def without_the_folder(path: str, *others: Any, **options: Any) -> Any:
+        if path != str(source / "a"):
+            return real(path, *others, **options)
+        (source / "a").rename(tmp_path / "away")
+        try:
+            return real(path, *others, **options)
+        finally:
+            (tmp_path / "away").rename(source / "a")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module, step, without_the_folder)
+        copy(source, tmp_path / "copy", [])
+    assert (tmp_path / "copy/script").exists()
 
 
 def test_files_that_vanish_while_they_are_copied_were_never_there(
