@@ -10,8 +10,8 @@ LEAST_OUTPUT_TOKENS = 1_024  # with less room than this a call is not worth maki
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """A run's limits. ``tool_timeout`` and ``deadline`` are seconds (the deadline counts from the
-    run's submission); ``max_output_tokens`` bounds one reply."""
+    """A run's limits. ``tool_timeout`` (of a call that asks for no time itself) and ``deadline`` (from
+    the run's submission) are seconds; ``max_output_tokens`` bounds one reply."""
 
     max_turns: int = 50
     token_ceiling: int = 5_000_000
@@ -42,15 +42,18 @@ def prompt_bound(last_prompt_tokens: int | None, appended_bytes: int) -> int:
     return last_prompt_tokens + appended_bytes
 
 
-def reserve(limits: Limits, charged_tokens: int, prompt: int) -> Reservation | None:
+def reserve(
+    limits: Limits, charged_tokens: int, prompt: int, thinking_tokens: int = 0
+) -> Reservation | None:
     """What the next call may use without ever crossing the ceiling, or None when there is no room.
 
     Args:
         charged_tokens: tokens charged so far (real usage, worst case where that is unknown).
         prompt: the bound from ``prompt_bound``.
+        thinking_tokens: the job's ``budget_tokens``, which ``max_tokens`` has to exceed.
     """
     room = limits.token_ceiling - charged_tokens - prompt
-    if room < LEAST_OUTPUT_TOKENS and room < limits.max_output_tokens:
+    if room < LEAST_OUTPUT_TOKENS + thinking_tokens and room < limits.max_output_tokens:
         return None
     max_tokens = min(limits.max_output_tokens, room)
     return Reservation(max_tokens, prompt + max_tokens, max_tokens < limits.max_output_tokens)

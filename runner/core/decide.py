@@ -302,7 +302,9 @@ def _stopped_by_deadline(view: RunView) -> Step:
 def _start_model_call(view: RunView, now: float, draining: bool) -> Step | None:
     progress = view.progress
     prompt = budget.prompt_bound(progress.last_prompt_tokens, progress.appended_bytes)
-    reservation = budget.reserve(view.limits, progress.charged_tokens, prompt)
+    reservation = budget.reserve(
+        view.limits, progress.charged_tokens, prompt, view.spec.thinking_tokens
+    )
     if reservation is None:
         return _stopped_by_ceiling(view)
     return Record(ModelCallStarted(progress.model_calls + 1, reservation))

@@ -48,6 +48,13 @@ class JobSpec:
         """The job's tool of that name, or None."""
         return next((tool for tool in self.tools if tool.name == name), None)
 
+    @property
+    def thinking_tokens(self) -> int:
+        """The tokens that ``model_options`` reserve for thinking (``budget_tokens``), 0 without."""
+        extra = self.model_options.get("extra_body", {})
+        thinking = self.model_options.get("thinking") or extra.get("thinking") or {}
+        return int(thinking.get("budget_tokens") or 0)
+
     def to_json(self) -> dict[str, Any]:
         """The spec as a JSON object; ``from_json`` gives the same value back."""
         return asdict(self)

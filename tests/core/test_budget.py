@@ -76,3 +76,9 @@ def test_a_raised_ceiling_never_leaves_less_room(ceiling, raised, charged, promp
     before = reserve(limits(ceiling), charged, prompt)
     after = reserve(limits(ceiling + raised), charged, prompt)
     assert before is None or (after is not None and after.max_tokens >= before.max_tokens)
+
+
+def test_thinking_is_left_room_besides_the_answer():
+    limits = Limits(token_ceiling=10_000, max_output_tokens=8_000)
+    assert reserve(limits, 4_000, 1_000, thinking_tokens=4_000) is None
+    assert reserve(limits, 3_000, 1_000, thinking_tokens=4_000).max_tokens == 6_000

@@ -76,18 +76,21 @@ class Sweep:
             boundary, struck = boundary + every, struck + 1
         return struck
 
-    def find(self, what: str, first: int, every: int) -> str:
-        """Strike until a violation says ``what``; its text. AssertionError when a run survives."""
-        boundary = first
-        while True:
+    def find(self, what: str, boundaries: range) -> str:
+        """Strike at ``boundaries`` until a violation says ``what``; its text.
+
+        Raises:
+            AssertionError: none does; it tells the last one that says something else.
+        """
+        other = "nothing at all"
+        for boundary in boundaries:
             try:
-                struck = self._strike(boundary)
+                self._strike(boundary)
             except Violation as violation:
                 if what in str(violation):
                     return str(violation)
-                struck = True
-            assert struck, f"the sweep has not found that {what}"
-            boundary += every
+                other = str(violation)
+        raise AssertionError(f"the sweep has not found that {what}, but {other}")
 
     def _strike(self, boundary: int) -> bool:
         folder = self._folder / f"at-{boundary}"

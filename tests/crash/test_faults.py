@@ -12,7 +12,7 @@ from tests.crash.scenario import SCENARIOS
 from tests.crash.sweep import Mode, Sweep
 from tests.crash.zygote import Zygote
 
-_FIRST_TOOL = 22  # a boundary shortly before it
+_FIRST_TOOLS = range(22, 32)  # the boundaries around them
 
 
 @pytest.mark.parametrize("empty_url", ["sqlite", "postgresql"], indirect=True)
@@ -34,4 +34,4 @@ def test_the_sweep_finds_a_seeded_fault(
     tmp_path: Path,
 ) -> None:
     sweep = Sweep(zygote, database, tmp_path, mode, SCENARIOS["safe"], tools, fault)
-    assert what in sweep.find(what, first=_FIRST_TOOL, every=1)
+    assert what in sweep.find(what, _FIRST_TOOLS)

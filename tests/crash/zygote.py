@@ -6,6 +6,7 @@ As a program it takes orders, a line of JSON each, and answers each with a line.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import importlib
 import json
@@ -21,6 +22,7 @@ from typing import Any
 from tests.crash.life import Task, live
 
 LOG = "log"
+_PR_SET_PDEATHSIG = 1
 _IMPORTED_LATE = (
     "anthropic.types",
     "psycopg",
@@ -80,6 +82,7 @@ def _start() -> subprocess.Popen[str]:
 
 
 def main() -> None:
+    _die_with_parent()
     for module in _IMPORTED_LATE:
         importlib.import_module(module)
     gc.collect()
@@ -99,6 +102,7 @@ def _fork(task: Task) -> int:
         return pid
     status = 1
     try:
+        _die_with_parent()
         log = os.open(Path(task.folder) / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         nothing = os.open(os.devnull, os.O_RDONLY)
         for source, target in ((nothing, 0), (log, 1), (log, 2)):
@@ -109,6 +113,12 @@ def _fork(task: Task) -> int:
     finally:
         sys.stderr.flush()
         os._exit(status)
+
+
+def _die_with_parent() -> None:
+    """Be killed when the test's process is, which has no time to call ``close`` then (prctl(2))."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -15,9 +15,20 @@ PATIENCE = 60.0
 def test_call_is_cut_soon_after_the_machine_slept_past_its_time(monkeypatch):
     asleep = 0.0
     awake = watchdog.monotonic
-    monkeypatch.setattr(watchdog, "monotonic", lambda: awake() + asleep)
+    looks: list[float] = []
+    waiting = threading.Event()
+
+    def monotonic() -> float:
+        if threading.current_thread().name == "watchdog":
+            looks.append(asleep)
+            if len(looks) == 2:  # when it begins to look, and for how long it is to wait
+                waiting.set()
+        return awake() + looks[-1] if looks else awake()
+
+    monkeypatch.setattr(watchdog, "monotonic", monotonic)
     cut = threading.Event()
     with Watchdog().watch(cut.set, stall_timeout=300.0, total_timeout=1800.0) as watch:
+        assert waiting.wait(PATIENCE)
         asleep = 3600.0
         assert cut.wait(PATIENCE)
         assert watch.expired == "call_deadline"
