@@ -21,7 +21,7 @@ OUTAGE_SECONDS = 5.0
 
 
 class Dispatcher:
-    """Passes once a second, and at once when a slot becomes free.
+    """Passes once a second, and rings at once when a slot becomes free.
 
     Args:
         free_slots: how many more runs this worker could take now.
@@ -51,11 +51,11 @@ class Dispatcher:
         self._visible = visible
         self._poked = threading.Event()
         self._leases: dict[str, tuple[float, float]] = {}
-        self._last_good = clock.monotonic()
-        self._reaps_expired_from = self._last_good + OUTAGE_SECONDS
+        self._last_good = clock.monotonic() - PASS_SECONDS
+        self._reaps_expired_from = clock.monotonic() + OUTAGE_SECONDS
 
     def poke(self) -> None:
-        """A slot is free: pass at once."""
+        """A slot is free: ring at once."""
         self._poked.set()
 
     def run(self, stopping: threading.Event) -> None:
@@ -63,7 +63,10 @@ class Dispatcher:
         while not stopping.is_set():
             self._poked.clear()
             try:
-                self.dispatch()
+                if self._clock.monotonic() - self._last_good < PASS_SECONDS:
+                    self._ring()
+                else:
+                    self.dispatch()
             except UnreachableError as error:
                 logger.warning("waiting: %s", error)
             self._poked.wait(PASS_SECONDS)
