@@ -75,7 +75,7 @@ class Worker:
 
     Args:
         wake_ups: makes the queue's side, given what to do with a run id and whom to tell that a slot
-            is free; None makes a worker for ``only``.
+            is free.
         burst: drain when nothing is due and nothing runs.
         only: work this one run, without the queue, and end.
     """
@@ -320,7 +320,7 @@ class Worker:
             logger.info("%s dropped: %s", lease.run_id, error)
         except UnreachableError:
             raise
-        except Exception:
+        except Exception:  # a bug, whatever it is: one run pays for it, not the worker
             error_text = self._machine.hide(traceback.format_exc(limit=-20))
             logger.error("a bug ended an attempt at %s:\n%s", lease.run_id, error_text)
             now = self._machine.clock.now()
