@@ -8,7 +8,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -50,6 +50,30 @@ class Received:
 
 
 Plan = Callable[[Received], Reply]
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+class _Connection(asyncio.StreamReaderProtocol):
+    """The streams of one connection, known to the server from its first byte to its last."""
+
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        serve: Serve,
+        transports: set[asyncio.WriteTransport],
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        super().__init__(reader, serve, loop)
+        self._open = transports
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport_made = transport
+        self._open.add(transport)
+        super().connection_made(transport)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._open.discard(self._transport_made)
+        super().connection_lost(error)
 
 
 class MessagesServer:
@@ -85,7 +109,7 @@ class MessagesServer:
         self._changed = threading.Condition()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="messages-api", daemon=True)
-        self._connections: set[asyncio.Task[None]] = set()
+        self._transports: set[asyncio.WriteTransport] = set()
         self._listener = socket.create_server(("127.0.0.1", port), backlog=1024)
 
     @property
@@ -121,18 +145,31 @@ class MessagesServer:
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
-        start = asyncio.start_server(
-            self._serve, sock=self._listener, ssl=self._tls, limit=1024 * 1024
-        )
+        start = self._loop.create_server(self._connection, sock=self._listener, ssl=self._tls)
         server = self._loop.run_until_complete(start)
         self._loop.run_forever()
-        server.close()
-        for task in self._connections:
-            task.cancel()
-        waiting = asyncio.gather(*self._connections, return_exceptions=True)
-        self._loop.run_until_complete(waiting)
+        self._loop.run_until_complete(self._end(server))
         self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         self._loop.close()
+
+    def _connection(self) -> asyncio.StreamReaderProtocol:
+        reader = asyncio.StreamReader(limit=1024 * 1024, loop=self._loop)
+        return _Connection(reader, self._serve, self._transports, self._loop)
+
+    async def _end(self, server: asyncio.Server) -> None:
+        """Return when no socket is left open, whatever its connection was doing."""
+        self._loop.remove_reader(self._listener)
+        await asyncio.sleep(0)  # asyncio forgets a socket that it accepted when the server closed
+        server.close()
+        while self._transports or len(asyncio.all_tasks()) > 1:
+            tasks = asyncio.all_tasks() - {asyncio.current_task()}
+            await asyncio.sleep(0)  # asyncio logs a task that is cancelled before it began
+            for transport in self._transports:
+                transport.abort()
+            for task in tasks:
+                task.cancel()
+        # A connection cancelled while it was being accepted closes in the round after.
+        await asyncio.sleep(0.01)
 
     def _change(self, **by: int) -> None:
         with self._changed:
@@ -142,9 +179,6 @@ class MessagesServer:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         wire = Wire(reader, writer)
-        task = asyncio.current_task()
-        assert task is not None
-        self._connections.add(task)
         self._change(connections=1)
         try:
             while await self._answer_one(wire):
@@ -154,7 +188,6 @@ class MessagesServer:
         except asyncio.CancelledError:
             return  # the server stops; asyncio would log it as an error
         finally:
-            self._connections.discard(task)
             wire.close()
 
     async def _answer_one(self, wire: Wire) -> bool:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import socket
 import subprocess
 import sys
+import warnings
+from contextlib import ExitStack
 
 import anthropic
 import pytest
@@ -125,3 +129,25 @@ def test_server_runs_as_a_process_of_its_own_and_records(tmp_path):
     assert process.returncode == 0
     bodies = [json.loads(line) for line in record.read_text().splitlines()]
     assert [sent["messages"] for sent in bodies] == [[HELLO], [HELLO]]
+
+
+def test_stopped_server_leaves_no_socket_open():
+    """A socket that lingers is reported in whichever test the garbage collector runs next."""
+    long = Reply([text("x" * 5_000_000)])
+    body = json.dumps({"model": "claude-sonnet-5", "max_tokens": 9, "messages": [HELLO]})
+    head = (
+        "POST /v1/messages HTTP/1.1\r\ncontent-type: application/json\r\n"
+        f"x-api-key: {API_KEY}\r\nanthropic-version: 2023-06-01\r\ncontent-length: {len(body)}\r\n\r\n"
+    )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(20):
+            with ExitStack() as clients:
+                server = MessagesServer(lambda request: long).start()
+                address = ("127.0.0.1", int(server.url.rpartition(":")[2]))
+                for sent in ("", "POST /v1", head, head + body, "") * 4:
+                    connection = clients.enter_context(socket.create_connection(address))
+                    connection.sendall(sent.encode())
+                server.stop()
+            gc.collect()
+    assert [str(warning.message) for warning in caught] == []
