@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from runner.engine.worker import Machine, Worker
     from runner.engine.workspaces import RunWorkspaces
     from runner.queue.embedded import EmbeddedServer
+    from runner.store.steer.notices import Notice
 
 
 def open_database(settings: Settings, *, upgrade: bool = False) -> Database:
@@ -71,8 +72,13 @@ def _resolve_tools(
         return resolve(good, import_from), tuple((p.name, p.message) for p in error.problems)
 
 
-def submit(database: Database, submission: Submission, key: str | None = None) -> str:
+def submit(
+    database: Database, submission: Submission, key: str | None = None, *, author: str
+) -> str:
     """Submit a job that ``load_submission`` found nothing wrong with.
+
+    Args:
+        author: whose rules the job's are, for the record.
 
     Returns:
         The job's id; the first job's when ``key`` has been used.
@@ -86,7 +92,7 @@ def submit(database: Database, submission: Submission, key: str | None = None) -
     workspace_id = identify(Path(workspace.path)) if workspace else None
     clock = DatabaseClock(database)
     clock.measure()
-    return jobs.submit(database, submission, clock.now(), key, workspace_id)
+    return jobs.submit(database, submission, clock.now(), key, workspace_id, author)
 
 
 def mend_workspaces(database: Database, of: str) -> list[str]:
@@ -228,6 +234,7 @@ def _surroundings(
         still_alive=tools.alive,
         run_apart=lambda run_id, stopping: _run_apart(settings, run_id, stopping),
         hide=lambda text: _hide(text, settings.secrets()),
+        tell=lambda notice: _tell(notice, settings.secrets()),
         close=opened.pop_all().close,
     )
     return machine, ports
@@ -322,6 +329,26 @@ def _run_apart(settings: Settings, run_id: str, stopping: threading.Event) -> No
         if stopping.wait(0.2):
             child.send_signal(signal.SIGTERM)
             child.wait()
+
+
+def _tell(notice: Notice, secrets: Sequence[str]) -> None:
+    from runner.tools.environment import tool_environment
+    from runner.tools.notice import tell
+
+    questions = [
+        {
+            "id": asked.id,
+            "run_id": asked.run_id,
+            "item_key": asked.item_key,
+            "tool": asked.tool,
+            "summary": asked.summary,
+            "asked_at": asked.asked_at,
+            "expires_at": asked.expires_at,
+        }
+        for asked in notice.asked
+    ]
+    about = {"job_id": notice.job_id, "job_name": notice.job_name, "questions": questions}
+    tell(notice.command, about, tool_environment(os.environ, secrets))
 
 
 def _hide(text: str, secrets: Sequence[str]) -> str:

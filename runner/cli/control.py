@@ -48,7 +48,7 @@ def cancel(settings: Settings, id: str, as_json: bool) -> None:
     from runner.store.steer import control
 
     with _target(settings, id) as (database, target, now):
-        _print(target, _patiently(lambda: control.cancel(database, target, now)), as_json)
+        _print(target, patiently(lambda: control.cancel(database, target, now)), as_json)
 
 
 @click.command()
@@ -67,7 +67,7 @@ def pause(settings: Settings, id: str, as_json: bool) -> None:
     from runner.store.steer import control
 
     with _target(settings, id) as (database, target, now):
-        _print(target, _patiently(lambda: control.pause(database, target, now)), as_json)
+        _print(target, patiently(lambda: control.pause(database, target, now)), as_json)
 
 
 @click.command()
@@ -90,9 +90,9 @@ def resume(settings: Settings, id: str, as_json: bool) -> None:
     with _target(settings, id) as (database, target, now):
         for path in mend_workspaces(database, target.id):
             note(f"the workspace {path} had lost its id: it is written again")
-        changes = _patiently(lambda: control.resume(database, target, now))
+        changes = patiently(lambda: control.resume(database, target, now))
         _print(target, changes, as_json)
-        _say_who_works(database, changes, now)
+        say_who_works(database, _first_queued(changes), now)
 
 
 @click.command()
@@ -128,13 +128,13 @@ def retry(
 
     with _target(settings, id) as (database, target, now):
         raised = Raised(max_turns, token_ceiling)
-        changes = _patiently(
+        changes = patiently(
             lambda: retry_runs(
                 database, target, now, raised=raised, fresh=fresh, only_failed=failed
             )
         )
         _print(target, changes, as_json)
-        _say_who_works(database, changes, now)
+        say_who_works(database, _first_queued(changes), now)
 
 
 @click.command()
@@ -153,17 +153,17 @@ def say(settings: Settings, run: str, text: str, as_json: bool) -> None:
     from runner.store.steer.revive import say as queue_message
 
     with stored(settings) as database:
-        now = _now(database)
+        now = measured_now(database)
         run_id = find(database, run, "run").id
-        change = _patiently(lambda: queue_message(database, run_id, text, now))
+        change = patiently(lambda: queue_message(database, run_id, text, now))
         if as_json:
             say_json(asdict(change))
         else:
             say_line(f"{change.id}: {change.detail}")
-        _say_who_works(database, [change], now)
+        say_who_works(database, _first_queued([change]), now)
 
 
-def _patiently(change: Callable[[], Changed]) -> Changed:
+def patiently(change: Callable[[], Changed]) -> Changed:
     """Make a change, again when Postgres gave it up in favour of another transaction."""
     for _ in range(_TRIES - 1):
         try:
@@ -182,10 +182,11 @@ def _target(settings: Settings, text: str) -> Iterator[tuple[Database, Target, f
     with stored(settings) as database:
         found = find(database, text, "job", "run")
         kind: Any = found.kind
-        yield database, Target(kind, found.id), _now(database)
+        yield database, Target(kind, found.id), measured_now(database)
 
 
-def _now(database: Database) -> float:
+def measured_now(database: Database) -> float:
+    """The database's time, in seconds since the epoch."""
     from runner.store.workers import DatabaseClock
 
     clock = DatabaseClock(database)
@@ -209,12 +210,19 @@ def _print(target: Target, changes: Sequence[Change], as_json: bool) -> None:
         note(f"{target.id}: no run to do that to")
 
 
-def _say_who_works(database: Database, changes: Sequence[Change], now: float) -> None:
-    """Runs were queued: somebody must work them."""
+def say_who_works(database: Database, queued: str | None, now: float) -> None:
+    """Say how to go on when a run was queued and no worker is there to work it.
+
+    Args:
+        queued: one of the runs that were queued, None for none.
+    """
     from runner.store import workers
     from runner.store.look import queries
 
-    queued = next((each for each in changes if each.changed and each.state == "queued"), None)
     if queued is not None and not workers.live(database, now):
-        job_id = queries.show_run(database, queued.id)["job_id"]
+        job_id = queries.show_run(database, queued)["job_id"]
         note(f"no worker is running: go on with `runner run --resume {job_id}`")
+
+
+def _first_queued(changes: Sequence[Change]) -> str | None:
+    return next((each.id for each in changes if each.changed and each.state == "queued"), None)

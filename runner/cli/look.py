@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,10 +19,11 @@ from runner.cli.display import (
     say_table,
 )
 from runner.cli.options import json_option, state_option, stored, with_settings
-from runner.core.run import RunState
+from runner.core.run import ENDED, RunState
 from runner.settings import Settings
 
 if TYPE_CHECKING:
+    from runner.store.look.decisions import DeniedCall
     from runner.store.look.queries import JobSummary, RunSummary
     from runner.store.look.transcript import Line
 
@@ -110,17 +112,22 @@ def show(settings: Settings, id: str, as_json: bool) -> None:
       runner show k3x9f2
       runner show call_01jd9kqy5m8v0z3t7w2r4x6n1b_3_1
     """
-    from runner.store.look import queries, transcript
+    from runner.store.look import decisions, queries, transcript
     from runner.store.look.find import find
 
+    say_it: Callable[[dict[str, Any]], None]
     with stored(settings) as database:
         found = find(database, id, "job", "run", "call")
-        look, say_it = {
-            "job": (queries.show_job, _say_job),
-            "run": (queries.show_run, _say_run),
-            "call": (transcript.show_call, _say_call),
-        }[found.kind]
-        shown = look(database, found.id)
+        match found.kind:
+            case "job":
+                shown, say_it = queries.show_job(database, found.id), _say_job
+            case "run":
+                shown, say_it = queries.show_run(database, found.id), _say_run
+                shown["denied_calls"] = decisions.denied_calls(database, found.id)
+                shown["approvals"] = decisions.approvals_of(database, found.id)
+            case "call":
+                shown, say_it = transcript.show_call(database, found.id), _say_call
+                shown |= decisions.why_of(database, found.id)
         say_json(shown) if as_json else say_it(shown)
 
 
@@ -176,8 +183,26 @@ def _say_run(run: dict[str, Any]) -> None:
             ("queued", "; ".join(each["text"] for each in run["queued_messages"])),
         )
     )
+    _say_decisions(run)
     say(f"\nWhat was said: runner transcript {run['id']}")
     say(f"What happened: runner events {run['id']}")
+
+
+def _say_decisions(run: dict[str, Any]) -> None:
+    from runner.cli.permissions.words import denier
+
+    is_over = run["state"] in ENDED
+    waiting = [] if is_over else [each for each in run["approvals"] if each["answer"] is None]
+    if run["denied_calls"]:
+        say("\ndenied:")
+        for call in run["denied_calls"]:
+            matched = f" {cell(call['matched'])}" if call["matched"] else ""
+            say(f"  {call['id']}  {cell(call['tool'])}{matched}: {denier(call)}")
+    if waiting:
+        say("\nwaits for an answer:")
+        for each in waiting:
+            say(f"  {each['call_id']}  {cell(each['tool'])} {cell(each['summary'])}")
+        say(f"Answer: runner approvals {run['id']}")
 
 
 def _tokens(row: dict[str, Any]) -> str:
@@ -189,7 +214,11 @@ def _tokens(row: dict[str, Any]) -> str:
 
 
 def _say_call(call: dict[str, Any]) -> None:
-    decision = call["decision"] and f"{call['decision']} {call['rule'] or '(no rule)'}"
+    from runner.cli.permissions.words import answer, decider
+
+    approval = call["approval"]
+    decided = call["decision"] and decider(call | {"why": call["rule_why"]})
+    expires_at = approval["expires_at"] if approval and not approval["answer"] else None
     say_fields(
         (
             ("call", call["id"]),
@@ -198,13 +227,24 @@ def _say_call(call: dict[str, Any]) -> None:
             ("tool", call["name"]),
             ("API id", call["tool_use_id"]),
             ("state", call["state"]),
-            ("decision", decision),
+            ("decision", call["decision"]),
+            ("by", decided),
+            ("matched", call["matched"]),
+            ("snapshot", call["decision_snapshot"]),
+            ("asked", approval and moment(approval["asked_at"])),
+            ("approval", approval and approval["id"]),
+            ("answer", approval and answer(approval)),
+            ("answered", approval and moment(approval["answered_at"])),
+            ("expires", moment(expires_at)),
             ("started", moment(call["started_at"])),
             ("took", duration(call["duration"])),
         )
     )
     say("\ninput:")
     say(lines(json.dumps(call["input"], indent=2, ensure_ascii=False)))
+    if approval and approval["edited_input"] is not None:
+        say(f"\nran with this input instead, by {cell(approval['answered_by'])}:")
+        say(lines(json.dumps(approval["edited_input"], indent=2, ensure_ascii=False)))
     if call["output"] is not None:
         say("\noutput:")
         say(lines(text_of(call["output"])))
@@ -234,6 +274,7 @@ def transcript(settings: Settings, run: str, as_json: bool) -> None:
     Example:
       runner transcript k3x9f2
     """
+    from runner.store.look import decisions
     from runner.store.look import transcript as stored_transcript
     from runner.store.look.find import find
 
@@ -242,6 +283,8 @@ def transcript(settings: Settings, run: str, as_json: bool) -> None:
         if as_json:
             say_json(stored_transcript.messages(database, run_id))
             return
+        denied = {call["id"]: call for call in decisions.denied_calls(database, run_id)}
+        asked = {each["call_id"]: each for each in decisions.approvals_of(database, run_id)}
         last = -1
         for line in stored_transcript.lines(database, run_id):
             if line["message"] != last:
@@ -249,6 +292,21 @@ def transcript(settings: Settings, run: str, as_json: bool) -> None:
                 turn = f", turn {line['turn']}" if line["turn"] else ""
                 say(f"── {line['role']}{turn} · {moment(line['created_at'])}")
             say(_readable(line))
+            if line["call"] is not None and line["content"]["type"] == "tool_use":
+                call_id = line["call"]["id"]
+                _say_decision(denied.get(call_id), asked.get(call_id))
+
+
+def _say_decision(denied: DeniedCall | None, asked: dict[str, Any] | None) -> None:
+    """Why a call was denied, or what became of the question about it."""
+    from runner.cli.permissions.words import answer, denier
+
+    if denied is not None:
+        said = denier(denied)
+        say(f"[{said if denied['answer'] else f'denied: {said}'}]")
+    elif asked is not None:
+        edited = ", with another input" if asked["edited_input"] is not None else ""
+        say(f"[{answer(asked)}{edited}]")
 
 
 def _readable(line: Line) -> str:

@@ -13,6 +13,7 @@ import runner
 from runner.cli import control, exit_codes, look, system, work
 from runner.cli.display import note, refuse
 from runner.cli.options import global_options
+from runner.cli.permissions import approvals, rules
 from runner.errors import RunnerError, SpecError, UnreachableError, UsageError
 
 
@@ -37,6 +38,7 @@ for command in (
     *(work.run, work.submit, work.worker),
     *(look.list_, look.show, look.transcript, look.events),
     *(control.cancel, control.pause, control.resume, control.retry, control.say),
+    *(approvals.approvals, approvals.approve, approvals.deny, rules.rules),
     *(system.db, system.doctor),
 ):
     cli.add_command(command)

@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from runner.cli.display import cell, note
 from runner.core.run import STATES
 from runner.errors import UsageError
 from runner.settings import Settings
 
 if TYPE_CHECKING:
+    from runner.core.spec import Submission
     from runner.store.database import Database
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -90,3 +93,17 @@ def stored(settings: Settings) -> Iterator[Database]:
         yield database
     finally:
         database.close()
+
+
+def loaded(spec: Path) -> Submission:
+    """A job file as it would be submitted; what it left out is said on stderr.
+
+    Raises:
+        SpecError: with everything that is wrong in it.
+    """
+    from runner import wiring
+
+    submission = wiring.load_submission(spec)
+    for line in submission.notes:
+        note(f"warning: {cell(line)}")
+    return submission

@@ -7,7 +7,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -22,6 +24,10 @@ from runner.store.look import queries
 from runner.store.look.queries import RunSummary
 
 if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.live import Live
+
+    from runner.cli.permissions.asking import Asker
     from runner.engine.worker import Worker
 
 _LOOK_SECONDS = 0.5
@@ -87,9 +93,17 @@ class Interruption:
 
 
 def work_job(
-    settings: Settings, database: Database, job_id: str, slots: int, interruption: Interruption
+    settings: Settings,
+    database: Database,
+    job_id: str,
+    slots: int,
+    interruption: Interruption,
+    asker: Asker | None = None,
 ) -> None:
     """Work a job in this process until every run of it has ended or waits, or it is interrupted.
+
+    Args:
+        asker: asks the person at the terminal what the job's runs wait for; None: they wait.
 
     Raises:
         UnreachableError: a part was away when the worker started or had to end.
@@ -98,7 +112,8 @@ def work_job(
         worker = wiring.start_worker(settings, database, slots=slots)
         interruption.watch(worker)
         with show_progress() as progress:
-            interruption.came_too_late = _watch(database, worker, job_id, progress, interruption)
+            watched = _Watched(database, worker, job_id, interruption, asker)
+            interruption.came_too_late = _watch(watched, progress)
             worker.drain()
             if interruption.cut_short:
                 progress.say("stopping: the steps in hand are ended or left to resume")
@@ -119,23 +134,42 @@ def wait_for_end(worker: Worker) -> None:
         raise RunnerError(f"the worker failed: {worker.failure!r}") from worker.failure
 
 
-def _watch(
-    database: Database,
-    worker: Worker,
-    job_id: str,
-    progress: Progress,
-    interruption: Interruption,
-) -> bool:
+@dataclass(frozen=True, slots=True)
+class _Watched:
+    """A job that is worked here, and who is asked about its calls."""
+
+    database: Database
+    worker: Worker
+    job_id: str
+    interruption: Interruption
+    asker: Asker | None
+
+    def is_to_end(self) -> bool:
+        return self.interruption.happened or self.worker.wait(0)
+
+    def rests(self, runs: Sequence[RunSummary]) -> bool:
+        """Nothing is left to do, and nothing to ask."""
+        asking = self.asker is not None and self.asker.can_ask
+        return all(
+            run["state"] in ENDED
+            or (run["state"] == "waiting" and not (asking and run["reason"] == "approval"))
+            for run in runs
+        )
+
+
+def _watch(watched: _Watched, progress: Progress) -> bool:
     """Show the job until it rests (True) or the worker is to end (False)."""
     pause = _LOOK_SECONDS
-    while not interruption.happened and not worker.wait(pause):
+    while not watched.interruption.happened and not watched.worker.wait(pause):
         try:
-            runs = queries.current_runs(queries.list_runs(database, job_id))
+            if watched.asker is not None:
+                watched.asker.ask(watched.job_id, watched.is_to_end, progress.paused)
+            runs = queries.current_runs(queries.list_runs(watched.database, watched.job_id))
         except UnreachableError as error:
             progress.say(f"waiting: {cell(error)}")
             continue
         progress.update(runs)
-        if all(run["state"] in ENDED or run["state"] == "waiting" for run in runs):
+        if watched.rests(runs):
             return True
         pause = _LOOK_SECONDS + len(runs) * _LOOK_SECONDS_PER_RUN
     return False
@@ -149,6 +183,9 @@ class Progress(Protocol):
 
     def say(self, text: str) -> None:
         """Something that is worth a line."""
+
+    def paused(self) -> AbstractContextManager[None]:
+        """Nothing is drawn while inside: somebody else has the terminal."""
 
 
 def show_progress() -> Progress:
@@ -182,13 +219,14 @@ class _Lines:
             note(text)
         self._last_words, self._spoke = text, time.monotonic()
 
+    def paused(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
 
 class _Drawing:
     def __init__(self) -> None:
-        from rich.live import Live
-
         self._console = console_on(sys.stderr)
-        self._live = Live(console=self._console, auto_refresh=False, transient=True)
+        self._live = _live_on(self._console)
 
     def __enter__(self) -> _Drawing:
         self._live.start()
@@ -209,6 +247,22 @@ class _Drawing:
 
     def say(self, text: str) -> None:
         self._console.print(text)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        self._live.stop()
+        try:
+            yield
+        finally:
+            # A new one: the old one would draw over as many lines as it had before.
+            self._live = _live_on(self._console)
+            self._live.start()
+
+
+def _live_on(console: Console) -> Live:
+    from rich.live import Live
+
+    return Live(console=console, auto_refresh=False, transient=True)
 
 
 def _job_in_words(runs: Sequence[RunSummary]) -> str:

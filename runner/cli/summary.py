@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from runner.cli.display import duration, first_line, note, say, say_json, say_table
+from runner.cli.display import cell, duration, first_line, note, say, say_json, say_table
 from runner.cli.exit_codes import exit_code
+from runner.cli.permissions.words import denier
 from runner.store.database import Database
-from runner.store.look import queries
+from runner.store.look import decisions, queries
+from runner.store.look.decisions import DeniedKind
 from runner.store.look.queries import RunSummary
+
+_MOST_DENIALS = 10
 
 
 def summarise(database: Database, job_id: str, *, interrupted: bool, as_json: bool) -> int:
@@ -20,9 +24,15 @@ def summarise(database: Database, job_id: str, *, interrupted: bool, as_json: bo
     runs = queries.current_runs(queries.list_runs(database, job_id))
     code = exit_code((run["state"] for run in runs), interrupted=interrupted)
     texts = queries.last_texts(database, job_id)
+    waiting = decisions.open_counts(database, job_id)
+    denied = decisions.denied_kinds(database, job_id)
     if as_json:
         job = queries.show_job(database, job_id)
-        say_json(job | {"run_summaries": [{**r, "last_text": texts.get(r["id"])} for r in runs]})
+        job["run_summaries"] = [
+            {**run, "last_text": texts.get(run["id"]), "open_approvals": waiting.get(run["id"], 0)}
+            for run in runs
+        ]
+        say_json(job | {"denied": denied})
         return code
     say_table(
         ("run", "item", "state", "reason", "turns", "tokens", "time", "denied", "last text"),
@@ -42,6 +52,8 @@ def summarise(database: Database, job_id: str, *, interrupted: bool, as_json: bo
         ),
     )
     _say_totals(runs)
+    _say_denied(*decisions.denied_counts(database, job_id), denied)
+    _say_waiting(job_id, waiting)
     _say_further(runs)
     return code
 
@@ -60,12 +72,29 @@ def _say_totals(runs: Sequence[RunSummary]) -> None:
     turns = sum(run["turns"] for run in runs)
     tokens = sum(run["charged_tokens"] for run in runs)
     say(f"\n{states}; {turns:,} turns, {tokens:,} tokens")
-    denials = sum(run["denials"] for run in runs)
-    if denials:
-        denied = sum(run["denials"] > 0 for run in runs)
-        calls = "1 tool call was" if denials == 1 else f"{denials} tool calls were"
-        where = "1 run" if denied == 1 else f"{denied} runs"
-        say(f"{calls} denied, in {where}: the work may be incomplete")
+
+
+def _say_denied(calls: int, in_runs: int, kinds: Sequence[DeniedKind]) -> None:
+    if not calls:
+        return
+    were = "1 tool call was" if calls == 1 else f"{calls} tool calls were"
+    say(f"{were} denied, in {_runs(in_runs)}: the work may be incomplete")
+    for kind in kinds[:_MOST_DENIALS]:
+        such_as = f" {cell(kind['matched'])}" if kind["matched"] else ""
+        say(f"  {kind['calls']} × {cell(kind['tool'])}{such_as}: {denier(kind)}")
+    if len(kinds) > _MOST_DENIALS:
+        say(f"  … and for {len(kinds) - _MOST_DENIALS} other reasons (all: runner show RUN)")
+
+
+def _say_waiting(job_id: str, counts: Mapping[str, int]) -> None:
+    if counts:
+        count = sum(counts.values())
+        waits = "1 tool call waits" if count == 1 else f"{count} tool calls wait"
+        say(f"{waits} for an answer, in {_runs(len(counts))}: runner approvals {job_id}")
+
+
+def _runs(count: int) -> str:
+    return "1 run" if count == 1 else f"{count} runs"
 
 
 def _say_further(runs: Sequence[RunSummary]) -> None:

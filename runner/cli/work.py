@@ -10,7 +10,8 @@ import click
 
 from runner.cli import exit_codes
 from runner.cli.display import note, refuse, say, say_json
-from runner.cli.options import json_option, slots_option, stored, with_settings
+from runner.cli.options import json_option, loaded, slots_option, stored, with_settings
+from runner.cli.permissions.authors import author_named
 from runner.errors import UnreachableError, UsageError
 from runner.settings import Settings
 
@@ -23,13 +24,22 @@ _spec_argument = click.argument("spec", type=click.Path(path_type=Path), require
 @click.command()
 @_spec_argument
 @click.option("--resume", "resumed", metavar="JOB", help="Go on with a job instead of a new one.")
+@click.option("--no-input", is_flag=True, help="Ask nothing here: runs wait for their answers.")
 @slots_option
 @json_option
 @with_settings
 def run(
-    settings: Settings, spec: Path | None, resumed: str | None, slots: int, as_json: bool
+    settings: Settings,
+    spec: Path | None,
+    resumed: str | None,
+    no_input: bool,
+    slots: int,
+    as_json: bool,
 ) -> int:
     """Submit a job and work it here until every run has ended or waits.
+
+    At a terminal it asks right there about tool calls that need a person's approval, and goes on
+    with other runs meanwhile. Elsewhere such runs wait (see `runner approvals --help`).
 
     Ctrl-C once leaves the steps in hand safely and says how to go on; twice quits at once.
 
@@ -53,18 +63,26 @@ def run(
             job_id = find(database, str(resumed), "job").id
             for path in wiring.mend_workspaces(database, job_id):
                 note(f"the workspace {path} had lost its id: it is written again")
-            return _work(settings, database, job_id, slots, as_json)
-    submission = wiring.load_submission(spec)
+            return _work(settings, database, job_id, slots, as_json, no_input)
+    submission = loaded(spec)
     database = wiring.open_database(settings, upgrade=True)
     try:
-        job_id = wiring.submit(database, submission)
-        return _work(settings, database, job_id, slots, as_json)
+        job_id = wiring.submit(database, submission, author=author_named(None))
+        return _work(settings, database, job_id, slots, as_json, no_input)
     finally:
         database.close()
 
 
-def _work(settings: Settings, database: Database, job_id: str, slots: int, as_json: bool) -> int:
+def _work(
+    settings: Settings,
+    database: Database,
+    job_id: str,
+    slots: int,
+    as_json: bool,
+    no_input: bool,
+) -> int:
     from runner.cli.logs import log_to_stderr
+    from runner.cli.permissions.asking import asker_at_terminal
     from runner.cli.progress import Interruption, work_job
     from runner.cli.summary import summarise
 
@@ -73,7 +91,8 @@ def _work(settings: Settings, database: Database, job_id: str, slots: int, as_js
     how_to_go_on = f"interrupted; go on with `runner run --resume {job_id}`"
     interruption = Interruption(how_to_go_on)
     try:
-        work_job(settings, database, job_id, slots, interruption)
+        asker = None if no_input else asker_at_terminal(database)
+        work_job(settings, database, job_id, slots, interruption, asker)
         code = summarise(database, job_id, interrupted=interruption.cut_short, as_json=as_json)
     except UnreachableError as error:
         refuse(error)
@@ -98,10 +117,10 @@ def submit(settings: Settings, spec: Path, key: str | None, as_json: bool) -> No
     from runner import wiring
     from runner.store.look import queries
 
-    submission = wiring.load_submission(spec)
+    submission = loaded(spec)
     database = wiring.open_database(settings, upgrade=True)
     try:
-        job_id = wiring.submit(database, submission, key)
+        job_id = wiring.submit(database, submission, key, author=author_named(None))
         if as_json:
             say_json(queries.show_job(database, job_id))
         else:

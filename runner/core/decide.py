@@ -1,38 +1,18 @@
-"""What to do next in a run: a pure function of what its journal says.
-
-A step is either ``Record`` (an entry that needs no effect: it is appended and the next decision
-follows in the same transaction) or an effect that the engine carries out and reports.
-"""
+"""What to do next in a run: a pure function of what its journal says."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 
 from runner.core import budget
-from runner.core.conversation import UNREADABLE_INPUT, ToolResult
-from runner.core.journal import (
-    Applied,
-    Call,
-    CallsDecided,
-    Entry,
-    ModelCallFailed,
-    ModelCallStarted,
-    OpenCall,
-    RunSettled,
-    RunView,
-    Stop,
-    ToolFinished,
-    ToolsStarted,
-    UserMessageAdded,
-    apply,
-)
-from runner.core.permissions import evaluate
+from runner.core.calls import answer_calls
+from runner.core.entries import ModelCallFailed, ModelCallStarted, UserMessageAdded
+from runner.core.journal import Applied, RunView, Stop, apply
 from runner.core.retry import IN_HAND_SECONDS
-from runner.core.run import Ended, Outcome, Requeued, Waiting
+from runner.core.run import Ended, Requeued, Waiting
+from runner.core.steps import CallModel, Done, Effect, Record, RunTools, Sleep, Step, settle
 
 MOST_CONTINUATIONS = 2
-MOST_PARALLEL_READS = 8
 
 CONTINUE_TEXT = "Your reply was cut off at the output limit. Go on from where it stopped."
 NUDGE_TEXT = (
@@ -43,37 +23,6 @@ SMALLER_STEPS_TEXT = (
     "Go on in smaller steps."
 )
 RESUME_TEXT = "Go on."
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    entry: Entry
-
-
-@dataclass(frozen=True, slots=True)
-class CallModel:
-    call: OpenCall
-
-
-@dataclass(frozen=True, slots=True)
-class RunTools:
-    """Run these calls (started, without results) side by side."""
-
-    calls: tuple[Call, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Sleep:
-    until: float
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    outcome: Outcome
-
-
-Step = Record | CallModel | RunTools | Sleep | Done
-Effect = CallModel | RunTools | Sleep | Done
 
 
 def advance(view: RunView, now: float, draining: bool) -> tuple[list[Applied], Effect]:
@@ -134,76 +83,24 @@ def _leave_calls(view: RunView, now: float, draining: bool) -> Step | None:
     return _leave(view, now, draining) if view.calls else None
 
 
+def _answer_calls(view: RunView, now: float, draining: bool) -> Step | None:
+    return answer_calls(view)
+
+
 def _leave(view: RunView, now: float, draining: bool) -> Step | None:
     if view.pause_requested:
-        return _settle(Waiting("paused"))
-    return _settle(Requeued(now, "shutdown")) if draining else None
+        return settle(Waiting("paused"))
+    return settle(Requeued(now, "shutdown")) if draining else None
 
 
 def _hopeless_reply(view: RunView, now: float, draining: bool) -> Step | None:
     """A reply whose calls must not run: there is no room for their results."""
     stop = view.progress.stop
     if stop is not None and stop.reason == "model_context_window_exceeded":
-        return _settle(
+        return settle(
             Ended("stopped", "context_window", "the conversation has filled the model's window")
         )
     return None
-
-
-def _answer_calls(view: RunView, now: float, draining: bool) -> Step | None:
-    pending = [call for call in view.calls if call.result is None]
-    if not pending:
-        return None
-    for call in pending:
-        if (result := _result_without_running(view, call)) is not None:
-            return Record(ToolFinished(call.index, result))
-    undecided = [call for call in pending if call.decision is None]
-    if undecided:
-        return Record(
-            CallsDecided({call.index: evaluate(view.spec.rules, call.name) for call in undecided})
-        )
-    return Record(ToolsStarted(tuple(_next_group(view, pending))))
-
-
-def _result_without_running(view: RunView, call: Call) -> ToolResult | None:
-    if call.interrupted:
-        text = "Interrupted: the run ended before this call had a result."
-        return ToolResult(text, "interrupted")
-    tool = view.spec.tool(call.name)
-    if tool is None:
-        names = ", ".join(tool.name for tool in view.spec.tools) or "none"
-        return ToolResult(f"Unknown tool {call.name!r}. Available tools: {names}.", "unknown_tool")
-    if not isinstance(call.input, dict) or list(call.input) == [UNREADABLE_INPUT]:
-        return ToolResult("The arguments must be a JSON object.", "invalid_input")
-    if call.decision is not None and call.decision.effect == "deny":
-        return ToolResult(f"Permission {call.decision.explain()}.", "denied")
-    if call.started_by is not None and not (tool.repeatable or tool.read_only):
-        return ToolResult(
-            "The outcome of this call is unknown: the worker died while it ran. "
-            "It may have taken effect in part or in whole; check before doing it again.",
-            "unknown",
-        )
-    return None
-
-
-def _next_group(view: RunView, pending: list[Call]) -> Iterator[int]:
-    """The calls to start together: by default neighbouring read-only ones, the others alone."""
-    mode = view.spec.parallel_tools
-    if mode == "all":
-        yield from (call.index for call in pending)
-        return
-    yield pending[0].index
-    if mode == "off" or not _read_only(view, pending[0]):
-        return
-    for call in pending[1:MOST_PARALLEL_READS]:
-        if not _read_only(view, call):
-            return
-        yield call.index
-
-
-def _read_only(view: RunView, call: Call) -> bool:
-    tool = view.spec.tool(call.name)
-    return tool is not None and tool.read_only
 
 
 def _answer_stop(view: RunView, now: float, draining: bool) -> Step | None:
@@ -213,12 +110,12 @@ def _answer_stop(view: RunView, now: float, draining: bool) -> Step | None:
     if stop.reason == "max_tokens" and stop.lowered:
         return _stopped_by_ceiling(view)
     if stop.reason == "refusal":
-        return _settle(Ended("failed", "refused", "the model refused to go on"))
+        return settle(Ended("failed", "refused", "the model refused to go on"))
     if view.queued and stop.reason != "pause_turn":
         return _deliver(view)
     if stop.empty:
         if view.progress.nudges:
-            return _settle(Ended("failed", "empty_reply", "the model replied twice with nothing"))
+            return settle(Ended("failed", "empty_reply", "the model replied twice with nothing"))
         text = SMALLER_STEPS_TEXT if stop.reason == "max_tokens" else NUDGE_TEXT
         return Record(UserMessageAdded((text,), "nudge"))
     return _answer_whole_reply(view, stop)
@@ -227,20 +124,20 @@ def _answer_stop(view: RunView, now: float, draining: bool) -> Step | None:
 def _answer_whole_reply(view: RunView, stop: Stop) -> Step | None:
     match stop.reason:
         case "end_turn" | "stop_sequence":
-            return _settle(Ended("succeeded", stop.reason))
+            return settle(Ended("succeeded", stop.reason))
         case "max_tokens":
             if view.progress.continuations >= MOST_CONTINUATIONS:
                 detail = "the reply was cut at max_output_tokens three times in a row"
-                return _settle(Ended("stopped", "max_tokens", detail))
+                return settle(Ended("stopped", "max_tokens", detail))
             return Record(UserMessageAdded((CONTINUE_TEXT,), "continue"))
         case "pause_turn":
             return None
         case "tool_use":
             detail = "the model stopped for a tool call and made none"
-            return _settle(Ended("failed", "no_tool_call", detail))
+            return settle(Ended("failed", "no_tool_call", detail))
         case _:
             detail = f"stop_reason {stop.reason!r} is not one that Runner knows"
-            return _settle(Ended("failed", "unknown_stop_reason", detail))
+            return settle(Ended("failed", "unknown_stop_reason", detail))
 
 
 def _deliver_queued(view: RunView, now: float, draining: bool) -> Step | None:
@@ -271,20 +168,20 @@ def _after_failure(view: RunView, now: float, draining: bool) -> Step | None:
         return None
     if failure.retry_at is None:
         request = f" (request {failure.request_id})" if failure.request_id else ""
-        return _settle(Ended("failed", failure.kind, failure.message + request))
+        return settle(Ended("failed", failure.kind, failure.message + request))
     if failure.retry_at <= now:
         return None
     if (ends_at := _deadline(view)) is not None and failure.retry_at >= ends_at:
         return _stopped_by_deadline(view)
     if failure.retry_at - now <= IN_HAND_SECONDS:
         return Sleep(failure.retry_at)
-    return _settle(Requeued(failure.retry_at, "backoff"))
+    return settle(Requeued(failure.retry_at, "backoff"))
 
 
 def _check_limits(view: RunView, now: float, draining: bool) -> Step | None:
     limits = view.limits
     if view.progress.turns >= limits.max_turns:
-        return _settle(Ended("stopped", "max_turns", f"the limit of {limits.max_turns} turns"))
+        return settle(Ended("stopped", "max_turns", f"the limit of {limits.max_turns} turns"))
     if (ends_at := _deadline(view)) is not None and now >= ends_at:
         return _stopped_by_deadline(view)
     return None
@@ -296,7 +193,7 @@ def _deadline(view: RunView) -> float | None:
 
 
 def _stopped_by_deadline(view: RunView) -> Step:
-    return _settle(Ended("stopped", "deadline", f"the deadline of {view.limits.deadline:g} s"))
+    return settle(Ended("stopped", "deadline", f"the deadline of {view.limits.deadline:g} s"))
 
 
 def _start_model_call(view: RunView, now: float, draining: bool) -> Step | None:
@@ -315,11 +212,7 @@ def _stopped_by_ceiling(view: RunView) -> Step:
         f"{view.progress.charged_tokens:,} of {view.limits.token_ceiling:,} tokens are used; "
         "what is left is too little for the next call"
     )
-    return _settle(Ended("stopped", "token_ceiling", detail))
-
-
-def _settle(outcome: Outcome) -> Step:
-    return Record(RunSettled(outcome))
+    return settle(Ended("stopped", "token_ceiling", detail))
 
 
 _Rule = Callable[[RunView, float, bool], Step | None]

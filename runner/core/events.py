@@ -9,22 +9,23 @@ from dataclasses import dataclass
 from typing import Any
 
 from runner.core.conversation import ModelReply, Usage
-from runner.core.journal import (
-    Applied,
+from runner.core.entries import (
     CallsDecided,
     ModelCallFailed,
     ModelCallStarted,
     ModelReplied,
     RunSettled,
-    RunView,
     ToolFinished,
     ToolsStarted,
     UserMessageAdded,
 )
+from runner.core.journal import Applied, RunView
+from runner.core.permissions import Decision
 from runner.core.run import Ended, Outcome, Requeued, Waiting
 
 INPUT_SUMMARY_LENGTH = 100
 OUTPUT_SUMMARY_LENGTH = 80
+_MOST_GROUNDS = 10
 _TELLING_INPUTS = ("command", "file_path", "path", "query", "pattern", "url")
 
 
@@ -85,8 +86,7 @@ def events_of(applied: Applied) -> Iterator[Event]:
             yield from _failed(view, entry)
         case CallsDecided(decisions):
             for index, decision in sorted(decisions.items()):
-                data = _call(view, index) | {"decision": decision.effect, "rule": decision.rule}
-                yield Event("permission_decided", data)
+                yield Event("permission_decided", _call(view, index) | _decided(decision))
         case ToolsStarted(indexes):
             for index in indexes:
                 summary = summarise_input(view.calls[index].input)
@@ -106,6 +106,16 @@ def events_of(applied: Applied) -> Iterator[Event]:
             yield Event("message_added", data)
         case RunSettled(outcome):
             yield from _settled(view, outcome)
+
+
+def _decided(decision: Decision) -> dict[str, Any]:
+    grounds = [
+        {"rule": ground.rule.text, "matched": shorten(ground.matched, INPUT_SUMMARY_LENGTH)}
+        for ground in decision.grounds[:_MOST_GROUNDS]
+    ]
+    data = {"decision": decision.effect, "rule": decision.rule, "snapshot": decision.snapshot}
+    reason = {"reason": shorten(decision.reason, 300)} if decision.reason else {}
+    return data | {"grounds": grounds} | reason
 
 
 def _call(view: RunView, index: int) -> dict[str, Any]:
@@ -175,5 +185,7 @@ def _settled(view: RunView, outcome: Outcome) -> Iterator[Event]:
             yield Event("attempt_ended", {"why": f"waiting: {reason}"})
             if reason == "paused":
                 yield Event("paused", {})
+            else:
+                yield Event("waiting", {"reason": reason})
         case Requeued(due_at, why):
             yield Event("attempt_ended", {"why": why, "due_at": due_at})

@@ -6,9 +6,9 @@ a view; a test holds that both ways give the same value.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 from runner.core.budget import Limits, Reservation
 from runner.core.conversation import (
@@ -23,97 +23,36 @@ from runner.core.conversation import (
     text_block,
     tool_uses,
 )
-from runner.core.permissions import Decision
+from runner.core.entries import (
+    OUR_OWN_FAILURES,
+    CallsDecided,
+    Entry,
+    ModelCallFailed,
+    ModelCallStarted,
+    ModelReplied,
+    RunSettled,
+    ToolFinished,
+    ToolsStarted,
+    UserMessageAdded,
+)
+from runner.core.permissions import Answer, Decision, Policy, Setting
 from runner.core.run import Ended, Outcome, Waiting
 from runner.core.spec import JobSpec
-
-# --- entries -------------------------------------------------------------------------------------
-
-OUR_OWN_FAILURES = frozenset({"worker_lost", "shutdown"})
-
-MessageCause = Literal["queued", "nudge", "continue", "resume"]
-
-
-@dataclass(frozen=True, slots=True)
-class ModelCallStarted:
-    number: int
-    reservation: Reservation
-
-
-@dataclass(frozen=True, slots=True)
-class ModelReplied:
-    reply: ModelReply
-
-
-@dataclass(frozen=True, slots=True)
-class ModelCallFailed:
-    """``retry_at`` is None when it will not be tried again; ``charged`` is in tokens. A ``kind`` that
-    is our own doing (``OUR_OWN_FAILURES``) is tried again at once and wears out no patience."""
-
-    kind: str
-    message: str
-    status: int | None
-    request_id: str | None
-    charged: int
-    at: float
-    retry_at: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class CallsDecided:
-    decisions: Mapping[int, Decision]
-
-
-@dataclass(frozen=True, slots=True)
-class ToolsStarted:
-    indexes: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ToolFinished:
-    index: int
-    result: ToolResult
-
-
-@dataclass(frozen=True, slots=True)
-class UserMessageAdded:
-    """Texts for the model that are no tool results. ``queued_ids`` names the queued messages among
-    them."""
-
-    texts: tuple[str, ...]
-    cause: MessageCause
-    queued_ids: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class RunSettled:
-    outcome: Outcome
-
-
-Entry = (
-    ModelCallStarted
-    | ModelReplied
-    | ModelCallFailed
-    | CallsDecided
-    | ToolsStarted
-    | ToolFinished
-    | UserMessageAdded
-    | RunSettled
-)
-
-# --- the view ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A tool call of the last reply. ``started_by`` is the attempt that started it; ``interrupted``
-    says that a cancel cut it off; ``result`` is its ``tool_result`` block."""
+    """A tool call of the last reply. ``answer`` is a person's to a decision to ask; ``started_by`` is
+    the attempt that started it; ``interrupted`` says that a cancel cut it off; ``result`` is its
+    ``tool_result`` block. ``setting`` is not stored: where the call would run, until it is decided."""
 
     index: int
     id: str
     name: str
     input: Any
+    setting: Setting | None = field(default=None, compare=False)
     decision: Decision | None = None
+    answer: Answer | None = None
     started_by: int | None = None
     interrupted: bool = False
     result: Block | None = None
@@ -178,13 +117,15 @@ class Progress:
 class RunView:
     """A run as its journal tells it. ``messages`` is the conversation so far; ``calls`` are the last
     reply's until each has its result, then they join ``messages`` as one user message.
-    ``submitted_at`` is in seconds since the epoch; ``revision`` counts the transactions that the
+    ``policy`` are the rules of the newest snapshot. ``submitted_at`` is in seconds since the epoch;
+    ``answer_count`` counts the answers to its questions, and ``revision`` the transactions that the
     run's attempts have stored."""
 
     run_id: str
     item_key: str
     attempt: int
     spec: JobSpec
+    policy: Policy
     limits: Limits
     submitted_at: float
     messages: tuple[Message, ...]
@@ -193,6 +134,7 @@ class RunView:
     queued: tuple[QueuedMessage, ...] = ()
     pause_requested: bool = False
     outcome: Outcome | None = None
+    answer_count: int = 0
     revision: int = 0
 
 
@@ -225,14 +167,19 @@ def apply(view: RunView, entry: Entry) -> RunView:
                 model_calls=entry.number,
                 tries=view.progress.tries + 1,
             )
-        case ModelReplied(reply):
-            return _replied(view, reply)
+        case ModelReplied(reply, settings):
+            return _replied(view, reply, settings)
         case ModelCallFailed():
             return _failed(view, entry)
         case CallsDecided(decisions):
             return _with_calls(
                 view,
-                (replace(c, decision=decisions.get(c.index, c.decision)) for c in view.calls),
+                (
+                    replace(c, decision=decisions[c.index].in_short())
+                    if c.index in decisions
+                    else c
+                    for c in view.calls
+                ),
             )
         case ToolsStarted(indexes):
             return _with_calls(
@@ -281,7 +228,7 @@ def _with_calls(view: RunView, calls: Iterable[Call]) -> RunView:
     return replace(view, calls=tuple(calls))
 
 
-def _replied(view: RunView, reply: ModelReply) -> RunView:
+def _replied(view: RunView, reply: ModelReply, settings: tuple[Setting, ...]) -> RunView:
     progress = view.progress
     lowered = progress.open_call is not None and progress.open_call.reservation.lowered
     blocks = message_blocks(reply)
@@ -289,7 +236,13 @@ def _replied(view: RunView, reply: ModelReply) -> RunView:
         view,
         messages=(*view.messages, Message("assistant", blocks)) if blocks else view.messages,
         calls=tuple(
-            Call(index, block["id"], block["name"], block["input"])
+            Call(
+                index,
+                block["id"],
+                block["name"],
+                block["input"],
+                setting=settings[index] if settings else None,
+            )
             for index, block in enumerate(tool_uses(blocks))
         ),
     )

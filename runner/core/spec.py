@@ -8,12 +8,13 @@ from typing import Any, Literal
 
 from runner.core.budget import Limits
 from runner.core.conversation import Tool
-from runner.core.permissions import Rule
+from runner.core.permissions import Default, Rule
 from runner.core.retry import Patience
 
 Provider = Literal["anthropic", "scripted"]
 ParallelTools = Literal["safe", "all", "off"]
 WorkspaceMode = Literal["shared", "copy"]
+OnTimeout = Literal["deny", "stop"]
 
 ANY_ITEM = "*"  # the key of a script's replies for items without a list of their own
 
@@ -27,9 +28,21 @@ class Workspace:
 
 
 @dataclass(frozen=True, slots=True)
+class Asking:
+    """What happens when no rule allows or denies a call, and when one asks: ``timeout`` is in
+    seconds (None: the run waits as long as it takes), ``notify`` a shell command."""
+
+    default: Default = "deny"
+    timeout: float | None = None
+    on_timeout: OnTimeout = "deny"
+    notify: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class JobSpec:
-    """What every run of a job shares. ``script`` maps an item's key to its scripted replies
-    (``provider = "scripted"`` only); the rendered prompts and the items are the runs' own."""
+    """What every run of a job shares. ``rules`` are those that the job began with: the ones that hold
+    are rows of their own. ``script`` maps an item's key to its scripted replies (``provider =
+    "scripted"`` only); the rendered prompts and the items are the runs' own."""
 
     name: str
     model: str
@@ -37,6 +50,7 @@ class JobSpec:
     system: str | None = None
     tools: tuple[Tool, ...] = ()
     rules: tuple[Rule, ...] = ()
+    asking: Asking = field(default_factory=Asking)
     limits: Limits = field(default_factory=Limits)
     retry: Patience = field(default_factory=Patience)
     model_options: Mapping[str, Any] = field(default_factory=dict)
@@ -68,6 +82,7 @@ class JobSpec:
                 **data,
                 "tools": tuple(Tool(**tool) for tool in data["tools"]),
                 "rules": tuple(Rule(**rule) for rule in data["rules"]),
+                "asking": Asking(**data.get("asking", {})),
                 "limits": Limits(**data["limits"]),
                 "retry": Patience(**data["retry"]),
                 "workspace": Workspace(**workspace) if workspace else None,
@@ -86,9 +101,11 @@ class NewRun:
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A job file, read and checked whole: its text as submitted, and what it asks for."""
+    """A job file, read and checked whole: its text as submitted, and what it asks for. ``notes`` say
+    what of it was left out, one line each, for whoever submits it."""
 
     source: str
     text: str
     spec: JobSpec
     runs: tuple[NewRun, ...]
+    notes: tuple[str, ...] = ()

@@ -6,28 +6,22 @@ transaction between two effects and no other path for resuming. See docs/concept
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from runner.core import retry
-from runner.core.conversation import ModelRequest, ToolResult
-from runner.core.decide import CallModel, Done, Effect, RunTools, Sleep
-from runner.core.journal import (
-    Call,
-    Entry,
-    ModelCallFailed,
-    ModelReplied,
-    OpenCall,
-    RunSettled,
-    RunView,
-    ToolFinished,
-)
+from runner.core.conversation import ModelRequest, ToolResult, message_blocks, tool_uses
+from runner.core.entries import Entry, ModelCallFailed, ModelReplied, RunSettled, ToolFinished
+from runner.core.journal import Call, OpenCall, RunView
+from runner.core.permissions import Permit, Setting, digest_of, paths_of
 from runner.core.run import Ended, Lease, Outcome
 from runner.core.spec import JobSpec
+from runner.core.steps import CallModel, Done, Effect, LocateCalls, RunTools, Sleep
 from runner.engine.ports import (
     Clock,
     Interrupt,
@@ -52,6 +46,7 @@ _FIRST_DATABASE_WAIT = 0.1
 _LONGEST_DATABASE_WAIT = 2.0
 _LONGEST_SLEEP = 0.5
 _MOST_TOOLS_AT_ONCE = 32
+_EDITED = "The person who approved this call changed its input to {}. What follows is of that.\n\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +93,9 @@ class _Attempt:
                     happened = []
                 case CallModel(call):
                     happened = [self._call_model(call)]
+                case LocateCalls(calls):
+                    self._locate(calls)
+                    happened = []
                 case RunTools(calls):
                     happened = [self._run_tools(calls)]
 
@@ -175,7 +173,22 @@ class _Attempt:
                 raise
             shut_down = ModelCallError("shutdown", "the worker was shut down during the call")
             return self._failed(call, shut_down, retry_now=True)
-        return ModelReplied(reply)
+        asked = tool_uses(message_blocks(reply))
+        return ModelReplied(
+            reply, tuple(self._setting(block["name"], block["input"]) for block in asked)
+        )
+
+    def _locate(self, calls: Sequence[Call]) -> None:
+        settings = {call.index: self._setting(call.name, call.input) for call in calls}
+        located = (
+            replace(call, setting=settings.get(call.index, call.setting))
+            for call in self._view.calls
+        )
+        self._view = replace(self._view, calls=tuple(located))
+
+    def _setting(self, tool: str, arguments: Any) -> Setting:
+        paths = paths_of(tool, arguments) if isinstance(arguments, dict) else ()
+        return self._ports.tools.locate(paths, self._surroundings)
 
     def _failed(
         self, call: OpenCall, error: ModelCallError, *, retry_now: bool = False
@@ -223,11 +236,15 @@ class _Attempt:
         view = self._view
         tool = view.spec.tool(call.name)
         assert tool is not None, "the decision answers unknown tools itself"
+        assert call.decision is not None, "a call is decided on before it starts"
+        edited = call.answer.input if call.answer is not None else None
+        arguments = call.input if edited is None else dict(edited)
         request = ToolCall(
             id=self._ports.call_id(view.run_id, view.progress.turns, call.index),
             run_id=view.run_id,
             tool=tool,
-            input=call.input,
+            input=arguments,
+            permit=Permit(call.decision, call.answer, digest_of(arguments), view.policy),
             surroundings=self._surroundings,
             timeout=view.limits.tool_timeout,
         )
@@ -237,6 +254,8 @@ class _Attempt:
             if cut.reason == "dropped":
                 raise
             result = ToolResult("Interrupted by shutdown of the worker.", "interrupted")
+        if edited is not None:
+            result = replace(result, content=_EDITED.format(json.dumps(edited)) + result.content)
         return ToolFinished(call.index, result)
 
 

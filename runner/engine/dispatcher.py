@@ -9,6 +9,7 @@ from pathlib import Path
 
 from runner.engine.locks import HostLocks
 from runner.engine.ports import Clock, Doorbell
+from runner.engine.questions import Questions
 from runner.errors import UnreachableError
 from runner.store import losses, runs, workers
 from runner.store.database import Database
@@ -27,6 +28,7 @@ class Dispatcher:
         free_slots: how many more runs this worker could take now.
         offer: runs a wake-up here without the queue; False when no slot is free.
         visible: whether this worker sees a workspace, by path and id.
+        questions: attends to calls that wait for an answer.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class Dispatcher:
         free_slots: Callable[[], int],
         offer: Callable[[str], bool],
         visible: Callable[[Path, str], bool],
+        questions: Questions,
     ) -> None:
         self._database = database
         self._doorbell = doorbell
@@ -49,6 +52,7 @@ class Dispatcher:
         self._free_slots = free_slots
         self._offer = offer
         self._visible = visible
+        self._questions = questions
         self._poked = threading.Event()
         self._leases: dict[str, tuple[float, float]] = {}
         self._last_good = clock.monotonic() - PASS_SECONDS
@@ -77,6 +81,7 @@ class Dispatcher:
         self._check_for_outage()
         self._reap()
         self._find_workspaces()
+        self._questions.attend()
         self._ring()
         self._last_good = self._clock.monotonic()
 

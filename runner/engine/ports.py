@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from runner.core.conversation import ModelReply, ModelRequest, Tool, ToolResult
-from runner.core.decide import Effect
-from runner.core.journal import Entry, RunView
+from runner.core.entries import Entry
+from runner.core.journal import RunView
+from runner.core.permissions import Permit, Setting
 from runner.core.run import Lease
+from runner.core.steps import Effect
 from runner.errors import Interrupted, InterruptReason
 
 
@@ -123,17 +125,23 @@ class Surroundings:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call about to run. ``id`` is Runner's (``call_…``); ``timeout`` is in seconds."""
+    """A call about to run. ``id`` is Runner's (``call_…``); ``timeout`` is in seconds. ``permit``
+    proves that this very input was allowed, and says which files it may show or change."""
 
     id: str
     run_id: str
     tool: Tool
     input: dict[str, Any]
+    permit: Permit
     surroundings: Surroundings
     timeout: float
 
 
 class Tools(Protocol):
+    def locate(self, paths: Sequence[str], surroundings: Surroundings) -> Setting:
+        """Where a run's tools would work, and where ``paths`` lead from there. Never raises: a path
+        that leads nowhere is left out."""
+
     def run(self, call: ToolCall, interrupt: Interrupt) -> ToolResult:
         """Run one call to its end; whatever goes wrong with the tool is in the result.
 

@@ -17,9 +17,11 @@ from runner.engine.attempt import Ports, run_attempt
 from runner.engine.dispatcher import Dispatcher
 from runner.engine.locks import HostLocks
 from runner.engine.ports import Doorbell, Interrupt
+from runner.engine.questions import Questions
 from runner.errors import Interrupted, LeaseLost, UnreachableError
 from runner.store import losses, runs, workers
 from runner.store.database import Database
+from runner.store.steer.notices import Notice
 from runner.store.workers import DatabaseClock
 
 logger = logging.getLogger(__name__)
@@ -48,7 +50,8 @@ class Machine:
     ``visible``: whether a workspace (path, id) is seen from here. ``quiet``: whether no tool process
     of a run is left on this host. ``still_alive``: told after each renewal of the leases.
     ``run_apart``: works a run in a process of its own, until it ends or ``stopping`` is set.
-    ``hide``: takes what must not be stored out of a text. ``close``: ends all tool processes.
+    ``hide``: takes what must not be stored out of a text. ``tell``: runs a job's notification
+    command. ``close``: ends all tool processes.
     """
 
     database: Database
@@ -60,6 +63,7 @@ class Machine:
     still_alive: Callable[[], None]
     run_apart: Callable[[str, threading.Event], None]
     hide: Callable[[str], str]
+    tell: Callable[[Notice], None]
     close: Callable[[], None]
 
 
@@ -113,6 +117,7 @@ class Worker:
             free_slots=lambda: self._wake_ups.free_slots,
             offer=self._wake_ups.offer,
             visible=machine.visible,
+            questions=Questions(machine.database, machine.clock, machine.tell),
         )
 
     def start(self) -> None:

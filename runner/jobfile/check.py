@@ -7,12 +7,11 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, cast, get_args
 
 from runner.core.budget import Limits
-from runner.core.permissions import Effect, Rule
 from runner.core.retry import Patience
 from runner.core.spec import ParallelTools, Provider, WorkspaceMode
 from runner.errors import Problem
-from runner.jobfile.lines import Part
 from runner.jobfile.options import check_options
+from runner.jobfile.permissions import PERMISSION_KEYS, Permissions, check_permissions
 from runner.jobfile.section import Section, shown
 
 TextSource = Literal["text", "file"]
@@ -41,7 +40,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     ),
     "items": get_args(ItemSource),
     "workspace": ("path", "mode"),
-    "permissions": get_args(Effect),
+    "permissions": PERMISSION_KEYS,
     "limits": tuple(limit.name for limit in fields(Limits)),
     "retry": tuple(bound.name for bound in fields(Patience)),
 }
@@ -88,7 +87,7 @@ class Draft:
     workspace_path: str | None
     workspace_mode: WorkspaceMode
     tools: tuple[tuple[int, str], ...]
-    rules: tuple[tuple[int, Rule], ...]
+    permissions: Permissions
     parallel_tools: ParallelTools
     limits: Limits
     retry: Patience
@@ -114,6 +113,7 @@ def check(data: Mapping[str, Any]) -> tuple[Draft, list[Problem]]:
         workspace.note("the key path is missing: the folder that the tools work in")
     if not top.has("model"):
         top.note("is missing: the id of the model to call, such as claude-sonnet-5-5", "model")
+    permissions = _section(top, "permissions")
     limits = _limits(top)
     draft = Draft(
         name=top.line("name", MOST_NAME_CHARACTERS),
@@ -129,7 +129,7 @@ def check(data: Mapping[str, Any]) -> tuple[Draft, list[Problem]]:
             workspace.choice("mode", get_args(WorkspaceMode), "shared") if workspace else "shared",
         ),
         tools=tuple(_tools(top)),
-        rules=tuple(_rules(top)),
+        permissions=check_permissions(permissions) if permissions else Permissions(),
         parallel_tools=cast(
             ParallelTools, top.choice("parallel_tools", get_args(ParallelTools), "safe")
         ),
@@ -149,13 +149,15 @@ def _section(top: Section, name: str) -> Section | None:
 
 def _elsewhere(name: str) -> dict[str, str]:
     """Keys of the other sections, and where they belong."""
-    return {
-        key: f"in [{section}]" if section else "at the top of the file, above the first [section]"
-        for section, keys in KEYS.items()
-        if section != name
-        for key in keys
-        if key not in KEYS
-    }
+    places: dict[str, str] = {}
+    for section, keys in KEYS.items():
+        place = (
+            f"in [{section}]" if section else "at the top of the file, above the first [section]"
+        )
+        for key in keys:
+            if section != name and key not in KEYS:
+                places[key] = f"{places[key]} or {place}" if key in places else place
+    return places
 
 
 def _script(top: Section, provider: str) -> str | None:
@@ -232,32 +234,6 @@ def _tools(top: Section) -> list[tuple[int, str]]:
             tools[homeless[0]],
         )
     return [(index, name) for name, index in tools.items()]
-
-
-def _rules(top: Section) -> list[tuple[int, Rule]]:
-    permissions = _section(top, "permissions")
-    if permissions is None:
-        return []
-    rules = []
-    effects: tuple[Effect, ...] = get_args(Effect)
-    for effect in effects:
-        for index, text in permissions.texts(effect):
-            path: tuple[Part, ...] = (effect, index)
-            if "(" in text:
-                tool = text.partition("(")[0].strip()
-                permissions.note(
-                    f"{shown(text)}: rules with a specifier are not supported yet in this version; "
-                    f"name the tool alone ({shown(tool)})",
-                    *path,
-                )
-            elif "*" in text[:-1] or text != text.strip():
-                permissions.note(
-                    f"{shown(text)} is no rule: give a tool's name, or the start of one and then *",
-                    *path,
-                )
-            else:
-                rules.append((index, Rule(effect, text)))
-    return rules
 
 
 def _limits(top: Section) -> Limits:

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from runner.core.conversation import Tool
-from runner.core.permissions import Rule
 from runner.core.spec import JobSpec, NewRun, Submission, Workspace
 from runner.errors import Problem, SpecError
 from runner.jobfile import items, prompts
 from runner.jobfile.check import MOST_NAME_CHARACTERS, Draft, Text, check
 from runner.jobfile.content import line_problem, read_bytes, text_problem
 from runner.jobfile.lines import locate
+from runner.jobfile.permissions import Expanded, expand
 from runner.jobfile.script import CheckScript, load_script
 from runner.jobfile.section import shown
 
@@ -45,15 +45,11 @@ def load(path: Path, *, resolve_tools: ResolveTools, check_script: CheckScript) 
     folder = path.parent
     workspace = _workspace(draft, folder, problems)
     tools = _tools(draft, folder, resolve_tools, problems)
-    rules = _rules(draft, tools, problems)
+    permissions = _permissions(draft, tools, folder, problems)
     name = _name(draft, path, problems)
     keyed = _items(draft, name, folder, workspace, problems)
     runs = _runs(draft, folder, keyed, problems)
-    script = None
-    if draft.provider == "scripted" and draft.script:
-        keys = [key for key, _ in keyed]
-        script, found = load_script(folder / draft.script, check_script, keys)
-        problems += found
+    script = _script(draft, folder, keyed, check_script, problems)
     system = _text(draft.system, "system", folder, problems)
     if problems:
         raise SpecError(str(path), _placed(problems, text))
@@ -61,13 +57,15 @@ def load(path: Path, *, resolve_tools: ResolveTools, check_script: CheckScript) 
         source=str(path),
         text=text,
         runs=runs,
+        notes=permissions.notes,
         spec=JobSpec(
             name=name,
             model=draft.model,
             provider=draft.provider,
             system=system,
             tools=tools,
-            rules=rules,
+            rules=permissions.rules,
+            asking=draft.permissions.asking,
             limits=draft.limits,
             retry=draft.retry,
             model_options=draft.model_options,
@@ -150,16 +148,15 @@ def _tools(
     return tools
 
 
-def _rules(draft: Draft, tools: Sequence[Tool], problems: list[Problem]) -> tuple[Rule, ...]:
-    """The rules; each has to name a tool that the job has, if only one that cannot be found."""
+def _permissions(
+    draft: Draft, tools: Sequence[Tool], folder: Path, problems: list[Problem]
+) -> Expanded:
     names = {tool.name for tool in tools}
-    names |= {name.rpartition(":")[2] for _, name in draft.tools}
-    for index, rule in draft.rules:
-        if not any(rule.matches(name) for name in names):
-            there = f"it has {', '.join(sorted(names))}" if names else "it has none"
-            message = f"no tool of this job is called {shown(rule.text)}; {there}"
-            problems.append(Problem(f"permissions.{rule.effect}[{index}]", message))
-    return tuple(rule for _, rule in draft.rules)
+    listed = names | {name.rpartition(":")[2] for _, name in draft.tools}
+    in_order = tuple(tool.name for tool in tools)
+    expanded = expand(draft.permissions, in_order, tuple(sorted(listed)), folder)
+    problems += expanded.problems
+    return expanded
 
 
 def _name(draft: Draft, path: Path, problems: list[Problem]) -> str:
@@ -196,6 +193,21 @@ def _runs(
     runs, found = prompts.render(template, origin, keyed, has_items=has_items)
     problems += found
     return runs
+
+
+def _script(
+    draft: Draft,
+    folder: Path,
+    keyed: Sequence[items.Keyed],
+    check_script: CheckScript,
+    problems: list[Problem],
+) -> Mapping[str, Any] | None:
+    if draft.provider != "scripted" or not draft.script:
+        return None
+    keys = [key for key, _ in keyed]
+    script, found = load_script(folder / draft.script, check_script, keys)
+    problems += found
+    return script
 
 
 def _text(text: Text | None, name: str, folder: Path, problems: list[Problem]) -> str | None:

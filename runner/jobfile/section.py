@@ -154,8 +154,12 @@ class Section:
             return seconds
         return None
 
-    def texts(self, key: str) -> list[tuple[int, str]]:
-        """The strings of a list, each with its index; what is no usable string is left out."""
+    def texts(self, key: str, *, any_lines: bool = False) -> list[tuple[int, str]]:
+        """The strings of a list, each with its index; what is no usable string is left out.
+
+        Args:
+            any_lines: take strings of more than one line, and of any length.
+        """
         value = self.values.get(key, [])
         if not isinstance(value, list):
             self.note(f"must be a list of strings, not {kind(value)}", key)
@@ -164,7 +168,7 @@ class Section:
         for index, entry in enumerate(value):
             if not isinstance(entry, str):
                 self.note(f"must be a string, not {kind(entry)}", key, index)
-            elif problem := line_problem(entry, 500):
+            elif problem := text_problem(entry) if any_lines else line_problem(entry, 500):
                 self.note(problem, key, index)
             else:
                 good.append((index, entry))

@@ -22,7 +22,6 @@ from sqlalchemy.pool import QueuePool
 
 from runner.errors import RunnerError, UnreachableError, UsageError
 
-S = TypeVar("S")
 T = TypeVar("T")
 
 BUSY_TIMEOUT_SECONDS = 30.0
@@ -96,15 +95,19 @@ class Database:
         self._writes: _SharedCommits | None = _SharedCommits(self.writer)
 
     def _open_postgres(self) -> None:
+        import psycopg  # late: commands on SQLite start without it
+
         self.writer = create_engine(
             self.url,
             json_serializer=to_json,
+            paramstyle="numeric_dollar",
             pool_size=POSTGRES_CONNECTIONS,
             max_overflow=0,
             pool_timeout=BUSY_TIMEOUT_SECONDS,
-            connect_args=_POSTGRES_PATIENCE,
+            # $1 and $2, as Postgres has them: psycopg need not look for %s in the text at each turn.
+            connect_args=_POSTGRES_PATIENCE | {"cursor_factory": psycopg.RawCursor},
         )
-        event.listen(self.writer, "connect", _end_sleepers)
+        event.listen(self.writer, "connect", _prepare_postgres)
         self.reader = self.writer.execution_options(
             isolation_level="REPEATABLE READ", postgresql_readonly=True
         )
@@ -122,32 +125,6 @@ class Database:
                 return self._writes.run(work)
             with self.writer.begin() as connection:
                 return work(connection)
-
-    def look_and_write(
-        self, look: Callable[[Connection], S], work: Callable[[Connection, S], T]
-    ) -> T:
-        """Run ``look``, then ``work`` with what it gave, in one writing transaction.
-
-        ``work`` may not look at what its statements give: to Postgres they go in one round trip,
-        together with the commit (https://www.psycopg.org/psycopg3/docs/advanced/pipeline.html).
-
-        Raises:
-            UnreachableError: as ``write``.
-        """
-        if self._writes is not None:
-            return self.write(lambda connection: work(connection, look(connection)))
-        with reachable(self), self.writer.connect() as connection, connection.begin() as writing:
-            seen = look(connection)
-            driver: Any = connection.connection.driver_connection
-            try:
-                with driver.pipeline():
-                    value = work(connection, seen)
-                    writing.commit()
-            except DBAPIError:
-                # SQLAlchemy takes a transaction whose commit failed for ended; it still is open.
-                connection.invalidate()
-                raise
-            return value
 
     def read(self, work: Callable[[Connection], T]) -> T:
         """Run ``work`` in a reading transaction, with one view of the data.
@@ -194,9 +171,13 @@ def _unreachable(database: Database, error: Exception) -> RunnerError:
     return UnreachableError(f"the database {where} does not answer ({reason})")
 
 
-def _end_sleepers(connection: Any, _record: Any) -> None:
-    """A worker that is stopped in the middle of a transaction would keep its run's row locked, and
-    nobody could take the run."""
+def _prepare_postgres(connection: Any, _record: Any) -> None:
+    from psycopg.types.numeric import Int8Dumper
+
+    # One type for every whole number: psycopg prepares a statement anew for other types of values.
+    connection.adapters.register_dumper(int, Int8Dumper)
+    # A worker that is stopped in the middle of a transaction would keep its run's row locked, and
+    # nobody could take the run.
     milliseconds = int(BUSY_TIMEOUT_SECONDS / 2 * 1000)
     connection.execute(f"SET idle_in_transaction_session_timeout = {milliseconds}")
     connection.commit()

@@ -16,7 +16,7 @@ _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 _RANDOM_BITS = 80
 _CALL_ID = re.compile(r"call_([0-9a-z]+)_([0-9]{1,9})_([0-9]{1,9})")  # what an INTEGER can hold
 
-Kind = Literal["job", "run", "worker"]
+Kind = Literal["job", "run", "worker", "apr"]
 
 _lock = threading.Lock()
 _last = 0

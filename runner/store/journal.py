@@ -14,28 +14,18 @@ from sqlalchemy import Connection, Row, bindparam, select
 
 from runner.core import decide
 from runner.core.budget import Reservation
-from runner.core.conversation import Message, Usage, tool_uses
-from runner.core.decide import Effect
-from runner.core.journal import (
-    Call,
-    Entry,
-    Failure,
-    OpenCall,
-    Progress,
-    QueuedMessage,
-    RunView,
-    Stop,
-    fold,
-)
-from runner.core.permissions import Decision
+from runner.core.conversation import Usage
+from runner.core.entries import Entry
+from runner.core.journal import Failure, OpenCall, Progress, QueuedMessage, RunView, Stop, fold
 from runner.core.run import Lease
-from runner.core.spec import JobSpec
+from runner.core.steps import Effect
 from runner.errors import LeaseLost, StaleView
+from runner.store.conversation import answers_to, load_conversation
 from runner.store.database import Database
-from runner.store.rows import Rows, change
-from runner.store.tables import blocks, jobs, queued_messages, runs, tool_calls
-
-_SPECS_KEPT = 256
+from runner.store.job_cache import JobCache
+from runner.store.rows import Rows
+from runner.store.statement import find
+from runner.store.tables import jobs, queued_messages, runs
 
 _HELD = (
     (runs.c.id == bindparam("run"))
@@ -49,9 +39,13 @@ _GUARD = (
         runs.c.event_count,
         runs.c.revision,
         runs.c.denials,
+        runs.c.answer_count,
+        runs.c.job_id,
+        jobs.c.rules_snapshot,
     )
+    .join(jobs, jobs.c.id == runs.c.job_id)
     .where(_HELD)
-    .with_for_update()
+    .with_for_update(of=runs)
 )
 _UNDELIVERED = (
     select(queued_messages.c.id, queued_messages.c.text)
@@ -118,7 +112,7 @@ class StoredJournal:
     def __init__(self, database: Database, now: Callable[[], float]) -> None:
         self._database = database
         self._now = now
-        self._specs: dict[str, JobSpec] = {}
+        self._jobs = JobCache()
 
     def load(self, lease: Lease) -> RunView:
         """The run as its rows tell it. Raises ``LeaseLost``."""
@@ -143,15 +137,9 @@ class StoredJournal:
         entries: Sequence[Entry],
         draining: bool | None = None,
     ) -> tuple[RunView, Effect | None]:
-        def look(connection: Connection) -> tuple[Any, RunView]:
+        def work(connection: Connection) -> tuple[RunView, Effect | None]:
             row = self._guard(connection, lease, view)
-            queued = _undelivered(connection, lease.run_id) if row.queued_count else ()
-            return row, replace(view, queued=queued, pause_requested=row.pause_requested)
-
-        def work(
-            connection: Connection, seen: tuple[Any, RunView]
-        ) -> tuple[RunView, Effect | None]:
-            row, before = seen
+            before = self._as_it_stands(connection, row, view)
             now = self._now()
             applied, effect = fold(before, entries), None
             if draining is not None:
@@ -160,55 +148,59 @@ class StoredJournal:
                 applied += decided
             if not applied:
                 return before, effect
-            rows = Rows(lease, now, row.event_count)
-            rows.add(applied)
-            rows.write(connection)
             after = replace(applied[-1].after, revision=before.revision + 1)
-            self._update_run(connection, after, rows, row.denials)
+            rows = Rows(lease, row.job_id, now, row.event_count)
+            rows.add(applied)
+            writes = rows.writes()
+            writes.change(runs, _run_changes(after, rows, row.denials), id=lease.run_id)
+            writes.run(connection)
             return after, effect
 
-        return self._database.look_and_write(look, work)
+        return self._database.write(work)
 
     def _guard(self, connection: Connection, lease: Lease, view: RunView) -> Any:
         held = {"run": lease.run_id, "lease_attempt": lease.attempt}
-        row = connection.execute(_GUARD, held).one_or_none()
-        if row is None:
+        rows = find(connection, _GUARD, held)
+        if not rows:
             raise LeaseLost(f"attempt {lease.attempt} no longer holds {lease.run_id}")
+        (row,) = rows
         if row.revision != view.revision:
             raise StaleView(f"{lease.run_id} is at {row.revision}, the view at {view.revision}")
         return row
 
-    def _update_run(self, connection: Connection, view: RunView, rows: Rows, denials: int) -> None:
-        progress = view.progress
-        changes = {
-            "revision": view.revision,
-            "event_count": rows.event_count,
-            "message_count": len(view.messages),
-            "queued_count": len(view.queued),
-            "turns": progress.turns,
-            "denials": denials + rows.denials,
-            "input_tokens": progress.usage.input_tokens,
-            "cache_read_tokens": progress.usage.cache_read_tokens,
-            "cache_creation_tokens": progress.usage.cache_creation_tokens,
-            "output_tokens": progress.usage.output_tokens,
-            "charged_tokens": progress.charged_tokens,
-            "progress": progress_to_json(progress),
-            **rows.run_changes,
-        }
-        change(connection, runs, changes, id=view.run_id)
+    def _as_it_stands(self, connection: Connection, row: Any, view: RunView) -> RunView:
+        """The view with what others than its attempt have added to the run."""
+        run_id, calls, policy = view.run_id, view.calls, view.policy
+        if row.answer_count != view.answer_count:
+            answers = answers_to(connection, run_id, len(view.messages) - 1)
+            calls = tuple(replace(call, answer=answers.get(call.index)) for call in calls)
+        if row.rules_snapshot != policy.snapshot:
+            policy = self._jobs.policy(connection, row.job_id, run_id, row.rules_snapshot)
+        return replace(
+            view,
+            calls=calls,
+            policy=policy,
+            answer_count=row.answer_count,
+            queued=_undelivered(connection, run_id) if row.queued_count else (),
+            pause_requested=row.pause_requested,
+        )
 
     def _load(self, connection: Connection, lease: Lease) -> RunView:
         held = {"run": lease.run_id, "lease_attempt": lease.attempt}
-        row = connection.execute(select(runs).where(_HELD), held).one_or_none()
+        query = select(runs, jobs.c.rules_snapshot).join(jobs, jobs.c.id == runs.c.job_id)
+        row = connection.execute(query.where(_HELD), held).one_or_none()
         if row is None:
             raise LeaseLost(f"attempt {lease.attempt} no longer holds {lease.run_id}")
-        spec = self._spec(connection, row.job_id)
-        messages, calls = load_conversation(connection, lease.run_id)
+        spec = self._jobs.spec(connection, row.job_id)
+        messages, calls = load_conversation(
+            connection, row.id, lambda snapshot: self._jobs.rules(connection, row.job_id, snapshot)
+        )
         return RunView(
             run_id=row.id,
             item_key=row.item_key,
             attempt=row.attempt,
             spec=spec,
+            policy=self._jobs.policy(connection, row.job_id, row.id, row.rules_snapshot),
             limits=replace(spec.limits, max_turns=row.max_turns, token_ceiling=row.token_ceiling),
             submitted_at=row.created_at,
             messages=messages,
@@ -216,70 +208,30 @@ class StoredJournal:
             progress=progress_from_row(row),
             queued=_undelivered(connection, lease.run_id) if row.queued_count else (),
             pause_requested=row.pause_requested,
+            answer_count=row.answer_count,
             revision=row.revision,
         )
 
-    def _spec(self, connection: Connection, job_id: str) -> JobSpec:
-        """Jobs never change, so each is read once. On the same connection: a second one, asked for
-        while all others wait for theirs, might never come."""
-        spec = self._specs.get(job_id)
-        if spec is None:
-            if len(self._specs) >= _SPECS_KEPT:
-                self._specs.clear()
-            query = select(jobs.c.spec).where(jobs.c.id == job_id)
-            spec = JobSpec.from_json(connection.execute(query).scalar_one())
-            self._specs[job_id] = spec
-        return spec
+
+def _run_changes(view: RunView, rows: Rows, denials: int) -> dict[str, Any]:
+    progress = view.progress
+    return {
+        "revision": view.revision,
+        "event_count": rows.event_count,
+        "message_count": len(view.messages),
+        "queued_count": len(view.queued),
+        "turns": progress.turns,
+        "denials": denials + rows.denials,
+        "input_tokens": progress.usage.input_tokens,
+        "cache_read_tokens": progress.usage.cache_read_tokens,
+        "cache_creation_tokens": progress.usage.cache_creation_tokens,
+        "output_tokens": progress.usage.output_tokens,
+        "charged_tokens": progress.charged_tokens,
+        "progress": progress_to_json(progress),
+        **rows.run_changes,
+    }
 
 
 def _undelivered(connection: Connection, run_id: str) -> tuple[QueuedMessage, ...]:
-    rows = connection.execute(_UNDELIVERED, {"run": run_id})
+    rows = find(connection, _UNDELIVERED, {"run": run_id})
     return tuple(QueuedMessage(row.id, row.text) for row in rows)
-
-
-def load_conversation(
-    connection: Connection, run_id: str
-) -> tuple[tuple[Message, ...], tuple[Call, ...]]:
-    """The whole messages of a run, and the last reply's calls while any of them has no result."""
-    query = (
-        select(blocks.c.message, blocks.c.position, blocks.c.role, blocks.c.content)
-        .where(blocks.c.run_id == run_id)
-        .order_by(blocks.c.message, blocks.c.position)
-    )
-    contents: dict[int, dict[int, Any]] = {}
-    roles: dict[int, Any] = {}
-    for row in connection.execute(query):
-        contents.setdefault(row.message, {})[row.position] = row.content
-        roles[row.message] = row.role
-    reply = max((number for number, role in roles.items() if role == "assistant"), default=None)
-    calls = () if reply is None else _open_calls(connection, run_id, reply, contents)
-    whole = [n for n in contents if not (calls and reply is not None and n > reply)]
-    return tuple(Message(roles[n], tuple(contents[n].values())) for n in whole), calls
-
-
-def _open_calls(
-    connection: Connection, run_id: str, reply: int, contents: dict[int, dict[int, Any]]
-) -> tuple[Call, ...]:
-    query = (
-        select(tool_calls)
-        .where(tool_calls.c.run_id == run_id, tool_calls.c.message == reply)
-        .order_by(tool_calls.c.position)
-    )
-    rows = connection.execute(query).all()
-    if all(row.ended_at is not None for row in rows):
-        return ()
-    uses = tool_uses(contents[reply].values())
-    results = contents.get(reply + 1, {})
-    return tuple(
-        Call(
-            index=row.position,
-            id=use["id"],
-            name=use["name"],
-            input=use["input"],
-            decision=Decision(row.decision, row.rule) if row.decision else None,
-            started_by=row.started_attempt,
-            interrupted=row.interrupted,
-            result=results.get(row.position),
-        )
-        for row, use in zip(rows, uses, strict=True)
-    )

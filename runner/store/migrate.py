@@ -19,7 +19,7 @@ from runner.store.database import BUSY_TIMEOUT_SECONDS, Database, reachable
 from runner.store.tables import metadata
 
 # Every migration, in order; a test compares it with the files.
-REVISIONS = ("0001",)
+REVISIONS = ("0001", "0002")
 HEAD = REVISIONS[-1]
 
 _ADVISORY_LOCK = 0x72756E6E6572  # "runner"; every upgrade of a Postgres database takes it
@@ -166,7 +166,7 @@ def _alone_on_sqlite(database: Database) -> Iterator[Connection]:
             raise UsageError(f"the database has rows that refer to nothing: {tuple(broken)}")
 
 
-def _run_migrations(connection: Connection) -> None:
+def _run_migrations(connection: Connection, revision: str = HEAD) -> None:
     from alembic import command
     from alembic.config import Config
 
@@ -176,4 +176,4 @@ def _run_migrations(connection: Connection) -> None:
     folder = Path(runner.migrations.__file__).parent
     config.set_main_option("script_location", str(folder).replace("%", "%%"))
     config.attributes["connection"] = connection
-    command.upgrade(config, "head")
+    command.upgrade(config, revision)

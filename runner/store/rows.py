@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
-
-from sqlalchemy import Connection, Table, Update, bindparam, insert, update
 
 from runner.core.conversation import (
     Block,
@@ -17,22 +14,27 @@ from runner.core.conversation import (
     text_block,
     tool_uses,
 )
-from runner.core.events import events_of, visible
-from runner.core.journal import (
-    Applied,
+from runner.core.entries import (
     CallsDecided,
     Entry,
     ModelCallFailed,
     ModelCallStarted,
     ModelReplied,
     RunSettled,
-    RunView,
     ToolFinished,
     ToolsStarted,
     UserMessageAdded,
 )
+from runner.core.events import events_of, summarise_input, visible
+from runner.core.journal import Applied, Call, RunView
+from runner.core.permissions import Decision, Request, digest_of
+from runner.core.permissions.suggestion import suggest
 from runner.core.run import Ended, Lease, Outcome, Requeued, Waiting
+from runner.store import ids
+from runner.store.rules import setting_to_json
+from runner.store.statement import Writes
 from runner.store.tables import (
+    approvals,
     blocks,
     events,
     model_calls,
@@ -41,36 +43,28 @@ from runner.store.tables import (
     tool_outputs,
 )
 
-_INSERT_EVENTS = insert(events)
-_INSERT_BLOCKS = insert(blocks)
-_INSERT_CALLS = insert(tool_calls)
-_INSERT_OUTPUTS = insert(tool_outputs)
-_INSERT_MODEL_CALLS = insert(model_calls)
-_DELIVERED = (
-    update(queued_messages)
-    .where(queued_messages.c.id == bindparam("queued_id"))
-    .values(delivered_message=bindparam("message_number"))
-)
-
 
 class Rows:
     """The rows of one transaction. ``run_changes`` are for the run's own row.
 
     Args:
-        lease: who writes. now: seconds since the epoch. event_count: the run's last event number.
+        lease: who writes. job_id: the run's job. now: seconds since the epoch. event_count: the
+            run's last event number.
     """
 
-    def __init__(self, lease: Lease, now: float, event_count: int) -> None:
+    def __init__(self, lease: Lease, job_id: str, now: float, event_count: int) -> None:
         self.run_changes: dict[str, Any] = {}
         self.denials = 0
         self.event_count = event_count
         self._run_id = lease.run_id
+        self._job_id = job_id
         self._attempt = lease.attempt
         self._now = now
         self._events: list[dict[str, Any]] = []
         self._blocks: list[dict[str, Any]] = []
         self._outputs: list[dict[str, Any]] = []
-        self._delivered: list[dict[str, Any]] = []
+        self._questions: list[dict[str, Any]] = []
+        self._delivered: dict[int, int] = {}
         self._new_calls: dict[tuple[int, int], dict[str, Any]] = {}
         self._changed_calls: dict[tuple[int, int], dict[str, Any]] = {}
         self._new_model_calls: dict[int, dict[str, Any]] = {}
@@ -112,8 +106,7 @@ class Rows:
                 )
             case CallsDecided(decisions):
                 for index, decision in decisions.items():
-                    self.denials += decision.effect == "deny"
-                    self._change_call(view, index, decision=decision.effect, rule=decision.rule)
+                    self._decide_call(view, index, decision)
             case ToolsStarted(indexes):
                 for index in indexes:
                     self._change_call(
@@ -174,8 +167,45 @@ class Rows:
                 "name": visible(block["name"]),
             }
 
+    def _decide_call(self, view: RunView, index: int, decision: Decision) -> None:
+        ground = decision.grounds[0] if decision.grounds else None
+        self._change_call(
+            view,
+            index,
+            decision=decision.effect,
+            rule=ground and ground.rule.text,
+            rule_position=ground and ground.rule.position,
+            matched=ground and visible(ground.matched),
+            decision_snapshot=decision.snapshot,
+            decision_reason=visible(decision.reason) or None,
+        )
+        if decision.effect == "ask":
+            self._questions.append(self._question(view, view.calls[index], decision))
+
+    def _question(self, view: RunView, call: Call, decision: Decision) -> dict[str, Any]:
+        assert call.setting is not None, "a call is located before it is decided on"
+        suggestion = suggest(view.policy, Request(call.name, call.input, call.setting))
+        return {
+            "run_id": self._run_id,
+            "message": len(view.messages) - 1,
+            "position": call.index,
+            "job_id": self._job_id,
+            "id": ids.new("apr", self._now),
+            "turn": view.progress.turns,
+            "tool": call.name,
+            "input_digest": digest_of(call.input),
+            "setting": setting_to_json(call.setting),
+            "checked_snapshot": decision.snapshot,
+            "summary": summarise_input(call.input),
+            "group_key": visible(suggestion.key),
+            "suggested_rule": suggestion.rule,
+            "asked_at": self._now,
+            "expires_at": _expires_at(view, self._now),
+        }
+
     def _finish_call(self, view: RunView, entry: ToolFinished) -> None:
         result, message = entry.result, len(view.messages)
+        self.denials += result.outcome == "denied"
         self._change_call(
             view,
             entry.index,
@@ -209,9 +239,7 @@ class Rows:
             self._add_block(
                 message, position + offset, "user", view.progress.turns, text_block(text)
             )
-        self._delivered += [
-            {"queued_id": number, "message_number": message} for number in entry.queued_ids
-        ]
+        self._delivered |= dict.fromkeys(entry.queued_ids, message)
 
     def _add_block(self, message: int, position: int, role: str, turn: int, block: Block) -> None:
         self._blocks.append(
@@ -239,47 +267,36 @@ class Rows:
         rows = self._new_model_calls if new else self._changed_model_calls
         rows.setdefault(number, {}).update(changes)
 
-    def write(self, connection: Connection) -> None:
-        """Write everything that was collected."""
-        for statement, rows in (
-            (_INSERT_MODEL_CALLS, [*self._new_model_calls.values()]),
-            (_INSERT_BLOCKS, self._blocks),
-            (_INSERT_OUTPUTS, self._outputs),
-            (_INSERT_EVENTS, self._events),
-            (_DELIVERED, self._delivered),
+    def writes(self) -> Writes:
+        """Everything that was collected, to be written."""
+        writes = Writes()
+        for table, rows in (
+            (model_calls, [*self._new_model_calls.values()]),
+            (blocks, self._blocks),
+            (tool_calls, [*self._new_calls.values()]),
+            (tool_outputs, self._outputs),
+            (approvals, self._questions),
+            (events, self._events),
         ):
-            if rows:
-                connection.execute(statement, rows)
-        for row in self._new_calls.values():
-            connection.execute(_INSERT_CALLS, row)
+            writes.insert(table, rows)
         for (message, position), changes in self._changed_calls.items():
-            change(
-                connection,
-                tool_calls,
-                changes,
-                run_id=self._run_id,
-                message=message,
-                position=position,
-            )
+            key = {"run_id": self._run_id, "message": message, "position": position}
+            writes.change(tool_calls, changes, **key)
         for number, changes in self._changed_model_calls.items():
-            change(connection, model_calls, changes, run_id=self._run_id, number=number)
+            writes.change(model_calls, changes, run_id=self._run_id, number=number)
+        for queued_id, message in self._delivered.items():
+            writes.change(queued_messages, {"delivered_message": message}, id=queued_id)
+        return writes
 
 
-def change(connection: Connection, table: Table, changes: dict[str, Any], **key: Any) -> None:
-    """Update the row that ``key`` names. The statement is built once for each set of columns."""
-    statement = _changing(table, tuple(key), tuple(changes))
-    parameters = {f"key_{name}": value for name, value in key.items()}
-    connection.execute(statement, parameters | {f"new_{n}": v for n, v in changes.items()})
-
-
-@lru_cache
-def _changing(table: Table, key: tuple[str, ...], names: tuple[str, ...]) -> Update:
-    columns = table.c
-    return (
-        update(table)
-        .where(*(columns[name] == bindparam(f"key_{name}") for name in key))
-        .values({name: bindparam(f"new_{name}", type_=columns[name].type) for name in names})
-    )
+def _expires_at(view: RunView, now: float) -> float | None:
+    """When a question is answered by itself: the job's patience or its deadline has run out."""
+    times = []
+    if view.spec.asking.timeout is not None:
+        times.append(now + view.spec.asking.timeout)
+    if view.limits.deadline is not None:
+        times.append(view.submitted_at + view.limits.deadline)
+    return min(times, default=None)
 
 
 def _state_changes(outcome: Outcome, now: float) -> dict[str, Any]:

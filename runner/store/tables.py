@@ -48,8 +48,11 @@ jobs = Table(
     Column("spec", JSON, nullable=False),
     Column("workspace_id", Text),
     Column("created_at", Float, nullable=False),
+    Column("rules_snapshot", Integer, nullable=False, server_default="1"),
 )
 
+# Snapshot N of a job's rules is what was added in it or before, and not revoked by then. Its newest
+# is ``jobs.rules_snapshot``. ``author`` and ``revoked_by`` name people.
 permission_rules = Table(
     "permission_rules",
     metadata,
@@ -57,7 +60,16 @@ permission_rules = Table(
     Column("position", Integer, primary_key=True),
     Column("effect", Text, nullable=False),
     Column("rule", Text, nullable=False),
-    CheckConstraint("effect IN ('allow', 'deny')", name="effect"),
+    Column("why", Text, nullable=False, server_default=""),
+    Column("origin", Text, nullable=False, server_default="job"),
+    Column("run_id", Text, ForeignKey("runs.id")),
+    Column("author", Text, nullable=False, server_default=""),
+    Column("created_at", Float),
+    Column("added_in", Integer, nullable=False, server_default="1"),
+    Column("revoked_in", Integer),
+    Column("revoked_by", Text),
+    Column("revoked_at", Float),
+    CheckConstraint("effect IN ('allow', 'ask', 'deny')", name="effect"),
 )
 
 # Times are seconds since the epoch. ``attempt`` is the fencing token. ``progress`` is
@@ -99,6 +111,7 @@ runs = Table(
     Column("output_tokens", BigInteger, nullable=False, server_default="0"),
     Column("charged_tokens", BigInteger, nullable=False, server_default="0"),
     Column("progress", JSON, nullable=False),
+    Column("answer_count", Integer, nullable=False, server_default="0"),
     CheckConstraint(f"state IN ({_STATE_LIST})", name="state"),
     CheckConstraint("(state = 'running') = (worker_id IS NOT NULL)", name="held"),
     CheckConstraint("(state = 'queued') = (due_at IS NOT NULL)", name="due"),
@@ -148,7 +161,47 @@ tool_calls = Table(
     Column("duration", Float),
     Column("outcome", Text),
     Column("interrupted", Boolean, nullable=False, server_default="0"),
+    Column("decision_snapshot", Integer),
+    Column("rule_position", Integer),
+    Column("matched", Text),
+    Column("decision_reason", Text),
     sqlite_with_rowid=False,
+)
+
+# A question about a tool call, and its answer. ``setting`` is where the call would run, as it was
+# when it was asked about, and ``checked_snapshot`` the newest rules that were tried on it.
+# ``remembered`` is the position of the rule that the answer stored, or that answered.
+approvals = Table(
+    "approvals",
+    metadata,
+    Column("run_id", Text, ForeignKey("runs.id"), primary_key=True),
+    Column("message", Integer, primary_key=True),
+    Column("position", Integer, primary_key=True),
+    Column("job_id", Text, ForeignKey("jobs.id"), nullable=False),
+    Column("id", Text, nullable=False, unique=True),
+    Column("turn", Integer, nullable=False),
+    Column("tool", Text, nullable=False),
+    Column("input_digest", Text, nullable=False),
+    Column("setting", JSON, nullable=False),
+    Column("checked_snapshot", Integer, nullable=False),
+    Column("summary", Text, nullable=False),
+    Column("group_key", Text, nullable=False),
+    Column("suggested_rule", Text, nullable=False),
+    Column("asked_at", Float, nullable=False),
+    Column("expires_at", Float),
+    Column("notified_at", Float),
+    Column("answer", Text),
+    Column("answered_at", Float),
+    Column("answered_by", Text),
+    Column("answered_via", Text),
+    Column("reason", Text, nullable=False, server_default=""),
+    Column("edited_input", JSON(none_as_null=True)),
+    Column("remembered", Integer),
+    CheckConstraint("answer IN ('approved', 'denied', 'expired', 'cancelled')", name="answer"),
+    CheckConstraint("answered_via IN ('person', 'rule', 'timeout', 'cancel')", name="via"),
+    CheckConstraint("(answer IS NULL) = (answered_at IS NULL)", name="answered"),
+    Index(None, "job_id", "answer"),
+    Index(None, "answer", "expires_at"),
 )
 
 tool_outputs = Table(

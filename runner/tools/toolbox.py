@@ -9,11 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from runner.core.conversation import ToolResult
-from runner.engine.ports import Interrupt, ToolCall
+from runner.core.permissions import Setting, digest_of
+from runner.engine.ports import Interrupt, Surroundings, ToolCall
 from runner.tools import shell
 from runner.tools.environment import tool_environment
 from runner.tools.failure import ToolFailure
-from runner.tools.files import editing, reading
+from runner.tools.files import editing, permission, reading
 from runner.tools.files.places import Places
 from runner.tools.host.client import WATCHDOG_SECONDS, ToolHost
 from runner.tools.output import present, restore_output
@@ -67,13 +68,22 @@ class LocalTools:
         self._host = ToolHost(self._environment, lock_dir, watchdog_seconds)
         self._inputs = InputCheck()
 
+    def locate(self, paths: Sequence[str], surroundings: Surroundings) -> Setting:
+        """Where a run's tools would work, and where ``paths`` lead from there. Never raises: a path
+        that leads nowhere is left out."""
+        return permission.locate(paths, surroundings, Places.of(surroundings, self._home))
+
     def run(self, call: ToolCall, interrupt: Interrupt) -> ToolResult:
-        """Run one call to its end; whatever goes wrong with the tool is in the result.
+        """Run one call to its end; whatever goes wrong with the tool is in the result. There is no
+        other way to a tool, and none without a permit for this very call.
 
         Raises:
+            ValueError: the permit is for another input; nothing was run.
             Interrupted: ``interrupt`` was set, or the watchdog cut the call (``dropped``); all
                 processes of the call are gone.
         """
+        if call.permit.input_digest != digest_of(call.input):
+            raise ValueError(f"{call.id}: its permit is for another input than the call has")
         interrupt.check()
         began = time.monotonic()
         problem = self._inputs.problem(call.tool.name, call.tool.input_schema, call.input)
@@ -107,22 +117,23 @@ class LocalTools:
             return shell.bash(call, self._host, self._environment, interrupt)
         places = Places.of(call.surroundings, self._home)
         if name in _FILE_TOOLS:
-            self._restore(call.input["file_path"], places)
+            self._restore(call, call.input["file_path"], places)
             return _FILE_TOOLS[name](call, places, interrupt)
         if name in _SEARCH_TOOLS:
-            self._restore(call.input.get("path") or ".", places)
+            self._restore(call, call.input.get("path") or ".", places)
             return _SEARCH_TOOLS[name](call, places, self._host, interrupt)
         raise ToolFailure(
             f"this worker has no builtin tool with the name {name}: it is older than the job"
         )
 
-    def _restore(self, path: str, places: Places) -> None:
+    def _restore(self, call: ToolCall, path: str, places: Places) -> None:
         """Make a long output's copy again when a path leads to one that is missing."""
         if not path.endswith(_OUTPUT_SUFFIX):
             return
         real = places.find(path)
         if not places.holds_output(real) or os.path.lexists(real):
             return
+        permission.require(call, places, path, real)
         output = self._stored_output(Path(real).stem)
         if output is None:
             return

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import click
 import pytest
 from sqlalchemy import text as sql
 
@@ -34,6 +35,11 @@ STORABLE_HOSTILE = HOSTILE.replace("\x00", "").replace("\ud800", "")
         ("events", "run_1"),
         ("cancel", "run_1"),
         ("say", "run_1", "Hello."),
+        ("approvals",),
+        ("approve", "run_1"),
+        ("deny", "--group", "uv lock"),
+        ("rules", "list", "job_1"),
+        ("rules", "revoke", "job_1", "0"),
         ("run", "--resume", "job_1"),
         ("worker", "--burst"),
     ],
@@ -176,6 +182,7 @@ def test_looking_never_imports_the_api_s_client_or_the_queue(
     folder: Path, database: Database
 ) -> None:
     run_id = submit_one(database)
+    job_id = queries.show_run(database, run_id)["job_id"]
     code = (
         "import sys\n"
         "from runner.cli.main import main\n"
@@ -190,6 +197,8 @@ def test_looking_never_imports_the_api_s_client_or_the_queue(
         ("show", run_id),
         ("transcript", run_id),
         ("events", run_id),
+        ("approvals",),
+        ("rules", "list", job_id),
         ("pause", run_id),
     ):
         done = subprocess.run(
@@ -244,7 +253,11 @@ def test_database_that_is_behind_says_what_to_do(
 def test_every_command_explains_itself_with_an_example(command: Callable[..., Result]) -> None:
     from runner.cli.main import cli
 
-    names = [(name,) for name in cli.commands] + [(), ("db", "upgrade"), ("db", "check")]
+    names = [(name,) for name in cli.commands] + [()]
+    for group, command_group in cli.commands.items():
+        if isinstance(command_group, click.Group):
+            names += [(group, name) for name in command_group.commands]
+    assert ("rules", "revoke") in names
     for name in names:
         shown = command(*name, "--help")
         assert shown.code == 0

@@ -7,21 +7,22 @@ from dataclasses import replace
 from typing import Any
 
 from runner.core.budget import Limits
-from runner.core.conversation import Block, ModelReply, Tool, ToolResult, Usage
-from runner.core.decide import CallModel, Done, Effect, RunTools, advance
-from runner.core.journal import (
-    Entry,
-    ModelCallFailed,
-    ModelReplied,
-    QueuedMessage,
-    RunView,
-    ToolFinished,
-    apply,
-    opening,
+from runner.core.conversation import (
+    Block,
+    ModelReply,
+    Tool,
+    ToolResult,
+    Usage,
+    message_blocks,
+    tool_uses,
 )
-from runner.core.permissions import Rule
+from runner.core.decide import advance
+from runner.core.entries import Entry, ModelCallFailed, ModelReplied, ToolFinished
+from runner.core.journal import QueuedMessage, RunView, apply, opening
+from runner.core.permissions import Policy, Rule, Setting
 from runner.core.run import Outcome
 from runner.core.spec import JobSpec
+from runner.core.steps import CallModel, Done, Effect, RunTools
 
 READ = Tool("Read", "Read a file.", {"type": "object"}, read_only=True, repeatable=True)
 GREP = Tool("Grep", "Search files.", {"type": "object"}, read_only=True, repeatable=True)
@@ -40,7 +41,8 @@ def a_run(spec: JobSpec | None = None, limits: Limits | None = None) -> RunView:
     """A run as it is submitted."""
     spec = spec or a_spec()
     messages, progress = opening(spec, "Mend it.")
-    return RunView("run_1", "item", 1, spec, limits or spec.limits, 0.0, messages, progress)
+    policy = Policy(spec.rules, spec.asking.default)
+    return RunView("run_1", "item", 1, spec, policy, limits or spec.limits, 0.0, messages, progress)
 
 
 def says(text: str = "Done.") -> Block:
@@ -59,6 +61,11 @@ def uses(name: str, call_id: str = "toolu_1", arguments: Any = None) -> Block:
 def several(*names: str) -> list[Block]:
     """Calls of these tools, with the ids ``t0``, ``t1`` …"""
     return [uses(name, f"t{index}") for index, name in enumerate(names)]
+
+
+def replied(reply: ModelReply) -> ModelReplied:
+    """The entry of a reply whose calls would run in a setting without folders."""
+    return ModelReplied(reply, tuple(Setting() for _ in tool_uses(message_blocks(reply))))
 
 
 class Story:
@@ -88,7 +95,7 @@ class Story:
             effect = self.go_on()
             assert isinstance(effect, CallModel), effect
         usage = Usage(input_tokens=prompt, output_tokens=output)
-        return self.go_on(ModelReplied(ModelReply(blocks, stop_reason, usage, "a-model")))
+        return self.go_on(replied(ModelReply(blocks, stop_reason, usage, "a-model")))
 
     def break_off(
         self,

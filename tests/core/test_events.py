@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.core.conversation import ToolResult
+from runner.core.entries import Entry, RunSettled, ToolFinished
 from runner.core.events import (
     INPUT_SUMMARY_LENGTH,
     OUTPUT_SUMMARY_LENGTH,
@@ -21,7 +22,7 @@ from runner.core.events import (
     summarise_input,
     visible,
 )
-from runner.core.journal import Entry, RunSettled, RunView, ToolFinished, fold
+from runner.core.journal import RunView, fold
 from runner.core.run import Ended, Requeued, Waiting
 from tests.core.story import Story, a_run, says, several, uses
 
@@ -328,7 +329,7 @@ def test_a_message_tells_why_it_was_added_and_not_what_it_says():
         (Ended("stopped", "max_turns"), ["limit_reached", "attempt_ended", "done"]),
         (Ended("failed", "refused"), ["error", "attempt_ended", "done"]),
         (Waiting("paused"), ["attempt_ended", "paused"]),
-        (Waiting("workspace"), ["attempt_ended"]),
+        (Waiting("approval"), ["attempt_ended", "waiting"]),
         (Requeued(5.0, "backoff"), ["attempt_ended"]),
         (Requeued(5.0, "shutdown"), ["attempt_ended"]),
     ],

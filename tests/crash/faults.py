@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Integer, bindparam, select
 
 from runner.core.conversation import Tool
-from runner.core.journal import ToolsStarted
+from runner.core.entries import ToolsStarted
 from runner.core.spec import JobSpec
 from runner.store import journal
 from runner.store.rows import Rows

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runner.core.journal import ModelCallFailed, RunSettled
+from runner.core.entries import ModelCallFailed, RunSettled
 from runner.core.run import Ended, Lease, Requeued
 from runner.store import losses, runs
 from runner.store.database import Database

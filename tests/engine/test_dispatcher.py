@@ -12,10 +12,12 @@ from sqlalchemy import select
 from runner.core.spec import Workspace
 from runner.engine.dispatcher import OUTAGE_SECONDS, Dispatcher
 from runner.engine.locks import HostLocks
+from runner.engine.questions import Questions
 from runner.errors import UnreachableError
 from runner.store import runs, workers
 from runner.store.database import Database
 from runner.store.steer import jobs
+from runner.store.steer.notices import Notice
 from runner.store.tables import runs as run_table
 from tests.store.examples import NOW, SPEC, submission
 
@@ -60,6 +62,7 @@ class Post:
         self.slots = 2
         self.offered: list[str] = []
         self.seen: set[str] = set()
+        self.told: list[Notice] = []
         self.register(worker_id, self.locks.host_id)
         self.dispatcher = Dispatcher(
             database,
@@ -70,6 +73,7 @@ class Post:
             free_slots=lambda: self.slots - len(self.offered),
             offer=self.offer,
             visible=lambda path, identity: identity in self.seen,
+            questions=Questions(database, self.time, self.told.append),
         )
 
     def offer(self, run_id: str) -> bool:

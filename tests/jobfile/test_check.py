@@ -59,7 +59,7 @@ def test_every_value_arrives() -> None:
     assert problems == []
     assert draft.system == Text("file", "s.md")
     assert draft.tools == ((0, "Bash"), (1, "own.tools:look"))
-    assert draft.rules == ((0, Rule("allow", "B*")), (0, Rule("deny", "look")))
+    assert draft.permissions.rules == ((0, Rule("deny", "look")), (0, Rule("allow", "B*")))
     assert draft.items == Items("glob", "*.py")
     assert draft.limits == Limits(1, 2, 3, 90.0, 28_800.0)
     assert draft.retry == Patience(4, 172_800.0)
@@ -116,11 +116,11 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ({"workspace": {"path": "w", "mode": "copied"}}, 'workspace.mode: must be "shared" or'),
     ({"permissions": {"alow": []}}, "permissions.alow: unknown key 'alow'; did you mean allow?"),
     (
-        {"permissions": {"allow": ["Bash(git *)"]}},
-        "permissions.allow[0]: 'Bash(git *)': rules with a specifier are not supported yet in this "
-        "version; name the tool alone ('Bash')",
+        {"on_timeout": "deny"},
+        "on_timeout: unknown key 'on_timeout' here; it belongs in [permissions]",
     ),
-    ({"permissions": {"deny": ["*Edit"]}}, "permissions.deny[0]: '*Edit' is no rule"),
+    ({"mode": "copy"}, "mode: unknown key 'mode'; did you mean model?"),
+    ({"limits": {"mode": "copy"}}, "here; it belongs in [workspace] or in [permissions]"),
     ({"items": {}}, "items: one of list, glob, jsonl and command is needed"),
     ({"items": {"list": ["a"], "glob": "*"}}, "items.glob: give only one of list, glob, jsonl"),
     ({"items": {"list": []}}, "items.list: is empty: give at least one item"),

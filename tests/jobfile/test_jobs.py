@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from runner.core.conversation import ToolOutcome
+from runner.core.permissions import Permit, Policy, Request, digest_of, evaluate, paths_of
 from runner.engine.ports import Interrupt, Surroundings, ToolCall
 from runner.tools.builtin import BUILTIN
 from runner.tools.toolbox import LocalTools
@@ -48,12 +49,18 @@ def tools(tmp_path: Path) -> Iterator[LocalTools]:
 
 
 def play(key: str, package: Path, tools: LocalTools) -> list[tuple[str, ToolOutcome]]:
-    """Make an item's tool calls for real; gives each one's tool and what became of it."""
+    """Make an item's tool calls for real, under the job's rules; gives each one's tool and what
+    became of it."""
+    policy = Policy(load_submission(JOBS / "quickstart.toml").spec.rules)
     outcomes = []
     for call in (call for reply in SCRIPT[key] for call in reply.get("tools", [])):
         tool = BUILTIN[call["name"]]
         surroundings = Surroundings(package, package.parent / "outputs")
-        asked = ToolCall("call_1", f"run_{key}", tool, call["input"], surroundings, 60.0)
+        given = call["input"]
+        setting = tools.locate(paths_of(tool.name, given), surroundings)
+        decision = evaluate(policy, Request(tool.name, given, setting))
+        permit = Permit(decision, None, digest_of(given), policy)
+        asked = ToolCall("call_1", f"run_{key}", tool, given, permit, surroundings, 60.0)
         outcomes.append((tool.name, tools.run(asked, Interrupt()).outcome))
     return outcomes
 

@@ -41,7 +41,7 @@ model_options = { thinking = { type = "adaptive" } }
     assert submission.runs == (NewRun("a.py", "a.py", "Mend a.py."),)
     spec = submission.spec
     assert [tool.name for tool in spec.tools] == ["Bash", "look"]
-    assert spec.rules == (Rule("allow", "Bash"), Rule("allow", "lo*"), Rule("deny", "look"))
+    assert spec.rules == (Rule("deny", "look"), Rule("allow", "Bash"), Rule("allow", "lo*"))
     assert spec.system == "Be {{ careful }}."
     assert spec.workspace == Workspace(str((tmp_path / "tree").resolve()), "copy")
     assert spec.limits == Limits(tool_timeout=120.0)
@@ -161,21 +161,6 @@ def test_glob_searches_the_folder_of_the_job_file_when_there_is_no_workspace(
     load_text: Load,
 ) -> None:
     assert [run.key for run in load_text(f'{LEAST}[items]\nglob = "*.toml"').runs] == ["job.toml"]
-
-
-def test_a_rule_names_a_tool_of_the_job(problems_of: Problems) -> None:
-    text = f'{LEAST}tools = ["own:look"]\n[permissions]\nallow = ["look", "Lo*"]\ndeny = ["Look"]'
-    assert problems_of(text) == [
-        "line 5: permissions.allow[1]: no tool of this job is called 'Lo*'; it has look",
-        "line 6: permissions.deny[0]: no tool of this job is called 'Look'; it has look",
-    ]
-
-
-def test_a_rule_about_a_tool_that_cannot_be_found_is_no_second_problem(
-    problems_of: Problems,
-) -> None:
-    text = f'{LEAST}tools = ["Lok"]\n[permissions]\nallow = ["Lok"]'
-    assert problems_of(text) == ["line 3: tools[0]: there is no tool 'Lok'"]
 
 
 def test_two_tools_cannot_have_one_name(problems_of: Problems) -> None:

@@ -6,10 +6,16 @@ import re
 import tomllib
 from pathlib import Path
 
+import pytest
+
 from runner.core.budget import Limits
+from runner.core.permissions import Rule
+from runner.core.permissions.examples import matches
+from runner.core.permissions.syntax import problem
 from runner.core.retry import Patience
 from runner.jobfile.check import KEYS, MOST_TOOL_SECONDS, check
 from runner.jobfile.options import RESERVED_HEADERS, RESERVED_OPTIONS
+from runner.jobfile.permissions import RULE_KEYS
 from runner.jobfile.section import SECONDS
 
 REFERENCE = (Path(__file__).parents[2] / "docs/job-file.md").read_text()
@@ -20,9 +26,11 @@ def tables() -> dict[str, dict[str, str]]:
     found: dict[str, dict[str, str]] = {}
     section = None
     for line in REFERENCE.splitlines():
-        if line.startswith("## "):
+        if line.startswith("#"):
             named = re.fullmatch(r"## `\[(\w+)\]`", line)
             section = named[1] if named else "" if line == "## The top of the file" else None
+        elif line.startswith("| key of a rule |"):
+            section = "rule"
         elif section is not None and (row := re.match(r"\| `(\w+)` \|[^|]*\|([^|]*)\|", line)):
             found.setdefault(section, {})[row[1]] = row[2].strip().strip("`")
     return found
@@ -30,7 +38,8 @@ def tables() -> dict[str, dict[str, str]]:
 
 def test_the_reference_has_every_key_and_no_other() -> None:
     assert {section: set(keys) for section, keys in tables().items()} == {
-        section: set(keys) for section, keys in KEYS.items()
+        **{section: set(keys) for section, keys in KEYS.items()},
+        "rule": set(RULE_KEYS),
     }
 
 
@@ -47,6 +56,9 @@ def test_the_defaults_in_the_reference_are_the_real_ones() -> None:
     for key in ("provider", "parallel_tools"):
         assert written[""][key] == f'"{getattr(draft, key)}"'
     assert written["workspace"]["mode"] == f'"{draft.workspace_mode}"'
+    for key in ("default", "on_timeout"):
+        assert written["permissions"][key] == f'"{getattr(draft.permissions.asking, key)}"'
+    assert draft.permissions.asking.timeout is None
 
 
 def test_the_reference_names_the_options_that_runner_sets() -> None:
@@ -66,3 +78,36 @@ def test_every_example_in_the_reference_is_valid() -> None:
             continue
         _, problems = check({"model": "m", "prompt": "p", **data})
         assert problems == []
+
+
+def test_every_rule_in_the_reference_is_one() -> None:
+    table = REFERENCE.split("| rule | matches |")[1].split("\n\n")[0]
+    cells = [row.split("|")[1] for row in table.splitlines()[2:]]
+    rules = [rule for cell in cells for rule in re.findall(r"`([^`]+)`", cell) if "…" not in rule]
+    assert len(rules) > 15
+    assert {rule: problem(rule) for rule in rules} == dict.fromkeys(rules)
+
+
+@pytest.mark.parametrize(
+    ("rule", "matched", "unmatched"),
+    [
+        ("Bash", ["anything > x"], []),
+        ("Bash(npm run build)", ["npm run build"], ["npm run build x"]),
+        ("Bash(npm run *)", ["npm run", "npm run x"], ["npm runaway"]),
+        ("Bash(npm run:*)", ["npm run", "npm run x"], ["npm runaway"]),
+        ("Bash(ls*)", ["ls -l", "lsof"], ["als"]),
+        ("Read", ["Read(a)", "Grep(a)", "Glob"], ["Edit(a)"]),
+        ("Read(src/**)", ["Read(src/a/b)", "Grep(src)"], ["Read(x/src/a)", "Read(a)"]),
+        ("Read(/src/**)", ["Read(src/a)"], ["Read(/src/a)"]),
+        ("Read(.env*)", ["Read(.env)", "Read(a/b/.envrc)"], ["Read(a.env)"]),
+        ("Read(~/notes/*.md)", ["Read(~/notes/a.md)"], ["Read(notes/a.md)"]),
+        ("Read(//etc/**)", ["Read(/etc/hosts)"], ["Read(etc/hosts)"]),
+        ("Edit(docs/*.md)", ["Edit(docs/a.md)", "Write(docs/a.md)"], ["Read(docs/a.md)"]),
+    ],
+)
+def test_a_rule_matches_what_the_reference_says(
+    rule: str, matched: list[str], unmatched: list[str]
+) -> None:
+    assert f"`{rule}`" in REFERENCE
+    for example in (*matched, *unmatched):
+        assert matches(Rule("deny", rule), example) == (example in matched), example

@@ -8,14 +8,16 @@ from typing import Any
 from sqlalchemy import Row, insert, select
 
 from runner.core.conversation import Block, ModelReply, ToolResult, Usage
-from runner.core.decide import CallModel, Effect, RunTools
-from runner.core.journal import Entry, ModelCallFailed, ModelReplied, RunView, ToolFinished
+from runner.core.entries import Entry, ModelCallFailed, ToolFinished
+from runner.core.journal import RunView
 from runner.core.run import Lease
+from runner.core.steps import CallModel, Effect, RunTools
 from runner.store import runs as runs_store
 from runner.store.database import Database
 from runner.store.journal import StoredJournal
 from runner.store.steer import jobs as jobs_store
 from runner.store.tables import events, runs, workers
+from tests.core.story import replied
 from tests.store.examples import NOW, submission
 
 WORKER = "worker_1"
@@ -48,7 +50,7 @@ class Attempt:
     def reply(self, *blocks: Block, stop: str = "end_turn", usage: Usage = USAGE) -> Attempt:
         """The model answers."""
         assert isinstance(self.effect, CallModel), self.effect
-        return self.append(ModelReplied(ModelReply(blocks, stop, usage, "claude-test", "req_1")))
+        return self.append(replied(ModelReply(blocks, stop, usage, "claude-test", "req_1")))
 
     def fail(self, kind: str, message: str) -> Attempt:
         """The model does not answer, and is not asked again."""

@@ -7,16 +7,18 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, update
 
-from runner.core.decide import CallModel, Done
 from runner.core.run import Waiting
+from runner.core.steps import CallModel, Done
 from runner.errors import LeaseLost
 from runner.store.database import Database
 from runner.store.runs import look_at, wait_for_workspace
 from runner.store.steer import jobs as jobs_store
+from runner.store.steer.approvals import Reply, answer
 from runner.store.steer.control import Target, cancel, pause, resume
 from runner.store.tables import model_calls, runs, tool_calls
+from tests.store.asked import answers, approval_row, ask, run_ids, submit_asking
 from tests.store.attempts import claim, event_types, run_row, submit_one, text, tool_use
 from tests.store.examples import NOW, submission
 
@@ -180,3 +182,53 @@ def test_controls_at_the_same_time_leave_events_without_gaps(
         list(pool.map(act, zip(connections, actions, strict=True)))
     types = event_types(database, run_id)[1:]
     assert all(a != b for a, b in itertools.pairwise(types))
+
+
+@pytest.fixture
+def asking_run(database: Database) -> str:
+    """A run of a job that asks."""
+    (run_id,) = run_ids(database, submit_asking(database))
+    return run_id
+
+
+def test_cancel_closes_the_open_questions(database: Database, asking_run: str) -> None:
+    first, second = ask(database, asking_run, "one", "two")
+    answer(database, [second], Reply("approved", "ada"), NOW)
+    cancel(database, Target("run", asking_run), NOW + 1)
+    assert answers(database, [first, second]) == ["cancelled", "approved"]
+    row = approval_row(database, first)
+    assert (row.answered_via, row.answered_at) == ("cancel", NOW + 1)
+    (late,) = answer(database, [first], Reply("approved", "ada"), NOW + 2)
+    assert (late.changed, late.detail) == (False, "was answered before: cancelled")
+
+
+def test_run_that_waits_for_an_answer_pauses_when_it_comes(
+    database: Database, asking_run: str
+) -> None:
+    (asked,) = ask(database, asking_run, "one")
+    (change,) = pause(database, Target("run", asking_run), NOW)
+    assert (change.state, change.detail) == ("waiting", "pauses when its question is answered")
+    assert run_row(database, asking_run).pause_requested
+    answer(database, [asked], Reply("approved", "ada"), NOW)
+    run = run_row(database, asking_run)
+    assert (run.state, run.pause_requested) == ("queued", True)
+
+
+def test_resuming_a_run_that_waits_for_an_answer_says_so(
+    database: Database, asking_run: str
+) -> None:
+    ask(database, asking_run, "one")
+    (change,) = resume(database, Target("run", asking_run), NOW)
+    assert (change.changed, change.state) == (False, "waiting")
+    assert change.detail == f"waits for an answer: see `runner approvals {asking_run}`"
+    pause(database, Target("run", asking_run), NOW)
+    assert resume(database, Target("run", asking_run), NOW)[0].detail == "no longer pauses"
+
+
+def test_paused_run_stays_paused_when_it_is_answered(database: Database, asking_run: str) -> None:
+    (asked,) = ask(database, asking_run, "one")
+    database.write(lambda connection: connection.execute(update(runs).values(reason="paused")))
+    (answered,) = answer(database, [asked], Reply("approved", "ada"), NOW)
+    assert answered.detail == "approved: the run is waiting (paused)"
+    run = run_row(database, asking_run)
+    assert (run.state, run.reason, run.answer_count) == ("waiting", "paused", 1)

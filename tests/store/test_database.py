@@ -8,11 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, event, func, insert, select, text
+from sqlalchemy import Connection, Integer, event, func, literal, select, text
 from sqlalchemy.exc import IntegrityError
 
 from runner.errors import UnreachableError, UsageError
 from runner.store.database import Database, to_json
+from runner.store.statement import Writes
 from runner.store.tables import events, workers
 
 ROW: dict[str, Any] = {
@@ -26,13 +27,17 @@ ROW: dict[str, Any] = {
 
 
 def add(connection: Connection, worker_id: str) -> str:
-    connection.execute(insert(workers), ROW | {"id": worker_id})
+    writes = Writes()
+    writes.insert(workers, [ROW | {"id": worker_id}])
+    writes.run(connection)
     return worker_id
 
 
 def add_event_of_nobody(connection: Connection) -> None:
     row = {"run_id": "nobody", "number": 1, "at": 0.0, "attempt": 0, "type": "x", "data": {}}
-    connection.execute(insert(events), [row])
+    writes = Writes()
+    writes.insert(events, [row])
+    writes.run(connection)
 
 
 def count(database: Database) -> int:
@@ -47,24 +52,19 @@ def test_what_fails_leaves_nothing(database: Database) -> None:
 
     with pytest.raises(ValueError, match="mine"):
         database.write(work)
-    with pytest.raises(ValueError, match="mine"):
-        database.look_and_write(lambda connection: None, lambda connection, seen: work(connection))
     assert count(database) == 0
 
 
 def test_a_broken_constraint_is_no_outage_and_spoils_no_connection(database: Database) -> None:
-    def work(connection: Connection, seen: int) -> None:
+    def work(connection: Connection) -> None:
         add(connection, "worker_1")
         add_event_of_nobody(connection)
 
     for _ in range(10):  # more than there are connections
         with pytest.raises(IntegrityError):
-            database.look_and_write(lambda connection: 1, work)
+            database.write(work)
     assert count(database) == 0
-    assert database.look_and_write(lambda c: 2, lambda c, seen: (add(c, "worker_2"), seen)) == (
-        "worker_2",
-        2,
-    )
+    assert database.write(lambda connection: add(connection, "worker_2")) == "worker_2"
     assert count(database) == 1
 
 
@@ -119,13 +119,14 @@ def test_writers_that_wait_share_a_commit(database: Database) -> None:
 @pytest.mark.parametrize("empty_url", ["postgresql"], indirect=True)
 def test_a_cut_connection_is_an_outage_that_passes(database: Database) -> None:
     def cut(connection: Connection) -> None:
-        mine = connection.execute(text("SELECT pg_backend_pid()")).scalar_one()
-        kill = text("SELECT pg_terminate_backend(:mine)")
-        database.read(lambda other: other.execute(kill, {"mine": mine}))
+        mine = connection.execute(select(func.pg_backend_pid())).scalar_one()
+        kill = select(func.pg_terminate_backend(literal(mine, Integer)))
+        database.read(lambda other: other.execute(kill))
+        add(connection, "worker_1")
 
     with pytest.raises(UnreachableError):
-        database.look_and_write(cut, lambda connection, seen: add(connection, "worker_1"))
-    assert database.look_and_write(lambda c: 0, lambda c, seen: add(c, "worker_2")) == "worker_2"
+        database.write(cut)
+    assert database.write(lambda connection: add(connection, "worker_2")) == "worker_2"
     assert count(database) == 1
 
 

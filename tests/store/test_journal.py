@@ -13,29 +13,33 @@ from sqlalchemy import select
 
 from runner.core.budget import Limits
 from runner.core.conversation import ModelReply, Tool, ToolResult, Usage
-from runner.core.decide import CallModel, Done, Effect, RunTools, Sleep
-from runner.core.journal import Entry, ModelCallFailed, ModelReplied, RunView, ToolFinished
+from runner.core.entries import Entry, ModelCallFailed, ToolFinished
+from runner.core.journal import RunView
 from runner.core.permissions import Rule
-from runner.core.run import Lease
+from runner.core.run import Lease, Waiting
 from runner.core.spec import JobSpec
+from runner.core.steps import CallModel, Done, Effect, LocateCalls, RunTools, Sleep
 from runner.errors import LeaseLost, StaleView
 from runner.store import runs
 from runner.store.database import Database
 from runner.store.journal import StoredJournal
 from runner.store.steer import jobs
+from runner.store.steer.approvals import Reply, answer, waiting
+from runner.store.steer.control import Target
 from runner.store.tables import events, model_calls, queued_messages
 from runner.store.tables import runs as run_table
+from tests.core.story import replied
 from tests.store.examples import NOW, submission
 
 TOOLS = tuple(
     Tool(name, "A tool.", {"type": "object"}, read_only=name == "Read", repeatable=name == "Read")
-    for name in ("Read", "Bash", "Deploy")
+    for name in ("Read", "Bash", "Deploy", "Ship")
 )
 SPEC = JobSpec(
     name="random",
     model="claude-test",
     tools=TOOLS,
-    rules=(Rule("allow", "*"), Rule("deny", "Deploy")),
+    rules=(Rule("allow", "*"), Rule("deny", "Deploy"), Rule("ask", "Ship", why="it is public")),
     limits=Limits(max_turns=12, token_ceiling=400_000, max_output_tokens=5_000),
 )
 
@@ -84,6 +88,22 @@ class Driver:
 
         self.database.write(work)
 
+    def reply_to_a_question(self) -> None:
+        """The first one, so that the run goes on."""
+        (question, *_) = waiting(self.database, Target("run", self.run_id))
+        reply = Reply(
+            self.random.choice(["approved", "denied"]),
+            by="ann",
+            edited=self.random.choice([None, {"n": 99}]),
+            remember=self.random.choice(["call", "run", "job"]),
+        )
+        if reply.effect == "denied":
+            reply = replace(reply, edited=None)
+        elif reply.edited is not None:
+            reply = replace(reply, remember="call")
+        (answered, *_) = answer(self.database, [question.id], reply, self.now)
+        assert answered.changed
+
     def happen(self, effect: Effect, view: RunView) -> list[Entry]:
         match effect:
             case CallModel():
@@ -96,8 +116,8 @@ class Driver:
             case Sleep(until):
                 self.now = until
                 return []
-            case Done():
-                raise AssertionError("a run that is done does nothing")
+            case LocateCalls() | Done():
+                raise AssertionError("calls are located with their reply; a run that is done rests")
 
     def answer(self, view: RunView) -> Entry:
         if self.random.random() < 0.2:
@@ -105,7 +125,7 @@ class Driver:
                 "overloaded_error", "busy", 529, "req_1", 0, self.now, self.now + 2
             )
         names = self.random.choices(
-            ["Read", "Bash", "Deploy", "Nothing"], k=self.random.randint(0, 4)
+            ["Read", "Bash", "Deploy", "Ship", "Nothing"], k=self.random.randint(0, 4)
         )
         uses = tuple(
             {
@@ -120,9 +140,7 @@ class Driver:
         text = ({"type": "text", "text": "I look."},) if self.random.random() < 0.8 else ()
         usage = Usage(100, 10, 5, 7)
         cut = {"type": "tool_use", "partial_json": '{"a'} if reason == "max_tokens" else None
-        return ModelReplied(
-            ModelReply(text + uses, reason, usage, "claude-test", "req_2", 0.5, cut)
-        )
+        return replied(ModelReply(text + uses, reason, usage, "claude-test", "req_2", 0.5, cut))
 
 
 def without_fresh(view: RunView) -> RunView:
@@ -140,6 +158,11 @@ def test_loading_gives_the_view_that_was_folded_while_it_grew(
         if driver.random.random() < 0.1:
             driver.say()
         view, effect = driver.journal.advance(lease, view, happened, draining=False)
+        if effect == Done(Waiting("approval")):
+            driver.reply_to_a_question()
+            lease, view = driver.claim()
+            happened = []
+            continue
         if isinstance(effect, Done):
             break
         assert driver.journal.load(lease) == view

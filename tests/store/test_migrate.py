@@ -12,14 +12,15 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import text
+from sqlalchemy import select, text
+from sqlalchemy.exc import IntegrityError
 
 import runner.migrations
 from runner.errors import UnreachableError, UsageError
 from runner.store import migrate
 from runner.store.database import Database
 from runner.store.steer import jobs as jobs_store
-from runner.store.tables import metadata
+from runner.store.tables import jobs, metadata, permission_rules, runs, tool_calls
 from tests.store.examples import NOW, submission
 
 _DEFINITIONS = {
@@ -35,10 +36,12 @@ _DEFINITIONS = {
 
 
 def definitions(database: Database) -> dict[str, list[str]]:
-    """What the database itself says of its tables: parts of each definition, sorted."""
+    """What the database itself says of its tables: parts of each definition, sorted. SQLite quotes
+    the name of a table that was renamed."""
     rows = database.read(lambda c: c.execute(text(_DEFINITIONS[database.dialect])).all())
     return {
-        name: sorted(re.split(r"[\s,]*\n\s*|,\s", sql.strip())) if sql else [] for name, sql in rows
+        name: sorted(re.split(r"[\s,]*\n\s*|,\s", sql.strip().replace('"', ""))) if sql else []
+        for name, sql in rows
     }
 
 
@@ -77,6 +80,96 @@ def test_upgrade_keeps_what_is_stored(database: Database) -> None:
     jobs_store.submit(database, submission(), NOW)
     migrate.upgrade(database)
     assert database.read(lambda c: c.execute(text("SELECT count(*) FROM runs")).scalar()) == 1
+
+
+def insert_row(database: Database, table: str, **values: object) -> None:
+    """Store a row by the names of its columns, as a version did that knew no others."""
+    names, places = ", ".join(values), ", ".join(f":{name}" for name in values)
+    statement = text(f"INSERT INTO {table} ({names}) VALUES ({places})")
+    database.write(lambda connection: connection.execute(statement, values))
+
+
+def fill_first_schema(database: Database) -> None:
+    """A job, its rules, its run and a call that was decided, as revision 0001 has them."""
+    insert_row(
+        database,
+        "jobs",
+        id="job_1",
+        name="mend",
+        source="mend.toml",
+        spec_text="",
+        spec_digest="",
+        spec="{}",
+        created_at=NOW,
+    )
+    insert_row(
+        database, "permission_rules", job_id="job_1", position=0, effect="allow", rule="Read"
+    )
+    insert_row(database, "permission_rules", job_id="job_1", position=1, effect="deny", rule="Bash")
+    insert_row(
+        database,
+        "runs",
+        id="run_1",
+        job_id="job_1",
+        item_key="one",
+        state="stopped",
+        created_at=NOW,
+        max_turns=5,
+        token_ceiling=1000,
+        progress="{}",
+    )
+    insert_row(
+        database,
+        "tool_calls",
+        run_id="run_1",
+        message=1,
+        position=0,
+        turn=1,
+        tool_use_id="toolu_1",
+        name="Bash",
+        decision="deny",
+        rule="Bash",
+    )
+
+
+def test_first_schema_is_upgraded_with_all_that_it_holds(
+    open_database: Callable[[], Database],
+) -> None:
+    database = open_database()
+    with migrate._alone(database) as connection:
+        migrate._run_migrations(connection, "0001")
+    assert migrate.check(database).state == "older"
+    fill_first_schema(database)
+    assert migrate.upgrade(database).current == "0001"
+    job = database.read(lambda c: c.execute(select(jobs)).one())
+    assert (job.id, job.rules_snapshot) == ("job_1", 1)
+    rules = database.read(
+        lambda c: c.execute(select(permission_rules).order_by(permission_rules.c.position)).all()
+    )
+    assert [(row.effect, row.rule) for row in rules] == [("allow", "Read"), ("deny", "Bash")]
+    assert {(row.origin, row.author, row.added_in) for row in rules} == {("job", "", 1)}
+    assert {(row.why, row.run_id, row.created_at, row.revoked_in) for row in rules} == {
+        ("", None, None, None)
+    }
+    run = database.read(lambda c: c.execute(select(runs)).one())
+    assert (run.id, run.state, run.answer_count) == ("run_1", "stopped", 0)
+    call = database.read(lambda c: c.execute(select(tool_calls)).one())
+    assert (call.decision, call.rule, call.decision_snapshot) == ("deny", "Bash", None)
+
+
+def test_upgraded_schema_takes_rules_that_ask_and_no_others(
+    open_database: Callable[[], Database],
+) -> None:
+    database = open_database()
+    with migrate._alone(database) as connection:
+        migrate._run_migrations(connection, "0001")
+    fill_first_schema(database)
+    migrate.upgrade(database)
+    insert_row(database, "permission_rules", job_id="job_1", position=2, effect="ask", rule="Edit")
+    with pytest.raises(IntegrityError):
+        insert_row(
+            database, "permission_rules", job_id="job_1", position=3, effect="x", rule="Edit"
+        )
 
 
 def test_processes_may_upgrade_at_the_same_time(empty_url: str) -> None:

@@ -10,9 +10,9 @@ from sqlalchemy import select
 
 from runner.core.budget import Limits
 from runner.core.conversation import Usage
-from runner.core.decide import CallModel, RunTools
-from runner.core.journal import ModelCallFailed
+from runner.core.entries import ModelCallFailed
 from runner.core.spec import Workspace
+from runner.core.steps import CallModel, RunTools
 from runner.errors import UsageError
 from runner.store.database import Database
 from runner.store.journal import load_conversation

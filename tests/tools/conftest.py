@@ -4,21 +4,55 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import psutil
 import pytest
+from hypothesis import settings
 
 from runner.core.conversation import Tool, ToolResult
+from runner.core.permissions import (
+    Answer,
+    Decision,
+    Default,
+    Effect,
+    Permit,
+    Policy,
+    Rule,
+    digest_of,
+)
 from runner.engine.ports import Interrupt, Surroundings, ToolCall
 from runner.tools.builtin import BUILTIN
 from runner.tools.toolbox import LocalTools
 
+settings.register_profile("tools", deadline=None)  # examples are not timed: machines differ
+settings.load_profile("tools")
+
 SECRET = "postgresql://me:hunter2@db/runner"
 PATIENCE = 30.0
+
+
+EVERYTHING = Policy(tuple(Rule("allow", name) for name in BUILTIN))
+
+
+def policy(*lines: str, default: Default = "deny") -> Policy:
+    """Rules as people say them: ``allow Read(src/**)``."""
+    rules = []
+    for line in lines:
+        effect, _, text = line.partition(" ")
+        assert effect in ("allow", "ask", "deny")
+        rules.append(Rule(cast(Effect, effect), text))
+    return Policy(tuple(rules), default)
+
+
+def approved(call: ToolCall, places: Sequence[Path | str]) -> ToolCall:
+    """The call, asked about and approved for these places."""
+    digest = digest_of(call.input)
+    answer = Answer("approved", digest, "me", places=tuple(map(str, places)))
+    return replace(call, permit=Permit(Decision("ask"), answer, digest, call.permit.policy))
 
 
 @dataclass
@@ -31,11 +65,20 @@ class Workbench:
     lock_dir: Path
     tools: LocalTools
     stored: dict[str, bytes]
+    policy: Policy = EVERYTHING
+
+    @property
+    def surroundings(self) -> Surroundings:
+        return Surroundings(self.workspace, self.outputs)
 
     def call(self, tool: Tool | str, seconds: float = 60.0, **given: Any) -> ToolCall:
         known = BUILTIN[tool] if isinstance(tool, str) else tool
-        surroundings = Surroundings(self.workspace, self.outputs)
-        return ToolCall("call_1", "run_1", known, given, surroundings, seconds)
+        permit = Permit(Decision("allow"), None, digest_of(given), self.policy)
+        return ToolCall("call_1", "run_1", known, given, permit, self.surroundings, seconds)
+
+    def under(self, *lines: str, default: Default = "deny") -> Workbench:
+        """The same bench, under these rules; the calls are allowed whatever they say."""
+        return replace(self, policy=policy(*lines, default=default))
 
     def run(self, tool: Tool | str, seconds: float = 60.0, **given: Any) -> ToolResult:
         return self.tools.run(self.call(tool, seconds, **given), Interrupt())

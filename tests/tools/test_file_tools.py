@@ -299,7 +299,7 @@ class TestWrite:
     def test_file_in_the_way_of_a_folder_is_said(self, bench: Workbench) -> None:
         (bench.workspace / "a").write_text("x")
         result = bench.run("Write", file_path="a/b.txt", content="x")
-        assert (result.outcome, "cannot be made" in result.content) == ("failed", True)
+        assert (result.outcome, "is a file, not a folder" in result.content) == ("failed", True)
 
     def test_lone_surrogate_is_invalid_input(self, bench: Workbench) -> None:
         result = bench.run("Write", file_path="a.txt", content="a\ud800")

@@ -151,14 +151,19 @@ def last_texts(database: Database, job_id: str) -> dict[str, str]:
 
 
 def show_job(database: Database, job_id: str) -> dict[str, Any]:
-    """A job as it was submitted, and its runs in numbers."""
+    """A job as it was submitted, with the rules that now hold for all of its runs, and these in
+    numbers."""
 
     def work(connection: Connection) -> dict[str, Any]:
         (summary,) = _job_summaries(connection, jobs.c.id == job_id)
         columns = select(jobs.c.spec, jobs.c.spec_text).where(jobs.c.id == job_id)
         rules = (
             select(permission_rules.c.effect, permission_rules.c.rule)
-            .where(permission_rules.c.job_id == job_id)
+            .where(
+                permission_rules.c.job_id == job_id,
+                permission_rules.c.run_id.is_(None),
+                permission_rules.c.revoked_in.is_(None),
+            )
             .order_by(permission_rules.c.position)
         )
         return {

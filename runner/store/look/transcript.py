@@ -10,8 +10,8 @@ from sqlalchemy import Connection, select
 from runner.core.conversation import Block
 from runner.errors import NotFoundError
 from runner.store import ids
+from runner.store.conversation import load_conversation
 from runner.store.database import Database
-from runner.store.journal import load_conversation
 from runner.store.look.find import call_key
 from runner.store.tables import blocks, tool_calls, tool_outputs
 

@@ -18,7 +18,7 @@ from runner.core.journal import OpenCall
 from runner.core.run import ENDED, TRANSITIONS, RunState
 from runner.store.database import Database
 from runner.store.journal import progress_from_row, progress_to_json
-from runner.store.tables import events, model_calls, runs, tool_calls
+from runner.store.tables import approvals, events, model_calls, runs, tool_calls
 
 _BATCH = 200
 
@@ -158,6 +158,11 @@ def _cancel(connection: Connection, run: Row[Any], now: float) -> Change:
         .where(tool_calls.c.run_id == run.id, tool_calls.c.ended_at.is_(None))
         .values(interrupted=True)
     )
+    connection.execute(
+        update(approvals)
+        .where(approvals.c.run_id == run.id, approvals.c.answer.is_(None))
+        .values(answer="cancelled", answered_at=now, answered_via="cancel")
+    )
     return changed(run, "cancelled", "cancelled")
 
 
@@ -197,8 +202,13 @@ def _pause(connection: Connection, run: Row[Any], now: float) -> Change:
     if run.reason == "paused" and run.state == "waiting":
         return unchanged(run, "is paused already")
     store_change(connection, run, now, [Event("pause_requested", {})], pause_requested=True)
-    when = "its next step" if run.state == "running" else "its first step in its workspace"
-    return changed(run, run.state, f"pauses at {when}")
+    if run.state == "running":
+        when = "at its next step"
+    elif run.reason == "approval":
+        when = "when its question is answered"
+    else:
+        when = "at its first step in its workspace"
+    return changed(run, run.state, f"pauses {when}")
 
 
 def _resume(connection: Connection, run: Row[Any], now: float) -> Change:
@@ -212,6 +222,8 @@ def _resume(connection: Connection, run: Row[Any], now: float) -> Change:
     if run.pause_requested:
         store_change(connection, run, now, resumed, pause_requested=False)
         return changed(run, run.state, "no longer pauses")
+    if run.state == "waiting" and run.reason == "approval":
+        return unchanged(run, f"waits for an answer: see `runner approvals {run.id}`")
     if run.state == "waiting":
         return unchanged(run, "waits for its workspace: start a worker that can see it")
     return unchanged(run, "is not paused")

@@ -17,7 +17,8 @@ from runner.errors import UsageError
 from runner.store import ids
 from runner.store.database import Database
 from runner.store.journal import progress_to_json
-from runner.store.tables import blocks, events, jobs, permission_rules, run_items, runs
+from runner.store.rules import insert_rules
+from runner.store.tables import blocks, events, jobs, run_items, runs
 
 
 def submit(
@@ -26,6 +27,7 @@ def submit(
     now: float,
     key: str | None = None,
     workspace_id: str | None = None,
+    author: str = "",
 ) -> str:
     """Store a job and its runs, all of them queued and due at once.
 
@@ -33,6 +35,7 @@ def submit(
         now: seconds since the epoch.
         key: names the job for its caller; a second submit with the same key stores nothing.
         workspace_id: what is written in the root of the job's workspace, if it has one.
+        author: who submits it, as its rules name them.
 
     Returns:
         The job's id; the first job's when the key was taken.
@@ -42,7 +45,7 @@ def submit(
     """
     _refuse_unstorable(submission, key)
     return database.write(
-        lambda connection: _submit(connection, submission, now, key, workspace_id)
+        lambda connection: _submit(connection, submission, now, key, workspace_id, author)
     )
 
 
@@ -119,18 +122,14 @@ def _submit(
     now: float,
     key: str | None,
     workspace_id: str | None,
+    author: str,
 ) -> str:
     job_id = ids.new("job", now)
     if not _insert_job(connection, job_id, submission, now, key, workspace_id):
         first: str = connection.execute(select(jobs.c.id).where(jobs.c.key == key)).scalar_one()
         return first
     spec = submission.spec
-    rules = [
-        {"job_id": job_id, "position": position, "effect": rule.effect, "rule": rule.text}
-        for position, rule in enumerate(spec.rules)
-    ]
-    if rules:
-        connection.execute(insert(permission_rules), rules)
+    insert_rules(connection, job_id, spec.rules, author, now)
     insert_runs(
         connection, [open_run(job_id, new, spec, workspace_id, now) for new in submission.runs]
     )
@@ -167,6 +166,7 @@ def _insert_job(
 def _refuse_unstorable(submission: Submission, key: str | None) -> None:
     """Postgres holds no NUL in a text, and no database holds half a surrogate pair."""
     texts = {"the key": key or "", "the job's name": submission.spec.name}
+    texts |= {f"the rule {rule.text!r}": rule.text + rule.why for rule in submission.spec.rules}
     texts |= {f"the item key {run.key!r}": run.key for run in submission.runs}
     for what, text in texts.items():
         if not is_storable(text):

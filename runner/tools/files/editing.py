@@ -1,6 +1,6 @@
 """Write and Edit: whole files, replaced in one step, byte for byte what was asked."""
 
-# ruff: noqa: PTH103, PTH120
+# ruff: noqa: PTH120
 # (pathlib has no descriptors of folders, and costs a fast path time)
 
 from __future__ import annotations
@@ -14,7 +14,15 @@ from contextlib import suppress
 from runner.core.conversation import ToolResult
 from runner.engine.ports import Interrupt, ToolCall
 from runner.tools.failure import ToolFailure
-from runner.tools.files.places import Places, check_regular, explain, open_file, open_folder
+from runner.tools.files.permission import permitted
+from runner.tools.files.places import (
+    Places,
+    check_regular,
+    explain,
+    make_folders,
+    open_file,
+    open_folder,
+)
 from runner.tools.output import visible
 
 MOST_EDITED_BYTES = 64 << 20
@@ -26,13 +34,13 @@ def write(call: ToolCall, places: Places, interrupt: Interrupt) -> ToolResult:
     """Make a file, or replace what is in it.
 
     Raises:
-        ToolFailure: it cannot be written.
+        ToolFailure: it cannot or may not be written.
     """
     path = call.input["file_path"]
     content = _encode(call.input["content"], "content")
-    real = places.find(path, writing=True)
+    real = permitted(call, places, writing=True)
     try:
-        os.makedirs(os.path.dirname(real), exist_ok=True)
+        make_folders(os.path.dirname(real), os.path.dirname(path) or ".")
     except OSError as error:
         raise ToolFailure(f"the folder of {path} cannot be made: {error.strerror}") from error
     made = _replace(real, path, content)
@@ -43,7 +51,8 @@ def edit(call: ToolCall, places: Places, interrupt: Interrupt) -> ToolResult:
     """Replace a text in a file.
 
     Raises:
-        ToolFailure: the text is not there, is there more than once, or the file cannot be edited.
+        ToolFailure: the text is not there, is there more than once, or the file cannot or
+            may not be edited.
     """
     path = call.input["file_path"]
     old = _encode(call.input["old_string"], "old_string")
@@ -54,7 +63,7 @@ def edit(call: ToolCall, places: Places, interrupt: Interrupt) -> ToolResult:
         )
     if old == new:
         raise ToolFailure("old_string and new_string are the same: nothing was changed")
-    real = places.find(path, writing=True)
+    real = permitted(call, places, writing=True)
     content = _content(real, path)
     found = content.count(old)
     if found == 0:

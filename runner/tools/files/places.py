@@ -13,6 +13,7 @@ import errno
 import os
 import stat
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -56,14 +57,15 @@ class Places:
         Raises:
             ToolFailure: it may not, or there is no workspace.
         """
-        if "\0" in path or not path:
-            raise ToolFailure("the path is empty or contains a NUL character: give a file's path")
-        if len(path) > _LONGEST_PATH or path.count("/") > _MOST_FOLDERS:
+        if (problem := unusable(path)) is not None:
+            raise ToolFailure(problem)
+        if path == "~" or path.startswith("~/"):
             raise ToolFailure(
-                f"the path is too long: {_LONGEST_PATH} characters and {_MOST_FOLDERS} folders at most"
+                f"{path}: file tools do not expand ~: give a path relative to the workspace, "
+                "or ./~ for a file with that name"
             )
         try:
-            real = os.path.realpath(os.path.join(self.workspace or self.outputs, path))
+            real = resolve(os.path.join(self.workspace or self.outputs, path))
         except (OSError, ValueError) as error:
             raise ToolFailure(f"{path!r} is not a path that can be used: {error}") from error
         if self.holds_output(real):
@@ -74,7 +76,7 @@ class Places:
             raise ToolFailure(
                 f"{path}: this job has no workspace, so there are no files to work on"
             )
-        if not _inside(real, self.workspace):
+        if not inside(real, self.workspace):
             raise ToolFailure(
                 f"{path} leads to {real}, outside the workspace {self.workspace}: "
                 "file tools work only inside it"
@@ -82,23 +84,61 @@ class Places:
         # At any depth: a folder of this workspace may be another job's workspace.
         if writing and WORKSPACE_MARKER in real[len(self.workspace) :].split("/"):
             raise ToolFailure(f"{path} says which workspace this is: it is Runner's own")
-        if _inside(real, self.home) and not self._works_in_home():
+        if inside(real, self.home) and not self._works_in_home():
             raise ToolFailure(f"{path} is in Runner's own folder, which file tools leave alone")
         return real
 
     def name(self, real: str) -> str:
         """How a path that ``find`` gave is shown: relative to the workspace when it lies there."""
-        if self.workspace is not None and _inside(real, self.workspace):
+        if self.workspace is not None and inside(real, self.workspace):
             return os.path.relpath(real, self.workspace)
         return real
 
     def holds_output(self, real: str) -> bool:
-        return _inside(real, self.outputs)
+        return inside(real, self.outputs)
 
     def _works_in_home(self) -> bool:
         return self.workspace is not None and (
-            self.workspace != self.home and _inside(self.workspace, self.home)
+            self.workspace != self.home and inside(self.workspace, self.home)
         )
+
+
+def unusable(path: str) -> str | None:
+    """What is wrong with a text that no operating system takes for a path."""
+    if "\0" in path or not path:
+        return "the path is empty or contains a NUL character: give a file's path"
+    if len(path) > _LONGEST_PATH or path.count("/") > _MOST_FOLDERS:
+        return (
+            f"the path is too long: {_LONGEST_PATH} characters and {_MOST_FOLDERS} folders at most"
+        )
+    return None
+
+
+def resolve(path: str, *, strict: bool = False) -> str:
+    """An absolute path with its symlinks resolved. What is missing at its end stays as it is.
+
+    Args:
+        strict: raise where symlinks lead in a circle or a name is too long, in place of giving a
+            path that nothing can be at.
+
+    Raises:
+        OSError, ValueError: the text is no path, or symlinks lead on and on.
+    """
+    try:
+        if strict:
+            try:
+                return os.path.realpath(path, strict=True)
+            except OSError as error:
+                if error.errno in (errno.ELOOP, errno.ENAMETOOLONG):
+                    raise
+        return os.path.realpath(path)
+    except RecursionError:  # it follows each symlink by recursion
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path) from None
+
+
+def inside(path: str, folder: str) -> bool:
+    """Whether a path is a folder, or leads into it; both without symlinks."""
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
 def open_file(real: str, name: str) -> int:
@@ -139,6 +179,30 @@ def open_folder(real: str, name: str) -> int:
     return descriptor
 
 
+def make_folders(folder: str, name: str) -> None:
+    """Make a folder, and those above it that are missing, where they were meant to be.
+
+    Raises:
+        OSError: one cannot be made. ToolFailure: the one that they belong in changed its place.
+    """
+    missing: list[str] = []
+    while not os.path.lexists(folder):
+        folder, part = os.path.split(folder)
+        missing.append(part)
+    if not missing:
+        return
+    descriptor = open_folder(folder, name)
+    try:
+        for part in reversed(missing):
+            with suppress(FileExistsError):
+                os.mkdir(part, dir_fd=descriptor)
+            inner = os.open(part, _OPEN_FOLDER, dir_fd=descriptor)
+            os.close(descriptor)
+            descriptor = inner
+    finally:
+        os.close(descriptor)
+
+
 def check_regular(status: os.stat_result, name: str) -> None:
     """Raise ``ToolFailure`` unless this is the status of a regular file on a real file system."""
     if stat.S_ISDIR(status.st_mode):
@@ -160,10 +224,6 @@ def explain(error: OSError, name: str) -> str:
             return f"{name} is a symlink that leads nowhere"
         case _:
             return f"{name}: {error.strerror}"
-
-
-def _inside(path: str, folder: str) -> bool:
-    return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
 def _check_opened(descriptor: int, real: str, name: str) -> None:

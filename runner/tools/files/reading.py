@@ -10,6 +10,7 @@ from io import BufferedReader
 from runner.core.conversation import ToolResult
 from runner.engine.ports import Interrupt, ToolCall
 from runner.tools.failure import ToolFailure
+from runner.tools.files.permission import permitted
 from runner.tools.files.places import Places, explain, open_file
 from runner.tools.output import MOST_CHARACTERS, visible
 
@@ -24,10 +25,10 @@ def read(call: ToolCall, places: Places, interrupt: Interrupt) -> ToolResult:
     """Show lines of a text file, as ``cat -n`` does.
 
     Raises:
-        ToolFailure: it cannot be read, or is not text.
+        ToolFailure: it cannot or may not be read, or is not text.
     """
     path = call.input["file_path"]
-    real = places.find(path)
+    real = permitted(call, places)
     try:
         return _lines_shown(call, real, interrupt)
     except OSError as error:  # a disk or a server that failed in the middle of it

@@ -74,10 +74,10 @@ class _Running:
     control: socket.socket
 
 
-def boot(module: str, *arguments: str, site: bool = False) -> list[str]:
-    """The command that runs ``main()`` of one of Runner's modules in an interpreter of its own,
-    isolated from the user's environment; with ``site``, with the installed packages."""
-    flags = ["-P"] if site else ["-I", "-S"]
+def boot(module: str, *arguments: str, site: bool = False, isolated: bool = True) -> list[str]:
+    """The command that runs ``main()`` of one of Runner's modules in an interpreter of its own; with
+    ``site``, with the installed packages; ``isolated`` from the user's environment or not."""
+    flags = ["-I" if isolated else "-P"] + ([] if site else ["-S"])
     code = f"import sys; sys.path.append(sys.argv.pop(1)); from {module} import main; main()"
     return [sys.executable, *flags, "-c", code, _CODE_ROOT, *arguments]
 

@@ -67,4 +67,5 @@ def run_own(call: ToolCall, source: OwnSource, host: ToolHost, interrupt: Interr
 
 
 def _command(action: str, source: OwnSource) -> list[str]:
-    return boot(_CHILD, action, str(source.folder), source.module, source.function, site=True)
+    named = (str(source.folder), source.module, source.function)
+    return boot(_CHILD, action, *named, site=True, isolated=False)

@@ -1,10 +1,9 @@
 """What the search child does: walks a folder and matches. Knows nothing of Runner but its request.
 
-Symlinks are never followed, only regular files are opened, and ``.git`` and the folders that the
-request excludes are passed over. Results are in the order of their paths.
+Only regular files are opened. Results are in the order of their paths.
 """
 
-# ruff: noqa: PTH112, PTH119
+# ruff: noqa: PTH119
 # (pathlib costs a walk time)
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ import sys
 
 from runner.tools.host.report import Report
 from runner.tools.search.patterns import translate
+from runner.tools.search.walk import open_in_place, regular_files
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -73,10 +73,10 @@ def main() -> None:
 def _glob(request: dict[str, Any]) -> str:
     matching = _translated(request["pattern"])
     base = request["base"]
-    found = [path for path in _files(request) if matching.fullmatch(os.path.relpath(path, base))]
-    if not found:
-        return f"No files match {request['pattern']}"
-    return "\n".join(_name(path, request) for path in found)
+    files, note = _files(request)
+    found = [path for path in files if matching.fullmatch(os.path.relpath(path, base))]
+    lines = [_name(path, request) for path in found] or [f"No files match {request['pattern']}"]
+    return "\n".join(lines + note)
 
 
 def _grep(request: dict[str, Any]) -> str:
@@ -84,7 +84,8 @@ def _grep(request: dict[str, Any]) -> str:
     mode = request["output_mode"]
     lines: list[str] = []
     skipped: list[str] = []
-    for path in _chosen(request):
+    files, note = _files(request)
+    for path in _chosen(files, request):
         text = _text(path, skipped)
         matches = [] if text is None else _matching_lines(search, text, request["multiline"])
         if text is None or not matches:
@@ -104,7 +105,7 @@ def _grep(request: dict[str, Any]) -> str:
         lines.append(
             f"[passed over, larger than 64 MiB: {', '.join(_name(p, request) for p in skipped)}]"
         )
-    return "\n".join(lines) or "No matches found"
+    return "\n".join((lines or ["No matches found"]) + note)
 
 
 def _compiled(request: dict[str, Any]) -> re.Pattern[str]:
@@ -126,9 +127,24 @@ def _translated(pattern: str) -> re.Pattern[str]:
         raise Unusable(f"{pattern!r} is not a glob pattern: {error}") from error
 
 
-def _chosen(request: dict[str, Any]) -> Iterator[str]:
-    """The files to search: those below the base that ``glob`` and ``type`` leave. A pattern without a
-    slash is matched with the file's name, in whatever folder."""
+def _files(request: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """The files below the base that may be shown, by path, and a line on the others if there are
+    any. It counts all of them: a count of those that a pattern names would tell their names."""
+    found = regular_files(request["base"], frozenset(request["excluded"]))
+    if request["permission"] is None:
+        return found, []
+    # Rules need what is installed, and a search that shows everything starts sooner without.
+    from runner.tools.search.permission import shown
+
+    kept = shown(found, request["base"], request["permission"])
+    left_out = len(found) - len(kept)
+    files = "1 file" if left_out == 1 else f"{left_out} files"
+    return kept, [f"[{files} left out: no permission to read them]"] if left_out else []
+
+
+def _chosen(files: list[str], request: dict[str, Any]) -> Iterator[str]:
+    """Those of the files that ``glob`` and ``type`` leave. A pattern without a slash is matched with
+    the file's name, in whatever folder."""
     patterns = []
     if request["glob"]:
         patterns.append(request["glob"])
@@ -139,7 +155,7 @@ def _chosen(request: dict[str, Any]) -> Iterator[str]:
             )
         patterns.append(_TYPES[request["type"]])
     matching = [(_translated(pattern), "/" in pattern) for pattern in patterns]
-    for path in _files(request):
+    for path in files:
         relative = os.path.relpath(path, request["base"])
         if all(
             pattern.fullmatch(relative if whole else os.path.basename(path))
@@ -148,33 +164,10 @@ def _chosen(request: dict[str, Any]) -> Iterator[str]:
             yield path
 
 
-def _files(request: dict[str, Any]) -> list[str]:
-    """All regular files below the base (or the base, if it is one), by path."""
-    base = request["base"]
-    if not os.path.isdir(base):
-        return [base]
-    excluded = frozenset(request["excluded"])
-    found: list[str] = []
-    folders = [base]
-    while folders:
-        try:
-            entries = list(os.scandir(folders.pop()))
-        except OSError:  # not ours to read, or gone meanwhile: there is nothing to find in it
-            continue
-        for entry in entries:
-            if entry.is_file(follow_symlinks=False):
-                found.append(entry.path)
-            elif entry.is_dir(follow_symlinks=False) and not (
-                entry.name == ".git" or entry.path in excluded
-            ):
-                folders.append(entry.path)
-    return sorted(found)
-
-
 def _text(path: str, skipped: list[str]) -> str | None:
     """A file's text, or None when it is binary, not readable, or too large to search."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        descriptor = open_in_place(path)
         with open(descriptor, "rb") as file:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):

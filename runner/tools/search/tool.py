@@ -12,10 +12,12 @@ from typing import Any
 from runner.core.conversation import ToolResult
 from runner.engine.ports import Interrupt, ToolCall
 from runner.tools.failure import ToolFailure
+from runner.tools.files.permission import named, require, setting_of
 from runner.tools.files.places import Places, check_regular, explain
 from runner.tools.host.client import Start, ToolHost, boot
 from runner.tools.reported import run_reporting
 from runner.tools.search import child
+from runner.tools.search.permission import packed
 
 
 def glob(call: ToolCall, places: Places, host: ToolHost, interrupt: Interrupt) -> ToolResult:
@@ -41,17 +43,19 @@ def grep(call: ToolCall, places: Places, host: ToolHost, interrupt: Interrupt) -
     """The files, lines or counts that a regular expression matches, by path.
 
     Raises:
-        ToolFailure: the path may not be searched, or is not there. Interrupted: it was cut.
+        ToolFailure: the path may not be searched (a file: by the rules), or is not there.
+        Interrupted: it was cut.
     """
     given = call.input
-    base = places.find(given.get("path") or ".")
+    path = given.get("path") or "."
+    base = places.find(path)
     name = places.name(base)
-    try:
-        status = os.stat(base)
-    except OSError as error:
-        raise ToolFailure(explain(error, name)) from error
     if not os.path.isdir(base):
-        check_regular(status, name)
+        require(call, places, path, base)
+        try:
+            check_regular(os.stat(base), name)
+        except OSError as error:
+            raise ToolFailure(explain(error, name)) from error
     around = int(given.get("-C") or given.get("context") or 0)
     request = {
         "pattern": given["pattern"],
@@ -76,12 +80,14 @@ def _search(
     base: str,
     request: dict[str, Any],
 ) -> ToolResult:
+    name = named(call.input.get("path") or ".", call.surroundings, places)
+    permission = packed(call.permit, call.tool.name, name, setting_of(places))
     where = {"base": base, "workspace": places.workspace, "excluded": [places.home]}
     start = Start(
-        boot(child.__name__),
+        boot(child.__name__, site=permission is not None),
         call.surroundings.workspace or call.surroundings.outputs,
         call.run_id,
         call.timeout,
-        stdin=json.dumps(request | where).encode(),
+        stdin=json.dumps(request | where | {"permission": permission}).encode(),
     )
     return run_reporting(call, start, host, interrupt)

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 from runner.core.budget import LEAST_OUTPUT_TOKENS, Limits
 from runner.core.conversation import content_bytes
-from runner.core.decide import CallModel, Done, RunTools
-from runner.core.journal import ModelCallStarted
+from runner.core.entries import ModelCallStarted
 from runner.core.run import Requeued
+from runner.core.steps import CallModel, Done, RunTools
 from tests.core.sendable import faults
 from tests.core.story import Story, a_run, outcome_of, says, several, text_of, uses
 

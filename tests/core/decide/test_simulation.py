@@ -4,6 +4,7 @@ end, and what is promised of it holds after every single entry."""
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,22 +13,15 @@ from hypothesis import strategies as st
 
 from runner.core.budget import Limits
 from runner.core.conversation import Block, ModelReply, ToolResult, Usage
-from runner.core.decide import CallModel, Done, Effect, RunTools, Sleep, advance
-from runner.core.journal import (
-    Entry,
-    ModelCallFailed,
-    ModelReplied,
-    QueuedMessage,
-    RunView,
-    ToolFinished,
-    ToolsStarted,
-    UserMessageAdded,
-    apply,
-    fold,
-)
+from runner.core.decide import advance
+from runner.core.entries import Entry, ModelCallFailed, ToolFinished, ToolsStarted, UserMessageAdded
+from runner.core.journal import Call, QueuedMessage, RunView, apply, fold
+from runner.core.permissions import Answer, Permit, Rule, Setting, digest_of
 from runner.core.run import Ended, Requeued, Waiting
+from runner.core.spec import Asking
+from runner.core.steps import CallModel, Done, Effect, LocateCalls, RunTools, Sleep
 from tests.core.sendable import faults
-from tests.core.story import a_run, a_spec, says, thinks, uses
+from tests.core.story import RULES, a_run, a_spec, replied, says, thinks, uses
 
 MOST_STEPS = 2_000
 RARE = ["refusal", "model_context_window_exceeded", "out_of_cheese"]
@@ -84,6 +78,8 @@ class World:
             match effect:
                 case CallModel():
                     self.call_model(effect)
+                case LocateCalls(calls):
+                    self.locate({call.index for call in calls})
                 case RunTools():
                     self.run_tools(effect)
                 case Sleep(until):
@@ -139,15 +135,45 @@ class World:
                         token_ceiling=limits.token_ceiling + self.draw(st.integers(0, 50_000)),
                     ),
                 )
+            case Waiting("approval"):
+                assert self.waiting()
+                while self.waiting() and not self.chance():
+                    self.answer()
             case Waiting(reason):
                 assert reason == "paused"
         self.view = replace(self.view, outcome=None)
         self.die()
 
+    def locate(self, indexes: set[int]) -> None:
+        self.change_calls(
+            lambda call: replace(call, setting=Setting()) if call.index in indexes else call
+        )
+
+    def change_calls(self, change: Callable[[Call], Call]) -> None:
+        self.view = replace(self.view, calls=tuple(map(change, self.view.calls)))
+
     # --- what people do ---
 
+    def waiting(self) -> list[Call]:
+        return [
+            call
+            for call in self.view.calls
+            if call.decision is not None
+            and call.decision.effect == "ask"
+            and call.answer is None
+            and call.result is None
+        ]
+
+    def answer(self) -> None:
+        call = self.draw(st.sampled_from(self.waiting()))
+        effect = self.draw(st.sampled_from(["approved", "approved", "denied", "expired"]))
+        given = Answer(effect, digest_of(call.input))
+        self.change_calls(lambda c: replace(c, answer=given) if c.index == call.index else c)
+
     def people(self) -> None:
-        match self.draw(st.sampled_from(["say", "pause", "cancel"])):
+        match self.draw(st.sampled_from(["say", "pause", "cancel", "answer"])):
+            case "answer" if self.waiting():
+                self.answer()
             case "say":
                 self.said.append(len(self.said) + 1)
                 message = QueuedMessage(self.said[-1], f"message {self.said[-1]}")
@@ -165,7 +191,7 @@ class World:
         assert not self.draining
         self.check_request()
         if not self.chance():
-            self.append(ModelReplied(self.reply(step)))
+            self.append(replied(self.reply(step)))
         elif self.draw(st.booleans()):
             self.die()
         else:
@@ -218,12 +244,13 @@ class World:
             case ToolsStarted(indexes):
                 group = [self.view.calls[index] for index in indexes]
                 assert group
+                self.check_order(group)
                 for call in group:
                     tool = self.view.spec.tool(call.name)
                     assert tool is not None
                     assert isinstance(call.input, dict)
                     assert call.decision is not None
-                    assert call.decision.effect == "allow"
+                    Permit(call.decision, call.answer, digest_of(call.input), self.view.policy)
                     assert call.result is None
                     assert not call.interrupted
                     assert tool.repeatable or not self.started[call.id]
@@ -235,6 +262,13 @@ class World:
             case UserMessageAdded(queued_ids=ids):
                 assert not any(call.result is None for call in self.view.calls)
                 self.heard += ids
+
+    def check_order(self, group: list[Call]) -> None:
+        """Nothing passes a call that waits for an answer, save reading past reading."""
+        passed = [call for call in self.waiting() if call.index < group[-1].index]
+        if passed:
+            between = self.view.calls[passed[0].index : group[-1].index + 1]
+            assert {call.name for call in between if call.result is None} <= {"Read", "Grep"}
 
     def check(self) -> None:
         """What holds after every entry."""
@@ -270,12 +304,16 @@ class World:
     st.integers(1, 8),
     st.sampled_from([5_000_000, 100_000, 20_000, 0]),
     st.sampled_from([32_000, 4_000, 500]),
+    st.sets(st.sampled_from(["Grep", "Edit", "Bash"])),
+    st.sampled_from(["deny", "stop"]),
 )
 def test_whatever_happens_the_run_ends_and_keeps_its_promises(
-    data, mode, mischief, turns, ceiling, most
+    data, mode, mischief, turns, ceiling, most, asked, on_timeout
 ):
     limits = Limits(max_turns=turns, token_ceiling=ceiling, max_output_tokens=most)
-    world = World(data.draw, a_run(a_spec(parallel_tools=mode), limits), mischief)
+    rules = (*RULES, *(Rule("ask", name) for name in sorted(asked)))
+    spec = a_spec(parallel_tools=mode, rules=rules, asking=Asking(on_timeout=on_timeout))
+    world = World(data.draw, a_run(spec, limits), mischief)
     outcome = world.drive()
     assert outcome.reason
     assert world.view.outcome == outcome

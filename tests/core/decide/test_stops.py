@@ -3,17 +3,10 @@
 import pytest
 
 from runner.core.budget import Limits
-from runner.core.decide import (
-    CONTINUE_TEXT,
-    MOST_CONTINUATIONS,
-    NUDGE_TEXT,
-    RESUME_TEXT,
-    CallModel,
-    Done,
-    RunTools,
-)
-from runner.core.journal import ModelCallStarted
+from runner.core.decide import CONTINUE_TEXT, MOST_CONTINUATIONS, NUDGE_TEXT, RESUME_TEXT
+from runner.core.entries import ModelCallStarted
 from runner.core.run import Ended
+from runner.core.steps import CallModel, Done, RunTools
 from tests.core.sendable import faults
 from tests.core.story import Story, outcome_of, says, started, text_of, thinks, uses
 

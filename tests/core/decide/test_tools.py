@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runner.core.calls import MOST_PARALLEL_READS
 from runner.core.conversation import UNREADABLE_INPUT, ToolResult
-from runner.core.decide import MOST_PARALLEL_READS, CallModel, RunTools
-from runner.core.journal import CallsDecided, ToolFinished, ToolsStarted
+from runner.core.entries import CallsDecided, ToolFinished, ToolsStarted
+from runner.core.steps import CallModel, RunTools
 from tests.core.sendable import faults
 from tests.core.story import Story, several, started, uses
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.core.decide import CallModel, Done, RunTools, Sleep
-from runner.core.journal import RunSettled
+from runner.core.entries import RunSettled
 from runner.core.run import Ended, Requeued, Waiting
+from runner.core.steps import CallModel, Done, RunTools, Sleep
 from tests.core.sendable import faults
 from tests.core.story import Story, outcome_of, says, several, text_of, uses
 

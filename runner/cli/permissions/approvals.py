@@ -1,0 +1,274 @@
+"""``approvals``, ``approve`` and ``deny``: what waits for a person, and the person's answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from runner.cli.control import measured_now, patiently, say_who_works
+from runner.cli.display import cell, duration, note, say, say_json, say_table
+from runner.cli.options import json_option, stored, with_settings
+from runner.cli.permissions.authors import author_named, author_option
+from runner.errors import UsageError
+from runner.settings import Settings
+
+if TYPE_CHECKING:
+    from runner.cli.permissions.groups import Group
+    from runner.store.database import Database
+    from runner.store.look.decisions import Why
+    from runner.store.steer.approvals import Answered, Asked, Reply
+
+_MOST_INPUTS = 5
+_LONGEST_KEY = 80
+
+
+@click.command()
+@click.argument("id", metavar="[JOB|RUN]", required=False)
+@json_option
+@with_settings
+def approvals(settings: Settings, id: str | None, as_json: bool) -> None:
+    """List the tool calls that wait for a person, those that ask for the same together.
+
+    Runs that wait for an answer take no worker, and wait as long as it takes.
+
+    \b
+    Example:
+      runner approvals
+      runner approve grp_3f9c2a71d0 --remember job
+    """
+    from runner.cli.permissions.groups import grouped
+    from runner.store.look import decisions
+    from runner.store.look.find import find
+    from runner.store.steer.approvals import waiting
+    from runner.store.steer.control import Target
+
+    with stored(settings) as database:
+        target = None
+        if id is not None:
+            found = find(database, id, "job", "run")
+            kind: Any = found.kind
+            target = Target(kind, found.id)
+        groups = grouped(waiting(database, target))
+        if as_json:
+            say_json([group.to_json() for group in groups])
+            return
+        reasons = decisions.whys(database, [group.asked[0].id for group in groups])
+        now = measured_now(database)
+    for group in groups:
+        _say_group(group, reasons.get(group.asked[0].id), now)
+    if groups:
+        note("answer: `runner approve ID` or `runner deny ID`; a call whole: `runner show CALL`")
+    else:
+        note("nothing waits for an answer")
+
+
+def _say_group(group: Group, why: Why | None, now: float) -> None:
+    from runner.cli.permissions.groups import call_id
+    from runner.cli.permissions.words import decider
+    from runner.core.events import shorten
+
+    one = group.asked[0]
+    runs = "1 run" if group.run_count == 1 else f"{group.run_count} runs"
+    waited = duration(max(now - one.asked_at, 0))
+    say(f"{shorten(group.key, _LONGEST_KEY)} — {runs} of {one.job_id} — waiting {waited}")
+    fields = [("group", group.id), ("job", cell(one.job_name)), ("tool", cell(one.tool))]
+    if why is not None:
+        fields.append(("asked by", decider(why)))
+    if group.expires_at is not None:
+        fields.append(("expires", f"in {duration(max(group.expires_at - now, 0))}"))
+    if group.suggested_rule:
+        fields.append(("rule", f"{cell(group.suggested_rule)}  (with --remember)"))
+    for name, value in fields:
+        say(f"  {name:<8}  {value}")
+    inputs = group.by_input
+    for alike in inputs[:_MOST_INPUTS]:
+        first = alike[0]
+        more = f", and {len(alike) - 1} more" if len(alike) > 1 else ""
+        say(f"  {'call':<8}  {cell(first.summary)}")
+        say(f"  {'':<8}    {call_id(first)} of {cell(first.item_key)}{more}")
+    if len(inputs) > _MOST_INPUTS:
+        say(f"  {'':<8}  … and {len(inputs) - _MOST_INPUTS} other inputs (all: --json)")
+    say()
+
+
+def _answering(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The arguments and options that ``approve`` and ``deny`` share."""
+    for decorate in (
+        with_settings,
+        json_option,
+        author_option,
+        click.option(
+            "--rule", metavar="RULE", help="The rule to remember (default: the suggested one)."
+        ),
+        click.option(
+            "--remember",
+            type=click.Choice(["call", "run", "job"]),
+            default="call",
+            show_default=True,
+            help="Answer this call only, or store a rule for its run or its job.",
+        ),
+        click.option(
+            "--reason", default="", metavar="TEXT", help="Why; on a denial for the model."
+        ),
+        click.option(
+            "--group", "group_key", metavar="TEXT", help="Only calls of this group: 'uv lock'."
+        ),
+        click.argument("ids", metavar="[ID]...", nargs=-1),
+    ):
+        command = decorate(command)
+    return command
+
+
+@click.command()
+@click.option("--edit", metavar="INPUT", help="Run it with this input: JSON, or Bash's command.")
+@_answering
+def approve(
+    settings: Settings,
+    ids: tuple[str, ...],
+    group_key: str | None,
+    edit: str | None,
+    author: str | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Let tool calls run that wait for a person: a call, a group, or all of a run or a job.
+
+    With --edit a call runs with another input, and the model is told. With --remember run or job the
+    rule that is stored answers all others that it covers, at once.
+
+    \b
+    Example:
+      runner approve call_01jd9kqy5m8v0z3t7w2r4x6n1b_3_1
+      runner approve grp_3f9c2a71d0 --remember job --rule 'Bash(uv lock)'
+      runner approve k3x9f2 --edit 'uv lock --offline'
+    """
+
+    def reply(database: Database, asked: Sequence[Asked]) -> Reply:
+        from runner.store.steer.approvals import Reply
+
+        edited = None if edit is None else _edited(database, asked, edit)
+        return Reply("approved", author_named(author), edited=edited, **options)
+
+    _answer(settings, ids, group_key, reply, as_json)
+
+
+@click.command()
+@_answering
+def deny(
+    settings: Settings,
+    ids: tuple[str, ...],
+    group_key: str | None,
+    author: str | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Refuse tool calls that wait for a person. The model is told, with the reason.
+
+    \b
+    Example:
+      runner deny grp_3f9c2a71d0 --reason "The lock file stays as it is."
+      runner deny job_01jd9k --group 'git push' --remember job
+    """
+
+    def reply(database: Database, asked: Sequence[Asked]) -> Reply:
+        from runner.store.steer.approvals import Reply
+
+        return Reply("denied", author_named(author), **options)
+
+    _answer(settings, ids, group_key, reply, as_json)
+
+
+def _answer(
+    settings: Settings,
+    ids: tuple[str, ...],
+    group_key: str | None,
+    reply_to: Callable[[Database, Sequence[Asked]], Reply],
+    as_json: bool,
+) -> None:
+    from runner.cli.permissions.groups import chosen
+    from runner.store.steer.approvals import answer, waiting
+
+    with stored(settings) as database:
+        now = measured_now(database)
+        asked = waiting(database)
+        approval_ids = chosen(database, asked, ids, group_key)
+        by_id = {each.id: each for each in asked}
+        reply = reply_to(database, [by_id[id] for id in approval_ids if id in by_id])
+        # An edited input is for one call at a time.
+        lots = [approval_ids] if reply.edited is None else [[id] for id in approval_ids]
+        answered: list[Answered] = []
+        for lot in filter(None, lots):
+            answered += patiently(partial(answer, database, lot, reply, now))
+        if as_json:
+            say_json([asdict(each) for each in answered])
+        else:
+            _say_answered(answered)
+        jobs = {by_id[each.id].job_id for each in answered if each.changed and each.id in by_id}
+        _say_who_works(database, sorted(jobs), now)
+
+
+def _edited(database: Database, asked: Sequence[Asked], text: str) -> dict[str, Any]:
+    """The input that ``--edit`` gives calls that all have one and the same.
+
+    Raises:
+        UsageError: their inputs differ, or the text is no input for their tool.
+    """
+    if not asked:
+        raise UsageError("no call that waits is named: there is nothing to edit")
+    if len({(each.tool, each.input_digest) for each in asked}) > 1:
+        raise UsageError(
+            f"{len(asked)} calls with different inputs are not edited alike: name one of them"
+        )
+    one = asked[0]
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        if one.tool != "Bash" or not text.strip():
+            raise UsageError(f"--edit: the input of {one.tool} is a JSON object")
+        value = {**one.input, "command": text}
+    _refuse_unfit(database, one, value)
+    return value
+
+
+def _refuse_unfit(database: Database, one: Asked, value: dict[str, Any]) -> None:
+    from runner.store.look import queries
+    from runner.tools.validation import InputCheck
+
+    tools = queries.show_job(database, one.job_id)["spec"]["tools"]
+    schema = next(tool["input_schema"] for tool in tools if tool["name"] == one.tool)
+    problem = InputCheck().problem(one.tool, schema, value)
+    if problem is not None:
+        raise UsageError(f"--edit: {problem}")
+
+
+def _say_answered(answered: Sequence[Answered]) -> None:
+    named = [each for each in answered if not each.by_rule]
+    by_rule = [each for each in answered if each.by_rule]
+    if len(answered) == 1:
+        (one,) = answered
+        say(f"{one.id} ({cell(one.item_key)}): {cell(one.detail)}")
+    elif answered:
+        columns = ("approval", "run", "item", "")
+        say_table(
+            columns, ((each.id, each.run_id, each.item_key, each.detail) for each in answered)
+        )
+        count = sum(each.changed for each in named)
+        more = f", and {len(by_rule)} more by the rule" if by_rule else ""
+        note(f"{count} of {len(named)} answered{more}")
+    else:
+        note("nothing there waits for an answer")
+
+
+def _say_who_works(database: Database, job_ids: Sequence[str], now: float) -> None:
+    from runner.store.look import queries
+
+    queued = (queries.list_runs(database, job_id, "queued") for job_id in job_ids)
+    first = next((runs[0]["id"] for runs in queued if runs), None)
+    say_who_works(database, first, now)

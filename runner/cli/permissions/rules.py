@@ -1,0 +1,248 @@
+"""``rules``: what permission rules say, of a job file and of a job."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from runner.cli.display import cell, moment, say, say_json, say_table
+from runner.cli.options import json_option, loaded, stored, with_settings
+from runner.cli.permissions.authors import author_named, author_option
+from runner.errors import UsageError
+from runner.settings import Settings
+
+if TYPE_CHECKING:
+    from runner.core.permissions import Decision, Policy, Request
+    from runner.core.permissions.aspects import Aspect
+    from runner.core.spec import JobSpec
+    from runner.store.rules import StoredRule
+
+
+@click.group()
+def rules() -> None:
+    """Permission rules: what they would say of a call, and those that a job has.
+
+    \b
+    Example:
+      runner rules check jobs/refactor.toml 'Bash(git push -f)'
+      runner rules list job_01jd9k
+    """
+
+
+@rules.command()
+@click.argument("spec", type=click.Path(path_type=Path))
+@click.argument("calls", metavar="[CALL]...", nargs=-1)
+@json_option
+@with_settings
+def check(settings: Settings, spec: Path, calls: tuple[str, ...], as_json: bool) -> None:
+    """Say what a job file's rules would make of calls, and why; without calls, list the rules.
+
+    A call is written as a rule is: a tool with what it is called with. Nothing is run or stored.
+
+    \b
+    Example:
+      runner rules check jobs/refactor.toml
+      runner rules check jobs/refactor.toml 'Bash(git push -f)' 'Read(src/x.py)'
+    """
+    submission = loaded(spec)
+    if not calls:
+        _list(submission.spec, as_json)
+        return
+    checked = [_check(submission.spec, settings.home, *call) for call in _read(calls)]
+    if as_json:
+        say_json(checked)
+        return
+    for one in checked:
+        _say_decision(one["call"], one)
+        for part in one["parts"]:
+            _say_decision(part["part"], part, indent="  ")
+
+
+def _list(spec: JobSpec, as_json: bool) -> None:
+    listed = [
+        {
+            "position": position,
+            "effect": rule.effect,
+            "rule": rule.text,
+            "origin": rule.origin,
+            "why": rule.why,
+        }
+        for position, rule in enumerate(spec.rules)
+    ]
+    if as_json:
+        say_json(listed)
+        return
+    say_table(
+        ("position", "effect", "rule", "from", "why"), (tuple(rule.values()) for rule in listed)
+    )
+    say(f"what no rule matches: {spec.asking.default}")
+
+
+def _read(calls: Sequence[str]) -> list[tuple[str, str, dict[str, Any]]]:
+    """Each call as it was written, with its tool and input. Raises UsageError."""
+    from runner.core.permissions.examples import call_of
+
+    read = []
+    for text in calls:
+        try:
+            read.append((text, *call_of(text)))
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+    return read
+
+
+def _check(
+    spec: JobSpec, home: Path, text: str, tool: str, arguments: dict[str, Any]
+) -> dict[str, Any]:
+    """What the rules say of a call, as it is printed in JSON.
+
+    Args:
+        text: the call as it was written.
+        home: RUNNER_HOME.
+    """
+    from runner.core.permissions import Decision, Policy, evaluate
+
+    policy = Policy(spec.rules, spec.asking.default)
+    parts: list[dict[str, Any]] = []
+    if spec.tool(tool) is None:
+        there = (
+            f"it has {', '.join(each.name for each in spec.tools)}" if spec.tools else "it has none"
+        )
+        decision = Decision("deny", reason=f"the job has no tool {tool!r}; {there}")
+    else:
+        request = _request(spec, home, tool, arguments)
+        decision = evaluate(policy, request)
+        parts = _parts(policy, request)
+    return {"call": text, "tool": tool, **_decision_to_json(decision), "parts": parts}
+
+
+def _request(spec: JobSpec, home: Path, tool: str, arguments: dict[str, Any]) -> Request:
+    """The call as a run of the job would make it in the job's workspace itself."""
+    from runner.core.permissions import Request, paths_of
+    from runner.engine.ports import Surroundings
+    from runner.tools.files.permission import locate
+    from runner.tools.files.places import Places
+
+    workspace = Path(spec.workspace.path) if spec.workspace else None
+    surroundings = Surroundings(workspace, home / "outputs" / "run")
+    places = Places.of(surroundings, home)
+    return Request(tool, arguments, locate(paths_of(tool, arguments), surroundings, places))
+
+
+def _parts(policy: Policy, request: Request) -> list[dict[str, Any]]:
+    """What the rules say of each command and each redirect of a compound command by itself."""
+    from runner.core.permissions.policy import evaluate_each
+
+    if request.tool != "Bash":
+        return []
+    decided = evaluate_each(policy, request)
+    each = dict.fromkeys((_shown(aspect), decision) for aspect, decision in decided)
+    if len(each) < 2:
+        return []
+    return [{"part": part, **_decision_to_json(decision)} for part, decision in each]
+
+
+def _shown(aspect: Aspect) -> str:
+    from runner.core.permissions.aspects import File
+
+    if not isinstance(aspect, File):
+        return aspect.shown
+    return f"{'>' if aspect.tool == 'Edit' else '<'} {aspect.text or '(a path not known here)'}"
+
+
+def _decision_to_json(decision: Decision) -> dict[str, Any]:
+    ground = decision.grounds[0] if decision.grounds else None
+    return {
+        "decision": decision.effect,
+        "rule": ground.rule.text if ground else None,
+        "origin": ground.rule.origin if ground else None,
+        "matched": ground.matched if ground else None,
+        "reason": decision.explain(),
+    }
+
+
+def _say_decision(text: str, decided: dict[str, Any], indent: str = "") -> None:
+    origin = decided["origin"]
+    written_in = "" if origin in (None, "job") else f", from {cell(origin)}"
+    say(f"{indent}{decided['decision']:<5}  {cell(text)}: {cell(decided['reason'])}{written_in}")
+
+
+@rules.command("list")
+@click.argument("job")
+@json_option
+@with_settings
+def list_(settings: Settings, job: str, as_json: bool) -> None:
+    """List the rules that a job has or had, in order, with who added them and where from.
+
+    \b
+    Example:
+      runner rules list job_01jd9k
+    """
+    from runner.store.look.find import find
+    from runner.store.rules import list_rules
+
+    with stored(settings) as database:
+        found = list_rules(database, find(database, job, "job").id)
+    if as_json:
+        say_json([asdict(rule) for rule in found])
+        return
+    columns = (
+        "position",
+        "effect",
+        "rule",
+        "from",
+        "by",
+        "when",
+        "snapshot",
+        "revoked",
+        "run",
+        "why",
+    )
+    say_table(columns, (_row(rule) for rule in found))
+
+
+def _row(rule: StoredRule) -> tuple[Any, ...]:
+    revoked = ""
+    if rule.revoked_in is not None:
+        revoked = f"in {rule.revoked_in} by {rule.revoked_by} {moment(rule.revoked_at)}"
+    return (
+        *(rule.position, rule.effect, rule.rule, rule.origin, rule.author),
+        *(moment(rule.created_at), rule.added_in, revoked, rule.run_id, rule.why),
+    )
+
+
+@rules.command()
+@click.argument("job")
+@click.argument("position", type=click.IntRange(0, 2**31 - 1))
+@author_option
+@json_option
+@with_settings
+def revoke(settings: Settings, job: str, position: int, author: str | None, as_json: bool) -> None:
+    """Let a rule of a job hold no longer. What it has decided stands.
+
+    POSITION is the one that `runner rules list` shows. Questions that wait are looked at again with
+    the rules that are left.
+
+    \b
+    Example:
+      runner rules revoke job_01jd9k 12
+    """
+    from runner.cli.control import measured_now, patiently
+    from runner.store.look.find import find
+    from runner.store.rules import revoke as revoke_rule
+
+    by = author_named(author)
+    with stored(settings) as database:
+        job_id = find(database, job, "job").id
+        now = measured_now(database)
+        rule = patiently(lambda: revoke_rule(database, job_id, position, by, now))
+    if as_json:
+        say_json(asdict(rule))
+    else:
+        say(
+            f"{job_id}: {rule.effect} {cell(rule.rule)} no longer holds (snapshot {rule.revoked_in})"
+        )

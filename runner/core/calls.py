@@ -1,0 +1,106 @@
+"""The calls of a reply: which are decided on, which run next and together, which wait for an answer,
+and which have a result without running."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import takewhile
+
+from runner.core.conversation import UNREADABLE_INPUT, ToolResult
+from runner.core.entries import CallsDecided, ToolFinished, ToolsStarted
+from runner.core.journal import Call, RunView
+from runner.core.permissions import Request, evaluate
+from runner.core.run import Ended, Waiting
+from runner.core.steps import LocateCalls, Record, Step, settle
+
+MOST_PARALLEL_READS = 8
+
+
+def answer_calls(view: RunView) -> Step | None:
+    """The next step towards a result for every call of the last reply; None when all have theirs."""
+    pending = [call for call in view.calls if call.result is None]
+    if not pending:
+        return None
+    if view.spec.asking.on_timeout == "stop" and any(map(_expired, pending)):
+        return settle(Ended("stopped", "approval_timeout", "nobody answered in time"))
+    for call in pending:
+        if (result := _result_without_running(view, call)) is not None:
+            return Record(ToolFinished(call.index, result))
+    if undecided := [call for call in pending if call.decision is None]:
+        return _decide(view, undecided)
+    if group := _next_group(view, pending):
+        return Record(ToolsStarted(tuple(call.index for call in group)))
+    return settle(Waiting("approval"))
+
+
+def _decide(view: RunView, undecided: Sequence[Call]) -> Step:
+    if unlocated := tuple(call for call in undecided if call.setting is None):
+        return LocateCalls(unlocated)
+    return Record(
+        CallsDecided(
+            {
+                call.index: evaluate(view.policy, Request(call.name, call.input, call.setting))
+                for call in undecided
+                if call.setting is not None
+            }
+        )
+    )
+
+
+def _result_without_running(view: RunView, call: Call) -> ToolResult | None:
+    if call.interrupted:
+        text = "Interrupted: the run ended before this call had a result."
+        return ToolResult(text, "interrupted")
+    tool = view.spec.tool(call.name)
+    if tool is None:
+        names = ", ".join(tool.name for tool in view.spec.tools) or "none"
+        return ToolResult(f"Unknown tool {call.name!r}. Available tools: {names}.", "unknown_tool")
+    if not isinstance(call.input, dict) or list(call.input) == [UNREADABLE_INPUT]:
+        return ToolResult("The arguments must be a JSON object.", "invalid_input")
+    if (refusal := _refusal(call)) is not None:
+        return ToolResult(f"Permission {refusal}.", "denied")
+    if call.started_by is not None and not (tool.repeatable or tool.read_only):
+        return ToolResult(
+            "The outcome of this call is unknown: the worker died while it ran. "
+            "It may have taken effect in part or in whole; check before doing it again.",
+            "unknown",
+        )
+    return None
+
+
+def _refusal(call: Call) -> str | None:
+    if call.decision is not None and call.decision.effect == "deny":
+        return call.decision.explain()
+    if call.answer is None or call.answer.effect == "approved":
+        return None
+    if _expired(call):
+        return "denied: nobody answered in time"
+    reason = f": {call.answer.reason}" if call.answer.reason else ""
+    return f"denied by the person who was asked{reason}"
+
+
+def _expired(call: Call) -> bool:
+    expired = call.answer is not None and call.answer.effect == "expired"
+    return expired and not call.interrupted
+
+
+def _next_group(view: RunView, pending: Sequence[Call]) -> Sequence[Call]:
+    """The calls to start together, in the order asked up to the first that waits for an answer: by
+    default neighbouring read-only ones, the others alone. A call that only reads may pass one that
+    waits when that, and all between, only read too."""
+    mode = view.spec.parallel_tools
+    in_order = list(takewhile(lambda call: not _waits(call), pending))
+    if mode == "all" and in_order:
+        return in_order
+    reads = takewhile(lambda call: _only_reads(view, call), pending)
+    ready = [call for call in reads if not _waits(call)] or in_order[:1]
+    return ready[: 1 if mode == "off" else MOST_PARALLEL_READS]
+
+
+def _waits(call: Call) -> bool:
+    return call.decision is not None and call.decision.effect == "ask" and call.answer is None
+
+
+def _only_reads(view: RunView, call: Call) -> bool:
+    tool = view.spec.tool(call.name)
+    return tool is not None and tool.read_only

@@ -1,0 +1,208 @@
+"""Programs that run or overwrite what their arguments say: which arguments do.
+
+Collected from the programs' manuals, https://gtfobins.github.io and the published advisories of tools
+with such rules. A long option may be shortened (``--compress-p``), so the start of one counts too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from runner.core.permissions.shell.git import git_hides
+from runner.core.permissions.shell.words import Word, risky_option
+
+
+@dataclass(frozen=True, slots=True)
+class Risky:
+    """``letters`` are short options, ``options`` long ones without their dashes, ``words`` starts of
+    whole arguments, ``first``: the first argument is a bundle of letters without a dash."""
+
+    letters: str = ""
+    options: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
+    first: bool = False
+
+
+def _risky(letters: str = "", options: str = "", words: str = "", first: bool = False) -> Risky:
+    return Risky(letters, tuple(options.split()), tuple(words.split()), first)
+
+
+_TAR = _risky(
+    "IF",
+    "to-command checkpoint-action use-compress-program info-script new-volume-script rsh-command "
+    "rmt-command",
+    first=True,
+)
+_FD = _risky("xX", "exec exec-batch")
+_MAKE = _risky("E", "eval", "SHELL .SHELLFLAGS MAKEFLAGS MAKEFILES")
+_ZIP = _risky("T", "unzip-command test", "-TT")
+_LESS = _risky("koO", "lesskey-file lesskey-src lesskey-content log-file LOG-FILE", "+")
+_COMPILER = _risky("", "", "-wrapper -fplugin -B -specs --specs")
+_TEX = _risky(
+    options="shell-escape enable-write18 shell-restricted", words="-shell-escape -enable-write18"
+)
+_MAN = _risky("PHCK", "pager html config-file browser preprocessor troff-device", "-T -X -Z -p")
+
+RISKY = {
+    "find": _risky(words="-exec -ok -delete -fprint -fls"),
+    "sort": _risky("o", "output compress-program"),
+    "rg": _risky(options="pre hostname-bin"),
+    "fd": _FD,
+    "fdfind": _FD,
+    "tar": _TAR,
+    "bsdtar": _TAR,
+    "gtar": _TAR,
+    "rsync": _risky("eM", "rsh rsync-path remote-option daemon config", "rsync://"),
+    "man": _MAN,
+    "apropos": _MAN,
+    "whatis": _MAN,
+    "less": _LESS,
+    "more": _risky(words="+"),
+    "most": _risky(words="+"),
+    "date": _risky("", "file set", "-f -s -uf -us -Rf -Rs"),
+    "tree": _risky("oR"),
+    "ag": _risky(options="pager"),
+    "ack": _risky(options="pager output"),
+    "split": _risky(options="filter"),
+    "zip": _ZIP,
+    "cpio": _risky("FHOI", "rsh-command to-stdout file"),
+    "sdiff": _risky("o", "output diff-program"),
+    "tcpdump": _risky("zwW"),
+    "hg": _risky(options="config"),
+    "svn": _risky(options="config-option editor-cmd diff-cmd diff3-cmd config-dir"),
+    "npm": _risky(options="script-shell node-options"),
+    "cargo": _risky(options="config"),
+    "gcc": _COMPILER,
+    "g++": _COMPILER,
+    "cc": _COMPILER,
+    "clang": _COMPILER,
+    "pdflatex": _TEX,
+    "xelatex": _TEX,
+    "lualatex": _TEX,
+    "latexmk": _risky("e", "", "-r -pdflatex -latex -shell-escape --shell-escape"),
+    "go": _risky(words="-exec -toolexec -vettool --exec --toolexec --vettool -modfile -overlay"),
+    "wget": _risky("e", "execute use-askpass config"),
+    "ctags": _risky("o", "options output"),
+    "history": _risky("anrwsp"),
+    "mapfile": _risky("C"),
+    "readarray": _risky("C"),
+    "xxd": _risky("r"),
+    "file": _risky("Cm", "compile magic-file"),
+    "pip": _risky(options="python"),
+    "install": _risky(options="strip-program"),
+    "dpkg": _risky(options="pre-invoke post-invoke"),
+    "apt": _risky("o", "option config-file"),
+    "apt-get": _risky("o", "option config-file"),
+    "jq": _risky("L", "from-file rawfile slurpfile"),
+}
+
+_SED_SAFE = re.compile(
+    r"(?:[0-9$]+(?:,[0-9$+~]+)?|/[^/\n\\]*/)?\s*[pdqQ=]"
+    r"|(?:[0-9$]+(?:,[0-9$]+)?)?\s*s([/|#,:@!])(?:(?!\1)[^\\\n]|\\.)*\1(?:(?!\1)[^\\\n]|\\.)*\1[gpiI0-9]*"
+)
+_AWK_RISKY = re.compile(r"system|[|@`]|getline|close|include|load|print.*>", re.DOTALL)
+_SQLITE_RISKY = re.compile(r"^\s*\.|-cmd|-init|writefile|load_extension|edit\s*\(", re.MULTILINE)
+
+
+def arguments_hide(name: str, arguments: Sequence[Word]) -> str:
+    """Why the arguments of the program decide what is run; "" when they do not."""
+    check = _CHECKS.get(name)
+    if check is not None:
+        return check(arguments)
+    risky = RISKY.get(name)
+    return _listed(name, risky, arguments) if risky is not None else ""
+
+
+def _listed(name: str, risky: Risky, arguments: Sequence[Word]) -> str:
+    literal = False
+    for index, word in enumerate(arguments):
+        value = word.value
+        if literal:
+            break
+        literal = value == "--" and name != "find"
+        if word.loose or (name == "find" and value.startswith(("-", "$")) and not word.exact):
+            return f"{name} gets arguments that are not literal"
+        if value.startswith(risky.words):
+            return f"{name} runs or writes what {value} says"
+        if index == 0 and risky.first and not value.startswith("-"):
+            value = f"-{value}"
+        if risky_option(value, risky.letters, risky.options):
+            return f"{name} runs or writes what {value.partition('=')[0]} says"
+    return ""
+
+
+def _make(arguments: Sequence[Word]) -> str:
+    for word in arguments:
+        if re.match(r"[^=]*(?:!=|=.*\$)", word.value, re.DOTALL):
+            return "make expands what its variables say"
+    return _listed("make", _MAKE, arguments)
+
+
+def _sqlite(arguments: Sequence[Word]) -> str:
+    risky = any(word.loose or _SQLITE_RISKY.search(word.value) for word in arguments)
+    return "sqlite3 runs the dot commands in its arguments" if risky else ""
+
+
+def _sed(arguments: Sequence[Word]) -> str:
+    scripts: list[Word] = []
+    operands: list[Word] = []
+    words = iter(arguments)
+    for word in words:
+        value = word.value
+        if word.loose or (value.startswith("-") and not word.exact):
+            return "sed gets arguments that are not literal"
+        if value in ("-e", "--expression"):
+            scripts.extend(script for script in (next(words, None),) if script is not None)
+        elif value.startswith("--expression=") or re.match(r"-[nErsz]*e", value):
+            return "sed has a script that is not understood"
+        elif value.startswith("-i") or re.fullmatch(r"-[nErsuz]+i?|--[a-z-]+(?:=.*)?", value):
+            if risky_option(value, "f", ("file",)):
+                return "sed takes its script from a file"
+        elif value.startswith("-"):
+            return "sed has an option that is not known"
+        else:
+            operands.append(word)
+    scripts = scripts or operands[:1]
+    if all(word.exact and _sed_safe(word.value) for word in scripts):
+        return ""
+    return "sed can run commands and write files by its script"
+
+
+def _sed_safe(script: str) -> bool:
+    return _SED_SAFE.fullmatch(script) is not None or all(
+        _SED_SAFE.fullmatch(command.strip()) for command in re.split(r"[;\n]", script)
+    )
+
+
+def _awk(arguments: Sequence[Word]) -> str:
+    words = iter(arguments)
+    for word in words:
+        value = word.value
+        if word.loose:
+            break
+        if re.match(r"-[Fv]", value):
+            if len(value) == 2:
+                next(words, None)
+        elif value.startswith("-"):
+            return "awk has an option that is not known"
+        elif not word.exact or _AWK_RISKY.search(value.replace("||", "")):
+            break
+        else:
+            return ""
+    return "awk can run commands and write files by its program"
+
+
+_CHECKS: dict[str, Callable[[Sequence[Word]], str]] = {
+    "sed": _sed,
+    "gsed": _sed,
+    "awk": _awk,
+    "gawk": _awk,
+    "mawk": _awk,
+    "nawk": _awk,
+    "git": git_hides,
+    "sqlite3": _sqlite,
+    "make": _make,
+    "gmake": _make,
+}

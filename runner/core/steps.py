@@ -1,0 +1,56 @@
+"""What a run does next, as values: ``core.decide`` chooses one.
+
+A step is either ``Record`` (an entry that needs no effect: it is appended and the next decision
+follows in the same transaction) or an effect that the engine carries out and reports.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from runner.core.entries import Entry, RunSettled
+from runner.core.journal import Call, OpenCall
+from runner.core.run import Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    entry: Entry
+
+
+@dataclass(frozen=True, slots=True)
+class CallModel:
+    call: OpenCall
+
+
+@dataclass(frozen=True, slots=True)
+class LocateCalls:
+    """Look where the paths in these calls lead: rules are about places."""
+
+    calls: tuple[Call, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RunTools:
+    """Run these calls (started, without results) side by side."""
+
+    calls: tuple[Call, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sleep:
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    outcome: Outcome
+
+
+Step = Record | CallModel | LocateCalls | RunTools | Sleep | Done
+Effect = CallModel | LocateCalls | RunTools | Sleep | Done
+
+
+def settle(outcome: Outcome) -> Step:
+    """The step that ends the attempt."""
+    return Record(RunSettled(outcome))

@@ -1,0 +1,188 @@
+"""``[permissions]``: its rules with their examples, a settings file's, a mode's, and how to ask."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast, get_args
+
+from runner.core.permissions import Default, Effect, Rule
+from runner.core.permissions.claude import from_settings
+from runner.core.permissions.examples import matches
+from runner.core.permissions.syntax import concerns, name_of, problem
+from runner.core.permissions.tiers import Mode, rules_of
+from runner.core.spec import Asking, OnTimeout
+from runner.core.strict_json import read_json
+from runner.errors import Problem
+from runner.jobfile.content import line_problem, read_bytes
+from runner.jobfile.section import Section, kind, shown
+
+# Deny is stored and listed first, as it is looked at first.
+EFFECTS: tuple[Effect, ...] = ("deny", "ask", "allow")
+PERMISSION_KEYS = (
+    *get_args(Effect),
+    "default",
+    "mode",
+    "from",
+    "ask_timeout",
+    "on_timeout",
+    "on_ask",
+)
+RULE_KEYS = ("rule", "why", "match", "not_match")
+MOST_WHY_CHARACTERS = 500
+MOST_COMMAND_CHARACTERS = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class Permissions:
+    """The section as it is written, defaults filled in. ``rules`` stand in the order in which they
+    are stored, each with its index in the list of its effect; ``settings`` is the path under
+    ``from``."""
+
+    rules: tuple[tuple[int, Rule], ...] = ()
+    mode: Mode | None = None
+    settings: str | None = None
+    asking: Asking = field(default_factory=Asking)
+
+
+@dataclass(frozen=True, slots=True)
+class Expanded:
+    """All rules that a job begins with, in order; what was left out of its settings file, one line
+    for each thing; and what is wrong."""
+
+    rules: tuple[Rule, ...]
+    notes: tuple[str, ...]
+    problems: tuple[Problem, ...]
+
+
+def check_permissions(section: Section) -> Permissions:
+    """What the section says, after noting what is wrong with it as far as the file alone can tell."""
+    rules = [found for effect in EFFECTS for found in _rules(section, effect)]
+    modes: tuple[Mode, ...] = get_args(Mode)
+    mode = section.choice("mode", modes, "read_only") if section.has("mode") else None
+    timeout = section.seconds("ask_timeout")
+    if section.has("on_timeout") and not section.has("ask_timeout"):
+        section.note("does nothing without ask_timeout; give that too", "on_timeout")
+    default = Asking()
+    return Permissions(
+        rules=tuple(rules),
+        mode=cast(Mode | None, mode),
+        settings=section.text("from"),
+        asking=Asking(
+            default=cast(Default, section.choice("default", get_args(Default), default.default)),
+            timeout=timeout,
+            on_timeout=cast(
+                OnTimeout, section.choice("on_timeout", get_args(OnTimeout), default.on_timeout)
+            ),
+            notify=section.line("on_ask", MOST_COMMAND_CHARACTERS),
+        ),
+    )
+
+
+def _rules(section: Section, effect: Effect) -> list[tuple[int, Rule]]:
+    entries = section.values.get(effect, [])
+    if not isinstance(entries, list):
+        section.note(f"must be a list of rules, not {kind(entries)}", effect)
+        return []
+    found = ((index, _rule(section, effect, index, entry)) for index, entry in enumerate(entries))
+    return [(index, rule) for index, rule in found if rule]
+
+
+def _rule(section: Section, effect: Effect, index: int, entry: Any) -> Rule | None:
+    """The rule of an entry, a string or a table, or None after noting what is wrong with it."""
+    if isinstance(entry, str):
+        if wrong := problem(entry):
+            section.note(wrong, effect, index)
+        return None if wrong else Rule(effect, entry)
+    if not isinstance(entry, dict):
+        section.note(f"must be a rule, a string or a table, not {kind(entry)}", effect, index)
+        return None
+    table = Section(entry, (*section.path, effect, index), section.problems)
+    table.expect_keys(RULE_KEYS, {})
+    if not table.has("rule"):
+        table.note("the key rule is missing: the rule itself, such as 'Bash(git diff *)'")
+    text = table.text("rule")
+    why = table.line("why", MOST_WHY_CHARACTERS) or ""
+    if text is not None and (wrong := problem(text)):
+        table.note(wrong, "rule")
+        text = None
+    rule = Rule(effect, text, why) if text else None
+    for key in ("match", "not_match"):
+        _check_examples(table, key, rule)
+    return rule
+
+
+def _check_examples(table: Section, key: str, rule: Rule | None) -> None:
+    for index, example in table.texts(key, any_lines=True):
+        if rule is None:
+            continue
+        try:
+            matched = matches(rule, example)
+        except ValueError as error:
+            table.note(str(error), key, index)
+            continue
+        if matched != (key == "match"):
+            does = "matches" if matched else "does not match"
+            table.note(
+                f"the rule {shown(rule.text)} {does} the example {shown(example)}", key, index
+            )
+
+
+def expand(
+    written: Permissions, has: Sequence[str], listed: Sequence[str], folder: Path
+) -> Expanded:
+    """The rules of a section, with those of its settings file and of its mode.
+
+    Args:
+        has: the names of the tools that the job has.
+        listed: those, and the names of tools that it lists and that cannot be found: a rule for one
+            of them is no second problem.
+        folder: the job file's, to which ``from`` is relative.
+    """
+    rules = [rule for _, rule in written.rules]
+    problems = [
+        Problem(f"permissions.{rule.effect}[{index}]", _no_tool(rule.text, listed))
+        for index, rule in written.rules
+        if not _concerns_one(rule.text, listed)
+    ]
+    notes: tuple[str, ...] = ()
+    if written.settings is not None:
+        taken, notes, wrong = _from_settings(folder / written.settings, listed)
+        rules += taken
+        if wrong:
+            problems.append(Problem("permissions.from", wrong))
+    if written.mode is not None:
+        rules += rules_of(written.mode, has)
+    return Expanded(tuple(rules), notes, tuple(problems))
+
+
+def _concerns_one(text: str, tools: Sequence[str]) -> bool:
+    return any(concerns(text, tool) for tool in tools)
+
+
+def _no_tool(text: str, tools: Sequence[str]) -> str:
+    there = f"it has {', '.join(sorted(tools))}" if tools else "it has none"
+    return f"no tool of this job is called {shown(name_of(text))}; {there}"
+
+
+def _from_settings(
+    path: Path, tools: Sequence[str]
+) -> tuple[list[Rule], tuple[str, ...], str | None]:
+    """The rules of a settings file, what was left out of it, and what is wrong with it."""
+    # Absolute, so that no file can pass its rules off as a person's answers by its name.
+    origin = str(path.absolute())
+    if wrong := line_problem(origin, 4_096):
+        return [], (), f"the file's whole path {wrong}"
+    try:
+        data = read_json(read_bytes(path).decode("utf-8-sig"))
+    except OSError as error:
+        return [], (), f"{path} cannot be read: {error.strerror or error}"
+    except RecursionError:
+        return [], (), f"{path} is not JSON that can be read: nested too deeply"
+    except ValueError as error:
+        return [], (), f"{path} is not JSON in UTF-8: {error}"
+    if not isinstance(data, dict):
+        return [], (), f"{path} must hold an object, not {kind(data)}"
+    rules, left_out = from_settings(data, origin, lambda name: _concerns_one(name, tools))
+    return list(rules), tuple(f"left out: {line}" for line in left_out), None

@@ -1,0 +1,113 @@
+"""A run's messages, and what is known of the calls of its last reply."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sqlalchemy import Connection, Row, bindparam, select
+
+from runner.core.conversation import Message, tool_uses
+from runner.core.journal import Call
+from runner.core.permissions import Answer, Decision, Ground, Rule
+from runner.store.rules import setting_from_json
+from runner.store.statement import find
+from runner.store.tables import approvals, blocks, tool_calls
+
+_ANSWERS = select(
+    approvals.c.position,
+    approvals.c.answer,
+    approvals.c.input_digest,
+    approvals.c.answered_by,
+    approvals.c.reason,
+    approvals.c.edited_input,
+    approvals.c.setting,
+).where(
+    approvals.c.run_id == bindparam("run"),
+    approvals.c.message == bindparam("reply"),
+    approvals.c.answer != "cancelled",  # the calls of a cancelled run are interrupted
+)
+
+# Gives the rules of a snapshot by its number.
+RulesOf = Callable[[int], tuple[Rule, ...]]
+
+
+def load_conversation(
+    connection: Connection, run_id: str, rules_of: RulesOf = lambda snapshot: ()
+) -> tuple[tuple[Message, ...], tuple[Call, ...]]:
+    """The whole messages of a run, and the last reply's calls while any of them has no result.
+
+    Args:
+        rules_of: finds the rules that calls were decided on by.
+    """
+    query = (
+        select(blocks.c.message, blocks.c.position, blocks.c.role, blocks.c.content)
+        .where(blocks.c.run_id == run_id)
+        .order_by(blocks.c.message, blocks.c.position)
+    )
+    contents: dict[int, dict[int, Any]] = {}
+    roles: dict[int, Any] = {}
+    for row in connection.execute(query):
+        contents.setdefault(row.message, {})[row.position] = row.content
+        roles[row.message] = row.role
+    reply = max((number for number, role in roles.items() if role == "assistant"), default=None)
+    calls = () if reply is None else _open_calls(connection, run_id, reply, contents, rules_of)
+    whole = [n for n in contents if not (calls and reply is not None and n > reply)]
+    return tuple(Message(roles[n], tuple(contents[n].values())) for n in whole), calls
+
+
+def _open_calls(
+    connection: Connection,
+    run_id: str,
+    reply: int,
+    contents: dict[int, dict[int, Any]],
+    rules_of: RulesOf,
+) -> tuple[Call, ...]:
+    query = (
+        select(tool_calls)
+        .where(tool_calls.c.run_id == run_id, tool_calls.c.message == reply)
+        .order_by(tool_calls.c.position)
+    )
+    rows = connection.execute(query).all()
+    if all(row.ended_at is not None for row in rows):
+        return ()
+    uses = tool_uses(contents[reply].values())
+    answers = answers_to(connection, run_id, reply)
+    results = contents.get(reply + 1, {})
+    return tuple(
+        Call(
+            index=row.position,
+            id=use["id"],
+            name=use["name"],
+            input=use["input"],
+            decision=_decision(row, rules_of) if row.decision else None,
+            answer=answers.get(row.position),
+            started_by=row.started_attempt,
+            interrupted=row.interrupted,
+            result=results.get(row.position),
+        )
+        for row, use in zip(rows, uses, strict=True)
+    )
+
+
+def _decision(row: Row[Any], rules_of: RulesOf) -> Decision:
+    snapshot = row.decision_snapshot or 1
+    rules = (rule for rule in rules_of(snapshot) if rule.position == row.rule_position)
+    grounds = tuple(Ground(rule, row.matched or "") for rule in rules)
+    return Decision(row.decision, grounds, snapshot, row.decision_reason or "")
+
+
+def answers_to(connection: Connection, run_id: str, reply: int) -> dict[int, Answer]:
+    """The answers to questions about the calls of a reply (a message's number), by position."""
+    rows = find(connection, _ANSWERS, {"run": run_id, "reply": reply})
+    return {
+        row.position: Answer(
+            effect=row.answer,
+            input_digest=row.input_digest,
+            by=row.answered_by or "",
+            reason=row.reason,
+            input=row.edited_input,
+            places=tuple(place.real for place in setting_from_json(row.setting).places.values()),
+        )
+        for row in rows
+    }

@@ -1,0 +1,199 @@
+"""The permission rules of a job, in numbered snapshots: each change of them makes a new one.
+
+Whoever adds a rule or revokes one locks the job's row first, then the rows of its runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, cast
+
+from sqlalchemy import Connection, Row, func, insert, select, update
+
+from runner.core.permissions import Effect, Place, Policy, Rule, Setting
+from runner.core.spec import JobSpec
+from runner.errors import NotFoundError, UsageError
+from runner.store.database import Database
+from runner.store.tables import jobs, permission_rules
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRule:
+    """A rule of a job, and who added it when (seconds since the epoch; None in jobs that an older
+    Runner stored). It holds from snapshot ``added_in`` on, up to the one before ``revoked_in``."""
+
+    position: int
+    effect: Effect
+    rule: str
+    why: str
+    origin: str
+    run_id: str | None
+    author: str
+    created_at: float | None
+    added_in: int
+    revoked_in: int | None
+    revoked_by: str | None
+    revoked_at: float | None
+
+
+_COLUMNS = tuple(permission_rules.c[name] for name in StoredRule.__slots__)
+
+
+def insert_rules(
+    connection: Connection,
+    job_id: str,
+    rules: Sequence[Rule],
+    author: str,
+    now: float,
+    snapshot: int = 1,
+) -> list[int]:
+    """Store rules behind those that the job has.
+
+    Args:
+        author: who wrote them, for the record.
+        now: seconds since the epoch.
+        snapshot: the first in which they hold.
+
+    Returns:
+        Their positions.
+    """
+    if not rules:
+        return []
+    newest = select(func.max(permission_rules.c.position)).where(
+        permission_rules.c.job_id == job_id
+    )
+    last = connection.execute(newest).scalar()
+    rows = [
+        {
+            "job_id": job_id,
+            "position": position,
+            "effect": rule.effect,
+            "rule": rule.text,
+            "why": rule.why,
+            "origin": rule.origin,
+            "run_id": rule.run_id,
+            "author": author,
+            "created_at": now,
+            "added_in": snapshot,
+        }
+        for position, rule in enumerate(rules, 0 if last is None else last + 1)
+    ]
+    connection.execute(insert(permission_rules), rows)
+    return [cast(int, row["position"]) for row in rows]
+
+
+def rules_at(connection: Connection, job_id: str, snapshot: int) -> tuple[Rule, ...]:
+    """The rules of a snapshot, in order: those of the job and those of each of its runs."""
+    table = permission_rules.c
+    query = (
+        select(table.effect, table.rule, table.why, table.origin, table.run_id, table.position)
+        .where(
+            table.job_id == job_id,
+            table.added_in <= snapshot,
+            table.revoked_in.is_(None) | (table.revoked_in > snapshot),
+        )
+        .order_by(table.position)
+    )
+    return tuple(Rule(*row) for row in connection.execute(query))
+
+
+def policy_for(rules: Sequence[Rule], run_id: str, spec: JobSpec, snapshot: int) -> Policy:
+    """What holds for one run: the rules of its job and its own, and the job's default.
+
+    Args:
+        rules: of the job's snapshot, as ``rules_at`` gives them.
+    """
+    own = tuple(rule for rule in rules if rule.run_id in (None, run_id))
+    return Policy(own, spec.asking.default, snapshot)
+
+
+def list_rules(database: Database, job_id: str) -> list[StoredRule]:
+    """All rules that a job has or had, in order."""
+    query = (
+        select(*_COLUMNS)
+        .where(permission_rules.c.job_id == job_id)
+        .order_by(permission_rules.c.position)
+    )
+    rows = database.read(lambda connection: connection.execute(query).all())
+    return [StoredRule(*row) for row in rows]
+
+
+def revoke(database: Database, job_id: str, position: int, by: str, now: float) -> StoredRule:
+    """Let a rule hold no longer. What it has decided stands.
+
+    Args:
+        by: who says so.
+        now: seconds since the epoch.
+
+    Raises:
+        NotFoundError: there is no such job.
+        UsageError: the job has no rule at that position, or it is revoked already.
+    """
+
+    def work(connection: Connection) -> StoredRule:
+        lock_rules(connection, job_id)
+        this = (permission_rules.c.job_id == job_id) & (permission_rules.c.position == position)
+        row = connection.execute(select(*_COLUMNS).where(this)).one_or_none()
+        _refuse_revoking(row, job_id, position)
+        changes = {
+            "revoked_in": new_snapshot(connection, job_id),
+            "revoked_by": by,
+            "revoked_at": now,
+        }
+        connection.execute(update(permission_rules).where(this).values(**changes))
+        return StoredRule(*connection.execute(select(*_COLUMNS).where(this)).one())
+
+    return database.write(work)
+
+
+def _refuse_revoking(row: Row[Any] | None, job_id: str, position: int) -> None:
+    if row is None:
+        raise UsageError(
+            f"{job_id} has no rule at position {position}: see `runner rules list {job_id}`"
+        )
+    if row.revoked_in is not None:
+        raise UsageError(
+            f"the rule {row.effect} {row.rule!r} of {job_id} was revoked before"
+            + (f", by {row.revoked_by}" if row.revoked_by else "")
+        )
+
+
+def lock_rules(connection: Connection, job_id: str) -> int:
+    """Keep others from changing the job's rules until the transaction ends. Workers that store
+    calls of the job are not held up.
+
+    Returns:
+        The number of the newest snapshot.
+
+    Raises:
+        NotFoundError: there is no such job.
+    """
+    query = select(jobs.c.rules_snapshot).where(jobs.c.id == job_id).with_for_update(key_share=True)
+    snapshot: int | None = connection.execute(query).scalar()
+    if snapshot is None:
+        raise NotFoundError(f"no job is named {job_id}")
+    return snapshot
+
+
+def new_snapshot(connection: Connection, job_id: str) -> int:
+    """The number of a snapshot that begins; the job's rules are locked."""
+    raised = (
+        update(jobs)
+        .where(jobs.c.id == job_id)
+        .values(rules_snapshot=jobs.c.rules_snapshot + 1)
+        .returning(jobs.c.rules_snapshot)
+    )
+    number: int = connection.execute(raised).scalar_one()
+    return number
+
+
+def setting_to_json(setting: Setting) -> dict[str, Any]:
+    """What ``approvals.setting`` holds; ``setting_from_json`` gives the same value back."""
+    return asdict(setting)
+
+
+def setting_from_json(data: Mapping[str, Any]) -> Setting:
+    """The setting that ``setting_to_json`` gave."""
+    places = {text: Place(**place) for text, place in data["places"].items()}
+    return Setting(**{**data, "places": places})

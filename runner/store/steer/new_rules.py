@@ -1,0 +1,142 @@
+"""Rules that were remembered or revoked answer the questions that wait."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from sqlalchemy import Connection, select, update
+
+from runner.core.permissions import AnswerEffect, Decision, Request, Rule, evaluate
+from runner.core.spec import JobSpec
+from runner.store.database import Database
+from runner.store.rules import lock_rules, policy_for, rules_at
+from runner.store.steer.questions import (
+    IS_OPEN,
+    Asked,
+    Given,
+    LockedRun,
+    load_asked,
+    lock_open,
+    store_answers,
+)
+from runner.store.tables import approvals, jobs
+
+
+@dataclass(frozen=True, slots=True)
+class JobRules:
+    """A job's spec and the rules of its newest snapshot."""
+
+    spec: JobSpec
+    snapshot: int
+    rules: tuple[Rule, ...]
+
+    def decide(self, asked: Asked) -> Decision:
+        """What they say of a call that was asked about."""
+        policy = policy_for(self.rules, asked.run_id, self.spec, self.snapshot)
+        return evaluate(policy, Request(asked.tool, asked.input, asked.setting))
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What became of questions under new rules: how many were ``looked`` at, which of them were
+    ``answered`` and how, and the runs that are ``queued`` again."""
+
+    looked: int
+    answered: tuple[tuple[Asked, Given], ...]
+    queued: tuple[str, ...]
+
+
+def apply_new_rules(database: Database, now: float, most: int = 200) -> list[str]:
+    """Look once more at questions that were asked before their job's rules changed, and answer those
+    on which the rules decide now.
+
+    Args:
+        now: seconds since the epoch.
+        most: how many questions to look at.
+
+    Returns:
+        The ids of the runs that are queued again.
+    """
+    return list(apply_rules(database, now, most).queued)
+
+
+def apply_rules(database: Database, now: float, most: int, job_id: str | None = None) -> Applied:
+    """``apply_new_rules``, of one job or all of them, that says what it did."""
+    older = IS_OPEN & (approvals.c.checked_snapshot < jobs.c.rules_snapshot)
+    if job_id is not None:
+        older &= approvals.c.job_id == job_id
+
+    def look(connection: Connection) -> list[tuple[Asked, Decision]]:
+        found = load_asked(connection, older, most)
+        rules = {each: job_rules(connection, each) for each in {one.job_id for one in found}}
+        return [(asked, rules[asked.job_id].decide(asked)) for asked in found]
+
+    looked = database.read(look)
+    if not looked:
+        return Applied(0, (), ())
+    return database.write(partial(_store, looked={one.id: (one, d) for one, d in looked}, now=now))
+
+
+def job_rules(connection: Connection, job_id: str) -> JobRules:
+    """A job's rules as they are now."""
+    query = select(jobs.c.spec, jobs.c.rules_snapshot).where(jobs.c.id == job_id)
+    job = connection.execute(query).one()
+    rules = rules_at(connection, job_id, job.rules_snapshot)
+    return JobRules(JobSpec.from_json(job.spec), job.rules_snapshot, rules)
+
+
+def _store(
+    connection: Connection, looked: Mapping[str, tuple[Asked, Decision]], now: float
+) -> Applied:
+    """What the rules said is stored if they are still the newest: they cannot change meanwhile."""
+    newest = {
+        job_id: lock_rules(connection, job_id)
+        for job_id in sorted({asked.job_id for asked, _ in looked.values()})
+    }
+    answered: list[tuple[Asked, Given]] = []
+    queued = []
+    for run in lock_open(connection, sorted({asked.run_id for asked, _ in looked.values()})):
+        decided = _decided(run, looked, newest[run.row.job_id])
+        given = {
+            id_: given
+            for id_, decision in decided.items()
+            if (given := _given(decision)) is not None
+        }
+        if undecided := [id_ for id_ in decided if id_ not in given]:
+            _stamp(connection, undecided, newest[run.row.job_id])
+        if given:
+            answered += [(looked[id_][0], one) for id_, one in given.items()]
+            if store_answers(connection, run, given, now):
+                queued.append(run.row.id)
+    return Applied(len(looked), tuple(answered), tuple(queued))
+
+
+def _decided(
+    run: LockedRun, looked: Mapping[str, tuple[Asked, Decision]], newest: int
+) -> dict[str, Decision]:
+    return {
+        question.id: looked[question.id][1]
+        for question in run.questions
+        if question.id in looked and looked[question.id][1].snapshot == newest
+    }
+
+
+def _stamp(connection: Connection, question_ids: Sequence[str], snapshot: int) -> None:
+    """The rules of the snapshot ask as well."""
+    connection.execute(
+        update(approvals).where(approvals.c.id.in_(question_ids)).values(checked_snapshot=snapshot)
+    )
+
+
+def _given(decision: Decision) -> Given | None:
+    """The answer that a decision is; None while it still asks."""
+    if decision.effect == "ask":
+        return None
+    effect: AnswerEffect = "approved" if decision.effect == "allow" else "denied"
+    if not decision.grounds:
+        return Given(effect, "rule", "the job's default", decision.reason)
+    rules = [ground.rule for ground in decision.grounds]
+    rule = next((rule for rule in rules if rule.origin == "remembered"), rules[0])
+    return Given(effect, "rule", rule.text, rule.why, rule=rule.text, remembered=rule.position)

@@ -1,0 +1,232 @@
+"""Questions about tool calls that wait for an answer, and storing one.
+
+Whoever answers locks the rows of the runs first (and before them, when rules change, the job's): so
+do the workers, and of two answers at the same time one finds the other's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from sqlalchemy import ColumnElement, Connection, Row, select, tuple_, update
+
+from runner.core.events import INPUT_SUMMARY_LENGTH, Event, shorten
+from runner.core.permissions import AnswerEffect, Setting
+from runner.core.run import ENDED
+from runner.store.database import Database
+from runner.store.rules import setting_from_json
+from runner.store.steer.control import Target, locked_runs, store_change
+from runner.store.tables import approvals, blocks, jobs, runs, tool_calls
+
+_REASON_SUMMARY_LENGTH = 300
+_INPUTS_AT_ONCE = 500
+
+Via = Literal["person", "rule", "timeout"]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A call that was asked about. ``message`` and ``position`` are its key in the run; ``rule``,
+    ``matched`` and ``why`` say what asked: None and "" where the job's default did. Times are
+    seconds since the epoch; ``expires_at`` is None for a question that waits as long as it takes."""
+
+    id: str
+    run_id: str
+    message: int
+    position: int
+    job_id: str
+    job_name: str
+    item_key: str
+    turn: int
+    tool: str
+    input: Mapping[str, Any]
+    input_digest: str
+    setting: Setting
+    checked_snapshot: int
+    summary: str
+    group_key: str
+    suggested_rule: str
+    asked_at: float
+    expires_at: float | None
+    rule: str | None
+    matched: str | None
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """An answer to be stored. ``rule`` is the text of the rule that it stored or that answered, and
+    ``remembered`` its position."""
+
+    answer: AnswerEffect
+    via: Via
+    by: str = ""
+    reason: str = ""
+    edited: Mapping[str, Any] | None = None
+    rule: str | None = None
+    remembered: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LockedRun:
+    """A run that has not ended, locked, and its questions without an answer, in order."""
+
+    row: Row[Any]
+    questions: tuple[Row[Any], ...]
+
+
+IS_OPEN = approvals.c.answer.is_(None) & runs.c.state.not_in(ENDED)
+
+
+def waiting(database: Database, of: Target | None = None) -> list[Asked]:
+    """The questions that wait for an answer, oldest first; ``of``: a run's or a job's."""
+    condition = IS_OPEN
+    if of is not None:
+        column = approvals.c.run_id if of.kind == "run" else approvals.c.job_id
+        condition &= column == of.id
+    found = database.read(lambda connection: load_asked(connection, condition))
+    return sorted(found, key=lambda one: (one.asked_at, one.run_id, one.message, one.position))
+
+
+def load_asked(
+    connection: Connection, condition: ColumnElement[bool], most: int | None = None
+) -> list[Asked]:
+    """Questions, answered or not, by run and in its order.
+
+    Args:
+        condition: over the columns of approvals, runs and jobs.
+    """
+    query = (
+        select(
+            approvals,
+            runs.c.item_key,
+            jobs.c.name.label("job_name"),
+            tool_calls.c.rule,
+            tool_calls.c.matched,
+            tool_calls.c.decision_reason,
+        )
+        .join(runs, runs.c.id == approvals.c.run_id)
+        .join(jobs, jobs.c.id == approvals.c.job_id)
+        .outerjoin(
+            tool_calls,
+            (tool_calls.c.run_id == approvals.c.run_id)
+            & (tool_calls.c.message == approvals.c.message)
+            & (tool_calls.c.position == approvals.c.position),
+        )
+        .where(condition)
+        .order_by(approvals.c.run_id, approvals.c.message, approvals.c.position)
+        .limit(most)
+    )
+    rows = connection.execute(query).all()
+    inputs = _inputs(connection, list(dict.fromkeys((row.run_id, row.message) for row in rows)))
+    return [_asked(row, inputs[row.run_id, row.message][row.position]) for row in rows]
+
+
+def _asked(row: Row[Any], arguments: Mapping[str, Any]) -> Asked:
+    kept = {name: getattr(row, name) for name in Asked.__slots__ if hasattr(row, name)}
+    return Asked(
+        **{
+            **kept,
+            "input": arguments,
+            "setting": setting_from_json(row.setting),
+            "why": row.decision_reason or "",
+        }
+    )
+
+
+def _inputs(
+    connection: Connection, replies: Sequence[tuple[str, int]]
+) -> dict[tuple[str, int], list[Any]]:
+    """The inputs of the calls of these replies, in order."""
+    found: dict[tuple[str, int], list[Any]] = {}
+    for start in range(0, len(replies), _INPUTS_AT_ONCE):
+        query = (
+            select(blocks.c.run_id, blocks.c.message, blocks.c.content)
+            .where(
+                tuple_(blocks.c.run_id, blocks.c.message).in_(
+                    replies[start : start + _INPUTS_AT_ONCE]
+                ),
+                blocks.c.type == "tool_use",
+            )
+            .order_by(blocks.c.run_id, blocks.c.message, blocks.c.position)
+        )
+        for row in connection.execute(query):
+            found.setdefault((row.run_id, row.message), []).append(row.content["input"])
+    return found
+
+
+def lock_open(connection: Connection, run_ids: Sequence[str]) -> list[LockedRun]:
+    """Lock runs, in order, and look which of their questions can still be answered."""
+    found = [run for run in locked_runs(connection, run_ids) if run.state not in ENDED]
+    query = (
+        select(approvals)
+        .where(approvals.c.run_id.in_([run.id for run in found]), approvals.c.answer.is_(None))
+        .order_by(approvals.c.run_id, approvals.c.message, approvals.c.position)
+    )
+    questions: dict[str, list[Row[Any]]] = {run.id: [] for run in found}
+    for row in connection.execute(query):
+        questions[row.run_id].append(row)
+    return [LockedRun(run, tuple(questions[run.id])) for run in found]
+
+
+def store_answers(
+    connection: Connection, run: LockedRun, given: Mapping[str, Given], now: float
+) -> bool:
+    """Answer questions of one run, with an event each.
+
+    Args:
+        given: by the ids of the run's open questions; at least one.
+        now: seconds since the epoch.
+
+    Returns:
+        Whether the run is queued again: it is when it waits for the first of them.
+    """
+    answered = [question for question in run.questions if question.id in given]
+    for question in answered:
+        _store_answer(connection, question, given[question.id], now)
+    changes: dict[str, Any] = {"answer_count": run.row.answer_count + len(answered)}
+    goes_on = (
+        run.row.state == "waiting" and run.row.reason == "approval" and run.questions[0].id in given
+    )
+    if goes_on:
+        changes |= {"state": "queued", "reason": "", "detail": "", "due_at": now, "rung_at": None}
+    happened = [_event(question, given[question.id]) for question in answered]
+    store_change(connection, run.row, now, happened, **changes)
+    return goes_on
+
+
+def _store_answer(connection: Connection, question: Row[Any], given: Given, now: float) -> None:
+    stored = connection.execute(
+        update(approvals)
+        .where(approvals.c.id == question.id, approvals.c.answer.is_(None))
+        .values(
+            answer=given.answer,
+            answered_at=now,
+            answered_by=given.by,
+            answered_via=given.via,
+            reason=given.reason,
+            edited_input=given.edited,
+            remembered=given.remembered,
+        )
+    )
+    assert stored.rowcount == 1, question.id  # nobody answers who does not hold the run's row
+
+
+def _event(question: Row[Any], given: Given) -> Event:
+    return Event(
+        "approval_answered",
+        {
+            "approval": question.id,
+            "turn": question.turn,
+            "call_index": question.position,
+            "name": shorten(question.tool, INPUT_SUMMARY_LENGTH),
+            "answer": given.answer,
+            "via": given.via,
+            "by": shorten(given.by, INPUT_SUMMARY_LENGTH),
+            "reason": shorten(given.reason, _REASON_SUMMARY_LENGTH),
+            "rule": None if given.rule is None else shorten(given.rule, INPUT_SUMMARY_LENGTH),
+            "edited": given.edited is not None,
+        },
+    )

@@ -1,0 +1,100 @@
+"""A person at a terminal: waits for words on the screen, and types."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from runner.cli.permissions.asking import Terminal
+
+PATIENCE = 60.0
+_RUNNER = """
+import fcntl, sys, termios
+from runner.cli.main import main
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+main(sys.argv[1:])
+"""
+
+
+class OurTerminal(Terminal):
+    """A terminal that is not the one that controls the tests."""
+
+    is_ours = True
+
+
+class Person:
+    """``keyboard`` is the side of the terminal that a program reads; ``screen`` what it wrote."""
+
+    def __init__(self) -> None:
+        self.hand, self.keyboard = os.openpty()
+        self.screen = io.StringIO()
+        self._seen = 0
+
+    def type(self, text: str) -> None:
+        os.write(self.hand, text.encode())
+
+    def wait_for(self, words: str) -> None:
+        """Wait until ``words`` are on the screen, below those that were waited for before."""
+        deadline = time.monotonic() + PATIENCE
+        while (at := self.screen.getvalue().find(words, self._seen)) < 0:
+            assert time.monotonic() < deadline, (words, self.screen.getvalue()[self._seen :])
+            threading.Event().wait(0.01)
+        self._seen = at + len(words)
+
+    def answers(self, *steps: tuple[str, str | Callable[[], object]]) -> threading.Thread:
+        """Wait and type (or do), in turn, while the test goes on."""
+
+        def act() -> None:
+            for words, what in steps:
+                self.wait_for(words)
+                self.type(what) if isinstance(what, str) else what()
+
+        acting = threading.Thread(target=act, daemon=True)
+        acting.start()
+        return acting
+
+    def close(self) -> None:
+        os.close(self.hand)
+        os.close(self.keyboard)
+
+
+@contextmanager
+def at_terminal(folder: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], Person]]:
+    """The command in a process of its own whose terminal is the person's."""
+    person = Person()
+    process = subprocess.Popen(
+        [sys.executable, "-c", _RUNNER, *arguments],
+        stdin=person.keyboard,
+        stdout=person.keyboard,
+        stderr=person.keyboard,
+        cwd=folder,
+        env={**os.environ, "TERM": "xterm", "NO_COLOR": "1", "COLUMNS": "100"},
+        start_new_session=True,
+    )
+    os.close(person.keyboard)
+    looking = threading.Thread(target=_look, args=(person,), daemon=True)
+    looking.start()
+    try:
+        yield process, person
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+        looking.join()
+        os.close(person.hand)
+
+
+def _look(person: Person) -> None:
+    while True:
+        try:
+            shown = os.read(person.hand, 4096)
+        except OSError:  # EIO: the last process that had the terminal has ended
+            return
+        person.screen.write(shown.decode(errors="replace"))

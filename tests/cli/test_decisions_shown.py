@@ -1,0 +1,148 @@
+"""Denials and questions, with their rule and reason, wherever a run is shown."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+from sqlalchemy import update
+
+from runner.cli.summary import summarise
+from runner.store import migrate
+from runner.store.database import Database
+from runner.store.look import decisions
+from runner.store.steer.approvals import Reply, answer
+from runner.store.tables import runs
+from tests.cli.conftest import Result
+from tests.cli.questions import ask, call_id, job_of, refuse, submit_runs
+from tests.store.examples import NOW
+
+Command = Callable[..., Result]
+WHY = "the rule deny Bash(rm *) (Nothing is deleted.)"
+
+
+def test_denial_is_shown_with_its_rule_and_reason(command: Command, database: Database) -> None:
+    (run_id,) = submit_runs(database, "a")
+    refuse(database, run_id, "rm -rf build")
+    run = command("show", run_id)
+    assert f"{call_id(run_id)}  Bash rm -rf build: {WHY}" in run.out
+    (call,) = command("show", run_id, "--json").json["denied_calls"]
+    assert (call["id"], call["rule"], call["why"]) == (
+        call_id(run_id),
+        "Bash(rm *)",
+        "Nothing is deleted.",
+    )
+    assert WHY in command("show", call_id(run_id)).out
+    shown = command("show", call_id(run_id), "--json").json
+    assert (shown["decision"], shown["matched"], shown["rule_why"], shown["approval"]) == (
+        "deny",
+        "rm -rf build",
+        "Nothing is deleted.",
+        None,
+    )
+    assert f"[denied: {WHY}]" in command("transcript", run_id).out
+
+
+def test_question_is_shown_while_it_waits_and_with_its_answer(
+    command: Command, database: Database
+) -> None:
+    (run_id,) = submit_runs(database, "a")
+    approval_id = ask(database, run_id)
+    assert f"{call_id(run_id)}  Bash uv lock" in command("show", run_id).out
+    assert "[waits for an answer]" in command("transcript", run_id).out
+    assert "waits for an answer" in command("show", call_id(run_id)).out
+    command("deny", run_id, "--as", "lena", "--reason", "Not today.")
+    said = "denied by lena: Not today."
+    for arguments in (("show", run_id), ("show", call_id(run_id)), ("transcript", run_id)):
+        assert said in command(*arguments).out, arguments
+    approval = command("show", call_id(run_id), "--json").json["approval"]
+    assert (approval["id"], approval["answer"], approval["answered_by"]) == (
+        approval_id,
+        "denied",
+        "lena",
+    )
+    assert command("show", run_id, "--json").json["approvals"][0]["answer"] == "denied"
+
+
+def test_question_of_a_run_that_has_ended_waits_no_more(
+    command: Command, database: Database, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run_id,) = submit_runs(database, "a")
+    ask(database, run_id)
+    end = update(runs).where(runs.c.id == run_id).values(state="stopped", reason="deadline")
+    database.write(lambda connection: connection.execute(end))
+    assert "waits for an answer" not in command("show", run_id).out
+    assert command("approvals", "--json").json == []
+    summarise(database, job_of(database, run_id), interrupted=False, as_json=False)
+    assert "wait" not in capsys.readouterr().out
+
+
+def test_edited_input_is_shown_beside_the_model_s(command: Command, database: Database) -> None:
+    (run_id,) = submit_runs(database, "a")
+    ask(database, run_id)
+    command("approve", run_id, "--edit", "uv lock --offline", "--as", "lena")
+    shown = command("show", call_id(run_id)).out
+    assert '"uv lock"' in shown
+    assert '"uv lock --offline"' in shown
+    assert "[approved by lena, with another input]" in command("transcript", run_id).out
+
+
+def test_summary_counts_denials_by_reason_and_open_questions(
+    database: Database, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second, third, fourth = submit_runs(database, "a", "b", "c", "d")
+    for run_id in (first, second):
+        refuse(database, run_id, "rm -rf build")
+    ask(database, third)
+    ask(database, third, "uv sync", position=1)
+    answer(database, [ask(database, fourth)], Reply("denied", "lena", "Not today."), NOW)
+    job_id = job_of(database, first)
+    assert summarise(database, job_id, interrupted=False, as_json=False) == 3
+    out = capsys.readouterr().out
+    assert "3 tool calls were denied, in 3 runs" in out
+    assert "  1 × Bash uv lock: denied by lena: Not today." in out
+    assert f"  2 × Bash rm -rf build: {WHY}" in out
+    assert f"2 tool calls wait for an answer, in 1 run: runner approvals {job_id}" in out
+
+
+def test_summary_as_json_has_denials_and_open_questions(
+    database: Database, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = submit_runs(database, "a", "b")
+    refuse(database, first, "rm -rf build")
+    ask(database, second)
+    summarise(database, job_of(database, first), interrupted=False, as_json=True)
+    summary = json.loads(capsys.readouterr().out)
+    assert [run["open_approvals"] for run in summary["run_summaries"]] == [0, 1]
+    (denied,) = summary["denied"]
+    assert (denied["tool"], denied["rule"], denied["calls"], denied["runs"]) == (
+        "Bash",
+        "Bash(rm *)",
+        1,
+        1,
+    )
+
+
+@pytest.mark.parametrize("empty_url", ["sqlite", "postgresql"], indirect=True)
+def test_both_databases_tell_what_was_denied_and_asked(empty_url: str) -> None:
+    database = Database(empty_url)
+    migrate.upgrade(database)
+    first, second, third = submit_runs(database, "a", "b", "c")
+    for run_id in (first, second):
+        refuse(database, run_id, "rm -rf build")
+    approval_id = ask(database, third)
+    job_id = job_of(database, first)
+    (kind,) = decisions.denied_kinds(database, job_id)
+    assert (kind["calls"], kind["runs"], kind["why"]) == (2, 2, "Nothing is deleted.")
+    assert decisions.denied_counts(database, job_id) == (2, 2)
+    assert decisions.open_counts(database, job_id) == {third: 1}
+    assert decisions.is_open(database, approval_id)
+    assert (
+        decisions.whys(database, [approval_id])[approval_id]["why"] == "It changes the lock file."
+    )
+    assert decisions.approval_named(database, call_id(third)) == approval_id
+    assert decisions.approval_named(database, call_id(first)) is None
+    assert [call["id"] for call in decisions.denied_calls(database, first)] == [call_id(first)]
+    assert decisions.why_of(database, call_id(third))["approval"]["id"] == approval_id
+    database.close()

@@ -1,0 +1,65 @@
+"""``rules list`` and ``rules revoke``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from runner.store.database import Database
+from tests.cli.conftest import Result
+from tests.cli.questions import ASKING, approval_row, ask, job_of, submit_runs
+from tests.cli.test_display import steers
+
+Command = Callable[..., Result]
+
+
+def test_rules_of_a_job_are_listed_in_order(command: Command, database: Database) -> None:
+    (run_id,) = submit_runs(database, "a")
+    job_id = job_of(database, run_id)
+    listed = command("rules", "list", job_id, "--json").json
+    assert [(rule["effect"], rule["rule"], rule["why"]) for rule in listed] == [
+        (rule.effect, rule.text, rule.why) for rule in ASKING.rules
+    ]
+    shown = command("rules", "list", job_id[-8:])
+    assert shown.code == 0
+    assert shown.out.splitlines()[0].split()[:4] == ["position", "effect", "rule", "from"]
+    assert "It changes the lock file." in shown.out
+
+
+def test_remembered_rule_is_listed_and_revoked(command: Command, database: Database) -> None:
+    runs = submit_runs(database, "a", "b")
+    job_id = job_of(database, runs[0])
+    ask(database, runs[0])
+    assert command("approve", runs[0], "--remember", "job", "--as", "lena").code == 0
+    rule = command("rules", "list", job_id, "--json").json[-1]
+    assert (rule["origin"], rule["author"], rule["added_in"]) == ("remembered", "lena", 2)
+    position = str(rule["position"])
+    result = command("rules", "revoke", job_id, position, "--as", "nils")
+    assert result.code == 0, result.err
+    assert "allow Bash(uv lock) no longer holds" in result.out
+    assert "by nils" in command("rules", "list", job_id).out
+    assert "Bash(uv lock)" not in command("show", job_id).out
+    again = command("rules", "revoke", job_id, position)
+    assert (again.code, "revoked before, by nils" in again.err) == (2, True)
+    later = ask(database, runs[1])
+    assert approval_row(database, later).answer is None
+
+
+@pytest.mark.parametrize("position", ["99", "-1", "x", "999999999999"])
+def test_rule_that_is_not_there_is_a_usage_error(
+    command: Command, database: Database, position: str
+) -> None:
+    (run_id,) = submit_runs(database, "a")
+    result = command("rules", "revoke", job_of(database, run_id), "--", position)
+    assert (result.code, len(result.err.splitlines())) == (2, 1)
+
+
+def test_stored_rules_steer_no_terminal(command: Command, database: Database) -> None:
+    (run_id,) = submit_runs(database, "a")
+    ask(database, run_id)
+    reason = "\x1b[2J\u202eyes"
+    assert command("approve", run_id, "--remember", "job", "--reason", reason).code == 0
+    for arguments in (("rules", "list", job_of(database, run_id)), ("show", run_id)):
+        result = command(*arguments)
+        assert not any(map(steers, result.out.replace("\n", ""))), arguments

@@ -1,0 +1,145 @@
+"""Calls that wait for a person: what goes on meanwhile, and what becomes of each answer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from runner.core.conversation import ModelReply, Usage
+from runner.core.entries import ModelReplied
+from runner.core.permissions import Answer, AnswerEffect, Rule, digest_of
+from runner.core.run import Ended, Waiting
+from runner.core.spec import Asking
+from runner.core.steps import CallModel, Done, Effect, LocateCalls, RunTools
+from tests.core.story import RULES, Story, several
+
+PARKED = Done(Waiting("approval"))
+
+
+def a_story(*asked: str, **spec: object) -> Story:
+    return Story(rules=(*RULES, *(Rule("ask", name) for name in asked)), **spec)
+
+
+def answer(story: Story, index: int, effect: AnswerEffect, reason: str = "") -> Effect:
+    """A person answers; the run is taken up again."""
+    call = story.view.calls[index]
+    given = Answer(effect, digest_of(call.input), "ann", reason)
+    calls = tuple(replace(c, answer=given) if c is call else c for c in story.view.calls)
+    story.view = replace(story.view, calls=calls, outcome=None, attempt=story.view.attempt + 1)
+    return story.go_on()
+
+
+def running(effect: Effect) -> list[int]:
+    assert isinstance(effect, RunTools), effect
+    return [call.index for call in effect.calls]
+
+
+def result(story: Story, index: int) -> str:
+    return str(story.view.messages[-1].blocks[index]["content"])
+
+
+def test_call_that_is_asked_parks_the_run():
+    story = a_story("Bash")
+    assert story.reply("tool_use", *several("Bash")) == PARKED
+    assert story.view.calls[0].decision.effect == "ask"
+
+
+def test_all_calls_of_a_reply_are_asked_at_once():
+    story = a_story("Bash", "Edit")
+    assert story.reply("tool_use", *several("Bash", "Edit", "Bash")) == PARKED
+    assert [call.decision.effect for call in story.view.calls] == ["ask"] * 3
+
+
+def test_calls_before_the_question_run_and_those_after_it_wait():
+    story = a_story("Edit")
+    effect = story.reply("tool_use", *several("Read", "Edit", "Bash"))
+    assert running(effect) == [0]
+    assert story.finish(0) == PARKED
+    assert running(answer(story, 1, "approved")) == [1]
+    assert running(story.finish(1)) == [2]
+
+
+def test_reading_passes_a_question_only_among_calls_that_only_read():
+    story = a_story("Grep", "Bash")
+    effect = story.reply("tool_use", *several("Read", "Grep", "Read", "Bash", "Read"))
+    assert running(effect) == [0, 2]
+    story.finish(0)
+    assert story.finish(2) == PARKED
+
+
+@pytest.mark.parametrize("mode", ["safe", "all", "off"])
+def test_a_test_never_runs_before_the_edit_that_it_tests(mode):
+    story = a_story("Edit", parallel_tools=mode)
+    assert story.reply("tool_use", *several("Edit", "Bash", "Read")) == PARKED
+
+
+def test_approved_call_runs_once_and_the_run_goes_on():
+    story = a_story("Bash")
+    story.reply("tool_use", *several("Bash"))
+    assert running(answer(story, 0, "approved")) == [0]
+    assert isinstance(story.finish(0, "ran"), CallModel)
+    assert result(story, 0) == "ran"
+
+
+def test_denial_reaches_the_model_with_its_reason():
+    story = a_story("Bash")
+    story.reply("tool_use", *several("Bash"))
+    assert isinstance(answer(story, 0, "denied", "not at night"), CallModel)
+    assert "denied by the person who was asked: not at night" in result(story, 0)
+
+
+def test_question_that_nobody_answered_in_time_is_denied():
+    story = a_story("Bash", asking=Asking(timeout=60.0))
+    story.reply("tool_use", *several("Bash"))
+    assert isinstance(answer(story, 0, "expired"), CallModel)
+    assert "nobody answered in time" in result(story, 0)
+
+
+def test_question_that_nobody_answered_in_time_stops_the_run_when_the_job_says_so():
+    story = a_story("Bash", asking=Asking(timeout=60.0, on_timeout="stop"))
+    story.reply("tool_use", *several("Bash"))
+    effect = answer(story, 0, "expired")
+    assert isinstance(effect, Done)
+    assert isinstance(effect.outcome, Ended)
+    assert (effect.outcome.state, effect.outcome.reason) == ("stopped", "approval_timeout")
+    story.view = replace(story.view, outcome=None)  # somebody takes it up again all the same
+    assert isinstance(story.go_on(), CallModel)
+    assert "Interrupted" in result(story, 0)
+
+
+def test_approved_call_that_had_started_when_its_worker_died_is_not_run_again():
+    story = a_story("Bash")
+    story.reply("tool_use", *several("Bash"))
+    answer(story, 0, "approved")
+    story.view = replace(story.view, attempt=story.view.attempt + 1)
+    assert isinstance(story.go_on(), CallModel)
+    assert "outcome of this call is unknown" in result(story, 0)
+
+
+def test_question_is_not_asked_again_after_the_rules_have_changed():
+    """A decision is final: what a later rule means for it is an answer."""
+    story = a_story("Bash")
+    story.reply("tool_use", *several("Bash"))
+    policy = replace(story.view.policy, rules=(Rule("allow", "*"),), snapshot=2)
+    story.view = replace(story.view, policy=policy, outcome=None)
+    assert story.go_on() == PARKED
+
+
+def test_calls_are_located_before_they_are_decided_on():
+    story = a_story()
+    story.go_on()
+    blocks = tuple(several("Read", "Bash"))
+    effect = story.go_on(
+        ModelReplied(ModelReply(blocks, "tool_use", Usage(1, output_tokens=1), "m"))
+    )
+    assert isinstance(effect, LocateCalls)
+    assert [call.index for call in effect.calls] == [0, 1]
+    assert [call.decision for call in story.view.calls] == [None, None]
+
+
+def test_pause_comes_before_the_question():
+    story = a_story("Bash")
+    story.go_on()
+    story.view = replace(story.view, pause_requested=True)
+    assert story.reply("tool_use", *several("Bash")) == Done(Waiting("paused"))

@@ -1,0 +1,68 @@
+"""What questions are grouped by, and the rules that are suggested with them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from runner.core.permissions import Place, Policy, Request, Rule, Setting, evaluate
+from runner.core.permissions.suggestion import suggest
+
+POLICY = Policy(
+    (Rule("allow", "Bash(cd *)"), Rule("ask", "Bash(uv *)"), Rule("ask", "Edit")), default="ask"
+)
+
+
+def bash(command: str) -> Request:
+    return Request("Bash", {"command": command}, Setting("/work"))
+
+
+def edit(path: str, place: Place) -> Request:
+    return Request("Edit", {"file_path": path}, Setting("/work", places={path: place}))
+
+
+@pytest.mark.parametrize(
+    ("command", "key", "rule"),
+    [
+        ("uv lock", "uv lock", "Bash(uv lock)"),
+        ("cd pkg && uv lock", "uv lock", "Bash(uv lock)"),
+        ("timeout 60 uv lock", "uv lock", "Bash(uv lock)"),
+        ("uv lock && uv sync", "uv lock && uv sync", ""),
+        ("uv run *.py", "uv run *.py", ""),  # the star of a rule is wider than the shell's
+        ("uv lock > out.txt", "uv lock", ""),  # writing the file would still be asked about
+        ("$tool lock", "$tool lock", ""),
+    ],
+)
+def test_command_is_grouped_by_what_it_asks_for(command, key, rule):
+    suggestion = suggest(POLICY, bash(command))
+    assert (suggestion.key, suggestion.rule) == (key, rule)
+
+
+def test_remembering_what_is_suggested_allows_the_call():
+    request = bash("cd pkg && uv lock")
+    remembered = Rule("allow", suggest(POLICY, request).rule, origin="remembered")
+    policy = replace(POLICY, rules=(*POLICY.rules, remembered))
+    assert evaluate(POLICY, request).effect == "ask"
+    assert evaluate(policy, request).effect == "allow"
+    assert evaluate(policy, bash("uv lock --upgrade")).effect == "ask"
+
+
+def test_same_file_of_two_workspaces_is_grouped_together():
+    one = edit("a.py", Place("/work/a.py", "/work/a.py"))
+    other = edit("/work/a.py", Place("/work/a.py", "/work/a.py"))
+    assert suggest(POLICY, one) == suggest(POLICY, other)
+    assert suggest(POLICY, one).rule == "Edit(/a.py)"
+
+
+@pytest.mark.parametrize(
+    "place",
+    [Place("/work/link", "/work/a.py"), Place("/work/a[1].py", "/work/a[1].py")],
+)
+def test_nothing_is_suggested_for_a_path_that_a_pattern_would_not_mean_exactly(place):
+    assert suggest(POLICY, edit("x", place)).rule == ""
+
+
+def test_own_tool_is_suggested_by_its_name():
+    suggestion = suggest(POLICY, Request("deploy", {"to": "staging"}))
+    assert (suggestion.key, suggestion.rule) == ("deploy", "deploy")

@@ -1,0 +1,198 @@
+"""Answers that are remembered as rules, and what rules answer when they change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeVar
+
+import pytest
+from sqlalchemy import update
+
+from runner.core.permissions import Decision, Policy, Request, Rule, evaluate
+from runner.errors import UsageError
+from runner.store.database import Database
+from runner.store.rules import list_rules, revoke
+from runner.store.steer import approvals as approvals_module
+from runner.store.steer import new_rules
+from runner.store.steer.approvals import (
+    Reply,
+    answer,
+    apply_new_rules,
+)
+from runner.store.tables import approvals, runs
+from tests.store.asked import (
+    ASKING,
+    add_rules,
+    answer_events,
+    answers,
+    approval_row,
+    ask,
+    ask_all,
+    remembered,
+    run_ids,
+    submit_asking,
+)
+from tests.store.attempts import run_row
+from tests.store.examples import NOW
+
+T = TypeVar("T")
+
+NO = Reply("denied", "bo", "not today")
+FOR_THE_JOB = Reply("approved", "ada", remember="job")
+
+
+@pytest.fixture
+def run_id(database: Database) -> str:
+    (run_id,) = run_ids(database, submit_asking(database))
+    return run_id
+
+
+def test_many_runs_are_answered_in_lots(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(approvals_module, "_BATCH", 2)
+    job_id = submit_asking(database, *"abcde")
+    asked = ask_all(database, job_id, "uv lock")
+    results = answer(database, list(reversed(asked)), FOR_THE_JOB, NOW)
+    assert [one.id for one in results] == asked
+    assert all(one.changed and not one.by_rule for one in results)
+    assert remembered(database, job_id) == [("allow", "Bash(uv lock)", None)]
+    assert {approval_row(database, one).remembered for one in asked} == {len(ASKING.rules)}
+
+
+def test_nothing_to_suggest_wants_a_rule(database: Database, run_id: str) -> None:
+    (asked,) = ask(database, run_id, "uv lock", suggested="")
+    with pytest.raises(UsageError, match="no rule can be suggested"):
+        answer(database, [asked], FOR_THE_JOB, NOW)
+    answer(database, [asked], replace(FOR_THE_JOB, rule="Bash(uv *)"), NOW)
+    assert answers(database, [asked]) == ["approved"]
+
+
+def test_rule_for_the_job_answers_the_others_that_wait(database: Database) -> None:
+    job_id, other = submit_asking(database, "a", "b", "c"), submit_asking(database)
+    first, second, third = run_ids(database, job_id)
+    (one,) = ask(database, first, "uv lock")
+    (two,) = ask(database, second, "uv lock --upgrade")
+    different, later = ask(database, third, "make", "uv lock")
+    (elsewhere,) = ask_all(database, other, "uv lock")
+    rule = replace(FOR_THE_JOB, rule="Bash(uv lock *)", reason="locking is fine")
+    results = answer(database, [one], rule, NOW + 5)
+    assert [(each.id, each.by_rule) for each in results] == [
+        (one, False),
+        (two, True),
+        (later, True),
+    ]
+    assert remembered(database, job_id) == [("allow", "Bash(uv lock *)", None)]
+    stored = list_rules(database, job_id)[-1]
+    assert (stored.origin, stored.author, stored.created_at) == ("remembered", "ada", NOW + 5)
+    assert (stored.added_in, stored.why) == (2, "locking is fine")
+    row = approval_row(database, two)
+    assert (row.answer, row.answered_via, row.answered_by, row.remembered) == (
+        "approved",
+        "rule",
+        "Bash(uv lock *)",
+        stored.position,
+    )
+    assert approval_row(database, one).remembered == stored.position
+    assert answer_events(database, second)[0]["rule"] == "Bash(uv lock *)"
+    states = [run_row(database, each).state for each in (first, second, third)]
+    assert states == ["queued", "queued", "waiting"]
+    assert answers(database, [different, elsewhere]) == [None, None]
+
+
+def test_rule_for_a_run_answers_only_in_that_run(database: Database) -> None:
+    job_id = submit_asking(database, "a", "b")
+    first, second = run_ids(database, job_id)
+    one, again = ask(database, first, "uv lock", "uv lock")
+    (other,) = ask(database, second, "uv lock")
+    results = answer(database, [one], replace(FOR_THE_JOB, remember="run"), NOW)
+    assert [each.id for each in results] == [one, again]
+    assert remembered(database, job_id) == [("allow", "Bash(uv lock)", first)]
+    assert answers(database, [other]) == [None]
+
+
+def test_denial_can_be_remembered_and_its_reason_told_to_all(database: Database) -> None:
+    job_id = submit_asking(database, "a", "b")
+    one, two = ask_all(database, job_id, "uv lock")
+    answer(database, [one], replace(NO, remember="job"), NOW)
+    assert remembered(database, job_id) == [("deny", "Bash(uv lock)", None)]
+    row = approval_row(database, two)
+    assert (row.answer, row.answered_via, row.reason) == ("denied", "rule", "not today")
+
+
+def test_denied_call_cannot_be_allowed_by_remembering(database: Database) -> None:
+    job_id = submit_asking(database, "a", "b")
+    one, two = run_ids(database, job_id)
+    (first,) = ask(database, one, "uv lock")
+    answer(database, [first], replace(NO, remember="job"), NOW)
+    (second,) = ask(database, two, "uv lock")
+    with pytest.raises(UsageError, match="cannot be approved so: it is denied by the rule"):
+        answer(database, [second], FOR_THE_JOB, NOW)
+
+
+def test_question_asked_while_rules_changed_is_looked_at_again(database: Database) -> None:
+    job_id = submit_asking(database, "a", "b", "c")
+    one, two, three = ask_all(database, job_id, "uv lock")
+    answer(database, [one], replace(FOR_THE_JOB), NOW)
+    older = (
+        update(approvals)
+        .where(approvals.c.id.in_([two, three]))
+        .values(answer=None, answered_at=None, checked_snapshot=1)
+    )
+    database.write(lambda connection: connection.execute(older))
+    first, second, third = run_ids(database, job_id)
+    back = update(runs).where(runs.c.id != first)
+    back = back.values(state="waiting", reason="approval", due_at=None)
+    database.write(lambda connection: connection.execute(back))
+    assert apply_new_rules(database, NOW + 1, most=1) == [second]
+    assert apply_new_rules(database, NOW + 1, most=5) == [third]
+    assert apply_new_rules(database, NOW + 1) == []
+    assert answers(database, [two, three]) == ["approved", "approved"]
+
+
+def test_question_on_which_new_rules_still_ask_is_looked_at_once(
+    database: Database, run_id: str
+) -> None:
+    (asked,) = ask(database, run_id, "uv lock")
+    job_id = run_row(database, run_id).job_id
+    revoke(database, job_id, 0, "ada", NOW)
+    assert apply_new_rules(database, NOW) == []
+    row = approval_row(database, asked)
+    assert (row.answer, row.checked_snapshot) == (None, 2)
+
+
+def test_rule_that_is_revoked_meanwhile_answers_nothing(
+    database: Database,
+    open_database: Callable[[], Database],
+    run_id: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (asked,) = ask(database, run_id, "uv lock")
+    job_id = run_row(database, run_id).job_id
+    add_rules(database, job_id, Rule("allow", "Bash(uv lock)", origin="remembered"))
+    other = open_database()
+
+    def decide_slowly(policy: Policy, request: Request) -> Decision:
+        decision = evaluate(policy, request)
+        if policy.snapshot == 2:
+            assert decision.effect == "allow"
+            revoke(other, job_id, len(ASKING.rules), "cy", NOW)
+        return decision
+
+    monkeypatch.setattr(new_rules, "evaluate", decide_slowly)
+    assert apply_new_rules(database, NOW) == []
+    assert answers(database, [asked]) == [None]
+    assert apply_new_rules(database, NOW) == []
+    row = approval_row(database, asked)
+    assert (row.answer, row.checked_snapshot) == (None, 3)
+
+
+def test_revoked_rule_answers_no_more(database: Database) -> None:
+    job_id = submit_asking(database, "a", "b")
+    first, second = run_ids(database, job_id)
+    answer(database, ask(database, first, "uv lock"), FOR_THE_JOB, NOW)
+    revoke(database, job_id, len(ASKING.rules), "ada", NOW)
+    (asked,) = ask(database, second, "uv lock")
+    apply_new_rules(database, NOW)
+    assert answers(database, [asked]) == [None]

@@ -1,0 +1,271 @@
+"""Grep and Glob show only what may be read."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example
+from hypothesis import given as with_values
+from hypothesis import strategies as st
+
+from runner.core.permissions import Decision, Permit, Place, Policy, Rule, Setting
+from runner.engine.ports import Interrupt
+from runner.tools.search.permission import packed, shown
+from runner.tools.search.walk import open_in_place, regular_files
+from runner.tools.toolbox import LocalTools
+
+from .conftest import Workbench, approved, policy
+
+FILES = ("a.py", "closed/b.py", "closed/deep/c.py", "open/d.py", "open/.env")
+
+
+@pytest.fixture
+def tree(bench: Workbench) -> Workbench:
+    for path in FILES:
+        file = bench.workspace / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("needle\n")
+    (bench.workspace / "link").symlink_to("closed")
+    return bench
+
+
+def left_out(count: int) -> str:
+    files = "1 file" if count == 1 else f"{count} files"
+    return f"[{files} left out: no permission to read them]"
+
+
+ALL = [
+    ("Glob", {"pattern": "**"}),
+    ("Grep", {"pattern": "needle"}),
+]
+
+
+@pytest.mark.parametrize(("tool", "given"), ALL)
+class TestShown:
+    @pytest.mark.parametrize(
+        ("lines", "found", "count"),
+        [
+            (("allow Read", "deny Read(closed/**)"), "a.py open/.env open/d.py", 2),
+            (
+                ("allow Read(*)", "deny Read(.env)"),
+                "a.py closed/b.py closed/deep/c.py open/d.py",
+                1,
+            ),
+            (("allow Read(open/**)",), "open/.env open/d.py", 3),
+            (("allow Read(open/**)", "deny Read(.ENV)"), "open/d.py", 4),
+            (("allow Read(/*.py)", "allow Read(deep/)"), "a.py closed/deep/c.py", 3),
+            (("allow Read", "ask Read(closed/deep/**)"), "a.py closed/b.py open/.env open/d.py", 1),
+            (("allow Read", "allow Edit(x/**)", "deny Write(closed/**)"), " ".join(FILES), 0),
+        ],
+    )
+    def test_only_files_that_may_be_read_are_shown_and_the_others_counted(
+        self,
+        tree: Workbench,
+        tool: str,
+        given: dict[str, Any],
+        lines: tuple[str, ...],
+        found: str,
+        count: int,
+    ) -> None:
+        expected = sorted(found.split()) + ([left_out(count)] if count else [])
+        assert tree.under(*lines).run(tool, **given).content.split("\n") == expected
+
+    def test_rule_for_one_tool_holds_for_it_alone(
+        self, tree: Workbench, tool: str, given: dict[str, Any]
+    ) -> None:
+        under = tree.under("allow Read", "deny Glob(closed/**)")
+        assert ("closed" in under.run(tool, **given).content) == (tool == "Grep")
+
+    def test_default_shows_nothing(self, tree: Workbench, tool: str, given: dict[str, Any]) -> None:
+        assert tree.under("allow Bash").run(tool, **given).content.endswith(left_out(5))
+
+    def test_broken_rule_grants_nothing(
+        self, tree: Workbench, tool: str, given: dict[str, Any]
+    ) -> None:
+        broken = replace(tree, policy=Policy((Rule("allow", "Read "),)))
+        assert broken.run(tool, **given).content.endswith(left_out(5))
+
+    def test_symlink_to_the_folder_that_is_searched_must_pass_too(
+        self, tree: Workbench, tool: str, given: dict[str, Any]
+    ) -> None:
+        for lines in (
+            ("allow Read(closed/**)",),
+            ("allow Read(link/**)",),
+            ("allow Read", "deny Read(link/**)"),
+            ("allow Read", "deny Read(closed/**)"),
+        ):
+            content = tree.under(*lines).run(tool, **given, path="link").content
+            assert content.split("\n")[1:] == [left_out(2)]
+        both = tree.under("allow Read([cl]*/**)")
+        assert both.run(tool, **given, path="link").content == "closed/b.py\nclosed/deep/c.py"
+
+    def test_folder_that_became_a_symlink_after_the_decision_shows_nothing_denied(
+        self, tree: Workbench, tool: str, given: dict[str, Any]
+    ) -> None:
+        call = tree.under("allow Read(open/**)").call(tool, **given, path="open")
+        (tree.workspace / "open").rename(tree.workspace / "away")
+        (tree.workspace / "open").symlink_to("closed")
+        content = tree.tools.run(call, Interrupt()).content
+        assert content.split("\n")[1:] == [left_out(2)]
+
+    def test_approval_shows_what_was_asked_about(
+        self, tree: Workbench, tool: str, given: dict[str, Any]
+    ) -> None:
+        under = tree.under("allow Read", "ask Read(closed/**)")
+        call = under.call(tool, **given)
+        for places, missing in (
+            ([tree.workspace], None),
+            ([tree.workspace / "closed/deep"], left_out(1)),
+            ([], left_out(2)),
+        ):
+            lines = tree.tools.run(approved(call, places), Interrupt()).content.split("\n")
+            assert ([line for line in lines if line.startswith("[")] or [None]) == [missing]
+
+    def test_count_tells_nothing_of_names_and_content(
+        self, tree: Workbench, tool: str, given: dict[str, Any]
+    ) -> None:
+        under = tree.under("allow Read", "deny Read(closed/**)")
+        for pattern in ("b.py", "closed/b.py", "nothing", "needle"):
+            content = under.run(tool, pattern=pattern).content
+            assert content.split("\n")[-1] == left_out(2)
+            assert "closed" not in content.removeprefix(f"No files match {pattern}")
+
+    def test_modules_in_the_workspace_are_not_imported(
+        self, tree: Workbench, tool: str, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for name in ("pathspec", "json", "re", "sitecustomize"):
+            (tree.workspace / f"{name}.py").write_text("raise SystemExit('needle: hijacked')\n")
+        monkeypatch.setenv("PYTHONPATH", str(tree.workspace))
+        with closing(LocalTools(tree.home, tree.lock_dir)) as tools:
+            under = replace(tree.under("allow Read", "deny Read(*.py)"), tools=tools)
+            assert under.run(tool, **given).content == f"open/.env\n{left_out(8)}"
+
+
+def test_long_result_still_ends_with_what_was_left_out(tree: Workbench) -> None:
+    under = tree.under("allow Read", "deny Read(closed/**)")
+    result = under.run("Grep", pattern="needle", head_limit=1)
+    assert result.content.split("\n")[1:] == [
+        "[only the first 1 lines of the result]",
+        left_out(2),
+    ]
+
+
+def test_single_file_that_may_not_be_read_names_the_rule(tree: Workbench) -> None:
+    under = tree.under("allow Read", "deny Read(.env)")
+    result = under.run("Grep", pattern="needle", path="open/.env", output_mode="content")
+    assert (result.outcome, result.content) == (
+        "denied",
+        "open/.env: denied by the rule deny 'Read(.env)'",
+    )
+    assert under.run("Grep", pattern="needle", path="a.py").content == "a.py"
+
+
+def test_outputs_of_the_run_are_searched_under_any_allow_rule(tree: Workbench) -> None:
+    tree.run("Bash", command="seq 1 20000")
+    under = tree.under("allow Read(open/**)")
+    found = under.run("Grep", pattern="^777$", path=str(tree.outputs))
+    assert found.content.endswith("call_1.txt")
+    denied = tree.under("allow Read", f"deny Read(/{tree.outputs.resolve()}/**)")
+    found = denied.run("Grep", pattern="^777$", path=str(tree.outputs))
+    assert found.content == f"No matches found\n{left_out(1)}"
+
+
+class TestNothingToFilter:
+    @pytest.mark.parametrize(
+        "lines",
+        [
+            ("allow Read",),
+            ("allow Grep",),
+            ("allow Read(*)", "allow Edit(src/**)", "deny Bash", "ask Edit(/secret)"),
+        ],
+    )
+    def test_bare_allow_rules_cost_nothing(self, lines: tuple[str, ...]) -> None:
+        assert packed(_permit(policy(*lines)), "Grep", "/w", Setting("/w")) is None
+
+    @pytest.mark.parametrize(
+        "lines",
+        [
+            (),
+            ("allow Glob",),
+            ("allow Read(src/**)",),
+            ("allow Read", "deny Read(.env)"),
+            ("allow Read", "ask Grep"),
+            ("allow Grep", "deny *"),
+        ],
+    )
+    def test_any_other_rule_is_handed_over(self, lines: tuple[str, ...]) -> None:
+        assert packed(_permit(policy(*lines)), "Grep", "/w", Setting("/w")) is not None
+
+
+def _permit(rules: Policy) -> Permit:
+    return Permit(Decision("allow"), None, "digest", rules)
+
+
+class TestWalk:
+    def test_symlink_on_the_way_is_not_followed(self, tree: Workbench) -> None:
+        with pytest.raises(OSError, match="symbolic links"):
+            open_in_place(str(tree.workspace / "link/b.py"))
+        assert regular_files(str(tree.workspace / "link"), frozenset()) == []
+        assert regular_files(str(tree.workspace / "link/deep"), frozenset()) == []
+
+    def test_descriptors_are_closed(self, tree: Workbench) -> None:
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        regular_files(str(tree.workspace), frozenset())
+        with pytest.raises(OSError, match="symbolic links"):
+            open_in_place(str(tree.workspace / "link/b.py"))
+        assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+EVERY_FILE = Rule("allow", "Read")
+_NAMES = ["a", "b", "A", ".env", "x.key", "ß", "ss", "src", "w"]
+_PARTS = [*_NAMES, "*", "**", "*.key", "?", "[ab]", "[!a]", "[^A]", "s*c"]
+_PATHS = st.lists(st.sampled_from(_NAMES), min_size=1, max_size=4).map("/".join)
+_SPECIFIERS = st.builds(
+    lambda anchor, parts, end: anchor + "/".join(parts) + end,
+    st.sampled_from(["", "/", "./", "//", "//w/", "~/", "//w/a/"]),
+    st.lists(st.sampled_from(_PARTS), min_size=1, max_size=3),
+    st.sampled_from(["", "", "/", "/**"]),
+)
+_TEXTS = st.sampled_from(["Read", "Grep", "Edit", "*", "Read "]) | _SPECIFIERS.map(
+    "Read({})".format
+)
+_RULES = st.builds(
+    Rule,
+    st.sampled_from(["allow", "ask", "deny"]),
+    _TEXTS,
+    origin=st.sampled_from(["job", "remembered"]),
+)
+
+
+@with_values(
+    st.lists(_RULES, max_size=6),
+    st.lists(_PATHS, max_size=6),
+    st.sampled_from(["/w", "/w/link"]),
+    st.sampled_from(
+        [Setting("/w", "/w/a", "/w/b"), Setting("/W", None, None), Setting("/", "/o", "/w")]
+    ),
+    st.sampled_from(["ask", "deny"]),
+)
+@example([EVERY_FILE, Rule("deny", "Read(ss)")], ["ß"], "/w", Setting("/w"), "deny")
+@example([EVERY_FILE, Rule("deny", "Read(A/x.KEY)")], ["a/X.key"], "/w", Setting("/W"), "deny")
+@example([EVERY_FILE, Rule("deny", "Read([!a])")], ["A"], "/w", Setting("/w"), "deny")
+@example([EVERY_FILE, Rule("deny", "Read(**/b)")], ["b", "a/a/b"], "/w", Setting("/w"), "deny")
+@example([EVERY_FILE, Rule("deny", "Read(/b)")], ["b", "a/b"], "/w", Setting("/w"), "deny")
+@example([EVERY_FILE, Rule("deny", "Read(a)")], ["a/b/src"], "/w", Setting("/w"), "deny")
+@example([Rule("allow", "Read(x)")], ["a/b"], "/w", Setting("/w", "/w/a"), "deny")
+def test_each_file_is_judged_as_it_is_alone(
+    rules: list[Rule], paths: list[str], named: str, setting: Setting, default: Any
+) -> None:
+    permit = _permit(Policy(tuple(rules), default))
+    files = [f"/w/{path}" for path in paths]
+    expected = [
+        path
+        for path in files
+        if permit.check("Grep", Place(named + path[2:], path), setting).effect == "allow"
+    ]
+    request = packed(permit, "Grep", named, setting)
+    assert (files if request is None else shown(files, "/w", request)) == expected
