@@ -12,8 +12,8 @@ from runner.cli.summary import summarise
 from runner.store import migrate
 from runner.store.database import Database
 from runner.store.look import decisions
-from runner.store.steer.approvals import Reply, answer
-from runner.store.tables import runs
+from runner.store.steer.approvals import Reply, answer, expire
+from runner.store.tables import runs, tool_calls
 from tests.cli.conftest import Result
 from tests.cli.questions import ask, call_id, job_of, refuse, submit_runs
 from tests.store.examples import NOW
@@ -76,6 +76,22 @@ def test_question_of_a_run_that_has_ended_waits_no_more(
     assert command("approvals", "--json").json == []
     summarise(database, job_of(database, run_id), interrupted=False, as_json=False)
     assert "wait" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("outcome", "is_denial"), [("denied", True), ("interrupted", False)])
+def test_question_that_expired_is_a_denial_only_where_it_denied(
+    command: Command, database: Database, outcome: str, is_denial: bool
+) -> None:
+    (run_id,) = submit_runs(database, "a")
+    ask(database, run_id, expires_at=NOW)
+    expire(database, NOW)
+    ended = update(tool_calls).values(outcome=outcome, ended_at=NOW, duration=0.0)
+    database.write(lambda connection: connection.execute(ended))
+    said = "no answer came in time"
+    assert (said in command("show", run_id).out) is is_denial
+    assert decisions.denied_counts(database, job_of(database, run_id))[0] == is_denial
+    assert said in command("show", call_id(run_id)).out
+    assert f"[{said}]" in command("transcript", run_id).out
 
 
 def test_edited_input_is_shown_beside_the_model_s(command: Command, database: Database) -> None:

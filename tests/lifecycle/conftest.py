@@ -19,6 +19,14 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 
 @pytest.fixture
+def site_of_either(empty_url: str, tmp_path: Path) -> Iterator[Site]:
+    """A site with SQLite, and one with Postgres; each with the embedded queue."""
+    site = Site(tmp_path / "site", RUNNER_DATABASE_URL=empty_url)
+    yield site
+    site.stop_all()
+
+
+@pytest.fixture
 def own_postgres() -> Iterator[Any]:
     """A Postgres server of the test's own."""
     with postgres_server() as server:

@@ -49,8 +49,10 @@ class Site:
         name: str = "job",
         tools: Sequence[str] = ("Bash", "Read", "Write"),
         allow: Sequence[str] = ("Bash", "Read", "Write"),
+        **permissions: Any,
     ) -> Path:
-        """A scripted job of one run for each key of ``script``, working in the site's workspace."""
+        """A scripted job of one run for each key of ``script``, working in the site's workspace.
+        ``permissions``: more of that section."""
         (self.folder / f"{name}.json").write_text(json.dumps(script))
         lines = [
             f'name = "{name}"',
@@ -62,6 +64,7 @@ class Site:
             f"[items]\nlist = {json.dumps(list(script))}",
             '[workspace]\npath = "workspace"',
             f"[permissions]\nallow = {json.dumps(allow)}",
+            *(f"{key} = {json.dumps(value)}" for key, value in permissions.items()),
         ]
         path = self.folder / f"{name}.toml"
         path.write_text("\n".join(lines))

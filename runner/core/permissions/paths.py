@@ -54,7 +54,7 @@ class Steps:
         reached = self._reach({0})
         for at, part in enumerate(parts, 1):
             moved: set[int] = set()
-            for step in reached:
+            for step in reached - {len(self.names)}:
                 name = self.names[step]
                 if name is None:
                     moved.add(step)

@@ -26,7 +26,12 @@ _ITS_RULE = and_(
     permission_rules.c.position == tool_calls.c.rule_position,
 )
 _IS_OPEN = and_(approvals.c.answer.is_(None), runs.c.state.not_in(ENDED))
-_WAS_DENIED = or_(tool_calls.c.decision == "deny", approvals.c.answer.in_(("denied", "expired")))
+# A question that nobody answered in time may have stopped the run instead.
+_WAS_DENIED = or_(
+    tool_calls.c.decision == "deny",
+    approvals.c.answer == "denied",
+    and_(approvals.c.answer == "expired", tool_calls.c.outcome == "denied"),
+)
 
 _WHY_COLUMNS = (
     tool_calls.c.decision,

@@ -36,7 +36,13 @@ _TAR = _risky(
     first=True,
 )
 _FD = _risky("xX", "exec exec-batch")
-_MAKE = _risky("E", "eval", "SHELL .SHELLFLAGS MAKEFLAGS MAKEFILES")
+_MAKE = _risky("Ef", "eval file makefile", ".SHELLFLAGS")
+_JAVAC = _risky(words="-processor -J -Xplugin @ --processor")
+_MAKE_SETS = re.compile(r"([^=\s]+?)[:+?!]*=(.*)", re.DOTALL)
+_MAKE_PLAIN = re.compile(r"[A-Za-z0-9_.,/-]*")
+_MAKE_RUNS = re.compile(
+    r"SHELL|CC|CXX|CPP|LD|AR|AS|RM|MAKE.*|.*(?:SHELL|CMD|COMMAND|WRAPPER|LAUNCHER)"
+)
 _ZIP = _risky("T", "unzip-command test", "-TT")
 _LESS = _risky("koO", "lesskey-file lesskey-src lesskey-content log-file LOG-FILE", "+")
 _COMPILER = _risky("", "", "-wrapper -fplugin -B -specs --specs")
@@ -72,6 +78,7 @@ RISKY = {
     "tcpdump": _risky("zwW"),
     "hg": _risky(options="config"),
     "svn": _risky(options="config-option editor-cmd diff-cmd diff3-cmd config-dir"),
+    "javac": _JAVAC,
     "npm": _risky(options="script-shell node-options"),
     "cargo": _risky(options="config"),
     "gcc": _COMPILER,
@@ -135,8 +142,9 @@ def _listed(name: str, risky: Risky, arguments: Sequence[Word]) -> str:
 
 def _make(arguments: Sequence[Word]) -> str:
     for word in arguments:
-        if re.match(r"[^=]*(?:!=|=.*\$)", word.value, re.DOTALL):
-            return "make expands what its variables say"
+        setting = _MAKE_SETS.fullmatch(word.value)
+        if setting and (_MAKE_RUNS.fullmatch(setting[1]) or not _MAKE_PLAIN.fullmatch(setting[2])):
+            return f"make runs what {word.value} says"
     return _listed("make", _MAKE, arguments)
 
 

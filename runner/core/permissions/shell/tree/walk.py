@@ -275,8 +275,8 @@ class Walk:
         if value is not None and value.type == "array":
             self.found.arrays = True
             for child in self.gaps(value, lines=True):
-                if child.type not in "()":
-                    self.word(child)
+                if child.type not in "()" and self.word(child).source.startswith("["):
+                    self.found.obscure("a subscript is evaluated by bash")
         elif value is not None:
             numeric = value.type == "arithmetic_expansion" or (
                 re.fullmatch(r"-?[0-9]+", self.text[value.start_byte : value.end_byte]) is not None
