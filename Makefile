@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 ready := .venv/.ready
 
-.PHONY: demo test check format sweep bench requirements clean
+.PHONY: demo test check format sweep fuzz bench requirements clean
 
 demo: $(ready)
 	$(BIN)/runner run jobs/quickstart.toml
@@ -24,6 +24,10 @@ format: $(ready)
 # Every boundary of the crash sweep, on both databases; `make test` takes a sample of it.
 sweep: $(ready)
 	RUNNER_SWEEP=all $(BIN)/pytest -q -n 2 --timeout 3600 tests/crash
+
+# Random commands, judged by real bash: what runs must be what the rules decided on.
+fuzz: $(ready)
+	$(BIN)/python -m tests.core.permissions.fuzz --seconds 60
 
 bench: $(ready)
 	$(BIN)/python -m bench

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from runner.core.entries import ModelCallFailed, RunSettled
+from runner.core.permissions import Rule
 from runner.core.run import Ended, Lease, Requeued
 from runner.store import losses, runs
 from runner.store.database import Database
 from runner.store.steer import revive
+from runner.store.steer.approvals import Reply, answer, waiting
 from runner.store.steer.control import Target, cancel, pause, resume
+from tests.store.asked import ASKING
 from tests.store.attempts import claim, submit_one, text, tool_use
 from tests.store.examples import NOW
 
@@ -15,6 +20,7 @@ from tests.store.examples import NOW
 def play(database: Database) -> None:
     """Let all of it happen."""
     take_turns(database)
+    ask_a_person(database)
     end(database)
     be_controlled(database)
     begin_again(database)
@@ -28,6 +34,15 @@ def take_turns(database: Database) -> None:
     attempt.append(ModelCallFailed("overloaded_error", "busy", 529, "req_1", 0, NOW, retry_at=NOW))
     attempt.reply(tool_use(1), tool_use(2, "Bash"), stop="tool_use").finish("one")
     attempt.reply(text("Done."))
+
+
+def ask_a_person(database: Database) -> None:
+    spec = replace(ASKING, rules=(Rule("ask", "Bash(uv *)", why="it changes the lock file"),))
+    run_id = submit_one(database, spec=spec)
+    asked = tool_use(1, "Bash", command="uv lock")
+    claim(database, run_id).reply(asked, tool_use(2, "Bash", command="$tool x"), stop="tool_use")
+    for question in waiting(database, Target("run", run_id)):
+        answer(database, [question.id], Reply("approved", "ada"), NOW)
 
 
 def end(database: Database) -> None:

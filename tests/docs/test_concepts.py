@@ -10,8 +10,9 @@ from typing import get_args
 from sqlalchemy import select
 
 import runner
-from runner.core import budget, decide, events, journal, retry
+from runner.core import budget, calls, decide, events, journal, retry
 from runner.core.conversation import ToolOutcome
+from runner.core.permissions.shell import raw
 from runner.core.run import TRANSITIONS
 from runner.engine import dispatcher, worker
 from runner.store import losses, runs, tables, workers
@@ -58,7 +59,7 @@ def test_the_numbers_are_those_of_the_code() -> None:
     for words, number, real in (
         ("prompt + 2,000", 2_000, budget.FIRST_CALL_ALLOWANCE),
         ("fewer than 1,024 tokens", 1_024, budget.LEAST_OUTPUT_TOKENS),
-        ("up to eight", 8, decide.MOST_PARALLEL_READS),
+        ("up to eight", 8, calls.MOST_PARALLEL_READS),
         ("asked to go on, twice in a row", 2, decide.MOST_CONTINUATIONS),
         ("A wait of up to 5 seconds", 5, retry.IN_HAND_SECONDS),
         ("doubles from one second", 1, retry.FIRST_DELAY),
@@ -72,6 +73,7 @@ def test_the_numbers_are_those_of_the_code() -> None:
         ("cut by the ten seconds of a shutdown", 10, worker.DRAIN_SECONDS),
         ("held by three workers in a row", 3, runs.LOST_LEASES_BEFORE_ALONE),
         ("Two more, and it has failed", 3 + 2, losses.LOST_LEASES_BEFORE_FAILED),
+        ("or is longer than 20,000 characters", 20_000, raw.LONGEST),
         ("at most 100 characters of a tool's input", 100, events.INPUT_SUMMARY_LENGTH),
         ("and 80 of its output", 80, events.OUTPUT_SUMMARY_LENGTH),
     ):
@@ -83,7 +85,7 @@ def test_what_the_model_is_told_of_a_cut_call_is_quoted_as_it_is() -> None:
     table = section(PAGE, "### A tool whose worker died")
     told = re.findall(r'"(Interrupted[^"]+)"', table)
     assert len(told) == 2
-    code = (CODE / "engine/attempt.py").read_text() + (CODE / "core/decide.py").read_text()
+    code = (CODE / "engine/attempt.py").read_text() + (CODE / "core/calls.py").read_text()
     for words in told:
         assert f'"{words}"' in code
 

@@ -21,6 +21,7 @@ from runner.llm import failures
 from runner.llm.anthropic import AnthropicModel
 from runner.store import losses, workers
 from runner.store.database import POSTGRES_CONNECTIONS, Database
+from runner.tools import notice
 from tests.docs.happenings import play
 from tests.docs.pages import codes, read, rows, section
 
@@ -57,6 +58,7 @@ def test_the_exit_codes_are_those_of_the_program() -> None:
         ("6 hours by default", 6 * 3600, retry.Patience().max_seconds),
         ("nothing came for 5 minutes", 300, "stall_timeout"),
         ("one call took over 30 minutes", 1800, "total_timeout"),
+        ("after 60 seconds it is ended", 60, notice.MOST_SECONDS),
     ],
 )
 def test_the_numbers_are_those_of_the_code(words: str, number: float, real: Any) -> None:
@@ -78,7 +80,7 @@ def documented_failures(heading: str) -> set[str]:
 
 def ends_named() -> set[tuple[str, str]]:
     """The reasons and states that the code ends a run with, where it names them."""
-    sources = ("core/decide.py", "engine/attempt.py")
+    sources = ("core/calls.py", "core/decide.py", "engine/attempt.py")
     trees = [ast.parse((CODE / source).read_text()) for source in sources]
     return {
         (node.args[1].value, node.args[0].value)
