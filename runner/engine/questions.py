@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
 from runner.engine.ports import Clock
@@ -10,6 +11,9 @@ from runner.store.database import Database
 from runner.store.steer.approvals import expire
 from runner.store.steer.new_rules import apply_new_rules
 from runner.store.steer.notices import Notice, take_notices
+
+
+LEAVE_SECONDS = 5.0
 
 
 class Questions:
@@ -24,6 +28,7 @@ class Questions:
         self._database = database
         self._clock = clock
         self._tell = tell
+        self._telling: list[threading.Thread] = []
 
     def attend(self) -> None:
         """Let late questions expire, and runs go on that new rules answered; tell of new questions.
@@ -34,5 +39,25 @@ class Questions:
         now = self._clock.now()
         expire(self._database, now)
         apply_new_rules(self._database, now)
-        for notice in take_notices(self._database, now):
-            threading.Thread(target=self._tell, args=(notice,), name="notice", daemon=True).start()
+        self._tell_of_new()
+
+    def leave(self) -> None:
+        """Tell of what was asked since the last pass, before the worker ends: maybe it was all that
+        there was to do, and the next worker comes when somebody has answered.
+
+        Raises:
+            UnreachableError: the database does not answer.
+        """
+        self._tell_of_new()
+        ends_at = time.monotonic() + LEAVE_SECONDS
+        for thread in self._telling:
+            thread.join(max(0.0, ends_at - time.monotonic()))
+
+    def _tell_of_new(self) -> None:
+        self._telling = [thread for thread in self._telling if thread.is_alive()]
+        for notice in take_notices(self._database, self._clock.now()):
+            thread = threading.Thread(
+                target=self._tell, args=(notice,), name="runner-notice", daemon=True
+            )
+            thread.start()
+            self._telling.append(thread)

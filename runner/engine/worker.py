@@ -108,6 +108,7 @@ class Worker:
         self._renewed_at = machine.clock.monotonic()
         self._ended = threading.Event()
         self._wake_ups = wake_ups(self._handle, self._slot_is_free)
+        self._questions = Questions(machine.database, machine.clock, machine.tell)
         self._dispatcher = Dispatcher(
             machine.database,
             machine.doorbell,
@@ -117,7 +118,7 @@ class Worker:
             free_slots=lambda: self._wake_ups.free_slots,
             offer=self._wake_ups.offer,
             visible=machine.visible,
-            questions=Questions(machine.database, machine.clock, machine.tell),
+            questions=self._questions,
         )
 
     def start(self) -> None:
@@ -200,6 +201,8 @@ class Worker:
         self._machine.close()
         try:
             self._return_strays(set(self._strays))
+            if self._only is None:
+                self._questions.leave()
             workers.end(self._machine.database, self.id, self._machine.clock.now())
         except UnreachableError as error:
             logger.warning("left without a word: %s", error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from pathlib import Path
 from typing import get_args
 
@@ -12,6 +13,17 @@ from sqlalchemy import select
 import runner
 from runner.core import budget, calls, decide, events, journal, retry
 from runner.core.conversation import ToolOutcome
+from runner.core.permissions import (
+    AnswerEffect,
+    Effect,
+    Place,
+    Policy,
+    Request,
+    Rule,
+    Setting,
+    evaluate,
+    paths_of,
+)
 from runner.core.permissions.shell import raw
 from runner.core.run import TRANSITIONS
 from runner.engine import dispatcher, worker
@@ -28,10 +40,35 @@ CODE = Path(runner.__file__).parent
 
 
 def test_the_diagram_shows_every_legal_transition_and_no_other() -> None:
-    (diagram,) = blocks(PAGE, "mermaid")
+    diagram, _ = blocks(PAGE, "mermaid")
     drawn = set(re.findall(r"^ +(\w+) --> (\w+)", diagram, re.MULTILINE))
     legal = {(state, after) for state, others in TRANSITIONS.items() for after in others}
     assert drawn == legal
+
+
+def test_the_second_diagram_shows_every_answer_to_a_question() -> None:
+    _, diagram = blocks(PAGE, "mermaid")
+    drawn = re.findall(r"^ +open -->\|[^|]+\| (\w+)$", diagram, re.MULTILINE)
+    assert drawn == [*get_args(AnswerEffect), "cancelled"]
+
+
+def test_the_example_of_decisions_is_decided_as_the_table_says() -> None:
+    part = section(PAGE, "## How a call is decided")
+    (example,) = blocks(part, "toml")
+    written = tomllib.loads(example)["permissions"]
+    rules = [
+        Rule(effect, entry if isinstance(entry, str) else entry["rule"])
+        for effect in get_args(Effect)
+        for entry in written[effect]
+    ]
+    policy = Policy(tuple(rules), written["default"])
+    table = [(codes(command)[0], effect) for command, effect, _ in rows(part)]
+    assert len(table) > 5
+    for command, effect in table:
+        paths = paths_of("Bash", {"command": command})
+        places = {path: Place(f"/w/{path}", f"/w/{path}") for path in paths}
+        request = Request("Bash", {"command": command}, Setting("/w", places=places))
+        assert evaluate(policy, request).effect == effect, command
 
 
 def test_the_steps_name_every_entry() -> None:

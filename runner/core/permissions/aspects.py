@@ -266,8 +266,10 @@ def _script(command: str, setting: Setting) -> tuple[Aspect, ...]:
     found: list[Aspect] = [Command.of(part, script) for part in script.parts]
     for path in script.writes:
         found.append(_file("Edit", path, setting, redirect=True))
-    for path in script.reads:
+    for path in (*script.reads, *script.guesses):
         found.append(_file("Read", path, setting, redirect=True, required=False))
+    for path in script.guesses:
+        found.append(_file("Edit", path, setting, redirect=True, required=False))
     if not any(aspect.required for aspect in found):
         found.append(Call("Bash", command))
     return tuple(found)

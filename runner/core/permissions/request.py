@@ -64,4 +64,5 @@ def _texts(value: Any) -> tuple[str, ...]:
 
 def _redirected(command: str) -> tuple[str, ...]:
     script = analyse(command)
-    return tuple(path for path in dict.fromkeys((*script.writes, *script.reads)) if path)
+    paths = dict.fromkeys((*script.writes, *script.reads, *script.guesses))
+    return tuple(path for path in paths if path)

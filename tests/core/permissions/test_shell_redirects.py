@@ -48,5 +48,5 @@ def test_paths_of_a_command_are_its_literal_redirects() -> None:
 def test_deny_rules_see_the_targets_of_what_cannot_be_parsed() -> None:
     script = analyse("cat <> .env; ; a >secret")
     assert not script.legible
-    assert ".env" in script.reads
+    assert ".env" in script.guesses
     assert {"", "secret"} <= set(script.writes)

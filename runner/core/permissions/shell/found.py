@@ -26,7 +26,8 @@ class Script:
     """A command as rules see it. ``opaque`` is "" or says why no pattern may allow it.
 
     ``reads`` and ``writes`` are redirect targets: ``~/x`` stands for one in the user's home, "" for
-    one that is not literal, or relative after a ``cd``. ``legible`` is False when the command may run
+    one that is not literal, or relative after a ``cd``. ``guesses`` is what looks like one in a
+    command that is not legible, for deny and ask rules. ``legible`` is False when the command may run
     something that is not among its parts; an opaque one that is legible only has parts that hide
     something, and rules without ``*`` that are equal to each part may allow it.
     """
@@ -34,6 +35,7 @@ class Script:
     parts: tuple[Part, ...]
     reads: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
+    guesses: tuple[str, ...] = ()
     opaque: str = ""
     legible: bool = True
 
@@ -89,12 +91,11 @@ class Found:
             parts[-1] = Part(last.text, (*last.forms, *forms), last.hides)
         if self.reason:
             parts.append(Part(command, raw_forms(command)))
-            seen = _REDIRECT.findall(command)
-            self.reads.extend(seen)
-            self.writes.extend(["", *seen])
-        reads, writes = (self._literal(paths) for paths in (self.reads, self.writes))
+            self.writes.append("")
+        guesses = self._literal(_REDIRECT.findall(command) if self.reason else [])
+        reads, writes = self._literal(self.reads), self._literal(self.writes)
         hides = next((part.hides for part in parts if part.hides), "")
-        return Script(tuple(parts), reads, writes, self.reason or hides, not self.reason)
+        return Script(tuple(parts), reads, writes, guesses, self.reason or hides, not self.reason)
 
     def _literal(self, paths: list[str]) -> tuple[str, ...]:
         known = ("" if self.moved and not path.startswith(("/", "~/")) else path for path in paths)
