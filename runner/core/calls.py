@@ -11,24 +11,33 @@ from runner.core.entries import CallsDecided, ToolFinished, ToolsStarted
 from runner.core.journal import Call, RunView
 from runner.core.permissions import Request, evaluate
 from runner.core.run import Ended, Waiting
-from runner.core.steps import LocateCalls, Record, Step, settle
+from runner.core.steps import LocateCalls, Record, Step, settle, stop_at_deadline
 
 MOST_PARALLEL_READS = 8
 
 
-def answer_calls(view: RunView) -> Step | None:
-    """The next step towards a result for every call of the last reply; None when all have theirs."""
+def answer_calls(view: RunView, now: float) -> Step | None:
+    """The next step towards a result for every call of the last reply; None when all have theirs.
+
+    Args:
+        now: seconds since the epoch.
+    """
     pending = [call for call in view.calls if call.result is None]
     if not pending:
         return None
     if view.spec.asking.on_timeout == "stop" and any(map(_expired, pending)):
         return settle(Ended("stopped", "approval_timeout", "nobody answered in time"))
+    if edited := tuple(call for call in pending if call.is_edited and call.setting is None):
+        return LocateCalls(edited)
     for call in pending:
         if (result := _result_without_running(view, call)) is not None:
             return Record(ToolFinished(call.index, result))
     if undecided := [call for call in pending if call.decision is None]:
         return _decide(view, undecided)
     if group := _next_group(view, pending):
+        waited = any(call.answer is not None for call in group)
+        if waited and view.ends_at is not None and view.ends_at <= now:
+            return stop_at_deadline(view)
         return Record(ToolsStarted(tuple(call.index for call in group)))
     return settle(Waiting("approval"))
 
@@ -57,7 +66,9 @@ def _result_without_running(view: RunView, call: Call) -> ToolResult | None:
         return ToolResult(f"Unknown tool {call.name!r}. Available tools: {names}.", "unknown_tool")
     if not isinstance(call.input, dict) or list(call.input) == [UNREADABLE_INPUT]:
         return ToolResult("The arguments must be a JSON object.", "invalid_input")
-    if (refusal := _refusal(call)) is not None:
+    if call.decision is None and call.setting is not None and call.setting.problem:
+        return ToolResult(call.setting.problem, "invalid_input")
+    if (refusal := _refusal(view, call)) is not None:
         return ToolResult(f"Permission {refusal}.", "denied")
     if call.started_by is not None and not (tool.repeatable or tool.read_only):
         return ToolResult(
@@ -68,15 +79,25 @@ def _result_without_running(view: RunView, call: Call) -> ToolResult | None:
     return None
 
 
-def _refusal(call: Call) -> str | None:
+def _refusal(view: RunView, call: Call) -> str | None:
     if call.decision is not None and call.decision.effect == "deny":
         return call.decision.explain()
-    if call.answer is None or call.answer.effect == "approved":
+    if call.answer is None:
         return None
+    if call.answer.effect == "approved":
+        return _refusal_of_edit(view, call)
     if _expired(call):
         return "denied: nobody answered in time"
     reason = f": {call.answer.reason}" if call.answer.reason else ""
     return f"denied by the person who was asked{reason}"
+
+
+def _refusal_of_edit(view: RunView, call: Call) -> str | None:
+    """A denial holds for what a person makes of a call, too."""
+    if not call.is_edited or call.setting is None or call.started_by is not None:
+        return None
+    decision = evaluate(view.policy, Request(call.name, call.input_to_run, call.setting))
+    return decision.explain() if decision.effect == "deny" and decision.grounds else None
 
 
 def _expired(call: Call) -> bool:

@@ -10,7 +10,17 @@ from runner.core.entries import ModelCallFailed, ModelCallStarted, UserMessageAd
 from runner.core.journal import Applied, RunView, Stop, apply
 from runner.core.retry import IN_HAND_SECONDS
 from runner.core.run import Ended, Requeued, Waiting
-from runner.core.steps import CallModel, Done, Effect, Record, RunTools, Sleep, Step, settle
+from runner.core.steps import (
+    CallModel,
+    Done,
+    Effect,
+    Record,
+    RunTools,
+    Sleep,
+    Step,
+    settle,
+    stop_at_deadline,
+)
 
 MOST_CONTINUATIONS = 2
 
@@ -84,7 +94,7 @@ def _leave_calls(view: RunView, now: float, draining: bool) -> Step | None:
 
 
 def _answer_calls(view: RunView, now: float, draining: bool) -> Step | None:
-    return answer_calls(view)
+    return answer_calls(view, now)
 
 
 def _leave(view: RunView, now: float, draining: bool) -> Step | None:
@@ -171,8 +181,8 @@ def _after_failure(view: RunView, now: float, draining: bool) -> Step | None:
         return settle(Ended("failed", failure.kind, failure.message + request))
     if failure.retry_at <= now:
         return None
-    if (ends_at := _deadline(view)) is not None and failure.retry_at >= ends_at:
-        return _stopped_by_deadline(view)
+    if (ends_at := view.ends_at) is not None and failure.retry_at >= ends_at:
+        return stop_at_deadline(view)
     if failure.retry_at - now <= IN_HAND_SECONDS:
         return Sleep(failure.retry_at)
     return settle(Requeued(failure.retry_at, "backoff"))
@@ -182,18 +192,9 @@ def _check_limits(view: RunView, now: float, draining: bool) -> Step | None:
     limits = view.limits
     if view.progress.turns >= limits.max_turns:
         return settle(Ended("stopped", "max_turns", f"the limit of {limits.max_turns} turns"))
-    if (ends_at := _deadline(view)) is not None and now >= ends_at:
-        return _stopped_by_deadline(view)
+    if (ends_at := view.ends_at) is not None and now >= ends_at:
+        return stop_at_deadline(view)
     return None
-
-
-def _deadline(view: RunView) -> float | None:
-    limit = view.limits.deadline
-    return None if limit is None else view.submitted_at + limit
-
-
-def _stopped_by_deadline(view: RunView) -> Step:
-    return settle(Ended("stopped", "deadline", f"the deadline of {view.limits.deadline:g} s"))
 
 
 def _start_model_call(view: RunView, now: float, draining: bool) -> Step | None:

@@ -57,6 +57,16 @@ class Call:
     interrupted: bool = False
     result: Block | None = None
 
+    @property
+    def input_to_run(self) -> Any:
+        """The input as the model gave it, or as the person who approved the call changed it."""
+        edited = self.answer.input if self.answer is not None else None
+        return self.input if edited is None else dict(edited)
+
+    @property
+    def is_edited(self) -> bool:
+        return self.answer is not None and self.answer.input is not None
+
 
 @dataclass(frozen=True, slots=True)
 class OpenCall:
@@ -136,6 +146,12 @@ class RunView:
     outcome: Outcome | None = None
     answer_count: int = 0
     revision: int = 0
+
+    @property
+    def ends_at(self) -> float | None:
+        """The run's deadline in seconds since the epoch; None without one."""
+        limit = self.limits.deadline
+        return None if limit is None else self.submitted_at + limit
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from runner.core.entries import Entry, RunSettled
-from runner.core.journal import Call, OpenCall
-from runner.core.run import Outcome
+from runner.core.journal import Call, OpenCall, RunView
+from runner.core.run import Ended, Outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,3 +54,8 @@ Effect = CallModel | LocateCalls | RunTools | Sleep | Done
 def settle(outcome: Outcome) -> Step:
     """The step that ends the attempt."""
     return Record(RunSettled(outcome))
+
+
+def stop_at_deadline(view: RunView) -> Step:
+    """The step that ends a run whose deadline has passed."""
+    return settle(Ended("stopped", "deadline", f"the deadline of {view.limits.deadline:g} s"))

@@ -179,16 +179,25 @@ class _Attempt:
         )
 
     def _locate(self, calls: Sequence[Call]) -> None:
-        settings = {call.index: self._setting(call.name, call.input) for call in calls}
-        located = (
-            replace(call, setting=settings.get(call.index, call.setting))
-            for call in self._view.calls
+        located = {call.index: self._located(call) for call in calls}
+        self._view = replace(
+            self._view, calls=tuple(located.get(call.index, call) for call in self._view.calls)
         )
-        self._view = replace(self._view, calls=tuple(located))
 
-    def _setting(self, tool: str, arguments: Any) -> Setting:
-        paths = paths_of(tool, arguments) if isinstance(arguments, dict) else ()
-        return self._ports.tools.locate(paths, self._surroundings)
+    def _located(self, call: Call) -> Call:
+        setting = self._setting(call.name, call.input_to_run)
+        if call.answer is None or not call.is_edited:
+            return replace(call, setting=setting)
+        places = tuple(place.real for place in setting.places.values())
+        return replace(call, setting=setting, answer=replace(call.answer, places=places))
+
+    def _setting(self, name: str, arguments: Any) -> Setting:
+        tool = self._view.spec.tool(name)
+        if tool is None or not isinstance(arguments, dict):
+            return Setting()
+        tools = self._ports.tools
+        located = tools.locate(paths_of(name, arguments), self._surroundings)
+        return replace(located, problem=tools.problem(tool, arguments) or "")
 
     def _failed(
         self, call: OpenCall, error: ModelCallError, *, retry_now: bool = False
@@ -237,8 +246,7 @@ class _Attempt:
         tool = view.spec.tool(call.name)
         assert tool is not None, "the decision answers unknown tools itself"
         assert call.decision is not None, "a call is decided on before it starts"
-        edited = call.answer.input if call.answer is not None else None
-        arguments = call.input if edited is None else dict(edited)
+        arguments = call.input_to_run
         request = ToolCall(
             id=self._ports.call_id(view.run_id, view.progress.turns, call.index),
             run_id=view.run_id,
@@ -254,8 +262,9 @@ class _Attempt:
             if cut.reason == "dropped":
                 raise
             result = ToolResult("Interrupted by shutdown of the worker.", "interrupted")
-        if edited is not None:
-            result = replace(result, content=_EDITED.format(json.dumps(edited)) + result.content)
+        if call.is_edited:
+            note = _EDITED.format(json.dumps(arguments))
+            result = replace(result, content=note + result.content)
         return ToolFinished(call.index, result)
 
 

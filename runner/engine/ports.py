@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -138,6 +138,9 @@ class ToolCall:
 
 
 class Tools(Protocol):
+    def problem(self, tool: Tool, arguments: Mapping[str, Any]) -> str | None:
+        """What is wrong with the input of a call, for the model; None when it fits the tool."""
+
     def locate(self, paths: Sequence[str], surroundings: Surroundings) -> Setting:
         """Where a run's tools would work, and where ``paths`` lead from there. Never raises: a path
         that leads nowhere is left out."""

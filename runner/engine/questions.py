@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 
 from runner.engine.ports import Clock
@@ -11,7 +10,6 @@ from runner.store.database import Database
 from runner.store.steer.approvals import expire
 from runner.store.steer.new_rules import apply_new_rules
 from runner.store.steer.notices import Notice, take_notices
-
 
 LEAVE_SECONDS = 5.0
 
@@ -49,9 +47,9 @@ class Questions:
             UnreachableError: the database does not answer.
         """
         self._tell_of_new()
-        ends_at = time.monotonic() + LEAVE_SECONDS
+        ends_at = self._clock.monotonic() + LEAVE_SECONDS
         for thread in self._telling:
-            thread.join(max(0.0, ends_at - time.monotonic()))
+            thread.join(max(0.0, ends_at - self._clock.monotonic()))
 
     def _tell_of_new(self) -> None:
         self._telling = [thread for thread in self._telling if thread.is_alive()]

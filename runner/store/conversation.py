@@ -107,7 +107,14 @@ def answers_to(connection: Connection, run_id: str, reply: int) -> dict[int, Ans
             by=row.answered_by or "",
             reason=row.reason,
             input=row.edited_input,
-            places=tuple(place.real for place in setting_from_json(row.setting).places.values()),
+            places=_places(row),
         )
         for row in rows
     }
+
+
+def _places(row: Any) -> tuple[str, ...]:
+    """Where the call leads that was asked about. Where an edited one does is looked up before it runs."""
+    if row.edited_input is not None:
+        return ()
+    return tuple(place.real for place in setting_from_json(row.setting).places.values())

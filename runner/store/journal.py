@@ -16,7 +16,17 @@ from runner.core import decide
 from runner.core.budget import Reservation
 from runner.core.conversation import Usage
 from runner.core.entries import Entry
-from runner.core.journal import Failure, OpenCall, Progress, QueuedMessage, RunView, Stop, fold
+from runner.core.journal import (
+    Call,
+    Failure,
+    OpenCall,
+    Progress,
+    QueuedMessage,
+    RunView,
+    Stop,
+    fold,
+)
+from runner.core.permissions import Answer
 from runner.core.run import Lease
 from runner.core.steps import Effect
 from runner.errors import LeaseLost, StaleView
@@ -173,7 +183,7 @@ class StoredJournal:
         run_id, calls, policy = view.run_id, view.calls, view.policy
         if row.answer_count != view.answer_count:
             answers = answers_to(connection, run_id, len(view.messages) - 1)
-            calls = tuple(replace(call, answer=answers.get(call.index)) for call in calls)
+            calls = tuple(_answered(call, answers.get(call.index)) for call in calls)
         if row.rules_snapshot != policy.snapshot:
             policy = self._jobs.policy(connection, row.job_id, run_id, row.rules_snapshot)
         return replace(
@@ -211,6 +221,13 @@ class StoredJournal:
             answer_count=row.answer_count,
             revision=row.revision,
         )
+
+
+def _answered(call: Call, answer: Answer | None) -> Call:
+    """The call with its answer. Where an edited one leads is not known yet."""
+    if answer == call.answer or answer is None:
+        return call
+    return replace(call, answer=answer, setting=None if answer.input is not None else call.setting)
 
 
 def _run_changes(view: RunView, rows: Rows, denials: int) -> dict[str, Any]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from runner.core.conversation import ToolResult
+from runner.core.conversation import Tool, ToolResult
 from runner.core.permissions import Setting, digest_of
 from runner.engine.ports import Interrupt, Surroundings, ToolCall
 from runner.tools import shell
@@ -68,6 +69,10 @@ class LocalTools:
         self._host = ToolHost(self._environment, lock_dir, watchdog_seconds)
         self._inputs = InputCheck()
 
+    def problem(self, tool: Tool, arguments: Mapping[str, Any]) -> str | None:
+        """What is wrong with the input of a call, for the model; None when it fits the tool."""
+        return self._inputs.problem(tool.name, tool.input_schema, arguments)
+
     def locate(self, paths: Sequence[str], surroundings: Surroundings) -> Setting:
         """Where a run's tools would work, and where ``paths`` lead from there. Never raises: a path
         that leads nowhere is left out."""
@@ -86,7 +91,7 @@ class LocalTools:
             raise ValueError(f"{call.id}: its permit is for another input than the call has")
         interrupt.check()
         began = time.monotonic()
-        problem = self._inputs.problem(call.tool.name, call.tool.input_schema, call.input)
+        problem = self.problem(call.tool, call.input)
         try:
             result = (
                 self._dispatch(call, interrupt)

@@ -22,7 +22,7 @@ class InputCheck:
         self._kept: OrderedDict[int, tuple[Mapping[str, Any], Draft202012Validator]] = OrderedDict()
         self._lock = threading.Lock()
 
-    def problem(self, tool: str, schema: Mapping[str, Any], given: dict[str, Any]) -> str | None:
+    def problem(self, tool: str, schema: Mapping[str, Any], given: Mapping[str, Any]) -> str | None:
         """What is wrong with the input, for the model, or None when it fits."""
         try:
             errors = list(self._validator(schema).iter_errors(given))

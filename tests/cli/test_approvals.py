@@ -200,6 +200,7 @@ def test_rule_that_does_not_cover_the_call_is_refused(command: Command, database
         ("uv lock --offline", {"command": "uv lock --offline", "timeout": 5}),
         ('{"command": "true"}', {"command": "true"}),
         ("{ true; }", {"command": "{ true; }", "timeout": 5}),
+        ("true", {"command": "true", "timeout": 5}),
         ("[ -e x ]", {"command": "[ -e x ]", "timeout": 5}),
     ],
 )
@@ -210,6 +211,17 @@ def test_command_is_edited_as_text_or_json(
     approval_id = ask(database, run_id, timeout=5)
     assert command("approve", run_id, "--edit", text).code == 0
     assert approval_row(database, approval_id).edited_input == edited
+
+
+@pytest.mark.parametrize("text", ["[]", "null", "7", '"ls"', '{"command": "ls"', " "])
+def test_json_that_is_no_input_is_not_taken_for_a_command(
+    command: Command, database: Database, text: str
+) -> None:
+    (run_id,) = submit_runs(database, "a")
+    approval_id = ask(database, run_id)
+    result = command("approve", run_id, "--edit", text)
+    assert (result.code, "JSON object" in result.err) == (2, True)
+    assert approval_row(database, approval_id).answer is None
 
 
 def test_input_of_other_tools_is_edited_as_an_object(command: Command, database: Database) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
@@ -53,8 +53,8 @@ class Boundaries:
 
 
 class Counted:
-    """A port, every call of which is two boundaries. ``whole`` says, given the call's arguments,
-    whether the process may not be stopped in the middle of it."""
+    """A port, every call of which is two boundaries, save of the methods that are only for ``looking``. ``whole``
+    says, given the call's arguments, whether the process may not be stopped in the middle of it."""
 
     def __init__(
         self,
@@ -62,14 +62,18 @@ class Counted:
         port: Any,
         boundaries: Boundaries,
         whole: Callable[..., bool] = lambda *arguments, **named: False,
+        looking: Collection[str] = (),
     ) -> None:
         self._name = name
         self._port = port
         self._boundaries = boundaries
         self._whole = whole
+        self._looking = looking
 
     def __getattr__(self, method: str) -> Callable[..., Any]:
-        call = getattr(self._port, method)
+        call: Callable[..., Any] = getattr(self._port, method)
+        if method in self._looking:
+            return call
 
         def counted(*arguments: Any, **named: Any) -> Any:
             return self._boundaries.around(

@@ -1,4 +1,4 @@
-"""Three faults in the guarantees, seeded into a process to see that the sweep finds them."""
+"""Faults in the guarantees, seeded into a process to see that the sweep finds them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from typing import Any
 
 from sqlalchemy import Integer, bindparam, select
 
+from runner.core import calls
 from runner.core.conversation import Tool
 from runner.core.entries import ToolsStarted
+from runner.core.permissions import Permit
 from runner.core.spec import JobSpec
 from runner.store import journal
 from runner.store.rows import Rows
@@ -44,10 +46,17 @@ def everything_repeatable() -> None:
     JobSpec.tool = repeatable  # type: ignore[assignment,method-assign]
 
 
+def every_answer_a_yes() -> None:
+    """What the rules or a person denied runs all the same, and no permit is looked at."""
+    calls._refusal = lambda call: None
+    Permit.__post_init__ = lambda permit: None  # type: ignore[assignment,method-assign]
+
+
 FAULTS = {
     "intent not written": intent_not_written,
     "fence ignored": fence_ignored,
     "everything repeatable": everything_repeatable,
+    "every answer a yes": every_answer_a_yes,
 }
 
 

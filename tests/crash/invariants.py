@@ -7,17 +7,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.crash import scenario
+from tests.crash import questions, scenario
 from tests.crash.record import Record
+from tests.crash.violation import Violation, hold
 from tests.messages_api.conversation_rules import Refusal, check_messages
 
-_OUTCOMES = {"Write": "denied"}
-_FAILS = "toolu_2_0"
 _REPEATABLE = frozenset({"Read", "Grep", "note"})
-
-
-class Violation(AssertionError):  # noqa: N818 - what the sweep is after
-    """A guarantee of Runner's did not hold."""
 
 
 @dataclass
@@ -34,11 +29,12 @@ def check(record: Record, served: Served, variant: scenario.Scenario) -> None:
     checks: tuple[Callable[[], None], ...] = (
         lambda: _check_end(record, variant),
         lambda: _check_conversation(record, served),
-        lambda: _check_calls(record),
-        lambda: _check_side_effects(record),
+        lambda: _check_calls(record, variant),
+        lambda: _check_side_effects(record, variant),
         lambda: _check_counters(record, served, variant),
         lambda: _check_messages(record),
         lambda: _check_events(record),
+        lambda: questions.check(record, variant),
     )
     found = []
     for holds in checks:
@@ -50,21 +46,16 @@ def check(record: Record, served: Served, variant: scenario.Scenario) -> None:
         raise Violation("\n".join(found))
 
 
-def _hold(condition: object, what: str, *seen: object) -> None:
-    if not condition:
-        raise Violation(": ".join([what, *map(repr, seen)]))
-
-
 def _check_end(record: Record, variant: scenario.Scenario) -> None:
     run = record.run
     end = (run.state, run.reason)
-    _hold(end == (variant.state, variant.reason), "the run ended otherwise", end, run.detail)
-    _hold(run.worker_id is None and run.ended_at is not None, "an ended run is held")
-    _hold(run.bugs == 0, "an exception that nobody classified ended an attempt")
+    hold(end == (variant.state, variant.reason), "the run ended otherwise", end, run.detail)
+    hold(run.worker_id is None and run.ended_at is not None, "an ended run is held")
+    hold(run.bugs == 0, "an exception that nobody classified ended an attempt")
 
 
 def _check_conversation(record: Record, served: Served) -> None:
-    _hold(not served.refusals, "the API refused a request", *served.refusals)
+    hold(not served.refusals, "the API refused a request", *served.refusals)
     try:
         check_messages(record.messages, ())
     except Refusal as refusal:
@@ -73,15 +64,15 @@ def _check_conversation(record: Record, served: Served) -> None:
         ids = [block["id"] for block in message["content"] if block["type"] == "tool_use"]
         answer = record.messages[position + 1]["content"] if ids else []
         results = [block["tool_use_id"] for block in answer if block["type"] == "tool_result"]
-        _hold(results == ids, "results are not one per call, in the order asked", ids, results)
+        hold(results == ids, "results are not one per call, in the order asked", ids, results)
     for messages in served.requests:
         *before, last = messages
         final = record.messages[len(before)]["content"]
-        _hold(before == record.messages[: len(before)], "a message was rewritten", messages)
-        _hold(last["content"] == final[: len(last["content"])], "a message was rewritten", last)
+        hold(before == record.messages[: len(before)], "a message was rewritten", messages)
+        hold(last["content"] == final[: len(last["content"])], "a message was rewritten", last)
 
 
-def _check_calls(record: Record) -> None:
+def _check_calls(record: Record, variant: scenario.Scenario) -> None:
     asked = [
         (number, block["id"])
         for number, message in enumerate(record.messages)
@@ -89,26 +80,26 @@ def _check_calls(record: Record) -> None:
         if block["type"] == "tool_use"
     ]
     stored = [(call.message, call.tool_use_id) for call in record.calls]
-    _hold(stored == asked, "tool calls are not those that were asked for", stored, asked)
+    hold(stored == asked, "tool calls are not those that were asked for", stored, asked)
     for call in record.calls:
-        allowed = {_OUTCOMES.get(call.name, "succeeded")}
-        if call.tool_use_id == _FAILS:
+        allowed = {"denied" if call.tool_use_id in variant.denied else "succeeded"}
+        if call.tool_use_id in variant.fails:
             allowed = {"failed"}
         if call.name not in _REPEATABLE and call.outcome == "unknown":
-            _hold(call.started_attempt < record.run.attempt, "unknown by its own attempt", call)
+            hold(call.started_attempt < record.run.attempt, "unknown by its own attempt", call)
             allowed = {"unknown"}
-        _hold(call.outcome in allowed, "a call had another outcome", call)
-        _hold(call.ended_at is not None and not call.interrupted, "a call has no end", call)
+        hold(call.outcome in allowed, "a call had another outcome", call)
+        hold(call.ended_at is not None and not call.interrupted, "a call has no end", call)
         started = call.started_attempt is not None
-        _hold(started == (call.outcome != "denied"), "what ran had not been started", call)
+        hold(started == (call.outcome != "denied"), "what ran had not been started", call)
         said = record.result(call.tool_use_id)
         is_error = call.outcome != "succeeded"
-        _hold(said.get("is_error", False) == is_error, "the result hides its outcome", said)
+        hold(said.get("is_error", False) == is_error, "the result hides its outcome", said)
         if call.outcome == "unknown":
-            _hold("outcome of this call is unknown" in said["content"], "unknown is unsaid", said)
+            hold("outcome of this call is unknown" in said["content"], "unknown is unsaid", said)
 
 
-def _check_side_effects(record: Record) -> None:
+def _check_side_effects(record: Record, variant: scenario.Scenario) -> None:
     """Nothing twice unless it is repeatable; what succeeded is there, what is missing is unknown."""
     folder = record.workspace
     log = folder / scenario.LOG
@@ -122,40 +113,43 @@ def _check_side_effects(record: Record) -> None:
         if times is None:
             continue
         if call.name not in _REPEATABLE:
-            _hold(times <= 1, "a side effect happened twice", name, call.name, times)
-        if call.outcome != "unknown":
-            _hold(times >= 1, "a result without its side effect", name, call.outcome)
-    _hold(not done, "side effects without a call", done)
-    _hold(not (folder / scenario.DENIED).exists(), "a denied call took effect")
+            hold(times <= 1, "a side effect happened twice", name, call.name, times)
+        if call.tool_use_id in variant.denied:
+            hold(times == 0, "a denied call took effect", name, call.name)
+        elif call.outcome != "unknown":
+            hold(times >= 1, "a result without its side effect", name, call.outcome)
+    hold(not done, "side effects without a call", done)
+    hold(not (folder / scenario.DENIED).exists(), "a denied call took effect")
 
 
 def _check_counters(record: Record, served: Served, variant: scenario.Scenario) -> None:
     run, model_calls = record.run, record.model_calls
     replies = [call for call in model_calls if call.stop_reason is not None]
-    _hold(run.turns == len(replies), "turns are not replies", run.turns, len(replies))
+    hold(run.turns == len(replies), "turns are not replies", run.turns, len(replies))
     spoken = sum(message["role"] == "assistant" for message in record.messages)
-    _hold(run.turns == spoken, "turns are not assistant messages", run.turns, spoken)
+    hold(run.turns == spoken, "turns are not assistant messages", run.turns, spoken)
     for column in ("input_tokens", "cache_read_tokens", "cache_creation_tokens", "output_tokens"):
         total = sum(getattr(call, column) or 0 for call in model_calls)
-        _hold(getattr(run, column) == total, f"{column} do not add up", getattr(run, column), total)
+        hold(getattr(run, column) == total, f"{column} do not add up", getattr(run, column), total)
     for call in model_calls:
-        _hold(call.ended_at is not None, "a model call has no end", call)
-        _hold(0 <= call.charged_tokens <= call.worst_case, "more than the worst case", call)
+        hold(call.ended_at is not None, "a model call has no end", call)
+        hold(0 <= call.charged_tokens <= call.worst_case, "more than the worst case", call)
     charged = sum(call.charged_tokens for call in model_calls)
-    _hold(run.charged_tokens == charged, "charges do not add up", run.charged_tokens, charged)
-    _hold(charged <= variant.limits.token_ceiling, "the token ceiling was crossed", charged)
-    _hold(served.tokens <= charged, "tokens were used and not charged", served.tokens, charged)
-    _hold(len(served.requests) <= len(model_calls), "a model call was made twice under one intent")
+    hold(run.charged_tokens == charged, "charges do not add up", run.charged_tokens, charged)
+    hold(charged <= variant.limits.token_ceiling, "the token ceiling was crossed", charged)
+    hold(served.tokens <= charged, "tokens were used and not charged", served.tokens, charged)
+    hold(len(served.requests) <= len(model_calls), "a model call was made twice under one intent")
     numbers = [call.number for call in model_calls]
-    _hold(numbers == list(range(1, len(numbers) + 1)), "model calls have gaps", numbers)
+    hold(numbers == list(range(1, len(numbers) + 1)), "model calls have gaps", numbers)
     denied = sum(call.outcome == "denied" for call in record.calls)
-    _hold(run.denials == denied == 1, "denials are not counted", run.denials, denied)
-    _hold(run.message_count == len(record.messages), "messages are not counted", run.message_count)
+    expected = len(variant.denied)
+    hold(run.denials == denied == expected, "denials are not counted", run.denials, denied)
+    hold(run.message_count == len(record.messages), "messages are not counted", run.message_count)
 
 
 def _check_messages(record: Record) -> None:
     """Each queued message was delivered, once, and where the record says."""
-    _hold(record.run.queued_count == 0, "a queued message waits for ever")
+    hold(record.run.queued_count == 0, "a queued message waits for ever")
     texts = [
         (number, block["text"])
         for number, message in enumerate(record.messages)
@@ -163,47 +157,47 @@ def _check_messages(record: Record) -> None:
         if message["role"] == "user" and block["type"] == "text"
     ][1:]
     delivered = [(row.delivered_message, row.text) for row in record.queued]
-    _hold(texts == delivered, "queued messages are not delivered once", texts, delivered)
+    hold(texts == delivered, "queued messages are not delivered once", texts, delivered)
     said = [text for _, text in delivered]
-    _hold(said == [scenario.SAID_FIRST, scenario.SAID_LATER], "a message was lost", said)
+    hold(said == [scenario.SAID_FIRST, scenario.SAID_LATER], "a message was lost", said)
 
 
 def _check_events(record: Record) -> None:
     events, run = record.events, record.run
     numbers = [event.number for event in events]
-    _hold(numbers == list(range(1, run.event_count + 1)), "events have gaps", numbers)
+    hold(numbers == list(range(1, run.event_count + 1)), "events have gaps", numbers)
     attempts = [e.type for e in events if e.type in ("attempt_started", "attempt_ended")]
-    _hold(
+    hold(
         attempts == ["attempt_started", "attempt_ended"] * run.attempt,
         "attempts do not begin and end in turn",
         attempts,
     )
-    _hold(events[-1].type == "done", "the last event is not the end", events[-1])
+    hold(events[-1].type == "done", "the last event is not the end", events[-1])
     counts = Counter(event.type for event in events)
-    _hold(counts["done"] == counts["limit_reached"] == 1, "the run ended more than once")
-    _hold(counts["message_queued"] == len(record.queued), "queued messages without an event")
+    hold(counts["done"] == counts["limit_reached"] == 1, "the run ended more than once")
+    hold(counts["message_queued"] == len(record.queued), "queued messages without an event")
     began, ended = (
         [event.data["turn"] for event in events if event.type == kind]
         for kind in ("turn_started", "turn_ended")
     )
-    _hold(ended == list(range(1, run.turns + 1)), "turn_ended is not once a turn", ended)
+    hold(ended == list(range(1, run.turns + 1)), "turn_ended is not once a turn", ended)
     unanswered = [run.turns + 1] if record.model_calls[-1].error else []
-    _hold(began == ended + unanswered, "turn_started is not once a turn", began)
+    hold(began == ended + unanswered, "turn_started is not once a turn", began)
     calls = [call.number for call in record.model_calls]
     for kind in ("model_call_started", "model_call_ended"):
         told = [event.data["call"] for event in events if event.type == kind]
-        _hold(told == calls, f"{kind} is not once a model call", told)
+        hold(told == calls, f"{kind} is not once a model call", told)
     _check_tool_events(record, events)
 
 
 def _check_tool_events(record: Record, events: Sequence[Any]) -> None:
     calls = {call.tool_use_id: call for call in record.calls}
-    _hold(
+    hold(
         _named(events, "tool_done") == Counter(list(calls)),
         "tool_done is not once a call",
         _named(events, "tool_done"),
     )
-    _hold(
+    hold(
         _named(events, "permission_decided") == Counter(list(calls)),
         "decisions are not once a call",
     )
@@ -211,7 +205,7 @@ def _check_tool_events(record: Record, events: Sequence[Any]) -> None:
     for name, call in calls.items():
         most = record.run.attempt if call.name in _REPEATABLE else 1
         least = int(call.outcome != "denied")
-        _hold(least <= started[name] <= most * least, "tool_started", name, started[name])
+        hold(least <= started[name] <= most * least, "tool_started", name, started[name])
 
 
 def _named(events: Iterable[Any], kind: str) -> Counter[str]:

@@ -31,6 +31,7 @@ from tests.messages_api import API_KEY
 MARK = "CRASH_SWEEP_MARK"  # a variable in the environment of every process that a life starts
 DROPPED = 10  # exit status: another attempt has the run
 _SAY_ALIVE_SECONDS = 0.1
+_LOOK_SECONDS = 0.01
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ def live(task: Task) -> int:
     ports = Ports(
         journal=Counted("journal", journal, boundaries, _in_a_transaction),
         models=lambda spec: model,
-        tools=Counted("tools", tools, boundaries, _in_this_process),
+        tools=Counted("tools", tools, boundaries, _in_this_process, ("locate", "problem")),
         workspaces=Counted("workspaces", RunWorkspaces(database, home), boundaries),
         live=Counted("live", NobodyFollows(), boundaries),
         clock=clock,
@@ -194,6 +195,12 @@ def _claim(task: Task, database: Database, clock: LeapingClock) -> Lease | None:
 
 
 def _due_at(database: Database, run_id: str) -> float | None:
-    query = select(stored.runs.c.due_at).where(stored.runs.c.id == run_id)
-    due_at: float | None = database.read(lambda c: c.execute(query).scalar_one())
-    return due_at
+    """When the run is due, after a person has answered what it waits for; None when it has ended."""
+    columns = (stored.runs.c.due_at, stored.runs.c.state, stored.runs.c.reason)
+    query = select(*columns).where(stored.runs.c.id == run_id)
+    while True:
+        run = database.read(lambda connection: connection.execute(query).one())
+        if (run.state, run.reason) != ("waiting", "approval"):
+            due_at: float | None = run.due_at
+            return due_at
+        threading.Event().wait(_LOOK_SECONDS)

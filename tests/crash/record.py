@@ -25,6 +25,8 @@ class Record:
     model_calls: Sequence[Row[Any]]
     events: Sequence[Row[Any]]
     queued: Sequence[Row[Any]]
+    questions: Sequence[Row[Any]]
+    rules: Sequence[Row[Any]]
     messages: list[dict[str, Any]]
 
     @property
@@ -46,6 +48,7 @@ def read(database: Database, run_id: str) -> Record:
         return database.read(lambda connection: connection.execute(query).all())
 
     (run,) = rows(tables.runs)
+    rules = select(tables.permission_rules).where(tables.permission_rules.c.job_id == run.job_id)
     return Record(
         run=run,
         blocks=rows(tables.blocks),
@@ -54,5 +57,7 @@ def read(database: Database, run_id: str) -> Record:
         model_calls=rows(tables.model_calls),
         events=rows(tables.events),
         queued=rows(tables.queued_messages),
+        questions=rows(tables.approvals),
+        rules=database.read(lambda connection: connection.execute(rules).all()),
         messages=transcript.messages(database, run_id),
     )

@@ -18,12 +18,16 @@ _PARTS_OF_ALL = 4
 _SAMPLE: dict[tuple[Mode, str, str], int] = {
     ("kill", "all", "sqlite"): 11,
     ("kill", "safe", "sqlite"): 13,
+    ("kill", "asked", "sqlite"): 17,
     ("freeze", "all", "sqlite"): 17,
     ("freeze", "safe", "sqlite"): 17,
+    ("freeze", "asked", "sqlite"): 31,
     ("kill", "all", "postgresql"): 41,
     ("kill", "safe", "postgresql"): 31,
+    ("kill", "asked", "postgresql"): 43,
     ("freeze", "all", "postgresql"): 43,
     ("freeze", "safe", "postgresql"): 37,
+    ("freeze", "asked", "postgresql"): 53,
 }
 
 

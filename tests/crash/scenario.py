@@ -1,10 +1,13 @@
 """What the sweep's run goes through: tools side by side, retries, a message on the way, a denial, a
-limit at the end. Two variants: one ends at its turn limit, one at its token ceiling."""
+limit at the end. Three variants: one ends at its turn limit, one at its token ceiling, and one is
+about calls that a person is asked about."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
 from runner.core.budget import Limits
 from runner.core.conversation import Tool
@@ -22,6 +25,8 @@ LOG = "log.txt"  # each Bash call appends its name, as in its id
 EDITED, EDIT_MARK = "tasks.txt", "[x]"
 NOTED = "noted.txt"
 DENIED = "denied.txt"
+ASKED_ABOUT = "asked.txt"
+ANSWERED = "answered.txt"  # is there once the first question has its answer
 
 _TURNS = 6
 _RULES = (Rule("allow", "*"), Rule("deny", "Write"))
@@ -32,15 +37,34 @@ _OVERLOADED = Break("status", status=529, headers={"retry-after": "30"})  # long
 
 
 @dataclass(frozen=True)
+class Planned:
+    """An answer. ``early``: it is given while a call before it in the reply still runs; ``by`` is
+    who gives it: a person, or a rule that was remembered with another."""
+
+    effect: Literal["approved", "denied"]
+    by: Literal["person", "rule"] = "person"
+    early: bool = False
+    reason: str = ""
+    command: str | None = None
+    remember: str | None = None
+
+
+@dataclass(frozen=True)
 class Scenario:
     """A variant: how tools go side by side, where the run works, what ends it, and whether it calls
-    a tool of one's own (which takes longer than all else)."""
+    a tool of one's own (which takes longer than all else). Calls are named by their ids: those that
+    are denied, those that fail, and what a person answers about those that are asked."""
 
     parallel_tools: ParallelTools
     workspace: WorkspaceMode
     limits: Limits
     reason: str
     notes: bool
+    script: Mapping[int, Reply]
+    denied: frozenset[str]
+    fails: frozenset[str] = frozenset()
+    answers: Mapping[str, Planned] = field(default_factory=dict)
+    rules: tuple[Rule, ...] = _RULES
     state: EndState = "stopped"
 
     def submission(self, workspace: Path, tools: tuple[Tool, ...]) -> Submission:
@@ -50,7 +74,7 @@ class Scenario:
             model="claude-sonnet-5",
             system="Be brief.",
             tools=tools,
-            rules=_RULES,
+            rules=self.rules,
             limits=self.limits,
             parallel_tools=self.parallel_tools,
             workspace=Workspace(str(workspace), self.workspace),
@@ -59,28 +83,11 @@ class Scenario:
 
     def reply(self, position: int) -> Reply:
         """The model's reply after so many of its messages; it never ends by itself."""
-        scripted = _SCRIPT.get(position) or Reply([_bash(position, 0, "")])
+        scripted = self.script.get(position) or Reply([_bash(position, 0, "")])
         if self.notes:
             return scripted
         blocks = [block for block in scripted.blocks if block.get("name") != "note"]
         return replace(scripted, blocks=blocks)
-
-
-ALL_AT_ONCE = Scenario(
-    parallel_tools="all",
-    workspace="shared",
-    limits=Limits(max_turns=_TURNS, max_output_tokens=2_000, token_ceiling=200_000),
-    reason="max_turns",
-    notes=True,
-)
-READS_AT_ONCE = Scenario(
-    parallel_tools="safe",
-    workspace="copy",
-    limits=Limits(max_turns=50, max_output_tokens=1_500, token_ceiling=22_500),
-    reason="token_ceiling",
-    notes=False,
-)
-SCENARIOS = {"all": ALL_AT_ONCE, "safe": READS_AT_ONCE}
 
 
 def tools() -> tuple[Tool, ...]:
@@ -92,6 +99,7 @@ def furnish(workspace: Path) -> None:
     """Make the folder that the run works in, or on a copy of."""
     workspace.mkdir(parents=True)
     (workspace / EDITED).write_text("mend the fence\n")
+    (workspace / ASKED_ABOUT).write_text("secret\n")
 
 
 def _bash(position: int, index: int, after: str) -> dict[str, object]:
@@ -132,6 +140,87 @@ _SCRIPT: dict[int, Reply] = {
     ),
     4: Reply([_read(4, 0), _read(4, 1)]),
 }
+
+
+def _asked(position: int, index: int, says: str | None = None) -> dict[str, object]:
+    """A command that appends its name, and that the rules ask about."""
+    command = f"basename {says or f'{position}.{index}'} >> {LOG}"
+    return tool_use(f"toolu_{position}_{index}", "Bash", {"command": command})
+
+
+_ASKING_SCRIPT: dict[int, Reply] = {
+    0: Reply(
+        [
+            text("The answer comes while the second call runs."),
+            _read(0, 0),
+            _bash(0, 1, f"; until [ -e {ANSWERED} ]; do sleep 0.02; done"),
+            _asked(0, 2),
+            tool_use("toolu_0_3", "Grep", {"pattern": "mend"}),
+        ],
+        fail_first=[_LIMITED],
+    ),
+    1: Reply(
+        [
+            _asked(1, 0),
+            _read(1, 1),
+            _asked(1, 2),
+            _bash(1, 3, ""),
+            tool_use("toolu_1_4", "Write", {"file_path": DENIED, "content": "no"}),
+        ]
+    ),
+    2: Reply([_asked(2, 0, says="never")]),
+    3: Reply([_asked(3, 0), _asked(3, 1)], fail_first=[_OVERLOADED]),
+    4: Reply(
+        [
+            tool_use("toolu_4_0", "Read", {"file_path": ASKED_ABOUT}),
+            _read(4, 1),
+            _asked(4, 2),
+        ]
+    ),
+}
+REMEMBERED = "Bash(basename *)"
+_ANSWERS = {
+    "toolu_0_2": Planned("approved", early=True),
+    "toolu_1_0": Planned("approved"),
+    "toolu_1_2": Planned("denied", reason="Not this one."),
+    "toolu_2_0": Planned("approved", command=f"basename 2.0 >> {LOG}"),
+    "toolu_3_0": Planned("approved", remember=REMEMBERED),
+    "toolu_3_1": Planned("approved", by="rule"),
+    "toolu_4_0": Planned("approved"),
+}
+
+ALL_AT_ONCE = Scenario(
+    parallel_tools="all",
+    workspace="shared",
+    limits=Limits(max_turns=_TURNS, max_output_tokens=2_000, token_ceiling=200_000),
+    reason="max_turns",
+    notes=True,
+    script=_SCRIPT,
+    denied=frozenset({"toolu_1_1"}),
+    fails=frozenset({"toolu_2_0"}),
+)
+READS_AT_ONCE = Scenario(
+    parallel_tools="safe",
+    workspace="copy",
+    limits=Limits(max_turns=50, max_output_tokens=1_500, token_ceiling=22_500),
+    reason="token_ceiling",
+    notes=False,
+    script=_SCRIPT,
+    denied=frozenset({"toolu_1_1"}),
+    fails=frozenset({"toolu_2_0"}),
+)
+ASKED = Scenario(
+    parallel_tools="safe",
+    workspace="shared",
+    limits=Limits(max_turns=_TURNS, max_output_tokens=2_000, token_ceiling=200_000),
+    reason="max_turns",
+    notes=False,
+    script=_ASKING_SCRIPT,
+    denied=frozenset({"toolu_1_2", "toolu_1_4"}),
+    answers=_ANSWERS,
+    rules=(*_RULES, Rule("ask", "Bash(basename *)"), Rule("ask", f"Read({ASKED_ABOUT})")),
+)
+SCENARIOS = {"all": ALL_AT_ONCE, "safe": READS_AT_ONCE, "asked": ASKED}
 
 
 def with_usage(answer: Reply, prompt_tokens: int) -> Reply:

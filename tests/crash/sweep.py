@@ -25,8 +25,10 @@ from runner.tools.host import serve
 from runner.tools.host.quiet import run_is_quiet
 from runner.workspace.identity import identify
 from tests.crash import invariants, record, scenario
-from tests.crash.invariants import Served, Violation
+from tests.crash.invariants import Served
 from tests.crash.life import DROPPED, MARK, Task
+from tests.crash.person import Person
+from tests.crash.violation import Violation
 from tests.crash.zygote import LOG, Zygote
 from tests.messages_api import MessagesServer, Received, Reply
 
@@ -147,10 +149,11 @@ class _Iteration:
         self._failed: set[int] = set()
         self._frozen_at = 0.0
         self._said = False
+        self._person = Person(database, run_id, folder / "workspace", variant)
 
     def run(self, task: Task) -> bool:
         """Strike, and let another worker go on; whether the first one was struck."""
-        with MessagesServer(self._plan) as server:
+        with MessagesServer(self._plan) as server, self._person:
             struck = self._work(replace(task, api_url=server.url))
             self._served.refusals += [refusal.message for refusal in server.refusals]
         _wait(lambda: not self._processes(), "processes survived the workers", self._processes)
@@ -170,6 +173,7 @@ class _Iteration:
         if frozen:
             self._frozen_at = time.monotonic()
             _wait(lambda: not _has_tools(pid), "tools outlive their worker's lease")
+        self._person.answer_all()
         self._take_from(first.worker_id)
         self._finish(replace(task, worker_id=_new_worker(), boundary=None))
         if frozen:

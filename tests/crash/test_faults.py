@@ -17,14 +17,16 @@ _FIRST_TOOLS = range(22, 32)  # the boundaries around them
 
 @pytest.mark.parametrize("empty_url", ["sqlite", "postgresql"], indirect=True)
 @pytest.mark.parametrize(
-    ("fault", "mode", "what"),
+    ("scenario", "fault", "mode", "what"),
     [
-        ("intent not written", "kill", "a side effect happened twice"),
-        ("everything repeatable", "kill", "a side effect happened twice"),
-        ("fence ignored", "freeze", "a worker that had lost its run wrote to it"),
+        ("safe", "intent not written", "kill", "a side effect happened twice"),
+        ("safe", "everything repeatable", "kill", "a side effect happened twice"),
+        ("safe", "fence ignored", "freeze", "a worker that had lost its run wrote to it"),
+        ("asked", "every answer a yes", "kill", "a denied call took effect"),
     ],
 )
 def test_the_sweep_finds_a_seeded_fault(
+    scenario: str,
     fault: str,
     mode: Mode,
     what: str,
@@ -33,5 +35,5 @@ def test_the_sweep_finds_a_seeded_fault(
     tools: tuple[Tool, ...],
     tmp_path: Path,
 ) -> None:
-    sweep = Sweep(zygote, database, tmp_path, mode, SCENARIOS["safe"], tools, fault)
+    sweep = Sweep(zygote, database, tmp_path, mode, SCENARIOS[scenario], tools, fault)
     assert what in sweep.find(what, _FIRST_TOOLS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import re
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -12,18 +13,22 @@ import pytest
 from sqlalchemy import DDL, Connection, text
 
 import runner
-from runner import settings
+from runner import settings, wiring
 from runner.cli import exit_codes
 from runner.core import retry
 from runner.core.run import STATES, Requeued, WaitReason
+from runner.core.spec import Asking
 from runner.engine import dispatcher, worker
 from runner.llm import failures
 from runner.llm.anthropic import AnthropicModel
 from runner.store import losses, workers
 from runner.store.database import POSTGRES_CONNECTIONS, Database
+from runner.store.steer.notices import take_notices
 from runner.tools import notice
 from tests.docs.happenings import play
-from tests.docs.pages import codes, read, rows, section
+from tests.docs.pages import blocks, codes, read, rows, section
+from tests.store.asked import ask_all, submit_asking
+from tests.store.examples import NOW
 
 PAGE = read("docs/operations.md")
 IN_ONE_LINE = " ".join(PAGE.split())
@@ -80,8 +85,8 @@ def documented_failures(heading: str) -> set[str]:
 
 def ends_named() -> set[tuple[str, str]]:
     """The reasons and states that the code ends a run with, where it names them."""
-    sources = ("core/calls.py", "core/decide.py", "engine/attempt.py")
-    trees = [ast.parse((CODE / source).read_text()) for source in sources]
+    sources = [*(CODE / "core").rglob("*.py"), *(CODE / "engine").rglob("*.py")]
+    trees = [ast.parse(source.read_text()) for source in sources]
     return {
         (node.args[1].value, node.args[0].value)
         for tree in trees
@@ -124,6 +129,21 @@ def test_every_reason_is_explained_and_no_other(database: Database) -> None:
     of_store = reasons_in(database) - of_model_calls
     assert {("crash_loop", "failed"), ("bug", "failed"), ("bug", "queued")} <= of_store
     assert documented_reasons() == of_core | of_store
+
+
+def test_on_ask_is_given_what_the_page_shows(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[dict[str, Any]] = []
+    monkeypatch.setattr(notice, "tell", lambda command, about, environment: told.append(about))
+    job_id = submit_asking(database, "one", asking=Asking("ask", notify="tell me"))
+    ask_all(database, job_id, "uv lock")
+    for each in take_notices(database, NOW):
+        wiring._tell(each, [])
+    (example,) = blocks(section(PAGE, "### Being told of questions"), "json")
+    shown = json.loads(example)
+    assert [list(about) for about in told] == [list(shown)]
+    assert list(told[0]["questions"][0]) == list(shown["questions"][0])
 
 
 def test_the_model_s_failures_are_listed_by_whether_they_are_tried_again() -> None:

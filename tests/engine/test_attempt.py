@@ -52,9 +52,14 @@ def ports(database: Database, tmp_path: Path) -> Iterator[Ports]:
     tools.close()
 
 
-def claimed(database: Database, spec: JobSpec) -> Lease:
+def claimed(database: Database, spec: JobSpec, workspace_id: str = "ws_1") -> Lease:
     """A new run of ``spec``, held by this test."""
-    jobs.submit(database, submission("one", spec=spec), time.time(), None, "ws_1")
+    jobs.submit(database, submission("one", spec=spec), time.time(), None, workspace_id)
+    return claim(database)
+
+
+def claim(database: Database) -> Lease:
+    """The only run, which is due, held by this test."""
     (run_id,) = runs.ring_due(database, 9, time.time())
     run = runs.look_at(database, run_id, time.time())
     assert run is not None

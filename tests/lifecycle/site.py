@@ -10,10 +10,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from runner import wiring
 from runner.queue.embedded import EmbeddedServer
+from runner.settings import Settings
+from runner.store.look import queries
 
 PATIENCE = 60.0
 
@@ -108,8 +112,9 @@ class Site:
         return self.run("submit", str(path)).strip()
 
     def runs(self, job: str) -> dict[str, dict[str, Any]]:
-        """The runs of a job, by item."""
-        return {run["item_key"]: run for run in self.json("list", job)}
+        """The runs of a job, by item (read without a process: tests wait for them)."""
+        with closing(wiring.open_database(Settings.load(self.environment))) as database:
+            return {run["item_key"]: dict(run) for run in queries.list_runs(database, job)}
 
     def wait_for(
         self, job: str, item: str, *states: str, patience: float = PATIENCE

@@ -98,26 +98,20 @@ def test_a_worker_takes_up_what_was_answered_meanwhile(site_of_either: Site) -> 
     assert worker.poll() is None
 
 
-def test_nobody_answers_in_time_and_the_model_is_told_so(site: Site) -> None:
+def test_what_nobody_answers_in_time_is_denied_or_stops_the_run(site: Site) -> None:
     furnish(site)
-    path = asking_job(site, "make log-a", "echo on >> log", ask_timeout="1s", on_timeout="deny")
-    job = site.submit(path)
+    script = {"a": [bash("make log-a"), bash("echo on >> log"), done()]}
+    denying, stopping = (
+        site.submit(site.job(script, end, ask=["Bash(make *)"], ask_timeout="1s", on_timeout=end))
+        for end in ("deny", "stop")
+    )
     site.start("worker")
-    run = site.wait_for(job, "a", "succeeded")
+    run = site.wait_for(denying, "a", "succeeded")
     assert "nobody answered in time" in site.tool_results(run["id"])[0]
+    assert site.wait_for(stopping, "a", "stopped")["reason"] == "approval_timeout"
     assert logged(site) == ["on"]
-    site.run("run", "--resume", job)
-
-
-def test_nobody_answers_in_time_and_the_run_stops(site: Site) -> None:
-    furnish(site)
-    path = asking_job(site, "make log-a", "echo on >> log", ask_timeout="1s", on_timeout="stop")
-    job = site.submit(path)
-    site.start("worker")
-    run = site.wait_for(job, "a", "stopped")
-    assert run["reason"] == "approval_timeout"
-    assert logged(site) == []
-    site.run("run", "--resume", job, expect=4)
+    site.run("run", "--resume", denying)
+    site.run("run", "--resume", stopping, expect=4)
 
 
 def test_people_are_told_once_of_what_waits_though_the_job_parks_at_once(site: Site) -> None:

@@ -215,6 +215,17 @@ def test_expired_question_is_answered_once(database: Database) -> None:
     assert not late.changed
 
 
+def test_answer_that_comes_too_late_is_none_though_no_worker_saw_the_time(
+    database: Database,
+) -> None:
+    job_id = submit_asking(database, "a")
+    (run_id,) = run_ids(database, job_id)
+    (late,) = ask(database, run_id, "uv lock", expires_at=NOW + 10)
+    (answered,) = answer(database, [late], YES, NOW + 10)
+    assert not answered.changed
+    assert answers(database, [late]) == ["expired"]
+
+
 def test_notice_is_taken_once_and_only_by_jobs_that_want_it(database: Database) -> None:
     job_id = submit_asking(database, "a", "b", asking=Asking("ask", notify="tell me"))
     asked = ask_all(database, job_id, "uv lock")

@@ -225,16 +225,22 @@ def _edited(database: Database, asked: Sequence[Asked], text: str) -> dict[str, 
             f"{len(asked)} calls with different inputs are not edited alike: name one of them"
         )
     one = asked[0]
+    value = _read(text)
+    if not isinstance(value, dict):
+        if one.tool != "Bash" or not isinstance(value, str):
+            raise UsageError(f"--edit: the input of {one.tool} is a JSON object")
+        value = {**one.input, "command": value}
+    _refuse_unfit(database, one, value)
+    return value
+
+
+def _read(text: str) -> Any:
+    """The JSON that a text is, or the text itself where it is a command; None when it is neither."""
     try:
         value = json.loads(text)
     except ValueError:
-        value = None
-    if not isinstance(value, dict):
-        if one.tool != "Bash" or not text.strip():
-            raise UsageError(f"--edit: the input of {one.tool} is a JSON object")
-        value = {**one.input, "command": text}
-    _refuse_unfit(database, one, value)
-    return value
+        return text if text.strip() and not text.lstrip().startswith('{"') else None
+    return text if isinstance(value, bool) else value if isinstance(value, dict) else None
 
 
 def _refuse_unfit(database: Database, one: Asked, value: dict[str, Any]) -> None:

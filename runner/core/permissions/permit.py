@@ -18,8 +18,9 @@ AnswerEffect = Literal["approved", "denied", "expired"]
 @dataclass(frozen=True, slots=True)
 class Answer:
     """What became of a question. ``by`` is who answered, or the rule that did; ``reason`` reaches
-    the model on a denial. ``input_digest`` and ``places`` (real paths) are of the call that was asked
-    about; ``input`` is what a person changed it to, None when it stands as it was."""
+    the model on a denial. ``input_digest`` is of the input that was asked about; ``input`` is what a
+    person changed it to, None when it stands as it was. ``places`` are the real paths of the call as
+    it was approved."""
 
     effect: AnswerEffect
     input_digest: str
@@ -30,8 +31,6 @@ class Answer:
 
     def covers(self, place: Place) -> bool:
         """Whether an approval was about this place, or a folder that it is in."""
-        if self.input is not None:
-            return True
         return any(
             place.real == known or place.real.startswith(known.rstrip("/") + "/")
             for known in self.places

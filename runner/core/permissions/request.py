@@ -22,12 +22,14 @@ class Place:
 class Setting:
     """Where a call would run. ``workspace`` and ``outputs`` (the folder of the run's long outputs)
     and ``home`` (of the user, for ``~``) are absolute, symlinks resolved; ``places`` has each path
-    of ``request.paths_of`` that could be resolved."""
+    of ``request.paths_of`` that could be resolved. ``problem`` says why the call cannot run at all,
+    whatever the rules say: its input does not fit the tool."""
 
     workspace: str | None = None
     outputs: str | None = None
     home: str | None = None
     places: Mapping[str, Place] = field(default_factory=dict)
+    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True)

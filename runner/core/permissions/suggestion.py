@@ -3,23 +3,28 @@ answer it for good."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from runner.core.permissions.policy import Policy, evaluate
 from runner.core.permissions.request import Request, paths_of
-from runner.core.permissions.rule import Rule
+from runner.core.permissions.rule import REMEMBERED, Rule
 from runner.core.permissions.shell import analyse
 
-_MOST_KEY_CHARACTERS = 500
+_MOST_KEY_CHARACTERS = 300
 _PATTERN_CHARACTERS = re.compile(r"[*?\[\]!#\\\n()]")
-_READING = ("Read", "Glob", "Grep")
+_RULE_NAMES = {"Write": "Edit"}
+_PATH_NAMES = frozenset({"file_path", "path"})
 
 
 @dataclass(frozen=True, slots=True)
 class Suggestion:
-    """``key`` is alike for calls that ask for the same; ``rule`` is the text of a rule that would
-    allow the call, "" where no single narrow one does."""
+    """``key`` is alike only for calls that would do the same, so that one answer is right for all;
+    ``rule`` is the text of a narrow rule that would allow the call, "" where there is none."""
 
     key: str
     rule: str
@@ -27,33 +32,38 @@ class Suggestion:
 
 def suggest(policy: Policy, request: Request) -> Suggestion:
     """Group a call that is asked about, and suggest what may be remembered of the answer."""
-    subjects = _subjects(policy, request)
-    key = _shown(request, subjects[0]) if len(subjects) == 1 else _whole(request)
-    rule = _rule(request, subjects[0]) if len(subjects) == 1 else ""
+    key, rule = _of_command(request) if request.tool == "Bash" else _of_input(request)
     if not rule.isprintable() or (rule and _with(policy, rule, request) != "allow"):
         rule = ""
-    return Suggestion(key[:_MOST_KEY_CHARACTERS], rule)
+    return Suggestion(_bounded(key), rule)
 
 
-def _subjects(policy: Policy, request: Request) -> list[str]:
-    """What the call asks for beyond what is allowed already: commands, or paths."""
-    if request.tool != "Bash":
-        return list(paths_of(request.tool, request.input)) or [request.tool]
-    parts = analyse(str(request.input.get("command", ""))).parts
-    texts = dict.fromkeys(part.text for part in parts)
-    alone = {text: replace(request, input={"command": text}) for text in texts}
-    return [text for text in texts if evaluate(policy, alone[text]).effect != "allow"]
+def _of_command(request: Request) -> tuple[str, str]:
+    whole = str(request.input.get("command", ""))
+    script = analyse(whole)
+    commands = [part.text for part in script.parts if not part.text.startswith("cd ")]
+    # Other commands could feed the one that is asked about, and files or texts could, too.
+    fed = script.reads or script.writes or script.opaque or "<<" in whole
+    if len(commands) != 1 or fed:
+        return whole, ""
+    (command,) = commands
+    key = command if len(script.parts) == 1 else whole
+    return key, "" if _PATTERN_CHARACTERS.search(command) else f"Bash({command})"
 
 
-def _whole(request: Request) -> str:
-    if request.tool == "Bash":
-        return str(request.input.get("command", ""))
-    return request.tool
-
-
-def _shown(request: Request, subject: str) -> str:
-    place = request.setting.places.get(subject)
-    return subject if place is None else _in_workspace(request, place.real) or place.real
+def _of_input(request: Request) -> tuple[str, str]:
+    paths = paths_of(request.tool, request.input)
+    if len(paths) != 1:
+        return f"{request.tool} {_canonical(request.input)}", ""
+    place = request.setting.places.get(paths[0])
+    below = "" if place is None else _in_workspace(request, place.real)
+    shown = below or (paths[0] if place is None else place.real)
+    rest = {name: value for name, value in request.input.items() if name not in _PATH_NAMES}
+    key = f"{shown} {_digest(_canonical(rest))}" if rest else shown
+    if place is None or _PATTERN_CHARACTERS.search(place.real) or place.named != place.real:
+        return key, ""
+    tool = _RULE_NAMES.get(request.tool, request.tool)
+    return key, f"{tool}({below or '/' + place.real})"
 
 
 def _in_workspace(request: Request, path: str) -> str:
@@ -62,18 +72,21 @@ def _in_workspace(request: Request, path: str) -> str:
     return path[len(workspace) :] if workspace and path.startswith(workspace + "/") else ""
 
 
-def _rule(request: Request, subject: str) -> str:
-    if request.tool == "Bash":
-        return "" if _PATTERN_CHARACTERS.search(subject) else f"Bash({subject})"
-    if not paths_of(request.tool, request.input):
-        return request.tool
-    place = request.setting.places.get(subject)
-    if place is None or _PATTERN_CHARACTERS.search(place.real) or place.named != place.real:
-        return ""
-    tool = "Read" if request.tool in _READING else "Edit"
-    return f"{tool}({_in_workspace(request, place.real) or '/' + place.real})"
+def _canonical(arguments: Mapping[str, Any]) -> str:
+    return json.dumps(arguments, sort_keys=True) if arguments else ""
+
+
+def _bounded(key: str) -> str:
+    """No two calls that differ have the same key, however long they are."""
+    if len(key) <= _MOST_KEY_CHARACTERS:
+        return key
+    return f"{key[:_MOST_KEY_CHARACTERS]}… {_digest(key)}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:12]
 
 
 def _with(policy: Policy, text: str, request: Request) -> str:
-    remembered = Rule("allow", text, origin="remembered")
+    remembered = Rule("allow", text, origin=REMEMBERED)
     return evaluate(replace(policy, rules=(*policy.rules, remembered)), request).effect

@@ -128,6 +128,16 @@ def expire(database: Database, now: float, most: int = _BATCH) -> list[str]:
     Returns:
         The ids of the runs that are queued again.
     """
+    return list(_expire_some(database, now, most).queued)
+
+
+@dataclass(frozen=True, slots=True)
+class _Expired:
+    found: int = 0
+    queued: tuple[str, ...] = ()
+
+
+def _expire_some(database: Database, now: float, most: int) -> _Expired:
     late = (
         select(approvals.c.id, approvals.c.run_id)
         .join(runs, runs.c.id == approvals.c.run_id)
@@ -137,17 +147,18 @@ def expire(database: Database, now: float, most: int = _BATCH) -> list[str]:
     )
     found = database.read(lambda connection: connection.execute(late).all())
     if not found:
-        return []
+        return _Expired()
     expired = Given("expired", "timeout", reason="nobody answered in time")
     given = {row.id: expired for row in found}
 
-    def work(connection: Connection) -> list[str]:
-        return [
+    def work(connection: Connection) -> _Expired:
+        queued = tuple(
             run.row.id
             for run in lock_open(connection, sorted({row.run_id for row in found}))
             if any(question.id in given for question in run.questions)
             and store_answers(connection, run, given, now)
-        ]
+        )
+        return _Expired(len(found), queued)
 
     return database.write(work)
 

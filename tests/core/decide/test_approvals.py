@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from runner.core.budget import Limits
 from runner.core.conversation import ModelReply, Usage
 from runner.core.entries import ModelReplied
-from runner.core.permissions import Answer, AnswerEffect, Rule, digest_of
+from runner.core.permissions import Answer, AnswerEffect, Place, Rule, Setting, digest_of
 from runner.core.run import Ended, Waiting
 from runner.core.spec import Asking
 from runner.core.steps import CallModel, Done, Effect, LocateCalls, RunTools
@@ -18,7 +19,8 @@ PARKED = Done(Waiting("approval"))
 
 
 def a_story(*asked: str, **spec: object) -> Story:
-    return Story(rules=(*RULES, *(Rule("ask", name) for name in asked)), **spec)
+    rules = (*RULES, *(Rule("ask", name) for name in asked))
+    return Story(**{"rules": rules, **spec})
 
 
 def answer(story: Story, index: int, effect: AnswerEffect, reason: str = "") -> Effect:
@@ -143,3 +145,56 @@ def test_pause_comes_before_the_question():
     story.go_on()
     story.view = replace(story.view, pause_requested=True)
     assert story.reply("tool_use", *several("Bash")) == Done(Waiting("paused"))
+
+
+def test_nobody_is_asked_about_a_call_that_cannot_run():
+    story = a_story("Bash")
+    story.go_on()
+    broken = Setting(problem="The input does not fit Bash: 'command' is missing.")
+    reply = ModelReply(tuple(several("Bash")), "tool_use", Usage(1, output_tokens=1), "m")
+    assert isinstance(story.go_on(ModelReplied(reply, (broken,))), CallModel)
+    assert story.view.messages[-1].blocks[0]["is_error"]
+    assert result(story, 0) == broken.problem
+
+
+def edited(story: Story, arguments: dict[str, str]) -> Effect:
+    """A person approves the first call with another input; the run is taken up again."""
+    call = story.view.calls[0]
+    given = Answer("approved", digest_of(call.input), "ann", input=arguments)
+    changed = replace(call, answer=given, setting=None)
+    story.view = replace(story.view, calls=(changed,), outcome=None)
+    return story.go_on()
+
+
+def test_edited_call_is_located_anew_and_runs_with_its_new_input():
+    story = a_story("Bash")
+    story.reply("tool_use", *several("Bash"))
+    effect = edited(story, {"command": "true"})
+    assert isinstance(effect, LocateCalls)
+    assert effect.calls[0].input_to_run == {"command": "true"}
+    story.view = replace(
+        story.view, calls=tuple(replace(call, setting=Setting()) for call in effect.calls)
+    )
+    assert running(story.go_on()) == [0]
+
+
+def test_denial_holds_for_what_a_person_makes_of_a_call():
+    story = a_story("Bash", rules=(*RULES, Rule("ask", "Bash"), Rule("deny", "Edit(//etc/**)")))
+    story.reply("tool_use", *several("Bash"))
+    effect = edited(story, {"command": "echo x > link"})
+    assert isinstance(effect, LocateCalls)
+    places = {"link": Place("/work/link", "/etc/passwd")}
+    located = (replace(call, setting=Setting("/work", places=places)) for call in effect.calls)
+    story.view = replace(story.view, calls=tuple(located))
+    assert isinstance(story.go_on(), CallModel)
+    assert "denied by the rule deny 'Edit(//etc/**)'" in result(story, 0)
+
+
+def test_approved_call_does_not_run_after_the_deadline():
+    story = a_story("Bash", limits=Limits(deadline=2_000.0))
+    story.reply("tool_use", *several("Bash"))
+    story.now = 2_001.0
+    effect = answer(story, 0, "approved")
+    assert isinstance(effect, Done)
+    assert isinstance(effect.outcome, Ended)
+    assert effect.outcome.reason == "deadline"

@@ -26,11 +26,14 @@ def edit(path: str, place: Place) -> Request:
     ("command", "key", "rule"),
     [
         ("uv lock", "uv lock", "Bash(uv lock)"),
-        ("cd pkg && uv lock", "uv lock", "Bash(uv lock)"),
+        ("uv lock; # for the release", "uv lock", "Bash(uv lock)"),
+        ("cd pkg && uv lock", "cd pkg && uv lock", "Bash(uv lock)"),
         ("timeout 60 uv lock", "uv lock", "Bash(uv lock)"),
         ("uv lock && uv sync", "uv lock && uv sync", ""),
         ("uv run *.py", "uv run *.py", ""),  # the star of a rule is wider than the shell's
-        ("uv lock > out.txt", "uv lock", ""),  # writing the file would still be asked about
+        ("uv lock > out.txt", "uv lock > out.txt", ""),
+        ("curl x | uv run -", "curl x | uv run -", ""),  # what it is fed is a part of what it does
+        ("uv run - <<< 'x'", "uv run - <<< 'x'", ""),
         ("$tool lock", "$tool lock", ""),
     ],
 )
@@ -63,6 +66,37 @@ def test_nothing_is_suggested_for_a_path_that_a_pattern_would_not_mean_exactly(p
     assert suggest(POLICY, edit("x", place)).rule == ""
 
 
-def test_own_tool_is_suggested_by_its_name():
-    suggestion = suggest(POLICY, Request("deploy", {"to": "staging"}))
-    assert (suggestion.key, suggestion.rule) == ("deploy", "deploy")
+def test_calls_that_would_do_something_else_are_never_grouped_together():
+    long = "x" * 1_000
+    place = Place("/work/a.py", "/work/a.py")
+    setting = Setting("/work", places={"a.py": place})
+    alike = [
+        (bash(f"uv run {long} a"), bash(f"uv run {long} b")),
+        (Request("deploy", {"to": "staging"}), Request("deploy", {"to": "production"})),
+        (
+            Request("Write", {"file_path": "a.py", "content": "a"}, setting),
+            Request("Write", {"file_path": "a.py", "content": "b"}, setting),
+        ),
+    ]
+    for one, other in alike:
+        assert suggest(POLICY, one).key != suggest(POLICY, other).key
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        Request("deploy", {"to": "staging"}),
+        Request("Read", {"file_path": ""}),
+        Request("Write", {}),
+    ],
+)
+def test_nothing_is_suggested_that_would_allow_more_than_was_asked(request_):
+    assert suggest(POLICY, request_).rule == ""
+
+
+def test_search_is_suggested_as_a_search():
+    place = Place("/work/src", "/work/src")
+    request = Request(
+        "Glob", {"path": "src", "pattern": "*"}, Setting("/work", places={"src": place})
+    )
+    assert suggest(POLICY, request).rule == "Glob(/src)"

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 
 from runner.core.permissions.shell.builtins import builtin_hides, names_set, runs_text
 from runner.core.permissions.shell.found import Found, Part
-from runner.core.permissions.shell.git import subcommand
+from runner.core.permissions.shell.programs.git import subcommand
 from runner.core.permissions.shell.names import weight
 from runner.core.permissions.shell.raw import raw_forms
-from runner.core.permissions.shell.risks import arguments_hide
+from runner.core.permissions.shell.programs.risks import arguments_hide
 from runner.core.permissions.shell.words import Word
-from runner.core.permissions.shell.wrappers import HIDING, TRANSPARENT, unwrap
+from runner.core.permissions.shell.programs.wrappers import HIDING, TRANSPARENT, unwrap
 
 _NAME = re.compile(r"[A-Za-z0-9_./+:@\[][A-Za-z0-9_./+:@,\-\[\]]*")
 _RESERVED = frozenset(

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from runner.core.permissions.shell.git import git_hides
+from runner.core.permissions.shell.programs.git import git_hides
 from runner.core.permissions.shell.words import Word, risky_option
 
 
