@@ -53,8 +53,8 @@ class Boundaries:
 
 
 class Counted:
-    """A port, every call of which is two boundaries, save of the methods that are only for ``looking``. ``whole``
-    says, given the call's arguments, whether the process may not be stopped in the middle of it."""
+    """A port, every call of which is two boundaries, save of methods that are for ``looking`` only.
+    ``whole`` says, given the call's arguments, whether the process may not be stopped in the middle."""
 
     def __init__(
         self,

@@ -162,6 +162,9 @@ def builtin_hides(program: str, arguments: Sequence[Word]) -> str:
     if program == "shopt":
         known = all(v in _SHOPT or v in ("-s", "-u", "-q", "-p") for v in values)
         return "" if known else "shopt changes how the shell reads commands"
+    if program == "jobs":
+        runs = any(not word.exact or re.match(r"-[a-z]*x", word.value) for word in arguments)
+        return "jobs -x runs what its arguments say" if runs else ""
     if program in ("test", "["):
         return _test(arguments)
     if program in ("printf", "wait"):

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 
 from runner.core.permissions.shell.builtins import builtin_hides, names_set, runs_text
 from runner.core.permissions.shell.found import Found, Part
-from runner.core.permissions.shell.programs.git import subcommand
 from runner.core.permissions.shell.names import weight
 from runner.core.permissions.shell.raw import raw_forms
+from runner.core.permissions.shell.spelling import spellings
 from runner.core.permissions.shell.programs.risks import arguments_hide
 from runner.core.permissions.shell.words import Word
 from runner.core.permissions.shell.programs.wrappers import HIDING, TRANSPARENT, unwrap
@@ -127,7 +127,9 @@ class Commands:
 
     @staticmethod
     def _asks(program: str, words: Sequence[Word]) -> bool:
-        """``command -v x`` only says what x is."""
+        """``command -v x`` only says what x is, and ``jobs`` without ``-x`` lists."""
+        if program == "jobs":
+            return words[1].source != "-x"
         return program == "command" and re.fullmatch(r"-p?[vV]", words[1].value) is not None
 
     @staticmethod
@@ -138,9 +140,8 @@ class Commands:
         if "/" in values[0]:
             values[0] = values[0].rstrip("/").rpartition("/")[2]
             forms.setdefault(" ".join(values))
-        if values[0] == "git":
-            at = 1 + subcommand(words[1:])
-            forms.setdefault(" ".join(["git", *values[at:]]))
+        for spelled in spellings(values):
+            forms.setdefault(" ".join(spelled))
 
     def _wrapped(
         self,

@@ -55,6 +55,7 @@ TRANSPARENT = {
     "taskset": _grammar("", "", 1),
     "unbuffer": _grammar("-p"),
     "catchsegv": _grammar(),
+    "jobs": _grammar("-x"),
     "xargs": _grammar(
         "-0 --null -r --no-run-if-empty -t --verbose -x --exit",
         "-n --max-args -P --max-procs -L --max-lines -I -d --delimiter -s --max-chars -E",
