@@ -3,7 +3,9 @@ and which have a result without running."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import takewhile
 
 from runner.core.conversation import UNREADABLE_INPUT, ToolResult
@@ -14,6 +16,13 @@ from runner.core.run import Ended, Waiting
 from runner.core.steps import LocateCalls, Record, Step, settle, stop_at_deadline
 
 MOST_PARALLEL_READS = 8
+
+_UNKNOWN = (
+    "The outcome of this call is unknown: the worker died while it ran. "
+    "It may have taken effect in part or in whole; check before doing it again."
+)
+_EDITED = "The person who approved this call changed its input: {}. What follows is of that.\n\n"
+_MOST_EDIT_CHARACTERS = 1_000
 
 
 def answer_calls(view: RunView, now: float) -> Step | None:
@@ -27,8 +36,8 @@ def answer_calls(view: RunView, now: float) -> Step | None:
         return None
     if view.spec.asking.on_timeout == "stop" and any(map(_expired, pending)):
         return settle(Ended("stopped", "approval_timeout", "nobody answered in time"))
-    if edited := tuple(call for call in pending if call.is_edited and call.setting is None):
-        return LocateCalls(edited)
+    if approved := tuple(call for call in pending if _approved(call) and call.setting is None):
+        return LocateCalls(approved)
     for call in pending:
         if (result := _result_without_running(view, call)) is not None:
             return Record(ToolFinished(call.index, result))
@@ -40,6 +49,19 @@ def answer_calls(view: RunView, now: float) -> Step | None:
             return stop_at_deadline(view)
         return Record(ToolsStarted(tuple(call.index for call in group)))
     return settle(Waiting("approval"))
+
+
+def with_edit_told(call: Call, result: ToolResult) -> ToolResult:
+    """The result of a call, with what a person changed of its input said in front of it."""
+    if not call.is_edited:
+        return result
+    given, edited = call.input, call.input_to_run
+    changed = {name: edited.get(name) for name in {**given, **edited}}
+    changed = {name: new for name, new in changed.items() if given.get(name) != new}
+    told = json.dumps(changed, ensure_ascii=False)
+    if len(told) > _MOST_EDIT_CHARACTERS:
+        told = told[:_MOST_EDIT_CHARACTERS] + "…"
+    return replace(result, content=_EDITED.format(told) + result.content)
 
 
 def _decide(view: RunView, undecided: Sequence[Call]) -> Step:
@@ -69,13 +91,9 @@ def _result_without_running(view: RunView, call: Call) -> ToolResult | None:
     if call.decision is None and call.setting is not None and call.setting.problem:
         return ToolResult(call.setting.problem, "invalid_input")
     if (refusal := _refusal(view, call)) is not None:
-        return ToolResult(f"Permission {refusal}.", "denied")
+        return ToolResult(f"Permission {refusal.rstrip('.')}.", "denied")
     if call.started_by is not None and not (tool.repeatable or tool.read_only):
-        return ToolResult(
-            "The outcome of this call is unknown: the worker died while it ran. "
-            "It may have taken effect in part or in whole; check before doing it again.",
-            "unknown",
-        )
+        return with_edit_told(call, ToolResult(_UNKNOWN, "unknown"))
     return None
 
 
@@ -84,20 +102,25 @@ def _refusal(view: RunView, call: Call) -> str | None:
         return call.decision.explain()
     if call.answer is None:
         return None
-    if call.answer.effect == "approved":
-        return _refusal_of_edit(view, call)
+    if _approved(call):
+        return _denial_since(view, call)
     if _expired(call):
         return "denied: nobody answered in time"
     reason = f": {call.answer.reason}" if call.answer.reason else ""
     return f"denied by the person who was asked{reason}"
 
 
-def _refusal_of_edit(view: RunView, call: Call) -> str | None:
-    """A denial holds for what a person makes of a call, too."""
-    if not call.is_edited or call.setting is None or call.started_by is not None:
+def _denial_since(view: RunView, call: Call) -> str | None:
+    """A rule that denies holds for what a person approved, too: it may be newer than the question,
+    and what they made of the call may be another one."""
+    if call.setting is None or call.started_by is not None:
         return None
     decision = evaluate(view.policy, Request(call.name, call.input_to_run, call.setting))
     return decision.explain() if decision.effect == "deny" and decision.grounds else None
+
+
+def _approved(call: Call) -> bool:
+    return call.answer is not None and call.answer.effect == "approved"
 
 
 def _expired(call: Call) -> bool:

@@ -6,7 +6,6 @@ transaction between two effects and no other path for resuming. See docs/concept
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
@@ -15,6 +14,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from runner.core import retry
+from runner.core.calls import with_edit_told
 from runner.core.conversation import ModelRequest, ToolResult, message_blocks, tool_uses
 from runner.core.entries import Entry, ModelCallFailed, ModelReplied, RunSettled, ToolFinished
 from runner.core.journal import Call, OpenCall, RunView
@@ -46,7 +46,6 @@ _FIRST_DATABASE_WAIT = 0.1
 _LONGEST_DATABASE_WAIT = 2.0
 _LONGEST_SLEEP = 0.5
 _MOST_TOOLS_AT_ONCE = 32
-_EDITED = "The person who approved this call changed its input to {}. What follows is of that.\n\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,10 +261,7 @@ class _Attempt:
             if cut.reason == "dropped":
                 raise
             result = ToolResult("Interrupted by shutdown of the worker.", "interrupted")
-        if call.is_edited:
-            note = _EDITED.format(json.dumps(arguments))
-            result = replace(result, content=note + result.content)
-        return ToolFinished(call.index, result)
+        return ToolFinished(call.index, with_edit_told(call, result))
 
 
 def model_request(view: RunView, call: OpenCall) -> ModelRequest:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast, get_args
 
 from runner.core.permissions import Default, Effect, Rule
-from runner.core.permissions.claude import from_settings
+from runner.core.permissions.claude import Taken, from_settings
 from runner.core.permissions.examples import matches
-from runner.core.permissions.syntax import concerns, name_of, problem
+from runner.core.permissions.syntax import allows_nothing, concerns, name_of, problem
 from runner.core.permissions.tiers import Mode, rules_of
 from runner.core.spec import Asking, OnTimeout
 from runner.core.strict_json import read_json
@@ -92,7 +93,7 @@ def _rules(section: Section, effect: Effect) -> list[tuple[int, Rule]]:
 def _rule(section: Section, effect: Effect, index: int, entry: Any) -> Rule | None:
     """The rule of an entry, a string or a table, or None after noting what is wrong with it."""
     if isinstance(entry, str):
-        if wrong := problem(entry):
+        if wrong := _wrong(effect, entry):
             section.note(wrong, effect, index)
         return None if wrong else Rule(effect, entry)
     if not isinstance(entry, dict):
@@ -104,13 +105,17 @@ def _rule(section: Section, effect: Effect, index: int, entry: Any) -> Rule | No
         table.note("the key rule is missing: the rule itself, such as 'Bash(git diff *)'")
     text = table.text("rule")
     why = table.line("why", MOST_WHY_CHARACTERS) or ""
-    if text is not None and (wrong := problem(text)):
+    if text is not None and (wrong := _wrong(effect, text)):
         table.note(wrong, "rule")
         text = None
     rule = Rule(effect, text, why) if text else None
     for key in ("match", "not_match"):
         _check_examples(table, key, rule)
     return rule
+
+
+def _wrong(effect: Effect, text: str) -> str | None:
+    return problem(text) or (allows_nothing(text) if effect == "allow" else None)
 
 
 def _check_examples(table: Section, key: str, rule: Rule | None) -> None:
@@ -148,10 +153,10 @@ def expand(
     ]
     notes: tuple[str, ...] = ()
     if written.settings is not None:
-        taken, notes, wrong = _from_settings(folder / written.settings, listed)
-        rules += taken
-        if wrong:
-            problems.append(Problem("permissions.from", wrong))
+        taken = _from_settings(folder / written.settings, listed)
+        rules += taken.rules
+        notes = tuple(f"left out: {line}" for line in taken.left_out)
+        problems += [Problem("permissions.from", line) for line in taken.problems]
     if written.mode is not None:
         rules += rules_of(written.mode, has)
     return Expanded(tuple(rules), notes, tuple(problems))
@@ -166,23 +171,39 @@ def _no_tool(text: str, tools: Sequence[str]) -> str:
     return f"no tool of this job is called {shown(name_of(text))}; {there}"
 
 
-def _from_settings(
-    path: Path, tools: Sequence[str]
-) -> tuple[list[Rule], tuple[str, ...], str | None]:
-    """The rules of a settings file, what was left out of it, and what is wrong with it."""
+def _from_settings(path: Path, tools: Sequence[str]) -> Taken:
     # Absolute, so that no file can pass its rules off as a person's answers by its name.
     origin = str(path.absolute())
     if wrong := line_problem(origin, 4_096):
-        return [], (), f"the file's whole path {wrong}"
+        return _no_use(f"the file's whole path {wrong}")
     try:
-        data = read_json(read_bytes(path).decode("utf-8-sig"))
+        text = read_bytes(path).decode("utf-8-sig")
+        data = read_json(text)
+        json.loads(text, object_pairs_hook=_refuse_twice)
     except OSError as error:
-        return [], (), f"{path} cannot be read: {error.strerror or error}"
+        return _no_use(f"{path} cannot be read: {error.strerror or error}")
     except RecursionError:
-        return [], (), f"{path} is not JSON that can be read: nested too deeply"
+        return _no_use(f"{path} is not JSON that can be read: nested too deeply")
+    except _TwiceError as error:
+        return _no_use(f"{path} has the key {error} twice in one object: leave one")
     except ValueError as error:
-        return [], (), f"{path} is not JSON in UTF-8: {error}"
+        return _no_use(f"{path} is not JSON in UTF-8: {error}")
     if not isinstance(data, dict):
-        return [], (), f"{path} must hold an object, not {kind(data)}"
-    rules, left_out = from_settings(data, origin, lambda name: _concerns_one(name, tools))
-    return list(rules), tuple(f"left out: {line}" for line in left_out), None
+        return _no_use(f"{path} must hold an object, not {kind(data)}")
+    return from_settings(data, origin, tools)
+
+
+def _no_use(problem: str) -> Taken:
+    return Taken((), (), (problem,))
+
+
+class _TwiceError(ValueError):
+    """A key stands twice in a JSON object: its first value would be lost."""
+
+
+def _refuse_twice(pairs: Sequence[tuple[str, Any]]) -> None:
+    found: set[str] = set()
+    for key, _ in pairs:
+        if key in found:
+            raise _TwiceError(shown(key))
+        found.add(key)

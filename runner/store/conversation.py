@@ -33,7 +33,7 @@ RulesOf = Callable[[int], tuple[Rule, ...]]
 
 
 def load_conversation(
-    connection: Connection, run_id: str, rules_of: RulesOf = lambda snapshot: ()
+    connection: Connection, run_id: str, rules_of: RulesOf
 ) -> tuple[tuple[Message, ...], tuple[Call, ...]]:
     """The whole messages of a run, and the last reply's calls while any of them has no result.
 
@@ -93,7 +93,7 @@ def _open_calls(
 def _decision(row: Row[Any], rules_of: RulesOf) -> Decision:
     snapshot = row.decision_snapshot or 1
     rules = (rule for rule in rules_of(snapshot) if rule.position == row.rule_position)
-    grounds = tuple(Ground(rule, row.matched or "") for rule in rules)
+    grounds = tuple(Ground(rule, "") for rule in rules)
     return Decision(row.decision, grounds, snapshot, row.decision_reason or "")
 
 

@@ -32,7 +32,7 @@ from runner.core.steps import Effect
 from runner.errors import LeaseLost, StaleView
 from runner.store.conversation import answers_to, load_conversation
 from runner.store.database import Database
-from runner.store.job_cache import JobCache
+from runner.store.job_cache import JobCache, JobReader
 from runner.store.rows import Rows
 from runner.store.statement import find
 from runner.store.tables import jobs, queued_messages, runs
@@ -126,7 +126,14 @@ class StoredJournal:
 
     def load(self, lease: Lease) -> RunView:
         """The run as its rows tell it. Raises ``LeaseLost``."""
-        return self._database.read(lambda connection: self._load(connection, lease))
+
+        def work(connection: Connection) -> tuple[RunView, JobReader]:
+            jobs_read = self._jobs.on(connection)
+            return _load(connection, jobs_read, lease), jobs_read
+
+        view, jobs_read = self._database.read(work)
+        jobs_read.keep()
+        return view
 
     def append(self, lease: Lease, view: RunView, entries: Sequence[Entry]) -> RunView:
         """Store ``entries``. Raises ``LeaseLost`` or ``StaleView``; nothing is stored then."""
@@ -147,9 +154,10 @@ class StoredJournal:
         entries: Sequence[Entry],
         draining: bool | None = None,
     ) -> tuple[RunView, Effect | None]:
-        def work(connection: Connection) -> tuple[RunView, Effect | None]:
+        def work(connection: Connection) -> tuple[RunView, Effect | None, JobReader]:
             row = self._guard(connection, lease, view)
-            before = self._as_it_stands(connection, row, view)
+            jobs_read = self._jobs.on(connection)
+            before = _as_it_stands(connection, jobs_read, row, view)
             now = self._now()
             applied, effect = fold(before, entries), None
             if draining is not None:
@@ -157,16 +165,18 @@ class StoredJournal:
                 decided, effect = decide.advance(after, now, draining)
                 applied += decided
             if not applied:
-                return before, effect
+                return before, effect, jobs_read
             after = replace(applied[-1].after, revision=before.revision + 1)
             rows = Rows(lease, row.job_id, now, row.event_count)
             rows.add(applied)
             writes = rows.writes()
             writes.change(runs, _run_changes(after, rows, row.denials), id=lease.run_id)
             writes.run(connection)
-            return after, effect
+            return after, effect, jobs_read
 
-        return self._database.write(work)
+        after, effect, jobs_read = self._database.write(work)
+        jobs_read.keep()
+        return after, effect
 
     def _guard(self, connection: Connection, lease: Lease, view: RunView) -> Any:
         held = {"run": lease.run_id, "lease_attempt": lease.attempt}
@@ -178,56 +188,58 @@ class StoredJournal:
             raise StaleView(f"{lease.run_id} is at {row.revision}, the view at {view.revision}")
         return row
 
-    def _as_it_stands(self, connection: Connection, row: Any, view: RunView) -> RunView:
-        """The view with what others than its attempt have added to the run."""
-        run_id, calls, policy = view.run_id, view.calls, view.policy
-        if row.answer_count != view.answer_count:
-            answers = answers_to(connection, run_id, len(view.messages) - 1)
-            calls = tuple(_answered(call, answers.get(call.index)) for call in calls)
-        if row.rules_snapshot != policy.snapshot:
-            policy = self._jobs.policy(connection, row.job_id, run_id, row.rules_snapshot)
-        return replace(
-            view,
-            calls=calls,
-            policy=policy,
-            answer_count=row.answer_count,
-            queued=_undelivered(connection, run_id) if row.queued_count else (),
-            pause_requested=row.pause_requested,
-        )
 
-    def _load(self, connection: Connection, lease: Lease) -> RunView:
-        held = {"run": lease.run_id, "lease_attempt": lease.attempt}
-        query = select(runs, jobs.c.rules_snapshot).join(jobs, jobs.c.id == runs.c.job_id)
-        row = connection.execute(query.where(_HELD), held).one_or_none()
-        if row is None:
-            raise LeaseLost(f"attempt {lease.attempt} no longer holds {lease.run_id}")
-        spec = self._jobs.spec(connection, row.job_id)
-        messages, calls = load_conversation(
-            connection, row.id, lambda snapshot: self._jobs.rules(connection, row.job_id, snapshot)
-        )
-        return RunView(
-            run_id=row.id,
-            item_key=row.item_key,
-            attempt=row.attempt,
-            spec=spec,
-            policy=self._jobs.policy(connection, row.job_id, row.id, row.rules_snapshot),
-            limits=replace(spec.limits, max_turns=row.max_turns, token_ceiling=row.token_ceiling),
-            submitted_at=row.created_at,
-            messages=messages,
-            calls=calls,
-            progress=progress_from_row(row),
-            queued=_undelivered(connection, lease.run_id) if row.queued_count else (),
-            pause_requested=row.pause_requested,
-            answer_count=row.answer_count,
-            revision=row.revision,
-        )
+def _load(connection: Connection, jobs_read: JobReader, lease: Lease) -> RunView:
+    held = {"run": lease.run_id, "lease_attempt": lease.attempt}
+    query = select(runs, jobs.c.rules_snapshot).join(jobs, jobs.c.id == runs.c.job_id)
+    row = connection.execute(query.where(_HELD), held).one_or_none()
+    if row is None:
+        raise LeaseLost(f"attempt {lease.attempt} no longer holds {lease.run_id}")
+    spec = jobs_read.spec(row.job_id)
+    messages, calls = load_conversation(
+        connection, row.id, lambda snapshot: jobs_read.rules(row.job_id, snapshot)
+    )
+    return RunView(
+        run_id=row.id,
+        item_key=row.item_key,
+        attempt=row.attempt,
+        spec=spec,
+        policy=jobs_read.policy(row.job_id, row.id, row.rules_snapshot),
+        limits=replace(spec.limits, max_turns=row.max_turns, token_ceiling=row.token_ceiling),
+        submitted_at=row.created_at,
+        messages=messages,
+        calls=calls,
+        progress=progress_from_row(row),
+        queued=_undelivered(connection, lease.run_id) if row.queued_count else (),
+        pause_requested=row.pause_requested,
+        answer_count=row.answer_count,
+        revision=row.revision,
+    )
+
+
+def _as_it_stands(connection: Connection, jobs_read: JobReader, row: Any, view: RunView) -> RunView:
+    """The view with what others than its attempt have added to the run."""
+    run_id, calls, policy = view.run_id, view.calls, view.policy
+    if row.answer_count != view.answer_count:
+        answers = answers_to(connection, run_id, len(view.messages) - 1)
+        calls = tuple(_answered(call, answers.get(call.index)) for call in calls)
+    if row.rules_snapshot != policy.snapshot:
+        policy = jobs_read.policy(row.job_id, run_id, row.rules_snapshot)
+    return replace(
+        view,
+        calls=calls,
+        policy=policy,
+        answer_count=row.answer_count,
+        queued=_undelivered(connection, run_id) if row.queued_count else (),
+        pause_requested=row.pause_requested,
+    )
 
 
 def _answered(call: Call, answer: Answer | None) -> Call:
-    """The call with its answer. Where an edited one leads is not known yet."""
+    """The call with its answer: where it leads by now is to be looked at before it runs."""
     if answer == call.answer or answer is None:
         return call
-    return replace(call, answer=answer, setting=None if answer.input is not None else call.setting)
+    return replace(call, answer=answer, setting=None)
 
 
 def _run_changes(view: RunView, rows: Rows, denials: int) -> dict[str, Any]:

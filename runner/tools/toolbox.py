@@ -118,9 +118,10 @@ class LocalTools:
             if own is None:
                 raise ToolFailure(f"{name} comes from {source!r}, which this worker does not know")
             return run_own(call, own, self._host, interrupt)
-        if name == "Bash":
-            return shell.bash(call, self._host, self._environment, interrupt)
         places = Places.of(call.surroundings, self._home)
+        if name == "Bash":
+            permission.require_command(call, places)
+            return shell.bash(call, self._host, self._environment, interrupt)
         if name in _FILE_TOOLS:
             self._restore(call, call.input["file_path"], places)
             return _FILE_TOOLS[name](call, places, interrupt)

@@ -18,7 +18,7 @@ _PARTS_OF_ALL = 4
 _SAMPLE: dict[tuple[Mode, str, str], int] = {
     ("kill", "all", "sqlite"): 11,
     ("kill", "safe", "sqlite"): 13,
-    ("kill", "asked", "sqlite"): 17,
+    ("kill", "asked", "sqlite"): 23,
     ("freeze", "all", "sqlite"): 17,
     ("freeze", "safe", "sqlite"): 17,
     ("freeze", "asked", "sqlite"): 31,

@@ -21,7 +21,9 @@ from runner.engine.ports import Interrupt, Model
 from runner.llm.scripted import ScriptedModel
 from runner.store.database import Database
 from runner.store.journal import StoredJournal
-from runner.store.steer.approvals import Asked, Reply, answer, waiting
+from runner.store.steer.approvals import Asked, Reply, answer, expire, waiting
+from runner.store.steer.control import Target
+from runner.store.steer.revive import retry
 from runner.tools.registry import resolve
 from runner.workspace.identity import identify
 from tests.engine.test_attempt import claim, claimed, ports, row, scripted
@@ -60,13 +62,18 @@ class Desk:
     folder: Path
     model: Listening = field(init=False)
 
-    def begin(self, *replies: dict[str, Any], rules: Sequence[Rule], default: Any = "ask") -> Lease:
+    def begin(
+        self,
+        *replies: dict[str, Any],
+        rules: Sequence[Rule],
+        asking: Asking = Asking("ask"),  # noqa: B008 - a value
+    ) -> Lease:
         """A new run with these replies and rules, held."""
         spec = replace(
             scripted(*replies, DONE),
             tools=resolve(_TOOLS, self.folder),
             rules=tuple(rules),
-            asking=Asking(default),
+            asking=asking,
             workspace=Workspace(str(self.folder)),
         )
         self.model = Listening(ScriptedModel(spec.script or {}))
@@ -205,12 +212,30 @@ def test_an_approved_write_whose_folder_leads_elsewhere_now_writes_nothing(desk:
 def test_calls_that_were_not_decided_on_before_a_drain_are_located_after_it(desk: Desk) -> None:
     (desk.folder / "notes").write_text("noted")
     read = {"name": "Read", "input": {"file_path": "notes"}}
-    lease = desk.begin(reply(read), rules=[Rule("allow", "Read(notes)")], default="deny")
+    lease = desk.begin(reply(read), rules=[Rule("allow", "Read(notes)")], asking=Asking("deny"))
     desk.ports.stopping.set()
     assert isinstance(desk.work(lease), Requeued)
     desk.ports.stopping.clear()
     assert desk.work() == Ended("succeeded", "end_turn")
     assert "noted" in desk.model.results[0]
+
+
+def test_a_run_that_stopped_unanswered_goes_on_without_the_call_when_it_is_retried(
+    desk: Desk,
+) -> None:
+    asking = Asking("ask", timeout=1e-9, on_timeout="stop")
+    lease = desk.begin(reply(MAKE, MAKE), rules=[Rule("ask", "Bash")], asking=asking)
+    desk.work(lease)
+    now = desk.ports.clock.now()
+    assert expire(desk.database, now) == [lease.run_id]
+    outcome = desk.work()
+    assert isinstance(outcome, Ended)
+    assert (outcome.state, outcome.reason) == ("stopped", "approval_timeout")
+    retry(desk.database, Target("run", lease.run_id), now)
+    assert desk.asked() == []
+    assert desk.work() == Ended("succeeded", "end_turn")
+    assert [result.split(":")[0] for result in desk.model.results] == ["Interrupted"] * 2
+    assert not (desk.folder / "made").exists()
 
 
 def test_an_answer_that_comes_while_an_earlier_call_runs_is_seen_by_the_same_attempt(

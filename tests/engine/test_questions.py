@@ -16,7 +16,7 @@ from runner.engine.questions import Questions
 from runner.store.database import Database
 from runner.store.rules import list_rules, revoke
 from runner.store.steer import control
-from runner.store.steer.approvals import Reply, answer
+from runner.store.steer.approvals import Reply, answer, expire
 from runner.store.steer.notices import Notice
 from runner.store.tables import approvals
 from tests.engine.test_dispatcher import Post, Time
@@ -30,7 +30,7 @@ from tests.store.asked import (
     run_ids,
     submit_asking,
 )
-from tests.store.attempts import run_row
+from tests.store.attempts import event_types, run_row
 from tests.store.examples import NOW
 
 TOLD = Asking("ask", notify="tell me")
@@ -59,6 +59,14 @@ def test_a_late_question_expires_and_its_run_is_rung_for(post: Post) -> None:
     assert (post.state(run_id), post.bell.rung) == ("queued", [run_id])
     post.pass_at(11)
     assert len(answer_events(post.database, run_id)) == 1
+
+
+def test_late_questions_of_a_run_expire_together(database: Database) -> None:
+    (run_id,) = run_ids(database, submit_asking(database))
+    asked = ask(database, run_id, "uv lock", "git push", expires_at=NOW)
+    assert expire(database, NOW, most=1) == [run_id]
+    assert answers(database, asked) == ["expired", "expired"]
+    assert event_types(database, run_id).count("approval_answered") == 2
 
 
 def test_a_new_rule_answers_and_the_run_is_rung_for(post: Post) -> None:

@@ -13,9 +13,9 @@ from sqlalchemy import select
 
 from runner.core.budget import Limits
 from runner.core.conversation import ModelReply, Tool, ToolResult, Usage
-from runner.core.entries import Entry, ModelCallFailed, ToolFinished
+from runner.core.entries import Entry, ModelCallFailed, ModelReplied, ToolFinished
 from runner.core.journal import RunView
-from runner.core.permissions import Rule, Setting
+from runner.core.permissions import Place, Rule, Setting, paths_of
 from runner.core.run import Lease, Waiting
 from runner.core.spec import JobSpec
 from runner.core.steps import CallModel, Done, Effect, LocateCalls, RunTools, Sleep
@@ -28,7 +28,6 @@ from runner.store.steer.approvals import Reply, answer, waiting
 from runner.store.steer.control import Target
 from runner.store.tables import events, model_calls, queued_messages
 from runner.store.tables import runs as run_table
-from tests.core.story import replied
 from tests.store.examples import NOW, submission
 
 TOOLS = tuple(
@@ -39,9 +38,34 @@ SPEC = JobSpec(
     name="random",
     model="claude-test",
     tools=TOOLS,
-    rules=(Rule("allow", "*"), Rule("deny", "Deploy"), Rule("ask", "Ship", why="it is public")),
+    rules=(
+        Rule("allow", "*"),
+        Rule("deny", "Deploy"),
+        Rule("ask", "Ship", why="it is public"),
+        Rule("ask", "Bash(ship *)"),
+        Rule("deny", "Bash(rm *)", why="it deletes"),
+    ),
     limits=Limits(max_turns=12, token_ceiling=400_000, max_output_tokens=5_000),
 )
+
+
+INPUTS = {
+    "Bash": [
+        {"command": "ship 'a\nb' \u202e\x1b[31m > out"},
+        {"command": "ship it"},
+        {"command": "rm -rf 'x\ny'"},
+        {"command": "ls | wc -l"},
+        {"command": 7},
+    ],
+    "Read": [{"file_path": "a.txt"}, {}],
+}
+
+
+def located(tool: str, arguments: dict[str, Any]) -> Setting:
+    places = {
+        path: Place(f"/work/{path}", f"/elsewhere/{path}") for path in paths_of(tool, arguments)
+    }
+    return Setting("/work", "/outputs", "/home/ann", places)
 
 
 class Driver:
@@ -94,7 +118,7 @@ class Driver:
         reply = Reply(
             self.random.choice(["approved", "denied"]),
             by="ann",
-            edited=self.random.choice([None, {"n": 99}]),
+            edited=self.random.choice([None, {"command": "ship 'x\ny' > there", "n": 99}]),
             remember=self.random.choice(["call", "run", "job"]),
         )
         if reply.effect == "denied":
@@ -102,7 +126,7 @@ class Driver:
         elif reply.edited is not None:
             reply = replace(reply, remember="call")
         if reply.remember != "call":
-            reply = replace(reply, rule="Ship")
+            reply = replace(reply, rule="Ship" if question.tool == "Ship" else "Bash")
         (answered, *_) = answer(self.database, [question.id], reply, self.now)
         assert answered.changed
 
@@ -134,7 +158,7 @@ class Driver:
                 "type": "tool_use",
                 "id": f"toolu_{view.progress.turns}_{n}",
                 "name": name,
-                "input": {"n": n},
+                "input": self.random.choice(INPUTS.get(name, [{"n": n}])),
             }
             for n, name in enumerate(names)
         )
@@ -142,7 +166,8 @@ class Driver:
         text = ({"type": "text", "text": "I look."},) if self.random.random() < 0.8 else ()
         usage = Usage(100, 10, 5, 7)
         cut = {"type": "tool_use", "partial_json": '{"a'} if reason == "max_tokens" else None
-        return replied(ModelReply(text + uses, reason, usage, "claude-test", "req_2", 0.5, cut))
+        reply = ModelReply(text + uses, reason, usage, "claude-test", "req_2", 0.5, cut)
+        return ModelReplied(reply, tuple(located(use["name"], use["input"]) for use in uses))
 
 
 def without_fresh(view: RunView) -> RunView:

@@ -93,6 +93,30 @@ def denying(tool: str, specifier: str) -> str:
     return allowing(tool, specifier).replace("allow", "deny")
 
 
+@pytest.mark.parametrize("command", ["echo x > open/link/made", "cat < open/link/secret"])
+def test_command_that_redirects_elsewhere_than_it_was_decided_on_is_not_run(
+    bench: Workbench, command: str
+) -> None:
+    under = bench.under(
+        "allow Bash(echo *)",
+        "allow Bash(cat)",
+        "allow Edit(open/**)",
+        "deny Edit(closed/**)",
+        "deny Read(closed/**)",
+    )
+    for name in ("open", "closed"):
+        (bench.workspace / name).mkdir(exist_ok=True)
+    (bench.workspace / "closed/secret").write_text("secret")
+    (bench.workspace / "open/link").symlink_to("../closed")
+    result = under.run("Bash", command=command)
+    assert (result.outcome, "secret" in result.content.partition("denied")[0]) == ("denied", False)
+    assert not (bench.workspace / "closed/made").exists()
+    (bench.workspace / "open/link").unlink()
+    (bench.workspace / "open/link").mkdir()
+    (bench.workspace / "open/link/secret").write_text("not one")
+    assert under.run("Bash", command=command).outcome == "succeeded"
+
+
 @pytest.mark.parametrize(("tool", "given"), EVERY_FILE_TOOL)
 class TestFilesAreTouchedByTheRules:
     @pytest.fixture

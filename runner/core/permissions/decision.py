@@ -31,8 +31,8 @@ class Decision:
     reason: str = ""
 
     def in_short(self) -> Decision:
-        """The decision with its first ground alone, which is all that a run goes by later."""
-        return replace(self, grounds=self.grounds[:1])
+        """The decision with the first rule that decided alone: all that a run goes by later."""
+        return replace(self, grounds=tuple(Ground(each.rule, "") for each in self.grounds[:1]))
 
     @property
     def rule(self) -> str | None:

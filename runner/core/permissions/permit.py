@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from runner.core.permissions.decision import Decision
-from runner.core.permissions.policy import Policy, may_touch
-from runner.core.permissions.request import Place, Setting
+from runner.core.permissions.policy import Policy, evaluate, may_touch
+from runner.core.permissions.request import Place, Request, Setting
 
 AnswerEffect = Literal["approved", "denied", "expired"]
 
@@ -27,7 +27,7 @@ class Answer:
     by: str = ""
     reason: str = ""
     input: Mapping[str, Any] | None = None
-    places: tuple[str, ...] = ()
+    places: tuple[str, ...] = field(default=(), compare=False)
 
     def covers(self, place: Place) -> bool:
         """Whether an approval was about this place, or a folder that it is in."""
@@ -72,8 +72,16 @@ class Permit:
     def check(self, tool: str, place: Place, setting: Setting) -> Decision:
         """Whether the call may show or change this file: asked when it is about to, by where the path
         really leads at that moment. The effect is allow or deny."""
-        decision = may_touch(self.policy, tool, place, setting)
-        if decision.effect != "ask":
+        return self._settled(may_touch(self.policy, tool, place, setting), (place,))
+
+    def check_again(self, request: Request) -> Decision:
+        """Whether the call may still run, now that it is known where its paths lead at this moment.
+        The effect is allow or deny."""
+        return self._settled(evaluate(self.policy, request), request.setting.places.values())
+
+    def _settled(self, decision: Decision, places: Iterable[Place]) -> Decision:
+        """A person's approval stands above everything but a rule that denies."""
+        if decision.effect == "allow" or (decision.effect == "deny" and decision.grounds):
             return decision
-        approved = self.answer is not None and self.answer.covers(place)
+        approved = self.answer is not None and all(map(self.answer.covers, places))
         return replace(decision, effect="allow" if approved else "deny")

@@ -107,6 +107,11 @@ class _Verdict:
     ground: Ground | None = None
 
 
+# A decision is made while others wait for the database, and who is asked has to be able to read it.
+MOST_ASPECTS = 300
+_TOO_MUCH = f"it holds more than {MOST_ASPECTS} commands: split it into several calls"
+
+
 def evaluate(policy: Policy, request: Request) -> Decision:
     """The decision on a call; never raises, whatever is in the request.
 
@@ -115,6 +120,8 @@ def evaluate(policy: Policy, request: Request) -> Decision:
     """
     arguments = request.input if isinstance(request.input, Mapping) else {}
     found = aspects_of(request.tool, arguments, request.setting)
+    if len(found) > MOST_ASPECTS:
+        return Decision("deny", (), policy.snapshot, _TOO_MUCH)
     return _sum(policy, [_judge(policy, aspect) for aspect in found])
 
 

@@ -12,6 +12,7 @@ from functools import lru_cache
 
 from runner.core.permissions.paths import PathPattern, path_pattern
 from runner.core.permissions.patterns import (
+    OPAQUE,
     CommandPattern,
     HostPattern,
     command_pattern,
@@ -47,6 +48,8 @@ def parse(text: str) -> Syntax:
         raise ValueError(f"is longer than {_LONGEST} characters")
     if any(unicodedata.category(sign) in _INVISIBLE for sign in text):
         raise ValueError("contains a character that cannot be seen: type it anew")
+    if text != text.strip():
+        raise ValueError("begins or ends with a blank: leave it out")
     name, bracket, rest = text.partition("(")
     if not _NAME.fullmatch(name):
         raise ValueError("does not begin with a tool's name, such as Bash or mcp__server__*")
@@ -65,6 +68,21 @@ def problem(text: str) -> str | None:
         shown = text if len(text) <= 100 else f"{text[:100]}…"
         return f"the rule {shown!r} {error}"
     return None
+
+
+def allows_nothing(text: str) -> str | None:
+    """Why a rule's text is of no use as an ``allow``, in one line; None when it is of use."""
+    if name_of(text) != "Bash" or _specified(text) != OPAQUE:
+        return None
+    return (
+        f"the rule {text!r} allows nothing: a command that hides what it runs is allowed by "
+        "'Bash' alone"
+    )
+
+
+def is_name(text: str) -> bool:
+    """Whether a rule's name part can be one."""
+    return _NAME.fullmatch(text) is not None
 
 
 def names(text: str, tool: str) -> bool:
@@ -86,6 +104,11 @@ def concerns(text: str, tool: str) -> bool:
 def name_of(text: str) -> str:
     """The part of a rule's text that names tools."""
     return text.partition("(")[0].strip()
+
+
+def _specified(text: str) -> str:
+    """What stands in a rule's brackets."""
+    return text.partition("(")[2].removesuffix(")")
 
 
 def covers(name: str, tool: str) -> bool:

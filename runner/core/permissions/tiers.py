@@ -30,16 +30,19 @@ _HOOKS = "git runs commands that are written there"
 _COMMANDS = {
     _DELETES: """
         rm, rmdir, unlink, shred, truncate, dd, mkfs*, wipefs, find *-delete*, rsync *--delete*,
-        docker rm, docker rmi, docker * rm, docker * prune, kubectl delete, helm uninstall,
+        docker rm, docker rmi, docker * rm, docker * prune, podman rm, podman rmi, podman * rm,
+        podman * prune, kubectl delete, helm uninstall,
         terraform destroy, tofu destroy, pulumi destroy, dropdb, redis-cli *flush*, aws s3 rm""",
     _PERMISSIONS: """
         chmod, chown, chgrp, setfacl, setcap, chattr, chflags, sudo, doas, su, pkexec, passwd,
         usermod, useradd, userdel""",
     _PUBLISHES: """
-        npm publish, npm unpublish, npm deprecate, npm dist-tag, npm owner, npm access, yarn publish,
-        yarn npm publish, pnpm publish, bun publish, cargo publish, cargo yank, cargo owner, twine,
-        * -m twine, uv publish, poetry publish, hatch publish, flit publish, pdm publish, gem push,
-        gem yank, gem owner, mvn *deploy*, *gradle* publish*, dotnet nuget push, docker push,
+        npm pu, npm pub*, npm unp*, npm dep*, npm dist*, npm ow*, npm ac, npm acc*, yarn publish,
+        yarn npm publish, yarn workspace * publish, yarn workspaces *publish*, pnpm publish, lerna publish,
+        bun publish, cargo publish, cargo yank, cargo owner, cargo release, twine,
+        * -m twine, uv publish, poetry publish, hatch publish, flit publish, pdm publish, gem pu*,
+        gem y*, gem ow*, mvn *deploy*, mvnw *deploy*, *gradle* *publish*, semantic-release, goreleaser,
+        hg pus*, dotnet nuget push, docker push,
         docker *--push*, docker * push, podman push, helm push, gh release, gh pr, gh issue, gh repo,
         gh api, gh workflow, gh secret, gh variable, gh gist, gh auth, glab, kubectl apply,
         kubectl create, kubectl replace, kubectl patch, kubectl edit, kubectl scale, kubectl rollout,
@@ -57,13 +60,18 @@ _GIT = {
         worktree remove, worktree prune, remote remove, remote rm, submodule deinit, stash drop,
         stash clear, update-ref, notes remove""",
     _REWRITES: """
-        reset *--hard, reset *--merge, reset *--keep, rebase, commit *--amend, filter-branch,
-        filter-repo, replace, checkout *--, checkout *-f, checkout *--force, checkout *.,
-        checkout *-B, restore, switch *-f, switch *--force, switch *--discard-changes, switch *-C,
-        branch *-f, branch *--force, branch *-M, tag *-f, tag *--force, reflog expire,
-        reflog delete, gc *--prune*, prune, read-tree, symbolic-ref, fast-import, pull *--rebase*,
-        pull *-r""",
-    _PUBLISHES: "push, send-pack, send-email, svn dcommit, p4 submit, lfs push",
+        reset *--hard, reset *--merge, reset *--keep, reset *--soft, reset *--mixed, rebase,
+        commit *--amend, filter-branch, filter-repo, replace, checkout *--, checkout *-f,
+        checkout *--force, checkout *., checkout *-B, checkout *--overlay,
+        checkout *--pathspec-from-file*, checkout-index, restore, switch *-f, switch *--force,
+        switch *--force-create, switch *--discard-changes, switch *-C, branch *-f, branch *--force,
+        branch *-M, branch *-C, tag *-f, tag *--force, reflog expire, reflog delete, gc *--prune*,
+        prune, repack *-d, read-tree, symbolic-ref, fast-import, pull *--rebase*, pull *-r,
+        pull *--force, pull *-f, pull * +*, fetch *-f, fetch *--force, fetch * +*, merge *--abort,
+        cherry-pick *--abort, revert *--abort, am *--abort, submodule *-f, submodule *--force,
+        lfs migrate, lfs prune, mv *-f, mv *--force""",
+    _PUBLISHES: """
+        push, send-pack, http-push, subtree push, send-email, svn dcommit, p4 submit, lfs push""",
     _SYSTEM: "config, credential, remote add, remote set-url",
 }
 

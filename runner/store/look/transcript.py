@@ -32,7 +32,9 @@ class Line(TypedDict):
 def messages(database: Database, run_id: str) -> list[dict[str, Any]]:
     """The conversation exactly as in the Messages API. Results of a reply's tool calls join it when
     they are complete."""
-    whole, _ = database.read(lambda connection: load_conversation(connection, run_id))
+    whole, _ = database.read(
+        lambda connection: load_conversation(connection, run_id, lambda snapshot: ())
+    )
     return [message.as_api() for message in whole]
 
 

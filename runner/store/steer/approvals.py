@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, Row, select
 
 from runner.core.events import INPUT_SUMMARY_LENGTH, shorten
 from runner.core.permissions import Rule, syntax
@@ -99,6 +99,8 @@ def answer(
             was asked. Nothing is stored then.
     """
     _refuse_reply(reply)
+    while _expire_some(database, now, _BATCH).found:  # an answer that comes too late is none
+        continue
     ids = list(dict.fromkeys(approval_ids))
     wanted, still_open = database.read(partial(_load, approval_ids=ids))
     to_remember = _rules_to_remember(still_open, reply)
@@ -123,7 +125,7 @@ def expire(database: Database, now: float, most: int = _BATCH) -> list[str]:
 
     Args:
         now: seconds since the epoch.
-        most: how many questions at most.
+        most: how many questions at most, and those that are late of the same runs.
 
     Returns:
         The ids of the runs that are queued again.
@@ -149,18 +151,21 @@ def _expire_some(database: Database, now: float, most: int) -> _Expired:
     if not found:
         return _Expired()
     expired = Given("expired", "timeout", reason="nobody answered in time")
-    given = {row.id: expired for row in found}
 
     def work(connection: Connection) -> _Expired:
-        queued = tuple(
-            run.row.id
-            for run in lock_open(connection, sorted({row.run_id for row in found}))
-            if any(question.id in given for question in run.questions)
-            and store_answers(connection, run, given, now)
-        )
-        return _Expired(len(found), queued)
+        queued = []
+        for run in lock_open(connection, sorted({row.run_id for row in found})):
+            # All that are late of a run, though ``most`` parts them: one of them may end it.
+            given = {question.id: expired for question in run.questions if _is_late(question, now)}
+            if given and store_answers(connection, run, given, now):
+                queued.append(run.row.id)
+        return _Expired(len(found), tuple(queued))
 
     return database.write(work)
+
+
+def _is_late(question: Row[Any], now: float) -> bool:
+    return question.expires_at is not None and question.expires_at <= now
 
 
 def _load(connection: Connection, approval_ids: Sequence[str]) -> tuple[list[Asked], list[Asked]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from runner.core.permissions import Place, Setting
+from runner.core.permissions import Place, Request, Setting, paths_of
 from runner.engine.ports import Surroundings, ToolCall
 from runner.tools.failure import ToolFailure
 from runner.tools.files.places import Places, inside, resolve, unusable
@@ -59,6 +59,18 @@ def require(call: ToolCall, places: Places, path: str, real: str) -> None:
     decision = call.permit.check(call.tool.name, place, setting_of(places))
     if decision.effect != "allow":
         raise ToolFailure(f"{path}: {decision.explain()}", "denied")
+
+
+def require_command(call: ToolCall, places: Places) -> None:
+    """Raise ``ToolFailure`` (``denied``) unless the rules still let a command redirect to where its
+    paths lead now: an earlier call, or somebody else, may have moved a symlink since it was decided."""
+    paths = paths_of(call.tool.name, call.input)
+    if not paths:
+        return
+    setting = locate(paths, call.surroundings, places)
+    decision = call.permit.check_again(Request(call.tool.name, call.input, setting))
+    if decision.effect != "allow":
+        raise ToolFailure(f"Permission {decision.explain()}.", "denied")
 
 
 def named(path: str, surroundings: Surroundings, places: Places) -> str:

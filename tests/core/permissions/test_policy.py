@@ -1,7 +1,7 @@
 import pytest
 
 from runner.core.permissions import Place, Policy, Request, Rule, Setting, evaluate
-from runner.core.permissions.policy import may_touch
+from runner.core.permissions.policy import MOST_ASPECTS, may_touch
 
 PLACES = {
     name: Place(f"/w/{name}", f"/w/{name}")
@@ -221,3 +221,10 @@ def test_a_host_is_allowed_when_every_reader_would_go_there(rule, url, effect):
 def test_a_host_is_denied_when_some_reader_would_go_there(url):
     rules = policy("allow WebFetch", "deny WebFetch(domain:evil.org)")
     assert evaluate(rules, Request("WebFetch", {"url": url})).effect == "deny"
+
+
+def test_call_of_more_commands_than_anyone_reads_is_denied() -> None:
+    command = "; ".join(f"ls {number}" for number in range(MOST_ASPECTS + 1))
+    decision = evaluate(Policy((Rule("allow", "Bash"),)), Request("Bash", {"command": command}))
+    assert decision.effect == "deny"
+    assert "split it" in decision.explain()

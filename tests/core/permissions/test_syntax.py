@@ -70,7 +70,7 @@ def test_what_is_a_rule_has_no_problem(text):
         ("Bash (ls)", "does not begin with a tool's name"),
         ("Bash()", "nothing in its brackets"),
         ("Bash(ls", "no ')' at its end"),
-        ("Bash(ls) ", "no ')' at its end"),
+        ("Bash(ls) ", "begins or ends with a blank"),
         ("Bash(l\u200bs)", "cannot be seen"),
         ("Bash(ls\n)", "cannot be seen"),
         ("Bash(git:* push)", "':*' before its end"),

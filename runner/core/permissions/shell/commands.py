@@ -8,11 +8,13 @@ from collections.abc import Callable, Sequence
 from runner.core.permissions.shell.builtins import builtin_hides, names_set, runs_text
 from runner.core.permissions.shell.found import Found, Part
 from runner.core.permissions.shell.names import weight
+from runner.core.permissions.shell.programs.operands import files_of
+from runner.core.permissions.shell.programs.risks import arguments_hide
+from runner.core.permissions.shell.programs.runners import inner_commands
+from runner.core.permissions.shell.programs.wrappers import HIDING, TRANSPARENT, unwrap
 from runner.core.permissions.shell.raw import raw_forms
 from runner.core.permissions.shell.spelling import spellings
-from runner.core.permissions.shell.programs.risks import arguments_hide
 from runner.core.permissions.shell.words import Word
-from runner.core.permissions.shell.programs.wrappers import HIDING, TRANSPARENT, unwrap
 
 _NAME = re.compile(r"[A-Za-z0-9_./+:@\[][A-Za-z0-9_./+:@,\-\[\]]*")
 _RESERVED = frozenset(
@@ -42,6 +44,7 @@ _RESERVED = frozenset(
     ]
 )
 _DEEPEST = 8
+_MOST_READINGS = 64
 _LONGEST_FORMS = 40
 
 Forms = dict[str, None]
@@ -123,7 +126,7 @@ class Commands:
             # What the function runs is among the parts already; deny rules still see its name.
             self.found.calls.append(Part(text, (text, *forms)))
         elif not self._text(program, words, text, forms, hides, level):
-            self._ordinary(program, words, text, forms, hides)
+            self._ordinary(program, words, text, forms, hides, level)
 
     @staticmethod
     def _asks(program: str, words: Sequence[Word]) -> bool:
@@ -197,7 +200,13 @@ class Commands:
         return True
 
     def _ordinary(
-        self, program: str, words: tuple[Word, ...], text: str, forms: Forms, hides: str
+        self,
+        program: str,
+        words: tuple[Word, ...],
+        text: str,
+        forms: Forms,
+        hides: str,
+        level: int,
     ) -> None:
         reason = builtin_hides(program, words[1:])
         if reason:
@@ -212,32 +221,45 @@ class Commands:
         hides = hides or arguments_hide(program, words[1:])
         if hides or reason:
             self._unseen(words, forms)
-        if program == "tee":
-            self._tee(words[1:])
-        self.found.add(text, forms, hides)
+        files = files_of(program, words[1:])
+        if files is not None:
+            self.found.writes += files.writes
+            self.found.operands += files.reads
+            self.found.changes += files.changes
+        self.found.add(text, forms, hides or self._inner(program, words, forms, level))
 
-    def _tee(self, arguments: Sequence[Word]) -> None:
-        for word in arguments:
-            if word.loose or not word.value.startswith("-"):
-                self.found.writes.append(path_of(word))
+    def _inner(self, program: str, words: tuple[Word, ...], forms: Forms, level: int) -> str:
+        """Has deny and ask rules see what ``npx`` and its like run. Why that is not known in any
+        reading of the options before it; "" when it is."""
+        hidden = []
+        for inner in inner_commands(program, words[1:]):
+            self.found.readings += 1
+            if self.found.readings > _MOST_READINGS:
+                self.found.obscure("it can be read in too many ways")
+                break
+            seen = self.found.aside(
+                lambda inner=inner: self._command(inner, [], {}, "", level + 1)  # type: ignore[misc]
+            )
+            forms.update(dict.fromkeys(form for part in seen.parts for form in part.forms))
+            self.found.operands += [*seen.reads, *seen.operands]
+            self.found.changes += [*seen.writes, *seen.changes]
+            hidden.append(seen.reason or next((p.hides for p in seen.parts if p.hides), ""))
+        if not hidden or not all(hidden):
+            return ""
+        self._unseen(words, forms)
+        return hidden[0]
 
-    @staticmethod
-    def _unseen(words: Sequence[Word], forms: Forms) -> None:
+    def _unseen(self, words: Sequence[Word], forms: Forms) -> None:
         """What may be run by the arguments: each tail of them, and each that looks like a script."""
         values = [word.value for word in words]
         for at in range(min(len(values), _LONGEST_FORMS)):
             forms.setdefault(" ".join(values[at:]))
             base = values[at].rpartition("/")[2]
             forms.setdefault(" ".join([base, *values[at + 1 :]]))
+            files = files_of(base, words[at + 1 :])
+            if files is not None:
+                self.found.changes += [*files.reads, *files.writes, *files.changes]
             if re.search(r"[\s=:;]", values[at]):
                 forms.update(dict.fromkeys(raw_forms(values[at].partition("=")[2])))
                 forms.update(dict.fromkeys(raw_forms(values[at])))
         forms.pop("", None)
-
-
-def path_of(word: Word) -> str:
-    """The path that a word names: ``~/x`` for one in the home, "" for one that is not literal."""
-    if word.exact:
-        return f"./{word.value}" if word.value.startswith("~") else word.value
-    plain = word.source == word.value and re.fullmatch(r"~/[A-Za-z0-9_./@+,=-]*", word.value)
-    return word.value if plain else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 _REDIRECT = re.compile(r"[<>&|]\s*[\"']?([^\s\"'<>|&;()]+)")
 
@@ -25,9 +25,11 @@ class Part:
 class Script:
     """A command as rules see it. ``opaque`` is "" or says why no pattern may allow it.
 
-    ``reads`` and ``writes`` are redirect targets: ``~/x`` stands for one in the user's home, "" for
-    one that is not literal, or relative after a ``cd``. ``guesses`` is what looks like one in a
-    command that is not legible, for deny and ask rules. ``legible`` is False when the command may run
+    ``sources`` and ``writes`` are redirect targets: ``~/x`` stands for one in the user's home, "" for
+    one that is not literal, or relative after a ``cd``. ``writes`` also has what well-known programs
+    write by their arguments, ``reads`` the sources and what such programs read. ``guesses`` is what
+    programs such as ``rm`` and ``cp`` change by their arguments, and what looks like a redirect target
+    in a command that is not legible; it and ``reads`` are for deny and ask rules. ``legible`` is False when the command may run
     something that is not among its parts; an opaque one that is legible only has parts that hide
     something, and rules without ``*`` that are equal to each part may allow it.
     """
@@ -38,6 +40,7 @@ class Script:
     guesses: tuple[str, ...] = ()
     opaque: str = ""
     legible: bool = True
+    sources: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -47,6 +50,9 @@ class Found:
     parts: list[Part] = field(default_factory=list)
     reads: list[str] = field(default_factory=list)
     writes: list[str] = field(default_factory=list)
+    operands: list[str] = field(default_factory=list)
+    changes: list[str] = field(default_factory=list)
+    readings: int = 0
     reason: str = ""
     moved: bool = False
     functions: set[str] = field(default_factory=set)
@@ -76,6 +82,21 @@ class Found:
         merged = tuple(dict.fromkeys((*first.forms, *forms)))
         self.parts[before] = Part(first.text, merged, first.hides or hides)
 
+    def aside(self, look: Callable[[], None]) -> Found:
+        """What ``look`` finds, of which nothing is kept but how many readings there were."""
+        names = [each.name for each in fields(self)]
+        kept = {name: getattr(self, name) for name in names}
+        fresh = Found(readings=self.readings)
+        for name in names:
+            setattr(self, name, getattr(fresh, name))
+        try:
+            look()
+            return Found(**{name: getattr(self, name) for name in names})
+        finally:
+            kept["readings"] = self.readings
+            for name, value in kept.items():
+                setattr(self, name, value)
+
     def script(self, command: str, raw_forms: Callable[[str], tuple[str, ...]]) -> Script:
         """The sum of it."""
         if not self.reckoned <= self.numeric - self.tainted:
@@ -93,9 +114,12 @@ class Found:
             parts.append(Part(command, raw_forms(command)))
             self.writes.append("")
         guesses = self._literal(_REDIRECT.findall(command) if self.reason else [])
-        reads, writes = self._literal(self.reads), self._literal(self.writes)
+        guesses = tuple(dict.fromkeys((*guesses, *filter(None, self.changes))))
+        sources, writes = self._literal(self.reads), self._literal(self.writes)
+        reads = tuple(dict.fromkeys((*sources, *self.operands)))
         hides = next((part.hides for part in parts if part.hides), "")
-        return Script(tuple(parts), reads, writes, guesses, self.reason or hides, not self.reason)
+        opaque = self.reason or hides
+        return Script(tuple(parts), reads, writes, guesses, opaque, not self.reason, sources)
 
     def _literal(self, paths: list[str]) -> tuple[str, ...]:
         known = ("" if self.moved and not path.startswith(("/", "~/")) else path for path in paths)

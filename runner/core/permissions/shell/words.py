@@ -172,3 +172,11 @@ class Reader:
 def unicode(text: str) -> str:
     """The characters of a text whose bytes were read as Latin-1."""
     return text if text.isascii() else text.encode("latin-1").decode("utf-8", "replace")
+
+
+def path_of(word: Word) -> str:
+    """The path that a word names: ``~/x`` for one in the home, "" for one that is not literal."""
+    if word.exact:
+        return f"./{word.value}" if word.value.startswith("~") else word.value
+    plain = word.source == word.value and re.fullmatch(r"~/[A-Za-z0-9_./@+,=-]*", word.value)
+    return word.value if plain else ""

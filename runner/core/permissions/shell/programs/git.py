@@ -34,6 +34,8 @@ _VALUED = frozenset(
         "--exec-path",
         "--config-env",
         "--super-prefix",
+        "--attr-source",
+        "--list-cmds",
     ]
 )
 _RUNS = frozenset(
@@ -74,8 +76,13 @@ _RUNS = frozenset(
         "archimport",
         "scalar",
         "sh-setup",
+        "merge-index",
+        "merge-one-file",
+        "sh-i18n",
     ]
 )
+# Parts of other commands (submodule--helper foreach, difftool--helper) and of transports.
+_INTERNAL = re.compile(r".*--.*|remote-.*|credential-.*|mergetool-.*|gui-.*|citool-.*")
 _OPTIONS = [
     "upload-pack",
     "receive-pack",
@@ -150,7 +157,7 @@ def git_hides(arguments: Sequence[Word]) -> str:
     if not arguments[at].exact:
         return "the subcommand of git is not literal"
     name, rest = arguments[at].value, arguments[at + 1 :]
-    if name in _RUNS or not re.fullmatch(r"[a-z][a-z0-9-]*", name):
+    if name in _RUNS or _INTERNAL.fullmatch(name) or not re.fullmatch(r"[a-z][a-z0-9-]*", name):
         return f"git {name} can run any command"
     return _first_word(name, rest) or _option(name, rest)
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from runner.core.permissions.shell.programs.git import git_hides
+from runner.core.permissions.shell.spelling import starts
 from runner.core.permissions.shell.words import Word, risky_option
 
 
@@ -46,6 +47,28 @@ _MAKE_RUNS = re.compile(
 _ZIP = _risky("T", "unzip-command test", "-TT")
 _LESS = _risky("koO", "lesskey-file lesskey-src lesskey-content log-file LOG-FILE", "+")
 _COMPILER = _risky("", "", "-wrapper -fplugin -B -specs --specs")
+_BAT = _risky(options="pager config-file diagnostic")
+_CMAKE_RUNS = " ".join(
+    f"{define}CMAKE_{name}"
+    for define in ("-D", "")
+    for name in (
+        "C_COMPILER C_FLAGS CXX_COMPILER CXX_FLAGS RULE_ PROJECT_ TOOLCHAIN_ LINKER AR= MAKE_PROGRAM"
+    ).split()
+)
+# gcc by its other names: x86_64-linux-gnu-gcc-12, clang++
+_COMPILERS = re.compile(r"(?:.*-)?(?:gcc|g\+\+|cc|c\+\+|clang|clang\+\+|cpp|gfortran)(?:-[0-9.]+)?")
+_BUILDS = frozenset("gradle gradlew mvn mvnw just task rake ninja tox nox".split())
+_PROJECTS = frozenset(
+    "npm pnpm yarn bun make gmake cargo uv poetry go hatch pdm pipenv pytest".split()
+)
+_FOLDER = re.compile(r"-C|--(?:prefix|cwd|dir|directory|project|manifest-path|rootdir)")
+_FILE = re.compile(
+    r"-[CfbPpcd]|--(?:file|justfile|rakefile|build-file|project-dir|taskfile|dir|directory"
+    r"|working-directory|project-prop)"
+)
+_OUTSIDE = re.compile(r"/|~|\$|(?:.*/)?\.\.(?:/|$)", re.DOTALL)
+_NPX_FLAGS = frozenset(["-y", "--yes", "--no", "--no-install", "-q", "--quiet"])
+_NPM_RUNS = frozenset(["run", "run-script", "rum", "urn"])
 _TEX = _risky(
     options="shell-escape enable-write18 shell-restricted", words="-shell-escape -enable-write18"
 )
@@ -103,7 +126,21 @@ RISKY = {
     "apt": _risky("o", "option config-file"),
     "apt-get": _risky("o", "option config-file"),
     "jq": _risky("L", "from-file rawfile slurpfile"),
+    "curl": _risky("K", "config"),
+    "shuf": _risky("o", "output"),
+    "iconv": _risky("o", "output"),
+    "bat": _BAT,
+    "batcat": _BAT,
+    "pandoc": _risky(
+        "FLod",
+        "filter lua-filter output defaults data-dir pdf-engine extract-media",
+    ),
+    "rpm": _risky("ED", "eval define pipe load macros rcfile root"),
+    "rpmbuild": _risky("ED", "eval define load macros rcfile"),
+    "cmake": _risky("EPC", "install", _CMAKE_RUNS),
 }
+
+_COMPILER_ENDS = (*"0123456789", "cc", "++", "clang", "cpp", "gfortran")
 
 _SED_SAFE = re.compile(
     r"(?:[0-9$]+(?:,[0-9$+~]+)?|/[^/\n\\]*/)?\s*[pdqQ=]"
@@ -115,11 +152,66 @@ _SQLITE_RISKY = re.compile(r"^\s*\.|-cmd|-init|writefile|load_extension|edit\s*\
 
 def arguments_hide(name: str, arguments: Sequence[Word]) -> str:
     """Why the arguments of the program decide what is run; "" when they do not."""
+    if name in _PROJECTS or name in _BUILDS:
+        reason = _elsewhere(name, arguments)
+        if reason:
+            return reason
     check = _CHECKS.get(name)
     if check is not None:
         return check(arguments)
     risky = RISKY.get(name)
+    if risky is None and name.endswith(_COMPILER_ENDS) and _COMPILERS.fullmatch(name):
+        risky = _COMPILER
     return _listed(name, risky, arguments) if risky is not None else ""
+
+
+def _elsewhere(name: str, arguments: Sequence[Word]) -> str:
+    """What runs the scripts of a project, of one outside the folder that it was started in."""
+    options = _FILE if name in _BUILDS else _FOLDER
+    for at, word in enumerate(arguments):
+        value = word.value
+        if value == "--":
+            break
+        option = options.match(value)
+        if option is None:
+            continue
+        rest = value[option.end() :]
+        if rest.startswith("=") or (rest and not value.startswith("--")):
+            given = rest.removeprefix("=")
+        elif not rest and at + 1 < len(arguments):
+            given = arguments[at + 1].value
+        else:
+            continue
+        if _OUTSIDE.match(given):
+            return f"{name} runs what is in {given}"
+    return ""
+
+
+def _npm(arguments: Sequence[Word]) -> str:
+    values = [word.value for word in arguments]
+    for at in starts(values):
+        if values[at] in _NPM_RUNS:
+            rest = values[at + 1 :]
+            if any(rest[start] == "env" for start in starts(rest)):
+                return "npm run env runs any command"
+    return _listed("npm", RISKY["npm"], arguments)
+
+
+def _npx(arguments: Sequence[Word]) -> str:
+    """Only the options before the command are npx's."""
+    own = list(arguments)
+    while own and own[0].value in _NPX_FLAGS:
+        own.pop(0)
+    found = starts([word.value for word in own])
+    risky = _risky("c", "call script-shell node-options")
+    return _listed("npx", risky, own[: found[-1]] if found else own)
+
+
+def _go(arguments: Sequence[Word]) -> str:
+    values = [word.value for word in arguments]
+    if values[:1] == ["env"] and any(re.match(r"--?[wu]", value) for value in values):
+        return "go env -w sets the programs that go runs"
+    return _listed("go", RISKY["go"], arguments)
 
 
 def _listed(name: str, risky: Risky, arguments: Sequence[Word]) -> str:
@@ -213,4 +305,7 @@ _CHECKS: dict[str, Callable[[Sequence[Word]], str]] = {
     "sqlite3": _sqlite,
     "make": _make,
     "gmake": _make,
+    "npm": _npm,
+    "npx": _npx,
+    "go": _go,
 }

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from tree_sitter import Node
 
-from runner.core.permissions.shell.commands import path_of
-from runner.core.permissions.shell.words import Word
+from runner.core.permissions.shell.words import Word, path_of
 
 if TYPE_CHECKING:
     from runner.core.permissions.shell.tree.walk import Walk
