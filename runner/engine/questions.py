@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import threading
+from collections import deque
 from collections.abc import Callable
 
 from runner.engine.ports import Clock
@@ -10,6 +12,8 @@ from runner.store.database import Database
 from runner.store.steer.approvals import expire
 from runner.store.steer.new_rules import apply_new_rules
 from runner.store.steer.notices import Notice, take_notices
+
+logger = logging.getLogger(__name__)
 
 LEAVE_SECONDS = 5.0
 
@@ -19,14 +23,16 @@ class Questions:
 
     Args:
         tell: runs a job's notification command, until it ends. Told once of each question; when the
-            worker dies meanwhile, nobody is told of it again.
+            worker dies meanwhile, nobody is told of it again. One runs at a time: what comes up
+            meanwhile stays in the database, for the next pass or another worker, and is told together.
     """
 
     def __init__(self, database: Database, clock: Clock, tell: Callable[[Notice], None]) -> None:
         self._database = database
         self._clock = clock
         self._tell = tell
-        self._telling: list[threading.Thread] = []
+        self._telling: threading.Thread | None = None
+        self._untold: deque[Notice] = deque()
 
     def attend(self) -> None:
         """Let late questions expire, and runs go on that new rules answered; tell of new questions.
@@ -46,16 +52,26 @@ class Questions:
         Raises:
             UnreachableError: the database does not answer.
         """
+        self._wait()
         self._tell_of_new()
-        ends_at = self._clock.monotonic() + LEAVE_SECONDS
-        for thread in self._telling:
-            thread.join(max(0.0, ends_at - self._clock.monotonic()))
+        self._wait()
+        for notice in tuple(self._untold):
+            logger.warning("on_ask of %s was not run: the worker left", notice.job_id)
 
     def _tell_of_new(self) -> None:
-        self._telling = [thread for thread in self._telling if thread.is_alive()]
-        for notice in take_notices(self._database, self._clock.now()):
-            thread = threading.Thread(
-                target=self._tell, args=(notice,), name="runner-notice", daemon=True
+        if self._telling is not None and self._telling.is_alive():
+            return
+        self._untold.extend(take_notices(self._database, self._clock.now()))
+        if self._untold:
+            self._telling = threading.Thread(
+                target=self._tell_all, name="runner-notice", daemon=True
             )
-            thread.start()
-            self._telling.append(thread)
+            self._telling.start()
+
+    def _tell_all(self) -> None:
+        while self._untold:
+            self._tell(self._untold.popleft())
+
+    def _wait(self) -> None:
+        if self._telling is not None:
+            self._telling.join(LEAVE_SECONDS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
 from collections import Counter
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.core.conversation import Tool
+from runner.core.permissions.copies import with_copies
 from runner.core.spec import JobSpec, NewRun, Submission, Workspace
 from runner.errors import Problem, SpecError
 from runner.jobfile import items, prompts
@@ -45,7 +47,7 @@ def load(path: Path, *, resolve_tools: ResolveTools, check_script: CheckScript) 
     folder = path.parent
     workspace = _workspace(draft, folder, problems)
     tools = _tools(draft, folder, resolve_tools, problems)
-    permissions = _permissions(draft, tools, folder, problems)
+    permissions = _permissions(draft, tools, folder, workspace, problems)
     name = _name(draft, path, problems)
     keyed = _items(draft, name, folder, workspace, problems)
     runs = _runs(draft, folder, keyed, problems)
@@ -149,14 +151,27 @@ def _tools(
 
 
 def _permissions(
-    draft: Draft, tools: Sequence[Tool], folder: Path, problems: list[Problem]
+    draft: Draft,
+    tools: Sequence[Tool],
+    folder: Path,
+    workspace: Workspace | None,
+    problems: list[Problem],
 ) -> Expanded:
     names = {tool.name for tool in tools}
     listed = names | {name.rpartition(":")[2] for _, name in draft.tools}
     in_order = tuple(tool.name for tool in tools)
     expanded = expand(draft.permissions, in_order, tuple(sorted(listed)), folder)
     problems += expanded.problems
-    return expanded
+    if workspace is None or workspace.mode != "copy":
+        return expanded
+    written = os.path.normpath(folder / (draft.workspace_path or ""))
+    home = os.path.expanduser("~")  # noqa: PTH111 (Path.expanduser raises where there is none)
+    rules = with_copies(
+        expanded.rules,
+        (workspace.path, written),
+        os.path.realpath(home) if Path(home).is_absolute() else None,
+    )
+    return replace(expanded, rules=tuple(rules))
 
 
 def _name(draft: Draft, path: Path, problems: list[Problem]) -> str:

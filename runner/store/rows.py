@@ -9,6 +9,7 @@ from typing import Any
 from runner.core.conversation import (
     Block,
     ModelReply,
+    ToolResult,
     message_blocks,
     result_block,
     text_block,
@@ -25,7 +26,7 @@ from runner.core.entries import (
     ToolsStarted,
     UserMessageAdded,
 )
-from runner.core.events import events_of, summarise_input, visible
+from runner.core.events import events_of, shorten, summarise_input, visible
 from runner.core.journal import Applied, Call, RunView
 from runner.core.permissions import Decision, Request, digest_of
 from runner.core.permissions.suggestion import suggest
@@ -42,6 +43,8 @@ from runner.store.tables import (
     tool_calls,
     tool_outputs,
 )
+
+_DENIAL_LENGTH = 300
 
 
 class Rows:
@@ -63,7 +66,8 @@ class Rows:
         self._events: list[dict[str, Any]] = []
         self._blocks: list[dict[str, Any]] = []
         self._outputs: list[dict[str, Any]] = []
-        self._questions: list[dict[str, Any]] = []
+        self._questions: dict[tuple[int, int], dict[str, Any]] = {}
+        self._closed_questions: list[tuple[int, int]] = []
         self._delivered: dict[int, int] = {}
         self._new_calls: dict[tuple[int, int], dict[str, Any]] = {}
         self._changed_calls: dict[tuple[int, int], dict[str, Any]] = {}
@@ -119,9 +123,7 @@ class Rows:
             case RunSettled(outcome):
                 self.run_changes |= _state_changes(outcome, self._now)
                 if isinstance(outcome, Ended):
-                    for call in view.calls:
-                        if call.result is None:
-                            self._change_call(view, call.index, interrupted=True)
+                    self._interrupt_calls(view)
 
     def _start_model_call(self, view: RunView, entry: ModelCallStarted) -> None:
         self._new_model_calls[entry.number] = {
@@ -180,7 +182,8 @@ class Rows:
             decision_reason=visible(decision.reason) or None,
         )
         if decision.effect == "ask":
-            self._questions.append(self._question(view, view.calls[index], decision))
+            question = self._question(view, view.calls[index], decision)
+            self._questions[question["message"], question["position"]] = question
 
     def _question(self, view: RunView, call: Call, decision: Decision) -> dict[str, Any]:
         assert call.setting is not None, "a call is located before it is decided on"
@@ -201,7 +204,28 @@ class Rows:
             "suggested_rule": suggestion.rule,
             "asked_at": self._now,
             "expires_at": _expires_at(view, self._now),
+            "notified_at": self._now if view.spec.asking.notify is None else None,
         }
+
+    def _interrupt_calls(self, view: RunView) -> None:
+        """Nobody is asked any more about calls that will not run. One that an earlier end cut off has
+        had its question closed by it."""
+        for call in view.calls:
+            if call.result is not None:
+                continue
+            self._change_call(view, call.index, interrupted=True)
+            asked = call.decision is not None and call.decision.effect == "ask"
+            if asked and call.answer is None and not call.interrupted:
+                self._close_question((len(view.messages) - 1, call.index))
+
+    def _close_question(self, key: tuple[int, int]) -> None:
+        if key in self._questions:  # one statement cannot insert a row and change it
+            self._questions[key] |= self._closing()
+        else:
+            self._closed_questions.append(key)
+
+    def _closing(self) -> dict[str, Any]:
+        return {"answer": "cancelled", "answered_at": self._now, "answered_via": "end"}
 
     def _finish_call(self, view: RunView, entry: ToolFinished) -> None:
         result, message = entry.result, len(view.messages)
@@ -212,6 +236,7 @@ class Rows:
             ended_at=self._now,
             duration=result.duration,
             outcome=result.outcome,
+            **self._denial(view.calls[entry.index], result),
         )
         block = result_block(view.calls[entry.index].id, result)
         self._add_block(message, entry.index, "user", view.progress.turns, block)
@@ -226,6 +251,15 @@ class Rows:
                 }
             )
         self._note_result()
+
+    def _denial(self, call: Call, result: ToolResult) -> dict[str, str]:
+        """Why a call was denied, where neither its decision nor its answer says so."""
+        said_before = (call.decision is not None and call.decision.effect == "deny") or (
+            call.answer is not None and call.answer.effect != "approved"
+        )
+        if result.outcome != "denied" or said_before:
+            return {}
+        return {"denial": shorten(result.content, _DENIAL_LENGTH)}
 
     def _note_result(self) -> None:
         self.run_changes |= {"lost_leases": 0, "bugs": 0}
@@ -275,13 +309,16 @@ class Rows:
             (blocks, self._blocks),
             (tool_calls, [*self._new_calls.values()]),
             (tool_outputs, self._outputs),
-            (approvals, self._questions),
+            (approvals, [*self._questions.values()]),
             (events, self._events),
         ):
             writes.insert(table, rows)
         for (message, position), changes in self._changed_calls.items():
             key = {"run_id": self._run_id, "message": message, "position": position}
             writes.change(tool_calls, changes, **key)
+        for message, position in self._closed_questions:
+            key = {"run_id": self._run_id, "message": message, "position": position}
+            writes.change(approvals, self._closing(), **key)
         for number, changes in self._changed_model_calls.items():
             writes.change(model_calls, changes, run_id=self._run_id, number=number)
         for queued_id, message in self._delivered.items():

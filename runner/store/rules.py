@@ -12,10 +12,12 @@ from typing import Any, cast
 from sqlalchemy import Connection, Row, func, insert, select, update
 
 from runner.core.permissions import Effect, Place, Policy, Rule, Setting
+from runner.core.permissions.rule import REMEMBERED
 from runner.core.spec import JobSpec
 from runner.errors import NotFoundError, UsageError
+from runner.store import ids
 from runner.store.database import Database
-from runner.store.tables import jobs, permission_rules
+from runner.store.tables import approvals, jobs, permission_rules
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,23 +121,43 @@ def list_rules(database: Database, job_id: str) -> list[StoredRule]:
     return [StoredRule(*row) for row in rows]
 
 
-def revoke(database: Database, job_id: str, position: int, by: str, now: float) -> StoredRule:
+def asked_for(database: Database, job_id: str) -> dict[int, str]:
+    """The tool call whose answer stored a rule: by the rule's position, for those that people
+    remembered."""
+    query = (
+        select(approvals.c.remembered, approvals.c.run_id, approvals.c.turn, approvals.c.position)
+        .where(
+            approvals.c.job_id == job_id,
+            approvals.c.remembered.is_not(None),
+            approvals.c.answered_via == "person",
+        )
+        .order_by(approvals.c.asked_at.desc(), approvals.c.id.desc())
+    )
+    rows = database.read(lambda connection: connection.execute(query).all())
+    return {row.remembered: ids.call_id(row.run_id, row.turn, row.position) for row in rows}
+
+
+def revoke(
+    database: Database, job_id: str, position: int, by: str, now: float, *, force: bool = False
+) -> StoredRule:
     """Let a rule hold no longer. What it has decided stands.
 
     Args:
         by: who says so.
         now: seconds since the epoch.
+        force: also one that the job was submitted with.
 
     Raises:
         NotFoundError: there is no such job.
-        UsageError: the job has no rule at that position, or it is revoked already.
+        UsageError: the job has no rule at that position, or it is revoked already, or it needs
+            ``force``.
     """
 
     def work(connection: Connection) -> StoredRule:
         lock_rules(connection, job_id)
         this = (permission_rules.c.job_id == job_id) & (permission_rules.c.position == position)
         row = connection.execute(select(*_COLUMNS).where(this)).one_or_none()
-        _refuse_revoking(row, job_id, position)
+        _refuse_revoking(row, job_id, position, force)
         changes = {
             "revoked_in": new_snapshot(connection, job_id),
             "revoked_by": by,
@@ -147,7 +169,7 @@ def revoke(database: Database, job_id: str, position: int, by: str, now: float) 
     return database.write(work)
 
 
-def _refuse_revoking(row: Row[Any] | None, job_id: str, position: int) -> None:
+def _refuse_revoking(row: Row[Any] | None, job_id: str, position: int, force: bool) -> None:
     if row is None:
         raise UsageError(
             f"{job_id} has no rule at position {position}: see `runner rules list {job_id}`"
@@ -156,6 +178,11 @@ def _refuse_revoking(row: Row[Any] | None, job_id: str, position: int) -> None:
         raise UsageError(
             f"the rule {row.effect} {row.rule!r} of {job_id} was revoked before"
             + (f", by {row.revoked_by}" if row.revoked_by else "")
+        )
+    if row.origin != REMEMBERED and not force:
+        raise UsageError(
+            f"the rule {row.effect} {row.rule!r} of {job_id} was submitted with the job, not "
+            "remembered: to revoke it all the same, for good, say --force"
         )
 
 

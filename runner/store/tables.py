@@ -6,6 +6,8 @@ turn writes one page a table and not two. ``blocks`` and ``tool_outputs`` can be
 
 from __future__ import annotations
 
+from typing import Any
+
 from sqlalchemy import (
     JSON,
     BigInteger,
@@ -20,6 +22,7 @@ from sqlalchemy import (
     MetaData,
     Table,
     Text,
+    text,
 )
 
 from runner.core.run import STATES
@@ -33,6 +36,12 @@ metadata = MetaData(
         "pk": "pk_%(table_name)s",
     }
 )
+
+
+def _where(condition: str) -> dict[str, Any]:
+    """An index of only the rows that meet a condition, as both databases have them."""
+    return {"sqlite_where": text(condition), "postgresql_where": text(condition)}
+
 
 _STATE_LIST = ", ".join(f"'{state}'" for state in STATES)
 
@@ -49,6 +58,7 @@ jobs = Table(
     Column("workspace_id", Text),
     Column("created_at", Float, nullable=False),
     Column("rules_snapshot", Integer, nullable=False, server_default="1"),
+    Index(None, "rules_snapshot", **_where("rules_snapshot > 1")),
 )
 
 # Snapshot N of a job's rules is what was added in it or before, and not revoked by then. Its newest
@@ -144,6 +154,8 @@ blocks = Table(
 )
 
 # ``message`` is the reply that asked; the input is in its block, the result in the next message's.
+# ``denial`` is why a call was denied that neither its decision nor the answer had denied: by where a
+# path led when it ran.
 tool_calls = Table(
     "tool_calls",
     metadata,
@@ -165,6 +177,7 @@ tool_calls = Table(
     Column("rule_position", Integer),
     Column("matched", Text),
     Column("decision_reason", Text),
+    Column("denial", Text),
     sqlite_with_rowid=False,
 )
 
@@ -198,10 +211,12 @@ approvals = Table(
     Column("edited_input", JSON(none_as_null=True)),
     Column("remembered", Integer),
     CheckConstraint("answer IN ('approved', 'denied', 'expired', 'cancelled')", name="answer"),
-    CheckConstraint("answered_via IN ('person', 'rule', 'timeout', 'cancel')", name="via"),
+    CheckConstraint("answered_via IN ('person', 'rule', 'timeout', 'cancel', 'end')", name="via"),
     CheckConstraint("(answer IS NULL) = (answered_at IS NULL)", name="answered"),
-    Index(None, "job_id", "answer"),
-    Index(None, "answer", "expires_at"),
+    # What workers look for in each pass: only in what is open, of which there is little.
+    Index(None, "job_id", "checked_snapshot", **_where("answer IS NULL")),
+    Index(None, "expires_at", **_where("answer IS NULL")),
+    Index(None, "asked_at", **_where("answer IS NULL AND notified_at IS NULL")),
 )
 
 tool_outputs = Table(

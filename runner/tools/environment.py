@@ -1,4 +1,5 @@
-"""The environment that tools run in: the worker's, without Runner's settings and without secrets."""
+"""The environment that tools run in: the worker's, without Runner's settings, without secrets, and
+without what would change what a command means."""
 
 from __future__ import annotations
 
@@ -11,6 +12,12 @@ _WITHHELD_NAMES = re.compile(
     r"|DATABASE_URL|REDIS_URL|DSN$",
     re.IGNORECASE,
 )
+# What bash and sh would run, define or change by them before a command, or around it: rules take the
+# name of a program for the program (https://www.gnu.org/software/bash/manual/html_node/Bash-Variables.html).
+_STEERING_NAMES = re.compile(
+    r"^(BASH_FUNC_.*|BASH_ENV|ENV|PROMPT_COMMAND|SHELLOPTS|BASHOPTS|PS4|CDPATH|GLOBIGNORE)$",
+    re.DOTALL,
+)
 
 
 def tool_environment(environ: Mapping[str, str], secrets: Sequence[str]) -> dict[str, str]:
@@ -21,12 +28,14 @@ def tool_environment(environ: Mapping[str, str], secrets: Sequence[str]) -> dict
             empty ones are passed over.
 
     Returns:
-        The variables whose names do not look like a setting of Runner's or a secret, and whose values
-        contain none of ``secrets``.
+        The variables whose names do not look like a setting of Runner's or a secret, and steer no
+        shell, and whose values contain none of ``secrets``.
     """
     known = [secret for secret in secrets if secret]
     return {
         name: value
         for name, value in environ.items()
-        if not _WITHHELD_NAMES.search(name) and not any(secret in value for secret in known)
+        if not _WITHHELD_NAMES.search(name)
+        and not _STEERING_NAMES.search(name)
+        and not any(secret in value for secret in known)
     }

@@ -1,4 +1,8 @@
-"""Runs the command of a job that wants people told of its questions."""
+"""Runs the command of a job that wants people told of its questions.
+
+It runs below a process of its own, this file, which ends it after its time: also when the worker is
+gone by then.
+"""
 
 from __future__ import annotations
 
@@ -7,34 +11,62 @@ import logging
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 logger = logging.getLogger(__name__)
 
 MOST_SECONDS = 60.0
+_MORE_SECONDS = 10.0  # for what left the command's process group and keeps its input open
 
 
-def tell(command: str, about: Mapping[str, Any], environment: Mapping[str, str]) -> None:
+def tell(
+    command: str,
+    about: Mapping[str, Any],
+    environment: Mapping[str, str],
+    most_seconds: float = MOST_SECONDS,
+) -> None:
     """Run a shell command with ``about`` as JSON on its input; how it fails is only logged.
 
     Args:
-        command: as the job file has it. What a model said reaches it only as that JSON.
+        command: as the job file has it. What a model said reaches it only as that JSON, and the log
+            has the job's id in its place: it may hold a password.
+        about: has the job's id as ``job_id``.
+        most_seconds: when the command is ended.
     """
-    process = subprocess.Popen(
-        ["/bin/sh", "-c", command],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env=dict(environment),
-        start_new_session=True,
-    )
+    job_id = about["job_id"]
     try:
-        process.communicate(json.dumps(about).encode(), timeout=MOST_SECONDS)
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", __file__, str(most_seconds), command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=dict(environment),
+            start_new_session=True,
+        )
+    except OSError as error:
+        logger.warning("on_ask of %s could not be run: %s", job_id, error.strerror or error)
+        return
+    try:
+        process.communicate(json.dumps(about).encode(), timeout=most_seconds + _MORE_SECONDS)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-        logger.warning("on_ask was ended after %g s: %s", MOST_SECONDS, command)
-        return
-    if process.returncode != 0:
-        logger.warning("on_ask ended with exit code %d: %s", process.returncode, command)
+    if process.returncode == -signal.SIGKILL:
+        logger.warning("on_ask of %s was ended after %g s", job_id, most_seconds)
+    elif process.returncode != 0:
+        logger.warning("on_ask of %s ended with exit code %d", job_id, process.returncode)
+
+
+def _run(command: str, most_seconds: float) -> int:
+    """Run the command in this process's group; that is killed when it takes too long."""
+    try:
+        return subprocess.run(["/bin/sh", "-c", command], timeout=most_seconds).returncode
+    except subprocess.TimeoutExpired:
+        os.killpg(0, signal.SIGKILL)
+        raise
+
+
+if __name__ == "__main__":
+    sys.exit(_run(sys.argv[2], float(sys.argv[1])))

@@ -82,7 +82,7 @@ def ask(
             "expires_at": expires_at,
         }
         connection.execute(insert(approvals).values(row))
-        waiting = {"state": "waiting", "reason": "approval", "due_at": None}
+        waiting = {"state": "waiting", "reason": "approval", "due_at": None, "message_count": 2}
         connection.execute(update(runs).where(runs.c.id == run_id).values(**waiting))
 
     database.write(work)

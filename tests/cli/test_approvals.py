@@ -266,10 +266,11 @@ def test_second_answer_changes_nothing_and_says_whose_the_first_was(
     command("approve", approval_id, "--as", "lena")
     for name in (approval_id, call_id(run_id)):
         again = command("deny", name)
-        assert (again.code, "approved by lena" in again.out) == (0, True), again
+        assert (again.code, "approved by lena" in again.out) == (1, True), again
+        assert again.err.splitlines() == ["nothing was changed"]
     assert approval_row(database, approval_id).answer == "approved"
     nothing = command("deny", run_id)
-    assert (nothing.code, nothing.out) == (0, "")
+    assert (nothing.code, nothing.out) == (1, "")
     assert "nothing there waits" in nothing.err
 
 
@@ -343,3 +344,23 @@ def test_what_models_wrote_steers_no_terminal(command: Command, database: Databa
         assert result.code == 0, result.err
         assert not any(map(steers, result.out.replace("\n", ""))), arguments
         assert not any(map(steers, result.err.replace("\n", ""))), arguments
+
+
+def test_answer_to_a_run_that_is_told_to_pause_says_so(
+    command: Command, database: Database
+) -> None:
+    (run_id,) = submit_runs(database, "a")
+    ask(database, run_id)
+    assert command("pause", run_id).code == 0
+    result = command("approve", run_id)
+    assert (result.code, "approved: the run pauses now" in result.out) == (0, True), result
+
+
+def test_answer_that_changes_some_of_what_was_named_is_one(
+    command: Command, database: Database
+) -> None:
+    first, second = submit_runs(database, "a", "b")
+    answered, open_still = ask(database, first), ask(database, second)
+    command("approve", answered)
+    result = command("deny", answered, open_still)
+    assert (result.code, "1 of 2 answered" in result.err) == (0, True), result

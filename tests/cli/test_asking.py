@@ -249,3 +249,32 @@ def test_job_rests_only_when_nobody_can_be_asked_what_it_waits_for(
         database, nobody, "job_1", nobody, nobody if asks is None else Somebody(asks)
     )
     assert watched.rests(listed) is rests
+
+
+def test_answer_typed_for_a_question_that_went_away_is_not_the_next_ones(
+    database: Database, asker: Asker, person: Person
+) -> None:
+    first, second = submit_runs(database, "a", "b")
+    gone, left = ask(database, first), ask(database, second, "touch evil")
+    person.answers(
+        (PROMPT, lambda: answer(database, [gone], Reply("denied", "bob"), NOW)),
+        ("Enter shows the next question", "y\n"),
+        ("touch evil", ""),
+        (PROMPT, "n\n"),
+        ("reason", "\n"),
+    )
+    let_ask(asker, job_of(database, first))
+    assert approval_row(database, left).answer == "denied"
+
+
+def test_nothing_is_approved_that_was_not_shown_whole(
+    database: Database, asker: Asker, person: Person
+) -> None:
+    (run_id,) = submit_runs(database, "a")
+    approval_id = ask(database, run_id, "uv lock" + "\n" * 30 + "touch evil")
+    person.answers(
+        (PROMPT, "y\n"), ("not all of it was shown", ""), (PROMPT, "s\n"), (PROMPT, "y\n")
+    )
+    let_ask(asker, job_of(database, run_id))
+    assert approval_row(database, approval_id).answer == "approved"
+    assert "touch evil" in person.screen.getvalue()

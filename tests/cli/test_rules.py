@@ -109,6 +109,50 @@ def test_paths_are_looked_at_where_they_lead_in_the_workspace(
     assert absolute["decision"] == "allow"
 
 
+def test_what_a_file_tool_refuses_whatever_the_rules_say_is_said(
+    command: Command, job: Callable[..., str], folder: Path
+) -> None:
+    text = JOB.replace('"Read(src/**)"', '"Read", "Edit", "Bash(cat *)"')
+    path = job(text=text)
+    (folder / "tree" / "src" / "link").symlink_to("/etc/hostname")
+    calls = ("Read(/etc/hostname)", "Read(src/link)", "Edit(../x)", "Read(~/x)")
+    for one in checked(command, path, *calls):
+        assert (one["decision"], one["rule"]) == ("deny", None)
+        assert f"whatever the rules say, {one['tool']} refuses: " in one["reason"]
+    inside, redirected = checked(command, path, "Read(src/a.py)", "Bash(cat < /etc/hostname)")
+    assert (inside["decision"], redirected["decision"]) == ("allow", "allow")
+
+
+def test_calls_are_checked_as_in_a_copy_of_the_workspace(
+    command: Command, job: Callable[..., str], folder: Path
+) -> None:
+    tree = folder.resolve() / "tree"
+    text = (
+        JOB.replace('path = "tree"', 'path = "tree", mode = "copy"')
+        .replace('"Read(src/**)"', f'"Read(/{tree}/src/**)", "Edit"')
+        .replace("ask = [", f'ask = ["Edit(/{tree}/deny/**)", ')
+    )
+    (tree / "src" / "up").symlink_to("../deny")
+    path = job(text=text)
+    calls = (
+        "Read(src/a.py)",
+        "Read(deny/x)",
+        "Edit(deny/x)",
+        "Edit(src/up/x)",
+        "Bash(ls > deny/x)",
+    )
+    decided = [(one["decision"], one["rule"]) for one in checked(command, path, *calls)]
+    assert decided == [
+        ("allow", "Read(/src/**)"),
+        ("deny", None),
+        ("ask", "Edit(/deny/**)"),
+        ("ask", "Edit(/deny/**)"),
+        ("ask", "Edit(/deny/**)"),
+    ]
+    (original,) = checked(command, path, f"Read({tree}/src/a.py)")
+    assert original["reason"].endswith("is not in the run's own copy of the workspace")
+
+
 def test_people_get_a_line_for_each_call_and_each_part(
     command: Command, job: Callable[..., str]
 ) -> None:

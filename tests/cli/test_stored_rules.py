@@ -8,7 +8,7 @@ import pytest
 
 from runner.store.database import Database
 from tests.cli.conftest import Result
-from tests.cli.questions import ASKING, approval_row, ask, job_of, submit_runs
+from tests.cli.questions import ASKING, approval_row, ask, call_id, job_of, submit_runs
 from tests.cli.test_display import steers
 
 Command = Callable[..., Result]
@@ -44,6 +44,33 @@ def test_remembered_rule_is_listed_and_revoked(command: Command, database: Datab
     assert (again.code, "revoked before, by nils" in again.err) == (2, True)
     later = ask(database, runs[1])
     assert approval_row(database, later).answer is None
+
+
+def test_remembered_rule_is_listed_with_the_call_that_it_came_from(
+    command: Command, database: Database
+) -> None:
+    first, second = submit_runs(database, "a", "b")
+    ask(database, first)
+    ask(database, second)
+    assert command("approve", second, "--remember", "job").code == 0
+    job_id = job_of(database, first)
+    listed = command("rules", "list", job_id, "--json").json
+    assert [rule["call_id"] for rule in listed] == [None] * len(ASKING.rules) + [call_id(second)]
+    assert f"remembered, asked for {call_id(second)}" in command("rules", "list", job_id).out
+
+
+def test_rule_that_the_job_was_submitted_with_is_revoked_only_by_force(
+    command: Command, database: Database
+) -> None:
+    (run_id,) = submit_runs(database, "a")
+    job_id = job_of(database, run_id)
+    refused = command("rules", "revoke", job_id, "1")
+    assert (refused.code, len(refused.err.splitlines())) == (2, 1)
+    assert "'Bash(rm *)'" in refused.err
+    assert "--force" in refused.err
+    assert command("rules", "list", job_id, "--json").json[1]["revoked_in"] is None
+    assert command("rules", "revoke", job_id, "1", "--force").code == 0
+    assert command("rules", "list", job_id, "--json").json[1]["revoked_in"] == 2
 
 
 @pytest.mark.parametrize("position", ["99", "-1", "x", "999999999999"])

@@ -47,11 +47,10 @@ def _check_answer(row: Row[Any], planned: Planned) -> None:
 
 
 def _check_told(record: Record, name: str, planned: Planned) -> None:
-    (call,) = (call for call in record.calls if call.tool_use_id == name)
     said = record.result(name)["content"]
     if planned.effect == "denied":
         hold(planned.reason in said, "the reason of a denial is unsaid", said)
-    if planned.command is not None and call.outcome != "unknown":
+    if planned.command is not None:
         hold("changed its input" in said, "an edit is unsaid", said)
         hold(planned.command in said, "an edit is unsaid", said)
 

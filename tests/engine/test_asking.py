@@ -27,6 +27,7 @@ from runner.store.steer.revive import retry
 from runner.tools.registry import resolve
 from runner.workspace.identity import identify
 from tests.engine.test_attempt import claim, claimed, ports, row, scripted
+from tests.store.asked import add_rules
 
 __all__ = ["ports"]
 
@@ -125,9 +126,7 @@ def test_the_models_next_request_holds_the_reason_of_a_denial(desk: Desk) -> Non
     desk.work(lease)
     desk.answer(Reply("denied", "ada", "Make it by hand."))
     assert desk.work() == Ended("succeeded", "end_turn")
-    assert desk.model.results == [
-        "Permission denied by the person who was asked: Make it by hand.."
-    ]
+    assert desk.model.results == ["Permission denied by the person who was asked: Make it by hand."]
     assert not (desk.folder / "made").exists()
     assert row(desk.database, lease).denials == 1
 
@@ -313,3 +312,32 @@ def test_an_attempt_runs_no_call_that_is_not_allowed_or_approved_as_it_is(
     with pytest.raises(ValueError, match=problem):
         desk.work(lease)
     assert list(desk.folder.glob("[a-z]*")) == []
+
+
+def test_a_denial_that_is_newer_than_the_approval_holds(desk: Desk) -> None:
+    lease = desk.begin(reply(MAKE), rules=[Rule("ask", "Bash")])
+    desk.work(lease)
+    (asked,) = desk.asked()
+    desk.answer(Reply("approved", "ada"))
+    add_rules(desk.database, asked.job_id, Rule("deny", "Bash(touch *)"))
+    assert desk.work() == Ended("succeeded", "end_turn")
+    assert not (desk.folder / "made").exists()
+    assert desk.model.results[0].startswith("Permission denied")
+
+
+def test_an_edited_call_is_judged_by_where_its_path_leads_when_it_is_about_to_run(
+    desk: Desk,
+) -> None:
+    for name in ("first", "second"):
+        (desk.folder / name).mkdir()
+    link = desk.folder / "link"
+    link.symlink_to("first")
+    rules = [Rule("ask", "Write"), Rule("deny", "Edit(second/**)")]
+    lease = desk.begin(reply(write("file")), rules=rules)
+    desk.work(lease)
+    desk.answer(Reply("approved", "ada", edited=write("link/file")["input"]))
+    link.unlink()
+    link.symlink_to("second")
+    desk.work()
+    assert list(desk.folder.rglob("file")) == []
+    assert "denied" in desk.model.results[0]

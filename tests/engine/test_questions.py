@@ -91,7 +91,7 @@ def test_a_question_of_a_rule_that_was_revoked_is_answered_by_what_is_left(post:
     (run_id,) = run_ids(post.database, job_id)
     (asked,) = ask(post.database, run_id, "uv lock")
     (rule,) = (rule for rule in list_rules(post.database, job_id) if rule.effect == "ask")
-    revoke(post.database, job_id, rule.position, "bo", NOW)
+    revoke(post.database, job_id, rule.position, "bo", NOW, force=True)
     post.pass_at(1)
     row = approval_row(post.database, asked)
     assert (row.answer, row.answered_via, row.answered_by) == (
@@ -150,6 +150,35 @@ def test_a_command_that_takes_long_does_not_hold_up_the_pass(database: Database)
     may_end.set()
     questions.leave()
     assert ended.is_set()
+
+
+def test_one_command_runs_at_a_time_and_what_comes_up_meanwhile_is_told_together(
+    database: Database,
+) -> None:
+    first = ask_all(database, submit_asking(database, "a", asking=TOLD), "uv lock")
+    begun, may_end = threading.Event(), threading.Event()
+    notices: list[Notice] = []
+
+    def tell(notice: Notice) -> None:
+        notices.append(notice)
+        begun.set()
+        may_end.wait()
+
+    questions = Questions(database, Time(), tell)
+    questions.attend()
+    begun.wait()
+    later = submit_asking(database, "b", "c", asking=TOLD)
+    asked = ask_all(database, later, "uv lock")[:1]
+    questions.attend()
+    asked += ask_all(database, later, "git push")[-1:]
+    questions.attend()
+    assert [approval_row(database, one).notified_at for one in asked] == [None, None]
+    may_end.set()
+    questions.leave()
+    told_of = [[one.id for one in notice.asked] for notice in notices]
+    assert told_of[0] == first
+    assert len(told_of) == 2
+    assert set(asked) <= set(told_of[1])
 
 
 def test_a_worker_that_leaves_tells_of_what_was_asked_last(database: Database) -> None:

@@ -144,6 +144,11 @@ CASES: list[tuple[dict[str, Any], str]] = [
         {"deny": [{"rule": "Read(.env)", "match": ["((("]}]},
         "permissions.deny[0].match[0]: '(((' is not a call: ",
     ),
+    ({"allow": ["Bash(:opaque)"]}, "permissions.allow[0]: the rule 'Bash(:opaque)' allows nothing"),
+    (
+        {"allow": [{"rule": "Bash(:opaque)"}]},
+        "permissions.allow[0].rule: the rule 'Bash(:opaque)' allows nothing",
+    ),
     ({"default": "allow"}, 'permissions.default: must be "ask" or "deny", not \'allow\''),
     ({"mode": "readonly"}, "not 'readonly'; did you mean read_only?"),
     ({"mode": 3}, 'permissions.mode: must be "read_only" or "workspace_write" or "full_access"'),
@@ -273,9 +278,57 @@ def test_a_rule_that_no_database_can_hold_is_left_out_and_said(
     assert len(submission.notes) == 2
 
 
+def test_a_settings_file_whose_denials_cannot_be_read_refuses_the_job(
+    problems_of: Problems, tmp_path: Path
+) -> None:
+    path = settings(
+        tmp_path, {"permissions": {"allow": ["Bash"], "ask": "Bash", "deny": ["Read(!x)", 3]}}
+    )
+    assert problems_of(f'{JOB}[permissions]\nfrom = ".claude/settings.json"') == [
+        f"line 6: permissions.from: {path}: permissions.deny: the rule 'Read(!x)' begins with '!', "
+        "which no rule understands: write a deny rule",
+        f"line 6: permissions.from: {path}: permissions.deny: '3' is not a text",
+        f"line 6: permissions.from: {path}: permissions.ask is not a list",
+    ]
+
+
+def test_rules_about_absolute_paths_hold_in_copies_of_the_workspace(
+    load_text: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    (tmp_path / "link").symlink_to(tree)
+    settings(tmp_path, {"permissions": {"ask": [f"Edit(/{tree}/asked/**)"]}})
+    text = f"""
+model = "m"
+prompt = "p"
+tools = ["Edit"]
+workspace = {{ path = "link", mode = "MODE" }}
+[permissions]
+from = ".claude/settings.json"
+deny = [{{ rule = "Edit(~/tree/deny/**)", why = "no" }}, "Edit(/{tmp_path}/link/by-link)"]
+allow = ["Edit(/{tree}/src/**)"]
+"""
+    shared = load_text(text.replace("MODE", "shared")).spec.rules
+    copied = load_text(text.replace("MODE", "copy")).spec.rules
+    assert [rule for rule in copied if rule in shared] == list(shared)
+    origin = str(tmp_path / ".claude" / "settings.json")
+    assert [rule for rule in copied if rule not in shared] == [
+        Rule("deny", "Edit(/deny/**)", "no"),
+        Rule("deny", "Edit(/by-link)"),
+        Rule("allow", "Edit(/src/**)"),
+        Rule("ask", "Edit(/asked/**)", "", origin),
+    ]
+
+
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
+        (
+            '{"permissions": {"deny": ["Bash"], "deny": []}}',
+            "settings.json has the key 'deny' twice in one object: leave one",
+        ),
         (None, "settings.json cannot be read: No such file or directory"),
         ("{", "settings.json is not JSON in UTF-8: "),
         ("[]", "settings.json must hold an object, not a list"),

@@ -1,4 +1,4 @@
-"""Runs that wait for answers, stored as the journal leaves them."""
+"""Runs that wait for answers, brought there by the journal."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import Connection, Row, insert, select, update
+from sqlalchemy import Connection, Row, select, update
 
 from runner.core.conversation import Tool
-from runner.core.permissions import Rule, Setting, digest_of
+from runner.core.permissions import Rule
+from runner.core.run import Waiting
 from runner.core.spec import Asking
-from runner.store import ids
+from runner.core.steps import Done
 from runner.store.database import Database
-from runner.store.rules import insert_rules, list_rules, lock_rules, new_snapshot, setting_to_json
+from runner.store.rules import insert_rules, list_rules, lock_rules, new_snapshot
 from runner.store.steer import jobs as jobs_store
-from runner.store.steer.control import locked_runs
-from runner.store.tables import approvals, blocks, events, jobs, runs, tool_calls
+from runner.store.tables import approvals, events, runs
+from tests.store.attempts import claim, text, tool_use
 from tests.store.examples import NOW, SPEC, submission
 
 BASH = Tool("Bash", "Runs a command.", {"type": "object"}, read_only=False)
@@ -26,8 +27,6 @@ ASKING = replace(
     rules=(Rule("allow", "Read"), Rule("ask", "Bash"), Rule("deny", "Bash(rm *)")),
     asking=Asking(default="ask"),
 )
-SETTING = Setting(workspace="/w")
-MESSAGE = 1
 
 
 def submit_asking(database: Database, *keys: str, asking: Asking = ASKING.asking) -> str:
@@ -59,53 +58,26 @@ def ask(
     *commands: str,
     expires_at: float | None = None,
     suggested: str | None = None,
-    message: int = MESSAGE,
 ) -> list[str]:
-    """A reply with these commands, all of them asked about, for which the run waits. The ids of the
-    questions."""
+    """An attempt of the run gets a reply with these commands, all of them asked about, and the run
+    waits. The ids of the questions; ``expires_at`` and ``suggested`` are theirs instead of what the
+    job and the commands make them."""
+    uses = [tool_use(number, "Bash", command=command) for number, command in enumerate(commands)]
+    attempt = claim(database, run_id).reply(text("I shall run these."), *uses, stop="tool_use")
+    assert attempt.effect == Done(Waiting("approval"))
+    changes = {"expires_at": expires_at, "suggested_rule": suggested}
+    given = {name: value for name, value in changes.items() if value is not None}
 
     def work(connection: Connection) -> list[str]:
-        (run,) = locked_runs(connection, [run_id])
-        job_id = run.job_id
-        snapshot = connection.execute(
-            select(jobs.c.rules_snapshot).where(jobs.c.id == job_id)
-        ).scalar_one()
-        asked = []
-        connection.execute(insert(blocks), [_text(run_id, message)])
-        for position, command in enumerate(commands):
-            asked.append(ids.new("apr", NOW))
-            key = {"run_id": run_id, "message": message, "position": position, "turn": 1}
-            arguments = {"command": command}
-            connection.execute(insert(blocks), [_tool_use(run_id, message, position, arguments)])
-            connection.execute(
-                insert(tool_calls).values(
-                    **key, tool_use_id=f"toolu_{position}", name="Bash", decision="ask", rule="Bash"
-                )
-            )
-            connection.execute(
-                insert(approvals).values(
-                    **key,
-                    job_id=job_id,
-                    id=asked[-1],
-                    tool="Bash",
-                    input_digest=digest_of(arguments),
-                    setting=setting_to_json(SETTING),
-                    checked_snapshot=snapshot,
-                    summary=command,
-                    group_key=f"Bash {command}",
-                    suggested_rule=f"Bash({command})" if suggested is None else suggested,
-                    asked_at=NOW,
-                    expires_at=expires_at,
-                )
-            )
-        connection.execute(
-            update(runs)
-            .where(runs.c.id == run_id)
-            .values(state="waiting", reason="approval", due_at=None)
-        )
-        return asked
+        if given:
+            change = update(approvals).where(approvals.c.run_id == run_id).values(**given)
+            connection.execute(change)
+        query = select(approvals.c.id).where(approvals.c.run_id == run_id)
+        return list(connection.execute(query.order_by(approvals.c.position)).scalars().all())
 
-    return database.write(work)
+    asked = database.write(work)
+    assert len(asked) == len(commands)
+    return asked
 
 
 def ask_all(database: Database, job_id: str, command: str, **options: Any) -> list[str]:
@@ -135,27 +107,3 @@ def answer_events(database: Database, run_id: str) -> list[dict[str, Any]]:
         .order_by(events.c.number)
     )
     return list(database.read(lambda connection: connection.execute(query).scalars().all()))
-
-
-def _text(run_id: str, message: int) -> dict[str, Any]:
-    return _block(run_id, message, 0, {"type": "text", "text": "I shall run commands."})
-
-
-def _tool_use(
-    run_id: str, message: int, position: int, arguments: dict[str, Any]
-) -> dict[str, Any]:
-    content = {"type": "tool_use", "id": f"toolu_{position}", "name": "Bash", "input": arguments}
-    return _block(run_id, message, position + 1, content)
-
-
-def _block(run_id: str, message: int, position: int, content: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "run_id": run_id,
-        "message": message,
-        "position": position,
-        "role": "assistant",
-        "type": content["type"],
-        "turn": 1,
-        "content": content,
-        "created_at": NOW,
-    }

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, TypeVar
 
 import pytest
-from sqlalchemy import Connection, update
+from sqlalchemy import Connection, text, update
 
 from runner.core.spec import Asking
 from runner.store.database import Database
@@ -17,14 +18,13 @@ from runner.store.steer import approvals as approvals_module
 from runner.store.steer.approvals import (
     Reply,
     answer,
-    apply_new_rules,
     expire,
-    take_notices,
 )
-from runner.store.steer.control import Target, cancel
+from runner.store.steer.control import Target, cancel, locked_runs
+from runner.store.steer.new_rules import apply_new_rules
+from runner.store.steer.notices import take_notices
 from runner.store.tables import approvals
 from tests.store.asked import (
-    MESSAGE,
     answer_events,
     answers,
     approval_row,
@@ -78,7 +78,7 @@ def test_one_of_two_answers_wins(
     assert not won.keys() & lost.keys()
     assert answers(database, asked) == [(won | lost)[one] for one in asked]
     for run_id in run_ids(database, job_id):
-        assert event_types(database, run_id) == ["run_submitted", "approval_answered"]
+        assert len(answer_events(database, run_id)) == 1
         assert run_row(database, run_id).answer_count == 1
 
 
@@ -111,6 +111,64 @@ def test_one_of_an_answer_an_expiry_and_a_cancel_wins(
         assert event_types(database, run_id)[0] == "run_submitted"
 
 
+# SQLite has one writer: nothing happens while it writes.
+only_postgres = pytest.mark.parametrize("empty_url", ["postgresql"], indirect=True)
+
+
+@only_postgres
+def test_one_of_three_wins_who_all_saw_the_question_open(
+    database: Database, open_database: Callable[[], Database], run_id: str
+) -> None:
+    (asked,) = ask(database, run_id, "uv lock", expires_at=NOW)
+    watcher = open_database()
+    actions: list[Callable[[Database], Any]] = [
+        lambda d: answer(d, [asked], YES, NOW - 1),
+        lambda d: expire(d, NOW),
+        lambda d: cancel(d, Target("run", run_id), NOW),
+    ]
+
+    def start(connection: Connection) -> list[Future[Any]]:
+        locked_runs(connection, [run_id])
+        started = [pool.submit(act, each) for act, each in zip(actions, others, strict=True)]
+        while waiting_for_locks(watcher) < len(started):
+            assert not any(future.done() for future in started)
+        return started
+
+    others = [open_database() for _ in actions]
+    with ThreadPoolExecutor(len(actions)) as pool:
+        for future in database.write(start):
+            future.result()
+    row, run = approval_row(database, asked), run_row(database, run_id)
+    told = [event["answer"] for event in answer_events(database, run_id)]
+    assert run.state == "cancelled"
+    assert told == ([] if row.answer == "cancelled" else [row.answer])
+    assert run.answer_count == len(told)
+
+
+def waiting_for_locks(database: Database) -> int:
+    query = text(
+        "SELECT count(*) FROM pg_stat_activity "
+        "WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    )
+    return int(database.read(lambda connection: connection.execute(query).scalar_one()))
+
+
+@pytest.mark.parametrize("order", [*itertools.permutations(("approved", "expired", "cancelled"))])
+def test_first_of_an_answer_an_expiry_and_a_cancel_wins(
+    database: Database, run_id: str, order: tuple[str, ...]
+) -> None:
+    (asked,) = ask(database, run_id, "uv lock", expires_at=NOW)
+    actions: dict[str, Callable[[], Any]] = {
+        "approved": lambda: answer(database, [asked], YES, NOW - 1),
+        "expired": lambda: expire(database, NOW),
+        "cancelled": lambda: cancel(database, Target("run", run_id), NOW),
+    }
+    for name in order:
+        actions[name]()
+    assert answers(database, [asked]) == [order[0]]
+    assert run_row(database, run_id).state == "cancelled"
+
+
 def meanwhile(database: Database, hold: Callable[[Connection], Any], act: Callable[[], T]) -> T:
     """What ``act`` gives, which must not have to wait for the transaction that holds something."""
 
@@ -120,10 +178,6 @@ def meanwhile(database: Database, hold: Callable[[Connection], Any], act: Callab
 
     with ThreadPoolExecutor(1) as pool:
         return database.write(work)
-
-
-# SQLite has one writer: nothing happens while it writes.
-only_postgres = pytest.mark.parametrize("empty_url", ["postgresql"], indirect=True)
 
 
 @only_postgres
@@ -160,12 +214,11 @@ def test_notices_do_not_wait_for_answers(
 def test_workers_that_ask_meanwhile_lock_nobody_out(
     database: Database, open_database: Callable[[], Database]
 ) -> None:
-    job_id = submit_asking(database, *map(str, range(10)))
-    every = run_ids(database, job_id)
-    asked = ask_all(database, job_id, "uv lock")
+    every = run_ids(database, submit_asking(database, *map(str, range(20))))
+    asked = [ask(database, run_id, "uv lock")[0] for run_id in every[::2]]
 
     def work(other: Database) -> list[str]:
-        return [ask(other, run_id, "make", message=MESSAGE + 2)[0] for run_id in every]
+        return [ask(other, run_id, "make")[0] for run_id in every[1::2]]
 
     def remember(other: Database) -> None:
         for one in asked:
@@ -181,8 +234,8 @@ def test_remembering_at_the_same_time_locks_nobody_out(
     monkeypatch.setattr(approvals_module, "_BATCH", 2)
     job_id = submit_asking(database, *map(str, range(12)), asking=Asking("ask", notify="tell"))
     first, second = run_ids(database, job_id)[:6], run_ids(database, job_id)[6:]
-    ours = [ask(database, run_id, "make", "uv lock") for run_id in first]
-    theirs = [ask(database, run_id, "uv lock", "make") for run_id in second]
+    ours = [ask(database, run_id, "uv sync", "uv lock") for run_id in first]
+    theirs = [ask(database, run_id, "uv lock", "uv sync") for run_id in second]
     every = [one for pair in [*ours, *theirs] for one in pair]
     race(
         database,
@@ -196,6 +249,6 @@ def test_remembering_at_the_same_time_locks_nobody_out(
     )
     assert answers(database, every) == ["approved"] * len(every)
     rules = sorted(rule for _, rule, _ in remembered(database, job_id))
-    assert rules == ["Bash(make)", "Bash(uv lock)"]
+    assert rules == ["Bash(uv lock)", "Bash(uv sync)"]
     for run_id in first + second:
-        assert event_types(database, run_id)[1:] == ["approval_answered"] * 2
+        assert event_types(database, run_id)[-2:] == ["approval_answered"] * 2

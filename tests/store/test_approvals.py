@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeVar
 
 import pytest
 from sqlalchemy import update
 
-from runner.core.permissions import digest_of
+from runner.core.permissions import Decision, Policy, Request, Rule, Setting, digest_of, evaluate
 from runner.core.spec import Asking
 from runner.errors import NotFoundError, UsageError
 from runner.store.database import Database
 from runner.store.rules import list_rules
+from runner.store.steer import new_rules
 from runner.store.steer.approvals import (
     Reply,
     answer,
     expire,
-    take_notices,
     waiting,
 )
 from runner.store.steer.control import Target
+from runner.store.steer.notices import take_notices
 from runner.store.tables import runs
 from tests.store.asked import (
     ASKING,
-    SETTING,
+    add_rules,
     answer_events,
     answers,
     approval_row,
@@ -36,8 +37,6 @@ from tests.store.asked import (
 )
 from tests.store.attempts import event_types, run_row
 from tests.store.examples import NOW
-
-T = TypeVar("T")
 
 YES = Reply("approved", "ada")
 NO = Reply("denied", "bo", "not today")
@@ -56,7 +55,7 @@ def test_waiting_lists_open_questions_with_what_was_asked(database: Database, ru
     assert (asked.id, asked.run_id, asked.item_key) == (asked_id, run_id, "one")
     assert (asked.job_name, asked.tool, asked.input) == ("mend", "Bash", {"command": "uv lock"})
     assert asked.input_digest == digest_of({"command": "uv lock"})
-    assert (asked.setting, asked.rule, asked.expires_at) == (SETTING, "Bash", NOW + 60)
+    assert (asked.setting, asked.expires_at, asked.turn) == (Setting(), NOW + 60, 1)
 
 
 def test_waiting_can_be_of_a_run_or_a_job(database: Database) -> None:
@@ -90,7 +89,7 @@ def test_answer_queues_the_run_again(database: Database, run_id: str) -> None:
 def test_answer_is_an_event(database: Database, run_id: str) -> None:
     (asked,) = ask(database, run_id, "uv lock")
     answer(database, [asked], replace(NO, reason="no\x1b[2J"), NOW)
-    assert event_types(database, run_id) == ["run_submitted", "approval_answered"]
+    assert event_types(database, run_id)[-1] == "approval_answered"
     (event,) = answer_events(database, run_id)
     assert (event["answer"], event["by"], event["via"]) == ("denied", "bo", "person")
     assert (event["approval"], event["name"], event["rule"]) == (asked, "Bash", None)
@@ -110,14 +109,14 @@ def test_run_goes_on_when_the_first_open_question_is_answered(
     run = run_row(database, run_id)
     assert (run.state, run.answer_count) == ("queued", 3)
     assert answers(database, [first, second, third]) == ["denied", "approved", "approved"]
-    assert event_types(database, run_id)[1:] == ["approval_answered"] * 3
+    assert len(answer_events(database, run_id)) == 3
 
 
 def test_questions_of_a_run_can_be_answered_together(database: Database, run_id: str) -> None:
     asked = ask(database, run_id, "one", "two")
     assert [one.changed for one in answer(database, [*asked, *asked], YES, NOW)] == [True, True]
     assert run_row(database, run_id).answer_count == 2
-    assert event_types(database, run_id)[1:] == ["approval_answered"] * 2
+    assert event_types(database, run_id)[-2:] == ["approval_answered"] * 2
 
 
 def test_second_answer_changes_nothing_and_says_who_was_first(
@@ -130,6 +129,52 @@ def test_second_answer_changes_nothing_and_says_who_was_first(
     assert (late.changed, late.detail) == (False, "was answered before: approved by ada")
     assert (approval_row(database, asked), run_row(database, run_id)) == before
     assert remembered(database, before[0].job_id) == []
+
+
+def test_answer_that_is_given_again_because_nobody_heard_of_it_is_no_other(
+    database: Database, run_id: str
+) -> None:
+    (asked,) = ask(database, run_id, "uv lock")
+    answer(database, [asked], YES, NOW)
+    (again,) = answer(database, [asked], YES, NOW)
+    assert (again.changed, again.detail) == (True, "approved before: the run is queued")
+    assert len(answer_events(database, run_id)) == 1
+
+
+def test_denial_that_is_newer_than_the_question_stands_above_an_approval(
+    database: Database, run_id: str
+) -> None:
+    (asked,) = ask(database, run_id, "uv lock")
+    add_rules(database, run_row(database, run_id).job_id, Rule("deny", "Bash(uv *)"))
+    for reply in (YES, FOR_THE_JOB, replace(YES, edited={"command": "uv lock -q"})):
+        with pytest.raises(UsageError, match="cannot be approved so: it is denied by the rule"):
+            answer(database, [asked], reply, NOW)
+    assert answers(database, [asked]) == [None]
+    (denied,) = answer(database, [asked], NO, NOW)
+    assert denied.changed
+
+
+def test_denial_that_is_stored_while_a_person_answers_stands_above_an_approval(
+    database: Database,
+    open_database: Callable[[], Database],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    job_id, other = submit_asking(database, "a", "b"), open_database()
+    asked = ask_all(database, job_id, "uv lock")
+
+    def decide_slowly(policy: Policy, request: Request) -> Decision:
+        decision = evaluate(policy, request)
+        if policy.snapshot == 1:
+            assert decision.effect == "ask"
+            monkeypatch.undo()
+            add_rules(other, job_id, Rule("deny", "Bash(uv *)"))
+        return decision
+
+    monkeypatch.setattr(new_rules, "evaluate", decide_slowly)
+    results = answer(database, asked, YES, NOW)
+    assert not any(one.changed for one in results)
+    assert all("is denied by the rule" in one.detail for one in results)
+    assert answers(database, asked) == [None, None]
 
 
 def test_question_of_an_ended_run_cannot_be_answered(database: Database, run_id: str) -> None:
@@ -222,18 +267,26 @@ def test_answer_that_comes_too_late_is_none_though_no_worker_saw_the_time(
     (run_id,) = run_ids(database, job_id)
     (late,) = ask(database, run_id, "uv lock", expires_at=NOW + 10)
     (answered,) = answer(database, [late], YES, NOW + 10)
-    assert not answered.changed
+    assert (answered.changed, answered.detail) == (
+        False,
+        "came too late: the question had expired",
+    )
     assert answers(database, [late]) == ["expired"]
+    assert run_row(database, run_id).state == "queued"
 
 
 def test_notice_is_taken_once_and_only_by_jobs_that_want_it(database: Database) -> None:
     job_id = submit_asking(database, "a", "b", asking=Asking("ask", notify="tell me"))
     asked = ask_all(database, job_id, "uv lock")
-    ask_all(database, submit_asking(database, "quiet"), "uv lock")
+    quiet = [
+        approval_row(database, one)
+        for one in ask_all(database, submit_asking(database, "quiet"), "uv lock")
+    ]
     (notice,) = take_notices(database, NOW + 1)
     assert (notice.job_id, notice.job_name, notice.command) == (job_id, "mend", "tell me")
     assert [one.id for one in notice.asked] == asked
     assert take_notices(database, NOW + 2) == []
+    assert None not in {row.notified_at for row in quiet}
     assert approval_row(database, asked[0]).notified_at == NOW + 1
 
 

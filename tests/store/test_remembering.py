@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeVar
 
 import pytest
-from sqlalchemy import update
 
 from runner.core.permissions import Decision, Policy, Request, Rule, evaluate
 from runner.errors import UsageError
@@ -15,12 +13,8 @@ from runner.store.database import Database
 from runner.store.rules import list_rules, revoke
 from runner.store.steer import approvals as approvals_module
 from runner.store.steer import new_rules
-from runner.store.steer.approvals import (
-    Reply,
-    answer,
-    apply_new_rules,
-)
-from runner.store.tables import approvals, runs
+from runner.store.steer.approvals import Reply, answer
+from runner.store.steer.new_rules import apply_new_rules
 from tests.store.asked import (
     ASKING,
     add_rules,
@@ -35,8 +29,6 @@ from tests.store.asked import (
 )
 from tests.store.attempts import run_row
 from tests.store.examples import NOW
-
-T = TypeVar("T")
 
 NO = Reply("denied", "bo", "not today")
 FOR_THE_JOB = Reply("approved", "ada", remember="job")
@@ -121,34 +113,28 @@ def test_denial_can_be_remembered_and_its_reason_told_to_all(database: Database)
     assert (row.answer, row.answered_via, row.reason) == ("denied", "rule", "not today")
 
 
-def test_denied_call_cannot_be_allowed_by_remembering(database: Database) -> None:
-    job_id = submit_asking(database, "a", "b")
-    one, two = run_ids(database, job_id)
-    (first,) = ask(database, one, "uv lock")
-    answer(database, [first], replace(NO, remember="job"), NOW)
-    (second,) = ask(database, two, "uv lock")
-    with pytest.raises(UsageError, match="cannot be approved so: it is denied by the rule"):
-        answer(database, [second], FOR_THE_JOB, NOW)
-
-
 def test_question_asked_while_rules_changed_is_looked_at_again(database: Database) -> None:
     job_id = submit_asking(database, "a", "b", "c")
-    one, two, three = ask_all(database, job_id, "uv lock")
-    answer(database, [one], replace(FOR_THE_JOB), NOW)
-    older = (
-        update(approvals)
-        .where(approvals.c.id.in_([two, three]))
-        .values(answer=None, answered_at=None, checked_snapshot=1)
-    )
-    database.write(lambda connection: connection.execute(older))
+    asked = ask_all(database, job_id, "uv lock")
+    add_rules(database, job_id, Rule("allow", "Bash(uv lock)", origin="remembered"))
     first, second, third = run_ids(database, job_id)
-    back = update(runs).where(runs.c.id != first)
-    back = back.values(state="waiting", reason="approval", due_at=None)
-    database.write(lambda connection: connection.execute(back))
-    assert apply_new_rules(database, NOW + 1, most=1) == [second]
-    assert apply_new_rules(database, NOW + 1, most=5) == [third]
+    assert apply_new_rules(database, NOW + 1, most=1) == [first]
+    assert apply_new_rules(database, NOW + 1, most=5) == [second, third]
     assert apply_new_rules(database, NOW + 1) == []
-    assert answers(database, [two, three]) == ["approved", "approved"]
+    assert answers(database, asked) == ["approved"] * 3
+
+
+def test_jobs_whose_rules_changed_do_not_hold_up_one_another(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(new_rules, "_MOST_JOBS", 1)
+    jobs = [submit_asking(database) for _ in range(3)]
+    asked = [ask_all(database, job_id, "uv lock")[0] for job_id in jobs]
+    for job_id in jobs[1:]:
+        add_rules(database, job_id, Rule("allow", "Bash(uv lock)", origin="remembered"))
+    assert len(apply_new_rules(database, NOW)) == 1
+    assert len(apply_new_rules(database, NOW)) == 1
+    assert answers(database, asked) == [None, "approved", "approved"]
 
 
 def test_question_on_which_new_rules_still_ask_is_looked_at_once(
@@ -156,7 +142,7 @@ def test_question_on_which_new_rules_still_ask_is_looked_at_once(
 ) -> None:
     (asked,) = ask(database, run_id, "uv lock")
     job_id = run_row(database, run_id).job_id
-    revoke(database, job_id, 0, "ada", NOW)
+    revoke(database, job_id, 0, "ada", NOW, force=True)
     assert apply_new_rules(database, NOW) == []
     row = approval_row(database, asked)
     assert (row.answer, row.checked_snapshot) == (None, 2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 
 from runner.engine.ports import Interrupt
 from runner.tools.host.client import MOST_OUTPUT_BYTES
+from runner.tools.toolbox import LocalTools
 
 from .conftest import SECRET, Workbench
 
@@ -43,6 +45,23 @@ def test_environment_holds_no_setting_and_no_secret(bench: Workbench) -> None:
     assert SECRET not in result.content
     assert "RUNNER_" not in result.content
     assert "sk-ant-secret" not in result.content
+
+
+def test_no_variable_of_the_worker_changes_what_a_command_means(
+    bench: Workbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "steering").write_text("echo steered by $0; ls() { echo steered; }")
+    monkeypatch.setenv("BASH_ENV", str(tmp_path / "steering"))
+    monkeypatch.setenv("ENV", str(tmp_path / "steering"))
+    monkeypatch.setenv("BASH_FUNC_true%%", "() { echo steered; }")
+    monkeypatch.setenv("SHELLOPTS", "xtrace")
+    monkeypatch.setenv("PS4", "$(echo steered)")
+    monkeypatch.setenv("CDPATH", "/")
+    with closing(LocalTools(bench.home, bench.home / "locks", [], bench.stored.get)) as tools:
+        steered = replace(bench, tools=tools)
+        command = "ls /dev/null; true; bash -c 'true'; sh -c 'true'; mkdir usr && cd usr && pwd"
+        result = steered.run("Bash", command=command)
+    assert result.content.split() == ["/dev/null", f"{bench.workspace}/usr"]
 
 
 def test_command_has_no_stdin_and_no_terminal(bench: Workbench) -> None:

@@ -112,6 +112,15 @@ def test_environment_loses_settings_and_secrets_by_name_and_by_value() -> None:
     assert tool_environment(environ, ["sk-1", ""]) == {"PATH": "/bin", "HOME": "/root"}
 
 
+def test_environment_loses_what_steers_a_shell() -> None:
+    steering = [
+        *("BASH_ENV", "ENV", "BASH_FUNC_git%%", "BASH_FUNC_a\nb%%", "PROMPT_COMMAND", "SHELLOPTS"),
+        *("BASHOPTS", "PS4", "CDPATH", "GLOBIGNORE"),
+    ]
+    plain = {"PATH": "/bin", "BASH": "/bin/bash", "VIRTUAL_ENV": "/v", "ENVIRONMENT": "test"}
+    assert tool_environment(plain | dict.fromkeys(steering, "x"), []) == plain
+
+
 def test_invalid_input_is_told_place_by_place_and_shortly() -> None:
     schema = {
         "type": "object",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from runner.cli import exit_codes
 from runner.cli.control import measured_now, patiently, say_who_works
 from runner.cli.display import cell, duration, note, say, say_json, say_table
 from runner.cli.options import json_option, stored, with_settings
@@ -135,11 +136,12 @@ def approve(
     author: str | None,
     as_json: bool,
     **options: Any,
-) -> None:
+) -> int:
     """Let tool calls run that wait for a person: a call, a group, or all of a run or a job.
 
     With --edit a call runs with another input, and the model is told. With --remember run or job the
-    rule that is stored answers all others that it covers, at once.
+    rule that is stored answers all others that it covers, at once. Exits with 1 when nothing was
+    changed: somebody else had answered, or the run has ended.
 
     \b
     Example:
@@ -154,7 +156,7 @@ def approve(
         edited = None if edit is None else _edited(database, asked, edit)
         return Reply("approved", author_named(author), edited=edited, **options)
 
-    _answer(settings, ids, group_key, reply, as_json)
+    return _answer(settings, ids, group_key, reply, as_json)
 
 
 @click.command()
@@ -166,8 +168,10 @@ def deny(
     author: str | None,
     as_json: bool,
     **options: Any,
-) -> None:
+) -> int:
     """Refuse tool calls that wait for a person. The model is told, with the reason.
+
+    Exits with 1 when nothing was changed: somebody else had answered, or the run has ended.
 
     \b
     Example:
@@ -180,7 +184,7 @@ def deny(
 
         return Reply("denied", author_named(author), **options)
 
-    _answer(settings, ids, group_key, reply, as_json)
+    return _answer(settings, ids, group_key, reply, as_json)
 
 
 def _answer(
@@ -189,7 +193,7 @@ def _answer(
     group_key: str | None,
     reply_to: Callable[[Database, Sequence[Asked]], Reply],
     as_json: bool,
-) -> None:
+) -> int:
     from runner.cli.permissions.groups import chosen
     from runner.store.steer.approvals import answer, waiting
 
@@ -210,6 +214,10 @@ def _answer(
             _say_answered(answered)
         jobs = {by_id[each.id].job_id for each in answered if each.changed and each.id in by_id}
         _say_who_works(database, sorted(jobs), now)
+    if any(each.changed for each in answered):
+        return exit_codes.SUCCEEDED
+    note("nothing was changed" if answered else "nothing there waits for an answer")
+    return exit_codes.FAILED
 
 
 def _edited(database: Database, asked: Sequence[Asked], text: str) -> dict[str, Any]:
@@ -268,8 +276,6 @@ def _say_answered(answered: Sequence[Answered]) -> None:
         count = sum(each.changed for each in named)
         more = f", and {len(by_rule)} more by the rule" if by_rule else ""
         note(f"{count} of {len(named)} answered{more}")
-    else:
-        note("nothing there waits for an answer")
 
 
 def _say_who_works(database: Database, job_ids: Sequence[str], now: float) -> None:

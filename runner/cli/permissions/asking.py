@@ -123,7 +123,8 @@ class Asker:
         with paused():
             while waiting and not is_to_end():
                 try:
-                    self._ask(waiting, is_to_end)
+                    if not self._ask(waiting, is_to_end):
+                        self._let_go(job_id, is_to_end)
                 except EOFError:
                     self._gave_up = True
                     self._terminal.say("\nleft waiting; answer with `runner approvals`")
@@ -137,9 +138,17 @@ class Asker:
         found = waiting(self._database, Target("job", job_id))
         return sorted(found, key=lambda each: (each.asked_at, each.id))
 
-    def _ask(self, waiting: Sequence[Asked], is_to_end: Ends) -> None:
-        """Ask about the first, until it has an answer."""
+    def _let_go(self, job_id: str, is_to_end: Ends) -> None:
+        """A question went away while the person may be typing the answer to it, which must not
+        become the answer to the next."""
+        if self._waiting(job_id) and not is_to_end():
+            self._terminal.say("Enter shows the next question: ", end="")
+            self._terminal.read_line(_seldom(lambda: is_to_end() or not self._waiting(job_id)))
+
+    def _ask(self, waiting: Sequence[Asked], is_to_end: Ends) -> bool:
+        """Ask about the first, until it has an answer; False when that came from elsewhere."""
         one = waiting[0]
+        seen = len(_broken(input_lines(one.input))) <= _MOST_LINES
         until = self._is_over(one, is_to_end)
         alike = sum(each.group_key == one.group_key and each.tool == one.tool for each in waiting)
         self._terminal.say("\n".join(self._question(one, alike - 1)))
@@ -149,27 +158,20 @@ class Asker:
             line = self._terminal.read_line(until)
             if line is None:
                 self._terminal.say("" if is_to_end() else "\nanswered elsewhere meanwhile")
-                return
+                return False
             if line.lower() in ("s", "show", "show all"):
                 self._terminal.say("\n".join(_broken(input_lines(one.input))))
+                seen = True
                 continue
             reply = self._reply(line, one, until)
-            if reply is not None and self._answer(one, reply):
-                return
+            if reply is not None and reply.effect == "approved" and not seen:
+                self._terminal.say("not all of it was shown: s shows all")
+            elif reply is not None and self._answer(one, reply):
+                return True
 
     def _is_over(self, one: Asked, is_to_end: Ends) -> Ends:
-        looked = time.monotonic()
-
-        def is_over() -> bool:
-            nonlocal looked
-            if is_to_end():
-                return True
-            if time.monotonic() - looked < _STILL_OPEN_SECONDS:
-                return False
-            looked = time.monotonic()
-            return not decisions.is_open(self._database, one.id)
-
-        return is_over
+        gone = _seldom(lambda: not decisions.is_open(self._database, one.id))
+        return lambda: is_to_end() or gone()
 
     def _question(self, one: Asked, others: int) -> Iterator[str]:
         waited = duration(max(measured_now(self._database) - one.asked_at, 0))
@@ -223,6 +225,20 @@ class Asker:
         if by_rule:
             self._terminal.say(f"  and {by_rule} more by the rule")
         return True
+
+
+def _seldom(look: Ends) -> Ends:
+    """``look`` once a second at most; False in between."""
+    looked = time.monotonic()
+
+    def ends() -> bool:
+        nonlocal looked
+        if time.monotonic() - looked < _STILL_OPEN_SECONDS:
+            return False
+        looked = time.monotonic()
+        return look()
+
+    return ends
 
 
 def _choices(one: Asked) -> str:

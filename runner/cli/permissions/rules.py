@@ -98,12 +98,13 @@ def _read(calls: Sequence[str]) -> list[tuple[str, str, dict[str, Any]]]:
 def _check(
     spec: JobSpec, home: Path, text: str, tool: str, arguments: dict[str, Any]
 ) -> dict[str, Any]:
-    """What the rules say of a call, as it is printed in JSON.
+    """What would become of a call, as it is printed in JSON.
 
     Args:
         text: the call as it was written.
         home: RUNNER_HOME.
     """
+    from runner.cli.permissions.scene import Scene
     from runner.core.permissions import Decision, Policy, evaluate
 
     policy = Policy(spec.rules, spec.asking.default)
@@ -114,23 +115,14 @@ def _check(
         )
         decision = Decision("deny", reason=f"the job has no tool {tool!r}; {there}")
     else:
-        request = _request(spec, home, tool, arguments)
+        scene = Scene.of(spec.workspace, home)
+        request = scene.request(tool, arguments)
         decision = evaluate(policy, request)
+        refusal = scene.refusal(tool, arguments)
+        if refusal is not None and decision.effect != "deny":
+            decision = Decision("deny", reason=f"whatever the rules say, {tool} refuses: {refusal}")
         parts = _parts(policy, request)
     return {"call": text, "tool": tool, **_decision_to_json(decision), "parts": parts}
-
-
-def _request(spec: JobSpec, home: Path, tool: str, arguments: dict[str, Any]) -> Request:
-    """The call as a run of the job would make it in the job's workspace itself."""
-    from runner.core.permissions import Request, paths_of
-    from runner.engine.ports import Surroundings
-    from runner.tools.files.permission import locate
-    from runner.tools.files.places import Places
-
-    workspace = Path(spec.workspace.path) if spec.workspace else None
-    surroundings = Surroundings(workspace, home / "outputs" / "run")
-    places = Places.of(surroundings, home)
-    return Request(tool, arguments, locate(paths_of(tool, arguments), surroundings, places))
 
 
 def _parts(policy: Policy, request: Request) -> list[dict[str, Any]]:
@@ -176,19 +168,22 @@ def _say_decision(text: str, decided: dict[str, Any], indent: str = "") -> None:
 @json_option
 @with_settings
 def list_(settings: Settings, job: str, as_json: bool) -> None:
-    """List the rules that a job has or had, in order, with who added them and where from.
+    """List the rules that a job has or had, in order, with who added them and where from: for one
+    that was remembered, the tool call whose answer it was.
 
     \b
     Example:
       runner rules list job_01jd9k
     """
     from runner.store.look.find import find
-    from runner.store.rules import list_rules
+    from runner.store.rules import asked_for, list_rules
 
     with stored(settings) as database:
-        found = list_rules(database, find(database, job, "job").id)
+        job_id = find(database, job, "job").id
+        found = list_rules(database, job_id)
+        calls = asked_for(database, job_id)
     if as_json:
-        say_json([asdict(rule) for rule in found])
+        say_json([{**asdict(rule), "call_id": calls.get(rule.position)} for rule in found])
         return
     columns = (
         "position",
@@ -202,15 +197,16 @@ def list_(settings: Settings, job: str, as_json: bool) -> None:
         "run",
         "why",
     )
-    say_table(columns, (_row(rule) for rule in found))
+    say_table(columns, (_row(rule, calls.get(rule.position)) for rule in found))
 
 
-def _row(rule: StoredRule) -> tuple[Any, ...]:
+def _row(rule: StoredRule, call_id: str | None) -> tuple[Any, ...]:
+    origin = rule.origin if call_id is None else f"{rule.origin}, asked for {call_id}"
     revoked = ""
     if rule.revoked_in is not None:
         revoked = f"in {rule.revoked_in} by {rule.revoked_by} {moment(rule.revoked_at)}"
     return (
-        *(rule.position, rule.effect, rule.rule, rule.origin, rule.author),
+        *(rule.position, rule.effect, rule.rule, origin, rule.author),
         *(moment(rule.created_at), rule.added_in, revoked, rule.run_id, rule.why),
     )
 
@@ -218,14 +214,20 @@ def _row(rule: StoredRule) -> tuple[Any, ...]:
 @rules.command()
 @click.argument("job")
 @click.argument("position", type=click.IntRange(0, 2**31 - 1))
+@click.option(
+    "--force", is_flag=True, help="Also a rule that the job was submitted with, a denial too."
+)
 @author_option
 @json_option
 @with_settings
-def revoke(settings: Settings, job: str, position: int, author: str | None, as_json: bool) -> None:
-    """Let a rule of a job hold no longer. What it has decided stands.
+def revoke(
+    settings: Settings, job: str, position: int, force: bool, author: str | None, as_json: bool
+) -> None:
+    """Let a remembered rule of a job hold no longer. What it has decided stands.
 
-    POSITION is the one that `runner rules list` shows. Questions that wait are looked at again with
-    the rules that are left.
+    POSITION is the one that `runner rules list` shows. Rules that the job was submitted with are
+    revoked only with --force. None holds again. Questions that wait are looked at again with the
+    rules that are left.
 
     \b
     Example:
@@ -239,7 +241,7 @@ def revoke(settings: Settings, job: str, position: int, author: str | None, as_j
     with stored(settings) as database:
         job_id = find(database, job, "job").id
         now = measured_now(database)
-        rule = patiently(lambda: revoke_rule(database, job_id, position, by, now))
+        rule = patiently(lambda: revoke_rule(database, job_id, position, by, now, force=force))
     if as_json:
         say_json(asdict(rule))
     else:

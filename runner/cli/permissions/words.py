@@ -24,11 +24,14 @@ def decider(call: Mapping[str, Any]) -> str:
 
 
 def denier(call: Mapping[str, Any]) -> str:
-    """Who or what denied a call: a person with a reason, a rule, the time.
+    """Who or what denied a call: a person with a reason, a rule, the time, or the rules when it was
+    about to run.
 
     Args:
         call: has the keys of ``store.look.decisions.DeniedCall``.
     """
+    if call["denial"]:
+        return cell(call["denial"])
     return answer(call) if call["answer"] else decider(call)
 
 
@@ -40,7 +43,8 @@ def answer(approval: Mapping[str, Any]) -> str:
         case "expired":
             return "no answer came in time"
         case "cancelled":
-            return "the run was cancelled before an answer came"
+            end = "was cancelled" if approval["answered_via"] == "cancel" else "ended"
+            return f"the run {end} before an answer came"
     by = (
         "the rule "
         if approval["remembered"] is not None and approval["answered_via"] == "rule"

@@ -54,9 +54,9 @@ def _rebased(rule: Rule, folder: str, home: str | None) -> Iterator[str]:
     if any(at == len(steps.names) for at in rests):
         yield f"{syntax.name}(/**)"
         return
-    for at in sorted(rests):
-        if at > 0:  # else it holds at any depth, in the copy as well
-            end = "/" if written.endswith("/") else ""
+    end = "/" if written.endswith("/") else ""
+    for at in sorted(rests - {0}):  # from its beginning it holds at any depth, in the copy as well
+        if steps.names[at - 1] is not None or at - 1 not in rests:
             yield f"{syntax.name}(/{'/'.join(names[at:])}{end})"
 
 

@@ -16,6 +16,7 @@ from runner.core.permissions.rule import REMEMBERED, Rule
 from runner.core.permissions.shell import analyse
 
 _MOST_KEY_CHARACTERS = 300
+_NOT_LITERAL = re.compile(r"[$`*?\[\]{}()<>\\\n…]")
 _PATTERN_CHARACTERS = re.compile(r"[*?\[\]!#\\\n()]")
 _RULE_NAMES = {"Write": "Edit"}
 _PATH_NAMES = frozenset({"file_path", "path"})
@@ -39,16 +40,15 @@ def suggest(policy: Policy, request: Request) -> Suggestion:
 
 
 def _of_command(request: Request) -> tuple[str, str]:
-    whole = str(request.input.get("command", ""))
+    """Anything around a command can change what it does: the folder that it runs in, what feeds it,
+    the values of its variables. So the whole of it is the key, and a rule is suggested only for a
+    command that stands alone and says all that it does."""
+    whole = str(request.input.get("command", "")).strip()
     script = analyse(whole)
-    commands = [part.text for part in script.parts if not part.text.startswith("cd ")]
-    # Other commands could feed the one that is asked about, and files or texts could, too.
-    fed = script.reads or script.writes or script.opaque or "<<" in whole
-    if len(commands) != 1 or fed:
-        return whole, ""
-    (command,) = commands
-    key = command if len(script.parts) == 1 else whole
-    return key, "" if _PATTERN_CHARACTERS.search(command) else f"Bash({command})"
+    alone = [part.text for part in script.parts] == [whole]
+    says_all = alone and not (script.opaque or script.reads or script.writes)
+    literal = " " in whole and not _NOT_LITERAL.search(whole)
+    return whole or "(nothing)", f"Bash({whole})" if says_all and literal else ""
 
 
 def _of_input(request: Request) -> tuple[str, str]:

@@ -22,6 +22,8 @@ def upgrade() -> None:
     op.add_column("tool_calls", sa.Column("rule_position", sa.Integer()))
     op.add_column("tool_calls", sa.Column("matched", sa.Text()))
     op.add_column("tool_calls", sa.Column("decision_reason", sa.Text()))
+    op.add_column("tool_calls", sa.Column("denial", sa.Text()))
+    _index("jobs", ["rules_snapshot"], "rules_snapshot > 1")
     _permission_rules()
     _approvals()
 
@@ -75,7 +77,8 @@ def _approvals() -> None:
             name=op.f("ck_approvals_answer"),
         ),
         sa.CheckConstraint(
-            "answered_via IN ('person', 'rule', 'timeout', 'cancel')", name=op.f("ck_approvals_via")
+            "answered_via IN ('person', 'rule', 'timeout', 'cancel', 'end')",
+            name=op.f("ck_approvals_via"),
         ),
         sa.CheckConstraint(
             "(answer IS NULL) = (answered_at IS NULL)", name=op.f("ck_approvals_answered")
@@ -85,5 +88,17 @@ def _approvals() -> None:
         sa.PrimaryKeyConstraint("run_id", "message", "position", name=op.f("pk_approvals")),
         sa.UniqueConstraint("id", name=op.f("uq_approvals_id")),
     )
-    op.create_index(op.f("ix_approvals_job_id_answer"), "approvals", ["job_id", "answer"])
-    op.create_index(op.f("ix_approvals_answer_expires_at"), "approvals", ["answer", "expires_at"])
+    _index("approvals", ["job_id", "checked_snapshot"], "answer IS NULL")
+    _index("approvals", ["expires_at"], "answer IS NULL")
+    _index("approvals", ["asked_at"], "answer IS NULL AND notified_at IS NULL")
+
+
+def _index(table: str, columns: list[str], condition: str) -> None:
+    """An index of only the rows that meet the condition."""
+    op.create_index(
+        op.f(f"ix_{table}_{'_'.join(columns)}"),
+        table,
+        columns,
+        sqlite_where=sa.text(condition),
+        postgresql_where=sa.text(condition),
+    )

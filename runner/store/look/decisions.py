@@ -25,12 +25,20 @@ _ITS_RULE = and_(
     permission_rules.c.job_id == runs.c.job_id,
     permission_rules.c.position == tool_calls.c.rule_position,
 )
-_IS_OPEN = and_(approvals.c.answer.is_(None), runs.c.state.not_in(ENDED))
-# A question that nobody answered in time may have stopped the run instead.
+# A run waits for answers about its last message alone.
+IS_OPEN = and_(
+    approvals.c.answer.is_(None),
+    runs.c.state.not_in(ENDED),
+    approvals.c.message == runs.c.message_count - 1,
+)
+# By its outcome, which ``runs.denials`` counts; or it will have that as soon as the run goes on.
 _WAS_DENIED = or_(
-    tool_calls.c.decision == "deny",
-    approvals.c.answer == "denied",
-    and_(approvals.c.answer == "expired", tool_calls.c.outcome == "denied"),
+    tool_calls.c.outcome == "denied",
+    and_(
+        tool_calls.c.ended_at.is_(None),
+        tool_calls.c.interrupted.is_(False),
+        or_(tool_calls.c.decision == "deny", approvals.c.answer == "denied"),
+    ),
 )
 
 _WHY_COLUMNS = (
@@ -40,6 +48,7 @@ _WHY_COLUMNS = (
     permission_rules.c.origin,
     tool_calls.c.matched,
     tool_calls.c.decision_reason,
+    tool_calls.c.denial,
 )
 _ANSWER_COLUMNS = (
     approvals.c.answer,
@@ -64,7 +73,7 @@ _APPROVAL_COLUMNS = (
 class Why(TypedDict):
     """What decided on a call: a rule with its ``why``, who wrote it (``origin``) and the text that it
     matched; without a rule the job's default did. ``decision_reason`` says more where there is more
-    to say."""
+    to say. ``denial`` says why the call was denied although this, or the answer, allowed it."""
 
     decision: str | None
     rule: str | None
@@ -72,10 +81,12 @@ class Why(TypedDict):
     origin: str | None
     matched: str | None
     decision_reason: str | None
+    denial: str | None
 
 
 class DeniedCall(Why):
-    """A call that may not run: its rule said so, or the answer to a question did."""
+    """A call that may not run: its rule said so, or the answer to a question did, or (``denial``) the
+    rules did when it was about to run, by where its path led then."""
 
     id: str
     run_id: str
@@ -205,7 +216,7 @@ def open_counts(database: Database, job_id: str) -> dict[str, int]:
     query = (
         select(approvals.c.run_id, func.count())
         .join(runs, runs.c.id == approvals.c.run_id)
-        .where(approvals.c.job_id == job_id, _IS_OPEN)
+        .where(approvals.c.job_id == job_id, IS_OPEN)
         .group_by(approvals.c.run_id)
     )
     rows = database.read(lambda connection: connection.execute(query).all())
@@ -217,7 +228,7 @@ def is_open(database: Database, approval_id: str) -> bool:
     query = (
         select(approvals.c.id)
         .join(runs, runs.c.id == approvals.c.run_id)
-        .where(approvals.c.id == approval_id, _IS_OPEN)
+        .where(approvals.c.id == approval_id, IS_OPEN)
     )
     return database.read(lambda connection: connection.execute(query).first()) is not None
 

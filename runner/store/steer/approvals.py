@@ -14,15 +14,16 @@ from sqlalchemy import Connection, Row, select
 
 from runner.core.events import INPUT_SUMMARY_LENGTH, shorten
 from runner.core.permissions import Rule, syntax
+from runner.core.permissions.rule import REMEMBERED
 from runner.core.run import ENDED
 from runner.errors import NotFoundError, UsageError
 from runner.store.database import Database, to_json
+from runner.store.look.decisions import IS_OPEN
 from runner.store.rules import insert_rules, lock_rules, new_snapshot
+from runner.store.steer.expiry import expire, expire_these
 from runner.store.steer.jobs import is_storable
-from runner.store.steer.new_rules import JobRules, apply_new_rules, apply_rules, job_rules
-from runner.store.steer.notices import Notice, take_notices
+from runner.store.steer.new_rules import JobRules, apply_rules, job_rules
 from runner.store.steer.questions import (
-    IS_OPEN,
     Asked,
     Given,
     LockedRun,
@@ -33,17 +34,7 @@ from runner.store.steer.questions import (
 )
 from runner.store.tables import approvals, runs
 
-__all__ = [
-    "Answered",
-    "Asked",
-    "Notice",
-    "Reply",
-    "answer",
-    "apply_new_rules",
-    "expire",
-    "take_notices",
-    "waiting",
-]
+__all__ = ["Answered", "Asked", "Reply", "answer", "expire", "waiting"]
 
 _BATCH = 200
 _EFFECTS: dict[str, Literal["allow", "deny"]] = {"approved": "allow", "denied": "deny"}
@@ -76,6 +67,15 @@ class Answered:
     by_rule: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class _Looked:
+    """What the rules say to a reply: the snapshots that were looked at, by job, and what stands in its
+    way, by question."""
+
+    snapshots: Mapping[str, int]
+    problems: Mapping[str, str]
+
+
 # A rule to be remembered, and the job whose it is.
 _Key = tuple[str, Rule]
 
@@ -86,8 +86,8 @@ def answer(
     """Answer questions, and with what is remembered of it all others that it answers.
 
     Args:
-        approval_ids: of the questions; one that is answered already, or whose run has ended, stays as
-            it is.
+        approval_ids: of the questions; one that is answered already, or too late, or whose run has
+            ended, stays as it is.
         now: seconds since the epoch.
 
     Returns:
@@ -96,20 +96,29 @@ def answer(
     Raises:
         NotFoundError: there is no such question.
         UsageError: the reply makes no sense, or a rule to remember is none, or does not cover what
-            was asked. Nothing is stored then.
+            was asked, or the rules deny what is approved. No answer is stored then.
     """
     _refuse_reply(reply)
-    while _expire_some(database, now, _BATCH).found:  # an answer that comes too late is none
-        continue
     ids = list(dict.fromkeys(approval_ids))
+    expire_these(database, ids, now)
     wanted, still_open = database.read(partial(_load, approval_ids=ids))
     to_remember = _rules_to_remember(still_open, reply)
-    database.read(partial(_refuse_calls, asked=still_open, reply=reply, rules=to_remember))
+    if reply.edited is not None and len({(one.tool, one.input_digest) for one in still_open}) > 1:
+        raise UsageError("calls with different inputs are not edited alike: answer one at a time")
+    looked = database.read(partial(_look, asked=still_open, reply=reply, rules=to_remember))
+    for problem in looked.problems.values():
+        raise UsageError(problem)
     stored: dict[_Key, int] = {}
     results: list[Answered] = []
     for lot in _lots(wanted):
         work = partial(
-            _answer_lot, lot=lot, reply=reply, rules=to_remember, stored=dict(stored), now=now
+            _answer_lot,
+            lot=lot,
+            reply=reply,
+            rules=to_remember,
+            looked=looked.snapshots,
+            stored=dict(stored),
+            now=now,
         )
         answered, positions = database.write(work)
         results += answered
@@ -118,54 +127,6 @@ def answer(
         while (applied := apply_rules(database, now, _BATCH, job_id)).looked:
             results += [_by_rule(asked, given) for asked, given in applied.answered]
     return results
-
-
-def expire(database: Database, now: float, most: int = _BATCH) -> list[str]:
-    """Answer the questions that have waited for too long.
-
-    Args:
-        now: seconds since the epoch.
-        most: how many questions at most, and those that are late of the same runs.
-
-    Returns:
-        The ids of the runs that are queued again.
-    """
-    return list(_expire_some(database, now, most).queued)
-
-
-@dataclass(frozen=True, slots=True)
-class _Expired:
-    found: int = 0
-    queued: tuple[str, ...] = ()
-
-
-def _expire_some(database: Database, now: float, most: int) -> _Expired:
-    late = (
-        select(approvals.c.id, approvals.c.run_id)
-        .join(runs, runs.c.id == approvals.c.run_id)
-        .where(IS_OPEN, approvals.c.expires_at <= now)
-        .order_by(approvals.c.expires_at, approvals.c.id)
-        .limit(most)
-    )
-    found = database.read(lambda connection: connection.execute(late).all())
-    if not found:
-        return _Expired()
-    expired = Given("expired", "timeout", reason="nobody answered in time")
-
-    def work(connection: Connection) -> _Expired:
-        queued = []
-        for run in lock_open(connection, sorted({row.run_id for row in found})):
-            # All that are late of a run, though ``most`` parts them: one of them may end it.
-            given = {question.id: expired for question in run.questions if _is_late(question, now)}
-            if given and store_answers(connection, run, given, now):
-                queued.append(run.row.id)
-        return _Expired(len(found), tuple(queued))
-
-    return database.write(work)
-
-
-def _is_late(question: Row[Any], now: float) -> bool:
-    return question.expires_at is not None and question.expires_at <= now
 
 
 def _load(connection: Connection, approval_ids: Sequence[str]) -> tuple[list[Asked], list[Asked]]:
@@ -227,30 +188,30 @@ def _rules_to_remember(asked: Sequence[Asked], reply: Reply) -> dict[str, Rule]:
             raise UsageError(f"the rule {shorten(text, INPUT_SUMMARY_LENGTH)!r} is none: {problem}")
         run_id = one.run_id if reply.remember == "run" else None
         effect = _EFFECTS[reply.effect]
-        rules[one.id] = Rule(effect, text, reply.reason, "remembered", run_id)
+        rules[one.id] = Rule(effect, text, reply.reason, REMEMBERED, run_id)
     return rules
 
 
-def _refuse_calls(
+def _look(
     connection: Connection, asked: Sequence[Asked], reply: Reply, rules: Mapping[str, Rule]
-) -> None:
-    """A rule that is remembered must answer what it was remembered for, and an edited input must not
-    be one that the job denies.
-
-    Raises:
-        UsageError: it is not so.
-    """
-    if reply.edited is not None and len({(one.tool, one.input_digest) for one in asked}) > 1:
-        raise UsageError("calls with different inputs are not edited alike: answer one at a time")
+) -> _Looked:
+    """A rule that is remembered must answer what it was remembered for, and what is approved must not
+    be denied by the newest rules."""
     found: dict[str, JobRules] = {}
-    added = {job_id: _rules_of(job_id, asked, rules) for job_id in {one.job_id for one in asked}}
+    problems: dict[str, str] = {}
     for one in asked:
-        if not rules and reply.edited is None:
-            continue
         if one.job_id not in found:
             before = job_rules(connection, one.job_id)
-            found[one.job_id] = replace(before, rules=before.rules + added[one.job_id])
-        _refuse_call(one, reply, found[one.job_id], rules.get(one.id))
+            added = _rules_of(one.job_id, asked, rules)
+            found[one.job_id] = replace(before, rules=before.rules + added)
+        problem = _problem(one, reply, found[one.job_id], rules.get(one.id))
+        if problem is not None:
+            problems[one.id] = problem
+    return _Looked({job_id: each.snapshot for job_id, each in found.items()}, problems)
+
+
+def _jobs_of(asked: Sequence[Asked]) -> set[str]:
+    return {one.job_id for one in asked}
 
 
 def _rules_of(job_id: str, asked: Sequence[Asked], rules: Mapping[str, Rule]) -> tuple[Rule, ...]:
@@ -259,17 +220,20 @@ def _rules_of(job_id: str, asked: Sequence[Asked], rules: Mapping[str, Rule]) ->
     )
 
 
-def _refuse_call(asked: Asked, reply: Reply, rules: JobRules, rule: Rule | None) -> None:
+def _problem(asked: Asked, reply: Reply, rules: JobRules, rule: Rule | None) -> str | None:
+    if reply.effect == "denied" and rule is None:
+        return None
     changed = asked if reply.edited is None else replace(asked, input=reply.edited)
     decision = rules.decide(changed)
     if reply.effect == "approved" and decision.effect == "deny" and decision.grounds:
-        raise UsageError(f"`{asked.summary}` cannot be approved so: it is {decision.explain()}")
+        return f"`{asked.summary}` cannot be approved so: it is {decision.explain()}"
     if rule is not None and decision.effect != rule.effect:
         why = f" ({decision.reason})" if decision.reason else ""
-        raise UsageError(
+        return (
             f"the rule {rule.text!r} does not cover `{asked.summary}`{why}: give another with "
             "--rule, or answer this call only"
         )
+    return None
 
 
 def _answer_lot(
@@ -277,17 +241,24 @@ def _answer_lot(
     lot: Sequence[Asked],
     reply: Reply,
     rules: Mapping[str, Rule],
+    looked: Mapping[str, int],
     stored: Mapping[_Key, int],
     now: float,
 ) -> tuple[list[Answered], dict[_Key, int]]:
     """Answer questions of runs that are locked together. Gives what became of them, and where the
-    rules are that were stored with it."""
-    if rules:
-        for job_id in sorted({asked.job_id for asked in lot}):
-            lock_rules(connection, job_id)
+    rules are that were stored with it.
+
+    Args:
+        looked: the snapshot that each job's questions were looked at with. They are looked at once
+            more when there is a newer one.
+    """
+    newest = {job_id: lock_rules(connection, job_id) for job_id in sorted(_jobs_of(lot))}
     locked = lock_open(connection, sorted({asked.run_id for asked in lot}))
     still_open = {question.id for run in locked for question in run.questions}
-    answered = [asked for asked in lot if asked.id in still_open]
+    left = [asked for asked in lot if asked.id in still_open]
+    changed = [asked for asked in left if looked.get(asked.job_id) != newest[asked.job_id]]
+    problems = _look(connection, changed, reply, rules).problems
+    answered = [asked for asked in left if asked.id not in problems]
     positions = _remember(connection, answered, reply, rules, stored, now)
     given = {
         asked.id: _given(reply, rule, positions[asked.job_id, rule])
@@ -301,11 +272,16 @@ def _answer_lot(
         if any(question.id in given for question in run.questions)
         and store_answers(connection, run, given, now)
     }
-    unanswered = _why_not(connection, [asked.id for asked in lot if asked.id not in given])
+    before = _answers_before(connection, [asked for asked in lot if asked.id not in still_open])
     results = []
     for asked in lot:
-        detail = unanswered.get(asked.id) or _detail(reply, asked, locked, queued)
-        results.append(Answered(asked.id, asked.run_id, asked.item_key, asked.id in given, detail))
+        if (row := before.get(asked.id)) is not None:
+            is_changed = _is_this_answer(row, reply, now)
+            detail = f"{row.answer} before: the run is {row.state}" if is_changed else _why_not(row)
+        else:
+            is_changed = asked.id in given
+            detail = problems.get(asked.id) or _detail(reply, asked, locked, queued)
+        results.append(Answered(asked.id, asked.run_id, asked.item_key, is_changed, detail))
     return results, positions
 
 
@@ -320,7 +296,7 @@ def _remember(
     """Store the rules of these answers that are not ``stored`` yet, in a new snapshot of each job.
     Gives the positions of all of them."""
     positions = dict(stored)
-    for job_id in sorted({asked.job_id for asked in answered}):
+    for job_id in sorted(_jobs_of(answered)):
         new = [rule for rule in _rules_of(job_id, answered, rules) if (job_id, rule) not in stored]
         if new:
             snapshot = new_snapshot(connection, job_id)
@@ -344,9 +320,10 @@ def _given(reply: Reply, rule: Rule | None, position: int | None) -> Given:
 
 
 def _detail(reply: Reply, asked: Asked, locked: Sequence[LockedRun], queued: set[str]) -> str:
-    if asked.run_id in queued:
-        return f"{reply.effect}: the run goes on"
     run = next(run.row for run in locked if run.row.id == asked.run_id)
+    if asked.run_id in queued:
+        then = "pauses now, as it was told to" if run.pause_requested else "goes on"
+        return f"{reply.effect}: the run {then}"
     if run.state == "waiting" and run.reason == "approval":
         return f"{reply.effect}: the run waits for another answer"
     if run.state == "waiting":
@@ -354,22 +331,30 @@ def _detail(reply: Reply, asked: Asked, locked: Sequence[LockedRun], queued: set
     return f"{reply.effect}: the run is {run.state}"
 
 
-def _why_not(connection: Connection, approval_ids: Sequence[str]) -> dict[str, str]:
-    """Why these questions were not answered."""
+def _answers_before(connection: Connection, asked: Sequence[Asked]) -> dict[str, Row[Any]]:
+    """The rows of questions that could not be answered, by their ids."""
     query = (
-        select(approvals.c.id, approvals.c.answer, approvals.c.answered_by, runs.c.state)
+        select(approvals, runs.c.state)
         .join(runs, runs.c.id == approvals.c.run_id)
-        .where(approvals.c.id.in_(approval_ids))
+        .where(approvals.c.id.in_([one.id for one in asked]))
     )
-    reasons = {}
-    for row in connection.execute(query):
-        if row.answer is None:
-            assert row.state in ENDED, row
-            reasons[row.id] = f"its run has ended: {row.state}"
-        else:
-            by = f" by {row.answered_by}" if row.answered_by else ""
-            reasons[row.id] = f"was answered before: {row.answer}{by}"
-    return reasons
+    return {row.id: row for row in connection.execute(query)}
+
+
+def _is_this_answer(row: Row[Any], reply: Reply, now: float) -> bool:
+    """Whether the answer before was this very one, stored by a try whose end was not heard of."""
+    stored = (row.answer, row.answered_via, row.answered_by, row.answered_at)
+    return stored == (reply.effect, "person", reply.by, now)
+
+
+def _why_not(row: Row[Any]) -> str:
+    if row.answer is None:
+        ended = f"its run has ended: {row.state}"
+        return ended if row.state in ENDED else "its run went on without an answer"
+    if row.answer == "expired":
+        return "came too late: the question had expired"
+    by = f" by {row.answered_by}" if row.answered_by else ""
+    return f"was answered before: {row.answer}{by}"
 
 
 def _by_rule(asked: Asked, given: Given) -> Answered:

@@ -6,14 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from sqlalchemy import Connection, select, update
+from sqlalchemy import Connection, exists, select, update
 
 from runner.core.permissions import AnswerEffect, Decision, Request, Rule, evaluate
+from runner.core.permissions.rule import REMEMBERED
 from runner.core.spec import JobSpec
 from runner.store.database import Database
+from runner.store.look.decisions import IS_OPEN
 from runner.store.rules import lock_rules, policy_for, rules_at
 from runner.store.steer.questions import (
-    IS_OPEN,
     Asked,
     Given,
     LockedRun,
@@ -21,7 +22,9 @@ from runner.store.steer.questions import (
     lock_open,
     store_answers,
 )
-from runner.store.tables import approvals, jobs
+from runner.store.tables import approvals, jobs, runs
+
+_MOST_JOBS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +67,13 @@ def apply_new_rules(database: Database, now: float, most: int = 200) -> list[str
 
 def apply_rules(database: Database, now: float, most: int, job_id: str | None = None) -> Applied:
     """``apply_new_rules``, of one job or all of them, that says what it did."""
-    older = IS_OPEN & (approvals.c.checked_snapshot < jobs.c.rules_snapshot)
-    if job_id is not None:
-        older &= approvals.c.job_id == job_id
 
     def look(connection: Connection) -> list[tuple[Asked, Decision]]:
-        found = load_asked(connection, older, most)
+        changed = _jobs_with_older_questions(connection) if job_id is None else [job_id]
+        if not changed:
+            return []
+        older = approvals.c.checked_snapshot < jobs.c.rules_snapshot
+        found = load_asked(connection, IS_OPEN & older & approvals.c.job_id.in_(changed), most)
         rules = {each: job_rules(connection, each) for each in {one.job_id for one in found}}
         return [(asked, rules[asked.job_id].decide(asked)) for asked in found]
 
@@ -77,6 +81,18 @@ def apply_rules(database: Database, now: float, most: int, job_id: str | None = 
     if not looked:
         return Applied(0, (), ())
     return database.write(partial(_store, looked={one.id: (one, d) for one, d in looked}, now=now))
+
+
+def _jobs_with_older_questions(connection: Connection) -> Sequence[str]:
+    """Looks at nothing of the jobs whose rules never changed, however many of their runs wait."""
+    older = exists().where(
+        approvals.c.job_id == jobs.c.id,
+        approvals.c.checked_snapshot < jobs.c.rules_snapshot,
+        runs.c.id == approvals.c.run_id,
+        IS_OPEN,
+    )
+    query = select(jobs.c.id).where(jobs.c.rules_snapshot > 1, older).order_by(jobs.c.id)
+    return connection.execute(query.limit(_MOST_JOBS)).scalars().all()
 
 
 def job_rules(connection: Connection, job_id: str) -> JobRules:
@@ -138,5 +154,5 @@ def _given(decision: Decision) -> Given | None:
     if not decision.grounds:
         return Given(effect, "rule", "the job's default", decision.reason)
     rules = [ground.rule for ground in decision.grounds]
-    rule = next((rule for rule in rules if rule.origin == "remembered"), rules[0])
+    rule = next((rule for rule in rules if rule.origin == REMEMBERED), rules[0])
     return Given(effect, "rule", rule.text, rule.why, rule=rule.text, remembered=rule.position)

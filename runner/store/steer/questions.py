@@ -16,9 +16,10 @@ from runner.core.events import INPUT_SUMMARY_LENGTH, Event, shorten
 from runner.core.permissions import AnswerEffect, Setting
 from runner.core.run import ENDED
 from runner.store.database import Database
+from runner.store.look.decisions import IS_OPEN
 from runner.store.rules import setting_from_json
 from runner.store.steer.control import Target, locked_runs, store_change
-from runner.store.tables import approvals, blocks, jobs, runs, tool_calls
+from runner.store.tables import approvals, blocks, jobs, runs
 
 _REASON_SUMMARY_LENGTH = 300
 _INPUTS_AT_ONCE = 500
@@ -28,8 +29,7 @@ Via = Literal["person", "rule", "timeout"]
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A call that was asked about. ``message`` and ``position`` are its key in the run; ``rule``,
-    ``matched`` and ``why`` say what asked: None and "" where the job's default did. Times are
+    """A call that was asked about. ``message`` and ``position`` are its key in the run. Times are
     seconds since the epoch; ``expires_at`` is None for a question that waits as long as it takes."""
 
     id: str
@@ -44,15 +44,11 @@ class Asked:
     input: Mapping[str, Any]
     input_digest: str
     setting: Setting
-    checked_snapshot: int
     summary: str
     group_key: str
     suggested_rule: str
     asked_at: float
     expires_at: float | None
-    rule: str | None
-    matched: str | None
-    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +67,10 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class LockedRun:
-    """A run that has not ended, locked, and its questions without an answer, in order."""
+    """A run that has not ended, locked, and its open questions, in order."""
 
     row: Row[Any]
     questions: tuple[Row[Any], ...]
-
-
-IS_OPEN = approvals.c.answer.is_(None) & runs.c.state.not_in(ENDED)
 
 
 def waiting(database: Database, of: Target | None = None) -> list[Asked]:
@@ -99,22 +92,9 @@ def load_asked(
         condition: over the columns of approvals, runs and jobs.
     """
     query = (
-        select(
-            approvals,
-            runs.c.item_key,
-            jobs.c.name.label("job_name"),
-            tool_calls.c.rule,
-            tool_calls.c.matched,
-            tool_calls.c.decision_reason,
-        )
+        select(approvals, runs.c.item_key, jobs.c.name.label("job_name"))
         .join(runs, runs.c.id == approvals.c.run_id)
         .join(jobs, jobs.c.id == approvals.c.job_id)
-        .outerjoin(
-            tool_calls,
-            (tool_calls.c.run_id == approvals.c.run_id)
-            & (tool_calls.c.message == approvals.c.message)
-            & (tool_calls.c.position == approvals.c.position),
-        )
         .where(condition)
         .order_by(approvals.c.run_id, approvals.c.message, approvals.c.position)
         .limit(most)
@@ -131,7 +111,6 @@ def _asked(row: Row[Any], arguments: Mapping[str, Any]) -> Asked:
             **kept,
             "input": arguments,
             "setting": setting_from_json(row.setting),
-            "why": row.decision_reason or "",
         }
     )
 
@@ -162,8 +141,9 @@ def lock_open(connection: Connection, run_ids: Sequence[str]) -> list[LockedRun]
     found = [run for run in locked_runs(connection, run_ids) if run.state not in ENDED]
     query = (
         select(approvals)
-        .where(approvals.c.run_id.in_([run.id for run in found]), approvals.c.answer.is_(None))
-        .order_by(approvals.c.run_id, approvals.c.message, approvals.c.position)
+        .join(runs, runs.c.id == approvals.c.run_id)
+        .where(approvals.c.run_id.in_([run.id for run in found]), IS_OPEN)
+        .order_by(approvals.c.run_id, approvals.c.position)
     )
     questions: dict[str, list[Row[Any]]] = {run.id: [] for run in found}
     for row in connection.execute(query):

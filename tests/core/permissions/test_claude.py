@@ -1,12 +1,10 @@
+import pytest
+
 from runner.core.permissions import Rule
-from runner.core.permissions.claude import from_settings
-from runner.core.permissions.syntax import concerns
+from runner.core.permissions.claude import Taken, from_settings
 
 ORIGIN = ".claude/settings.json"
-
-
-def has_tool(text):
-    return any(concerns(text, tool) for tool in ("Bash", "Read"))
+TOOLS = ("Bash", "Read")
 
 
 def test_rules_are_taken_with_where_they_are_from():
@@ -17,7 +15,7 @@ def test_rules_are_taken_with_where_they_are_from():
             "deny": ["Edit(.env)"],
         }
     }
-    assert from_settings(data, ORIGIN, has_tool) == (
+    assert from_settings(data, ORIGIN, TOOLS) == Taken(
         (
             Rule("deny", "Edit(.env)", origin=ORIGIN),
             Rule("ask", "Bash(git push:*)", origin=ORIGIN),
@@ -25,14 +23,15 @@ def test_rules_are_taken_with_where_they_are_from():
             Rule("allow", "Read", origin=ORIGIN),
         ),
         (),
+        (),
     )
 
 
 def test_what_is_left_out_is_said_line_by_line():
     data = {
         "permissions": {
-            "allow": ["WebSearch", "Bash(", 7, {"a": 1}],
-            "ask": "Bash",
+            "allow": ["WebSearch", "Bash(", "Bash(:opaque)"],
+            "deny": ["WebFetch(x)", "Agent(Explore)", "Write(a)"],
             "defaultMode": "acceptEdits",
             "additionalDirectories": ["../x"],
             "made_up": True,
@@ -40,15 +39,20 @@ def test_what_is_left_out_is_said_line_by_line():
         "hooks": {},
         "model": "x",
     }
-    rules, left_out = from_settings(data, ORIGIN, has_tool)
-    assert rules == ()
-    assert left_out == (
-        f"{ORIGIN}: permissions.ask is not a list",
+    taken = from_settings(data, ORIGIN, TOOLS)
+    assert (taken.rules, taken.problems) == ((), ())
+    assert taken.left_out == (
+        f"{ORIGIN}: permissions.deny: the rule 'WebFetch(x)' is not 'domain:' and a host, such as "
+        "WebFetch(domain:example.com)",
+        f"{ORIGIN}: permissions.deny: the rule 'Agent(Explore)' has brackets, which mean nothing for "
+        "Agent: write 'Agent'",
+        f"{ORIGIN}: permissions.deny: the rule 'Write(a)' is about Write, which this job does not "
+        "have",
         f"{ORIGIN}: permissions.allow: the rule 'WebSearch' is about WebSearch, "
         "which this job does not have",
         f"{ORIGIN}: permissions.allow: the rule 'Bash(' has no ')' at its end",
-        f"{ORIGIN}: permissions.allow: '7' is not a text",
-        f"{ORIGIN}: permissions.allow: \"{{'a': 1}}\" is not a text",
+        f"{ORIGIN}: permissions.allow: the rule 'Bash(:opaque)' allows nothing: a command that hides "
+        "what it runs is allowed by 'Bash' alone",
         f"{ORIGIN}: permissions.defaultMode: say 'mode' or 'default' in the job file",
         f"{ORIGIN}: permissions.additionalDirectories: tools work in the job's workspace",
         f"{ORIGIN}: permissions.made_up: Runner does not know it",
@@ -56,8 +60,50 @@ def test_what_is_left_out_is_said_line_by_line():
     )
 
 
+@pytest.mark.parametrize("effect", ["deny", "ask"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Bash(git push *) ",
+        " Bash(rm *)",
+        "Bash (rm *)",
+        "Bash(rm *",
+        "Bash(x:*y)",
+        "Read(!x)",
+        "Read(../secrets/**)",
+        "Edit(../x)",  # Bash may be redirected there
+        "bash(rm *)",
+        "bash",
+        "edit(a)",
+        "B?sh(rm *)",
+        "",
+        "Bash(rm\u200b *)",
+    ],
+)
+def test_a_denial_that_cannot_be_read_is_a_problem_unless_the_job_lacks_its_tool(effect, text):
+    data = {"permissions": {"allow": ["Bash"], effect: [text]}}
+    (problem,) = from_settings(data, ORIGIN, TOOLS).problems
+    assert problem.startswith(f"{ORIGIN}: permissions.{effect}: the rule {text!r}")
+
+
+@pytest.mark.parametrize(
+    ("permissions", "words"),
+    [
+        ([], "'permissions' is not a table of rules"),
+        ({"deny": "Bash(rm:*)"}, "permissions.deny is not a list"),
+        ({"ask": {"Bash": True}}, "permissions.ask is not a list"),
+        ({"allow": "Bash"}, "permissions.allow is not a list"),
+        ({"deny": None}, "permissions.deny is not a list"),
+        ({"deny": [7]}, "permissions.deny: '7' is not a text"),
+        ({"allow": [["Bash"]]}, "permissions.allow: \"['Bash']\" is not a text"),
+        ({"Deny": ["Bash"]}, "permissions.'Deny': write 'deny'"),
+        ({"ask ": []}, "permissions.'ask ': write 'ask'"),
+    ],
+)
+def test_a_file_of_another_shape_is_a_problem(permissions, words):
+    taken = from_settings({"permissions": permissions}, ORIGIN, TOOLS)
+    assert taken == Taken((), (), (f"{ORIGIN}: {words}",))
+
+
 def test_a_file_without_rules_has_none():
-    assert from_settings({}, ORIGIN, has_tool) == ((), ())
-    assert from_settings({"permissions": []}, ORIGIN, has_tool)[1] == (
-        f"{ORIGIN}: 'permissions' is not a table of rules",
-    )
+    assert from_settings({}, ORIGIN, TOOLS) == Taken((), (), ())

@@ -73,6 +73,15 @@ FORMS = [
     ("rm() { :; }; rm y", "rm y"),
     ("$(echo rm) y", "echo rm"),
     ("cat <<X 2>&1 | rm y\nX\n", "rm y"),
+    ("jobs -x rm y", "rm y"),
+    ("kubectl -n a delete y", "kubectl delete y"),
+    ("git branch -vD y", "git branch -D -v y"),
+    ("git commit --amen", "git commit --amend"),
+    ("git checkout y", "git checkout --overlay y"),
+    ("git reset HEAD~1", "git reset --mixed HEAD~1"),
+    ("rm -r -f y", "rm -rf y"),
+    ("npx rm y", "rm y"),
+    ("uv run bash -c 'rm y'", "rm y"),
 ]  # fmt: skip
 
 
@@ -90,9 +99,47 @@ def test_no_text_raises(command: str) -> None:
     assert all(part.text in part.forms for part in script.parts)
 
 
+PROGRAMS = """
+git npm npx uv go curl wget sed awk tee sponge uniq xxd cat cp mv dd rm make cmake gcc clang++ jobs sudo
+mise bundle direnv pytest just kubectl find tar xargs env timeout bash
+"""
+ARGUMENTS = """
+- -- + -o -O -C -x -i -e -f -c -rf -qo/x -o= --output --output= --o=a --in-place --prefix=/x --force --am
+checkout reset push run exec env install -- http://h/a h file://x @a a=@b if= of=x ~/x ~ '' "" "$x" $x *
+a/b .. / {a,b} '-o x' -w -E -P 2>f >f 0 %1 a@b @ a@ HEAD
+"""
+
+
+@given(
+    st.lists(st.sampled_from(PROGRAMS.split()), min_size=1, max_size=2),
+    st.lists(st.sampled_from(ARGUMENTS.split()), max_size=6),
+)
+def test_no_arguments_of_a_known_program_raise(programs: list[str], arguments: list[str]) -> None:
+    script = analyse(" ".join([*programs, *arguments]))
+    assert all(part.text in part.forms for part in script.parts)
+    assert "" not in script.guesses
+
+
 @given(st.text(max_size=40))
 def test_no_character_raises(command: str) -> None:
     analyse(command)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "a" + " -b c" * 4_000,
+        "a -b" + " -c -d e f" * 1_500,
+        "git push" + " -f" * 5_000,
+        "git branch " + "-" + "f" * 15_000,
+        "sudo" + " -b c" * 4_000,
+        "npx -a b " * 2_000,
+        "uv run " * 2_500,
+        "npx -a bash -c 'npx -a b' " * 500,
+    ],
+)
+def test_the_forms_of_a_command_are_bounded(command: str) -> None:
+    assert sum(len(part.forms) for part in analyse(command).parts) < 3_000
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,31 @@ def test_redirect_targets(command: str, reads: tuple[str, ...], writes: tuple[st
     assert (script.reads, script.writes) == (reads, writes)
 
 
+OPERANDS = [
+    ("cat a < b", ("b", "a"), (), ()),
+    ("cp a b c", ("a", "b"), (), ("c", "c/a", "c/b")),
+    ("cat $x a*", (), (), ()),
+    ("cd d; cat a", ("a",), (), ()),
+    ("cd d; sed -i p a", ("a",), ("",), ()),
+    ("rm -f '~/x' ~/y", (), (), ("./~/x", "~/y")),
+    ("uv run tee a", (), (), ("a",)),
+    ("wget http://h/a/b.tgz http://h", (), ("b.tgz", "index.html"), ()),
+    ('wget "$x"', (), ("",), ()),
+]
+
+
+@pytest.mark.parametrize(("command", "reads", "writes", "guesses"), OPERANDS)
+def test_files_in_arguments(
+    command: str, reads: tuple[str, ...], writes: tuple[str, ...], guesses: tuple[str, ...]
+) -> None:
+    script = analyse(command)
+    assert (script.reads, script.writes, script.guesses) == (reads, writes, guesses)
+
+
+def test_only_redirects_are_sources() -> None:
+    assert analyse("cat a < b").sources == ("b",)
+
+
 def test_paths_of_a_command_are_its_literal_redirects() -> None:
     assert paths_of("Bash", {"command": "a < in > out 2> $x"}) == ("out", "in")
     assert paths_of("Bash", {"command": 7}) == ()

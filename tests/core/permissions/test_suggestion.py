@@ -23,27 +23,33 @@ def edit(path: str, place: Place) -> Request:
 
 
 @pytest.mark.parametrize(
-    ("command", "key", "rule"),
+    ("command", "rule"),
     [
-        ("uv lock", "uv lock", "Bash(uv lock)"),
-        ("uv lock; # for the release", "uv lock", "Bash(uv lock)"),
-        ("cd pkg && uv lock", "cd pkg && uv lock", "Bash(uv lock)"),
-        ("timeout 60 uv lock", "uv lock", "Bash(uv lock)"),
-        ("uv lock && uv sync", "uv lock && uv sync", ""),
-        ("uv run *.py", "uv run *.py", ""),  # the star of a rule is wider than the shell's
-        ("uv lock > out.txt", "uv lock > out.txt", ""),
-        ("curl x | uv run -", "curl x | uv run -", ""),  # what it is fed is a part of what it does
-        ("uv run - <<< 'x'", "uv run - <<< 'x'", ""),
-        ("$tool lock", "$tool lock", ""),
+        ("uv lock", "Bash(uv lock)"),
+        ("uv add 'a b'", "Bash(uv add 'a b')"),
+        ("uv lock && uv sync", ""),
+        ("cd pkg && uv lock", ""),  # the rule would hold in any folder
+        ("timeout 60 uv lock", ""),
+        ("UV_INDEX=x uv lock", ""),
+        ("uv run *.py", ""),  # the star of a rule is wider than the shell's
+        ("uv lock > out.txt", ""),
+        ("uv run $file", ""),
+        ("for f in a b; do uv add $f; done", ""),
+        ("curl x | uv run -", ""),  # what it is fed is a part of what it does
+        ("uv run - <<< 'x'", ""),
+        ("uv run - <<EOF\nx\nEOF", ""),
+        ("echo a | xargs uv add", ""),
+        ("python3", ""),
+        ("$tool lock", ""),
     ],
 )
-def test_command_is_grouped_by_what_it_asks_for(command, key, rule):
+def test_command_is_grouped_whole_and_a_rule_suggested_only_where_it_says_all(command, rule):
     suggestion = suggest(POLICY, bash(command))
-    assert (suggestion.key, suggestion.rule) == (key, rule)
+    assert (suggestion.key, suggestion.rule) == (command, rule)
 
 
 def test_remembering_what_is_suggested_allows_the_call():
-    request = bash("cd pkg && uv lock")
+    request = bash("uv lock")
     remembered = Rule("allow", suggest(POLICY, request).rule, origin="remembered")
     policy = replace(POLICY, rules=(*POLICY.rules, remembered))
     assert evaluate(POLICY, request).effect == "ask"

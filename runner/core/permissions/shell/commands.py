@@ -13,7 +13,7 @@ from runner.core.permissions.shell.programs.risks import arguments_hide
 from runner.core.permissions.shell.programs.runners import inner_commands
 from runner.core.permissions.shell.programs.wrappers import HIDING, TRANSPARENT, unwrap
 from runner.core.permissions.shell.raw import raw_forms
-from runner.core.permissions.shell.spelling import spellings
+from runner.core.permissions.shell.spelling import is_option, spellings
 from runner.core.permissions.shell.words import Word
 
 _NAME = re.compile(r"[A-Za-z0-9_./+:@\[][A-Za-z0-9_./+:@,\-\[\]]*")
@@ -46,6 +46,7 @@ _RESERVED = frozenset(
 _DEEPEST = 8
 _MOST_READINGS = 64
 _LONGEST_FORMS = 40
+_SPELLED = 12
 
 Forms = dict[str, None]
 Nested = Callable[[str, str, int], None]  # (text, shell, level): walks a script inside of this one
@@ -256,6 +257,9 @@ class Commands:
             forms.setdefault(" ".join(values[at:]))
             base = values[at].rpartition("/")[2]
             forms.setdefault(" ".join([base, *values[at + 1 :]]))
+            if at < _SPELLED and not is_option(base):
+                for spelled in spellings([base, *values[at + 1 :]]):
+                    forms.setdefault(" ".join(spelled))
             files = files_of(base, words[at + 1 :])
             if files is not None:
                 self.found.changes += [*files.reads, *files.writes, *files.changes]

@@ -29,9 +29,9 @@ class Script:
     one that is not literal, or relative after a ``cd``. ``writes`` also has what well-known programs
     write by their arguments, ``reads`` the sources and what such programs read. ``guesses`` is what
     programs such as ``rm`` and ``cp`` change by their arguments, and what looks like a redirect target
-    in a command that is not legible; it and ``reads`` are for deny and ask rules. ``legible`` is False when the command may run
-    something that is not among its parts; an opaque one that is legible only has parts that hide
-    something, and rules without ``*`` that are equal to each part may allow it.
+    in a command that is not legible; it and ``reads`` are for deny and ask rules. ``legible`` is False
+    when the command may run something that is not among its parts; an opaque one that is legible only
+    has parts that hide something, and rules without ``*`` that are equal to each part may allow it.
     """
 
     parts: tuple[Part, ...]

@@ -12,11 +12,13 @@ from itertools import islice, permutations
 
 from runner.core.permissions.shell.programs.git_options import git_spellings
 
+_SIGNS = ("-", "+")
 _MOST = 48  # forms of one command
 _DEEPEST = 3  # subcommands below one another
 _BUNDLED = frozenset(["rm", "rmdir", "cp", "mv", "ln", "chmod", "chown", "chgrp", "mkdir"])
 _MOST_LETTERS = 4
-_LETTERS = {"--recursive": "r", "--force": "f", "--verbose": "v", "--interactive": "i", "-R": "r"}
+_LETTERS = {"--recursive": "r", "--force": "f", "--verbose": "v", "--interactive": "i"}
+_CAPITAL = frozenset(["chmod", "chown", "chgrp"])  # where -r is not --recursive
 
 
 def spellings(values: Sequence[str]) -> Iterator[list[str]]:
@@ -24,7 +26,8 @@ def spellings(values: Sequence[str]) -> Iterator[list[str]]:
     if len(values) < 2:
         return
     whole = list(values)
-    yield from islice(_shortened(whole[:1], whole[1:], _DEEPEST), _MOST)
+    if any(value[:1] in _SIGNS for value in whole):
+        yield from islice(_shortened(whole[:1], whole[1:], _DEEPEST), _MOST)
     if values[0] == "git":
         for at in starts(whole[1:]):
             yield from git_spellings(["git", *whole[1 + at :]])
@@ -47,7 +50,7 @@ def starts(values: Sequence[str]) -> list[int]:
 
 def is_option(value: str) -> bool:
     """Does it begin like an option, or like a toolchain (``cargo +nightly``)?"""
-    return value[:1] in ("-", "+") and value != "-"
+    return value[:1] in _SIGNS and value != "-"
 
 
 def _shortened(head: list[str], rest: list[str], deep: int) -> Iterator[list[str]]:
@@ -68,14 +71,17 @@ def _bundled(values: list[str]) -> Iterator[list[str]]:
     letters: dict[str, None] = {}
     operands = []
     for value in values[1:]:
-        if value in _LETTERS:
-            letters[_LETTERS[value]] = None
-        elif is_option(value) and not value.startswith("--"):
+        if value.startswith("--"):
+            short = (letter for long, letter in _LETTERS.items() if long.startswith(value))
+            letters.update(dict.fromkeys(short if value != "--" else ()))
+        elif is_option(value):
             letters.update(dict.fromkeys(value[1:].replace("R", "r")))
-        elif not value.startswith("--"):
+        else:
             operands.append(value)
     few = list(letters)
     few = [*(letter for letter in "rf" if letter in letters), *(c for c in few if c not in "rf")]
+    if values[0] in _CAPITAL:
+        few = ["R" if letter == "r" else letter for letter in few]
     for count in range(1, min(len(few), _MOST_LETTERS - 1) + 1):
         for chosen in permutations(few[:_MOST_LETTERS], count):
             yield [values[0], f"-{''.join(chosen)}", *operands]

@@ -45,6 +45,11 @@ def plain_word(text: str) -> Word:
     return Word(text, text)
 
 
+def names_in(text: str) -> frozenset[str]:
+    """The names that a text lists, with blanks between."""
+    return frozenset(text.split())
+
+
 def risky_option(value: str, letters: str, options: tuple[str, ...]) -> bool:
     """Is the word one of the options, shortened or in a bundle?"""
     if value.startswith("--"):

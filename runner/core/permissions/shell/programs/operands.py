@@ -10,36 +10,32 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from runner.core.permissions.shell.words import Word, path_of
+from runner.core.permissions.shell.words import Word, names_in, path_of
 
-_READERS = frozenset(
-    """cat head tail less more most grep egrep fgrep zgrep rg ag ack sed gsed awk gawk mawk nawk sort wc
+_READERS = names_in("""
+    cat head tail less more most grep egrep fgrep zgrep rg ag ack sed gsed awk gawk mawk nawk sort wc
     nl strings xxd od hexdump hd base64 base32 basenc tac rev cut uniq diff cmp comm colordiff sdiff
     diff3 paste join fold fmt pr expand unexpand column split csplit jq yq xq bat batcat zcat bzcat
     xzcat zless gzip bzip2 xz zstd md5sum sha1sum sha224sum sha256sum sha384sum sha512sum b2sum cksum
-    sum iconv shuf ptx tsort openssl""".split()
-)
-_SCRIPTED = frozenset(
-    "grep egrep fgrep zgrep rg ag ack sed gsed awk gawk mawk nawk jq yq xq".split()
-)
-_CHANGERS = frozenset(
-    """rm rmdir unlink mv touch mkdir chmod chown chgrp ln link truncate shred setfacl chattr mkfifo
-    mknod gzip bzip2 xz zstd""".split()
-)
+    sum iconv shuf ptx tsort openssl""")
+_SCRIPTED = names_in("grep egrep fgrep zgrep rg ag ack sed gsed awk gawk mawk nawk jq yq xq")
+_CHANGERS = names_in("""
+    rm rmdir unlink mv touch mkdir chmod chown chgrp ln link truncate shred setfacl chattr mkfifo
+    mknod gzip bzip2 xz zstd""")
 _COPIERS = frozenset(["cp", "mv", "install", "rsync", "ln", "link"])
 _NO_FILE = frozenset(["-", "/dev/null", "/dev/stdout", "/dev/stderr", "/dev/tty"])
 _IN_PLACE = re.compile(r"-[nErsuz]*i.*|--i[a-z-]*(?:=.*)?", re.DOTALL)
 _SED_SCRIPT = re.compile(r"-[nErsuz]*[ef].*|--(?:e|f)[a-z-]*(?:=.*)?", re.DOTALL)
-_CURL_WRITES = frozenset(
-    """o D c output dump-header cookie-jar trace trace-ascii stderr libcurl etag-save hsts
-    alt-svc""".split()
-)
+_CURL_WRITES = names_in("""
+    o D c output dump-header cookie-jar trace trace-ascii stderr libcurl etag-save hsts
+    alt-svc""")
 _CURL_LONG = (*sorted(_CURL_WRITES), "upload-file", "output-dir", "cookie", "data", "form")
 _CURL_LETTERS = "AbcCdDeEFHKmoPQrtTuUwxXyYz"
 _WGET_LONG = ("output-document", "output-file", "append-output", "input-file", "directory-prefix")
 _WGET_LOGS = frozenset(["o", "a", "output-file", "append-output"])
+_WGET_PLAIN = names_in("q n v d c no-verbose quiet continue show-progress tries timeout t T header")
 _SECOND = {"uniq": "fsw", "xxd": "cglonsR"}  # the second operand is written; letters with a value
-_URL = re.compile(r"(?:[a-z]+://)?[^/?#]*/(?:[^?#]*/)?([A-Za-z0-9_.+@%-]+)")
+_URL = re.compile(r"[^/?#]+/(?:[^?#]*/)?([A-Za-z0-9_.+@%-]+)")
 
 
 @dataclass(slots=True)
@@ -202,8 +198,7 @@ def _wget(program: str, arguments: Sequence[Word]) -> list[Word]:
     into = options.get("O") or options.get("output-document")
     if into is not None:
         return [*found, into]
-    plain = "q nv c no-verbose quiet continue show-progress tries timeout t T header".split()
-    if not options.keys() <= {*plain, "n", "v", "d"}:
+    if not options.keys() <= _WGET_PLAIN:
         return [*found, _UNKNOWN]
     return [*found, *(_downloaded(word, "index.html") for word in operands)]
 
@@ -213,10 +208,11 @@ _UNKNOWN = Word("?", "", exact=False, loose=True)
 
 def _downloaded(address: Word, otherwise: str) -> Word:
     """The file that is named by the end of an address."""
-    named = _URL.fullmatch(address.value) if address.exact else None
+    place = re.sub(r"^[a-z]+://", "", address.value) if address.exact else ""
+    named = _URL.fullmatch(place)
     if named:
         return Word(named[1], named[1])
-    bare = address.exact and re.fullmatch(r"(?:[a-z]+://)?[A-Za-z0-9.:-]+/?", address.value)
+    bare = re.fullmatch(r"[A-Za-z0-9.:-]+/?", place)
     return Word(otherwise, otherwise) if bare and otherwise else _UNKNOWN
 
 
@@ -233,7 +229,8 @@ def _uploaded(arguments: Sequence[Word]) -> Iterator[str]:
 
 def _go(program: str, arguments: Sequence[Word]) -> list[Word]:
     found: list[Word] = []
-    for word, following in zip(arguments, (*arguments[1:], _UNKNOWN), strict=True):
+    for at, word in enumerate(arguments):
+        following = arguments[at + 1] if at + 1 < len(arguments) else _UNKNOWN
         option = re.fullmatch(r"--?(?:o|coverprofile|[a-z]+profile)(?:=(.*))?", word.value)
         if option:
             found.append(following if option[1] is None else _piece(word, option[1]))

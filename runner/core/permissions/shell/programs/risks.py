@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from runner.core.permissions.shell.programs.git import git_hides
 from runner.core.permissions.shell.spelling import starts
-from runner.core.permissions.shell.words import Word, risky_option
+from runner.core.permissions.shell.words import Word, names_in, risky_option
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,19 +48,15 @@ _ZIP = _risky("T", "unzip-command test", "-TT")
 _LESS = _risky("koO", "lesskey-file lesskey-src lesskey-content log-file LOG-FILE", "+")
 _COMPILER = _risky("", "", "-wrapper -fplugin -B -specs --specs")
 _BAT = _risky(options="pager config-file diagnostic")
-_CMAKE_RUNS = " ".join(
-    f"{define}CMAKE_{name}"
-    for define in ("-D", "")
-    for name in (
-        "C_COMPILER C_FLAGS CXX_COMPILER CXX_FLAGS RULE_ PROJECT_ TOOLCHAIN_ LINKER AR= MAKE_PROGRAM"
-    ).split()
-)
+_CMAKE_RUNS = """
+-DCMAKE_C_COMPILER -DCMAKE_C_FLAGS -DCMAKE_CXX_COMPILER -DCMAKE_CXX_FLAGS -DCMAKE_RULE_ -DCMAKE_PROJECT_
+-DCMAKE_TOOLCHAIN_ -DCMAKE_LINKER -DCMAKE_AR= -DCMAKE_MAKE_PROGRAM CMAKE_C_COMPILER CMAKE_C_FLAGS
+CMAKE_CXX_COMPILER CMAKE_CXX_FLAGS CMAKE_RULE_ CMAKE_PROJECT_ CMAKE_TOOLCHAIN_ CMAKE_LINKER
+CMAKE_MAKE_PROGRAM"""
 # gcc by its other names: x86_64-linux-gnu-gcc-12, clang++
 _COMPILERS = re.compile(r"(?:.*-)?(?:gcc|g\+\+|cc|c\+\+|clang|clang\+\+|cpp|gfortran)(?:-[0-9.]+)?")
-_BUILDS = frozenset("gradle gradlew mvn mvnw just task rake ninja tox nox".split())
-_PROJECTS = frozenset(
-    "npm pnpm yarn bun make gmake cargo uv poetry go hatch pdm pipenv pytest".split()
-)
+_BUILDS = names_in("gradle gradlew mvn mvnw just task rake ninja tox nox")
+_PROJECTS = names_in("npm pnpm yarn bun make gmake cargo uv poetry go hatch pdm pipenv pytest")
 _FOLDER = re.compile(r"-C|--(?:prefix|cwd|dir|directory|project|manifest-path|rootdir)")
 _FILE = re.compile(
     r"-[CfbPpcd]|--(?:file|justfile|rakefile|build-file|project-dir|taskfile|dir|directory"
@@ -137,7 +133,7 @@ RISKY = {
     ),
     "rpm": _risky("ED", "eval define pipe load macros rcfile root"),
     "rpmbuild": _risky("ED", "eval define load macros rcfile"),
-    "cmake": _risky("EPC", "install", _CMAKE_RUNS),
+    "cmake": _risky("", "install", f"-E -P -C {_CMAKE_RUNS}"),
 }
 
 _COMPILER_ENDS = (*"0123456789", "cc", "++", "clang", "cpp", "gfortran")

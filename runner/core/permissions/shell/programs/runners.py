@@ -80,8 +80,11 @@ def inner_commands(program: str, arguments: Sequence[Word]) -> list[tuple[Word, 
         for at in [0] if not introduction else starts(values):
             begin = at + len(introduction)
             if values[at:begin] == introduction:
-                for start in starts(values[begin:]):
+                rest = values[begin:]
+                for start in starts(rest):
                     found.update(dict.fromkeys(range(begin + start, begin + start + between + 1)))
+                if "--" in rest:
+                    found[begin + rest.index("--") + 1] = None
     return [
         _unversioned(tuple(arguments[at:]))
         for at in found

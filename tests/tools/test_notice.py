@@ -1,0 +1,67 @@
+"""The command that tells people of questions: a real shell below a real worker."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from runner.tools.notice import tell
+
+ABOUT = {"job_id": "job_1", "questions": []}
+
+
+def test_command_gets_the_questions_on_its_input(tmp_path: Path) -> None:
+    tell(f'cat > {tmp_path}/told; test "$NOTE" = yes', ABOUT, {"NOTE": "yes"})
+    assert json.loads((tmp_path / "told").read_text()) == ABOUT
+
+
+def test_command_that_reads_nothing_of_many_questions_is_no_failure(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    tell("true", {**ABOUT, "questions": ["x" * 1_000_000]}, {})
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("exit 3 # password", "on_ask of job_1 ended with exit code 3"),
+        ("sleep 1000 # password", "on_ask of job_1 was ended after 0.2 s"),
+        ("sleep 1000 & sleep 1000 # password", "on_ask of job_1 was ended after 0.2 s"),
+    ],
+)
+def test_failure_is_logged_by_the_job_and_never_shows_the_command(
+    command: str, expected: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    tell(command, ABOUT, dict(os.environ), most_seconds=0.2)
+    assert caplog.messages == [expected]
+
+
+def test_shell_that_cannot_be_started_is_logged(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with caplog.at_level(logging.WARNING):
+        tell("true", ABOUT, {})
+    assert caplog.messages == ["on_ask of job_1 could not be run: No such file or directory"]
+
+
+def test_command_is_ended_in_time_when_its_worker_was_killed(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    command = f"(sleep 1000 & exec sleep 1000) > {tmp_path}/pipe"
+    program = (
+        "from runner.tools.notice import tell; "
+        f"tell({command!r}, {{'job_id': 'job_1'}}, {{'PATH': '/bin:/usr/bin'}}, most_seconds=1)"
+    )
+    worker = subprocess.Popen([sys.executable, "-c", program])
+    with open(tmp_path / "pipe", "rb") as pipe:  # open when the command runs
+        worker.send_signal(signal.SIGKILL)
+        worker.wait()
+        assert pipe.read() == b"", "ends when nothing of the command is left"
