@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from sqlalchemy import update
 
 from runner.cli.summary import summarise
+from runner.core.conversation import ToolResult
+from runner.core.entries import ToolFinished
+from runner.core.permissions import Rule
 from runner.store import migrate
 from runner.store.database import Database
 from runner.store.look import decisions
-from runner.store.steer.approvals import Reply, answer, expire
+from runner.store.steer.approvals import Reply, answer, expire, waiting
 from runner.store.tables import runs, tool_calls
 from tests.cli.conftest import Result
-from tests.cli.questions import ask, call_id, job_of, refuse, submit_runs
+from tests.cli.questions import ASKING, ask, call_id, job_of, refuse, submit_runs
+from tests.store.attempts import claim, run_row, submit_one, tool_use
 from tests.store.examples import NOW
 
 Command = Callable[..., Result]
@@ -42,6 +47,46 @@ def test_denial_is_shown_with_its_rule_and_reason(command: Command, database: Da
         None,
     )
     assert f"[denied: {WHY}]" in command("transcript", run_id).out
+
+
+def test_denial_at_the_file_is_counted_and_shown_with_its_reason(
+    command: Command, database: Database, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The decision allowed the call; where its path led when it ran was denied."""
+    run_id = submit_one(database, spec=replace(ASKING, rules=(Rule("allow", "Write"),)))
+    attempt = claim(database, run_id)
+    attempt.reply(tool_use(1, "Write", file_path="a"), stop="tool_use")
+    said = "a: denied by the rule deny 'Write(/etc/**)'"
+    attempt.append(ToolFinished(0, ToolResult(said + "\x1b[2J", "denied")))
+    assert run_row(database, run_id).denials == 1
+    assert said in command("show", run_id).out
+    assert f"[denied: {said}" in command("transcript", run_id).out
+    job_id = job_of(database, run_id)
+    assert decisions.denied_counts(database, job_id) == (1, 1)
+    summarise(database, job_id, interrupted=False, as_json=False)
+    out = capsys.readouterr().out
+    assert "1 tool call was denied, in 1 run" in out
+    assert said in out
+    assert "\x1b" not in out
+
+
+def test_denial_is_counted_once_whoever_denied(database: Database) -> None:
+    run_id = submit_one(database, spec=ASKING)
+    commands = ("rm x", "uv lock", "uv sync")
+    uses = [tool_use(n, "Bash", command=command) for n, command in enumerate(commands)]
+    claim(database, run_id).reply(*uses, stop="tool_use")
+    lock, sync = waiting(database)
+    answer(database, [lock.id], Reply("denied", "lena"), NOW)
+    answer(database, [sync.id], Reply("denied", "lena"), NOW)
+    claim(database, run_id)
+    assert run_row(database, run_id).denials == 3
+    assert decisions.denied_counts(database, job_of(database, run_id)) == (3, 1)
+    called = decisions.denied_calls(database, run_id)
+    assert [(call["rule"], call["answer"], call["denial"]) for call in called] == [
+        ("Bash(rm *)", None, None),
+        ("Bash(uv *)", "denied", None),
+        ("Bash(uv *)", "denied", None),
+    ]
 
 
 def test_question_is_shown_while_it_waits_and_with_its_answer(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy import Row, insert, select
@@ -10,8 +10,9 @@ from sqlalchemy import Row, insert, select
 from runner.core.conversation import Block, ModelReply, ToolResult, Usage
 from runner.core.entries import Entry, ModelCallFailed, ToolFinished
 from runner.core.journal import RunView
+from runner.core.permissions import Setting
 from runner.core.run import Lease
-from runner.core.steps import CallModel, Effect, RunTools
+from runner.core.steps import CallModel, Effect, LocateCalls, RunTools
 from runner.store import runs as runs_store
 from runner.store.database import Database
 from runner.store.journal import StoredJournal
@@ -56,6 +57,17 @@ class Attempt:
         """The model does not answer, and is not asked again."""
         assert isinstance(self.effect, CallModel), self.effect
         return self.append(ModelCallFailed(kind, message, 400, "req_1", 0, self.now, None))
+
+    def locate(self) -> Attempt:
+        """Calls were answered: they would run in a setting without folders."""
+        assert isinstance(self.effect, LocateCalls), self.effect
+        located = {call.index for call in self.effect.calls}
+        calls = (
+            replace(call, setting=Setting()) if call.index in located else call
+            for call in self.view.calls
+        )
+        self.view = replace(self.view, calls=tuple(calls))
+        return self.append()
 
     def finish(self, content: str, output: bytes | None = None) -> Attempt:
         """The first tool call that is running ends."""

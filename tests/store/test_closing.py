@@ -44,7 +44,7 @@ def ended_with_a_question(database: Database, run_id: str) -> list[str]:
 def asked_anew(database: Database, run_id: str) -> str:
     """The run is taken up again and asks something else; that question."""
     revive.retry(database, Target("run", run_id), NOW + 2)
-    attempt = claim(database, run_id, NOW + 2)
+    attempt = claim(database, run_id, NOW + 2).locate()
     attempt.reply(tool_use(3, "Bash", command="three"), stop="tool_use")
     return next(one.id for one in waiting(database) if one.summary == "three")
 
@@ -64,7 +64,7 @@ def test_closed_question_does_not_come_back_with_its_run(database: Database, run
     assert [one.id for one in waiting(database)] == [third]
     (answered,) = answer(database, [third], YES, NOW + 3)
     assert answered.detail == "approved: the run goes on"
-    assert isinstance(claim(database, run_id, NOW + 3).effect, RunTools)
+    assert isinstance(claim(database, run_id, NOW + 3).locate().effect, RunTools)
 
 
 def test_second_end_leaves_a_closed_question_as_it_was(database: Database, run_id: str) -> None:

@@ -164,7 +164,7 @@ def test_fresh_run_has_the_item_and_prompt_and_nothing_else(database: Database) 
     assert show_run(database, new.id)["item"] == show_run(database, old.id)["item"]
     assert (new.fresh_of, new.state, new.created_at) == (run_id, "queued", NOW + 9)
     assert (new.turns, new.charged_tokens, new.attempt, new.message_count) == (0, 0, 0, 1)
-    messages, calls = database.read(lambda c: load_conversation(c, change.id))
+    messages, calls = database.read(lambda c: load_conversation(c, change.id, lambda snapshot: ()))
     assert [message.as_api()["content"] for message in messages] == [[text("Mend one.")]]
     assert calls == ()
     assert new.progress["appended_bytes"] > 0

@@ -91,7 +91,7 @@ def test_rule_is_revoked_once(database: Database) -> None:
 
 def test_only_what_was_remembered_is_revoked_without_force(database: Database) -> None:
     job_id = submit_asking(database)
-    with pytest.raises(UsageError, match="submitted with the job.*--force"):
+    with pytest.raises(UsageError, match=r"submitted with the job.*--force"):
         revoke(database, job_id, 0, "cy", NOW)
     add_rules(database, job_id, Rule("allow", "Bash(ls)", origin="remembered"))
     revoke(database, job_id, len(ASKING.rules), "cy", NOW)

@@ -153,7 +153,7 @@ def path_pattern(specifier: str) -> PathPattern:
     anchor, rest = _anchored(specifier)
     if ".." in rest.split("/"):
         raise ValueError("has '..': write '//' and the absolute path")
-    whole = rest.lstrip("/") in _WHOLE
+    whole = rest.lstrip("/") in _WHOLE or set(rest.strip("/").split("/")) == {"**"}
     if not whole and "//" in rest:
         raise ValueError("has '//' after its beginning: no path does")
     exact = _steps("**" if whole else rest)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlalchemy import ColumnElement, Connection, func, select, true
+from sqlalchemy import ColumnElement, Connection, select, true
 
 from runner.store.database import Database
 from runner.store.look.decisions import IS_OPEN
@@ -19,7 +19,7 @@ def expire(database: Database, now: float, most: int = _BATCH) -> list[str]:
 
     Args:
         now: seconds since the epoch.
-        most: of how many runs at most. Those of one run expire together.
+        most: how many questions at most, and with them all that are late of the same runs.
 
     Returns:
         The ids of the runs that are queued again.
@@ -40,8 +40,7 @@ def _expire(database: Database, condition: ColumnElement[bool], now: float, most
         select(approvals.c.run_id)
         .join(runs, runs.c.id == approvals.c.run_id)
         .where(IS_OPEN, approvals.c.expires_at <= now, condition)
-        .group_by(approvals.c.run_id)
-        .order_by(func.min(approvals.c.expires_at), approvals.c.run_id)
+        .order_by(approvals.c.expires_at, approvals.c.id)
         .limit(most)
     )
     run_ids = database.read(lambda connection: connection.execute(late).scalars().all())
@@ -51,7 +50,7 @@ def _expire(database: Database, condition: ColumnElement[bool], now: float, most
 
     def work(connection: Connection) -> list[str]:
         queued = []
-        for run in lock_open(connection, sorted(run_ids)):
+        for run in lock_open(connection, sorted(set(run_ids))):
             given = {
                 question.id: expired
                 for question in run.questions

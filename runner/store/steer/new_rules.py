@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from sqlalchemy import Connection, exists, select, update
+from sqlalchemy import Connection, exists, literal_column, select, update
 
 from runner.core.permissions import AnswerEffect, Decision, Request, Rule, evaluate
 from runner.core.permissions.rule import REMEMBERED
@@ -91,7 +91,8 @@ def _jobs_with_older_questions(connection: Connection) -> Sequence[str]:
         runs.c.id == approvals.c.run_id,
         IS_OPEN,
     )
-    query = select(jobs.c.id).where(jobs.c.rules_snapshot > 1, older).order_by(jobs.c.id)
+    changed = jobs.c.rules_snapshot > literal_column("1")  # a parameter would not meet the index
+    query = select(jobs.c.id).where(changed, older).order_by(jobs.c.rules_snapshot)
     return connection.execute(query.limit(_MOST_JOBS)).scalars().all()
 
 

@@ -128,3 +128,9 @@ def test_a_pattern_full_of_wildcards_looks_at_each_name_once():
     path = "/".join(["a"] * 500 + ["a" * 255])
     assert not type(steps)(names, steps.inside).match(path, folder=True)
     assert len(looked) <= len(names) * 501
+
+
+@pytest.mark.parametrize("pattern", ["**", "**/**", "**/**/**", "**/", "/**/**/**", "//**/**/**"])
+def test_any_number_of_stars_covers_everything(pattern):
+    assert covers(pattern, "/w/a/b")
+    assert catches(pattern, "/w/a/b")

@@ -43,7 +43,7 @@ def starts(values: Sequence[str]) -> list[int]:
         row = 0 if is_option(value) else row + 1
         if row:
             found.append(at)
-        if row == 2 or at == 0 == row - 1:
+        if row == 2 or (row == 1 and at == 0):
             break
     return found if len(found) <= 8 else [*found[:5], *found[-3:]]
 
