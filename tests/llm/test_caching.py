@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -84,7 +85,7 @@ class Cache:
 
 def test_forty_turns_keep_the_prefix_byte_for_byte() -> None:
     sent = [request_body(request).replace(MARK, b"") for request in replay()]
-    for before, after in zip(sent, sent[1:], strict=False):
+    for before, after in pairwise(sent):
         assert after.startswith(before.removesuffix(b"]}"))
 
 
