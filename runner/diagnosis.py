@@ -8,10 +8,12 @@ import sqlite3
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 
 import runner
+from runner import wiring
 from runner.errors import RunnerError
 from runner.settings import Settings
 from runner.store import migrate
@@ -19,6 +21,7 @@ from runner.store.database import Database
 from runner.store.look import queries
 
 _ANSWER_SECONDS = 10.0
+OLD_PRICES_DAYS = 180
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,7 @@ def diagnose(settings: Settings) -> list[Check]:
         _workspaces(settings),
         _queue(settings),
         _key(settings),
+        _prices(settings),
         _program("git", ["git", "--version"], "install git: copies of workspaces need it"),
         _program("shell", ["bash", "--version"], "install bash: the tool Bash runs it"),
         _versions(),
@@ -133,6 +137,20 @@ def _key(settings: Settings) -> Check:
         return Check("key", True, "set (never printed)")
     mend = 'export ANTHROPIC_API_KEY=…; jobs with provider = "scripted" need none'
     return Check("key", False, "ANTHROPIC_API_KEY is not set", mend)
+
+
+def _prices(settings: Settings) -> Check:
+    """Old prices are told, and not amiss: nothing stops working on a day of the calendar."""
+
+    def look() -> Check:
+        prices = wiring.load_prices(settings)
+        detail = f"{len(prices.models)} models, of {prices.date} ({prices.source})"
+        days = (date.today() - prices.date).days
+        if days > OLD_PRICES_DAYS:
+            detail += f": {days} days old, get a newer Runner or set RUNNER_PRICES"
+        return Check("prices", True, detail)
+
+    return _guarded("prices", "mend the file, or unset RUNNER_PRICES", look)
 
 
 def _program(name: str, command: list[str], mend: str) -> Check:

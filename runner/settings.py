@@ -11,6 +11,7 @@ from urllib.parse import quote, unquote, urlsplit
 HOME = "RUNNER_HOME"
 DATABASE_URL = "RUNNER_DATABASE_URL"
 REDIS_URL = "RUNNER_REDIS_URL"
+PRICES = "RUNNER_PRICES"
 
 _KEYS = ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN")
 _DEFAULT_HOME = ".runner"
@@ -24,12 +25,14 @@ class Settings:
         home: an absolute folder for the database, copies of workspaces and long outputs.
         database_url: a SQLAlchemy URL.
         redis_url: None: an embedded server is started.
+        prices: a file that changes the prices that Runner comes with; an absolute path.
         keys: the credentials in the environment, which nothing else may show.
     """
 
     home: Path
     database_url: str = field(repr=False)
     redis_url: str | None = field(default=None, repr=False)
+    prices: Path | None = None
     keys: tuple[str, ...] = field(default=(), repr=False)
 
     @classmethod
@@ -43,18 +46,21 @@ class Settings:
     ) -> Settings:
         """The settings: what an option says, else the environment, else the default."""
         folder = Path(home or environment.get(HOME) or _DEFAULT_HOME).expanduser().absolute()
+        prices = environment.get(PRICES)
         default_url = "sqlite:///" + quote(str(folder / "runner.db"))
         return cls(
             home=folder,
             database_url=database_url or environment.get(DATABASE_URL) or default_url,
             redis_url=redis_url or environment.get(REDIS_URL) or None,
+            prices=Path(prices).expanduser().absolute() if prices else None,
             keys=tuple(environment[name] for name in _KEYS if environment.get(name)),
         )
 
     def environment(self) -> dict[str, str]:
         """The same settings for another process of ours."""
         names = {HOME: str(self.home), DATABASE_URL: self.database_url}
-        return names | ({REDIS_URL: self.redis_url} if self.redis_url else {})
+        names |= {REDIS_URL: self.redis_url} if self.redis_url else {}
+        return names | ({PRICES: str(self.prices)} if self.prices else {})
 
     def secrets(self) -> tuple[str, ...]:
         """What must not reach a tool, the store or a terminal: keys, URLs that hold a password, and

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runner.core.conversation import Tool
+from runner.core.prices import PriceList
 from runner.core.spec import JobSpec, Submission
 from runner.errors import UnreachableError, UsageError
 from runner.settings import Settings
@@ -48,6 +49,13 @@ def open_database(settings: Settings, *, upgrade: bool = False) -> Database:
     else:
         migrate.require_current(database)
     return database
+
+
+def load_prices(settings: Settings) -> PriceList:
+    """What models cost, by the user's own list if there is one. Raises ``UsageError`` if it is none."""
+    from runner.llm.prices import load_prices
+
+    return load_prices(settings.prices)
 
 
 def load_submission(path: Path) -> Submission:

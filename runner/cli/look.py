@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from runner.cli.costs import cost_fields, cost_line, spending_of, with_costs
 from runner.cli.display import (
     cell,
     duration,
@@ -47,11 +48,14 @@ def list_(settings: Settings, job: str | None, state: RunState | None, as_json: 
     with stored(settings) as database:
         if job is None:
             jobs = queries.list_jobs(database, state)
-            say_json(jobs) if as_json else _say_jobs(jobs)
+            say_json(with_costs(settings, database, "job", jobs)) if as_json else _say_jobs(jobs)
         else:
             job_id = find(database, job, "job").id
             runs = queries.list_runs(database, job_id, state)
-            say_json(runs) if as_json else _say_runs(runs)
+            if as_json:
+                say_json(with_costs(settings, database, "run", runs, job_id=job_id))
+            else:
+                _say_runs(runs)
 
 
 def _say_jobs(jobs: list[JobSummary]) -> None:
@@ -121,14 +125,20 @@ def show(settings: Settings, id: str, as_json: bool) -> None:
         match found.kind:
             case "job":
                 shown, say_it = queries.show_job(database, found.id), _say_job
+                shown["spending"] = spending_of(settings, database, job_id=found.id)
             case "run":
                 shown, say_it = queries.show_run(database, found.id), _say_run
+                shown["spending"] = spending_of(settings, database, run_id=found.id)
                 shown["denied_calls"] = decisions.denied_calls(database, found.id)
                 shown["approvals"] = decisions.approvals_of(database, found.id)
             case "call":
                 shown, say_it = transcript.show_call(database, found.id), _say_call
                 shown |= decisions.why_of(database, found.id)
-        say_json(shown) if as_json else say_it(shown)
+        if not as_json:
+            say_it(shown)
+            return
+        spending = shown.pop("spending", None)
+        say_json(shown | (cost_fields(spending) if spending is not None else {}))
 
 
 def _say_job(job: dict[str, Any]) -> None:
@@ -147,6 +157,7 @@ def _say_job(job: dict[str, Any]) -> None:
             ("workspace", workspace.get("path")),
             ("turns", f"{job['turns']:,}"),
             ("tokens", _tokens(job)),
+            ("cost", cost_line(job["spending"])),
             ("denied", job["denials"] or None),
             ("submitted", moment(job["created_at"])),
             ("source", job["source"]),
@@ -170,6 +181,7 @@ def _say_run(run: dict[str, Any]) -> None:
             ("model", run["model"]),
             ("turns", f"{run['turns']} of {run['max_turns']}"),
             ("tokens", f"{_tokens(run)} of {run['token_ceiling']:,}"),
+            ("cost", cost_line(run["spending"])),
             ("denied", run["denials"] or None),
             ("attempts", run["attempt"]),
             ("worker", run["worker_id"]),

@@ -10,7 +10,7 @@ from typing import NoReturn
 import click
 
 import runner
-from runner.cli import control, exit_codes, look, system, work
+from runner.cli import control, costs, exit_codes, look, system, work
 from runner.cli.display import note, refuse
 from runner.cli.options import global_options
 from runner.cli.permissions import approvals, rules
@@ -36,7 +36,7 @@ def cli() -> None:
 
 for command in (
     *(work.run, work.submit, work.worker),
-    *(look.list_, look.show, look.transcript, look.events),
+    *(look.list_, look.show, look.transcript, look.events, costs.costs),
     *(control.cancel, control.pause, control.resume, control.retry, control.say),
     *(approvals.approvals, approvals.approve, approvals.deny, rules.rules),
     *(system.db, system.doctor),

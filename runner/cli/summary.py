@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from runner.cli.costs import cost_fields, cost_line
 from runner.cli.display import cell, duration, first_line, note, say, say_json, say_table
 from runner.cli.exit_codes import exit_code
 from runner.cli.permissions.words import denier
+from runner.core.prices import PriceList, Spending
 from runner.store.database import Database
 from runner.store.look import decisions, queries
+from runner.store.look.costs import spent_by
 from runner.store.look.decisions import DeniedKind
 from runner.store.look.queries import RunSummary
 
 _MOST_DENIALS = 10
 
 
-def summarise(database: Database, job_id: str, *, interrupted: bool, as_json: bool) -> int:
+def summarise(
+    database: Database, prices: PriceList, job_id: str, *, interrupted: bool, as_json: bool
+) -> int:
     """Print what became of a job's runs.
 
     Returns:
@@ -26,13 +31,20 @@ def summarise(database: Database, job_id: str, *, interrupted: bool, as_json: bo
     texts = queries.last_texts(database, job_id)
     waiting = decisions.open_counts(database, job_id)
     denied = decisions.denied_kinds(database, job_id)
+    spent = {s.key: s.spending for s in spent_by(database, prices, "run", job_id=job_id)}
+    total = sum(spent.values(), Spending())
     if as_json:
         job = queries.show_job(database, job_id)
         job["run_summaries"] = [
-            {**run, "last_text": texts.get(run["id"]), "open_approvals": waiting.get(run["id"], 0)}
+            {
+                **run,
+                "last_text": texts.get(run["id"]),
+                "open_approvals": waiting.get(run["id"], 0),
+                **cost_fields(spent.get(run["id"], Spending())),
+            }
             for run in runs
         ]
-        say_json(job | {"denied": denied})
+        say_json(job | {"denied": denied} | cost_fields(total))
         return code
     say_table(
         ("run", "item", "state", "reason", "turns", "tokens", "time", "denied", "last text"),
@@ -52,6 +64,8 @@ def summarise(database: Database, job_id: str, *, interrupted: bool, as_json: bo
         ),
     )
     _say_totals(runs)
+    if cost := cost_line(total):
+        say(f"cost: {cost}")
     _say_denied(*decisions.denied_counts(database, job_id), denied)
     _say_waiting(job_id, waiting)
     _say_further(runs)

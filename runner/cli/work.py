@@ -16,6 +16,7 @@ from runner.errors import UnreachableError, UsageError
 from runner.settings import Settings
 
 if TYPE_CHECKING:
+    from runner.core.prices import PriceList
     from runner.store.database import Database
 
 _spec_argument = click.argument("spec", type=click.Path(path_type=Path), required=False)
@@ -56,6 +57,7 @@ def run(
 
     if (spec is None) == (resumed is None):
         raise UsageError("give a job file, or --resume and a job")
+    prices = wiring.load_prices(settings)
     if spec is None:
         from runner.store.look.find import find
 
@@ -63,12 +65,12 @@ def run(
             job_id = find(database, str(resumed), "job").id
             for path in wiring.mend_workspaces(database, job_id):
                 note(f"the workspace {path} had lost its id: it is written again")
-            return _work(settings, database, job_id, slots, as_json, no_input)
+            return _work(settings, database, prices, job_id, slots, as_json, no_input)
     submission = loaded(spec)
     database = wiring.open_database(settings, upgrade=True)
     try:
         job_id = wiring.submit(database, submission, author=author_named(None))
-        return _work(settings, database, job_id, slots, as_json, no_input)
+        return _work(settings, database, prices, job_id, slots, as_json, no_input)
     finally:
         database.close()
 
@@ -76,6 +78,7 @@ def run(
 def _work(
     settings: Settings,
     database: Database,
+    prices: PriceList,
     job_id: str,
     slots: int,
     as_json: bool,
@@ -93,7 +96,8 @@ def _work(
     try:
         asker = None if no_input else asker_at_terminal(database)
         work_job(settings, database, job_id, slots, interruption, asker)
-        code = summarise(database, job_id, interrupted=interruption.cut_short, as_json=as_json)
+        cut_short = interruption.cut_short
+        code = summarise(database, prices, job_id, interrupted=cut_short, as_json=as_json)
     except UnreachableError as error:
         refuse(error)
         code = exit_codes.exit_code((), interrupted=interruption.cut_short, unreachable=True)

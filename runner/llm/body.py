@@ -7,10 +7,10 @@ https://docs.claude.com/en/docs/build-with-claude/prompt-caching.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from runner.core.conversation import ModelRequest
+from runner.core.conversation import Message, ModelRequest
 
 _CACHE: Mapping[str, str] = {"type": "ephemeral"}
 
@@ -33,16 +33,20 @@ def request_headers(options: Mapping[str, Any]) -> dict[str, str]:
 def request_body(request: ModelRequest) -> bytes:
     """The request as JSON.
 
-    What does not change from turn to turn comes first and byte for byte the same. The tools and the
-    system prompt end with a cache breakpoint, and the API sets one at the last block of all. The
-    stored blocks are not changed. ``effort`` stands for ``output_config.effort``. No option, and
-    nothing in ``extra_body``, takes the place of what Runner sets itself.
+    What does not change from turn to turn comes first and byte for byte the same. There are three
+    cache breakpoints: the tools and the system prompt end with one, the last block of the previous
+    request has one, and the API sets one at the last block of all. They share their
+    ``cache_control``, the job's own if its options have one: the API refuses a long lifetime after a
+    short one. The stored blocks are not changed. ``effort`` stands for ``output_config.effort``. No
+    option, and nothing in ``extra_body``, takes the place of what Runner sets itself.
     """
     options = request.options
+    given = {name: value for name, value in options.items() if name not in _APART}
+    given |= options.get("extra_body", {})
+    cache = given.get("cache_control", _CACHE)
     body: dict[str, Any] = {
-        "cache_control": _CACHE,
-        **{name: value for name, value in options.items() if name not in _APART},
-        **options.get("extra_body", {}),
+        "cache_control": cache,
+        **given,
         "model": request.model,
         "max_tokens": request.max_tokens,
         "stream": True,
@@ -53,11 +57,27 @@ def request_body(request: ModelRequest) -> bytes:
     if tools:
         body["tools"] = tools
     if request.system:
-        body["system"] = [{"type": "text", "text": request.system, "cache_control": _CACHE}]
+        body["system"] = [{"type": "text", "text": request.system, "cache_control": cache}]
     elif tools:
-        tools[-1]["cache_control"] = _CACHE
-    body["messages"] = [message.as_api() for message in request.messages]
+        tools[-1]["cache_control"] = cache
+    body["messages"] = _marked(request.messages, cache)
     return _encoded(body)
+
+
+def _marked(messages: Sequence[Message], cache: Any) -> list[dict[str, Any]]:
+    """The messages, with a breakpoint where the previous request ended: before the last reply.
+
+    From the breakpoint at the end the API looks back at 20 positions at most, and a turn may have
+    added more.
+    """
+    sent = [message.as_api() for message in messages]
+    replies = [index for index, message in enumerate(messages) if message.role == "assistant"]
+    before = messages[: replies[-1]] if replies else ()
+    heard = [index for index, message in enumerate(before) if message.role == "user"]
+    if heard:
+        content = sent[heard[-1]]["content"]
+        content[-1] = {**content[-1], "cache_control": cache}
+    return sent
 
 
 def _encoded(body: Mapping[str, Any]) -> bytes:

@@ -13,6 +13,7 @@ from runner.cli.summary import summarise
 from runner.core.conversation import ToolResult
 from runner.core.entries import ToolFinished
 from runner.core.permissions import Rule
+from runner.llm.prices import load_prices
 from runner.store import migrate
 from runner.store.database import Database
 from runner.store.look import decisions
@@ -119,7 +120,7 @@ def test_question_of_a_run_that_has_ended_waits_no_more(
     database.write(lambda connection: connection.execute(end))
     assert "waits for an answer" not in command("show", run_id).out
     assert command("approvals", "--json").json == []
-    summarise(database, job_of(database, run_id), interrupted=False, as_json=False)
+    summarise(database, load_prices(), job_of(database, run_id), interrupted=False, as_json=False)
     assert "wait" not in capsys.readouterr().out
 
 
@@ -159,7 +160,7 @@ def test_summary_counts_denials_by_reason_and_open_questions(
     ask(database, third, "uv sync", position=1)
     answer(database, [ask(database, fourth)], Reply("denied", "lena", "Not today."), NOW)
     job_id = job_of(database, first)
-    assert summarise(database, job_id, interrupted=False, as_json=False) == 3
+    assert summarise(database, load_prices(), job_id, interrupted=False, as_json=False) == 3
     out = capsys.readouterr().out
     assert "3 tool calls were denied, in 3 runs" in out
     assert "  1 × Bash uv lock: denied by lena: Not today." in out
@@ -173,7 +174,7 @@ def test_summary_as_json_has_denials_and_open_questions(
     first, second = submit_runs(database, "a", "b")
     refuse(database, first, "rm -rf build")
     ask(database, second)
-    summarise(database, job_of(database, first), interrupted=False, as_json=True)
+    summarise(database, load_prices(), job_of(database, first), interrupted=False, as_json=True)
     summary = json.loads(capsys.readouterr().out)
     assert [run["open_approvals"] for run in summary["run_summaries"]] == [0, 1]
     (denied,) = summary["denied"]

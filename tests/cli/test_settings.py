@@ -17,6 +17,7 @@ def test_state_lives_in_the_current_directory_by_default(folder: Path) -> None:
     assert settings.home == folder / ".runner"
     assert settings.database_url == f"sqlite:///{folder}/.runner/runner.db"
     assert settings.redis_url is None
+    assert settings.prices is None
 
 
 def test_environment_says_where_and_options_overrule_it(folder: Path) -> None:
@@ -33,7 +34,11 @@ def test_environment_says_where_and_options_overrule_it(folder: Path) -> None:
 
 
 def test_another_process_gets_the_same_settings() -> None:
-    settings = Settings.load({"RUNNER_HOME": "state", "RUNNER_REDIS_URL": "redis://a"})
+    settings = Settings.load(
+        {"RUNNER_HOME": "state", "RUNNER_REDIS_URL": "redis://a", "RUNNER_PRICES": "prices.toml"}
+    )
+    assert settings.prices is not None
+    assert settings.prices.is_absolute()
     os.chdir("/")
     assert Settings.load(settings.environment()) == settings
 

@@ -109,6 +109,30 @@ def test_runs_that_no_worker_sees_the_workspace_of_are_told(
     assert "1 runs for" in str(check["detail"])
 
 
+@pytest.mark.parametrize(
+    ("text", "ok", "said"),
+    [
+        ("date = 2000-01-01", True, "days old, get a newer Runner or set RUNNER_PRICES"),
+        ("date = 9999-01-01", True, "of 9999-01-01"),
+        ("prices = 1", False, "prices is unknown"),
+    ],
+)
+def test_prices_that_are_old_or_unreadable_are_told(
+    command: Callable[..., Result],
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    text: str,
+    ok: bool,
+    said: str,
+) -> None:
+    (folder / "prices.toml").write_text(text)
+    monkeypatch.setenv("RUNNER_PRICES", "prices.toml")
+    check = checks(command("doctor", "--json"))["prices"]
+    assert check["ok"] is ok
+    assert said in str(check["detail"])
+    assert ("days old" in str(check["detail"])) == ("2000" in text)
+
+
 def test_home_that_cannot_be_written_is_told(command: Callable[..., Result], folder: Path) -> None:
     (folder / "file").write_text("")
     check = checks(command("doctor", "--json", "--home", str(folder / "file" / "home")))["home"]

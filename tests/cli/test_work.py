@@ -65,12 +65,13 @@ def test_job_is_worked_to_its_end_and_summed_up(start: Start, folder: Path) -> N
     job = write_job(folder, {"a": [bash("echo hello > a"), DONE], "b": [DONE]})
     result = finish(start("run", job))
     assert result.code == 0, result.err
-    header, first, second, _, totals = result.out.splitlines()
+    header, first, second, _, totals, cost = result.out.splitlines()
     assert header.split()[:4] == ["run", "item", "state", "reason"]
     assert first.split()[1:5] == ["a", "succeeded", "end_turn", "2"]
     assert first.endswith("Done.")
     assert second.split()[1:5] == ["b", "succeeded", "end_turn", "1"]
     assert totals.startswith("2 succeeded; 3 turns")
+    assert cost.startswith("cost: none (scripted); ")
     assert "runner transcript run_" in result.err
     assert "[2/2] succeeded" in result.err
     assert (folder / "workspace" / "a").read_text() == "hello\n"
@@ -81,6 +82,8 @@ def test_summary_as_json_is_one_object_with_the_runs(start: Start, folder: Path)
     assert result.json["state"] == "succeeded"
     (run,) = result.json["run_summaries"]
     assert (run["item_key"], run["state"], run["last_text"]) == ("a", "succeeded", DONE["text"])
+    assert run["cost_usd"] == result.json["cost_usd"] == 0
+    assert run["scripted_calls"] == 1
 
 
 def test_denied_call_is_said(start: Start, folder: Path) -> None:

@@ -13,14 +13,17 @@ import pytest
 from sqlalchemy import DDL, Connection, text
 
 import runner
-from runner import settings, wiring
+from runner import diagnosis, settings, wiring
 from runner.cli import exit_codes
+from runner.cli.costs import cost_fields
 from runner.core import retry
+from runner.core.prices import Spending
 from runner.core.run import STATES, Requeued, WaitReason
 from runner.core.spec import Asking
 from runner.engine import dispatcher, worker
 from runner.llm import failures
 from runner.llm.anthropic import AnthropicModel
+from runner.llm.prices import load_prices
 from runner.store import losses, workers
 from runner.store.database import POSTGRES_CONNECTIONS, Database
 from runner.store.steer.notices import take_notices
@@ -37,9 +40,10 @@ CODE = Path(runner.__file__).parent
 
 def test_the_settings_are_those_that_are_read() -> None:
     listed = [codes(row[0])[0] for row in rows(section(PAGE, "## Settings"))]
-    assert listed[:3] == [settings.HOME, settings.DATABASE_URL, settings.REDIS_URL]
+    names = [settings.HOME, settings.DATABASE_URL, settings.REDIS_URL, settings.PRICES]
+    assert listed[: len(names)] == names
     read_by_runner = set(re.findall(r'"(RUNNER_[A-Z_]+)"', (CODE / "settings.py").read_text()))
-    assert read_by_runner == set(listed[:3])
+    assert read_by_runner == set(names)
 
 
 def test_the_exit_codes_are_those_of_the_program() -> None:
@@ -64,6 +68,7 @@ def test_the_exit_codes_are_those_of_the_program() -> None:
         ("nothing came for 5 minutes", 300, "stall_timeout"),
         ("one call took over 30 minutes", 1800, "total_timeout"),
         ("after 60 seconds it is ended", 60, notice.MOST_SECONDS),
+        ("prices are older than 180 days", 180, diagnosis.OLD_PRICES_DAYS),
     ],
 )
 def test_the_numbers_are_those_of_the_code(words: str, number: float, real: Any) -> None:
@@ -150,6 +155,18 @@ def test_the_model_s_failures_are_listed_by_whether_they_are_tried_again() -> No
     after_patience = documented_failures("After the job's patience")
     assert after_patience == retry._RETRIED_KINDS
     assert documented_failures("At once:") == set(failures._KINDS.values()) - after_patience
+
+
+def test_the_fields_of_a_cost_are_listed_and_the_example_of_a_price_list_is_one(
+    tmp_path: Path,
+) -> None:
+    costs = section(PAGE, "## Costs")
+    assert [codes(row[0])[0] for row in rows(costs)] == list(cost_fields(Spending()))
+    (example,) = blocks(costs, "toml")
+    (tmp_path / "prices.toml").write_text(example)
+    prices = load_prices(tmp_path / "prices.toml")
+    assert prices.source == "our contract"
+    assert str(prices.models["claude-opus-5-5"].standard.input) == "3.60"
 
 
 def test_a_worker_has_sixteen_slots_by_default() -> None:

@@ -164,15 +164,6 @@ def test_without_a_system_prompt_the_last_tool_ends_the_stable_prefix(talk):
     assert "cache_control" not in READ.definition()
 
 
-def test_prefix_of_the_next_turn_is_the_same_bytes(talk):
-    here = talk(Reply([text("x")]))
-    first = make_request()
-    here.complete(first)
-    here.complete(make_request(*first.messages, Message("assistant", (text("x"),)), user("More")))
-    before, after = (request.raw for request in here.server.requests)
-    assert after.startswith(before.removesuffix(b"]}"))
-
-
 def test_cache_usage_is_counted(talk):
     here = talk(Reply([text("x")]))
     messages = (user("a" * 4000), Message("assistant", (text("b"),)), user("c"))

@@ -93,11 +93,7 @@ def check_request(body: Any, version: str, issued: Collection[str] = ()) -> None
     _check_system(body.get("system"))
     check_messages(body["messages"], issued)
     _check_thinking(body)
-    if _breakpoints(body) > MOST_BREAKPOINTS:
-        raise Refusal(
-            f"A maximum of {MOST_BREAKPOINTS} blocks with cache_control may be provided. "
-            f"Found {_breakpoints(body)}."
-        )
+    _check_breakpoints(body)
 
 
 def _check_fields(body: dict[str, Any], version: str) -> None:
@@ -209,10 +205,41 @@ def _check_thinking_first(messages: list[dict[str, Any]]) -> None:
         return
 
 
-def _breakpoints(body: dict[str, Any]) -> int:
-    places: list[Any] = [body, *body.get("tools", [])]
+def _check_breakpoints(body: dict[str, Any]) -> None:
+    """https://docs.claude.com/en/docs/build-with-claude/prompt-caching: how many, and in what order."""
+    places: list[Any] = [*body.get("tools", [])]
     if isinstance(body.get("system"), list):
         places += body["system"]
     for message in body["messages"]:
         places += blocks_of(message)
-    return sum(1 for place in places if place.get("cache_control") is not None)
+    marks = [mark for place in places if (mark := place.get("cache_control")) is not None]
+    automatic = body.get("cache_control")
+    if automatic is not None:
+        at_the_end = places[-1].get("cache_control") if places else None
+        if at_the_end is None:
+            marks.append(automatic)
+        elif _lifetime(at_the_end) != _lifetime(automatic):
+            raise Refusal(
+                f"Top-level cache_control has ttl='{_lifetime(automatic)}' but the target block "
+                f"already has cache_control with ttl='{_lifetime(at_the_end)}'"
+            )
+    if len(marks) > MOST_BREAKPOINTS:
+        raise Refusal(
+            f"A maximum of {MOST_BREAKPOINTS} blocks with cache_control may be provided. "
+            f"Found {len(marks)}."
+        )
+    lifetimes = [_lifetime(mark) for mark in marks]
+    if lifetimes != sorted(lifetimes):  # "1h" before "5m"
+        raise Refusal(
+            "a ttl='1h' cache_control block must not come after a ttl='5m' cache_control block. Note "
+            "that blocks are processed in the following order: `tools`, `system`, `messages`."
+        )
+
+
+def _lifetime(mark: dict[str, Any]) -> str:
+    if mark.get("type") != "ephemeral":
+        raise Refusal("cache_control.type: Input should be 'ephemeral'")
+    lifetime = mark.get("ttl", "5m")
+    if lifetime not in ("5m", "1h"):
+        raise Refusal("cache_control.ephemeral.ttl: Input should be '5m' or '1h'")
+    return str(lifetime)

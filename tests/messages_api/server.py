@@ -107,6 +107,7 @@ class MessagesServer:
         self._tls = tls
         self._issued: set[str] = set()
         self._changed = threading.Condition()
+        self._serving = threading.Event()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="messages-api", daemon=True)
         self._transports: set[asyncio.WriteTransport] = set()
@@ -122,6 +123,7 @@ class MessagesServer:
         return self
 
     def stop(self) -> None:
+        self._serving.wait()  # a loop that is stopped before it serves leaves its sockets open
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
 
@@ -147,6 +149,7 @@ class MessagesServer:
         asyncio.set_event_loop(self._loop)
         start = self._loop.create_server(self._connection, sock=self._listener, ssl=self._tls)
         server = self._loop.run_until_complete(start)
+        self._serving.set()
         self._loop.run_forever()
         self._loop.run_until_complete(self._end(server))
         self._loop.run_until_complete(self._loop.shutdown_asyncgens())

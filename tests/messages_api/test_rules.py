@@ -37,6 +37,8 @@ def thought(signature: str | None = None) -> dict[str, Any]:
     return {"type": "thinking", "thinking": "Hm", "signature": signature}
 
 
+SHORT = {"type": "ephemeral"}
+LONG = {"type": "ephemeral", "ttl": "1h"}
 TOOL = {"name": "Read", "description": "Reads.", "input_schema": {"type": "object"}}
 HELLO = heard(text("Hello"))
 
@@ -66,7 +68,18 @@ TAKEN = {
     "an error result": body(HELLO, said(call()), heard(result(is_error=True))),
     "thinking as it was": body(HELLO, said(thought(), call()), heard(result())),
     "an assistant message at the end": body(HELLO, said(text("I"))),
-    "four breakpoints": body(system=[{**text("x"), "cache_control": {}}] * 4),
+    "four breakpoints": body(system=[{**text("x"), "cache_control": SHORT}] * 4),
+    "a breakpoint where the automatic one goes": body(
+        heard({**text("x"), "cache_control": SHORT}),
+        system=[{**text("x"), "cache_control": SHORT}] * 3,
+        cache_control=SHORT,
+    ),
+    "a long lifetime before a short one": body(
+        system=[{**text("x"), "cache_control": LONG}], cache_control=SHORT
+    ),
+    "a breakpoint on an empty result": body(
+        HELLO, said(call()), heard({**result(), "cache_control": SHORT})
+    ),
     "adaptive thinking": body(thinking={"type": "adaptive"}, output_config={"effort": "low"}),
     "a budget where the model takes one": body(
         model="claude-sonnet-4-6", thinking={"type": "enabled", "budget_tokens": 1024}
@@ -175,11 +188,24 @@ REFUSED = {
     ),
     "an unknown field of a tool": (body(tools=[{**TOOL, "read_only": True}]), "read_only: Extra"),
     "five breakpoints": (
-        body(cache_control={}, system=[{**text("x"), "cache_control": {}}] * 4),
+        body(cache_control=SHORT, system=[{**text("x"), "cache_control": SHORT}] * 4),
         "A maximum of 4 blocks",
     ),
+    "a long lifetime after a short one": (
+        body(system=[{**text("x"), "cache_control": SHORT}], cache_control=LONG),
+        "must not come after a ttl='5m'",
+    ),
+    "two lifetimes at the end": (
+        body(heard({**text("x"), "cache_control": LONG}), cache_control=SHORT),
+        "already has cache_control with ttl='1h'",
+    ),
+    "a lifetime that there is not": (
+        body(cache_control={"type": "ephemeral", "ttl": "1d"}),
+        "should be '5m' or '1h'",
+    ),
+    "a breakpoint of no type": (body(cache_control={}), "should be 'ephemeral'"),
     "a breakpoint on thinking": (
-        body(HELLO, said({**thought(), "cache_control": {}}, text("x"))),
+        body(HELLO, said({**thought(), "cache_control": SHORT}, text("x"))),
         "thinking.cache_control: Extra inputs",
     ),
     "an empty system block": (body(system=[text("")]), "non-empty"),

@@ -1,0 +1,199 @@
+"""What model calls cost: prices of tokens, and sums of them that are exact.
+
+Source: https://docs.claude.com/en/docs/about-claude/pricing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import date
+from decimal import Decimal
+from typing import Any
+
+from runner.core.conversation import Usage
+
+_NO_USD = Decimal(0)
+_RELEASE = re.compile(r"-(?:\d{8}|latest)$", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """USD for a million tokens of each kind. Cache writes live for 5 minutes or for an hour."""
+
+    input: Decimal
+    cache_write_5m: Decimal
+    cache_write_1h: Decimal
+    cache_read: Decimal
+    output: Decimal
+
+    def cost(self, usage: Usage, *, hour_cache: bool) -> Decimal:
+        """USD of tokens that were used.
+
+        Args:
+            hour_cache: what was written to the cache lives for an hour.
+        """
+        return (
+            self.input * usage.input_tokens
+            + self._write(hour_cache) * usage.cache_creation_tokens
+            + self.cache_read * usage.cache_read_tokens
+            + self.output * usage.output_tokens
+        ).scaleb(-6)
+
+    def cost_at_most(self, prompt: int, output: int, *, hour_cache: bool) -> Decimal:
+        """USD that a call can have cost, given bounds of its tokens."""
+        dearest = max(self.input, self._write(hour_cache), self.cache_read)
+        return (dearest * prompt + self.output * output).scaleb(-6)
+
+    def times(self, factor: Decimal) -> Rates:
+        return Rates(
+            self.input * factor,
+            self.cache_write_5m * factor,
+            self.cache_write_1h * factor,
+            self.cache_read * factor,
+            self.output * factor,
+        )
+
+    def _write(self, hour_cache: bool) -> Decimal:
+        return self.cache_write_1h if hour_cache else self.cache_write_5m
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """A model's rates: ``fast`` are those of fast mode, ``long`` those of calls whose prompt (input,
+    cache reads and cache writes) has more than ``long_above`` tokens. None: there are none."""
+
+    standard: Rates
+    fast: Rates | None = None
+    long: Rates | None = None
+    long_above: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """How a job's calls are billed, as its model options ask for it; a script costs nothing."""
+
+    scripted: bool = False
+    fast: bool = False
+    us_only: bool = False
+    hour_cache: bool = False
+
+    @classmethod
+    def of(cls, provider: str, options: Mapping[str, Any]) -> Terms:
+        """The terms of a job with these model options."""
+        given = {**options, **(options.get("extra_body") or {})}
+        return cls(
+            scripted=provider == "scripted",
+            fast=given.get("speed") == "fast",
+            us_only=given.get("inference_geo") == "us",
+            hour_cache=(given.get("cache_control") or {}).get("ttl") == "1h",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PriceList:
+    """Prices by model id as of a day. ``us_inference`` multiplies those of calls that may only be
+    worked in the US; ``source`` says where the prices are from."""
+
+    date: date
+    source: str
+    models: Mapping[str, Price]
+    us_inference: Decimal = Decimal(1)
+
+    def price(self, model: str) -> Price | None:
+        """A model's price, or None. A model that has none goes by its id without a date or ``-latest``
+        at the end, never by the beginning of its id: a newer model of the family may cost more."""
+        return self.models.get(model) or self.models.get(_RELEASE.sub("", model))
+
+    def rates(self, model: str, terms: Terms, above: int) -> Rates | None:
+        """What a call is billed at, or None when the list does not say.
+
+        Args:
+            above: the largest of ``thresholds`` that the call's prompt exceeds, 0 for none.
+        """
+        price = self.price(model)
+        if price is None:
+            return None
+        rates: Rates | None = price.standard
+        if terms.fast:
+            rates = price.fast
+        elif price.long is not None and above >= price.long_above:
+            rates = price.long
+        return rates.times(self.us_inference) if rates and terms.us_only else rates
+
+    @property
+    def thresholds(self) -> tuple[int, ...]:
+        """The lengths of prompts, in tokens, from which on some model has other prices; ascending."""
+        return tuple(sorted({p.long_above for p in self.models.values() if p.long is not None}))
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """Calls of one model that are billed alike, in sums.
+
+    Args:
+        above: as in ``PriceList.rates``.
+        count: all of them; those that the API refused used nothing.
+        usage: of those whose usage is known.
+        unknown: how many were charged at their worst case, as nobody knows what they used; with the
+            bounds of their tokens.
+    """
+
+    model: str
+    terms: Terms
+    above: int
+    count: int
+    usage: Usage
+    unknown: int = 0
+    unknown_prompt: int = 0
+    unknown_output: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Spending:
+    """What calls used and cost. ``usd`` is the cost of those whose usage is known and whose model has
+    a price, ``at_most`` bounds the cost of the ``unknown`` ones, which ``usd`` leaves out, and
+    ``unpriced`` names the models that have no price: what they cost is in neither."""
+
+    calls: int = 0
+    scripted: int = 0
+    usage: Usage = field(default_factory=Usage)
+    usd: Decimal = _NO_USD
+    unknown: int = 0
+    at_most: Decimal = _NO_USD
+    unpriced: frozenset[str] = frozenset()
+
+    def __add__(self, other: Spending) -> Spending:
+        return Spending(
+            self.calls + other.calls,
+            self.scripted + other.scripted,
+            self.usage + other.usage,
+            self.usd + other.usd,
+            self.unknown + other.unknown,
+            self.at_most + other.at_most,
+            self.unpriced | other.unpriced,
+        )
+
+    @property
+    def cache_share(self) -> float | None:
+        """The share of the prompts' tokens that was read from the cache; None without any."""
+        prompt = self.usage.prompt_tokens
+        return self.usage.cache_read_tokens / prompt if prompt else None
+
+
+def spending(prices: PriceList, calls: Calls) -> Spending:
+    """What calls cost by a price list. A model without a price is named, never taken to be free."""
+    if calls.terms.scripted:
+        return Spending(calls.count, calls.count, calls.usage)
+    spent = Spending(calls.count, 0, calls.usage, unknown=calls.unknown)
+    if not calls.usage.total and not calls.unknown:
+        return spent
+    rates = prices.rates(calls.model, calls.terms, calls.above)
+    if rates is None:
+        known = prices.price(calls.model) is not None
+        name = f"{calls.model} in fast mode" if known else calls.model
+        return spent + Spending(unpriced=frozenset({name}))
+    hour_cache = calls.terms.hour_cache
+    bound = rates.cost_at_most(calls.unknown_prompt, calls.unknown_output, hour_cache=hour_cache)
+    return spent + Spending(usd=rates.cost(calls.usage, hour_cache=hour_cache), at_most=bound)

@@ -1,0 +1,121 @@
+"""The price list: the one that Runner comes with, changed by a file of the user's."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from datetime import date, datetime
+from decimal import Decimal
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from runner.core.prices import Price, PriceList, Rates
+from runner.errors import UsageError
+
+_RATES = tuple(each.name for each in fields(Rates))
+_DEAREST = Decimal(1_000_000)
+_MOST_PLACES = 6  # with more, sums of many calls would have to be rounded
+
+
+def load_prices(own: Path | None = None) -> PriceList:
+    """The prices that Runner comes with.
+
+    Args:
+        own: a TOML file of the same form (runner/llm/prices.toml). Its models take the place of those
+            of the same id and the others stay; ``date``, ``source`` and ``us_inference`` do if they
+            are there.
+
+    Raises:
+        UsageError: it cannot be read, or is no price list; which line of it, in one line.
+    """
+    shipped = _parse("prices.toml", files("runner.llm").joinpath("prices.toml").read_text("utf-8"))
+    prices = _Part("prices.toml", shipped).apply(
+        PriceList(date.min, "", {}),
+    )
+    if own is None:
+        return prices
+    try:
+        text = own.read_text("utf-8")
+    except (OSError, UnicodeError) as error:
+        raise UsageError(f"the price list {own} (RUNNER_PRICES) cannot be read: {error}") from error
+    return _Part(str(own), _parse(str(own), text)).apply(replace(prices, source=str(own)))
+
+
+def _parse(name: str, text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text, parse_float=Decimal)
+    except ValueError as error:
+        raise UsageError(f"the price list {name} is no TOML: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A price list as it was written."""
+
+    name: str
+    data: Mapping[str, Any]
+
+    def apply(self, prices: PriceList) -> PriceList:
+        """A price list changed by this one."""
+        self._refuse_others("", self.data, {"date", "source", "us_inference", "models"})
+        models = self._table("models", self.data.get("models", {}))
+        day = self.data.get("date", prices.date)
+        if not isinstance(day, date) or isinstance(day, datetime):
+            raise self._wrong("date", "must be a day, like 2026-11-10")
+        source = self.data.get("source", prices.source)
+        if not isinstance(source, str):
+            raise self._wrong("source", "must be a string")
+        factor = prices.us_inference
+        if "us_inference" in self.data:
+            factor = self._amount("us_inference", self.data["us_inference"])
+        own = {model: self._price(f"models.{model}", table) for model, table in models.items()}
+        return PriceList(day, source, {**prices.models, **own}, factor)
+
+    def _price(self, place: str, value: Any) -> Price:
+        table = self._table(place, value)
+        standard = self._rates(place, table, {"fast", "long"})
+        fast = long = None
+        above = 0
+        if "fast" in table:
+            fast = self._rates(f"{place}.fast", self._table(f"{place}.fast", table["fast"]))
+        if "long" in table:
+            inner = self._table(f"{place}.long", table["long"])
+            long = self._rates(f"{place}.long", inner, {"above"})
+            above = inner.get("above", 0)
+            if type(above) is not int or above < 1:
+                raise self._wrong(f"{place}.long.above", "must be a number of tokens")
+        return Price(standard, fast, long, above)
+
+    def _rates(
+        self, place: str, table: Mapping[str, Any], others: frozenset[str] | set[str] = frozenset()
+    ) -> Rates:
+        self._refuse_others(place, table, {*_RATES, *others})
+        for name in _RATES:
+            if name not in table:
+                raise self._wrong(f"{place}.{name}", "is missing (USD per million tokens)")
+        return Rates(**{name: self._amount(f"{place}.{name}", table[name]) for name in _RATES})
+
+    def _amount(self, place: str, value: Any) -> Decimal:
+        if type(value) is int:
+            value = Decimal(value)
+        if not isinstance(value, Decimal) or not value.is_finite() or not 0 <= value <= _DEAREST:
+            raise self._wrong(place, f"must be a number from 0 to {_DEAREST:,}")
+        if value != round(value, _MOST_PLACES):
+            raise self._wrong(place, f"must have at most {_MOST_PLACES} decimal places")
+        return value
+
+    def _table(self, place: str, value: Any) -> Mapping[str, Any]:
+        if not isinstance(value, Mapping):
+            raise self._wrong(place, "must be a table")
+        return value
+
+    def _refuse_others(self, place: str, table: Mapping[str, Any], known: set[str]) -> None:
+        for name in table:
+            if name not in known:
+                where = f"{place}.{name}" if place else name
+                raise self._wrong(where, f"is unknown; there are {', '.join(sorted(known))}")
+
+    def _wrong(self, place: str, what: str) -> UsageError:
+        return UsageError(f"the price list {self.name}: {place} {what}")

@@ -1,0 +1,166 @@
+"""What model calls used and cost, summed by the database and priced by a list."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Connection,
+    Row,
+    Select,
+    Text,
+    and_,
+    case,
+    cast,
+    func,
+    literal,
+    select,
+)
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.functions import FunctionElement
+
+from runner.core.conversation import Usage
+from runner.core.prices import Calls, PriceList, Spending, Terms, spending
+from runner.store.database import Database
+from runner.store.tables import jobs, model_calls, runs
+
+By = Literal["job", "run", "model", "day"]
+BY: tuple[By, ...] = get_args(By)
+
+_TOKENS = ("input_tokens", "cache_read_tokens", "cache_creation_tokens", "output_tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What one job, run, model or day has cost. ``key`` is its id, name or date (in UTC, of the calls'
+    beginnings), ``label`` the name of a job and the item of a run."""
+
+    key: str
+    label: str
+    spending: Spending
+
+
+class _UtcDay(FunctionElement[str]):
+    """The day of seconds since the epoch, as text."""
+
+    type = Text()
+    inherit_cache = True
+
+
+@compiles(_UtcDay, "sqlite")
+def _sqlite_day(element: _UtcDay, compiler: Any, **options: Any) -> str:
+    return f"date({compiler.process(element.clauses, **options)}, 'unixepoch')"
+
+
+@compiles(_UtcDay, "postgresql")
+def _postgres_day(element: _UtcDay, compiler: Any, **options: Any) -> str:
+    seconds = compiler.process(element.clauses, **options)
+    return f"to_char(to_timestamp({seconds}) AT TIME ZONE 'UTC', 'YYYY-MM-DD')"
+
+
+def spent_by(
+    database: Database,
+    prices: PriceList,
+    by: By,
+    *,
+    job_id: str | None = None,
+    run_id: str | None = None,
+) -> list[Spent]:
+    """What model calls that have ended cost, in the order of the keys.
+
+    Args:
+        by: one line for each of these.
+        job_id: only this job's calls. run_id: only this run's.
+    """
+    query = _sums(prices, by, job_id, run_id)
+    terms_of = select(jobs.c.id, jobs.c.spec["provider"].as_string(), jobs.c.spec["model_options"])
+
+    def work(connection: Connection) -> tuple[list[Row[Any]], dict[str, Terms], dict[str, str]]:
+        found = list(connection.execute(query).all())
+        used = {row.job_id for row in found}
+        billed = connection.execute(terms_of.where(jobs.c.id.in_(used))).all() if used else []
+        terms = {name: Terms.of(provider, options or {}) for name, provider, options in billed}
+        return found, terms, _labels(connection, by, job_id, run_id)
+
+    found, terms, labels = database.read(work)
+    spent: dict[str, Spending] = {}
+    for row in found:
+        more = spending(prices, _calls(row, terms[row.job_id]))
+        spent[row.key] = spent.get(row.key, Spending()) + more
+    return [Spent(key, labels.get(key, ""), spent[key]) for key in sorted(spent)]
+
+
+def _calls(row: Row[Any], terms: Terms) -> Calls:
+    return Calls(
+        model=row.model,
+        terms=terms,
+        above=int(row.above),
+        count=int(row.calls),
+        usage=Usage(**{name: int(getattr(row, name)) for name in _TOKENS}),
+        unknown=int(row.unknown),
+        unknown_prompt=int(row.unknown_prompt),
+        unknown_output=int(row.unknown_output),
+    )
+
+
+def _sums(prices: PriceList, by: By, job_id: str | None, run_id: str | None) -> Select[Any]:
+    """One row for all calls that share key, job, model and price."""
+    calls = model_calls.c
+    is_unknown = and_(calls.input_tokens.is_(None), calls.charged_tokens > 0)
+    bound = calls.worst_case - calls.max_tokens
+    prompt = func.coalesce(
+        calls.input_tokens + calls.cache_read_tokens + calls.cache_creation_tokens, bound
+    )
+    key: dict[By, ColumnElement[Any]] = {
+        "job": runs.c.job_id,
+        "run": calls.run_id,
+        "model": calls.model,
+        "day": _UtcDay(calls.started_at),
+    }
+    each = (
+        select(
+            key[by].label("key"),
+            runs.c.job_id,
+            calls.model,
+            _above(prompt, prices.thresholds).label("above"),
+            *(func.coalesce(calls[name], 0).label(name) for name in _TOKENS),
+            case((is_unknown, 1), else_=0).label("unknown"),
+            case((is_unknown, bound), else_=0).label("unknown_prompt"),
+            case((is_unknown, calls.max_tokens), else_=0).label("unknown_output"),
+        )
+        .join(runs, runs.c.id == calls.run_id)
+        .where(calls.charged_tokens.is_not(None))
+    )
+    if job_id is not None:
+        each = each.where(runs.c.job_id == job_id)
+    if run_id is not None:
+        each = each.where(calls.run_id == run_id)
+    one = each.subquery()
+    shared = (one.c.key, one.c.job_id, one.c.model, one.c.above)
+    summed = (*_TOKENS, "unknown", "unknown_prompt", "unknown_output")
+    totals = (func.sum(cast(one.c[name], BigInteger)).label(name) for name in summed)
+    return select(*shared, func.count().label("calls"), *totals).group_by(*shared)
+
+
+def _above(prompt: ColumnElement[Any], thresholds: tuple[int, ...]) -> ColumnElement[Any]:
+    if not thresholds:
+        return literal(0)
+    return case(*((prompt > each, each) for each in reversed(thresholds)), else_=0)
+
+
+def _labels(
+    connection: Connection, by: By, job_id: str | None, run_id: str | None
+) -> dict[str, str]:
+    if by == "job":
+        query = select(jobs.c.id, jobs.c.name)
+        query = query.where(jobs.c.id == job_id) if job_id else query
+    elif by == "run":
+        query = select(runs.c.id, runs.c.item_key)
+        query = query.where(runs.c.job_id == job_id) if job_id else query
+        query = query.where(runs.c.id == run_id) if run_id else query
+    else:
+        return {}
+    return {row.id: row[1] for row in connection.execute(query)}

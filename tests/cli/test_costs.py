@@ -1,0 +1,200 @@
+"""``costs``, and costs where jobs and runs are shown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runner.cli import costs
+from runner.core.conversation import Usage
+from runner.core.prices import Spending
+from runner.store.database import Database
+from runner.store.look import queries
+from runner.store.look.costs import BY
+from runner.store.steer.control import Target, cancel
+from tests.cli.conftest import Result
+from tests.cli.test_display import HOSTILE, steers
+from tests.store.attempts import claim, submit_one, text, tool_use
+from tests.store.examples import NOW, SPEC
+
+USAGE = Usage(
+    input_tokens=100_000,
+    cache_read_tokens=600_000,
+    cache_creation_tokens=200_000,
+    output_tokens=10_000,
+)
+COST = 0.46  # 0.10 + 0.25 + 0.06 + 0.05
+PRICED = """
+[models.claude-test]
+input = 1
+cache_write_5m = 1.25
+cache_write_1h = 2
+cache_read = 0.1
+output = 5
+"""
+
+
+@pytest.fixture
+def priced(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model of the tests has a price."""
+    (folder / "prices.toml").write_text(PRICED)
+    monkeypatch.setenv("RUNNER_PRICES", "prices.toml")
+
+
+def work(database: Database, **options: Any) -> str:
+    run_id = submit_one(database, **options)
+    claim(database, run_id).reply(text("Done."), usage=USAGE)
+    return run_id
+
+
+def job_of(database: Database, run_id: str) -> str:
+    return str(queries.show_run(database, run_id)["job_id"])
+
+
+def test_there_is_a_line_for_each_of_what_the_store_can_tell_apart() -> None:
+    assert costs.BY == BY
+
+
+@pytest.mark.parametrize("by", BY)
+def test_costs_are_told_by_any_of_them(
+    command: Callable[..., Result], database: Database, priced: None, by: str
+) -> None:
+    run_id = work(database)
+    work(database, spec=replace(SPEC, name="other"))
+    told = command("costs", "--by", by, "--json").json
+    assert told["by"] == by
+    assert told["prices"]["date"] >= "2026"
+    assert sum(line["calls"] for line in told["lines"]) == told["total"]["calls"] == 2
+    assert told["total"]["cost_usd"] == 2 * COST
+    assert told["total"]["cache_share"] == round(6 / 9, 4)
+    keys = [line[by] for line in told["lines"]]
+    assert {"job": job_of(database, run_id), "run": run_id, "model": "claude-test"}.get(
+        by, "2023-11-14"
+    ) in keys
+    shown = command("costs", "--by", by)
+    assert shown.code == 0
+    assert "cost: $0.9200; 67% of the input from the cache" in shown.out
+    assert all(key in shown.out for key in keys)
+
+
+def test_costs_of_a_job_are_told_by_run(
+    command: Callable[..., Result], database: Database, priced: None
+) -> None:
+    run_id = work(database)
+    work(database)
+    told = command("costs", job_of(database, run_id), "--json").json
+    (line,) = told["lines"]
+    assert (line["run"], line["label"], line["cost_usd"]) == (run_id, "one", COST)
+    assert told["total"]["input_tokens"] == 100_000
+    assert "$0.46" in command("costs", job_of(database, run_id)).out
+
+
+def test_model_without_a_price_is_said_and_never_free(
+    command: Callable[..., Result], database: Database
+) -> None:
+    run_id = work(database)
+    total = command("costs", "--json").json["total"]
+    assert (total["cost_usd"], total["unpriced_models"]) == (None, ["claude-test"])
+    shown = command("costs").out
+    assert "cost: ? (no price for claude-test)" in shown
+    assert "RUNNER_PRICES" in shown
+    assert "no price for claude-test" in command("show", run_id).out
+    assert command("show", run_id, "--json").json["cost_usd"] is None
+
+
+def test_script_costs_nothing_and_says_so(
+    command: Callable[..., Result], database: Database
+) -> None:
+    run_id = work(database, spec=replace(SPEC, provider="scripted", script={}))
+    total = command("costs", "--json").json["total"]
+    assert (total["cost_usd"], total["scripted_calls"]) == (0, 1)
+    assert "cost: none (scripted)" in command("costs").out
+    assert "none (scripted)" in command("show", run_id).out
+
+
+def test_calls_of_unknown_usage_are_said_apart(
+    command: Callable[..., Result], database: Database, priced: None
+) -> None:
+    run_id = submit_one(database)
+    claim(database, run_id).reply(tool_use(1), stop="tool_use", usage=USAGE).finish("ok")
+    cancel(database, Target("run", run_id), NOW)
+    (line,) = command("costs", "--by", "run", "--json").json["lines"]
+    assert (line["cost_usd"], line["unknown_calls"]) == (COST, 1)
+    assert line["unknown_at_most_usd"] > 0
+    shown = command("show", run_id).out
+    assert "$0.4600, plus at most $" in shown
+    assert "for 1 call of unknown usage" in shown
+
+
+def test_jobs_and_runs_are_shown_and_listed_with_their_cost(
+    command: Callable[..., Result], database: Database, priced: None
+) -> None:
+    run_id = work(database)
+    job_id = job_of(database, run_id)
+    for shown in (
+        command("show", run_id, "--json").json,
+        command("show", job_id, "--json").json,
+        *command("list", "--json").json,
+        *command("list", job_id, "--json").json,
+    ):
+        assert shown["cost_usd"] == COST
+        assert shown["cache_share"] == round(6 / 9, 4)
+        assert "spending" not in shown
+    for thing in (run_id, job_id):
+        assert "$0.4600; 67% of the input from the cache" in command("show", thing).out
+
+
+def test_before_the_first_call_there_is_no_cost(
+    command: Callable[..., Result], database: Database
+) -> None:
+    run_id = submit_one(database)
+    assert "cost" not in command("show", run_id).out
+    assert command("show", run_id, "--json").json["cost_usd"] == 0
+    assert "cost: no calls yet" in command("costs").out
+    assert command("costs", "--json").json["lines"] == []
+
+
+def test_price_list_that_is_none_is_a_usage_error_before_anything_is_done(
+    command: Callable[..., Result], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RUNNER_PRICES", "none.toml")
+    for arguments in (("costs",), ("run", "job.toml")):
+        result = command(*arguments)
+        assert result.code == 2
+        assert "none.toml (RUNNER_PRICES) cannot be read" in result.err
+    assert list(folder.iterdir()) == []
+
+
+def test_costs_do_not_steer_the_terminal(
+    command: Callable[..., Result], database: Database
+) -> None:
+    name = HOSTILE.replace("\x00", "").replace("\ud800", "")
+    work(database, spec=replace(SPEC, name=name))
+    shown = command("costs").out
+    assert not any(map(steers, shown.replace("\n", "")))
+
+
+@pytest.mark.parametrize(
+    ("usd", "words"),
+    [
+        ("0", "$0.00"),
+        ("0.00000001", "<$0.0001"),
+        ("0.0123", "$0.0123"),
+        ("1.005", "$1.00"),
+        ("12345.678", "$12,345.68"),
+    ],
+)
+def test_amounts_are_told_as_a_person_says_them(usd: str, words: str) -> None:
+    assert costs.dollars(Decimal(usd)) == words
+
+
+def test_cost_that_is_known_in_part_says_so() -> None:
+    spent = Spending(calls=2, usd=Decimal(3), unpriced=frozenset({"x"}))
+    assert costs.cost(spent) == "$3.00 + ?"
+    assert costs.cost_fields(spent)["cost_usd"] is None
+    assert costs.cost_fields(spent)["priced_usd"] == 3
