@@ -267,9 +267,9 @@ def _script(command: str, setting: Setting) -> tuple[Aspect, ...]:
     for path in script.writes:
         found.append(_file("Edit", path, setting, redirect=True))
     for path in (*script.reads, *script.guesses):
-        found.append(_file("Read", path, setting, redirect=True, required=False))
+        found.append(_file("Read", path, setting, required=False))
     for path in script.guesses:
-        found.append(_file("Edit", path, setting, redirect=True, required=False))
+        found.append(_file("Edit", path, setting, required=False))
     if not any(aspect.required for aspect in found):
         found.append(Call("Bash", command))
     return tuple(found)

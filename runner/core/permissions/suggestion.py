@@ -46,7 +46,7 @@ def _of_command(request: Request) -> tuple[str, str]:
     whole = str(request.input.get("command", "")).strip()
     script = analyse(whole)
     alone = [part.text for part in script.parts] == [whole]
-    says_all = alone and not (script.opaque or script.reads or script.writes)
+    says_all = alone and not (script.opaque or script.sources or script.writes)
     literal = " " in whole and not _NOT_LITERAL.search(whole)
     return whole or "(nothing)", f"Bash({whole})" if says_all and literal else ""
 
