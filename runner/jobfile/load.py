@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.core.conversation import Tool
-from runner.core.permissions.copies import with_copies
+from runner.core.permissions.language.copies import with_copies
 from runner.core.spec import JobSpec, NewRun, Submission, Workspace
 from runner.errors import Problem, SpecError
 from runner.jobfile import items, prompts

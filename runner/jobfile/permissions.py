@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 from runner.core.permissions import Default, Effect, Rule
-from runner.core.permissions.claude import Taken, from_settings
 from runner.core.permissions.examples import matches
-from runner.core.permissions.syntax import allows_nothing, concerns, name_of, problem
-from runner.core.permissions.tiers import Mode, rules_of
+from runner.core.permissions.language.claude import Taken, from_settings
+from runner.core.permissions.language.syntax import allows_nothing, concerns, name_of, problem
+from runner.core.permissions.language.tiers import Mode, rules_of
 from runner.core.spec import Asking, OnTimeout
 from runner.core.strict_json import read_json
 from runner.errors import Problem

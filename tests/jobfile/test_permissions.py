@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.core.permissions import Rule
-from runner.core.permissions.tiers import Mode, rules_of
+from runner.core.permissions.language.tiers import Mode, rules_of
 from runner.core.spec import Asking, JobSpec
 from runner.jobfile.check import check
 from runner.jobfile.permissions import EFFECTS

@@ -11,7 +11,7 @@ import pytest
 from runner.core.budget import Limits
 from runner.core.permissions import Rule
 from runner.core.permissions.examples import matches
-from runner.core.permissions.syntax import problem
+from runner.core.permissions.language.syntax import problem
 from runner.core.retry import Patience
 from runner.jobfile.check import KEYS, MOST_TOOL_SECONDS, check
 from runner.jobfile.options import RESERVED_HEADERS, RESERVED_OPTIONS

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner.core.permissions import Place, Request, paths_of
-from runner.core.permissions.syntax import READING, WRITING
+from runner.core.permissions.language.syntax import READING, WRITING
 from runner.engine.ports import Surroundings
 from runner.tools.failure import ToolFailure
 from runner.tools.files.permission import locate

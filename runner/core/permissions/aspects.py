@@ -10,12 +10,19 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from runner.core.permissions.paths import PathPattern, absolute, is_below
-from runner.core.permissions.patterns import CommandPattern, HostPattern, host_of, hosts_in
+from runner.core.permissions.language.paths import PathPattern, absolute, is_below
+from runner.core.permissions.language.patterns import CommandPattern, HostPattern, host_of, hosts_in
+from runner.core.permissions.language.syntax import (
+    READING,
+    WRITING,
+    Specifier,
+    covers,
+    name_of,
+    parse,
+)
 from runner.core.permissions.request import Place, Setting, paths_of
 from runner.core.permissions.rule import REMEMBERED, Rule
 from runner.core.permissions.shell import Part, Script, analyse
-from runner.core.permissions.syntax import READING, WRITING, Specifier, covers, name_of, parse
 
 _LONGEST_SHOWN = 200
 

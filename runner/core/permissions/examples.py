@@ -6,10 +6,10 @@ import posixpath
 import re
 from typing import Any
 
+from runner.core.permissions.language.syntax import READING, WRITING, covers, name_of
 from runner.core.permissions.policy import Policy, evaluate, may_touch
 from runner.core.permissions.request import Place, Request, Setting, paths_of
 from runner.core.permissions.rule import Rule
-from runner.core.permissions.syntax import READING, WRITING, covers, name_of
 
 _CALL = re.compile(r"\s*([A-Za-z0-9_][A-Za-z0-9_.-]*)\s*(?:\((.*)\)\s*)?", re.DOTALL)
 _WORKSPACE, _HOME = "/workspace", "/home/user"  # an example names places, it does not visit them

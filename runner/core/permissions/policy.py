@@ -18,10 +18,10 @@ from typing import Literal
 from runner.core.permissions import aspects
 from runner.core.permissions.aspects import Aspect, Line, aspects_of, shorten
 from runner.core.permissions.decision import Decision, Ground
-from runner.core.permissions.patterns import CommandPattern
+from runner.core.permissions.language.patterns import CommandPattern
+from runner.core.permissions.language.syntax import covers
 from runner.core.permissions.request import Place, Request, Setting
 from runner.core.permissions.rule import REMEMBERED, Effect, Rule
-from runner.core.permissions.syntax import covers
 
 Default = Literal["ask", "deny"]
 

@@ -13,7 +13,8 @@ from typing import Any, Literal
 from sqlalchemy import Connection, Row, select
 
 from runner.core.events import INPUT_SUMMARY_LENGTH, shorten
-from runner.core.permissions import Rule, syntax
+from runner.core.permissions import Rule
+from runner.core.permissions.language import syntax
 from runner.core.permissions.rule import REMEMBERED
 from runner.core.run import ENDED
 from runner.errors import NotFoundError, UsageError

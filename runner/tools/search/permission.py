@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from runner.core.permissions import Answer, Decision, Permit, Place, Policy, Rule, Setting
-from runner.core.permissions.syntax import names, parse, problem
+from runner.core.permissions.language.syntax import names, parse, problem
 from runner.tools.search.screen import Screen
 
 

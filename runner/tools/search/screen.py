@@ -7,8 +7,8 @@ import re
 from collections.abc import Sequence
 
 from runner.core.permissions import Rule, Setting
-from runner.core.permissions.paths import PathPattern, Steps, is_below
-from runner.core.permissions.syntax import parse
+from runner.core.permissions.language.paths import PathPattern, Steps, is_below
+from runner.core.permissions.language.syntax import parse
 
 _LONGEST_NAME = 255
 

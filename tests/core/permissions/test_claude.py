@@ -1,7 +1,7 @@
 import pytest
 
 from runner.core.permissions import Rule
-from runner.core.permissions.claude import Taken, from_settings
+from runner.core.permissions.language.claude import Taken, from_settings
 
 ORIGIN = ".claude/settings.json"
 TOOLS = ("Bash", "Read")

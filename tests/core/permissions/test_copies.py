@@ -3,9 +3,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from runner.core.permissions import Place, Policy, Rule, Setting
-from runner.core.permissions.copies import with_copies
+from runner.core.permissions.language.copies import with_copies
+from runner.core.permissions.language.syntax import problem
 from runner.core.permissions.policy import may_touch
-from runner.core.permissions.syntax import problem
 
 TREE, HOME, COPY = "/srv/tree", "/home/lena", "/var/lib/runner/workspaces/run_1"
 

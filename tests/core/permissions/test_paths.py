@@ -1,7 +1,7 @@
 import pytest
 
 from runner.core.permissions import Place, Setting
-from runner.core.permissions.paths import path_pattern
+from runner.core.permissions.language.paths import path_pattern
 
 SETTING = Setting("/w", "/out", "/home/me")
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.core.permissions.patterns import Glob, command_pattern, host_pattern
+from runner.core.permissions.language.patterns import Glob, command_pattern, host_pattern
 
 
 @pytest.mark.parametrize(

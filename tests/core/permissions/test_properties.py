@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.core.permissions import Place, Policy, Request, Rule, Setting, evaluate
+from runner.core.permissions.language.syntax import names, problem
 from runner.core.permissions.policy import may_touch
-from runner.core.permissions.syntax import names, problem
 
 RANK = {"allow": 2, "ask": 1, "deny": 0}
 TEXTS = st.sampled_from(

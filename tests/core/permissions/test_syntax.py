@@ -1,6 +1,6 @@
 import pytest
 
-from runner.core.permissions.syntax import concerns, names, problem
+from runner.core.permissions.language.syntax import concerns, names, problem
 
 
 @pytest.mark.parametrize(

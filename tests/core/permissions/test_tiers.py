@@ -1,8 +1,8 @@
 import pytest
 
 from runner.core.permissions import Place, Policy, Request, Rule, Setting, evaluate
-from runner.core.permissions.syntax import concerns, problem
-from runner.core.permissions.tiers import rules_of
+from runner.core.permissions.language.syntax import concerns, problem
+from runner.core.permissions.language.tiers import rules_of
 
 TOOLS = ("Read", "Write", "Edit", "Bash", "Glob", "Grep", "own_tool")
 PLACES = {path: Place(f"/w/{path}", f"/w/{path}") for path in ("a", ".git/config")}

@@ -10,8 +10,8 @@ import unicodedata
 from dataclasses import dataclass
 from functools import lru_cache
 
-from runner.core.permissions.paths import PathPattern, path_pattern
-from runner.core.permissions.patterns import (
+from runner.core.permissions.language.paths import PathPattern, path_pattern
+from runner.core.permissions.language.patterns import (
     OPAQUE,
     CommandPattern,
     HostPattern,

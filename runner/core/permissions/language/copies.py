@@ -10,9 +10,9 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from runner.core.permissions.paths import PathPattern, Steps, fold, path_pattern
+from runner.core.permissions.language.paths import PathPattern, Steps, fold, path_pattern
+from runner.core.permissions.language.syntax import parse
 from runner.core.permissions.rule import Rule
-from runner.core.permissions.syntax import parse
 
 _SPECIAL = re.compile(r"[*?\[\]\\]")
 

@@ -9,14 +9,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from runner.core.permissions.rule import Effect, Rule
-from runner.core.permissions.syntax import (
+from runner.core.permissions.language.syntax import (
     allows_nothing,
     concerns,
     is_name,
     name_of,
     problem,
 )
+from runner.core.permissions.rule import Effect, Rule
 
 _EFFECTS: tuple[Effect, ...] = ("deny", "ask", "allow")
 _ELSEWHERE = {

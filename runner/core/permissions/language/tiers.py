@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
-from runner.core.permissions.patterns import OPAQUE
+from runner.core.permissions.language.patterns import OPAQUE
+from runner.core.permissions.language.syntax import READING, WRITING
 from runner.core.permissions.rule import Rule
-from runner.core.permissions.syntax import READING, WRITING
 
 Mode = Literal["read_only", "workspace_write", "full_access"]
 
