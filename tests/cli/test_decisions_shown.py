@@ -64,7 +64,7 @@ def test_denial_at_the_file_is_counted_and_shown_with_its_reason(
     assert f"[denied: {said}" in command("transcript", run_id).out
     job_id = job_of(database, run_id)
     assert decisions.denied_counts(database, job_id) == (1, 1)
-    summarise(database, job_id, interrupted=False, as_json=False)
+    summarise(database, load_prices(), job_id, interrupted=False, as_json=False)
     out = capsys.readouterr().out
     assert "1 tool call was denied, in 1 run" in out
     assert said in out

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
-from typing import Literal
+from typing import Any, Literal
 
 import psutil
 from sqlalchemy import select
@@ -211,7 +211,7 @@ class _Iteration:
     def _plan(self, request: Received) -> Reply:
         """The model: its reply depends on the conversation alone; some calls fail the first time."""
         position = request.position
-        self._served.requests.append(request.body["messages"])
+        self._served.requests.append(_content_of(request.body["messages"]))
         if position == scenario.SAID_LATER_AT and not self._said:
             self._said = True
             say(self._database, self._run_id, scenario.SAID_LATER, time.time())
@@ -242,6 +242,18 @@ class _Iteration:
             except (psutil.NoSuchProcess, psutil.AccessDenied):
                 continue
         return found
+
+
+def _content_of(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages as they were said: where the cache is to break is no part of them."""
+    return [
+        {**message, "content": [_without_breakpoint(block) for block in message["content"]]}
+        for message in messages
+    ]
+
+
+def _without_breakpoint(block: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in block.items() if name != "cache_control"}
 
 
 def _new_worker() -> str:

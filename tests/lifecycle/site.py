@@ -103,8 +103,8 @@ class Site:
         assert done.returncode == expect, (arguments, done.returncode, done.stdout, done.stderr)
         return done.stdout
 
-    def json(self, *arguments: str) -> Any:
-        return json.loads(self.run(*arguments, "--json"))
+    def json(self, *arguments: str, expect: int = 0) -> Any:
+        return json.loads(self.run(*arguments, "--json", expect=expect))
 
     def submit(self, path: Path) -> str:
         """Submit a job file (into a database that is up to date). Returns the job's id."""

@@ -175,7 +175,7 @@ def test_a_cancel_closes_the_question_and_a_retry_does_not_run_the_call(site: Si
     site.run("cancel", run)
     assert site.runs(job)["a"]["state"] == "cancelled"
     assert site.json("approvals") == []
-    [late] = site.json("approve", group["calls"][0]["id"])
+    [late] = site.json("approve", group["calls"][0]["id"], expect=1)
     assert not late["changed"]
     site.run("retry", run)
     site.wait_for(job, "a", "succeeded")

@@ -10,7 +10,7 @@ import sys
 import threading
 from pathlib import Path
 
-from runner.core.permissions import Decision, Permit, Policy, digest_of
+from runner.core.permissions import Decision, Permit, Policy, Rule, digest_of
 from runner.engine.ports import Interrupt, Surroundings, ToolCall
 from runner.errors import Interrupted
 from runner.tools.builtin import BUILTIN
@@ -29,8 +29,9 @@ def main() -> None:
 
     threading.Thread(target=say_alive).start()
     given = {"command": sys.argv[4]}
+    policy = Policy((Rule("allow", "Bash"),))
     try:
-        permit = Permit(Decision("allow"), None, digest_of(given), Policy())
+        permit = Permit(Decision("allow"), None, digest_of(given), policy)
         call = ToolCall("call_1", "run_1", BUILTIN["Bash"], given, permit, surroundings, 100.0)
         print(tools.run(call, Interrupt()).outcome)
     except Interrupted as interrupted:
