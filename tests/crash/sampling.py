@@ -16,11 +16,11 @@ _PARTS_OF_ALL = 4
 
 # mode, scenario, database: one in so many boundaries is in the sample
 _SAMPLE: dict[tuple[Mode, str, str], int] = {
-    ("kill", "all", "sqlite"): 11,
-    ("kill", "safe", "sqlite"): 13,
+    ("kill", "all", "sqlite"): 17,
+    ("kill", "safe", "sqlite"): 19,
     ("kill", "asked", "sqlite"): 23,
-    ("freeze", "all", "sqlite"): 17,
-    ("freeze", "safe", "sqlite"): 17,
+    ("freeze", "all", "sqlite"): 23,
+    ("freeze", "safe", "sqlite"): 29,
     ("freeze", "asked", "sqlite"): 31,
     ("kill", "all", "postgresql"): 41,
     ("kill", "safe", "postgresql"): 31,

@@ -113,8 +113,10 @@ class Command:
         lowered = (_lower_first(form) for form in forms if not form.islower())
         every = tuple(dict.fromkeys((*forms, *lowered)))
         words = frozenset(form.partition(" ")[0] for form in every)
-        hides = part.hides if script.legible else script.opaque
-        return cls(part.text, every, hides, script.legible, words, "\n".join(every))
+        # What cannot be read is the last part, the script as a whole; what was seen of it comes before.
+        legible = script.legible or part is not script.parts[-1]
+        hides = part.hides if legible else script.opaque
+        return cls(part.text, every, hides, legible, words, "\n".join(every))
 
     @property
     def tools(self) -> tuple[str, ...]:

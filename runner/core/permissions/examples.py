@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from runner.core.permissions.language.syntax import READING, WRITING, covers, name_of
-from runner.core.permissions.policy import Policy, evaluate, may_touch
+from runner.core.permissions.policy import Policy, evaluate, evaluate_each, may_touch
 from runner.core.permissions.request import Place, Request, Setting, paths_of
 from runner.core.permissions.rule import Rule
 
@@ -60,8 +60,11 @@ def matches(rule: Rule, example: str) -> bool:
     setting = Setting(_WORKSPACE, None, _HOME, {path: _place(path) for path in paths})
     if tool in READING or tool in WRITING:
         decisions = [may_touch(policy, tool, setting.places[path], setting) for path in paths]
-    else:
+    elif rule.effect == "allow":  # all of the call must be allowed, and any part denies or asks
         decisions = [evaluate(policy, Request(tool, arguments, setting))]
+    else:
+        each = evaluate_each(policy, Request(tool, arguments, setting))
+        decisions = [decision for _, decision in each]
     return any(decision.grounds for decision in decisions)
 
 

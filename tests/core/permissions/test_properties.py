@@ -1,6 +1,6 @@
 """What holds of every policy and every call."""
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from runner.core.permissions import Place, Policy, Request, Rule, Setting, evaluate
@@ -133,6 +133,8 @@ def test_one_more_deny_never_allows_more(policy, text, tool, arguments):
     st.lists(SIMPLE, min_size=2, max_size=3),
     st.sampled_from(["; ", " && ", " || ", " | ", "\n", " & "]),
 )
+@example(Policy((Rule("ask", "Bash(:opaque)"),)), ["ls", "$cmd x"], "; ")
+@example(Policy((Rule("allow", "Bash(ls *)"), Rule("deny", "Bash(rm *)"))), ["ls", "rm x"], " && ")
 def test_a_script_is_never_more_allowed_than_its_parts(policy, commands, joint):
     whole = RANK[bash(policy, joint.join(commands)).effect]
     if any(command in ("# a", "echo 'open") for command in commands):
