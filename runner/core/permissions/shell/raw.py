@@ -40,6 +40,8 @@ def raw_forms(command: str) -> tuple[str, ...]:
     forms: dict[str, None] = {command: None, command.strip(): None}
     texts = dict.fromkeys((command.replace("\\\n", " "), command.replace("\\\n", "")))
     for text in tuple(texts):
+        if text.isascii() and text.isprintable():
+            continue  # nothing in it is invisible or has another form
         seen = "".join(c for c in text if c in "\n\t\r" or not _deceives(c) or c.isspace())
         texts.setdefault(unicodedata.normalize("NFKC", seen))
     for text in tuple(texts):
