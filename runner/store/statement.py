@@ -197,7 +197,7 @@ def _name(number: int) -> str:
     return f"value_{number}"
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=256)
 def _writing(shapes: tuple[_Shape, ...]) -> Statement:
     """One statement for all, its parameters numbered in the order of the values
     (https://www.postgresql.org/docs/current/queries-with.html#QUERIES-WITH-MODIFYING)."""

@@ -11,7 +11,7 @@ from runner.core.permissions.shell.tree.walk import Walk
 __all__ = ["Part", "Script", "analyse"]
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=128)  # a hostile command's analysis takes most of a megabyte
 def analyse(command: str) -> Script:
     """The simple commands in ``command`` as bash would run it, and the files it redirects to and
     from. Total: any text has a Script, one that cannot be read with certainty an opaque one.
