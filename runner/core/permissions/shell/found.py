@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 
-_REDIRECT = re.compile(r"[<>&|]\s*[\"']?([^\s\"'<>|&;()]+)")
+_REDIRECT = re.compile(r"[<>][&|]?\s*[\"']?([^\s\"'<>|&;()]+)")
 
 
 @dataclass(frozen=True, slots=True)
