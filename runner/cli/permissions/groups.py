@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -155,8 +155,7 @@ def _named(database: Database, waiting: Sequence[Asked], text: str) -> list[str]
         if about is None:
             raise UsageError(f"nobody was asked about {thing.id}: see `runner show {thing.id}`")
         return [about]
-    is_of: Callable[[Asked], bool] = lambda each: thing.id in (each.job_id, each.run_id)  # noqa: E731
-    return [each.id for each in waiting if is_of(each)]
+    return [each.id for each in waiting if thing.id in (each.job_id, each.run_id)]
 
 
 def _candidates(waiting: Sequence[Asked], text: str) -> dict[str, list[str]]:
