@@ -104,6 +104,12 @@ class Watched:
         self._look(request.reply_number)
         return self._model.complete(request, interrupt, on_text)
 
+    def count(self, request: ModelRequest, interrupt: Interrupt) -> int | None:
+        return self._model.count(request, interrupt)
+
+    def window(self, model: str) -> int | None:
+        return self._model.window(model)
+
 
 def _content(database: Database, first: int, last: int) -> int:
     """Bytes of the blocks of the turns after ``first``, up to ``last``."""

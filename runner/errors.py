@@ -88,7 +88,8 @@ class ModelCallError(RunnerError):
     Args:
         kind: what went wrong, the API's error type where it gave one (``rate_limit_error``,
             ``overloaded_error``, ``invalid_request_error`` …), else one of ``connection``,
-            ``stream_cut``, ``stream_stalled``, ``stream_broken``, ``call_deadline``.
+            ``stream_cut``, ``stream_stalled``, ``stream_broken``, ``call_deadline``; and
+            ``prompt_too_long`` whatever the API calls that.
         message: the API's own words, or what was seen, in one line.
         status: HTTP status, when the API answered with an error status.
         request_id: the API's request id, when one is known.

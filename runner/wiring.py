@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runner.core.conversation import Tool
-from runner.core.prices import PriceList
+from runner.core.prices import PriceList, Tariff, Terms
 from runner.core.spec import JobSpec, Submission
 from runner.errors import UnreachableError, UsageError
 from runner.settings import Settings
@@ -58,12 +58,17 @@ def load_prices(settings: Settings) -> PriceList:
     return load_prices(settings.prices)
 
 
-def load_submission(path: Path) -> Submission:
+def load_submission(path: Path, settings: Settings) -> Submission:
     """A job file, read and checked whole. Raises ``SpecError`` with every problem in it."""
     from runner.jobfile.load import load
     from runner.llm.script import check_script
 
-    return load(path, resolve_tools=_resolve_tools, check_script=check_script)
+    return load(
+        path,
+        resolve_tools=_resolve_tools,
+        check_script=check_script,
+        prices=load_prices(settings),
+    )
 
 
 def _resolve_tools(
@@ -225,13 +230,13 @@ def _surroundings(
                 home=settings.home,
                 lock_dir=locks.folder,
                 secrets=settings.secrets(),
-                stored_output=lambda call_id: tool_output(database, call_id),
+                stored_output=lambda run_id, name: tool_output(database, run_id, name),
             )
         )
     )
     live = opened.enter_context(closing(RedisLive(connect(queue_url))))
     workspaces = RunWorkspaces(database, settings.home)
-    ports = _ports(database, clock, tools, live, workspaces)
+    ports = _ports(database, clock, tools, live, workspaces, load_prices(settings))
     machine = Machine(
         database=database,
         locks=locks,
@@ -254,12 +259,13 @@ def _ports(
     tools: Tools,
     live: Live,
     workspaces: RunWorkspaces,
+    prices: PriceList,
 ) -> Ports:
     from runner.engine.attempt import Ports
     from runner.store.journal import StoredJournal
 
     return Ports(
-        journal=StoredJournal(database, clock.now),
+        journal=StoredJournal(database, clock.now, lambda spec: _tariffs(prices, spec)),
         models=_models(),
         tools=tools,
         workspaces=workspaces,
@@ -268,7 +274,16 @@ def _ports(
         jitter=random.random,
         call_id=ids.call_id,
         stopping=threading.Event(),
+        known_window=prices.window,
     )
+
+
+def _tariffs(prices: PriceList, spec: JobSpec) -> dict[str, Tariff]:
+    """What a job's models are billed at, those that have a price."""
+    terms = Terms.of(spec.provider, spec.model_options)
+    models = {spec.model, spec.context.summary_model or spec.model}
+    found = {model: prices.tariff(model, terms) for model in models}
+    return {model: tariff for model, tariff in found.items() if tariff is not None}
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from bench.stage.material import submit, wait_for_end
 from runner import wiring
+from runner.core.prices import FREE
 from runner.core.run import Ended
 from runner.engine.attempt import Ports, run_attempt
 from runner.engine.ports import Interrupt, Model
@@ -57,7 +58,7 @@ def attempts(
         model = AnthropicModel(base_url=url, api_key=API_KEY)
         wrapped = wrap(model)
         ports = Ports(
-            journal=StoredJournal(database, clock.now),
+            journal=StoredJournal(database, clock.now, lambda spec: {spec.model: FREE}),
             models=lambda spec: wrapped,
             tools=tools,
             workspaces=RunWorkspaces(database, home),

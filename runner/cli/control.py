@@ -11,7 +11,8 @@ import click
 
 from runner.cli.display import cell, note, say_json, say_table
 from runner.cli.display import say as say_line
-from runner.cli.options import json_option, stored, with_settings
+from runner.cli.money.costs import refuse_without_price
+from runner.cli.options import Dollars, Duration, json_option, stored, with_settings
 from runner.errors import UnreachableError
 from runner.settings import Settings
 
@@ -77,6 +78,9 @@ def pause(settings: Settings, id: str, as_json: bool) -> None:
 def resume(settings: Settings, id: str, as_json: bool) -> None:
     """Let a paused run, or all paused runs of a job, go on.
 
+    Runs that wait for a person, or for their job's budget, go on with `runner approve` and
+    `runner budget` instead.
+
     Where runs wait for a workspace whose folder is here and has lost its id (`git clean` removes it),
     the id is written into it again.
 
@@ -103,6 +107,8 @@ def resume(settings: Settings, id: str, as_json: bool) -> None:
 )
 @click.option("--max-turns", type=_limit, metavar="N", help="New limit of turns.")
 @click.option("--token-ceiling", type=_ceiling, metavar="N", help="New limit of tokens.")
+@click.option("--cost-ceiling", type=Dollars(), metavar="USD", help="New limit of cost.")
+@click.option("--working-time", type=Duration(), metavar="D", help="New limit of working time: 8h.")
 @json_option
 @with_settings
 def retry(
@@ -112,6 +118,8 @@ def retry(
     fresh: bool,
     max_turns: int | None,
     token_ceiling: int | None,
+    cost_ceiling: float | None,
+    working_time: float | None,
     as_json: bool,
 ) -> None:
     """Let runs go on that failed, were cancelled or stopped by a limit.
@@ -127,7 +135,9 @@ def retry(
     from runner.store.steer.revive import retry as retry_runs
 
     with _target(settings, id) as (database, target, now):
-        raised = Raised(max_turns, token_ceiling)
+        if cost_ceiling is not None:
+            refuse_without_price(settings, database, target)
+        raised = Raised(max_turns, token_ceiling, cost_ceiling, working_time)
         changes = patiently(
             lambda: retry_runs(
                 database, target, now, raised=raised, fresh=fresh, only_failed=failed

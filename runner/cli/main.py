@@ -10,8 +10,10 @@ from typing import NoReturn
 import click
 
 import runner
-from runner.cli import control, costs, exit_codes, look, system, work
+from runner.cli import control, exit_codes, system, work
 from runner.cli.display import note, refuse
+from runner.cli.look import events, listing, showing, transcript
+from runner.cli.money import budget, costs
 from runner.cli.options import global_options
 from runner.cli.permissions import approvals, rules
 from runner.errors import RunnerError, SpecError, UnreachableError, UsageError
@@ -36,7 +38,8 @@ def cli() -> None:
 
 for command in (
     *(work.run, work.submit, work.worker),
-    *(look.list_, look.show, look.transcript, look.events, costs.costs),
+    *(listing.list_, showing.show, transcript.transcript, events.events),
+    *(costs.costs, budget.budget),
     *(control.cancel, control.pause, control.resume, control.retry, control.say),
     *(approvals.approvals, approvals.approve, approvals.deny, rules.rules),
     *(system.db, system.doctor),

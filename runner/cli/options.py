@@ -75,6 +75,42 @@ slots_option = click.option(
 )
 
 
+class Dollars(click.ParamType[float]):
+    """A sum in USD, within the bounds that a job file has."""
+
+    name = "USD"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        from runner.jobfile.bounds import LEAST_USD, MOST_USD
+
+        try:
+            usd = float(value)
+        except ValueError:
+            self.fail(f"{value!r} is not a sum in USD, such as 40 or 2.50", param, ctx)
+        if not LEAST_USD <= usd <= MOST_USD:
+            self.fail(f"{value!r} is not from {LEAST_USD:f} to {MOST_USD:,.0f} USD", param, ctx)
+        return usd
+
+
+class Duration(click.ParamType[float]):
+    """A duration as in a job file, in seconds."""
+
+    name = "DURATION"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        from runner.jobfile.section import MOST_SECONDS, seconds_in
+
+        text = str(value)
+        seconds = seconds_in(text if text[-1:].isalpha() else f"{text}s")
+        if not 0 < seconds <= MOST_SECONDS:
+            self.fail(f"{value!r} is not a duration such as 90s, 30m or 8h", param, ctx)
+        return seconds
+
+
 @contextmanager
 def stored(settings: Settings) -> Iterator[Database]:
     """The database, for a command that looks at or changes what is there. Creates nothing.
@@ -95,7 +131,7 @@ def stored(settings: Settings) -> Iterator[Database]:
         database.close()
 
 
-def loaded(spec: Path) -> Submission:
+def loaded(settings: Settings, spec: Path) -> Submission:
     """A job file as it would be submitted; what it left out is said on stderr.
 
     Raises:
@@ -103,7 +139,7 @@ def loaded(spec: Path) -> Submission:
     """
     from runner import wiring
 
-    submission = wiring.load_submission(spec)
+    submission = wiring.load_submission(spec, settings)
     for line in submission.notes:
         note(f"warning: {cell(line)}")
     return submission

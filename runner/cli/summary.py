@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from runner.cli.costs import cost_fields, cost_line
 from runner.cli.display import cell, duration, first_line, note, say, say_json, say_table
 from runner.cli.exit_codes import exit_code
+from runner.cli.money.budget import how_to_raise, is_out_of_budget, runs_wait
+from runner.cli.money.costs import cost_fields, cost_line
 from runner.cli.permissions.words import denier
+from runner.core.budget import Purse
 from runner.core.prices import PriceList, Spending
 from runner.store.database import Database
 from runner.store.look import decisions, queries
 from runner.store.look.costs import spent_by
 from runner.store.look.decisions import DeniedKind
 from runner.store.look.queries import RunSummary
+from runner.store.steer.budget import budget_of
 
 _MOST_DENIALS = 10
 
@@ -68,6 +71,7 @@ def summarise(
         say(f"cost: {cost}")
     _say_denied(*decisions.denied_counts(database, job_id), denied)
     _say_waiting(job_id, waiting)
+    _say_out_of_budget(job_id, budget_of(database, job_id), runs)
     _say_further(runs)
     return code
 
@@ -105,6 +109,13 @@ def _say_waiting(job_id: str, counts: Mapping[str, int]) -> None:
         count = sum(counts.values())
         waits = "1 tool call waits" if count == 1 else f"{count} tool calls wait"
         say(f"{waits} for an answer, in {_runs(len(counts))}: runner approvals {job_id}")
+
+
+def _say_out_of_budget(job_id: str, purse: Purse | None, runs: Sequence[RunSummary]) -> None:
+    count = sum(is_out_of_budget(run) for run in runs)
+    if count:
+        how = how_to_raise(job_id, purse or Purse())
+        say(f"{runs_wait(count)} for the job's budget: {how}")
 
 
 def _runs(count: int) -> str:

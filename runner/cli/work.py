@@ -66,7 +66,7 @@ def run(
             for path in wiring.mend_workspaces(database, job_id):
                 note(f"the workspace {path} had lost its id: it is written again")
             return _work(settings, database, prices, job_id, slots, as_json, no_input)
-    submission = loaded(spec)
+    submission = loaded(settings, spec)
     database = wiring.open_database(settings, upgrade=True)
     try:
         job_id = wiring.submit(database, submission, author=author_named(None))
@@ -121,7 +121,7 @@ def submit(settings: Settings, spec: Path, key: str | None, as_json: bool) -> No
     from runner import wiring
     from runner.store.look import queries
 
-    submission = loaded(spec)
+    submission = loaded(settings, spec)
     database = wiring.open_database(settings, upgrade=True)
     try:
         job_id = wiring.submit(database, submission, key, author=author_named(None))

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 Block = dict[str, Any]
 Role = Literal["user", "assistant"]
+Purpose = Literal["turn", "summary"]  # what a model call is for
 
 # What became of a tool call. Only "succeeded" is not an error for the model.
 ToolOutcome = Literal[
@@ -29,6 +30,11 @@ ToolOutcome = Literal[
 # Arguments that are no JSON object cannot be stored as a call's input, because the API takes only
 # objects back: they are kept as text under this one name, and answered as invalid.
 UNREADABLE_INPUT = "unreadable_arguments"
+
+
+# Stop reasons of a reply that was cut off: what it began is to be gone on with.
+CONTEXT_EXCEEDED = "model_context_window_exceeded"
+CUT_REASONS = frozenset({"max_tokens", CONTEXT_EXCEEDED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +103,9 @@ class Tool:
 class ModelRequest:
     """One model call. ``options`` are passed to the API as they are (thinking, output_config …).
 
-    ``item_key`` and ``reply_number`` (0 for the conversation's first reply) let a scripted model
-    find its line; the API never sees them.
+    ``hour_cache``: what it writes to the prompt cache is to live for an hour. ``item_key``,
+    ``reply_number`` (0 for the conversation's first reply) and ``purpose`` let a scripted model find
+    its line; the API never sees them.
     """
 
     model: str
@@ -110,6 +117,8 @@ class ModelRequest:
     run_id: str
     item_key: str
     reply_number: int
+    purpose: Purpose = "turn"
+    hour_cache: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,9 +158,19 @@ class ToolResult:
         return self.outcome != "succeeded"
 
 
+def content_text(block: Block) -> str:
+    """A block as JSON: what its size is counted on."""
+    return json.dumps(block, ensure_ascii=False)
+
+
 def content_bytes(block: Block) -> int:
     """UTF-8 bytes of a block as JSON: an upper bound of its tokens (a token is at least one byte)."""
-    return len(json.dumps(block, ensure_ascii=False).encode("utf-8", "surrogatepass"))
+    return text_bytes(content_text(block))
+
+
+def text_bytes(text: str) -> int:
+    """UTF-8 bytes of a text, half a surrogate pair among it or not."""
+    return len(text.encode("utf-8", "surrogatepass"))
 
 
 def result_block(call_id: str, result: ToolResult) -> Block:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from runner.core import budget
 from runner.core.calls import answer_calls
-from runner.core.entries import ModelCallFailed, ModelCallStarted, UserMessageAdded
-from runner.core.journal import Applied, RunView, Stop, apply
+from runner.core.context.plan import fit_context
+from runner.core.conversation import CONTEXT_EXCEEDED, CUT_REASONS
+from runner.core.entries import ModelCallFailed, UserMessageAdded
+from runner.core.fold import Applied, apply
+from runner.core.journal import RunView, Stop
+from runner.core.prompts import CONTINUE_TEXT, NUDGE_TEXT, RESUME_TEXT, SMALLER_STEPS_TEXT
 from runner.core.retry import IN_HAND_SECONDS
 from runner.core.run import Ended, Requeued, Waiting
+from runner.core.spending import start_turn, stopped_by
 from runner.core.steps import (
     CallModel,
     Done,
@@ -23,16 +27,6 @@ from runner.core.steps import (
 )
 
 MOST_CONTINUATIONS = 2
-
-CONTINUE_TEXT = "Your reply was cut off at the output limit. Go on from where it stopped."
-NUDGE_TEXT = (
-    "Your last reply was empty. If the task is done, say so in a sentence; if not, go on with it."
-)
-SMALLER_STEPS_TEXT = (
-    "Your reply was cut off at the output limit before any part of it was whole. "
-    "Go on in smaller steps."
-)
-RESUME_TEXT = "Go on."
 
 
 def advance(view: RunView, now: float, draining: bool) -> tuple[list[Applied], Effect]:
@@ -103,30 +97,22 @@ def _leave(view: RunView, now: float, draining: bool) -> Step | None:
     return settle(Requeued(now, "shutdown")) if draining else None
 
 
-def _hopeless_reply(view: RunView, now: float, draining: bool) -> Step | None:
-    """A reply whose calls must not run: there is no room for their results."""
-    stop = view.progress.stop
-    if stop is not None and stop.reason == "model_context_window_exceeded":
-        return settle(
-            Ended("stopped", "context_window", "the conversation has filled the model's window")
-        )
-    return None
-
-
 def _answer_stop(view: RunView, now: float, draining: bool) -> Step | None:
     stop = view.progress.stop
     if stop is None:
         return None
     if stop.reason == "max_tokens" and stop.lowered:
-        return _stopped_by_ceiling(view)
+        return stopped_by(view, stop.lowered_by)
     if stop.reason == "refusal":
         return settle(Ended("failed", "refused", "the model refused to go on"))
     if view.queued and stop.reason != "pause_turn":
         return _deliver(view)
+    if stop.empty and stop.reason == CONTEXT_EXCEEDED:
+        return Record(UserMessageAdded((SMALLER_STEPS_TEXT,), "continue"))
     if stop.empty:
         if view.progress.nudges:
             return settle(Ended("failed", "empty_reply", "the model replied twice with nothing"))
-        text = SMALLER_STEPS_TEXT if stop.reason == "max_tokens" else NUDGE_TEXT
+        text = SMALLER_STEPS_TEXT if stop.reason in CUT_REASONS else NUDGE_TEXT
         return Record(UserMessageAdded((text,), "nudge"))
     return _answer_whole_reply(view, stop)
 
@@ -139,6 +125,9 @@ def _answer_whole_reply(view: RunView, stop: Stop) -> Step | None:
             if view.progress.continuations >= MOST_CONTINUATIONS:
                 detail = "the reply was cut at max_output_tokens three times in a row"
                 return settle(Ended("stopped", "max_tokens", detail))
+            return Record(UserMessageAdded((CONTINUE_TEXT,), "continue"))
+        case "model_context_window_exceeded":
+            # How often is for ``fit_context`` to say: it makes room first.
             return Record(UserMessageAdded((CONTINUE_TEXT,), "continue"))
         case "pause_turn":
             return None
@@ -189,31 +178,23 @@ def _after_failure(view: RunView, now: float, draining: bool) -> Step | None:
 
 
 def _check_limits(view: RunView, now: float, draining: bool) -> Step | None:
-    limits = view.limits
-    if view.progress.turns >= limits.max_turns:
+    limits, progress = view.limits, view.progress
+    if progress.turns >= limits.max_turns:
         return settle(Ended("stopped", "max_turns", f"the limit of {limits.max_turns} turns"))
+    if limits.working_time is not None and progress.worked >= limits.working_time:
+        detail = f"the working time of {limits.working_time:g} s"
+        return settle(Ended("stopped", "working_time", detail))
     if (ends_at := view.ends_at) is not None and now >= ends_at:
         return stop_at_deadline(view)
     return None
 
 
-def _start_model_call(view: RunView, now: float, draining: bool) -> Step | None:
-    progress = view.progress
-    prompt = budget.prompt_bound(progress.last_prompt_tokens, progress.appended_bytes)
-    reservation = budget.reserve(
-        view.limits, progress.charged_tokens, prompt, view.spec.thinking_tokens
-    )
-    if reservation is None:
-        return _stopped_by_ceiling(view)
-    return Record(ModelCallStarted(progress.model_calls + 1, reservation))
+def _fit_context(view: RunView, now: float, draining: bool) -> Step | None:
+    return fit_context(view, now)
 
 
-def _stopped_by_ceiling(view: RunView) -> Step:
-    detail = (
-        f"{view.progress.charged_tokens:,} of {view.limits.token_ceiling:,} tokens are used; "
-        "what is left is too little for the next call"
-    )
-    return settle(Ended("stopped", "token_ceiling", detail))
+def _start_turn(view: RunView, now: float, draining: bool) -> Step | None:
+    return start_turn(view, now)
 
 
 _Rule = Callable[[RunView, float, bool], Step | None]
@@ -222,7 +203,6 @@ _Rule = Callable[[RunView, float, bool], Step | None]
 _RULES: tuple[_Rule, ...] = (
     _open_model_call,
     _tools_in_hand,
-    _hopeless_reply,
     _leave_calls,
     _answer_calls,
     _answer_stop,
@@ -231,5 +211,6 @@ _RULES: tuple[_Rule, ...] = (
     _after_failure,
     _speak_first,
     _check_limits,
-    _start_model_call,
+    _fit_context,
+    _start_turn,
 )

@@ -7,19 +7,27 @@ from dataclasses import dataclass
 from typing import Literal
 
 from runner.core.budget import Reservation
-from runner.core.conversation import ModelReply, ToolResult
+from runner.core.context.compaction import Compaction
+from runner.core.conversation import ModelReply, Purpose, ToolResult
 from runner.core.permissions import Decision, Setting
 from runner.core.run import Outcome
 
 OUR_OWN_FAILURES = frozenset({"worker_lost", "shutdown"})
+
+# The API found the request too long: it is compacted and sent again.
+PROMPT_TOO_LONG = "prompt_too_long"
 
 MessageCause = Literal["queued", "nudge", "continue", "resume"]
 
 
 @dataclass(frozen=True, slots=True)
 class ModelCallStarted:
+    """``at`` is in seconds since the epoch."""
+
     number: int
     reservation: Reservation
+    at: float = 0.0
+    purpose: Purpose = "turn"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +37,29 @@ class ModelReplied:
 
     reply: ModelReply
     settings: tuple[Setting, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SummaryReplied:
+    """The reply to a call for a summary. Without a ``compaction`` it was of no use: ``why``."""
+
+    reply: ModelReply
+    compaction: Compaction | None
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ContextCompacted:
+    """A compaction that needed no model."""
+
+    compaction: Compaction
+
+
+@dataclass(frozen=True, slots=True)
+class TimeWorked:
+    """Seconds that the step before took, of a model's or a tool's work."""
+
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +111,9 @@ Entry = (
     ModelCallStarted
     | ModelReplied
     | ModelCallFailed
+    | SummaryReplied
+    | ContextCompacted
+    | TimeWorked
     | CallsDecided
     | ToolsStarted
     | ToolFinished

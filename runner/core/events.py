@@ -8,18 +8,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from runner.core.context.compaction import Compaction
 from runner.core.conversation import ModelReply, Usage
 from runner.core.entries import (
     CallsDecided,
+    ContextCompacted,
     ModelCallFailed,
     ModelCallStarted,
     ModelReplied,
     RunSettled,
+    SummaryReplied,
     ToolFinished,
     ToolsStarted,
     UserMessageAdded,
 )
-from runner.core.journal import Applied, RunView
+from runner.core.fold import Applied
+from runner.core.journal import RunView
 from runner.core.permissions import Decision
 from runner.core.run import Ended, Outcome, Requeued, Waiting
 
@@ -72,16 +76,20 @@ def events_of(applied: Applied) -> Iterator[Event]:
     """The events of an entry, in order."""
     view, after = applied.before, applied.after
     match applied.entry:
-        case ModelCallStarted(number, reservation):
-            turn = view.progress.turns + 1
-            if view.progress.tries == 0:
-                yield Event("turn_started", {"turn": turn})
-            yield Event(
-                "model_call_started",
-                {"call": number, "turn": turn, "max_tokens": reservation.max_tokens},
-            )
+        case ModelCallStarted() as entry:
+            yield from _started(view, entry)
         case ModelReplied(reply):
-            yield from _replied(view, reply, after)
+            yield _ended(view, reply, after, after.progress.turns)
+            if not after.calls:
+                yield Event("turn_ended", {"turn": after.progress.turns})
+        case SummaryReplied(reply, compaction, why):
+            ended = _ended(view, reply, after, view.progress.turns + 1)
+            useless = {} if compaction is not None else {"error": shorten(why, 300)}
+            yield Event(ended.type, ended.data | {"purpose": "summary"} | useless)
+            if compaction is not None:
+                yield _compacted(compaction)
+        case ContextCompacted(compaction):
+            yield _compacted(compaction)
         case ModelCallFailed() as entry:
             yield from _failed(view, entry)
         case CallsDecided(decisions):
@@ -128,13 +136,22 @@ def _call(view: RunView, index: int) -> dict[str, Any]:
     }
 
 
-def _replied(view: RunView, reply: ModelReply, after: RunView) -> Iterator[Event]:
+def _started(view: RunView, entry: ModelCallStarted) -> Iterator[Event]:
+    turn = view.progress.turns + 1
+    is_turn = entry.purpose == "turn"
+    if is_turn and view.progress.tries == 0:
+        yield Event("turn_started", {"turn": turn})
+    data = {"call": entry.number, "turn": turn, "max_tokens": entry.reservation.max_tokens}
+    yield Event("model_call_started", data if is_turn else data | {"purpose": entry.purpose})
+
+
+def _ended(view: RunView, reply: ModelReply, after: RunView, turn: int) -> Event:
     open_call = view.progress.open_call
-    yield Event(
+    return Event(
         "model_call_ended",
         {
             "call": open_call.number if open_call else None,
-            "turn": after.progress.turns,
+            "turn": turn,
             "stop_reason": shorten(reply.stop_reason, INPUT_SUMMARY_LENGTH),
             "usage": usage_of(reply.usage),
             "total": usage_of(after.progress.usage),
@@ -142,8 +159,19 @@ def _replied(view: RunView, reply: ModelReply, after: RunView) -> Iterator[Event
             "latency": round(reply.latency, 3),
         },
     )
-    if not after.calls:
-        yield Event("turn_ended", {"turn": after.progress.turns})
+
+
+def _compacted(compaction: Compaction) -> Event:
+    return Event(
+        "context_compacted",
+        {
+            "kind": compaction.kind,
+            "first": compaction.first,
+            "last": compaction.last,
+            "tokens_before": compaction.tokens_before,
+            "tokens_after": compaction.tokens_after,
+        },
+    )
 
 
 def usage_of(usage: Usage) -> dict[str, int]:

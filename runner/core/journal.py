@@ -1,42 +1,18 @@
-"""What a run's journal holds (entries), and what it amounts to (a view).
-
-``apply`` folds one entry into a view. The store writes an entry as rows and reads the rows back as
-a view; a test holds that both ways give the same value.
-"""
+"""What a run's journal amounts to: a view of the run. ``core.fold`` says how entries change it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from runner.core.budget import Limits, Reservation
-from runner.core.conversation import (
-    Block,
-    Message,
-    ModelReply,
-    ToolResult,
-    Usage,
-    content_bytes,
-    message_blocks,
-    result_block,
-    text_block,
-    tool_uses,
-)
-from runner.core.entries import (
-    OUR_OWN_FAILURES,
-    CallsDecided,
-    Entry,
-    ModelCallFailed,
-    ModelCallStarted,
-    ModelReplied,
-    RunSettled,
-    ToolFinished,
-    ToolsStarted,
-    UserMessageAdded,
-)
+from runner.core.budget import Ceiling, Charged, Limits, Purse, Reservation
+from runner.core.context.compaction import Compacted, sent_messages
+from runner.core.context.window import DEFAULT_WINDOW
+from runner.core.conversation import Block, Message, Purpose, Usage
 from runner.core.permissions import Answer, Decision, Policy, Setting
-from runner.core.run import Ended, Outcome, Waiting
+from runner.core.prices import Tariff
+from runner.core.run import Outcome
 from runner.core.spec import JobSpec
 
 
@@ -75,6 +51,7 @@ class OpenCall:
     number: int
     attempt: int
     reservation: Reservation
+    purpose: Purpose = "turn"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +61,7 @@ class Stop:
     reason: str
     lowered: bool
     empty: bool
+    lowered_by: Ceiling = "token_ceiling"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,22 +83,81 @@ class QueuedMessage:
 
 
 @dataclass(frozen=True, slots=True)
+class Fullness:
+    """How full the context is, in sums that grow with what is appended. All but ``measured`` are
+    estimates that are not corrected.
+
+    ``sent`` is everything that the next request holds, ``measured`` the real tokens of the last one
+    (None when none was sent; less what a compaction has taken out since), and ``since`` what was
+    appended after that. ``correction`` is the moving average of real over estimated tokens.
+    ``refused`` counts the times in a row that the API found the prompt too long, and ``must_shrink``
+    says that the last of them has not been answered by a compaction; ``summary_failed`` that a
+    summary was of no use.
+    """
+
+    sent: int = 0
+    since: int = 0
+    measured: int | None = None
+    correction: float = 1.0
+    refused: int = 0
+    must_shrink: bool = False
+    summary_failed: bool = False
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens the next prompt has, as well as can be told."""
+        if self.measured is None:
+            return round(self.sent * self.correction)
+        return self.measured + round(self.since * self.correction)
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How far apart a run's model calls begin: ``last_at`` in seconds since the epoch, and the moving
+    average of how many of them came too late for a cache of five minutes and not for one of an hour."""
+
+    last_at: float | None = None
+    slow: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """The tokens of the next prompt by the API, None when it did not say; ``sent`` is the estimate of
+    the same prompt, and ``turns`` how many turns the run had made."""
+
+    tokens: int | None
+    sent: int
+    turns: int
+
+
+@dataclass(frozen=True, slots=True)
 class Progress:
     """The loop's own state beside the conversation: small, and stored with the run's row. ``tries``
-    counts the model calls since the last reply."""
+    counts the model calls since the last reply. ``charged_cost`` is in billionths of a USD, and
+    ``worked`` the seconds that model calls and tools took. ``warms`` says that its siblings wait for
+    its first reply, so that they find their common prefix cached."""
 
     turns: int = 0
     usage: Usage = field(default_factory=Usage)
     charged_tokens: int = 0
+    charged_cost: int = 0
     model_calls: int = 0
     tries: int = 0
     last_prompt_tokens: int | None = None
     appended_bytes: int = 0
     continuations: int = 0
     nudges: int = 0
+    worked: float = 0.0
+    warms: bool = False
+    fullness: Fullness = field(default_factory=Fullness)
+    pace: Pace = field(default_factory=Pace)
     stop: Stop | None = None
     failure: Failure | None = None
     open_call: OpenCall | None = None
+
+    @property
+    def charged(self) -> Charged:
+        return Charged(self.charged_tokens, self.charged_cost)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +166,12 @@ class RunView:
     reply's until each has its result, then they join ``messages`` as one user message.
     ``policy`` are the rules of the newest snapshot. ``submitted_at`` is in seconds since the epoch;
     ``answer_count`` counts the answers to its questions, and ``revision`` the transactions that the
-    run's attempts have stored."""
+    run's attempts have stored.
+
+    What is not compared is not the run's own: ``window`` is the model's, in tokens, and
+    ``summary_window`` that of the one that writes summaries; ``tariffs`` are prices by model (those
+    that have one), ``purse`` is the job's as it stands (None without a budget), ``counted`` what the
+    API said of the next prompt, and ``outputs`` the folder where tools find whole results."""
 
     run_id: str
     item_key: str
@@ -140,210 +182,27 @@ class RunView:
     submitted_at: float
     messages: tuple[Message, ...]
     progress: Progress = field(default_factory=Progress)
+    compacted: Compacted = field(default_factory=Compacted)
     calls: tuple[Call, ...] = ()
     queued: tuple[QueuedMessage, ...] = ()
     pause_requested: bool = False
     outcome: Outcome | None = None
     answer_count: int = 0
     revision: int = 0
+    window: int = field(default=DEFAULT_WINDOW, compare=False)
+    summary_window: int = field(default=DEFAULT_WINDOW, compare=False)
+    tariffs: Mapping[str, Tariff] = field(default_factory=dict, compare=False)
+    purse: Purse | None = field(default=None, compare=False)
+    counted: Counted | None = field(default=None, compare=False)
+    outputs: str = field(default="", compare=False)
+
+    @property
+    def sent(self) -> tuple[Message, ...]:
+        """The messages as the model is sent them."""
+        return sent_messages(self.messages, self.compacted)
 
     @property
     def ends_at(self) -> float | None:
         """The run's deadline in seconds since the epoch; None without one."""
         limit = self.limits.deadline
         return None if limit is None else self.submitted_at + limit
-
-
-@dataclass(frozen=True, slots=True)
-class Applied:
-    """An entry, and the run before and after it."""
-
-    before: RunView
-    entry: Entry
-    after: RunView
-
-
-def fold(view: RunView, entries: Iterable[Entry]) -> list[Applied]:
-    """``entries``, each with the run before and after it."""
-    applied: list[Applied] = []
-    for entry in entries:
-        after = apply(view, entry)
-        applied.append(Applied(view, entry, after))
-        view = after
-    return applied
-
-
-def apply(view: RunView, entry: Entry) -> RunView:
-    """The view after one entry."""
-    match entry:
-        case ModelCallStarted():
-            return _progress(
-                view,
-                open_call=OpenCall(entry.number, view.attempt, entry.reservation),
-                model_calls=entry.number,
-                tries=view.progress.tries + 1,
-            )
-        case ModelReplied(reply, settings):
-            return _replied(view, reply, settings)
-        case ModelCallFailed():
-            return _failed(view, entry)
-        case CallsDecided(decisions):
-            return _with_calls(
-                view,
-                (
-                    replace(c, decision=decisions[c.index].in_short())
-                    if c.index in decisions
-                    else c
-                    for c in view.calls
-                ),
-            )
-        case ToolsStarted(indexes):
-            return _with_calls(
-                view,
-                (
-                    replace(c, started_by=view.attempt) if c.index in indexes else c
-                    for c in view.calls
-                ),
-            )
-        case ToolFinished(index, result):
-            return _finished(view, index, result)
-        case UserMessageAdded():
-            return _user_message(view, entry)
-        case RunSettled(outcome):
-            return _settled(view, outcome)
-
-
-def opening(spec: JobSpec, prompt: str) -> tuple[tuple[Message, ...], Progress]:
-    """How a run begins: its first message, and a progress that counts what the first call sends."""
-    message = Message("user", (text_block(prompt),))
-    sent = len((spec.system or "").encode("utf-8", "surrogatepass"))
-    sent += sum(content_bytes(tool.definition()) for tool in spec.tools)
-    sent += content_bytes(dict(spec.model_options))
-    sent += sum(map(content_bytes, message.blocks))
-    return (message,), Progress(appended_bytes=sent)
-
-
-def rested(progress: Progress) -> Progress:
-    """The progress of a run that ended, so that it can be taken up again: what ended it is no longer
-    to be answered. A paused turn stays paused: its server tools have no results yet."""
-    stop = progress.stop
-    return replace(
-        progress,
-        stop=stop if stop is not None and stop.reason == "pause_turn" else None,
-        failure=None,
-        nudges=0,
-        continuations=0,
-    )
-
-
-def _progress(view: RunView, **changes: Any) -> RunView:
-    return replace(view, progress=replace(view.progress, **changes))
-
-
-def _with_calls(view: RunView, calls: Iterable[Call]) -> RunView:
-    return replace(view, calls=tuple(calls))
-
-
-def _replied(view: RunView, reply: ModelReply, settings: tuple[Setting, ...]) -> RunView:
-    progress = view.progress
-    lowered = progress.open_call is not None and progress.open_call.reservation.lowered
-    blocks = message_blocks(reply)
-    view = replace(
-        view,
-        messages=(*view.messages, Message("assistant", blocks)) if blocks else view.messages,
-        calls=tuple(
-            Call(
-                index,
-                block["id"],
-                block["name"],
-                block["input"],
-                setting=settings[index] if settings else None,
-            )
-            for index, block in enumerate(tool_uses(blocks))
-        ),
-    )
-    return _progress(
-        view,
-        turns=progress.turns + 1,
-        usage=progress.usage + reply.usage,
-        charged_tokens=progress.charged_tokens + reply.usage.total,
-        last_prompt_tokens=reply.usage.prompt_tokens,
-        appended_bytes=sum(map(content_bytes, blocks)),
-        continuations=progress.continuations if reply.stop_reason == "max_tokens" else 0,
-        nudges=0 if blocks else progress.nudges,
-        stop=Stop(reply.stop_reason, lowered, empty=not blocks),
-        failure=None,
-        open_call=None,
-        tries=0,
-    )
-
-
-def _failed(view: RunView, entry: ModelCallFailed) -> RunView:
-    before = view.progress.failure
-    failure = Failure(
-        count=before.count + 1 if before else 1,
-        first_at=before.first_at if before else entry.at,
-        retry_at=entry.retry_at,
-        kind=entry.kind,
-        message=entry.message,
-        request_id=entry.request_id,
-    )
-    return _progress(
-        view,
-        charged_tokens=view.progress.charged_tokens + entry.charged,
-        failure=before if entry.kind in OUR_OWN_FAILURES else failure,
-        open_call=None,
-    )
-
-
-def _finished(view: RunView, index: int, result: ToolResult) -> RunView:
-    call = view.calls[index]
-    block = result_block(call.id, result)
-    calls = tuple(replace(c, result=block) if c.index == index else c for c in view.calls)
-    view = _progress(view, appended_bytes=view.progress.appended_bytes + content_bytes(block))
-    results = tuple(c.result for c in calls if c.result is not None)
-    if len(results) < len(calls):
-        return replace(view, calls=calls)
-    view = replace(view, calls=(), messages=(*view.messages, Message("user", results)))
-    stop = view.progress.stop
-    answered = stop is not None and stop.reason != "max_tokens"
-    return _progress(view, stop=None) if answered else view
-
-
-def _user_message(view: RunView, entry: UserMessageAdded) -> RunView:
-    blocks = tuple(map(text_block, entry.texts))
-    tail = view.messages[-1]
-    if tail.role == "user":
-        messages = (*view.messages[:-1], Message("user", tail.blocks + blocks))
-    else:
-        messages = (*view.messages, Message("user", blocks))
-    progress = view.progress
-    delivered = frozenset(entry.queued_ids)
-    return replace(
-        view,
-        messages=messages,
-        queued=tuple(message for message in view.queued if message.id not in delivered),
-        progress=replace(
-            progress,
-            appended_bytes=progress.appended_bytes + sum(map(content_bytes, blocks)),
-            continuations=progress.continuations + (entry.cause == "continue"),
-            nudges=progress.nudges + (entry.cause == "nudge"),
-            stop=None,
-        ),
-    )
-
-
-def _settled(view: RunView, outcome: Outcome) -> RunView:
-    view = replace(view, outcome=outcome)
-    match outcome:
-        case Ended():
-            calls = (c if c.result else replace(c, interrupted=True) for c in view.calls)
-            return replace(
-                view, progress=rested(view.progress), calls=tuple(calls), pause_requested=False
-            )
-        case Waiting():
-            return replace(
-                view, progress=replace(view.progress, failure=None), pause_requested=False
-            )
-        case _:
-            return view

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import date
-from decimal import Decimal
+from decimal import ROUND_CEILING, Decimal
 from typing import Any
 
 from runner.core.conversation import Usage
@@ -60,14 +60,70 @@ class Rates:
 
 
 @dataclass(frozen=True, slots=True)
+class Tariff:
+    """What the calls of one model cost a job, in whole billionths of a USD, rounded up. ``long`` are
+    the rates of calls whose prompt has more than ``long_above`` tokens; None: there are none."""
+
+    standard: Rates
+    long: Rates | None = None
+    long_above: int = 0
+
+    def cost(self, usage: Usage, *, hour_cache: bool) -> int:
+        """What a call cost that used this."""
+        rates = self._rates(usage.prompt_tokens)
+        return _rounded_up(rates.cost(usage, hour_cache=hour_cache))
+
+    def cost_at_most(self, prompt: int, output: int, *, hour_cache: bool) -> int:
+        """What a call can cost, given bounds of its tokens."""
+        return max(
+            _rounded_up(rates.cost_at_most(prompt, output, hour_cache=hour_cache))
+            for rates in self._possible(prompt)
+        )
+
+    def output_for(self, left: int, prompt: int, *, hour_cache: bool, most: int) -> int:
+        """The tokens of output, at most ``most``, with which a call surely costs no more than
+        ``left``; less than 0 when its prompt alone may cost more."""
+        return min(
+            (
+                _output_for(rates, left, prompt, hour_cache, most)
+                for rates in self._possible(prompt)
+            ),
+        )
+
+    def _rates(self, prompt: int) -> Rates:
+        return self.long if self.long is not None and prompt > self.long_above else self.standard
+
+    def _possible(self, prompt: int) -> tuple[Rates, ...]:
+        """The rates that a call may be billed at whose prompt has at most so many tokens."""
+        if self.long is None or prompt <= self.long_above:
+            return (self.standard,)
+        return (self.standard, self.long)
+
+
+def _output_for(rates: Rates, left: int, prompt: int, hour_cache: bool, most: int) -> int:
+    room = left - _rounded_up(rates.cost_at_most(prompt, 0, hour_cache=hour_cache))
+    if room < 0:
+        return -1
+    if not rates.output:
+        return most
+    return min(most, int(Decimal(room).scaleb(-3) / rates.output))
+
+
+def _rounded_up(usd: Decimal) -> int:
+    return int(usd.scaleb(9).to_integral_value(ROUND_CEILING))
+
+
+@dataclass(frozen=True, slots=True)
 class Price:
     """A model's rates: ``fast`` are those of fast mode, ``long`` those of calls whose prompt (input,
-    cache reads and cache writes) has more than ``long_above`` tokens. None: there are none."""
+    cache reads and cache writes) has more than ``long_above`` tokens. None: there are none.
+    ``window`` is the model's, in tokens; None: the list does not say."""
 
     standard: Rates
     fast: Rates | None = None
     long: Rates | None = None
     long_above: int = 0
+    window: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +147,9 @@ class Terms:
         )
 
 
+FREE = Tariff(Rates(*(Decimal(0),) * 5))
+
+
 @dataclass(frozen=True, slots=True)
 class PriceList:
     """Prices by model id as of a day. ``us_inference`` multiplies those of calls that may only be
@@ -105,6 +164,11 @@ class PriceList:
         """A model's price, or None. A model that has none goes by its id without a date or ``-latest``
         at the end, never by the beginning of its id: a newer model of the family may cost more."""
         return self.models.get(model) or self.models.get(_RELEASE.sub("", model))
+
+    def window(self, model: str) -> int | None:
+        """The most tokens that a prompt to a model can have, or None when the list does not say."""
+        price = self.price(model)
+        return None if price is None else price.window
 
     def rates(self, model: str, terms: Terms, above: int) -> Rates | None:
         """What a call is billed at, or None when the list does not say.
@@ -121,6 +185,18 @@ class PriceList:
         elif price.long is not None and above >= price.long_above:
             rates = price.long
         return rates.times(self.us_inference) if rates and terms.us_only else rates
+
+    def tariff(self, model: str, terms: Terms) -> Tariff | None:
+        """What a job's calls of a model are billed at, or None when the list does not say."""
+        if terms.scripted:
+            return FREE
+        standard = self.rates(model, terms, 0)
+        price = self.price(model)
+        if standard is None or price is None:
+            return None
+        if price.long is None or terms.fast:
+            return Tariff(standard)
+        return Tariff(standard, self.rates(model, terms, price.long_above), price.long_above)
 
     @property
     def thresholds(self) -> tuple[int, ...]:

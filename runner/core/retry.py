@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from runner.core.entries import PROMPT_TOO_LONG
 from runner.errors import ModelCallError
 
 IN_HAND_SECONDS = 5.0  # a longer wait is stored, and the worker freed
@@ -67,12 +68,15 @@ def retry_at(
     jitter: float,
     patience: Patience,
 ) -> float | None:
-    """When to try again (seconds since the epoch), or None when that is the end of it.
+    """When to try again (seconds since the epoch), or None when that is the end of it. What was too
+    long is tried again at once: it is shorter then.
 
     Args:
         failures: failures in a row, this one included.
         first_failure_at: when the first of them was seen, in seconds since the epoch.
     """
+    if error.kind == PROMPT_TOO_LONG:
+        return now
     if not is_retried(error) or failures >= patience.max_attempts:
         return None
     at = now + delay(failures, error.retry_after, jitter)

@@ -22,7 +22,7 @@ ENDED: frozenset[RunState] = frozenset({"succeeded", "failed", "cancelled", "sto
 # The table of legal transitions. ``docs/concepts.md`` draws it; a test compares the two.
 #   queued -> running    a worker claims the run          waiting -> queued   what it waits for came
 #   running -> queued    back-off, shutdown, lease lost   ended -> queued     said to, retried, raised
-#   running -> waiting   paused, an answer, a workspace   * -> cancelled      at any moment before the end
+#   running -> waiting   paused, an answer, a budget   * -> cancelled      at any moment before the end
 TRANSITIONS: dict[RunState, frozenset[RunState]] = {
     "queued": frozenset({"running", "waiting", "cancelled"}),
     "running": frozenset(
@@ -35,7 +35,7 @@ TRANSITIONS: dict[RunState, frozenset[RunState]] = {
     "stopped": frozenset({"queued"}),
 }
 
-WaitReason = Literal["paused", "workspace", "approval"]
+WaitReason = Literal["paused", "workspace", "approval", "budget"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Requeued:
     """The run goes on later (``due_at``, seconds since the epoch) on whatever worker."""
 
     due_at: float
-    reason: Literal["backoff", "shutdown", "lease_lost"]
+    reason: Literal["backoff", "shutdown", "lease_lost", "budget"]
 
 
 Outcome = Ended | Waiting | Requeued

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from runner.core.budget import Limits
+from runner.core.budget import Budget, Limits
+from runner.core.context.window import Context
 from runner.core.conversation import Tool
 from runner.core.permissions import Default, Rule
 from runner.core.retry import Patience
@@ -52,6 +53,8 @@ class JobSpec:
     rules: tuple[Rule, ...] = ()
     asking: Asking = field(default_factory=Asking)
     limits: Limits = field(default_factory=Limits)
+    budget: Budget = field(default_factory=Budget)
+    context: Context = field(default_factory=Context)
     retry: Patience = field(default_factory=Patience)
     model_options: Mapping[str, Any] = field(default_factory=dict)
     parallel_tools: ParallelTools = "safe"
@@ -69,6 +72,14 @@ class JobSpec:
         thinking = self.model_options.get("thinking") or extra.get("thinking") or {}
         return int(thinking.get("budget_tokens") or 0)
 
+    @property
+    def hour_cache(self) -> bool | None:
+        """Whether ``model_options`` ask for a cache that lives for an hour; None when they say nothing
+        of the cache."""
+        given = {**self.model_options, **(self.model_options.get("extra_body") or {})}
+        cache = given.get("cache_control")
+        return None if cache is None else cache.get("ttl") == "1h"
+
     def to_json(self) -> dict[str, Any]:
         """The spec as a JSON object; ``from_json`` gives the same value back."""
         return asdict(self)
@@ -84,6 +95,8 @@ class JobSpec:
                 "rules": tuple(Rule(**rule) for rule in data["rules"]),
                 "asking": Asking(**data.get("asking", {})),
                 "limits": Limits(**data["limits"]),
+                "budget": Budget(**data.get("budget", {})),
+                "context": Context(**data.get("context", {})),
                 "retry": Patience(**data["retry"]),
                 "workspace": Workspace(**workspace) if workspace else None,
             }

@@ -24,6 +24,11 @@ class CallModel:
 
 
 @dataclass(frozen=True, slots=True)
+class CountTokens:
+    """Ask the API how long the next prompt is: by the estimate it is about as long as it may be."""
+
+
+@dataclass(frozen=True, slots=True)
 class LocateCalls:
     """Look where the paths in these calls lead: rules are about places."""
 
@@ -47,8 +52,8 @@ class Done:
     outcome: Outcome
 
 
-Step = Record | CallModel | LocateCalls | RunTools | Sleep | Done
-Effect = CallModel | LocateCalls | RunTools | Sleep | Done
+Step = Record | CallModel | CountTokens | LocateCalls | RunTools | Sleep | Done
+Effect = CallModel | CountTokens | LocateCalls | RunTools | Sleep | Done
 
 
 def settle(outcome: Outcome) -> Step:

@@ -15,13 +15,23 @@ from typing import Any, TypeVar
 
 from runner.core import retry
 from runner.core.calls import with_edit_told
-from runner.core.conversation import ModelRequest, ToolResult, message_blocks, tool_uses
-from runner.core.entries import Entry, ModelCallFailed, ModelReplied, RunSettled, ToolFinished
-from runner.core.journal import Call, OpenCall, RunView
+from runner.core.context.summary import summarised
+from runner.core.context.window import DEFAULT_WINDOW
+from runner.core.conversation import ModelReply, ToolResult, message_blocks, tool_uses
+from runner.core.entries import (
+    Entry,
+    ModelCallFailed,
+    ModelReplied,
+    RunSettled,
+    TimeWorked,
+    ToolFinished,
+)
+from runner.core.journal import Call, Counted, OpenCall, RunView
 from runner.core.permissions import Permit, Setting, digest_of, paths_of
+from runner.core.requests import next_request, summary_request, turn_request
 from runner.core.run import Ended, Lease, Outcome
 from runner.core.spec import JobSpec
-from runner.core.steps import CallModel, Done, Effect, LocateCalls, RunTools, Sleep
+from runner.core.steps import CallModel, CountTokens, Done, Effect, LocateCalls, RunTools, Sleep
 from runner.engine.ports import (
     Clock,
     Interrupt,
@@ -51,7 +61,9 @@ _MOST_TOOLS_AT_ONCE = 32
 @dataclass(frozen=True, slots=True)
 class Ports:
     """What an attempt needs of the world. ``jitter`` gives random numbers from 0 to 1; ``call_id``
-    names a tool call by run, turn and index; ``stopping`` is set when the worker drains."""
+    names a tool call by run, turn and index; ``stopping`` is set when the worker drains.
+    ``known_window`` gives a model's window in tokens where the model itself does not say; None: it is
+    not known."""
 
     journal: Journal
     models: Callable[[JobSpec], Model]
@@ -62,6 +74,7 @@ class Ports:
     jitter: Callable[[], float]
     call_id: Callable[[str, int, int], str]
     stopping: threading.Event
+    known_window: Callable[[str], int | None] = lambda model: None
 
 
 def run_attempt(lease: Lease, ports: Ports, interrupt: Interrupt) -> Outcome:
@@ -79,7 +92,8 @@ class _Attempt:
         self._lease = lease
         self._ports = ports
         self._interrupt = interrupt
-        self._view = self._insist(lambda: ports.journal.load(lease))
+        self._here: dict[str, Any] = {}
+        self._view = self._load()
 
     def run(self) -> Outcome:
         happened = self._prepare()
@@ -91,12 +105,19 @@ class _Attempt:
                     self._sleep(until)
                     happened = []
                 case CallModel(call):
-                    happened = [self._call_model(call)]
+                    happened = self._call_model(call)
+                case CountTokens():
+                    self._count_tokens()
+                    happened = []
                 case LocateCalls(calls):
                     self._locate(calls)
                     happened = []
                 case RunTools(calls):
-                    happened = [self._run_tools(calls)]
+                    happened = self._run_tools(calls)
+
+    def _load(self) -> RunView:
+        view = self._insist(lambda: self._ports.journal.load(self._lease))
+        return replace(view, **self._here)
 
     def _prepare(self) -> list[Entry]:
         """Have the workspace ready; a run whose workspace cannot be made has failed."""
@@ -109,7 +130,26 @@ class _Attempt:
         except Interrupted as cut:
             if cut.reason == "dropped":
                 raise
+        else:
+            self._look_around()
         return []
+
+    def _look_around(self) -> None:
+        """Have in the view what no journal says: windows of models, and where outputs are."""
+        spec = self._view.spec
+        window = spec.context.window or self._window(spec.model)
+        summary_model = spec.context.summary_model or spec.model
+        own = summary_model == spec.model
+        self._here = {
+            "window": window,
+            "summary_window": window if own else self._window(summary_model),
+            "outputs": str(self._surroundings.outputs),
+        }
+        self._view = replace(self._view, **self._here)
+
+    def _window(self, model: str) -> int:
+        asked = self._ports.models(self._view.spec).window(model)
+        return asked or self._ports.known_window(model) or DEFAULT_WINDOW
 
     def _sleep(self, until: float) -> None:
         """In short pieces, so that a cancel, a drain or a stepped clock is seen in time."""
@@ -144,7 +184,7 @@ class _Attempt:
                 return self._insist(partial(store, entries))
             except StaleView:
                 # The answer to a commit was lost, but it went through: there is nothing to add.
-                self._view = self._insist(lambda: self._ports.journal.load(self._lease))
+                self._view = self._load()
                 entries = ()
 
     def _insist(self, work: Callable[[], T]) -> T:
@@ -157,25 +197,51 @@ class _Attempt:
                     raise
                 wait = min(2 * wait, _LONGEST_DATABASE_WAIT)
 
-    def _call_model(self, call: OpenCall) -> Entry:
+    def _call_model(self, call: OpenCall) -> list[Entry]:
         model = self._ports.models(self._view.spec)
-        request = model_request(self._view, call)
-        run_id = self._lease.run_id
+        began = self._ports.clock.monotonic()
         try:
-            reply = model.complete(
-                request, self._interrupt, lambda text: self._ports.live.publish(run_id, text)
-            )
+            if call.purpose == "summary":
+                request = summary_request(self._view, call)
+                reply = model.complete(request, self._interrupt, _not_shown)
+            else:
+                request = turn_request(self._view, call)
+                reply = model.complete(request, self._interrupt, self._publish)
         except ModelCallError as error:
-            return self._failed(call, error)
+            return [self._failed(call, error)]
         except Interrupted as cut:
             if cut.reason == "dropped":
                 raise
             shut_down = ModelCallError("shutdown", "the worker was shut down during the call")
-            return self._failed(call, shut_down, retry_now=True)
+            return [self._failed(call, shut_down, retry_now=True)]
+        return [self._worked_since(began), self._replied(call, reply)]
+
+    def _publish(self, text: str) -> None:
+        self._ports.live.publish(self._lease.run_id, text)
+
+    def _replied(self, call: OpenCall, reply: ModelReply) -> Entry:
+        if call.purpose == "summary":
+            return summarised(self._view, reply)
         asked = tool_uses(message_blocks(reply))
         return ModelReplied(
             reply, tuple(self._setting(block["name"], block["input"]) for block in asked)
         )
+
+    def _worked_since(self, began: float) -> TimeWorked:
+        return TimeWorked(max(0.0, self._ports.clock.monotonic() - began))
+
+    def _count_tokens(self) -> None:
+        """Ask how long the next prompt is. A cut leaves it unknown: what cut it is seen next."""
+        view = self._view
+        tokens = None
+        try:
+            model = self._ports.models(view.spec)
+            tokens = model.count(next_request(view), self._interrupt)
+        except Interrupted as cut:
+            if cut.reason == "dropped":
+                raise
+        counted = Counted(tokens, view.progress.fullness.sent, view.progress.turns)
+        self._view = replace(view, counted=counted)
 
     def _locate(self, calls: Sequence[Call]) -> None:
         located = {call.index: self._located(call) for call in calls}
@@ -221,9 +287,14 @@ class _Attempt:
             retry_at=now if retry_now else again_at,
         )
 
-    def _run_tools(self, calls: Sequence[Call]) -> Entry:
+    def _run_tools(self, calls: Sequence[Call]) -> list[Entry]:
         """Run calls side by side; each result is stored as it comes, save the last, which is
         returned so that it is stored with what follows."""
+        began = self._ports.clock.monotonic()
+        last = self._last_result(calls)
+        return [self._worked_since(began), last]
+
+    def _last_result(self, calls: Sequence[Call]) -> Entry:
         if len(calls) == 1:
             return self._run_tool(calls[0])
         with ThreadPoolExecutor(min(len(calls), _MOST_TOOLS_AT_ONCE)) as pool:
@@ -264,16 +335,5 @@ class _Attempt:
         return ToolFinished(call.index, with_edit_told(call, result))
 
 
-def model_request(view: RunView, call: OpenCall) -> ModelRequest:
-    """What a model call sends: the job's system prompt and tools, and the conversation so far."""
-    return ModelRequest(
-        model=view.spec.model,
-        system=view.spec.system,
-        tools=view.spec.tools,
-        messages=view.messages,
-        max_tokens=call.reservation.max_tokens,
-        options=view.spec.model_options,
-        run_id=view.run_id,
-        item_key=view.item_key,
-        reply_number=view.progress.turns,
-    )
+def _not_shown(text: str) -> None:
+    """For a summary: it is for the model."""

@@ -113,6 +113,16 @@ class Model(Protocol):
             ModelCallError: no whole reply came. Interrupted: ``interrupt`` was set.
         """
 
+    def count(self, request: ModelRequest, interrupt: Interrupt) -> int | None:
+        """The tokens of a request's prompt, None when that cannot be learnt soon.
+
+        Raises:
+            Interrupted: ``interrupt`` was set.
+        """
+
+    def window(self, model: str) -> int | None:
+        """The most tokens that a prompt to a model can have, None when that cannot be learnt soon."""
+
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:

@@ -6,10 +6,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, cast, get_args
 
-from runner.core.budget import Limits
+from runner.core.budget import Budget, Limits
+from runner.core.context.window import Context
 from runner.core.retry import Patience
 from runner.core.spec import ParallelTools, Provider, WorkspaceMode
 from runner.errors import Problem
+from runner.jobfile.bounds import (
+    CONTEXT_KEYS,
+    LIMIT_KEYS,
+    Bounds,
+    budget_of,
+    context_of,
+    limits_of,
+)
 from runner.jobfile.options import check_options
 from runner.jobfile.permissions import PERMISSION_KEYS, Permissions, check_permissions
 from runner.jobfile.section import Section, shown
@@ -35,21 +44,19 @@ KEYS: dict[str, tuple[str, ...]] = {
         "workspace",
         "permissions",
         "limits",
+        "context",
         "retry",
         "model_options",
     ),
     "items": get_args(ItemSource),
     "workspace": ("path", "mode"),
     "permissions": PERMISSION_KEYS,
-    "limits": tuple(limit.name for limit in fields(Limits)),
+    "limits": LIMIT_KEYS,
+    "context": CONTEXT_KEYS,
     "retry": tuple(bound.name for bound in fields(Patience)),
 }
 WORKSPACE_TOOLS = ("Bash", "Read", "Write", "Edit", "Glob", "Grep")
 MOST_NAME_CHARACTERS = 200
-MOST_TURNS = 1_000_000
-MOST_TOKENS = 1_000_000_000_000
-MOST_OUTPUT_TOKENS = 1_000_000
-MOST_TOOL_SECONDS = 600.0
 MOST_ATTEMPTS = 1_000_000
 
 
@@ -90,8 +97,17 @@ class Draft:
     permissions: Permissions
     parallel_tools: ParallelTools
     limits: Limits
+    budget: Budget
+    context: Context
     retry: Patience
     model_options: Mapping[str, Any]
+
+    @property
+    def bounds(self) -> Bounds:
+        """What has to fit the models that the job calls."""
+        return Bounds(
+            self.provider, self.model, self.model_options, self.limits, self.budget, self.context
+        )
 
 
 def check(data: Mapping[str, Any]) -> tuple[Draft, list[Problem]]:
@@ -114,7 +130,9 @@ def check(data: Mapping[str, Any]) -> tuple[Draft, list[Problem]]:
     if not top.has("model"):
         top.note("is missing: the id of the model to call, such as claude-sonnet-5-5", "model")
     permissions = _section(top, "permissions")
-    limits = _limits(top)
+    limits = _section(top, "limits")
+    context = _section(top, "context")
+    run_limits = limits_of(limits) if limits else Limits()
     draft = Draft(
         name=top.line("name", MOST_NAME_CHARACTERS),
         model=top.line("model", MOST_NAME_CHARACTERS) or "",
@@ -133,9 +151,11 @@ def check(data: Mapping[str, Any]) -> tuple[Draft, list[Problem]]:
         parallel_tools=cast(
             ParallelTools, top.choice("parallel_tools", get_args(ParallelTools), "safe")
         ),
-        limits=limits,
+        limits=run_limits,
+        budget=budget_of(limits) if limits else Budget(),
+        context=context_of(context) if context else Context(),
         retry=_retry(top),
-        model_options=check_options(top, limits),
+        model_options=check_options(top, run_limits),
     )
     return draft, problems
 
@@ -234,22 +254,6 @@ def _tools(top: Section) -> list[tuple[int, str]]:
             tools[homeless[0]],
         )
     return [(index, name) for name, index in tools.items()]
-
-
-def _limits(top: Section) -> Limits:
-    limits = _section(top, "limits")
-    default = Limits()
-    if limits is None:
-        return default
-    return Limits(
-        max_turns=limits.integer("max_turns", default.max_turns, most=MOST_TURNS),
-        token_ceiling=limits.integer("token_ceiling", default.token_ceiling, most=MOST_TOKENS),
-        max_output_tokens=limits.integer(
-            "max_output_tokens", default.max_output_tokens, most=MOST_OUTPUT_TOKENS
-        ),
-        tool_timeout=limits.seconds("tool_timeout", most=MOST_TOOL_SECONDS) or default.tool_timeout,
-        deadline=limits.seconds("deadline") or default.deadline,
-    )
 
 
 def _retry(top: Section) -> Patience:

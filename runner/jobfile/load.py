@@ -13,6 +13,7 @@ from typing import Any
 
 from runner.core.conversation import Tool
 from runner.core.permissions.language.copies import with_copies
+from runner.core.prices import PriceList
 from runner.core.spec import JobSpec, NewRun, Submission, Workspace
 from runner.errors import Problem, SpecError
 from runner.jobfile import items, prompts
@@ -30,13 +31,20 @@ ResolveTools = Callable[[Sequence[str], Path], tuple[tuple[Tool, ...], tuple[tup
 _TOML_POSITION = re.compile(r" \(at line (\d+), column (\d+)\)$")
 
 
-def load(path: Path, *, resolve_tools: ResolveTools, check_script: CheckScript) -> Submission:
+def load(
+    path: Path,
+    *,
+    resolve_tools: ResolveTools,
+    check_script: CheckScript,
+    prices: PriceList,
+) -> Submission:
     """Read a job file and everything that it names.
 
     Args:
         path: the TOML file. Paths in it are relative to its folder.
         resolve_tools: finds the tools by name.
         check_script: says what is wrong with the contents of a script file (scripted jobs only).
+        prices: what models cost, and their windows: only what has a price can be limited in USD.
 
     Raises:
         SpecError: with every problem of the file, each with its place and line.
@@ -53,6 +61,7 @@ def load(path: Path, *, resolve_tools: ResolveTools, check_script: CheckScript) 
     runs = _runs(draft, folder, keyed, problems)
     script = _script(draft, folder, keyed, check_script, problems)
     system = _text(draft.system, "system", folder, problems)
+    problems += _bounds(draft, prices, problems)
     if problems:
         raise SpecError(str(path), _placed(problems, text))
     return Submission(
@@ -69,6 +78,8 @@ def load(path: Path, *, resolve_tools: ResolveTools, check_script: CheckScript) 
             rules=permissions.rules,
             asking=draft.permissions.asking,
             limits=draft.limits,
+            budget=draft.budget,
+            context=draft.context,
             retry=draft.retry,
             model_options=draft.model_options,
             parallel_tools=draft.parallel_tools,
@@ -172,6 +183,17 @@ def _permissions(
         os.path.realpath(home) if Path(home).is_absolute() else None,
     )
     return replace(expanded, rules=tuple(rules))
+
+
+def _bounds(draft: Draft, prices: PriceList, problems: Sequence[Problem]) -> list[Problem]:
+    """What does not fit the job's models, as far as what it depends on has no problem of its own."""
+    wrong = {problem.place for problem in problems}
+    found: list[Problem] = []
+    if not wrong & {"model", "context.window", "context.reserve", "limits.max_output_tokens"}:
+        found += draft.bounds.window_problems(prices)
+    if not any(place.startswith(("model", "provider", "context")) for place in wrong):
+        found += draft.bounds.price_problems(prices)
+    return found
 
 
 def _name(draft: Draft, path: Path, problems: list[Problem]) -> str:

@@ -57,6 +57,7 @@ def check_options(top: Section, limits: Limits) -> Mapping[str, Any]:
     for section in (options, extra):
         if section is not None:
             section.section("output_config")
+            section.section("cache_control")
             _check_thinking(section, limits, _betas(options))
     return options.values
 
@@ -94,15 +95,16 @@ def _check_header_value(section: Section, value: Any, *parts: Part) -> None:
 
 
 def _check_thinking(section: Section, limits: Limits, betas: str) -> None:
-    thinking = section.values.get("thinking")
-    budget = thinking.get("budget_tokens") if isinstance(thinking, Mapping) else None
-    if not isinstance(budget, int) or _WIDE_BUDGET_BETA in betas:
+    thinking = section.section("thinking")
+    if thinking is None or not thinking.has("budget_tokens"):
         return
-    if budget >= limits.max_output_tokens:
-        section.note(
+    budget = thinking.values["budget_tokens"]
+    if isinstance(budget, bool) or not isinstance(budget, int):
+        thinking.note(f"must be an integer, not {kind(budget)}", "budget_tokens")
+    elif budget >= limits.max_output_tokens and _WIDE_BUDGET_BETA not in betas:
+        thinking.note(
             f"must be less than limits.max_output_tokens ({limits.max_output_tokens:,}), "
             f"not {shown(budget)}",
-            "thinking",
             "budget_tokens",
         )
 

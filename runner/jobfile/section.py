@@ -18,6 +18,12 @@ MOST_SECONDS = 366.0 * SECONDS["d"]
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([smhd])", re.ASCII)
 
 
+def seconds_in(text: str) -> float:
+    """The seconds of a duration such as ``30m``; not a number for any other text."""
+    match = _DURATION.fullmatch(text.strip())
+    return float(match[1]) * SECONDS[match[2]] if match else math.nan
+
+
 def kind(value: Any) -> str:
     """What a TOML value is called, with its article."""
     if isinstance(value, bool):
@@ -130,14 +136,28 @@ class Section:
             return value
         return default
 
+    def number(self, key: str, *, least: float, most: float) -> float | None:
+        """A number from ``least`` to ``most``, or None."""
+        value = self.values.get(key)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            self.note(f"must be a number, not {kind(value)}", key)
+        elif not least <= value <= most:
+            bounds = f"from {_plain(least)} to {_plain(most)}"
+            self.note(f"must be a number {bounds}, not {shown(value)}", key)
+        else:
+            return float(value)
+        return None
+
     def seconds(self, key: str, *, most: float = MOST_SECONDS) -> float | None:
         """A duration over nothing in seconds, from a number of seconds or a string like "30m"."""
         value = self.values.get(key)
         if value is None:
             return None
         seconds = math.nan
-        if isinstance(value, str) and (match := _DURATION.fullmatch(value.strip())):
-            seconds = float(match[1]) * SECONDS[match[2]]
+        if isinstance(value, str):
+            seconds = seconds_in(value)
         elif isinstance(value, int | float) and not isinstance(value, bool):
             seconds = float(max(-1, min(value, 10**15)))
         if math.isnan(seconds):
@@ -185,6 +205,10 @@ class Section:
         else:
             self.note(f"one of {wanted} is needed: {meaning}", *(() if self.path else (keys[0],)))
         return None
+
+
+def _plain(number: float) -> str:
+    return f"{number:,f}".rstrip("0").rstrip(".")
 
 
 def _listed(words: Iterable[str]) -> str:

@@ -1,15 +1,20 @@
-"""Model calls over the Messages API, streamed, each cut at once when it is interrupted or stalls."""
+"""Model calls over the Messages API, streamed, each cut at once when it is interrupted or stalls.
+
+What is asked beside them (how long a prompt is, a model's window) is worth a few seconds and never
+fails a run: https://docs.claude.com/en/api/messages-count-tokens, https://docs.claude.com/en/api/models.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from runner.core.conversation import ModelReply, ModelRequest
 from runner.engine.ports import Interrupt
 from runner.errors import ModelCallError
-from runner.llm.body import request_body, request_headers
+from runner.llm.body import count_body, request_body, request_headers
 from runner.llm.stream import Accumulator
 from runner.llm.watchdog import Expiry, Watch, Watchdog, monotonic
 
@@ -18,6 +23,7 @@ if TYPE_CHECKING:
     from runner.llm.connections import Line
 
 _LAST_BYTES_SECONDS = 1.0  # for the end of the body after message_stop
+_ASK_AGAIN_SECONDS = 300.0  # after a question had no answer, or none in time
 
 
 class AnthropicModel:
@@ -26,6 +32,7 @@ class AnthropicModel:
     Args:
         stall_timeout: seconds without an event after which a call is cut; pings do not count.
         total_timeout: seconds that a call may take.
+        ask_timeout: seconds that a question about a prompt or a model may take.
         base_url, api_key: None for what the environment says (``ANTHROPIC_BASE_URL``,
             ``ANTHROPIC_API_KEY`` …), which is read at the first call.
     """
@@ -35,16 +42,21 @@ class AnthropicModel:
         *,
         stall_timeout: float = 300.0,
         total_timeout: float = 1800.0,
+        ask_timeout: float = 5.0,
         base_url: str | None = None,
         api_key: str | None = None,
     ) -> None:
         self._stall_timeout = stall_timeout
         self._total_timeout = total_timeout
+        self._ask_timeout = ask_timeout
         self._base_url = base_url
         self._api_key = api_key
         self._lock = threading.Lock()
         self._clients: MessagesClients | None = None
         self._watchdog = Watchdog()
+        self._asking = threading.Lock()
+        self._windows: dict[str, _Window] = {}
+        self._quiet_until = 0.0
 
     def complete(
         self, request: ModelRequest, interrupt: Interrupt, on_text: Callable[[str], None]
@@ -71,12 +83,59 @@ class AnthropicModel:
                     error, started=call.started, sent=line.sent, request_id=call.request_id
                 ) from error
 
+    def count(self, request: ModelRequest, interrupt: Interrupt) -> int | None:
+        """The tokens of a request's prompt; see ``engine.ports.Model``. An API that let a question wait
+        is not asked again for some minutes: every run asks, and often."""
+        if monotonic() < self._quiet_until:
+            return None
+        body, headers = count_body(request), request_headers(request.options)
+        answer = self._ask("/v1/messages/count_tokens", interrupt, body, headers)
+        return _tokens("input_tokens", answer)
+
+    def window(self, model: str) -> int | None:
+        """A model's window by the API's list of models; see ``engine.ports.Model``. It is asked for once
+        in a process, by one run while the others wait for it; after a failure not for some minutes."""
+        known = self._windows.get(model)
+        if known is None or known.is_stale():
+            with self._asking:
+                known = self._windows.get(model)
+                if known is None or known.is_stale():
+                    answer = self._ask(f"/v1/models/{quote(model, safe='')}", Interrupt())
+                    known = _Window(_tokens("max_input_tokens", answer))
+                    self._windows[model] = known
+        return known.tokens
+
     def close(self) -> None:
         """End all connections; the next call opens new ones."""
         with self._lock:
             clients, self._clients = self._clients, None
         if clients is not None:
             clients.close()
+
+    def _ask(
+        self,
+        path: str,
+        interrupt: Interrupt,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Any:
+        """The API's answer to a question, None when none comes soon. Raises ``Interrupted``."""
+        from runner.llm.connections import Line
+        from runner.llm.failures import FAILURES
+
+        line = Line()
+        seconds = self._ask_timeout
+        with (
+            interrupt.cut_by(line.cut),
+            self._watchdog.watch(line.cut, seconds, seconds) as watch,
+        ):
+            try:
+                return self._connected().ask(path, line, body, headers or {})
+            except (ModelCallError, *FAILURES):
+                interrupt.check()
+                if watch.expired:
+                    self._quiet_until = monotonic() + _ASK_AGAIN_SECONDS
+                return None
 
     def _connected(self) -> MessagesClients:
         from runner.llm.client import MessagesClients
@@ -85,6 +144,23 @@ class AnthropicModel:
             if self._clients is None:
                 self._clients = MessagesClients(self._base_url, self._api_key)
             return self._clients
+
+
+class _Window:
+    """What the API said of a model's window; None: it did not say."""
+
+    def __init__(self, tokens: int | None) -> None:
+        self.tokens = tokens
+        self._asked_at = monotonic()
+
+    def is_stale(self) -> bool:
+        return self.tokens is None and monotonic() - self._asked_at >= _ASK_AGAIN_SECONDS
+
+
+def _tokens(name: str, answer: Any) -> int | None:
+    """A number of tokens in an answer, whatever was answered."""
+    value = answer.get(name) if isinstance(answer, dict) else None
+    return value if type(value) is int and value > 0 else None
 
 
 class _Call:

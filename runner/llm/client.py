@@ -66,6 +66,17 @@ class MessagesClients:
         ):
             yield events
 
+    def ask(self, path: str, line: Line, body: bytes | None, headers: Mapping[str, str]) -> object:
+        """The answer to a call that is not streamed, as JSON; without a body it is a GET.
+
+        Raises:
+            anthropic.AnthropicError, httpx2.HTTPError, ValueError: as the SDK does; see ``failures``.
+        """
+        with self._seat() as client, line.held():
+            if body is None:
+                return client.get(path, options={"headers": headers}, cast_to=object)
+            return client.post(path, content=body, options={"headers": headers}, cast_to=object)
+
     def close(self) -> None:
         """End all connections."""
         with self._lock:

@@ -15,6 +15,7 @@ from typing import Any
 import anthropic
 import httpx2
 
+from runner.core.entries import PROMPT_TOO_LONG
 from runner.errors import ModelCallError
 from runner.llm.stream import BrokenStreamError
 
@@ -33,6 +34,10 @@ _KINDS = {
     504: "timeout_error",
     529: "overloaded_error",
 }
+
+# What the API says of a prompt that the window does not hold, alone or with the reply. The error's
+# type is that of any bad request, and no other field tells.
+_TOO_LONG_WORDS = ("prompt is too long", "exceed context limit")
 
 _UNREADABLE = (BrokenStreamError, json.JSONDecodeError, UnicodeDecodeError, RecursionError)
 
@@ -106,8 +111,9 @@ def retry_after(headers: Mapping[str, str], now: float) -> float | None:
 
 def _refused(error: anthropic.APIStatusError) -> ModelCallError:
     status = error.status_code
+    otherwise = _KINDS.get(status, "api_error" if status >= 500 else "invalid_request_error")
     return ModelCallError(
-        error.type or _KINDS.get(status, "api_error" if status >= 500 else "invalid_request_error"),
+        _kind(error, otherwise),
         _words(error, f"HTTP {status}"),
         status=status,
         request_id=error.request_id,
@@ -121,11 +127,19 @@ def _error_event(
 ) -> ModelCallError:
     """``event: error`` inside a stream, which the SDK raises with the stream's own status, 200."""
     return ModelCallError(
-        error.type or "api_error",
+        _kind(error, "api_error"),
         _words(error, "an error event without words"),
         request_id=request_id or error.request_id,
         billed=started,
     )
+
+
+def _kind(error: anthropic.APIStatusError, otherwise: str) -> str:
+    """The API's error type, or one of ours where its own says too little."""
+    kind = error.type or otherwise
+    words = str(error.api_message or "").lower()
+    too_long = kind == "invalid_request_error" and any(said in words for said in _TOO_LONG_WORDS)
+    return PROMPT_TOO_LONG if too_long or kind == "request_too_large" else kind
 
 
 def _words(error: anthropic.APIStatusError, otherwise: str) -> str:

@@ -1,4 +1,4 @@
-"""The price list: the one that Runner comes with, changed by a file of the user's."""
+"""The list of prices and windows: the one that Runner comes with, changed by a file of the user's."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def load_prices(own: Path | None = None) -> PriceList:
 
     Args:
         own: a TOML file of the same form (runner/llm/prices.toml). Its models take the place of those
-            of the same id and the others stay; ``date``, ``source`` and ``us_inference`` do if they
-            are there.
+            of the same id and the others stay; ``date``, ``source``, ``us_inference`` and a model's
+            ``window`` do if they are there.
 
     Raises:
         UsageError: it cannot be read, or is no price list; which line of it, in one line.
@@ -70,12 +70,17 @@ class _Part:
         factor = prices.us_inference
         if "us_inference" in self.data:
             factor = self._amount("us_inference", self.data["us_inference"])
-        own = {model: self._price(f"models.{model}", table) for model, table in models.items()}
+        own = {
+            model: self._price(f"models.{model}", table, prices.window(model))
+            for model, table in models.items()
+        }
         return PriceList(day, source, {**prices.models, **own}, factor)
 
-    def _price(self, place: str, value: Any) -> Price:
+    def _price(self, place: str, value: Any, window: int | None) -> Price:
         table = self._table(place, value)
-        standard = self._rates(place, table, {"fast", "long"})
+        standard = self._rates(place, table, {"fast", "long", "window"})
+        if "window" in table:
+            window = self._tokens(f"{place}.window", table["window"])
         fast = long = None
         above = 0
         if "fast" in table:
@@ -83,10 +88,8 @@ class _Part:
         if "long" in table:
             inner = self._table(f"{place}.long", table["long"])
             long = self._rates(f"{place}.long", inner, {"above"})
-            above = inner.get("above", 0)
-            if type(above) is not int or above < 1:
-                raise self._wrong(f"{place}.long.above", "must be a number of tokens")
-        return Price(standard, fast, long, above)
+            above = self._tokens(f"{place}.long.above", inner.get("above"))
+        return Price(standard, fast, long, above, window)
 
     def _rates(
         self, place: str, table: Mapping[str, Any], others: frozenset[str] | set[str] = frozenset()
@@ -96,6 +99,11 @@ class _Part:
             if name not in table:
                 raise self._wrong(f"{place}.{name}", "is missing (USD per million tokens)")
         return Rates(**{name: self._amount(f"{place}.{name}", table[name]) for name in _RATES})
+
+    def _tokens(self, place: str, value: Any) -> int:
+        if type(value) is not int or value < 1:
+            raise self._wrong(place, "must be a number of tokens")
+        return value
 
     def _amount(self, place: str, value: Any) -> Decimal:
         if type(value) is int:

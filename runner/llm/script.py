@@ -13,7 +13,9 @@ A reply is a table with any of:
     error        the call fails instead: kind, and if wanted status, message, retry_after (seconds).
                  It fails so each time that it is made; a script is for runs that go well.
 
-As TOML: ``[[script."src/a.py"]]`` begins a reply.
+As TOML: ``[["src/a.py"]]`` begins a reply. A text under the name ``summary`` is what the model says
+when a conversation has become too long and it is to sum it up; a list there is the replies of an item
+with that key.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ from typing import Any
 
 from runner.core.spec import ANY_ITEM
 from runner.errors import Problem
+
+SUMMARY = "summary"
 
 _TEXTS = ("text", "thinking", "stop_reason")
 _REPLY = frozenset({*_TEXTS, "tools", "delay", "usage", "error"})
@@ -42,6 +46,10 @@ def check_script(script: Any) -> list[Problem]:
 
 def _check_list(key: str, replies: Any) -> Iterator[Problem]:
     place = f"script.{key}"
+    if key == SUMMARY and isinstance(replies, str):
+        if not replies.strip():
+            yield Problem(place, "must be a text that is not blank, or a list of replies")
+        return
     if not isinstance(replies, list):
         yield Problem(place, f"must be a list of replies, not {_kind(replies)}")
         return

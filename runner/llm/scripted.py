@@ -20,8 +20,10 @@ from runner.core.conversation import (
 from runner.core.spec import ANY_ITEM
 from runner.engine.ports import Interrupt
 from runner.errors import ModelCallError
+from runner.llm.script import SUMMARY
 
 BYTES_PER_TOKEN = 4
+_PLAIN_SUMMARY = "What came before went as the script says; the next line follows."
 _AFTER_THE_LAST: Mapping[str, Any] = {"text": "That was the last line of my script."}
 
 
@@ -40,7 +42,7 @@ class ScriptedModel:
     ) -> ModelReply:
         """Play the reply that is due; see ``engine.ports.Model``. ``delay`` ends when interrupted."""
         began = time.monotonic()
-        reply = self._due(request)
+        reply = self._due(request) if request.purpose == "turn" else self._summary()
         interrupt.check()
         if reply.get("delay"):
             interrupt.wait(reply["delay"])
@@ -58,8 +60,22 @@ class ScriptedModel:
             latency=time.monotonic() - began,
         )
 
+    def count(self, request: ModelRequest, interrupt: Interrupt) -> int | None:
+        """A script counts no tokens: None."""
+        return None
+
+    def window(self, model: str) -> int | None:
+        """A script has no window of its own: None."""
+        return None
+
+    def _summary(self) -> Mapping[str, Any]:
+        given = self._script.get(SUMMARY)
+        return {"text": given if isinstance(given, str) else _PLAIN_SUMMARY}
+
     def _due(self, request: ModelRequest) -> Mapping[str, Any]:
-        replies = self._script.get(request.item_key, self._script.get(ANY_ITEM, ()))
+        replies = self._script.get(request.item_key)
+        if not isinstance(replies, Sequence) or isinstance(replies, str):
+            replies = self._script.get(ANY_ITEM, ())
         if request.reply_number < len(replies):
             due: Mapping[str, Any] = replies[request.reply_number]
             return due

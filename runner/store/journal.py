@@ -1,38 +1,37 @@
 """The journal in the database: loading a run's view, and appending what an attempt did.
 
 One transaction holds the guard (this attempt still has the run), what happened, and what is decided
-next with the queued messages and the pause flag as they stand there.
+next with the queued messages, the pause flag and the job's purse as they stand there. The guard locks
+the run; after it the job is locked, if it has a budget: in the order that ``store.purse`` gives.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import Connection, Row, bindparam, select
+from sqlalchemy import Connection, bindparam, select
 
 from runner.core import decide
-from runner.core.budget import Reservation
-from runner.core.conversation import Usage
+from runner.core.budget import Limits
+from runner.core.context.compaction import Compacted
 from runner.core.entries import Entry
-from runner.core.journal import (
-    Call,
-    Failure,
-    OpenCall,
-    Progress,
-    QueuedMessage,
-    RunView,
-    Stop,
-    fold,
-)
+from runner.core.fold import fold
+from runner.core.journal import Call, QueuedMessage, RunView
 from runner.core.permissions import Answer
+from runner.core.prices import Tariff
 from runner.core.run import Lease
+from runner.core.spec import JobSpec
 from runner.core.steps import Effect
 from runner.errors import LeaseLost, StaleView
+from runner.store import purse as purses
+from runner.store import warming
+from runner.store.compactions import load_compacted
 from runner.store.conversation import answers_to, load_conversation
 from runner.store.database import Database
 from runner.store.job_cache import JobCache, JobReader
+from runner.store.progress import counted, progress_from_row, progress_to_json
 from runner.store.rows import Rows
 from runner.store.statement import find
 from runner.store.tables import jobs, queued_messages, runs
@@ -52,6 +51,7 @@ _GUARD = (
         runs.c.answer_count,
         runs.c.job_id,
         jobs.c.rules_snapshot,
+        purses.HAS_BUDGET.label("has_budget"),
     )
     .join(jobs, jobs.c.id == runs.c.job_id)
     .where(_HELD)
@@ -67,61 +67,24 @@ _UNDELIVERED = (
 )
 
 
-def progress_to_json(progress: Progress) -> dict[str, Any]:
-    """What ``runs.progress`` holds: the progress without the counters that have columns."""
-    call = progress.open_call
-    return {
-        "model_calls": progress.model_calls,
-        "tries": progress.tries,
-        "last_prompt_tokens": progress.last_prompt_tokens,
-        "appended_bytes": progress.appended_bytes,
-        "continuations": progress.continuations,
-        "nudges": progress.nudges,
-        "stop": _fields(progress.stop),
-        "failure": _fields(progress.failure),
-        "open_call": call
-        and {
-            "number": call.number,
-            "attempt": call.attempt,
-            "reservation": _fields(call.reservation),
-        },
-    }
-
-
-def _fields(value: Stop | Failure | Reservation | None) -> dict[str, Any] | None:
-    return None if value is None else {name: getattr(value, name) for name in value.__slots__}
-
-
-def progress_from_row(row: Row[Any]) -> Progress:
-    """The progress that a row of ``runs`` tells."""
-    data = dict(row.progress)
-    stop, failure, open_call = data.pop("stop"), data.pop("failure"), data.pop("open_call")
-    return Progress(
-        **data,
-        turns=row.turns,
-        usage=Usage(
-            row.input_tokens, row.cache_read_tokens, row.cache_creation_tokens, row.output_tokens
-        ),
-        charged_tokens=row.charged_tokens,
-        stop=Stop(**stop) if stop else None,
-        failure=Failure(**failure) if failure else None,
-        open_call=OpenCall(**{**open_call, "reservation": Reservation(**open_call["reservation"])})
-        if open_call
-        else None,
-    )
-
-
 class StoredJournal:
     """``engine.ports.Journal`` over the database.
 
     Args:
         database: where the runs are.
         now: the time in seconds since the epoch, by the database's clock.
+        tariffs: what the calls of a job's models cost, by model, of those that have a price.
     """
 
-    def __init__(self, database: Database, now: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        database: Database,
+        now: Callable[[], float],
+        tariffs: Callable[[JobSpec], Mapping[str, Tariff]],
+    ) -> None:
         self._database = database
         self._now = now
+        self._tariffs = tariffs
         self._jobs = JobCache()
 
     def load(self, lease: Lease) -> RunView:
@@ -133,7 +96,7 @@ class StoredJournal:
 
         view, jobs_read = self._database.read(work)
         jobs_read.keep()
-        return view
+        return replace(view, tariffs=self._tariffs(view.spec))
 
     def append(self, lease: Lease, view: RunView, entries: Sequence[Entry]) -> RunView:
         """Store ``entries``. Raises ``LeaseLost`` or ``StaleView``; nothing is stored then."""
@@ -157,7 +120,8 @@ class StoredJournal:
         def work(connection: Connection) -> tuple[RunView, Effect | None, JobReader]:
             row = self._guard(connection, lease, view)
             jobs_read = self._jobs.on(connection)
-            before = _as_it_stands(connection, jobs_read, row, view)
+            purse = purses.lock(connection, row.job_id) if row.has_budget else None
+            before = replace(_as_it_stands(connection, jobs_read, row, view), purse=purse)
             now = self._now()
             applied, effect = fold(before, entries), None
             if draining is not None:
@@ -171,7 +135,11 @@ class StoredJournal:
             rows.add(applied)
             writes = rows.writes()
             writes.change(runs, _run_changes(after, rows, row.denials), id=lease.run_id)
+            if after.purse is not None and after.purse != purse:
+                writes.change(jobs, purses.sums(after.purse), id=row.job_id)
             writes.run(connection)
+            if before.progress.warms and (after.outcome is not None or not after.progress.warms):
+                warming.let_siblings_start(connection, row.job_id, now)
             return after, effect, jobs_read
 
         after, effect, jobs_read = self._database.write(work)
@@ -205,15 +173,27 @@ def _load(connection: Connection, jobs_read: JobReader, lease: Lease) -> RunView
         attempt=row.attempt,
         spec=spec,
         policy=jobs_read.policy(row.job_id, row.id, row.rules_snapshot),
-        limits=replace(spec.limits, max_turns=row.max_turns, token_ceiling=row.token_ceiling),
+        limits=limits_of(row, spec),
         submitted_at=row.created_at,
         messages=messages,
         calls=calls,
-        progress=progress_from_row(row),
+        progress=counted(progress_from_row(row), spec, messages, calls),
+        compacted=load_compacted(connection, row.id) if row.compaction_count else Compacted(),
         queued=_undelivered(connection, lease.run_id) if row.queued_count else (),
         pause_requested=row.pause_requested,
         answer_count=row.answer_count,
         revision=row.revision,
+    )
+
+
+def limits_of(row: Any, spec: JobSpec) -> Limits:
+    """The limits of a run: those of its job, with what its own row says instead."""
+    return replace(
+        spec.limits,
+        max_turns=row.max_turns,
+        token_ceiling=row.token_ceiling,
+        cost_ceiling_usd=row.cost_ceiling_usd,
+        working_time=row.working_time,
     )
 
 

@@ -1,4 +1,8 @@
-"""Attempts that ended without an outcome: their runs are queued again, or failed."""
+"""Attempts that ended without an outcome: their runs are queued again, or failed.
+
+A model call that they leave behind is charged at its reserve: a run that then waits for hours must
+not keep from its siblings what it will never use.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +14,15 @@ from sqlalchemy import Connection, Row, select, update
 from runner.core.events import Event, usage_of
 from runner.core.run import Lease
 from runner.store.database import Database
-from runner.store.journal import progress_from_row
+from runner.store.progress import progress_from_row
+from runner.store.purse import charge_open_call
 from runner.store.runs import add_event
 from runner.store.tables import runs, workers
+from runner.store.warming import let_siblings_start
 
 LOST_LEASES_BEFORE_FAILED = 5
+
+_NO_REPLY = "the worker was gone before the reply was stored"
 
 
 def take_from(
@@ -44,6 +52,7 @@ def take_from(
         taken = connection.execute(
             select(runs)
             .where(runs.c.worker_id.in_(dead_ids), runs.c.state == "running")
+            .order_by(runs.c.job_id, runs.c.id)  # so the jobs' purses are locked in order
             .with_for_update(skip_locked=True)
         ).all()
         return [run.id for run in taken if _take(connection, run, now)]
@@ -122,11 +131,16 @@ def _free(
     changes: dict[str, Any] = {"state": "queued", "reason": queued_for, "due_at": now}
     if failure is not None:
         changes = {**failure, "ended_at": now, "pause_requested": False}
+        if progress_from_row(run).warms:
+            let_siblings_start(connection, run.job_id, now)
+    charges, charged = charge_open_call(connection, run, "worker_lost", _NO_REPLY, now)
     connection.execute(
         update(runs)
         .where(runs.c.id == run.id)
-        .values(worker_id=None, rung_at=None, **changes, **counts)
+        .values(worker_id=None, rung_at=None, **changes, **charges, **counts)
     )
+    for event in charged:
+        add_event(connection, run, event, now)
 
 
 def _tell(

@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Sequence
 from typing import Any
 
+from runner.core.context.compaction import Compaction
 from runner.core.conversation import (
     Block,
     ModelReply,
@@ -17,26 +18,38 @@ from runner.core.conversation import (
 )
 from runner.core.entries import (
     CallsDecided,
+    ContextCompacted,
     Entry,
     ModelCallFailed,
     ModelCallStarted,
     ModelReplied,
     RunSettled,
+    SummaryReplied,
+    TimeWorked,
     ToolFinished,
     ToolsStarted,
     UserMessageAdded,
 )
 from runner.core.events import events_of, shorten, summarise_input, visible
-from runner.core.journal import Applied, Call, RunView
+from runner.core.fold import Applied
+from runner.core.journal import Call, RunView
 from runner.core.permissions import Decision, Request, digest_of
 from runner.core.permissions.suggestion import suggest
 from runner.core.run import Ended, Lease, Outcome, Requeued, Waiting
 from runner.store import ids
+from runner.store.compactions import compaction_row
+from runner.store.model_calls import (
+    failure_changes,
+    reply_changes,
+    started_row,
+    summary_changes,
+)
 from runner.store.rules import setting_to_json
 from runner.store.statement import Writes
 from runner.store.tables import (
     approvals,
     blocks,
+    compactions,
     events,
     model_calls,
     queued_messages,
@@ -66,6 +79,7 @@ class Rows:
         self._events: list[dict[str, Any]] = []
         self._blocks: list[dict[str, Any]] = []
         self._outputs: list[dict[str, Any]] = []
+        self._compactions: list[dict[str, Any]] = []
         self._questions: dict[tuple[int, int], dict[str, Any]] = {}
         self._closed_questions: list[tuple[int, int]] = []
         self._delivered: dict[int, int] = {}
@@ -96,18 +110,19 @@ class Rows:
 
     def _add_entry(self, view: RunView, entry: Entry) -> None:
         match entry:
-            case ModelCallStarted():
-                self._start_model_call(view, entry)
+            case ModelCallStarted(number):
+                row = started_row(view, entry, self._attempt, self._now)
+                self._new_model_calls[number] = row
             case ModelReplied(reply):
                 self._add_reply(view, reply)
             case ModelCallFailed():
-                self._change_model_call(
-                    view,
-                    ended_at=entry.at,
-                    request_id=entry.request_id and visible(entry.request_id),
-                    charged_tokens=entry.charged,
-                    error=visible(f"{entry.kind}: {entry.message}"),
-                )
+                self._change_model_call(view, failure_changes(entry))
+            case SummaryReplied():
+                self._add_summary(view, entry)
+            case ContextCompacted(compaction):
+                self._add_compaction(view, compaction, None)
+            case TimeWorked():
+                pass  # the run's progress holds the sum
             case CallsDecided(decisions):
                 for index, decision in decisions.items():
                     self._decide_call(view, index, decision)
@@ -125,36 +140,24 @@ class Rows:
                 if isinstance(outcome, Ended):
                     self._interrupt_calls(view)
 
-    def _start_model_call(self, view: RunView, entry: ModelCallStarted) -> None:
-        self._new_model_calls[entry.number] = {
-            "run_id": self._run_id,
-            "number": entry.number,
-            "attempt": self._attempt,
-            "turn": view.progress.turns + 1,
-            "model": view.spec.model,
-            "max_tokens": entry.reservation.max_tokens,
-            "worst_case": entry.reservation.worst_case,
-            "started_at": self._now,
-        }
+    def _add_summary(self, view: RunView, entry: SummaryReplied) -> None:
+        call = view.progress.open_call
+        assert call is not None
+        self._change_model_call(view, summary_changes(entry, self._now))
+        self._note_result()
+        if entry.compaction is not None:
+            self._add_compaction(view, entry.compaction, call.number)
+
+    def _add_compaction(
+        self, view: RunView, compaction: Compaction, made_by_call: int | None
+    ) -> None:
+        row = compaction_row(view, compaction, made_by_call, self._now)
+        self._compactions.append(row)
+        self.run_changes["compaction_count"] = row["number"]
 
     def _add_reply(self, view: RunView, reply: ModelReply) -> None:
         entering = message_blocks(reply)
-        left_out = [block for block in reply.blocks if block not in entering]
-        left_out += [reply.cut] if reply.cut else []
-        self._change_model_call(
-            view,
-            ended_at=self._now,
-            model=visible(reply.model),
-            latency=reply.latency,
-            request_id=reply.request_id and visible(reply.request_id),
-            stop_reason=visible(reply.stop_reason),
-            input_tokens=reply.usage.input_tokens,
-            cache_read_tokens=reply.usage.cache_read_tokens,
-            cache_creation_tokens=reply.usage.cache_creation_tokens,
-            output_tokens=reply.usage.output_tokens,
-            charged_tokens=reply.usage.total,
-            cut=left_out or None,
-        )
+        self._change_model_call(view, reply_changes(reply, entering, self._now))
         self._note_result()
         message, turn = len(view.messages), view.progress.turns + 1
         for position, block in enumerate(entering):
@@ -294,7 +297,7 @@ class Rows:
         rows = self._new_calls if key in self._new_calls else self._changed_calls
         rows.setdefault(key, {}).update(changes)
 
-    def _change_model_call(self, view: RunView, **changes: Any) -> None:
+    def _change_model_call(self, view: RunView, changes: dict[str, Any]) -> None:
         assert view.progress.open_call is not None
         number = view.progress.open_call.number
         new = number in self._new_model_calls
@@ -309,6 +312,7 @@ class Rows:
             (blocks, self._blocks),
             (tool_calls, [*self._new_calls.values()]),
             (tool_outputs, self._outputs),
+            (compactions, self._compactions),
             (approvals, [*self._questions.values()]),
             (events, self._events),
         ):

@@ -1,6 +1,7 @@
 """The permission rules of a job, in numbered snapshots: each change of them makes a new one.
 
-Whoever adds a rule or revokes one locks the job's row first, then the rows of its runs.
+Whoever adds a rule or revokes one locks the rows of runs first, if any, then the job's
+(``store.purse`` has the whole order).
 """
 
 from __future__ import annotations
@@ -188,7 +189,7 @@ def _refuse_revoking(row: Row[Any] | None, job_id: str, position: int, force: bo
 
 def lock_rules(connection: Connection, job_id: str) -> int:
     """Keep others from changing the job's rules until the transaction ends. Workers that store
-    calls of the job are not held up.
+    calls of the job are not held up, unless it has a budget.
 
     Returns:
         The number of the newest snapshot.

@@ -45,6 +45,7 @@ def _where(condition: str) -> dict[str, Any]:
 
 _STATE_LIST = ", ".join(f"'{state}'" for state in STATES)
 
+# What was spent and is reserved (costs in billionths of a USD) is kept for jobs with a budget only.
 jobs = Table(
     "jobs",
     metadata,
@@ -58,6 +59,12 @@ jobs = Table(
     Column("workspace_id", Text),
     Column("created_at", Float, nullable=False),
     Column("rules_snapshot", Integer, nullable=False, server_default="1"),
+    Column("budget_usd", Float),
+    Column("budget_tokens", BigInteger),
+    Column("spent_tokens", BigInteger, nullable=False, server_default="0"),
+    Column("spent_cost", BigInteger, nullable=False, server_default="0"),
+    Column("reserved_tokens", BigInteger, nullable=False, server_default="0"),
+    Column("reserved_cost", BigInteger, nullable=False, server_default="0"),
     Index(None, "rules_snapshot", **_where("rules_snapshot > 1")),
 )
 
@@ -122,6 +129,9 @@ runs = Table(
     Column("charged_tokens", BigInteger, nullable=False, server_default="0"),
     Column("progress", JSON, nullable=False),
     Column("answer_count", Integer, nullable=False, server_default="0"),
+    Column("cost_ceiling_usd", Float),
+    Column("working_time", Float),
+    Column("compaction_count", Integer, nullable=False, server_default="0"),
     CheckConstraint(f"state IN ({_STATE_LIST})", name="state"),
     CheckConstraint("(state = 'running') = (worker_id IS NOT NULL)", name="held"),
     CheckConstraint("(state = 'queued') = (due_at IS NOT NULL)", name="due"),
@@ -252,7 +262,31 @@ model_calls = Table(
     Column("charged_tokens", BigInteger),
     Column("error", Text),
     Column("cut", JSON(none_as_null=True)),
+    Column("purpose", Text, nullable=False, server_default="turn"),
+    Column("hour_cache", Boolean),
     sqlite_with_rowid=False,
+)
+
+# What the model is sent instead of messages, which stay as they are: ``core.context.compaction``.
+# ``turn`` is the one that comes next, ``made_by_call`` the model call that wrote a summary, and
+# ``first_sent_in`` the first that is sent it. ``text`` is JSON: a column of text takes no "\\u0000".
+compactions = Table(
+    "compactions",
+    metadata,
+    Column("run_id", Text, ForeignKey("runs.id"), primary_key=True),
+    Column("number", Integer, primary_key=True),
+    Column("kind", Text, nullable=False),
+    Column("first_message", Integer, nullable=False),
+    Column("last_message", Integer, nullable=False),
+    Column("text", JSON, nullable=False),
+    Column("clips", JSON, nullable=False),
+    Column("tokens_before", BigInteger, nullable=False),
+    Column("tokens_after", BigInteger, nullable=False),
+    Column("turn", Integer, nullable=False),
+    Column("made_by_call", Integer),
+    Column("first_sent_in", Integer, nullable=False),
+    Column("created_at", Float, nullable=False),
+    CheckConstraint("kind IN ('clip', 'summary', 'prune')", name="kind"),
 )
 
 events = Table(

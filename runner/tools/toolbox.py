@@ -47,7 +47,8 @@ class LocalTools:
         lock_dir: a folder local to this machine, where runs with live tools are marked
             (``runner.tools.host.quiet``); made when it is missing.
         secrets: values that no tool may find in its environment.
-        stored_output: the whole output of a call by its id, from the store; None when there is none.
+        stored_output: the whole output of a call by its run and its id, Runner's or the model's, from
+            the store; None when there is none.
         watchdog_seconds: tools are killed when ``alive`` was not called for so long.
     """
 
@@ -56,7 +57,7 @@ class LocalTools:
         home: Path,
         lock_dir: Path,
         secrets: Sequence[str] = (),
-        stored_output: Callable[[str], bytes | None] = lambda call_id: None,
+        stored_output: Callable[[str, str], bytes | None] = lambda run_id, name: None,
         watchdog_seconds: float = WATCHDOG_SECONDS,
     ) -> None:
         lock_dir.mkdir(parents=True, exist_ok=True)
@@ -133,14 +134,16 @@ class LocalTools:
         )
 
     def _restore(self, call: ToolCall, path: str, places: Places) -> None:
-        """Make a long output's copy again when a path leads to one that is missing."""
+        """Have the output that a path names in a file: its copy may be gone, and a result that was
+        shown whole has none."""
         if not path.endswith(_OUTPUT_SUFFIX):
             return
         real = places.find(path)
-        if not places.holds_output(real) or os.path.lexists(real):
+        folder, _, name = real.rpartition("/")
+        if folder != places.outputs or os.path.lexists(real):
             return
         permission.require(call, places, path, real)
-        output = self._stored_output(Path(real).stem)
+        output = self._stored_output(call.run_id, name.removesuffix(_OUTPUT_SUFFIX))
         if output is None:
             return
         try:

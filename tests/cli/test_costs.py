@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from runner.cli import costs
+from runner.cli.money import costs
 from runner.core.conversation import Usage
 from runner.core.prices import Spending
 from runner.store.database import Database
@@ -23,12 +23,12 @@ from tests.store.attempts import claim, submit_one, text, tool_use
 from tests.store.examples import NOW, SPEC
 
 USAGE = Usage(
-    input_tokens=100_000,
-    cache_read_tokens=600_000,
-    cache_creation_tokens=200_000,
-    output_tokens=10_000,
+    input_tokens=10_000,
+    cache_read_tokens=60_000,
+    cache_creation_tokens=20_000,
+    output_tokens=1_000,
 )
-COST = 0.46  # 0.10 + 0.25 + 0.06 + 0.05
+COST = 0.046  # 0.010 + 0.025 + 0.006 + 0.005
 PRICED = """
 [models.claude-test]
 input = 1
@@ -73,12 +73,16 @@ def test_costs_are_told_by_any_of_them(
     assert told["total"]["cost_usd"] == 2 * COST
     assert told["total"]["cache_share"] == round(6 / 9, 4)
     keys = [line[by] for line in told["lines"]]
-    assert {"job": job_of(database, run_id), "run": run_id, "model": "claude-test"}.get(
-        by, "2023-11-14"
-    ) in keys
+    assert {
+        "job": job_of(database, run_id),
+        "run": run_id,
+        "model": "claude-test",
+        "day": "2023-11-14",
+        "purpose": "turn",
+    }[by] in keys
     shown = command("costs", "--by", by)
     assert shown.code == 0
-    assert "cost: $0.9200; 67% of the input from the cache" in shown.out
+    assert "cost: $0.0920; 67% of the input from the cache" in shown.out
     assert all(key in shown.out for key in keys)
 
 
@@ -90,8 +94,8 @@ def test_costs_of_a_job_are_told_by_run(
     told = command("costs", job_of(database, run_id), "--json").json
     (line,) = told["lines"]
     assert (line["run"], line["label"], line["cost_usd"]) == (run_id, "one", COST)
-    assert told["total"]["input_tokens"] == 100_000
-    assert "$0.46" in command("costs", job_of(database, run_id)).out
+    assert told["total"]["input_tokens"] == 10_000
+    assert "$0.0460" in command("costs", job_of(database, run_id)).out
 
 
 def test_model_without_a_price_is_said_and_never_free(
@@ -127,7 +131,7 @@ def test_calls_of_unknown_usage_are_said_apart(
     assert (line["cost_usd"], line["unknown_calls"]) == (COST, 1)
     assert line["unknown_at_most_usd"] > 0
     shown = command("show", run_id).out
-    assert "$0.4600, plus at most $" in shown
+    assert "$0.0460, plus at most $" in shown
     assert "for 1 call of unknown usage" in shown
 
 
@@ -146,7 +150,7 @@ def test_jobs_and_runs_are_shown_and_listed_with_their_cost(
         assert shown["cache_share"] == round(6 / 9, 4)
         assert "spending" not in shown
     for thing in (run_id, job_id):
-        assert "$0.4600; 67% of the input from the cache" in command("show", thing).out
+        assert "$0.0460; 67% of the input from the cache" in command("show", thing).out
 
 
 def test_before_the_first_call_there_is_no_cost(

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from runner.core.conversation import Block, Message
+from runner.core.context.compaction import Compacted
+from runner.core.conversation import Block, Message, text_block
 
 THINKING = ("thinking", "redacted_thinking")
 
 
-def faults(messages: Sequence[Message]) -> list[str]:
-    """Why the API would refuse these messages; empty when it would take them."""
+def faults(messages: Sequence[Message], compacted: Compacted | None = None) -> list[str]:
+    """Why the API would refuse these messages; empty when it would take them. What stands in for left
+    out messages may follow the task, and nothing else of the user's another word of theirs."""
+    stand_in = (text_block(compacted.text),) if compacted and compacted.last else None
     found = [] if messages and messages[0].role == "user" else ["does not start with the user"]
     waiting: list[str] = []
     answered: set[str] = set()
@@ -30,7 +33,7 @@ def faults(messages: Sequence[Message]) -> list[str]:
                 found.append(f"{place} answers {results}, but {waiting} were asked, in that order")
             if any(b["type"] != "tool_result" for b in message.blocks[: len(results)]):
                 found.append(f"{place} has something before its results")
-            if before == "user":
+            if before == "user" and not (number == 1 and message.blocks == stand_in):
                 found.append(f"{place} is a second user message in a row")
             found += [f"{place} answers {call} twice" for call in results if call in answered]
             answered.update(results)

@@ -18,7 +18,8 @@ from runner.core.conversation import (
 )
 from runner.core.decide import advance
 from runner.core.entries import Entry, ModelCallFailed, ModelReplied, ToolFinished
-from runner.core.journal import QueuedMessage, RunView, apply, opening
+from runner.core.fold import apply, opening
+from runner.core.journal import QueuedMessage, RunView
 from runner.core.permissions import Policy, Rule, Setting
 from runner.core.run import Outcome
 from runner.core.spec import JobSpec

@@ -2,15 +2,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runner.core import budget
 from runner.core.budget import (
     FIRST_CALL_ALLOWANCE,
     LEAST_OUTPUT_TOKENS,
+    Charged,
     Limits,
+    Reservation,
     prompt_bound,
-    reserve,
 )
 
 TOKENS = st.integers(0, 200_000)
+
+
+def reserve(limits, charged_tokens, prompt, **more):
+    """The reservation, or None without room."""
+    call = budget.reserve(
+        limits, Charged(charged_tokens), prompt, most_output=limits.max_output_tokens, **more
+    )
+    return call if isinstance(call, Reservation) else None
 
 
 def limits(ceiling, most=32_000):

@@ -22,7 +22,8 @@ from runner.core.events import (
     summarise_input,
     visible,
 )
-from runner.core.journal import RunView, fold
+from runner.core.fold import fold
+from runner.core.journal import RunView
 from runner.core.run import Ended, Requeued, Waiting
 from tests.core.story import Story, a_run, says, several, uses
 

@@ -14,7 +14,7 @@ from runner.core.conversation import (
     result_block,
     tool_uses,
 )
-from runner.core.journal import fold, opening
+from runner.core.fold import fold, opening
 from tests.core.sendable import faults
 from tests.core.story import Story, a_run, a_spec, says, several, thinks, uses
 

@@ -72,6 +72,11 @@ def test_fatal_error_has_no_retry():
     assert again(failed("invalid_request_error", 400)) is None
 
 
+@pytest.mark.parametrize("status", [None, 400, 413])
+def test_prompt_that_was_too_long_is_tried_again_at_once(status):
+    assert again(failed("prompt_too_long", status), failures=9, now=50.0) == 50.0
+
+
 def test_patience_lasts_six_hours_by_default():
     assert Patience().max_seconds == 6 * 3600
     assert again(failed(), now=6 * 3600 - 1.0) == 6 * 3600

@@ -8,13 +8,14 @@ from typing import Any
 from sqlalchemy import Integer, bindparam, select
 
 from runner.core import calls
+from runner.core.budget import Purse, Reservation
 from runner.core.conversation import Tool
 from runner.core.entries import ToolsStarted
 from runner.core.permissions import Permit
 from runner.core.spec import JobSpec
 from runner.store import journal
 from runner.store.rows import Rows
-from runner.store.tables import runs
+from runner.store.tables import jobs, runs
 
 
 def intent_not_written() -> None:
@@ -32,7 +33,8 @@ def fence_ignored() -> None:
     """The journal's guard looks neither at the run's state nor at its attempt."""
     anyone = (runs.c.id == bindparam("run")) & (bindparam("lease_attempt", type_=Integer) > 0)
     journal._HELD = anyone
-    journal._GUARD = select(*journal._GUARD.selected_columns).where(anyone).with_for_update()
+    columns = select(*journal._GUARD.selected_columns).join(jobs, jobs.c.id == runs.c.job_id)
+    journal._GUARD = columns.where(anyone).with_for_update(of=runs)
 
 
 def everything_repeatable() -> None:
@@ -56,11 +58,26 @@ def every_answer_a_yes() -> None:
     Permit.__post_init__ = nothing  # type: ignore[assignment,method-assign]
 
 
+def reservation_not_kept() -> None:
+    """What a call may use at the most is not taken out of its job's purse before it begins."""
+
+    def with_reserved(purse: Purse, call: Reservation) -> Purse:
+        return purse
+
+    def with_spent(purse: Purse, call: Reservation, tokens: int, cost: int) -> Purse:
+        spent_tokens, spent_cost = purse.spent_tokens + tokens, purse.spent_cost + cost
+        return replace(purse, spent_tokens=spent_tokens, spent_cost=spent_cost)
+
+    Purse.with_reserved = with_reserved  # type: ignore[method-assign]
+    Purse.with_spent = with_spent  # type: ignore[method-assign]
+
+
 FAULTS = {
     "intent not written": intent_not_written,
     "fence ignored": fence_ignored,
     "everything repeatable": everything_repeatable,
     "every answer a yes": every_answer_a_yes,
+    "reservation not kept": reservation_not_kept,
 }
 
 

@@ -12,12 +12,15 @@ from typing import Any
 
 from sqlalchemy import select
 
+from runner.core.prices import Tariff, Terms
 from runner.core.run import Lease
+from runner.core.spec import JobSpec
 from runner.engine.attempt import Ports, run_attempt
 from runner.engine.ports import Interrupt, ToolCall
 from runner.engine.workspaces import RunWorkspaces
 from runner.errors import Interrupted, LeaseLost
 from runner.llm.anthropic import AnthropicModel
+from runner.llm.prices import load_prices
 from runner.store import ids, losses, runs, workers
 from runner.store import tables as stored
 from runner.store.database import Database
@@ -97,11 +100,11 @@ def live(task: Task) -> int:
     tools = LocalTools(
         home,
         folder / "locks",
-        stored_output=lambda call_id: tool_output(database, call_id),
+        stored_output=lambda run_id, name: tool_output(database, run_id, name),
         watchdog_seconds=task.watchdog_seconds,
     )
     model = Counted("model", AnthropicModel(base_url=task.api_url, api_key=API_KEY), boundaries)
-    journal = StoredJournal(database, clock.now)
+    journal = StoredJournal(database, clock.now, tariffs)
     ports = Ports(
         journal=Counted("journal", journal, boundaries, _in_a_transaction),
         models=lambda spec: model,
@@ -121,6 +124,13 @@ def live(task: Task) -> int:
         alive.ended.set()
         tools.close()
         database.close()
+
+
+def tariffs(spec: JobSpec) -> dict[str, Tariff]:
+    """What the calls of the run's model cost."""
+    tariff = load_prices().tariff(spec.model, Terms())
+    assert tariff is not None
+    return {spec.model: tariff}
 
 
 class Alive:

@@ -27,6 +27,8 @@ class Record:
     queued: Sequence[Row[Any]]
     questions: Sequence[Row[Any]]
     rules: Sequence[Row[Any]]
+    compactions: Sequence[Row[Any]]
+    job: Row[Any]
     messages: list[dict[str, Any]]
 
     @property
@@ -48,6 +50,7 @@ def read(database: Database, run_id: str) -> Record:
         return database.read(lambda connection: connection.execute(query).all())
 
     (run,) = rows(tables.runs)
+    job = select(tables.jobs).where(tables.jobs.c.id == run.job_id)
     rules = select(tables.permission_rules).where(tables.permission_rules.c.job_id == run.job_id)
     return Record(
         run=run,
@@ -59,5 +62,7 @@ def read(database: Database, run_id: str) -> Record:
         queued=rows(tables.queued_messages),
         questions=rows(tables.approvals),
         rules=database.read(lambda connection: connection.execute(rules).all()),
+        compactions=rows(tables.compactions),
+        job=database.read(lambda connection: connection.execute(job).one()),
         messages=transcript.messages(database, run_id),
     )

@@ -19,15 +19,19 @@ _SAMPLE: dict[tuple[Mode, str, str], int] = {
     ("kill", "all", "sqlite"): 17,
     ("kill", "safe", "sqlite"): 19,
     ("kill", "asked", "sqlite"): 23,
+    ("kill", "compacted", "sqlite"): 31,
     ("freeze", "all", "sqlite"): 23,
     ("freeze", "safe", "sqlite"): 29,
     ("freeze", "asked", "sqlite"): 31,
+    ("freeze", "compacted", "sqlite"): 53,
     ("kill", "all", "postgresql"): 41,
     ("kill", "safe", "postgresql"): 31,
     ("kill", "asked", "postgresql"): 43,
+    ("kill", "compacted", "postgresql"): 47,
     ("freeze", "all", "postgresql"): 43,
     ("freeze", "safe", "postgresql"): 37,
     ("freeze", "asked", "postgresql"): 53,
+    ("freeze", "compacted", "postgresql"): 61,
 }
 
 

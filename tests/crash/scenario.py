@@ -1,19 +1,24 @@
 """What the sweep's run goes through: tools side by side, retries, a message on the way, a denial, a
-limit at the end. Three variants: one ends at its turn limit, one at its token ceiling, and one is
-about calls that a person is asked about."""
+limit at the end. Four variants: one ends at its turn limit, one at its token ceiling, one is about
+calls that a person is asked about, and one passes its window again and again, at its job's cost."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from runner.core.budget import Limits
-from runner.core.conversation import Tool
+from runner.core.budget import Budget, Limits
+from runner.core.context.compaction import CompactionKind
+from runner.core.context.window import Context
+from runner.core.conversation import Tool, Usage
 from runner.core.permissions import Rule
+from runner.core.prices import Terms
 from runner.core.run import EndState
 from runner.core.spec import JobSpec, NewRun, ParallelTools, Submission, Workspace, WorkspaceMode
+from runner.llm.prices import load_prices
 from runner.tools.registry import resolve
 from tests.messages_api import Break, Reply, text, tool_use
 
@@ -28,11 +33,21 @@ DENIED = "denied.txt"
 ASKED_ABOUT = "asked.txt"
 ANSWERED = "answered.txt"  # is there once the first question has its answer
 
+MODEL = "claude-sonnet-5"
+SUMMARY = "Summary"
+_USAGE = (
+    "input_tokens",
+    "cache_read_input_tokens",
+    "cache_creation_input_tokens",
+    "output_tokens",
+)
+
 _TURNS = 6
 _RULES = (Rule("allow", "*"), Rule("deny", "Write"))
 _TOOLS = ("Bash", "Read", "Write", "Edit", "Grep", "own_note:note")
 _LOST = Break("cut", after=4)
 _LIMITED = Break("status", status=429, message="Slow down", headers={"retry-after": "1"})
+_TOO_LONG = Break("status", status=400, message="prompt is too long: 9001 tokens > 9000 maximum")
 _OVERLOADED = Break("status", status=529, headers={"retry-after": "30"})  # longer than in hand
 
 
@@ -53,7 +68,8 @@ class Planned:
 class Scenario:
     """A variant: how tools go side by side, where the run works, what ends it, and whether it calls
     a tool of one's own (which takes longer than all else). Calls are named by their ids: those that
-    are denied, those that fail, and what a person answers about those that are asked."""
+    are denied, those that fail, and what a person answers about those that are asked. ``compactions``
+    are the kinds of those that it needs, in order."""
 
     parallel_tools: ParallelTools
     workspace: WorkspaceMode
@@ -66,16 +82,21 @@ class Scenario:
     answers: Mapping[str, Planned] = field(default_factory=dict)
     rules: tuple[Rule, ...] = _RULES
     state: EndState = "stopped"
+    context: Context = field(default_factory=Context)
+    budget: Budget = field(default_factory=Budget)
+    compactions: tuple[CompactionKind, ...] = ()
 
     def submission(self, workspace: Path, tools: tuple[Tool, ...]) -> Submission:
         """The job, of one run."""
         spec = JobSpec(
             name="sweep",
-            model="claude-sonnet-5",
+            model=MODEL,
             system="Be brief.",
             tools=tools,
             rules=self.rules,
             limits=self.limits,
+            budget=self.budget,
+            context=self.context,
             parallel_tools=self.parallel_tools,
             workspace=Workspace(str(workspace), self.workspace),
         )
@@ -88,6 +109,25 @@ class Scenario:
             return scripted
         blocks = [block for block in scripted.blocks if block.get("name") != "note"]
         return replace(scripted, blocks=blocks)
+
+
+def position_of(messages: list[dict[str, Any]]) -> int:
+    """How many replies came before a request, whatever is left out of it: calls are named by theirs."""
+    ids = [
+        block["id"]
+        for message in messages
+        for block in message["content"]
+        if block["type"] == "tool_use"
+    ]
+    return 1 + max((int(name.split("_")[1]) for name in ids), default=-1)
+
+
+def summary(messages: list[dict[str, Any]], number: int) -> Reply:
+    """The summary that the model writes when it is asked for the ``number``-th time: the first time
+    that there is none yet it is of use, later it is empty."""
+    if SUMMARY in json.dumps(messages):
+        return Reply()
+    return Reply([text(f"{SUMMARY} {number}: I printed numbers.")])
 
 
 def tools() -> tuple[Tool, ...]:
@@ -220,7 +260,43 @@ ASKED = Scenario(
     answers=_ANSWERS,
     rules=(*_RULES, Rule("ask", "Bash(basename *)"), Rule("ask", f"Read({ASKED_ABOUT})")),
 )
-SCENARIOS = {"all": ALL_AT_ONCE, "safe": READS_AT_ONCE, "asked": ASKED}
+_NUMBERS = 1_200  # that a call prints: some 5 KB
+
+
+def _prints(position: int) -> Reply:
+    return Reply([_bash(position, 0, f"; seq {_NUMBERS}")])
+
+
+def _muses(position: int) -> Reply:
+    """What it says itself no clip shortens."""
+    return Reply([text(f"I muse ({position}). " * 400), _bash(position, 0, "")])
+
+
+COMPACTED = Scenario(
+    parallel_tools="safe",
+    workspace="shared",
+    limits=Limits(max_turns=10, max_output_tokens=3_000, token_ceiling=500_000),
+    reason="max_turns",
+    notes=False,
+    script={
+        **{position: _prints(position) for position in range(5)},
+        3: replace(_prints(3), fail_first=[_TOO_LONG]),
+        **{position: _muses(position) for position in range(5, 10)},
+    },
+    denied=frozenset(),
+    context=Context(window=9_000, reserve=2_000, keep_messages=4),
+    budget=Budget(usd=2.0),
+    compactions=("summary", "clip", "clip", "prune"),
+)
+SCENARIOS = {"all": ALL_AT_ONCE, "safe": READS_AT_ONCE, "asked": ASKED, "compacted": COMPACTED}
+
+
+def cost_of(answer: Reply) -> int:
+    """What a reply with its usage costs, in billionths of a USD."""
+    usage = Usage(*(answer.usage[name] for name in _USAGE))
+    tariff = load_prices().tariff(MODEL, Terms())
+    assert tariff is not None
+    return tariff.cost(usage, hour_cache=False)
 
 
 def with_usage(answer: Reply, prompt_tokens: int) -> Reply:

@@ -24,10 +24,11 @@ from runner.store.steer.revive import say
 from runner.tools.host import serve
 from runner.tools.host.quiet import run_is_quiet
 from runner.workspace.identity import identify
-from tests.crash import invariants, record, scenario
+from tests.crash import invariants, purse, record, scenario, sent
 from tests.crash.invariants import Served
 from tests.crash.life import DROPPED, MARK, Task
 from tests.crash.person import Person
+from tests.crash.sent import Asked
 from tests.crash.violation import Violation
 from tests.crash.zygote import LOG, Zygote
 from tests.messages_api import MessagesServer, Received, Reply
@@ -173,6 +174,7 @@ class _Iteration:
         if frozen:
             self._frozen_at = time.monotonic()
             _wait(lambda: not _has_tools(pid), "tools outlive their worker's lease")
+        purse.check(self._record())
         self._person.answer_all()
         self._take_from(first.worker_id)
         self._finish(replace(task, worker_id=_new_worker(), boundary=None))
@@ -187,6 +189,7 @@ class _Iteration:
         if tools:
             raise Violation(f"tools outlive their worker: {tools}")
         losses.take_from(self._database, [worker_id], time.time())
+        purse.check(self._record())
 
     def _finish(self, task: Task) -> None:
         end = self._zygote.wait(self._zygote.start(task))
@@ -210,18 +213,27 @@ class _Iteration:
 
     def _plan(self, request: Received) -> Reply:
         """The model: its reply depends on the conversation alone; some calls fail the first time."""
-        position = request.position
-        self._served.requests.append(_content_of(request.body["messages"]))
+        messages = request.body["messages"]
+        prompt_tokens = len(request.raw) // 4
+        if "tools" not in request.body:
+            self._served.summaries += 1
+            reply = scenario.summary(messages, self._served.summaries)
+            return self._billed(scenario.with_usage(reply, prompt_tokens), prompt_tokens)
+        position = scenario.position_of(messages)
+        self._served.turns.append(Asked(position, request.raw, _content_of(messages)))
         if position == scenario.SAID_LATER_AT and not self._said:
             self._said = True
             say(self._database, self._run_id, scenario.SAID_LATER, time.time())
-        prompt_tokens = len(request.raw) // 4
         reply = scenario.with_usage(self._variant.reply(position), prompt_tokens)
         if reply.fail_first and position not in self._failed:
             self._failed.add(position)
             reply = replace(reply, broken=reply.fail_first[0])
+        return self._billed(reply, prompt_tokens)
+
+    def _billed(self, reply: Reply, prompt_tokens: int) -> Reply:
         if reply.broken is None or reply.broken.kind != "status":
             self._served.tokens += prompt_tokens + reply.output_tokens()
+            self._served.cost += scenario.cost_of(reply)
         return reply
 
     def _record(self) -> record.Record:
@@ -229,6 +241,7 @@ class _Iteration:
 
     def _check(self, found: record.Record) -> None:
         invariants.check(found, self._served, self._variant)
+        sent.check_told_again(self._database, found, self._served.turns)
 
     def _processes(self) -> list[str]:
         """The command lines of what the workers started and still runs."""

@@ -12,23 +12,39 @@ from tests.crash.scenario import SCENARIOS
 from tests.crash.sweep import Mode, Sweep
 from tests.crash.zygote import Zygote
 
-_FIRST_TOOLS = range(22, 32)  # the boundaries around them
+# The boundaries around the first model call, and around the first tools.
+_FIRST_CALL = range(6, 16)
+_FIRST_TOOLS = range(22, 36)
 
 
 @pytest.mark.parametrize("empty_url", ["sqlite", "postgresql"], indirect=True)
 @pytest.mark.parametrize(
-    ("scenario", "fault", "mode", "what"),
+    ("scenario", "fault", "mode", "boundaries", "what"),
     [
-        ("safe", "intent not written", "kill", "a side effect happened twice"),
-        ("safe", "everything repeatable", "kill", "a side effect happened twice"),
-        ("safe", "fence ignored", "freeze", "a worker that had lost its run wrote to it"),
-        ("asked", "every answer a yes", "kill", "a denied call took effect"),
+        ("safe", "intent not written", "kill", _FIRST_TOOLS, "a side effect happened twice"),
+        ("safe", "everything repeatable", "kill", _FIRST_TOOLS, "a side effect happened twice"),
+        (
+            "safe",
+            "fence ignored",
+            "freeze",
+            _FIRST_TOOLS,
+            "a worker that had lost its run wrote to it",
+        ),
+        ("asked", "every answer a yes", "kill", _FIRST_TOOLS, "a denied call took effect"),
+        (
+            "compacted",
+            "reservation not kept",
+            "kill",
+            _FIRST_CALL,
+            "the purse is not what was used and reserved",
+        ),
     ],
 )
 def test_the_sweep_finds_a_seeded_fault(
     scenario: str,
     fault: str,
     mode: Mode,
+    boundaries: range,
     what: str,
     database: Database,
     zygote: Zygote,
@@ -36,4 +52,4 @@ def test_the_sweep_finds_a_seeded_fault(
     tmp_path: Path,
 ) -> None:
     sweep = Sweep(zygote, database, tmp_path, mode, SCENARIOS[scenario], tools, fault)
-    assert what in sweep.find(what, _FIRST_TOOLS)
+    assert what in sweep.find(what, boundaries)

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from runner.core.budget import Budget
 from runner.core.entries import ModelCallFailed, RunSettled
 from runner.core.permissions import Rule
 from runner.core.run import Ended, Lease, Requeued
 from runner.store import losses, runs
 from runner.store.database import Database
-from runner.store.steer import revive
+from runner.store.steer import budget, revive
 from runner.store.steer.approvals import Reply, answer, waiting
 from runner.store.steer.control import Target, cancel, pause, resume
 from tests.store.asked import ASKING
-from tests.store.attempts import claim, submit_one, text, tool_use
-from tests.store.examples import NOW
+from tests.store.attempts import claim, run_row, submit_one, text, tool_use
+from tests.store.compacting import ask_for_summary, clip, compact, stand_in, summarise
+from tests.store.examples import NOW, SPEC
 
 
 def play(database: Database) -> None:
     """Let all of it happen."""
     take_turns(database)
+    be_compacted(database)
+    use_up_the_budget(database)
     ask_a_person(database)
     end(database)
     be_controlled(database)
@@ -34,6 +38,19 @@ def take_turns(database: Database) -> None:
     attempt.append(ModelCallFailed("overloaded_error", "busy", 529, "req_1", 0, NOW, retry_at=NOW))
     attempt.reply(tool_use(1), tool_use(2, "Bash"), stop="tool_use").finish("one")
     attempt.reply(text("Done."))
+
+
+def be_compacted(database: Database) -> None:
+    attempt = compact(claim(database, submit_one(database)), clip(2))
+    summarise(ask_for_summary(attempt), stand_in(4))
+    summarise(ask_for_summary(attempt), None, why="the summary is empty")
+
+
+def use_up_the_budget(database: Database) -> None:
+    run_id = submit_one(database, spec=replace(SPEC, budget=Budget(tokens=1)))
+    claim(database, run_id)
+    job_id = run_row(database, run_id).job_id
+    budget.set_budget(database, job_id, NOW, author="lena", tokens=10**9)
 
 
 def ask_a_person(database: Database) -> None:

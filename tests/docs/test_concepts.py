@@ -11,7 +11,8 @@ from typing import get_args
 from sqlalchemy import select
 
 import runner
-from runner.core import budget, calls, decide, events, journal, retry
+from runner.core import budget, calls, decide, entries, events, retry, spending
+from runner.core.context import clips, gauge, plan, summary, window
 from runner.core.conversation import ToolOutcome
 from runner.core.permissions import (
     AnswerEffect,
@@ -27,7 +28,7 @@ from runner.core.permissions import (
 from runner.core.permissions.shell import raw
 from runner.core.run import TRANSITIONS
 from runner.engine import dispatcher, worker
-from runner.store import losses, runs, tables, workers
+from runner.store import losses, runs, tables, warming, workers
 from runner.store.database import Database
 from runner.tools.builtin import BUILTIN
 from runner.tools.host.client import WATCHDOG_SECONDS
@@ -40,14 +41,14 @@ CODE = Path(runner.__file__).parent
 
 
 def test_the_diagram_shows_every_legal_transition_and_no_other() -> None:
-    diagram, _ = blocks(PAGE, "mermaid")
+    diagram = blocks(PAGE, "mermaid")[0]
     drawn = set(re.findall(r"^ +(\w+) --> (\w+)", diagram, re.MULTILINE))
     legal = {(state, after) for state, others in TRANSITIONS.items() for after in others}
     assert drawn == legal
 
 
-def test_the_second_diagram_shows_every_answer_to_a_question() -> None:
-    _, diagram = blocks(PAGE, "mermaid")
+def test_the_last_diagram_shows_every_answer_to_a_question() -> None:
+    diagram = blocks(PAGE, "mermaid")[-1]
     drawn = re.findall(r"^ +open -->\|[^|]+\| (\w+)$", diagram, re.MULTILINE)
     assert drawn == [*get_args(AnswerEffect), "cancelled"]
 
@@ -75,7 +76,7 @@ def test_the_steps_name_every_entry() -> None:
     named = {
         name for _, cell in rows(section(PAGE, "## Steps and entries")) for name in codes(cell)
     }
-    assert named == {entry.__name__ for entry in get_args(journal.Entry)}
+    assert named == {entry.__name__ for entry in get_args(entries.Entry)}
 
 
 def test_the_outcomes_of_tools_are_all_listed() -> None:
@@ -98,6 +99,18 @@ def test_the_numbers_are_those_of_the_code() -> None:
         ("fewer than 1,024 tokens", 1_024, budget.LEAST_OUTPUT_TOKENS),
         ("up to eight", 8, calls.MOST_PARALLEL_READS),
         ("asked to go on, twice in a row", 2, decide.MOST_CONTINUATIONS),
+        ("for 2 seconds at a time", 2, spending.BUDGET_WAIT_SECONDS),
+        ("after 5 seconds at most", 5, warming.MOST_SECONDS),
+        ("divided by `chars_per_token` (4 by default)", 4, window.Context().chars_per_token),
+        ("the newest 8 at least", 8, window.Context().keep_messages),
+        ("has a quarter of the weight", 0.25, window.AVERAGE_WEIGHT),
+        ("a ratio outside of 0.2 to 5", (0.2, 5), (window._LEAST_RATIO, window._MOST_RATIO)),
+        ("Within a tenth of the limit", 0.1, plan.CLOSE),
+        ("no more than 75% of the room is taken", 0.75, gauge.ENOUGH),
+        ("of more than 1,024 characters", 1_024, clips.CLIPPED_ABOVE),
+        ("768 characters in all", 768, clips.OLD_RESULT),
+        ("and sent again: twice", 2, plan.MOST_REFUSALS),
+        ("at the third in a row the run is stopped", 3, plan.MOST_REFUSALS + 1),
         ("A wait of up to 5 seconds", 5, retry.IN_HAND_SECONDS),
         ("doubles from one second", 1, retry.FIRST_DELAY),
         ("to ten minutes", 600, retry.LONGEST_DELAY),
@@ -116,6 +129,10 @@ def test_the_numbers_are_those_of_the_code() -> None:
     ):
         assert words in IN_ONE_LINE
         assert number == real, words
+
+
+def test_the_beginning_of_a_summary_is_quoted_as_it_is() -> None:
+    assert f"`{summary.HEADING}`" in IN_ONE_LINE
 
 
 def test_what_the_model_is_told_of_a_cut_call_is_quoted_as_it_is() -> None:

@@ -15,8 +15,11 @@ from sqlalchemy import DDL, Connection, text
 import runner
 from runner import diagnosis, settings, wiring
 from runner.cli import exit_codes
-from runner.cli.costs import cost_fields
+from runner.cli.money.budget import _as_json as budget_as_json
+from runner.cli.money.costs import cost_fields
 from runner.core import retry
+from runner.core.budget import Ceiling, Purse
+from runner.core.context import cache
 from runner.core.prices import Spending
 from runner.core.run import STATES, Requeued, WaitReason
 from runner.core.spec import Asking
@@ -24,7 +27,7 @@ from runner.engine import dispatcher, worker
 from runner.llm import failures
 from runner.llm.anthropic import AnthropicModel
 from runner.llm.prices import load_prices
-from runner.store import losses, workers
+from runner.store import losses, warming, workers
 from runner.store.database import POSTGRES_CONNECTIONS, Database
 from runner.store.steer.notices import take_notices
 from runner.tools import notice
@@ -67,6 +70,10 @@ def test_the_exit_codes_are_those_of_the_program() -> None:
         ("6 hours by default", 6 * 3600, retry.Patience().max_seconds),
         ("nothing came for 5 minutes", 300, "stall_timeout"),
         ("one call took over 30 minutes", 1800, "total_timeout"),
+        ("or after 5 seconds: they find", 5, warming.MOST_SECONDS),
+        ("tools of at least 1,024 tokens", 1_024, warming._LEAST_CACHED_TOKENS),
+        ("lives for five minutes after its last use", 300, cache.SHORT_SECONDS),
+        ("and within an hour, has what it writes", 3_600, cache.LONG_SECONDS),
         ("after 60 seconds it is ended", 60, notice.MOST_SECONDS),
         ("prices are older than 180 days", 180, diagnosis.OLD_PRICES_DAYS),
     ],
@@ -126,6 +133,8 @@ def test_every_reason_is_explained_and_no_other(database: Database) -> None:
     of_core = {
         ("end_turn", "succeeded"),
         ("stop_sequence", "succeeded"),
+        (warming.WARMING, "queued"),
+        *((ceiling, "stopped") for ceiling in get_args(Ceiling)),
         *((reason, "queued") for reason in requeued),
         *((reason, "waiting") for reason in get_args(WaitReason)),
         *ends_named(),
@@ -154,7 +163,9 @@ def test_on_ask_is_given_what_the_page_shows(
 def test_the_model_s_failures_are_listed_by_whether_they_are_tried_again() -> None:
     after_patience = documented_failures("After the job's patience")
     assert after_patience == retry._RETRIED_KINDS
-    assert documented_failures("At once:") == set(failures._KINDS.values()) - after_patience
+    answered = {"request_too_large"}  # by sending less: ``failures._kind``
+    at_once = set(failures._KINDS.values()) - after_patience - answered
+    assert documented_failures("At once:") == at_once
 
 
 def test_the_fields_of_a_cost_are_listed_and_the_example_of_a_price_list_is_one(
@@ -167,6 +178,11 @@ def test_the_fields_of_a_cost_are_listed_and_the_example_of_a_price_list_is_one(
     prices = load_prices(tmp_path / "prices.toml")
     assert prices.source == "our contract"
     assert str(prices.models["claude-opus-5-5"].standard.input) == "3.60"
+
+
+def test_the_fields_of_a_budget_are_listed() -> None:
+    listed = [codes(row[0])[0] for row in rows(section(PAGE, "## Budgets"))]
+    assert listed == list(budget_as_json("job_1", Purse(), 0, ()))
 
 
 def test_a_worker_has_sixteen_slots_by_default() -> None:

@@ -47,6 +47,12 @@ class Listening:
         self.requests.append(request)
         return self.scripted.complete(request, interrupt, heard)
 
+    def count(self, request: ModelRequest, interrupt: Interrupt) -> int | None:
+        return self.scripted.count(request, interrupt)
+
+    def window(self, model: str) -> int | None:
+        return self.scripted.window(model)
+
     @property
     def results(self) -> list[str]:
         """The texts of the tool results in the last request."""
@@ -306,7 +312,7 @@ def test_an_attempt_runs_no_call_that_is_not_allowed_or_approved_as_it_is(
     beside = {"name": "Bash", "input": {"command": "sleep 1"}}
     rules = [Rule(effect, "Bash(touch *)"), Rule("ask", "Bash(sleep *)")]
     lease = desk.begin(reply(MAKE, beside), rules=rules)
-    journal = _RunsAnything(desk.database, desk.ports.clock.now)
+    journal = _RunsAnything(desk.database, desk.ports.clock.now, lambda spec: {})
     journal.answer, journal.changed = given, changed
     desk.ports = replace(desk.ports, journal=journal)
     with pytest.raises(ValueError, match=problem):

@@ -39,7 +39,7 @@ def ports(database: Database, tmp_path: Path) -> Iterator[Ports]:
     clock = DatabaseClock(database)
     tools = LocalTools(tmp_path / "home", tmp_path / "locks")
     yield Ports(
-        journal=StoredJournal(database, clock.now),
+        journal=StoredJournal(database, clock.now, lambda spec: {}),
         models=lambda spec: ScriptedModel(spec.script or {}),
         tools=tools,
         workspaces=RunWorkspaces(database, tmp_path / "home"),

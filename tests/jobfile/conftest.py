@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
 
 from runner.core.conversation import Tool
+from runner.core.prices import Price, PriceList, Rates
 from runner.core.spec import Submission
 from runner.errors import Problem, SpecError
 from runner.jobfile.load import load
 
+_RATES = Rates(*map(Decimal, (1, 2, 3, 0, 5)))
+PRICES = PriceList(
+    date(2026, 11, 22),
+    "here",
+    {"priced": Price(_RATES), "small": Price(_RATES, window=50_000)},
+)
 TOOL_NAMES = ("Bash", "Read", "Write", "Edit", "Glob", "Grep")
 
 Load = Callable[..., Submission]
@@ -40,7 +49,7 @@ def load_text(tmp_path: Path) -> Load:
     def load_it(text: str, name: str = "job.toml") -> Submission:
         path = tmp_path / name
         path.write_bytes(text.encode())
-        return load(path, resolve_tools=resolve_names, check_script=accept_script)
+        return load(path, resolve_tools=resolve_names, check_script=accept_script, prices=PRICES)
 
     return load_it
 

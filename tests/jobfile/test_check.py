@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.core.budget import Limits
+from runner.core.budget import Budget, Limits
+from runner.core.context.window import Context
 from runner.core.permissions import Rule
 from runner.core.retry import Patience
 from runner.jobfile.check import KEYS, Items, Text, check
@@ -22,6 +23,7 @@ def test_the_least_job_has_the_defaults_of_core() -> None:
     draft, problems = check(LEAST)
     assert problems == []
     assert draft.limits == Limits()
+    assert (draft.budget, draft.context) == (Budget(), Context())
     assert draft.retry == Patience()
     assert (draft.provider, draft.parallel_tools, draft.workspace_mode) == (
         "anthropic",
@@ -51,6 +53,19 @@ def test_every_value_arrives() -> None:
                 "max_output_tokens": 3,
                 "tool_timeout": "1.5m",
                 "deadline": "8h",
+                "working_time": "2h",
+                "cost_ceiling_usd": 1.5,
+                "budget_usd": 40,
+                "budget_tokens": 5,
+            },
+            "context": {
+                "window": 100_000,
+                "reserve": 20_000,
+                "chars_per_token": 3,
+                "keep_messages": 12,
+                "compaction": "off",
+                "summary_model": "s",
+                "summary_instructions": "Keep names.\nKeep numbers.",
             },
             "retry": {"max_attempts": 4, "max_seconds": "2d"},
             "model_options": {"thinking": {"type": "adaptive"}},
@@ -61,7 +76,11 @@ def test_every_value_arrives() -> None:
     assert draft.tools == ((0, "Bash"), (1, "own.tools:look"))
     assert draft.permissions.rules == ((0, Rule("deny", "look")), (0, Rule("allow", "B*")))
     assert draft.items == Items("glob", "*.py")
-    assert draft.limits == Limits(1, 2, 3, 90.0, 28_800.0)
+    assert draft.limits == Limits(1, 2, 3, 90.0, 28_800.0, 7_200.0, 1.5)
+    assert draft.budget == Budget(40.0, 5)
+    assert draft.context == Context(
+        100_000, 20_000, 3.0, 12, "off", "s", "Keep names.\nKeep numbers."
+    )
     assert draft.retry == Patience(4, 172_800.0)
     assert draft.model_options == {"thinking": {"type": "adaptive"}}
     assert (draft.workspace_path, draft.workspace_mode) == ("w", "copy")
@@ -94,6 +113,36 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ({"limits": {"deadline": float("inf")}}, "limits.deadline: must be at most"),
     ({"limits": {"deadline": float("nan")}}, "limits.deadline: must be more than 0 seconds"),
     ({"limits": {"deadline": -(10**400)}}, "limits.deadline: must be more than 0 seconds"),
+    ({"limits": {"working_time": 0}}, "limits.working_time: must be more than 0 seconds, not 0"),
+    ({"limits": {"budget_usd": "40"}}, "limits.budget_usd: must be a number, not a string"),
+    ({"limits": {"budget_usd": True}}, "limits.budget_usd: must be a number, not a boolean"),
+    (
+        {"limits": {"budget_usd": 0}},
+        "limits.budget_usd: must be a number from 0.000001 to 1,000,000,000, not 0",
+    ),
+    ({"limits": {"cost_ceiling_usd": float("nan")}}, "from 0.000001 to 1,000,000,000, not nan"),
+    ({"limits": {"cost_ceiling_usd": 10**5000}}, "not a number of that size"),
+    ({"limits": {"budget_tokens": 0}}, "limits.budget_tokens: must be at least 1, not 0"),
+    ({"budget_usd": 4}, "budget_usd: unknown key 'budget_usd' here; it belongs in [limits]"),
+    ({"context": 3}, "context: must be a table, written [context], not an integer"),
+    ({"context": {"windows": 3}}, "context.windows: unknown key 'windows'; did you mean window?"),
+    ({"context": {"window": 1.5}}, "context.window: must be an integer, not a number"),
+    ({"context": {"window": 0}}, "context.window: must be at least 1, not 0"),
+    ({"context": {"chars_per_token": 0.9}}, "context.chars_per_token: must be a number from 1 to"),
+    (
+        {"context": {"chars_per_token": 33}},
+        "chars_per_token: must be a number from 1 to 32, not 33",
+    ),
+    ({"context": {"keep_messages": 0}}, "context.keep_messages: must be at least 1, not 0"),
+    ({"context": {"compaction": "on"}}, 'context.compaction: must be "auto" or "off", not \'on\''),
+    ({"context": {"summary_model": "a\nb"}}, "context.summary_model: holds a line break"),
+    ({"context": {"summary_instructions": " "}}, "context.summary_instructions: is empty"),
+    ({"model_options": {"thinking": "adaptive"}}, "model_options.thinking: must be a table"),
+    (
+        {"model_options": {"thinking": {"budget_tokens": "9"}}},
+        "model_options.thinking.budget_tokens: must be an integer, not a string",
+    ),
+    ({"model_options": {"cache_control": "1h"}}, "model_options.cache_control: must be a table"),
     ({"retry": {"max_attempts": 0}}, "retry.max_attempts: must be at least 1, not 0"),
     ({"retry": {"max_seconds": "0s"}}, "retry.max_seconds: must be more than 0 seconds"),
     ({"model": 3}, "model: must be a string, not an integer"),

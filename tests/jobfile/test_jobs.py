@@ -13,6 +13,7 @@ import pytest
 from runner.core.conversation import ToolOutcome
 from runner.core.permissions import Permit, Policy, Request, digest_of, evaluate, paths_of
 from runner.engine.ports import Interrupt, Surroundings, ToolCall
+from runner.settings import Settings
 from runner.tools.builtin import BUILTIN
 from runner.tools.toolbox import LocalTools
 from runner.wiring import load_submission
@@ -25,7 +26,7 @@ SCRIPT = tomllib.loads((JOBS / "quickstart.script.toml").read_text())
 
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.name)
 def test_every_job_file_loads(path: Path) -> None:
-    assert load_submission(path).runs
+    assert load_submission(path, Settings.load({})).runs
 
 
 def test_the_quickstart_says_on_its_first_line_that_it_costs_nothing() -> None:
@@ -51,7 +52,7 @@ def tools(tmp_path: Path) -> Iterator[LocalTools]:
 def play(key: str, package: Path, tools: LocalTools) -> list[tuple[str, ToolOutcome]]:
     """Make an item's tool calls for real, under the job's rules; gives each one's tool and what
     became of it."""
-    policy = Policy(load_submission(JOBS / "quickstart.toml").spec.rules)
+    policy = Policy(load_submission(JOBS / "quickstart.toml", Settings.load({})).spec.rules)
     outcomes = []
     for call in (call for reply in SCRIPT[key] for call in reply.get("tools", [])):
         tool = BUILTIN[call["name"]]

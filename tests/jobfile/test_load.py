@@ -12,7 +12,7 @@ from runner.core.spec import JobSpec, NewRun, Workspace
 from runner.errors import Problem, SpecError
 from runner.jobfile.load import load
 
-from .conftest import Load, Problems, resolve_names
+from .conftest import PRICES, Load, Problems, resolve_names
 
 LEAST = 'model = "m"\nprompt = "Do it."\n'
 
@@ -123,7 +123,12 @@ def test_a_file_that_cannot_be_read_is_a_problem(tmp_path: Path) -> None:
     }
     for name, words in expected.items():
         with pytest.raises(SpecError) as refused:
-            load(tmp_path / name, resolve_tools=resolve_names, check_script=lambda _: [])
+            load(
+                tmp_path / name,
+                resolve_tools=resolve_names,
+                check_script=lambda _: [],
+                prices=PRICES,
+            )
         assert [str(problem) for problem in refused.value.problems] == [words]
 
 
@@ -223,7 +228,7 @@ def test_what_the_player_finds_wrong_with_a_script_is_a_problem(tmp_path: Path) 
         return [Problem("*", "must be a list of replies")]
 
     with pytest.raises(SpecError) as refused:
-        load(job, resolve_tools=resolve_names, check_script=refuse)
+        load(job, resolve_tools=resolve_names, check_script=refuse, prices=PRICES)
     assert [str(problem) for problem in refused.value.problems] == [
         "line 1: script: s.toml: *: must be a list of replies"
     ]

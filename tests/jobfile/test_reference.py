@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import re
 import tomllib
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
-from runner.core.budget import Limits
+from runner.core.budget import Budget, Limits
+from runner.core.context.window import Context
 from runner.core.permissions import Rule
 from runner.core.permissions.examples import matches
 from runner.core.permissions.language.syntax import problem
 from runner.core.retry import Patience
-from runner.jobfile.check import KEYS, MOST_TOOL_SECONDS, check
+from runner.jobfile.bounds import LEAST_CHARACTERS, MOST_CHARACTERS, MOST_TOOL_SECONDS
+from runner.jobfile.check import KEYS, check
 from runner.jobfile.options import RESERVED_HEADERS, RESERVED_OPTIONS
 from runner.jobfile.permissions import RULE_KEYS
 from runner.jobfile.section import SECONDS
@@ -45,14 +48,23 @@ def test_the_reference_has_every_key_and_no_other() -> None:
 
 def test_the_defaults_in_the_reference_are_the_real_ones() -> None:
     written = tables()
-    for section, real in {"limits": Limits(), "retry": Patience()}.items():
+    draft, _ = check({})
+    assert (draft.budget, draft.context) == (Budget(), Context())
+    defaults = {
+        "limits": {**asdict(Limits()), "budget_usd": None, "budget_tokens": None},
+        "context": asdict(Context()),
+        "retry": asdict(Patience()),
+    }
+    for section, real in defaults.items():
         for key, default in written[section].items():
-            value = getattr(real, key)
-            if default.startswith('"'):
+            value = real[key]
+            if default.startswith('"') and isinstance(value, str):
+                assert default == f'"{value}"'
+            elif default.startswith('"'):
                 assert int(default[1:-2]) * SECONDS[default[-2]] == value
             else:
-                assert (None if default == "none" else float(default)) == value
-    draft, _ = check({})
+                is_none = default in ("none", "the model's", "see below", "the job's model")
+                assert (None if is_none else float(default)) == value
     for key in ("provider", "parallel_tools"):
         assert written[""][key] == f'"{getattr(draft, key)}"'
     assert written["workspace"]["mode"] == f'"{draft.workspace_mode}"'
@@ -67,6 +79,7 @@ def test_the_reference_names_the_options_that_runner_sets() -> None:
     sentence = REFERENCE.split("not these headers: ")[1].split(".\n")[0]
     assert set(re.findall(r"`([\w-]+)`", sentence)) == set(RESERVED_HEADERS)
     assert f"at most {MOST_TOOL_SECONDS:.0f} seconds" in REFERENCE
+    assert f"a number from {LEAST_CHARACTERS:.0f} to {MOST_CHARACTERS:.0f}" in REFERENCE
 
 
 def test_every_example_in_the_reference_is_valid() -> None:

@@ -74,6 +74,39 @@ class Site:
         path.write_text("\n".join(lines))
         return path
 
+    def live_job(
+        self,
+        items: Sequence[str],
+        name: str = "job",
+        options: Mapping[str, Any] | None = None,
+        **sections: Mapping[str, Any],
+    ) -> Path:
+        """A job of one run for each item, which may call Bash and talks to the API that the site's
+        environment names.
+
+        Args:
+            options: more keys at the top of the file. sections: its other sections, by name.
+        """
+        top = {
+            "name": name,
+            "model": "claude-sonnet-5",
+            "prompt": "Do {{ item }}.",
+            "tools": ["Bash"],
+            **(options or {}),
+        }
+        tables: dict[str, Mapping[str, Any]] = {
+            "items": {"list": items},
+            "workspace": {"path": "workspace"},
+            "permissions": {"allow": ["Bash"]},
+            **sections,
+        }
+        lines = [f"{key} = {json.dumps(value)}" for key, value in top.items()]
+        for section, table in tables.items():
+            lines += [f"[{section}]", *(f"{k} = {json.dumps(v)}" for k, v in table.items())]
+        path = self.folder / f"{name}.toml"
+        path.write_text("\n".join(lines))
+        return path
+
     def start(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
         """A ``runner`` process that goes on beside the test."""
         process = subprocess.Popen(

@@ -166,11 +166,42 @@ def test_without_a_system_prompt_the_last_tool_ends_the_stable_prefix(talk):
 
 def test_cache_usage_is_counted(talk):
     here = talk(Reply([text("x")]))
-    messages = (user("a" * 4000), Message("assistant", (text("b"),)), user("c"))
-    usage = here.complete(make_request(*messages)).usage
-    assert usage.cache_read_tokens > 900
-    assert usage.cache_creation_tokens > 0
-    assert usage.prompt_tokens == Usage.prompt_tokens.fget(usage)
+    first = (user("a" * 8000),)
+    written = here.complete(make_request(*first)).usage
+    read = here.complete(make_request(*first, Message("assistant", (text("b"),)), user("c"))).usage
+    assert (written.cache_read_tokens, written.input_tokens) == (0, 0)
+    assert written.cache_creation_tokens == read.cache_read_tokens > 2000
+    assert read.cache_creation_tokens > 0
+    assert read.prompt_tokens == Usage.prompt_tokens.fget(read)
+
+
+@pytest.mark.parametrize(
+    ("hour", "options", "lifetime"),
+    [
+        (False, {}, None),
+        (True, {}, "1h"),
+        (True, {"cache_control": {"type": "ephemeral"}}, None),
+        (False, {"extra_body": {"cache_control": {"type": "ephemeral", "ttl": "1h"}}}, "1h"),
+    ],
+    ids=str,
+)
+def test_breakpoints_live_as_long_as_the_call_asks_and_the_job_allows(
+    talk, hour, options, lifetime
+):
+    here = talk(Reply([text("x")]))
+    messages = (user("a"), Message("assistant", (text("b"),)), user("c"))
+    here.complete(make_request(*messages, hour_cache=hour, options=options))
+    body = here.server.requests[0].body
+    marks = [body["cache_control"], body["system"][0]["cache_control"]]
+    marks.append(body["messages"][0]["content"][0]["cache_control"])
+    assert [mark.get("ttl") for mark in marks] == [lifetime] * 3
+
+
+def test_summary_is_not_written_to_the_cache(talk):
+    here = talk(Reply([text("x")]))
+    options = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
+    here.complete(make_request(purpose="summary", options=options, hour_cache=True))
+    assert b"cache_control" not in here.server.requests[0].raw
 
 
 def test_half_a_surrogate_pair_does_not_stop_a_run(talk):

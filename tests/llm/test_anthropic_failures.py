@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import email.utils
+import re
 import socket
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -35,7 +37,7 @@ def failed(here) -> ModelCallError:
         (404, "not_found_error"),
         (408, "timeout_error"),
         (409, "conflict_error"),
-        (413, "request_too_large"),
+        (413, "prompt_too_long"),
         (429, "rate_limit_error"),
         (500, "api_error"),
         (503, "api_error"),
@@ -53,7 +55,7 @@ def test_error_status_keeps_type_words_and_request_id(talk, status, kind):
 
 
 @pytest.mark.parametrize(
-    ("status", "kind"), [(502, "api_error"), (504, "timeout_error"), (413, "request_too_large")]
+    ("status", "kind"), [(502, "api_error"), (504, "timeout_error"), (413, "prompt_too_long")]
 )
 def test_page_of_a_proxy_is_not_quoted(talk, status, kind):
     page = Break("status", status=status, html=True, message="<script>alert(1)</script>")
@@ -87,6 +89,47 @@ def test_retry_after_may_be_a_date(talk):
     broken = Break("status", status=529, headers={"retry-after": at})
     wait = failed(talk(Reply(broken=broken))).retry_after
     assert wait == pytest.approx(600, abs=30)
+
+
+TOO_LONG = (
+    "prompt is too long: 208310 tokens > 200000 maximum",
+    "input length and `max_tokens` exceed context limit: 199759 + 8192 > 200000, decrease input "
+    "length or `max_tokens` and try again",
+)
+
+
+def test_prompt_that_the_window_does_not_hold_is_told_apart(talk):
+    here = talk(Reply(SAID), server={"window": 10})
+    error = failed(here)
+    assert (error.kind, error.status, error.billed) == ("prompt_too_long", 400, False)
+    assert error.message == here.server.refusals[0].message
+    assert re.fullmatch(r"prompt is too long: \d+ tokens > 10 maximum", error.message)
+
+
+@pytest.mark.parametrize("words", TOO_LONG)
+@pytest.mark.parametrize(
+    ("how", "status", "billed"),
+    [
+        (Break("status", status=400), 400, False),
+        (Break("error_event", after=0, error_type="invalid_request_error"), None, False),
+        (Break("error_event", after=2, error_type="invalid_request_error"), None, True),
+    ],
+    ids=["status", "first event", "in the stream"],
+)
+def test_prompt_too_long_is_known_by_the_words_of_the_api(talk, words, how, status, billed):
+    error = failed(talk(Reply(SAID, broken=replace(how, message=words))))
+    assert (error.kind, error.status, error.billed) == ("prompt_too_long", status, billed)
+
+
+def test_request_too_large_inside_a_stream_is_too_long_as_well(talk):
+    broken = Break("error_event", after=0, error_type="request_too_large", message="Too large.")
+    assert failed(talk(Reply(SAID, broken=broken))).kind == "prompt_too_long"
+
+
+@pytest.mark.parametrize("kind", ["overloaded_error", "permission_error"])
+def test_words_alone_do_not_make_a_prompt_too_long(talk, kind):
+    broken = Break("status", status=400, error_type=kind, message=TOO_LONG[0])
+    assert failed(talk(Reply(SAID, broken=broken))).kind == kind
 
 
 def test_refused_connection_was_not_billed():
@@ -216,7 +259,7 @@ def test_call_after_a_broken_one_succeeds(talk):
 
 def test_request_that_is_too_large_is_refused(talk):
     error = failed(talk(Reply(SAID), server={"most_body_bytes": 10}))
-    assert (error.kind, error.status, error.billed) == ("request_too_large", 413, False)
+    assert (error.kind, error.status, error.billed) == ("prompt_too_long", 413, False)
 
 
 @pytest.mark.parametrize("blank", ["{}\n", " {}", "{}\u00e9", "{}\x1b"])

@@ -10,14 +10,24 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
-from runner.core.conversation import Block, Message, ModelRequest
+from runner.core.budget import Limits
+from runner.core.context.summary import summarised
+from runner.core.context.window import Context
+from runner.core.conversation import Block, Message, ModelReply, ModelRequest, Usage
+from runner.core.entries import ContextCompacted
+from runner.core.journal import Counted
+from runner.core.requests import summary_request, turn_request
+from runner.core.steps import CallModel, CountTokens, RunTools
 from runner.llm.body import request_body
+from tests.core.story import Story, a_run, a_spec, replied, uses
 from tests.llm.conftest import READ, make_request, user
 from tests.messages_api import Reply
 from tests.messages_api.conversation_rules import sign
@@ -28,6 +38,7 @@ CALLS = 10  # with their results more than 20 blocks
 LOOK_BACK = 20
 VERSION = "2026-10-21"
 MARK = b',"cache_control":{"type":"ephemeral"}'
+MARKS = re.compile(rb',"cache_control":\{"type":"ephemeral"(,"ttl":"1h")?\}')
 
 
 def text(words: str) -> Block:
@@ -87,6 +98,51 @@ def test_forty_turns_keep_the_prefix_byte_for_byte() -> None:
     sent = [request_body(request).replace(MARK, b"") for request in replay()]
     for before, after in pairwise(sent):
         assert after.startswith(before.removesuffix(b"]}"))
+
+
+def test_forty_turns_break_the_prefix_only_where_it_was_compacted() -> None:
+    context = Context(window=24_000, keep_messages=4)
+    limits = Limits(max_output_tokens=2_000, max_turns=100)
+    story = Story(
+        replace(a_run(a_spec(model="claude-sonnet-5", context=context), limits), window=24_000)
+    )
+    sent: list[tuple[int, bytes]] = []
+    kinds = set()
+    effect = story.go_on()
+    while len(sent) < TURNS:
+        match effect:
+            case CallModel(call) if call.purpose == "summary":
+                reply = says_summary(json.loads(request_body(summary_request(story.view, call))))
+                effect = story.go_on(summarised(story.view, reply))
+            case CallModel(call):
+                raw = request_body(turn_request(story.view, call))
+                check_request(json.loads(raw), VERSION)
+                sent.append((story.view.compacted.count, MARKS.sub(b"", raw)))
+                words = text(f"Turn {len(sent)} " + "says much. " * 200)
+                usage = Usage(input_tokens=len(raw) // 4)
+                block = uses("Read", f"toolu_{len(sent)}")
+                effect = story.go_on(
+                    replied(ModelReply((words, block), "tool_use", usage, "a-model"))
+                )
+            case RunTools(calls):
+                effect = story.finish(calls[0].index, "printed " * 600)
+            case CountTokens():
+                counted = Counted(None, story.view.progress.fullness.sent, len(sent))
+                story.view = replace(story.view, counted=counted)
+                effect = story.go_on()
+            case _:
+                raise AssertionError(effect)
+        kinds |= {e.compaction.kind for e in story.entries if isinstance(e, ContextCompacted)}
+    for (compacted, before), (compacted_since, after) in pairwise(sent):
+        goes_on = after.startswith(before.removesuffix(b"]}"))
+        assert goes_on == (compacted == compacted_since)
+    assert kinds == {"clip"}
+    assert story.view.compacted.last, "a summary stands in for the rest"
+
+
+def says_summary(body: dict[str, Any]) -> ModelReply:
+    check_request(body, VERSION)
+    return ModelReply((text("I read much."),), "end_turn", Usage(input_tokens=9), "a-model")
 
 
 @pytest.mark.parametrize("changes", [{}, {"system": None}, {"system": None, "tools": ()}], ids=str)

@@ -51,10 +51,25 @@ def test_own_list_adds_and_changes_models_and_leaves_the_others(own: Path) -> No
     own.write_text(NEW + f"[models.claude-opus-5]\n{RATES}")
     prices = load_prices(own)
     assert set(prices.models) == {*shipped.models, "claude-new"}
-    assert prices.models["claude-opus-5"] == prices.models["claude-new"]
+    assert prices.models["claude-opus-5"].standard == prices.models["claude-new"].standard
     assert prices.models["claude-new"].standard.cache_read == Decimal("0.1")
     assert prices.models["claude-opus-5-5"] == shipped.models["claude-opus-5-5"]
     assert (prices.date, prices.source) == (shipped.date, str(own))
+
+
+def test_windows_are_known_by_the_models_own_pages(own: Path) -> None:
+    """https://platform.claude.com/docs/en/models/opus-5-5/overview and the pages beside it."""
+    prices = load_prices()
+    assert prices.window("claude-opus-5-5") == 1_000_000
+    assert prices.window("claude-haiku-4-5-20251001") == 200_000
+    assert prices.window("claude-opus-6") is None
+
+
+def test_window_of_a_model_stays_when_an_own_list_changes_only_its_price(own: Path) -> None:
+    own.write_text(f"{NEW}window = 32_000\n[models.claude-opus-5]\n{RATES}")
+    prices = load_prices(own)
+    assert prices.window("claude-new") == 32_000
+    assert prices.window("claude-opus-5") == 1_000_000
 
 
 def test_own_list_may_have_a_day_and_a_source(own: Path) -> None:
@@ -83,6 +98,8 @@ def test_own_list_may_have_a_day_and_a_source(own: Path) -> None:
         (NEW + f"[models.claude-new.fast]\n{RATES}above = 1", "fast.above is unknown"),
         (NEW + f"[models.claude-new.long]\n{RATES}", "long.above must be a number of tokens"),
         (NEW + "fast = 1", "models.claude-new.fast must be a table"),
+        (NEW + "window = 0", "models.claude-new.window must be a number of tokens"),
+        (NEW + "window = 2e5", "models.claude-new.window must be a number of tokens"),
     ],
 )
 def test_list_that_is_none_is_refused_in_a_line(own: Path, text: str, said: str) -> None:

@@ -149,3 +149,26 @@ def test_every_problem_of_a_script_is_named_with_its_place():
 @pytest.mark.parametrize("script", [[], "x", {}, None])
 def test_script_that_is_no_table_of_replies_is_refused(script):
     assert [problem.place for problem in check_script(script)] == ["script"]
+
+
+def test_summary_is_the_one_of_the_script_and_no_line_of_the_conversation():
+    script = {"summary": "What was done.", "*": [{"text": "one"}]}
+    for given, words in ((script, "What was done."), ({"*": [{"text": "one"}]}, "script")):
+        said = play(given, purpose="summary").blocks[0]["text"]
+        assert words in said
+    assert play(script, item_key="summary").blocks[0]["text"] == "one"
+
+
+def test_item_may_be_called_summary():
+    assert play({"summary": [{"text": "one"}]}, item_key="summary").blocks[0]["text"] == "one"
+
+
+def test_blank_summary_is_refused():
+    (problem,) = check_script({"summary": " ", "*": []})
+    assert problem.place == "script.summary"
+
+
+def test_script_counts_nothing_and_has_no_window():
+    model = ScriptedModel({})
+    assert model.count(make_request(), Interrupt()) is None
+    assert model.window("claude-opus-5") is None

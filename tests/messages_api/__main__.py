@@ -24,13 +24,23 @@ def main() -> None:
     parser.add_argument("--input", type=json.loads, default={}, help="its arguments, as JSON")
     parser.add_argument("--latency", type=float, default=0.0, help="seconds before each reply")
     parser.add_argument("--record", type=Path, help="append every request's body to this file")
+    parser.add_argument("--window", type=int, help="the models' window, in tokens")
+    parser.add_argument("--chars-per-token", type=float, default=4.0, help="how tokens are counted")
+    parser.add_argument("--no-caching", action="store_true", help="the prompt cache does not work")
     options = parser.parse_args()
     plan: Plan = echo_tools(options.turns, options.tool, options.input, latency=options.latency)
     if options.script:
         plan = Script.from_json(json.loads(options.script.read_text()))
     if options.record:
         plan = recorded(plan, options.record)
-    with MessagesServer(plan, port=options.port, record=False) as server:
+    with MessagesServer(
+        plan,
+        port=options.port,
+        record=False,
+        window=options.window,
+        chars_per_token=options.chars_per_token,
+        caching=not options.no_caching,
+    ) as server:
         print(server.url, flush=True)
         sys.stdin.read()
 

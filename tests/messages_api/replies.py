@@ -140,7 +140,7 @@ class Reply:
         return 1 + sum(len(json.dumps(block)) for block in self.blocks) // 4
 
     def events(
-        self, message_id: str, model: str, usage: Mapping[str, int]
+        self, message_id: str, model: str, usage: Mapping[str, Any]
     ) -> Iterator[tuple[str, dict[str, Any]]]:
         """The stream, as (event name, data)."""
         usage = {**usage, **self.usage}

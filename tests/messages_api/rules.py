@@ -51,6 +51,19 @@ _FIELDS = frozenset(
         "tools",
     }
 )
+_COUNTED_FIELDS = frozenset(
+    {
+        "cache_control",
+        "messages",
+        "model",
+        "output_config",
+        "speed",
+        "system",
+        "thinking",
+        "tool_choice",
+        "tools",
+    }
+)
 _TOOL_FIELDS = frozenset(
     {
         "type",
@@ -94,6 +107,24 @@ def check_request(body: Any, version: str, issued: Collection[str] = ()) -> None
     check_messages(body["messages"], issued)
     _check_thinking(body)
     _check_breakpoints(body)
+
+
+def check_count(body: Any, version: str, issued: Collection[str] = ()) -> None:
+    """Raise Refusal unless the API would count the tokens of this request:
+    https://docs.claude.com/en/api/messages-count-tokens."""
+    if isinstance(body, dict):
+        for name in sorted(body.keys() - _COUNTED_FIELDS):
+            raise Refusal(f"{name}: Extra inputs are not permitted")
+        thinking = body.get("thinking") or {}
+        budget = thinking.get("budget_tokens") if isinstance(thinking, dict) else None
+        body = {"max_tokens": 1 + (budget or 0), **body}
+    check_request(body, version, issued)
+
+
+def check_window(tokens: int, window: int | None) -> None:
+    """Raise Refusal when a prompt of so many tokens is longer than the model's window."""
+    if window is not None and tokens > window:
+        raise Refusal(f"prompt is too long: {tokens} tokens > {window} maximum")
 
 
 def _check_fields(body: dict[str, Any], version: str) -> None:

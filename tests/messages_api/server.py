@@ -9,18 +9,26 @@ import ssl
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from tests.messages_api.conversation_rules import Refusal
+from tests.messages_api.prompt_cache import Prompt, PromptCache
 from tests.messages_api.replies import Break, Reply, sse
-from tests.messages_api.rules import MODELS, check_headers, check_request
+from tests.messages_api.rules import (
+    MODELS,
+    check_count,
+    check_headers,
+    check_request,
+    check_window,
+)
 from tests.messages_api.wire import Wire, chunk, stream_head
 
 API_KEY = "sk-ant-test-key"
 MOST_BODY_BYTES = 32 * 1024 * 1024
+WINDOW = 1_000_000  # of its models, in tokens, where no test says otherwise
 
 
 @dataclass(frozen=True)
@@ -81,8 +89,15 @@ class MessagesServer:
 
     Args:
         plan: gives the reply to each request that was not refused; called in the server's thread.
-        record: keep every request in ``requests`` and every refusal in ``refusals``.
+        record: keep every model call in ``requests``, every other request in ``others`` and every
+            refusal in ``refusals``.
         most_body_bytes: a longer body is refused with 413.
+        window: a prompt with more tokens is refused, and a reply that would pass it is cut; None: any
+            length is taken, and the list of models says ``WINDOW``.
+        chars_per_token: the rule by which tokens are counted (of the blocks' JSON).
+        caching: whether the prompt cache works.
+        now: the cache's clock, in seconds.
+        broken: how requests to a path other than ``/v1/messages`` break.
         tls: encrypts connections.
     """
 
@@ -94,8 +109,14 @@ class MessagesServer:
         record: bool = True,
         most_body_bytes: int = MOST_BODY_BYTES,
         tls: ssl.SSLContext | None = None,
+        window: int | None = None,
+        chars_per_token: float = 4.0,
+        caching: bool = True,
+        now: Callable[[], float] = time.monotonic,
+        broken: Mapping[str, Break] | None = None,
     ) -> None:
         self.requests: list[Received] = []
+        self.others: list[Received] = []
         self.refusals: list[Refusal] = []
         self.count = 0
         self.connections = 0
@@ -105,6 +126,10 @@ class MessagesServer:
         self._record = record
         self._most_body_bytes = most_body_bytes
         self._tls = tls
+        self._window = window
+        self._chars_per_token = chars_per_token
+        self._cache = PromptCache(now, caching)
+        self._broken = broken or {}
         self._issued: set[str] = set()
         self._changed = threading.Condition()
         self._serving = threading.Event()
@@ -213,8 +238,11 @@ class MessagesServer:
         try:
             request = self._take(method, path, headers, raw)
             if path != "/v1/messages":
-                return await wire.send(_answer(request), request_id)
-            reply = self._plan(request)
+                return await self._answer(wire, request, request_id)
+            prompt = Prompt.of(request.body, self._chars_per_token)
+            check_window(prompt.tokens, self._window)
+            found = self._cache.find(prompt)
+            reply = self._fitting(self._plan(request), prompt)
         except Refusal as refusal:
             if self._record:
                 self.refusals.append(refusal)
@@ -225,7 +253,35 @@ class MessagesServer:
         self._issued.update(block["type"] for block in reply.blocks)
         if reply.latency:
             await asyncio.sleep(reply.latency)
-        return await self._play(wire, request, reply, request_id)
+        usage = self._cache.keep(prompt, found)
+        return await self._play(wire, request, reply, usage, request_id)
+
+    def _fitting(self, reply: Reply, prompt: Prompt) -> Reply:
+        """A reply, cut where the window ends:
+        https://docs.claude.com/en/api/handling-stop-reasons#model-context-window-exceeded."""
+        if self._window is None or prompt.tokens + reply.output_tokens() <= self._window:
+            return reply
+        return replace(reply, cut=True, stop_reason="model_context_window_exceeded")
+
+    async def _answer(self, wire: Wire, request: Received, request_id: str) -> bool:
+        """Answer a request that is no model call."""
+        failure = self._broken.get(request.path)
+        if failure is not None and failure.kind == "stall_before_headers":
+            return await wire.stall(pings=False)
+        if failure is not None and failure.kind == "reset_before_headers":
+            return wire.reset()
+        if failure is not None:
+            return await wire.fail(failure, request_id)
+        if request.path == "/v1/messages/count_tokens":
+            tokens = Prompt.of(request.body, self._chars_per_token).tokens
+            return await wire.send({"input_tokens": tokens}, request_id)
+        name = _model_named(request.path)
+        window = self._window or WINDOW
+        if name is not None:
+            return await wire.send(_model(name, window), request_id)
+        data = [_model(name, window) for name in sorted(MODELS)]
+        listed = {"data": data, "has_more": False, "first_id": None, "last_id": None}
+        return await wire.send(listed, request_id)
 
     def _take(self, method: str, path: str, headers: dict[str, str], raw: bytes) -> Received:
         """The request, unless the API would refuse it."""
@@ -237,12 +293,17 @@ class MessagesServer:
         request = Received(self.count, method, path, headers, raw, body, time.time())
         if self._record:
             with self._changed:
-                self.requests.append(request)
+                (self.requests if path == "/v1/messages" else self.others).append(request)
                 self._changed.notify_all()
         check_headers(headers, API_KEY)
         if len(raw) > self._most_body_bytes:
             raise Refusal("Request exceeds the maximum size", 413, "request_too_large")
         if (method, path) == ("GET", "/v1/models"):
+            return request
+        name = _model_named(path)
+        if method == "GET" and name is not None:
+            if name not in MODELS:
+                raise Refusal(f"model: {name}", 404, "not_found_error")
             return request
         if method != "POST" or path not in ("/v1/messages", "/v1/messages/count_tokens"):
             raise Refusal("Not found", 404, "not_found_error")
@@ -250,11 +311,18 @@ class MessagesServer:
             raise Refusal("content-type: must be application/json")
         if body is None:
             raise Refusal("The request body is not valid JSON")
-        counted = {"max_tokens": 1, **body} if path.endswith("count_tokens") else body
-        check_request(counted, headers["anthropic-version"], self._issued)
+        check = check_count if path.endswith("count_tokens") else check_request
+        check(body, headers["anthropic-version"], self._issued)
         return request
 
-    async def _play(self, wire: Wire, request: Received, reply: Reply, request_id: str) -> bool:
+    async def _play(
+        self,
+        wire: Wire,
+        request: Received,
+        reply: Reply,
+        usage: Mapping[str, Any],
+        request_id: str,
+    ) -> bool:
         failure = reply.broken
         if failure is not None and failure.kind == "status":
             return await wire.fail(failure, request_id)
@@ -262,7 +330,6 @@ class MessagesServer:
             return wire.reset()
         if failure is not None and failure.kind == "stall_before_headers":
             return await wire.stall(pings=False)
-        usage = _usage(request)
         model = request.body["model"]
         message_id = f"msg_{request.number:012d}"
         if not request.body.get("stream"):
@@ -301,27 +368,20 @@ class MessagesServer:
         return True
 
 
-def _answer(request: Received) -> dict[str, Any]:
-    if request.path == "/v1/models":
-        data = [{"type": "model", "id": name, "display_name": name} for name in sorted(MODELS)]
-        return {"data": data, "has_more": False, "first_id": None, "last_id": None}
-    return {"input_tokens": len(request.raw) // 4}
+def _model_named(path: str) -> str | None:
+    """The model that a path asks about."""
+    name = path.removeprefix("/v1/models/")
+    return None if name == path else unquote(name)
 
 
-def _usage(request: Received) -> dict[str, int]:
-    """Plausible tokens of the prompt: a quarter of its bytes, read from the cache where marked."""
-    tokens = len(request.raw) // 4
-    messages = request.body["messages"]
-    if b'"cache_control"' not in request.raw:
-        return {
-            "input_tokens": tokens,
-            "cache_creation_input_tokens": 0,
-            "cache_read_input_tokens": 0,
-        }
-    new = tokens if len(messages) < 2 else len(json.dumps(messages[-2:])) // 4
-    new = min(new, tokens)
+def _model(name: str, window: int) -> dict[str, Any]:
+    """A model as the list has it: https://docs.claude.com/en/api/models."""
     return {
-        "input_tokens": 4,
-        "cache_creation_input_tokens": new,
-        "cache_read_input_tokens": tokens - new,
+        "type": "model",
+        "id": name,
+        "display_name": name,
+        "created_at": "2026-06-01T00:00:00Z",
+        "lifecycle": "active",
+        "max_input_tokens": window,
+        "max_tokens": 128_000,
     }

@@ -14,6 +14,7 @@ import anthropic
 import pytest
 
 from tests.messages_api import API_KEY, Break, MessagesServer, Reply, Script, text, tool_use
+from tests.messages_api.prompt_cache import Prompt
 
 HELLO = {"role": "user", "content": "Hello"}
 
@@ -60,6 +61,73 @@ def test_models_and_token_counts_are_answered():
         assert "claude-sonnet-5" in [model.id for model in api.models.list()]
         counted = api.messages.count_tokens(model="claude-sonnet-5", messages=[HELLO])
         assert counted.input_tokens > 0
+
+
+def test_list_of_models_says_how_large_their_windows_are():
+    with MessagesServer(lambda request: Reply(), window=9_000) as server, client(server.url) as api:
+        assert api.models.retrieve("claude-sonnet-5").max_input_tokens == 9_000
+        with pytest.raises(anthropic.NotFoundError):
+            api.models.retrieve("claude-none")
+        assert [request.path for request in server.others] == [
+            "/v1/models/claude-sonnet-5",
+            "/v1/models/claude-none",
+        ]
+    assert server.requests == []
+
+
+def test_count_takes_no_field_that_the_api_does_not_count():
+    body = {"model": "claude-sonnet-5", "messages": [HELLO], "max_tokens": 9}
+    with MessagesServer(lambda request: Reply()) as server, client(server.url) as api:
+        with pytest.raises(anthropic.BadRequestError, match="max_tokens: Extra inputs"):
+            api.post("/v1/messages/count_tokens", body=body, cast_to=object)
+        assert [refusal.status for refusal in server.refusals] == [400]
+
+
+def test_count_is_what_the_call_is_billed_for():
+    with MessagesServer(lambda request: Reply()) as server, client(server.url) as api:
+        counted = api.messages.count_tokens(model="claude-sonnet-5", messages=[HELLO], system="x")
+        assert create(server.url, [HELLO], system="x").usage.input_tokens == counted.input_tokens
+
+
+def test_prompt_that_the_window_does_not_hold_is_refused():
+    long = {"role": "user", "content": "x" * 400}
+    with MessagesServer(lambda request: Reply([text("x")]), window=100) as server:
+        assert create(server.url, [HELLO]).stop_reason == "end_turn"
+        with pytest.raises(anthropic.BadRequestError) as caught:
+            create(server.url, [long])
+    assert caught.value.api_message == "prompt is too long: 107 tokens > 100 maximum"
+    assert [refusal.message for refusal in server.refusals] == [caught.value.api_message]
+
+
+def test_reply_that_the_window_does_not_hold_is_cut():
+    with (
+        MessagesServer(lambda request: Reply([text("x" * 400)]), window=100) as server,
+        client(server.url) as api,
+        api.messages.stream(model="claude-sonnet-5", max_tokens=900, messages=[HELLO]) as stream,
+    ):
+        message = stream.get_final_message()
+    assert message.stop_reason == "model_context_window_exceeded"
+    assert message.content[0].text == "x" * 200
+
+
+def test_cached_prefix_is_read_and_nothing_is_when_the_cache_does_not_work():
+    long = {"role": "user", "content": "x" * 5_000}
+    for caching in (True, False):
+        with MessagesServer(lambda request: Reply([text("x")]), caching=caching) as server:
+            usages = [
+                create(server.url, [long], cache_control={"type": "ephemeral"}).usage
+                for _ in range(2)
+            ]
+        read = [usage.cache_read_input_tokens for usage in usages]
+        assert read == [0, Prompt.of(server.requests[0].body).tokens if caching else 0]
+
+
+def test_request_that_is_no_model_call_breaks_as_it_is_said():
+    broken = {"/v1/models/claude-sonnet-5": Break("status", status=503)}
+    with MessagesServer(lambda request: Reply(), broken=broken) as server:
+        with client(server.url) as api, pytest.raises(anthropic.InternalServerError):
+            api.models.retrieve("claude-sonnet-5")
+        assert create(server.url, [HELLO]).stop_reason == "end_turn"
 
 
 def test_refused_request_is_recorded_and_never_planned():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,7 +12,9 @@ from runner.core.conversation import Block, ModelReply, ToolResult, Usage
 from runner.core.entries import Entry, ModelCallFailed, ToolFinished
 from runner.core.journal import RunView
 from runner.core.permissions import Setting
+from runner.core.prices import FREE, Tariff
 from runner.core.run import Lease
+from runner.core.spec import JobSpec
 from runner.core.steps import CallModel, Effect, LocateCalls, RunTools
 from runner.store import runs as runs_store
 from runner.store.database import Database
@@ -22,7 +25,13 @@ from tests.core.story import replied
 from tests.store.examples import NOW, submission
 
 WORKER = "worker_1"
+Tariffs = Callable[[JobSpec], Mapping[str, Tariff]]
 USAGE = Usage(input_tokens=100, output_tokens=10)
+
+
+def free(spec: JobSpec) -> Mapping[str, Tariff]:
+    """The tariffs of a job whose calls cost nothing."""
+    return {spec.model: FREE}
 
 
 def text(words: str) -> Block:
@@ -42,9 +51,10 @@ class Attempt:
     view: RunView
     effect: Effect
     now: float
+    tariffs: Tariffs
 
     def append(self, *entries: Entry) -> Attempt:
-        journal = StoredJournal(self.database, lambda: self.now)
+        journal = StoredJournal(self.database, lambda: self.now, self.tariffs)
         self.view, self.effect = journal.advance(self.lease, self.view, entries, draining=False)
         return self
 
@@ -83,16 +93,19 @@ def submit_one(database: Database, key: str = "one", **options: Any) -> str:
     return str(database.read(lambda connection: connection.execute(query).scalar_one()))
 
 
-def claim(database: Database, run_id: str, now: float = NOW) -> Attempt:
+def claim(
+    database: Database, run_id: str, now: float = NOW, tariffs: Tariffs | None = None
+) -> Attempt:
     """Take a due run for a worker, up to its first effect."""
+    tariffs = tariffs or free
     add_worker(database)
     run = runs_store.look_at(database, run_id, now)
     assert run is not None
     lease = runs_store.claim(database, run, WORKER, now)
     assert lease is not None
-    journal = StoredJournal(database, lambda: now)
+    journal = StoredJournal(database, lambda: now, tariffs)
     view, effect = journal.advance(lease, journal.load(lease), (), draining=False)
-    return Attempt(database, lease, view, effect, now)
+    return Attempt(database, lease, view, effect, now, tariffs)
 
 
 def add_worker(database: Database) -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 import pytest
-from sqlalchemy import Connection, text, update
+from sqlalchemy import Connection, update
 
 from runner.core.spec import Asking
 from runner.store.database import Database
@@ -36,6 +36,7 @@ from tests.store.asked import (
 )
 from tests.store.attempts import event_types, run_row
 from tests.store.examples import NOW
+from tests.store.locks import waiting_for_locks
 
 T = TypeVar("T")
 
@@ -143,14 +144,6 @@ def test_one_of_three_wins_who_all_saw_the_question_open(
     assert run.state == "cancelled"
     assert told == ([] if row.answer == "cancelled" else [row.answer])
     assert run.answer_count == len(told)
-
-
-def waiting_for_locks(database: Database) -> int:
-    query = text(
-        "SELECT count(*) FROM pg_stat_activity "
-        "WHERE datname = current_database() AND wait_event_type = 'Lock'"
-    )
-    return int(database.read(lambda connection: connection.execute(query).scalar_one()))
 
 
 @pytest.mark.parametrize("order", [*itertools.permutations(("approved", "expired", "cancelled"))])

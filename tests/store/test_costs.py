@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy import event, select, update
 
+from runner.core.context.window import Context
 from runner.core.conversation import Usage
 from runner.core.entries import ModelCallFailed
 from runner.core.prices import Price, PriceList, Rates, Spending
@@ -20,7 +21,9 @@ from runner.store.look.costs import BY, By, Spent, spent_by
 from runner.store.steer import jobs as jobs_store
 from runner.store.steer.control import Target, cancel
 from runner.store.tables import model_calls, runs
+from tests.store.attempts import USAGE as PLAIN
 from tests.store.attempts import Attempt, claim, run_row, submit_one, text, tool_use
+from tests.store.compacting import ask_for_summary, stand_in, summarise
 from tests.store.examples import NOW, SPEC, submission
 
 CHEAP = Rates(Decimal(1), Decimal("1.25"), Decimal(2), Decimal("0.1"), Decimal(5))
@@ -63,6 +66,7 @@ def test_calls_are_summed_for_each(database: Database, by: By) -> None:
         "run": [(first, "a", 2), (second, "b", 1)],
         "model": [("claude-test", "", 3)],
         "day": [(days[0], "", 2), (days[1], "", 1)],
+        "purpose": [("turn", "", 3)],
     }[by]
     total = sum((each.spending for each in found), Spending())
     assert total == Spending(3, 0, USAGE + USAGE + USAGE, 3 * USD)
@@ -121,6 +125,61 @@ def test_each_job_is_billed_on_its_own_terms(database: Database) -> None:
         costs[name] = one(spent_by(database, PRICES, "job", job_id=job_id)).usd
     assert costs == {"plain": USD, "fast": 10 * USD, "hour": USD + Decimal("0.00015")}
     assert one(spent_by(database, PRICES, "model")).usd == sum(costs.values())
+
+
+def test_summaries_are_told_apart_from_turns_and_priced_by_their_own_model(
+    database: Database,
+) -> None:
+    context = Context(summary_model="claude-cheap")
+    _, (run_id,) = submit(database, "a", context=context)
+    attempt = ask_for_summary(claim(database, run_id))
+    summarise(attempt, stand_in(2), model="claude-cheap", usage=USAGE)
+    attempt.reply(text("Done."), usage=USAGE)
+    tenth = Price(CHEAP.times(Decimal("0.1")))
+    prices = replace(PRICES, models={**PRICES.models, "claude-cheap": tenth})
+    found = spent_by(database, prices, "purpose")
+    assert [(each.key, each.spending.calls, each.spending.usd) for each in found] == [
+        ("summary", 1, USD / 10),
+        ("turn", 2, USD + CHEAP.cost(PLAIN, hour_cache=False)),
+    ]
+
+
+def test_summary_whose_reply_nobody_has_is_bounded_by_its_own_model_s_price(
+    database: Database,
+) -> None:
+    _, (run_id,) = submit(database, "a", context=Context(summary_model="claude-cheap"))
+    ask_for_summary(claim(database, run_id))
+    prompt, output = _reserved(database, run_id)
+    cancel(database, Target("run", run_id), NOW)
+    tenth = CHEAP.times(Decimal("0.1"))
+    prices = replace(PRICES, models={**PRICES.models, "claude-cheap": Price(tenth)})
+    summaries, _ = spent_by(database, prices, "model")
+    assert (summaries.key, summaries.spending.unknown) == ("claude-cheap", 1)
+    assert summaries.spending.at_most == tenth.cost_at_most(prompt, output, hour_cache=False)
+
+
+def test_each_call_is_billed_by_how_long_its_own_cache_lived(database: Database) -> None:
+    run_id = submit_one(database)
+    call_tool(claim(database, run_id), 1).reply(text("Done."), usage=USAGE)
+    change_calls(database, {1: True, 2: False})
+    assert one(spent_by(database, PRICES, "run")).usd == 2 * USD + Decimal("0.00015")
+
+
+def test_call_that_does_not_say_how_long_its_cache_lived_had_the_job_s(database: Database) -> None:
+    hour = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
+    _, (run_id,) = submit(database, "a", model_options=hour)
+    call_tool(claim(database, run_id), 1).reply(text("Done."), usage=USAGE)
+    change_calls(database, {1: None, 2: None})
+    assert one(spent_by(database, PRICES, "run")).usd == 2 * (USD + Decimal("0.00015"))
+
+
+def change_calls(database: Database, hour_cache: dict[int, bool | None]) -> None:
+    def work(connection: Any) -> None:
+        for number, lived in hour_cache.items():
+            change = update(model_calls).where(model_calls.c.number == number)
+            connection.execute(change.values(hour_cache=lived))
+
+    database.write(work)
 
 
 def test_script_costs_nothing_and_is_told_apart(database: Database) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Row, select
 
-from runner.core.journal import Progress, opening
+from runner.core.fold import opening
 from runner.core.permissions import Rule
 from runner.core.run import Lease
 from runner.core.spec import JobSpec, NewRun, Workspace
@@ -20,6 +20,7 @@ from runner.store.database import Database
 from runner.store.journal import StoredJournal
 from runner.store.steer import jobs as jobs_store
 from runner.store.tables import blocks, events, jobs, permission_rules, run_items, runs
+from tests.store.attempts import free
 from tests.store.examples import NOW, SPEC, submission
 
 
@@ -87,11 +88,12 @@ def test_submitted_run_can_be_loaded_as_a_view(database: Database) -> None:
         )
 
     database.write(claim)
-    view = StoredJournal(database, lambda: NOW).load(Lease(run.id, 1, "worker_1"))
+    view = StoredJournal(database, lambda: NOW, free).load(Lease(run.id, 1, "worker_1"))
     assert [message.as_api() for message in view.messages] == [
         {"role": "user", "content": [{"type": "text", "text": "Mend a."}]}
     ]
-    assert view.progress == Progress(appended_bytes=view.progress.appended_bytes)
+    assert view.progress == opening(SPEC, "Mend a.")[1]
+    assert (view.limits, view.purse) == (SPEC.limits, None)
 
 
 def test_first_call_is_bounded_by_the_bytes_of_the_run_s_own_prompt(database: Database) -> None:

@@ -11,11 +11,23 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from runner.core.budget import Limits
-from runner.core.conversation import ModelReply, Tool, ToolResult, Usage
-from runner.core.entries import Entry, ModelCallFailed, ModelReplied, ToolFinished
+from runner.core.budget import Limits, Reservation
+from runner.core.context.compaction import Clip, Compaction
+from runner.core.conversation import ModelReply, ModelRequest, Tool, ToolResult, Usage
+from runner.core.entries import (
+    ContextCompacted,
+    Entry,
+    ModelCallFailed,
+    ModelCallStarted,
+    ModelReplied,
+    SummaryReplied,
+    TimeWorked,
+    ToolFinished,
+)
+from runner.core.fold import fold
 from runner.core.journal import RunView
 from runner.core.permissions import Place, Rule, Setting, paths_of
+from runner.core.requests import turn_request
 from runner.core.run import Lease, Waiting
 from runner.core.spec import JobSpec
 from runner.core.steps import CallModel, Done, Effect, LocateCalls, RunTools, Sleep
@@ -23,11 +35,13 @@ from runner.errors import LeaseLost, StaleView
 from runner.store import runs
 from runner.store.database import Database
 from runner.store.journal import StoredJournal
+from runner.store.look.as_sent import as_sent
 from runner.store.steer import jobs
 from runner.store.steer.approvals import Reply, answer, waiting
 from runner.store.steer.control import Target
 from runner.store.tables import events, model_calls, queued_messages
 from runner.store.tables import runs as run_table
+from tests.store.attempts import free
 from tests.store.examples import NOW, submission
 
 TOOLS = tuple(
@@ -78,7 +92,7 @@ class Driver:
         job = jobs.submit(database, submission("one", spec=SPEC), NOW)
         query = select(run_table.c.id).where(run_table.c.job_id == job)
         self.run_id = database.read(lambda c: c.execute(query).scalar_one())
-        self.journal = StoredJournal(database, lambda: self.now)
+        self.journal = StoredJournal(database, lambda: self.now, free)
 
     def claim(self) -> tuple[Lease, RunView]:
         run = runs.look_at(self.database, self.run_id, self.now)
@@ -132,6 +146,8 @@ class Driver:
 
     def happen(self, effect: Effect, view: RunView) -> list[Entry]:
         match effect:
+            case CallModel(call) if call.purpose == "summary":
+                return [self.sum_up(view)]
             case CallModel():
                 return [self.answer(view)]
             case RunTools(calls):
@@ -144,6 +160,45 @@ class Driver:
                 return []
             case LocateCalls() | Done():
                 raise AssertionError(effect)
+
+    def compact(self, view: RunView, happened: list[Entry]) -> list[Entry]:
+        """A compaction, or the beginning of a call for one, where no other call is under way."""
+        if self.random.random() < 0.6:
+            return []
+        view = fold(view, happened)[-1].after
+        if view.calls or view.progress.open_call or len(view.messages) < 2:
+            return []
+        kind = self.random.choice(["clip", "prune", "summary"])
+        if kind == "summary":
+            reservation = Reservation(1_000, 5_000, False, worst_cost=7, hour_cache=True)
+            number = view.progress.model_calls + 1
+            return [ModelCallStarted(number, reservation, self.now, "summary")]
+        return [ContextCompacted(self.compaction(view, kind))]
+
+    def compaction(self, view: RunView, kind: Any) -> Compaction:
+        said = self.random.choice(["Less.", "é\u0000\ud800", ""])
+        first = max(1, view.compacted.last)
+        last = self.random.randint(first, max(first, len(view.messages) - 1))
+        results = [
+            (number, position)
+            for number, message in enumerate(view.messages)
+            for position, block in enumerate(message.blocks)
+            if block["type"] == "tool_result"
+        ]
+        clips = self.random.sample(results, k=len(results) // 2) if kind != "summary" else []
+        return Compaction(
+            kind, first, last, said, tuple(Clip(*place, said) for place in clips), 900, 400
+        )
+
+    def sum_up(self, view: RunView) -> Entry:
+        if self.random.random() < 0.2:
+            retry_at = self.random.choice([None, self.now + 2])
+            return ModelCallFailed("api_error", "no", 500, "req_1", 0, self.now, retry_at)
+        reply = ModelReply(
+            ({"type": "text", "text": "S."},), "end_turn", Usage(9, 8, 7, 6), "claude-test"
+        )
+        is_used = self.random.random() < 0.7
+        return SummaryReplied(reply, self.compaction(view, "summary") if is_used else None, "no")
 
     def answer(self, view: RunView) -> Entry:
         if self.random.random() < 0.2:
@@ -170,10 +225,6 @@ class Driver:
         return ModelReplied(reply, tuple(located(use["name"], use["input"]) for use in uses))
 
 
-def without_fresh(view: RunView) -> RunView:
-    return replace(view, outcome=None)
-
-
 @pytest.mark.parametrize("seed", range(12))
 def test_loading_gives_the_view_that_was_folded_while_it_grew(
     database: Database, seed: int
@@ -181,6 +232,7 @@ def test_loading_gives_the_view_that_was_folded_while_it_grew(
     driver = Driver(database, seed)
     lease, view = driver.claim()
     happened: list[Entry] = []
+    sent: dict[int, ModelRequest] = {}
     while True:
         if driver.random.random() < 0.1:
             driver.say()
@@ -193,6 +245,8 @@ def test_loading_gives_the_view_that_was_folded_while_it_grew(
         if isinstance(effect, Done):
             break
         assert driver.journal.load(lease) == view
+        if isinstance(effect, CallModel) and effect.call.purpose == "turn":
+            sent[view.progress.turns + 1] = turn_request(view, effect.call)
         if driver.random.random() < 0.1:
             driver.crash()
             lease, view = driver.claim()
@@ -202,9 +256,11 @@ def test_loading_gives_the_view_that_was_folded_while_it_grew(
             calls = tuple(replace(call, setting=Setting()) for call in view.calls)
             view, happened = replace(view, calls=calls), []
             continue
-        happened = driver.happen(effect, view)
+        happened = [TimeWorked(0.1), *driver.happen(effect, view)]
+        happened += driver.compact(view, happened)
         driver.now += 0.5
     check_events_and_charges(database, driver.run_id)
+    assert {turn: as_sent(database, driver.run_id, turn) for turn in sent} == sent
 
 
 def check_events_and_charges(database: Database, run_id: str) -> None:
@@ -263,7 +319,7 @@ def test_more_attempts_than_connections_can_load_at_once(database: Database) -> 
         run = runs.look_at(database, run_id, NOW)
         assert run is not None
         leases.append(runs.claim(database, run, "worker_a", NOW))
-    journal = StoredJournal(database, lambda: NOW)
+    journal = StoredJournal(database, lambda: NOW, free)
     with ThreadPoolExecutor(len(leases)) as pool:
         views = list(pool.map(journal.load, leases))
     assert {view.item_key for view in views} == set(keys)

@@ -10,7 +10,7 @@ from sqlalchemy import select
 
 from runner.core.budget import Limits
 from runner.core.conversation import Usage
-from runner.core.entries import ModelCallFailed
+from runner.core.entries import ModelCallFailed, TimeWorked
 from runner.core.spec import Workspace
 from runner.core.steps import CallModel, RunTools
 from runner.errors import UsageError
@@ -21,9 +21,10 @@ from runner.store.runs import set_workspace
 from runner.store.steer import jobs as jobs_store
 from runner.store.steer.control import Target, cancel, pause
 from runner.store.steer.revive import Raised, retry, say
-from runner.store.tables import blocks, runs
+from runner.store.tables import blocks, events, runs
 from tests.store.attempts import Attempt, claim, event_types, run_row, submit_one, text, tool_use
 from tests.store.examples import NOW, SPEC, submission
+from tests.store.priced import priced
 
 
 def with_limits(**limits: Any) -> dict[str, Any]:
@@ -283,3 +284,59 @@ def test_prompt_is_stored_once_more_for_a_fresh_run_and_not_changed(database: Da
     retry(database, Target("run", run_id), NOW, fresh=True)
     rows = database.read(lambda c: c.execute(select(blocks.c.content)).scalars().all())
     assert rows == [text("Mend one.")] * 2
+
+
+def test_used_up_cost_needs_a_higher_ceiling(database: Database) -> None:
+    limits = {"max_output_tokens": 2_000, "cost_ceiling_usd": 0.05}
+    run_id = submit_one(database, **with_limits(**limits))
+    attempt = claim(database, run_id, NOW, priced)
+    attempt.reply(tool_use(1), stop="tool_use", usage=Usage(2_000, output_tokens=2_000))
+    attempt.finish("one")
+    run = run_row(database, run_id)
+    assert (run.state, run.reason, run.cost_ceiling_usd) == ("stopped", "cost_ceiling", 0.05)
+    for too_low in (None, 0.01, 0.05):
+        with pytest.raises(
+            UsageError, match=r"\$0.0360 of \$0.0\d00.*--cost-ceiling USD. .more than 0.0500"
+        ):
+            retry(database, Target("run", run_id), NOW, raised=Raised(cost_ceiling_usd=too_low))
+    with pytest.raises(UsageError, match="--cost-ceiling"):
+        say(database, run_id, "Once more.", NOW)
+    retry(database, Target("run", run_id), NOW, raised=Raised(cost_ceiling_usd=0.5))
+    again = claim(database, run_id, NOW, priced)
+    assert isinstance(again.effect, CallModel)
+    assert again.view.limits.cost_ceiling_usd == 0.5
+
+
+def test_used_up_working_time_needs_more(database: Database) -> None:
+    run_id = submit_one(database, **with_limits(working_time=60.0))
+    attempt = claim(database, run_id).append(TimeWorked(70.5))
+    attempt.reply(tool_use(1), stop="tool_use").finish("one")
+    assert run_row(database, run_id).reason == "working_time"
+    for too_low in (None, 70.0):
+        with pytest.raises(UsageError, match=r"70 s of \d0 s.*--working-time D. .more than 71s"):
+            retry(database, Target("run", run_id), NOW, raised=Raised(working_time=too_low))
+    retry(database, Target("run", run_id), NOW, raised=Raised(working_time=90.0))
+    again = claim(database, run_id)
+    assert isinstance(again.effect, CallModel)
+    assert again.view.limits.working_time == 90.0
+
+
+def test_raised_limits_are_told_and_go_over_to_a_fresh_run(database: Database) -> None:
+    run_id = submit_one(database, **with_limits(cost_ceiling_usd=0.5, working_time=60.0))
+    cancel(database, Target("run", run_id), NOW)
+    retry(database, Target("run", run_id), NOW, raised=Raised(cost_ceiling_usd=2.0))
+    query = select(events.c.data).where(events.c.type == "retried")
+    told = database.read(lambda connection: connection.execute(query).scalar_one())
+    assert told == {
+        "was": "cancelled",
+        "reason": "cancelled",
+        "max_turns": 50,
+        "token_ceiling": 5_000_000,
+        "cost_ceiling_usd": 2.0,
+        "working_time": 60.0,
+    }
+    cancel(database, Target("run", run_id), NOW)
+    raised = Raised(working_time=90.0)
+    (change,) = retry(database, Target("run", run_id), NOW, fresh=True, raised=raised)
+    fresh = run_row(database, change.id)
+    assert (fresh.cost_ceiling_usd, fresh.working_time) == (2.0, 90.0)

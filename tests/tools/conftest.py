@@ -96,7 +96,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workbench
     outputs = home / "outputs" / "run_1"
     home.mkdir(parents=True)
     stored: dict[str, bytes] = {}
-    tools = LocalTools(home, home / "locks", [SECRET], stored.get)
+    tools = LocalTools(home, home / "locks", [SECRET], lambda run_id, name: stored.get(name))
     yield Workbench(workspace.resolve(), home, outputs, home / "locks", tools, stored)
     tools.close()
 

@@ -13,6 +13,7 @@ from runner.core.conversation import ToolResult
 from runner.engine.ports import Interrupt
 from runner.tools.files import places
 from runner.tools.files.editing import MOST_COMPARED_BYTES
+from runner.tools.toolbox import LocalTools
 
 from .conftest import Workbench
 
@@ -258,6 +259,22 @@ class TestOutputs:
         given = {"pattern": "kept"} if tool == "Grep" else {}
         result = touch_with(bench, tool, given, bench.outputs / "call_7.txt")
         assert (result.outcome, "cannot be made again" in result.content) == ("failed", True)
+
+    def test_only_the_runs_own_outputs_are_made_again(self, bench: Workbench) -> None:
+        asked: list[tuple[str, str]] = []
+
+        def stored(run_id: str, name: str) -> bytes:
+            asked.append((run_id, name))
+            return b"kept\n"
+
+        tools = LocalTools(bench.home, bench.lock_dir, (), stored)
+        here = replace(bench, tools=tools)
+        whole = bench.outputs / "toolu_01.txt"
+        assert "kept" in here.run("Read", file_path=str(whole)).content
+        for path in (bench.outputs / "deeper/toolu_01.txt", bench.workspace / "toolu_01.txt"):
+            assert "does not exist" in here.run("Read", file_path=str(path)).content
+        tools.close()
+        assert asked == [("run_1", "toolu_01")]
 
     def test_output_that_was_never_stored_does_not_exist(self, bench: Workbench) -> None:
         result = bench.run("Read", file_path=str(bench.outputs / "call_8.txt"))

@@ -48,7 +48,7 @@ def check(settings: Settings, spec: Path, calls: tuple[str, ...], as_json: bool)
       runner rules check jobs/refactor.toml
       runner rules check jobs/refactor.toml 'Bash(git push -f)' 'Read(src/x.py)'
     """
-    submission = loaded(spec)
+    submission = loaded(settings, spec)
     if not calls:
         _list(submission.spec, as_json)
         return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 from sqlalchemy import (
@@ -27,7 +27,7 @@ from runner.core.prices import Calls, PriceList, Spending, Terms, spending
 from runner.store.database import Database
 from runner.store.tables import jobs, model_calls, runs
 
-By = Literal["job", "run", "model", "day"]
+By = Literal["job", "run", "model", "day", "purpose"]
 BY: tuple[By, ...] = get_args(By)
 
 _TOKENS = ("input_tokens", "cache_read_tokens", "cache_creation_tokens", "output_tokens")
@@ -35,8 +35,8 @@ _TOKENS = ("input_tokens", "cache_read_tokens", "cache_creation_tokens", "output
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """What one job, run, model or day has cost. ``key`` is its id, name or date (in UTC, of the calls'
-    beginnings), ``label`` the name of a job and the item of a run."""
+    """What one job, run, model, day or purpose has cost. ``key`` is its id, name or date (in UTC, of the
+    calls' beginnings) or ``turn`` or ``summary``, ``label`` the name of a job and the item of a run."""
 
     key: str
     label: str
@@ -94,6 +94,9 @@ def spent_by(
 
 
 def _calls(row: Row[Any], terms: Terms) -> Calls:
+    """Calls of a Runner that stored no ``hour_cache`` had the job's."""
+    if row.hour_cache is not None:
+        terms = replace(terms, hour_cache=bool(row.hour_cache))
     return Calls(
         model=row.model,
         terms=terms,
@@ -119,12 +122,14 @@ def _sums(prices: PriceList, by: By, job_id: str | None, run_id: str | None) -> 
         "run": calls.run_id,
         "model": calls.model,
         "day": _UtcDay(calls.started_at),
+        "purpose": calls.purpose,
     }
     each = (
         select(
             key[by].label("key"),
             runs.c.job_id,
             calls.model,
+            calls.hour_cache,
             _above(prompt, prices.thresholds).label("above"),
             *(func.coalesce(calls[name], 0).label(name) for name in _TOKENS),
             case((is_unknown, 1), else_=0).label("unknown"),
@@ -139,7 +144,7 @@ def _sums(prices: PriceList, by: By, job_id: str | None, run_id: str | None) -> 
     if run_id is not None:
         each = each.where(calls.run_id == run_id)
     one = each.subquery()
-    shared = (one.c.key, one.c.job_id, one.c.model, one.c.above)
+    shared = (one.c.key, one.c.job_id, one.c.model, one.c.hour_cache, one.c.above)
     summed = (*_TOKENS, "unknown", "unknown_prompt", "unknown_output")
     totals = (func.sum(cast(one.c[name], BigInteger)).label(name) for name in summed)
     return select(*shared, func.count().label("calls"), *totals).group_by(*shared)

@@ -8,13 +8,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict, cast
 
-from sqlalchemy import ColumnElement, Connection, case, func, select
+from sqlalchemy import ColumnElement, Connection, Row, case, func, select
 
 from runner.core.run import STATES, RunState
 from runner.errors import NotFoundError
 from runner.store.database import Database
+from runner.store.progress import progress_from_row
 from runner.store.tables import (
     blocks,
+    compactions,
     events,
     jobs,
     permission_rules,
@@ -29,6 +31,14 @@ _TOKENS = (
     "cache_creation_tokens",
     "output_tokens",
     "charged_tokens",
+)
+_BUDGET_COLUMNS = (
+    "budget_usd",
+    "budget_tokens",
+    "spent_tokens",
+    "spent_cost",
+    "reserved_tokens",
+    "reserved_cost",
 )
 _COUNTERS = ("turns", "denials", *_TOKENS)
 
@@ -151,12 +161,13 @@ def last_texts(database: Database, job_id: str) -> dict[str, str]:
 
 
 def show_job(database: Database, job_id: str) -> dict[str, Any]:
-    """A job as it was submitted, with the rules that now hold for all of its runs, and these in
-    numbers."""
+    """A job as it was submitted, with the rules that now hold for all of its runs, these in numbers,
+    and its budget: ``budget_usd`` and ``budget_tokens``, and what is spent and reserved of it."""
 
     def work(connection: Connection) -> dict[str, Any]:
         (summary,) = _job_summaries(connection, jobs.c.id == job_id)
-        columns = select(jobs.c.spec, jobs.c.spec_text).where(jobs.c.id == job_id)
+        names = ("spec", "spec_text", *_BUDGET_COLUMNS)
+        columns = select(*(jobs.c[name] for name in names)).where(jobs.c.id == job_id)
         rules = (
             select(permission_rules.c.effect, permission_rules.c.rule)
             .where(
@@ -176,7 +187,12 @@ def show_job(database: Database, job_id: str) -> dict[str, Any]:
 
 
 def show_run(database: Database, run_id: str) -> dict[str, Any]:
-    """All that a run's row says, with its job's name and model and its undelivered messages.
+    """All that a run's row says, with its job's name, provider, model and ``context``, how full the
+    run's context is and what was done about it, and its undelivered messages.
+
+    Returns:
+        ``fullness`` is None for a run that no Runner has taken up which counts it; ``worked`` is in
+        seconds, ``charged_cost`` in billionths of a USD, and ``compactions`` counts them by kind.
 
     Raises:
         NotFoundError: there is no such run.
@@ -189,11 +205,14 @@ def show_run(database: Database, run_id: str) -> dict[str, Any]:
             .join(run_items, run_items.c.run_id == runs.c.id)
             .where(runs.c.id == run_id)
         )
-        row = connection.execute(query).mappings().one_or_none()
+        row = connection.execute(query).one_or_none()
         if row is None:
             raise NotFoundError(f"no run is named {run_id}")
-        run = dict(row)
-        run["model"] = run.pop("spec")["model"]
+        run = dict(row._mapping)
+        spec = run.pop("spec")
+        run |= {"model": spec["model"], "provider": spec["provider"]}
+        run["context"] = spec.get("context") or {}
+        run |= _context_of(connection, row)
         successor = select(runs.c.id).where(
             runs.c.job_id == run["job_id"], runs.c.fresh_of == run_id
         )
@@ -209,6 +228,29 @@ def show_run(database: Database, run_id: str) -> dict[str, Any]:
         return run
 
     return database.read(work)
+
+
+def _context_of(connection: Connection, run: Row[Any]) -> dict[str, Any]:
+    progress = progress_from_row(run)
+    full = progress.fullness
+    counts = (
+        select(compactions.c.kind, func.count())
+        .where(compactions.c.run_id == run.id)
+        .group_by(compactions.c.kind)
+        .order_by(compactions.c.kind)
+    )
+    return {
+        "fullness": {
+            "tokens": full.tokens,
+            "measured": full.measured,
+            "correction": full.correction,
+        }
+        if full.sent
+        else None,
+        "charged_cost": progress.charged_cost,
+        "worked": progress.worked,
+        "compactions": {row[0]: row[1] for row in connection.execute(counts)},
+    }
 
 
 def events_after(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import zlib
-from typing import Any, TypedDict
+from typing import Any, TypedDict, cast
 
 from sqlalchemy import Connection, select
 
+from runner.core.context.compaction import CompactionKind
 from runner.core.conversation import Block
 from runner.errors import NotFoundError
 from runner.store import ids
@@ -14,6 +15,7 @@ from runner.store.conversation import load_conversation
 from runner.store.database import Database
 from runner.store.look.find import call_key
 from runner.store.tables import blocks, tool_calls, tool_outputs
+from runner.store.tables import compactions as compaction_table
 
 
 class Line(TypedDict):
@@ -27,6 +29,24 @@ class Line(TypedDict):
     content: Block
     created_at: float
     call: dict[str, Any] | None
+
+
+class CompactionLine(TypedDict):
+    """A change of what the model is sent. It comes before the reply of ``turn``; ``clips`` is how many
+    results are sent shorter, and ``text`` stands in for the messages up to ``last_message``."""
+
+    number: int
+    kind: CompactionKind
+    first_message: int
+    last_message: int
+    text: str
+    clips: int
+    tokens_before: int
+    tokens_after: int
+    turn: int
+    made_by_call: int | None
+    first_sent_in: int
+    created_at: float
 
 
 def messages(database: Database, run_id: str) -> list[dict[str, Any]]:
@@ -62,6 +82,21 @@ def lines(database: Database, run_id: str) -> list[Line]:
         ]
 
     return database.read(work)
+
+
+def compactions(database: Database, run_id: str) -> list[CompactionLine]:
+    """A run's compactions in order."""
+    table = compaction_table.c
+    query = select(compaction_table).where(table.run_id == run_id).order_by(table.number)
+    names = tuple(CompactionLine.__annotations__)
+    rows = database.read(lambda connection: connection.execute(query).mappings().all())
+    return [
+        cast(
+            CompactionLine,
+            {name: row[name] for name in names} | {"clips": len(row["clips"])},
+        )
+        for row in rows
+    ]
 
 
 def show_call(database: Database, call_id: str) -> dict[str, Any]:

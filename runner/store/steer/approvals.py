@@ -253,8 +253,8 @@ def _answer_lot(
         looked: the snapshot that each job's questions were looked at with. They are looked at once
             more when there is a newer one.
     """
-    newest = {job_id: lock_rules(connection, job_id) for job_id in sorted(_jobs_of(lot))}
     locked = lock_open(connection, sorted({asked.run_id for asked in lot}))
+    newest = {job_id: lock_rules(connection, job_id) for job_id in sorted(_jobs_of(lot))}
     still_open = {question.id for run in locked for question in run.questions}
     left = [asked for asked in lot if asked.id in still_open]
     changed = [asked for asked in left if looked.get(asked.job_id) != newest[asked.job_id]]

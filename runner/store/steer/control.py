@@ -7,18 +7,19 @@ its events.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from sqlalchemy import Connection, Row, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Row, insert, select, update
 
 from runner.core.events import Event
-from runner.core.journal import OpenCall
 from runner.core.run import ENDED, TRANSITIONS, RunState
+from runner.store import warming
 from runner.store.database import Database
-from runner.store.journal import progress_from_row, progress_to_json
-from runner.store.tables import approvals, events, model_calls, runs, tool_calls
+from runner.store.progress import progress_from_row
+from runner.store.purse import charge_open_call
+from runner.store.tables import approvals, events, runs, tool_calls
 
 _BATCH = 200
 
@@ -61,13 +62,15 @@ def resume(database: Database, target: Target, now: float) -> list[Change]:
     return _each(database, target, lambda connection, run: _resume(connection, run, now))
 
 
-def batches(database: Database, target: Target) -> Iterator[Sequence[str]]:
+def batches(
+    database: Database, target: Target, *conditions: ColumnElement[bool]
+) -> Iterator[Sequence[str]]:
     """The ids of the target's runs, in order, in lots that one transaction can change without
-    holding up the workers' own for long."""
+    holding up the workers' own for long; of a job, those that meet the conditions."""
     if target.kind == "run":
         yield [target.id]
         return
-    query = select(runs.c.id).where(runs.c.job_id == target.id).order_by(runs.c.id)
+    query = select(runs.c.id).where(runs.c.job_id == target.id, *conditions).order_by(runs.c.id)
     found = database.read(lambda connection: connection.execute(query).scalars().all())
     for start in range(0, len(found), _BATCH):
         yield found[start : start + _BATCH]
@@ -131,11 +134,9 @@ def _cancel(connection: Connection, run: Row[Any], now: float) -> Change:
         return unchanged(run, f"had ended before: {run.state}")
     end = {"state": "cancelled", "reason": "cancelled", "detail": ""}
     happened = [Event("cancelled", {"was": run.state})]
-    changes: dict[str, Any] = {}
-    if (call := progress_from_row(run).open_call) is not None:
-        happened.append(_charge(connection, run, call, now))
-        changes["charged_tokens"] = run.charged_tokens + call.reservation.worst_case
-        changes["progress"] = progress_to_json(replace(progress_from_row(run), open_call=None))
+    why = "the run was cancelled before the reply was stored"
+    changes, charged = charge_open_call(connection, run, "cancelled", why, now)
+    happened += charged
     if run.state == "running":
         happened.append(Event("attempt_ended", {"why": "cancelled"}))
     happened.append(Event("done", {**end, "total": _total(run)}))
@@ -163,22 +164,9 @@ def _cancel(connection: Connection, run: Row[Any], now: float) -> Change:
         .where(approvals.c.run_id == run.id, approvals.c.answer.is_(None))
         .values(answer="cancelled", answered_at=now, answered_via="cancel")
     )
+    if progress_from_row(run).warms:
+        warming.let_siblings_start(connection, run.job_id, now)
     return changed(run, "cancelled", "cancelled")
-
-
-def _charge(connection: Connection, run: Row[Any], call: OpenCall, now: float) -> Event:
-    """End a model call whose usage nobody will know: it is charged at its worst case."""
-    charged, message = (
-        call.reservation.worst_case,
-        "the run was cancelled before the reply was stored",
-    )
-    connection.execute(
-        update(model_calls)
-        .where(model_calls.c.run_id == run.id, model_calls.c.number == call.number)
-        .values(ended_at=now, charged_tokens=charged, error=f"cancelled: {message}")
-    )
-    data = {"call": call.number, "kind": "cancelled", "message": message, "charged": charged}
-    return Event("model_call_ended", {**data, "status": None, "request_id": None})
 
 
 def _total(run: Row[Any]) -> dict[str, int]:
@@ -195,7 +183,7 @@ def _pause(connection: Connection, run: Row[Any], now: float) -> Change:
         return unchanged(run, f"has ended: {run.state}")
     if run.pause_requested and run.state != "queued":
         return unchanged(run, "is being paused already")
-    if run.state == "queued":
+    if run.state == "queued" or (run.state == "waiting" and run.reason == "budget"):
         paused = {"state": "waiting", "reason": "paused", "detail": "", "due_at": None}
         store_change(connection, run, now, [Event("paused", {})], **paused, pause_requested=False)
         return changed(run, "waiting", "paused")
@@ -224,6 +212,12 @@ def _resume(connection: Connection, run: Row[Any], now: float) -> Change:
         return changed(run, run.state, "no longer pauses")
     if run.state == "waiting" and run.reason == "approval":
         return unchanged(run, f"waits for an answer: see `runner approvals {run.id}`")
+    if run.state == "waiting" and run.reason == "budget":
+        return unchanged(
+            run,
+            f"waits for its job's budget: raise it with `runner budget {run.job_id}` and --usd N "
+            "or --tokens N",
+        )
     if run.state == "waiting":
         return unchanged(run, "waits for its workspace: start a worker that can see it")
     return unchanged(run, "is not paused")

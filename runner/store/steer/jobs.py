@@ -11,12 +11,12 @@ from sqlalchemy import Connection, insert, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from runner.core.events import INPUT_SUMMARY_LENGTH, shorten
-from runner.core.journal import opening
+from runner.core.fold import opening
 from runner.core.spec import JobSpec, NewRun, Submission
 from runner.errors import UsageError
-from runner.store import ids
+from runner.store import ids, warming
 from runner.store.database import Database
-from runner.store.journal import progress_to_json
+from runner.store.progress import progress_to_json
 from runner.store.rules import insert_rules
 from runner.store.tables import blocks, events, jobs, run_items, runs
 
@@ -29,7 +29,8 @@ def submit(
     workspace_id: str | None = None,
     author: str = "",
 ) -> str:
-    """Store a job and its runs, all of them queued and due at once.
+    """Store a job and its runs, all of them queued, and due at once or (where they share much) once
+    the first has sent what they share.
 
     Args:
         now: seconds since the epoch.
@@ -61,10 +62,16 @@ class OpenedRun:
 
 
 def open_run(
-    job_id: str, new: NewRun, spec: JobSpec, workspace_id: str | None, now: float
+    job_id: str,
+    new: NewRun,
+    spec: JobSpec,
+    workspace_id: str | None,
+    now: float,
+    *,
+    warms: bool = False,
 ) -> OpenedRun:
-    """A run that is queued and due, as rows."""
-    (message,), progress = opening(spec, new.prompt)
+    """A run that is queued and due, as rows; ``warms``: its siblings wait for its first reply."""
+    (message,), progress = opening(spec, new.prompt, warms=warms)
     (content,) = message.blocks
     run_id = ids.new("run", now)
     run = {
@@ -73,10 +80,13 @@ def open_run(
         "item_key": new.key,
         "fresh_of": None,
         "state": "queued",
+        "reason": "",
         "created_at": now,
         "due_at": now,
         "max_turns": spec.limits.max_turns,
         "token_ceiling": spec.limits.token_ceiling,
+        "cost_ceiling_usd": spec.limits.cost_ceiling_usd,
+        "working_time": spec.limits.working_time,
         "workspace_path": spec.workspace.path if spec.workspace else None,
         "workspace_id": workspace_id,
         "message_count": 1,
@@ -130,9 +140,15 @@ def _submit(
         return first
     spec = submission.spec
     insert_rules(connection, job_id, spec.rules, author, now)
-    insert_runs(
-        connection, [open_run(job_id, new, spec, workspace_id, now) for new in submission.runs]
-    )
+    warms = warming.is_worth_it(submission)
+    opened = [
+        open_run(job_id, new, spec, workspace_id, now, warms=warms and number == 0)
+        for number, new in enumerate(submission.runs)
+    ]
+    if warms:
+        for sibling in opened[1:]:
+            sibling.run.update(reason=warming.WARMING, due_at=now + warming.MOST_SECONDS)
+    insert_runs(connection, opened)
     return job_id
 
 
@@ -156,6 +172,8 @@ def _insert_job(
         "spec": submission.spec.to_json(),
         "workspace_id": workspace_id,
         "created_at": now,
+        "budget_usd": submission.spec.budget.usd,
+        "budget_tokens": submission.spec.budget.tokens,
     }
     statement = (
         dialect.insert(jobs).on_conflict_do_nothing(index_elements=["key"]).returning(jobs.c.id)

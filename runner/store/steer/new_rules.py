@@ -108,13 +108,14 @@ def _store(
     connection: Connection, looked: Mapping[str, tuple[Asked, Decision]], now: float
 ) -> Applied:
     """What the rules said is stored if they are still the newest: they cannot change meanwhile."""
+    locked = lock_open(connection, sorted({asked.run_id for asked, _ in looked.values()}))
     newest = {
         job_id: lock_rules(connection, job_id)
         for job_id in sorted({asked.job_id for asked, _ in looked.values()})
     }
     answered: list[tuple[Asked, Given]] = []
     queued = []
-    for run in lock_open(connection, sorted({asked.run_id for asked, _ in looked.values()})):
+    for run in locked:
         decided = _decided(run, looked, newest[run.row.job_id])
         given = {
             id_: given

@@ -1,6 +1,6 @@
 """Questions about tool calls that wait for an answer, and storing one.
 
-Whoever answers locks the rows of the runs first (and before them, when rules change, the job's): so
+Whoever answers locks the rows of the runs first (and after them, when rules change, the jobs'): so
 do the workers, and of two answers at the same time one finds the other's.
 """
 

@@ -5,6 +5,7 @@ All go on from the journal as it stands; nothing that is stored is changed or do
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,12 +15,13 @@ from sqlalchemy import Connection, Row, insert, select
 
 from runner.core import budget
 from runner.core.events import INPUT_SUMMARY_LENGTH, Event, shorten
-from runner.core.journal import Progress, rested
+from runner.core.fold import rested
+from runner.core.journal import Progress
 from runner.core.run import ENDED
 from runner.core.spec import JobSpec, NewRun
 from runner.errors import UsageError
 from runner.store.database import Database
-from runner.store.journal import progress_from_row, progress_to_json
+from runner.store.progress import progress_from_row, progress_to_json
 from runner.store.steer import jobs as job_rows
 from runner.store.steer.control import (
     Change,
@@ -35,10 +37,20 @@ from runner.store.tables import blocks, jobs, queued_messages, run_items, runs
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """Limits for the runs that are retried; None leaves a run's own."""
+    """Limits for the runs that are retried, as ``core.budget.Limits`` has them; None leaves a run's
+    own."""
 
     max_turns: int | None = None
     token_ceiling: int | None = None
+    cost_ceiling_usd: float | None = None
+    working_time: float | None = None
+
+    def of(self, run: Row[Any]) -> dict[str, Any]:
+        """The limits that a run has columns for, as they are to be."""
+        return {
+            name: getattr(run, name) if getattr(self, name) is None else getattr(self, name)
+            for name in self.__slots__
+        }
 
 
 def retry(
@@ -158,8 +170,7 @@ def _retry(
     connection: Connection, run: Row[Any], spec: JobSpec, raised: Raised, now: float
 ) -> Change:
     changes = _taken_up(run, spec, raised, now)
-    limits = {"max_turns": changes["max_turns"], "token_ceiling": changes["token_ceiling"]}
-    event = Event("retried", {"was": run.state, "reason": run.reason, **limits})
+    event = Event("retried", {"was": run.state, "reason": run.reason, **raised.of(run)})
     store_change(connection, run, now, [event], **changes)
     return changed(run, "queued", "queued again")
 
@@ -171,12 +182,8 @@ def _taken_up(run: Row[Any], spec: JobSpec, raised: Raised, now: float) -> dict[
         UsageError: a limit is used up, and how to raise it.
     """
     progress = progress_from_row(run)
-    limits = replace(
-        spec.limits,
-        max_turns=raised.max_turns or run.max_turns,
-        token_ceiling=raised.token_ceiling or run.token_ceiling,
-    )
-    _refuse_used_up(run, progress, limits, now)
+    own = raised.of(run)
+    _refuse_used_up(run, progress, replace(spec.limits, **own), now)
     return {
         "state": "queued",
         "reason": "",
@@ -186,8 +193,7 @@ def _taken_up(run: Row[Any], spec: JobSpec, raised: Raised, now: float) -> dict[
         "ended_at": None,
         "lost_leases": 0,
         "bugs": 0,
-        "max_turns": limits.max_turns,
-        "token_ceiling": limits.token_ceiling,
+        **own,
         "progress": progress_to_json(rested(progress)),
     }
 
@@ -201,25 +207,59 @@ def _refuse_used_up(run: Row[Any], progress: Progress, limits: budget.Limits, no
     if progress.turns >= limits.max_turns:
         raise UsageError(
             f"{run.id} has used {progress.turns} of {limits.max_turns} turns: "
-            + _how_to_raise(run, "--max-turns", progress.turns + 1)
+            + _how_to_raise(run, "--max-turns N", f"at least {progress.turns + 1}")
         )
+    if limits.working_time is not None and progress.worked >= limits.working_time:
+        raise UsageError(
+            f"{run.id} has worked {progress.worked:,.0f} s of {limits.working_time:g} s: "
+            + _how_to_raise(run, "--working-time D", f"more than {math.ceil(progress.worked)}s")
+        )
+    _refuse_used_tokens(run, progress, limits)
+    _refuse_used_cost(run, progress, limits)
+
+
+def _refuse_used_tokens(run: Row[Any], progress: Progress, limits: budget.Limits) -> None:
     charged = progress.charged_tokens
     if progress.open_call is not None:
         charged += progress.open_call.reservation.worst_case
+    limits = replace(limits, cost_ceiling_usd=None)
     prompt = budget.prompt_bound(progress.last_prompt_tokens, progress.appended_bytes)
     cut_before = run.reason == "token_ceiling" and limits.token_ceiling <= run.token_ceiling
-    if cut_before or budget.reserve(limits, charged, prompt) is None:
+    if cut_before or not isinstance(
+        budget.reserve(
+            limits, budget.Charged(charged), prompt, most_output=limits.max_output_tokens
+        ),
+        budget.Reservation,
+    ):
         least = charged + prompt + min(budget.LEAST_OUTPUT_TOKENS, limits.max_output_tokens)
         raise UsageError(
             f"{run.id} has used {charged:,} of {limits.token_ceiling:,} tokens: "
-            + _how_to_raise(run, "--token-ceiling", max(least, run.token_ceiling + 1))
+            + _how_to_raise(
+                run, "--token-ceiling N", f"at least {max(least, run.token_ceiling + 1)}"
+            )
         )
 
 
-def _how_to_raise(run: Row[Any], option: str, least: int) -> str:
+def _refuse_used_cost(run: Row[Any], progress: Progress, limits: budget.Limits) -> None:
+    """What the next call costs is not known here: a higher ceiling may stop the run again."""
+    ceiling = limits.cost_ceiling
+    if ceiling is None:
+        return
+    was = None if run.cost_ceiling_usd is None else budget.billionths(run.cost_ceiling_usd)
+    cut_before = run.reason == "cost_ceiling" and was is not None and ceiling <= was
+    if cut_before or progress.charged_cost >= ceiling:
+        most = max(was or 0, progress.charged_cost) / budget.BILLIONTHS
+        raise UsageError(
+            f"{run.id} has used ${progress.charged_cost / budget.BILLIONTHS:,.4f} of "
+            f"${ceiling / budget.BILLIONTHS:,.4f}: "
+            + _how_to_raise(run, "--cost-ceiling USD", f"more than {most:.4f}")
+        )
+
+
+def _how_to_raise(run: Row[Any], option: str, least: str) -> str:
     if run.state == "succeeded":
         return f"begin it anew with `runner retry {run.id} --fresh`"
-    return f"raise it with `runner retry {run.id} {option} N` (at least {least})"
+    return f"raise it with `runner retry {run.id} {option}` ({least})"
 
 
 def _begin_afresh(
@@ -238,11 +278,7 @@ def _begin_afresh(
     )
     workspace_id = connection.execute(source).scalar_one()
     opened = job_rows.open_run(run.job_id, new, spec, workspace_id, now)
-    opened.run.update(
-        fresh_of=run.id,
-        max_turns=raised.max_turns or run.max_turns,
-        token_ceiling=raised.token_ceiling or run.token_ceiling,
-    )
+    opened.run.update(fresh_of=run.id, **raised.of(run))
     job_rows.insert_runs(connection, [opened])
     fresh_id = opened.run["id"]
     store_change(connection, run, now, [Event("begun_afresh", {"run_id": fresh_id})])

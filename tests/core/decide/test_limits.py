@@ -150,7 +150,7 @@ def test_a_raised_ceiling_goes_on_where_there_was_no_room():
 def test_the_worst_case_is_stored_with_the_start():
     story = Story()
     effect = story.go_on()
-    assert story.entries == [ModelCallStarted(1, effect.call.reservation)]
+    assert story.entries == [ModelCallStarted(1, effect.call.reservation, story.now)]
     assert story.view.progress.open_call == effect.call
 
 

@@ -12,14 +12,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runner.core.budget import Limits
+from runner.core.context.summary import summarised
+from runner.core.context.window import Context
 from runner.core.conversation import Block, ModelReply, ToolResult, Usage
 from runner.core.decide import advance
-from runner.core.entries import Entry, ModelCallFailed, ToolFinished, ToolsStarted, UserMessageAdded
-from runner.core.journal import Call, QueuedMessage, RunView, apply, fold
+from runner.core.entries import (
+    PROMPT_TOO_LONG,
+    Entry,
+    ModelCallFailed,
+    SummaryReplied,
+    ToolFinished,
+    ToolsStarted,
+    UserMessageAdded,
+)
+from runner.core.fold import apply, fold
+from runner.core.journal import Call, Counted, QueuedMessage, RunView
 from runner.core.permissions import Answer, Permit, Rule, Setting, digest_of
+from runner.core.requests import summary_request
 from runner.core.run import Ended, Requeued, Waiting
 from runner.core.spec import Asking
-from runner.core.steps import CallModel, Done, Effect, LocateCalls, RunTools, Sleep
+from runner.core.steps import CallModel, CountTokens, Done, Effect, LocateCalls, RunTools, Sleep
 from tests.core.sendable import faults
 from tests.core.story import RULES, a_run, a_spec, replied, says, thinks, uses
 
@@ -59,6 +71,8 @@ class World:
     said: list[int] = field(default_factory=list)
     heard: list[int] = field(default_factory=list)
     sent: list[tuple[str, Block]] = field(default_factory=list)
+    compactions: int = 0
+    counted: int | None = None
     steps: int = 0
     call_ids: int = 0
 
@@ -78,6 +92,8 @@ class World:
             match effect:
                 case CallModel():
                     self.call_model(effect)
+                case CountTokens():
+                    self.count_tokens()
                 case LocateCalls(calls):
                     self.locate({call.index for call in calls})
                 case RunTools():
@@ -118,7 +134,8 @@ class World:
             self.check()
 
     def die(self) -> None:
-        self.view = replace(self.view, attempt=self.view.attempt + 1)
+        self.counted = None
+        self.view = replace(self.view, attempt=self.view.attempt + 1, counted=None)
 
     def take_up(self, done: Done) -> None:
         """Whoever may does what makes a run go on from this outcome."""
@@ -191,23 +208,44 @@ class World:
         assert not self.draining
         self.check_request()
         if not self.chance():
-            self.append(replied(self.reply(step)))
+            is_summary = step.call.purpose == "summary"
+            self.append(self.summary(step) if is_summary else replied(self.reply(step)))
         elif self.draw(st.booleans()):
             self.die()
         else:
             wait = self.draw(st.sampled_from([None, 0.0, 3.0, 60.0]))
             charged = self.draw(st.sampled_from([0, step.call.reservation.worst_case]))
             retry_at = None if wait is None else self.now + wait
-            self.append(ModelCallFailed("api_error", "no", 500, None, charged, self.now, retry_at))
+            kind = self.draw(st.sampled_from(["api_error", PROMPT_TOO_LONG]))
+            self.append(ModelCallFailed(kind, "no", 500, None, charged, self.now, retry_at))
 
-    def reply(self, step: CallModel) -> ModelReply:
+    def count_tokens(self) -> None:
+        progress = self.view.progress
+        tokens = self.draw(st.none() | st.integers(0, 2 * self.view.window))
+        assert self.counted != progress.turns, "asked twice in a turn"
+        self.counted = progress.turns
+        counted = Counted(tokens, progress.fullness.sent, progress.turns)
+        self.view = replace(self.view, counted=counted)
+
+    def usage(self, step: CallModel) -> Usage:
         reservation = step.call.reservation
         prompt = reservation.worst_case - reservation.max_tokens
         most = reservation.max_tokens
-        usage = Usage(
+        return Usage(
             input_tokens=self.draw(st.integers(0, prompt)),
             output_tokens=self.draw(st.just(most) | st.integers(0, most)),
         )
+
+    def summary(self, step: CallModel) -> SummaryReplied:
+        request = summary_request(self.view, step.call)
+        assert not faults(request.messages)
+        assert request.max_tokens == step.call.reservation.max_tokens
+        text = self.draw(st.sampled_from(["", " ", "It went well.", "So. " * 2_000]))
+        reason = self.draw(st.sampled_from(["end_turn", "end_turn", "max_tokens", "refusal"]))
+        return summarised(self.view, ModelReply((says(text),), reason, self.usage(step), "m"))
+
+    def reply(self, step: CallModel) -> ModelReply:
+        usage = self.usage(step)
         speech = self.draw(SPEECH)
         calls = [self.use(name, arguments) for name, arguments in self.draw(CALLS)]
         reason = self.draw(st.sampled_from(REASONS_WITH_CALLS if calls else REASONS_WITHOUT))
@@ -228,7 +266,8 @@ class World:
                 return
             outcome = self.draw(st.sampled_from(["succeeded", "failed", "interrupted"]))
             call = calls.pop()
-            result = ToolResult(f"result of {call.id}", outcome)
+            lines = self.draw(st.sampled_from([1, 1, 200, 1_000]))
+            result = ToolResult(f"result of {call.id}\n" * lines, outcome)
             self.append(ToolFinished(call.index, result))
             if calls:
                 decided, effect = advance(self.view, self.now, self.chance())
@@ -281,19 +320,23 @@ class World:
         assert not view.calls or view.messages[-1].role == "assistant"
         if not view.calls:
             assert not faults(view.messages)
+            assert not faults(view.sent, view.compacted)
         if view.outcome is not None and isinstance(view.outcome, Ended):
             assert view.outcome.state != "succeeded" or not view.queued
 
     def check_request(self) -> None:
-        """What is about to be sent is valid, and only adds to what was sent before."""
-        assert not faults(self.view.messages)
+        """What is about to be sent is valid, and only adds to what was sent before, unless that was
+        compacted."""
+        sent, compactions = self.view.sent, self.view.compacted.count
+        assert not faults(sent, self.view.compacted)
         assert not self.view.calls
         stop = self.view.progress.stop
         paused = stop is not None and stop.reason == "pause_turn"
-        assert self.view.messages[-1].role == ("assistant" if paused else "user")
-        now = [(message.role, block) for message in self.view.messages for block in message.blocks]
-        assert now[: len(self.sent)] == self.sent
-        self.sent = now
+        assert sent[-1].role == ("assistant" if paused else "user")
+        now = [(message.role, block) for message in sent for block in message.blocks]
+        if compactions == self.compactions:
+            assert now[: len(self.sent)] == self.sent
+        self.sent, self.compactions = now, compactions
 
 
 @settings(max_examples=300)
@@ -306,14 +349,21 @@ class World:
     st.sampled_from([32_000, 4_000, 500]),
     st.sets(st.sampled_from(["Grep", "Edit", "Bash"])),
     st.sampled_from(["deny", "stop"]),
+    st.sampled_from([200_000, 20_000, 5_000, 1_000]),
+    st.sampled_from([1, 2, 8]),
 )
 def test_whatever_happens_the_run_ends_and_keeps_its_promises(
-    data, mode, mischief, turns, ceiling, most, asked, on_timeout
+    data, mode, mischief, turns, ceiling, most, asked, on_timeout, window, kept
 ):
     limits = Limits(max_turns=turns, token_ceiling=ceiling, max_output_tokens=most)
     rules = (*RULES, *(Rule("ask", name) for name in sorted(asked)))
-    spec = a_spec(parallel_tools=mode, rules=rules, asking=Asking(on_timeout=on_timeout))
-    world = World(data.draw, a_run(spec, limits), mischief)
+    spec = a_spec(
+        parallel_tools=mode,
+        rules=rules,
+        asking=Asking(on_timeout=on_timeout),
+        context=Context(keep_messages=kept),
+    )
+    world = World(data.draw, replace(a_run(spec, limits), window=window), mischief)
     outcome = world.drive()
     assert outcome.reason
     assert world.view.outcome == outcome
@@ -333,4 +383,4 @@ def test_a_call_is_finished_exactly_once_in_any_run_that_is_told_to_the_end(data
     }
     open_calls = {call.id for call in world.view.calls if call.result is None}
     assert set(world.finished) == asked - open_calls
-    assert not open_calls or world.view.outcome.reason == "context_window"
+    assert not open_calls

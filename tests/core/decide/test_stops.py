@@ -3,10 +3,11 @@
 import pytest
 
 from runner.core.budget import Limits
-from runner.core.decide import CONTINUE_TEXT, MOST_CONTINUATIONS, NUDGE_TEXT, RESUME_TEXT
+from runner.core.decide import MOST_CONTINUATIONS
 from runner.core.entries import ModelCallStarted
+from runner.core.prompts import CONTINUE_TEXT, NUDGE_TEXT, RESUME_TEXT
 from runner.core.run import Ended
-from runner.core.steps import CallModel, Done, RunTools
+from runner.core.steps import CallModel, Done
 from tests.core.sendable import faults
 from tests.core.story import Story, outcome_of, says, started, text_of, thinks, uses
 
@@ -177,11 +178,22 @@ def test_a_refusal_fails_the_run_and_is_not_sent_back():
     assert not story.view.calls
 
 
-def test_a_full_window_stops_the_run_and_runs_no_tool():
-    story = Story()
-    effect = story.reply("model_context_window_exceeded", says(), uses("Bash"))
-    outcome = outcome_of(effect)
+def test_a_full_window_stops_a_run_that_nothing_can_be_left_out_of():
+    outcome = outcome_of(Story().reply("model_context_window_exceeded", says()))
     assert (outcome.state, outcome.reason) == ("stopped", "context_window")
+    assert "context.window" in outcome.detail
+
+
+def test_finished_calls_of_a_reply_cut_by_the_window_run_first():
+    story = Story()
+    assert started(story.reply("model_context_window_exceeded", says(), uses("Bash"))) == [0]
+    assert outcome_of(story.finish(0)).reason == "context_window"
+    assert text_of(story.tail) == [CONTINUE_TEXT]
+    assert not faults(story.view.messages)
+
+
+def test_empty_replies_of_a_full_window_end_as_what_they_are():
+    assert outcome_of(Story().reply("model_context_window_exceeded")).reason == "context_window"
 
 
 def test_an_unknown_stop_reason_ends_the_run_and_is_named():
@@ -199,7 +211,6 @@ ENDS = [
     ("tool_use", (says(),)),
     ("out_of_cheese", (says(),)),
     ("model_context_window_exceeded", (says(),)),
-    ("model_context_window_exceeded", (uses("Bash"),)),
 ]
 
 
@@ -245,14 +256,6 @@ def test_a_run_told_to_go_on_may_still_be_continued_twice():
     story.claim()
     for _ in range(MOST_CONTINUATIONS):
         assert isinstance(story.reply("max_tokens", says("Half")), CallModel)
-
-
-def test_calls_of_a_full_window_are_answered_unrun_when_the_run_is_taken_up():
-    story = Story()
-    story.reply("model_context_window_exceeded", uses("Bash"))
-    effect = story.claim()
-    assert not isinstance(effect, RunTools)
-    assert "Interrupted" in story.tail[0]["content"]
 
 
 def test_a_paused_turn_that_met_a_limit_goes_back_as_it_is_when_taken_up():

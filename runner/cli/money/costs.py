@@ -10,14 +10,22 @@ import click
 
 from runner.cli.display import cell, say, say_json, say_table
 from runner.cli.options import json_option, stored, with_settings
-from runner.core.prices import PriceList, Spending
+from runner.core.prices import PriceList, Spending, Terms
+from runner.errors import UsageError
 from runner.settings import Settings
 
 if TYPE_CHECKING:
     from runner.store.database import Database
     from runner.store.look.costs import By, Spent
+    from runner.store.steer.control import Target
 
-BY = ("job", "run", "model", "day")  # those of the store, which `runner --help` does without
+BY = (
+    "job",
+    "run",
+    "model",
+    "day",
+    "purpose",
+)  # those of the store, which `runner --help` does without
 
 
 @click.command()
@@ -143,6 +151,23 @@ def spending_of(
 
     found = spent_by(database, wiring.load_prices(settings), "job", job_id=job_id, run_id=run_id)
     return sum((each.spending for each in found), Spending())
+
+
+def refuse_without_price(settings: Settings, database: Database, target: Target) -> None:
+    """Refuse to limit the cost of runs whose model has no price. Raises ``UsageError``."""
+    from runner import wiring
+    from runner.core.spec import JobSpec
+    from runner.jobfile.bounds import models_called, no_price
+    from runner.store.look import queries
+
+    job_id = target.id
+    if target.kind == "run":
+        job_id = queries.show_run(database, target.id)["job_id"]
+    spec = JobSpec.from_json(queries.show_job(database, job_id)["spec"])
+    prices, terms = wiring.load_prices(settings), Terms.of(spec.provider, spec.model_options)
+    for model in models_called(spec.model, spec.context):
+        if prices.tariff(model, terms) is None:
+            raise UsageError(no_price(model, prices, terms))
 
 
 def with_costs(

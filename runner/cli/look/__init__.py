@@ -1,0 +1,1 @@
+"""Looking at what there is and what was done."""

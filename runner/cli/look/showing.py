@@ -1,0 +1,224 @@
+"""``show``: a job, a run, or a tool call with all that is known of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any
+
+import click
+
+from runner.cli.display import cell, duration, lines, moment, say, say_fields, say_json
+from runner.cli.look.listing import counts
+from runner.cli.look.transcript import text_of
+from runner.cli.money.budget import budget_fields, usd_of, waits_for
+from runner.cli.money.costs import cost_fields, cost_line, dollars, spending_of
+from runner.cli.options import json_option, stored, with_settings
+from runner.core.run import ENDED
+from runner.settings import Settings
+
+
+@click.command()
+@click.argument("id", metavar="ID")
+@json_option
+@with_settings
+def show(settings: Settings, id: str, as_json: bool) -> None:
+    """Show a job, a run, or a tool call with its whole input and output.
+
+    An id may be shortened to its beginning or to its last six or more characters.
+
+    \b
+    Example:
+      runner show k3x9f2
+      runner show call_01jd9kqy5m8v0z3t7w2r4x6n1b_3_1
+    """
+    from runner.store.look import decisions, queries, transcript
+    from runner.store.look.find import find
+
+    say_it: Callable[[dict[str, Any]], None]
+    with stored(settings) as database:
+        found = find(database, id, "job", "run", "call")
+        match found.kind:
+            case "job":
+                shown, say_it = queries.show_job(database, found.id), _say_job
+                shown["spending"] = spending_of(settings, database, job_id=found.id)
+            case "run":
+                shown, say_it = queries.show_run(database, found.id), _say_run
+                shown["spending"] = spending_of(settings, database, run_id=found.id)
+                shown["window"] = _window(settings, shown)
+                shown["waits_for"] = waits_for(database, [shown]).get(found.id)
+                shown["denied_calls"] = decisions.denied_calls(database, found.id)
+                shown["approvals"] = decisions.approvals_of(database, found.id)
+            case "call":
+                shown, say_it = transcript.show_call(database, found.id), _say_call
+                shown |= decisions.why_of(database, found.id)
+        if not as_json:
+            say_it(shown)
+            return
+        spending = shown.pop("spending", None)
+        say_json(shown | (cost_fields(spending) if spending is not None else {}))
+
+
+def _window(settings: Settings, run: dict[str, Any]) -> int:
+    """The tokens of the window of a run's model, as far as can be told without asking the API."""
+    from runner import wiring
+    from runner.core.context.window import DEFAULT_WINDOW
+
+    own = (run["context"] or {}).get("window")
+    return own or wiring.load_prices(settings).window(run["model"]) or DEFAULT_WINDOW
+
+
+def _say_job(job: dict[str, Any]) -> None:
+    spec = job["spec"]
+    workspace = spec["workspace"] or {}
+    say_fields(
+        (
+            ("job", job["id"]),
+            ("name", job["name"]),
+            ("key", job["key"]),
+            ("state", job["state"]),
+            ("runs", counts(job["runs"])),
+            ("model", spec["model"] if spec["provider"] == "anthropic" else "scripted"),
+            ("tools", ", ".join(tool["name"] for tool in spec["tools"])),
+            ("rules", ", ".join(f"{r['effect']} {r['rule']}" for r in job["permission_rules"])),
+            ("workspace", workspace.get("path")),
+            ("turns", f"{job['turns']:,}"),
+            ("tokens", _tokens(job)),
+            ("cost", cost_line(job["spending"])),
+            *budget_fields(job),
+            ("denied", job["denials"] or None),
+            ("submitted", moment(job["created_at"])),
+            ("source", job["source"]),
+            ("sha256", job["spec_digest"]),
+        )
+    )
+    say(f"\nIts runs: runner list {job['id']}")
+
+
+def _say_run(run: dict[str, Any]) -> None:
+    pausing = "pauses at its next step" if run["pause_requested"] else None
+    say_fields(
+        (
+            ("run", run["id"]),
+            ("item", run["item_key"]),
+            ("job", f"{run['job_id']} {run['job_name']}"),
+            ("state", run["state"]),
+            ("reason", run["reason"]),
+            ("detail", run["detail"] or run["waits_for"]),
+            ("pausing", pausing),
+            ("model", run["model"]),
+            ("turns", f"{run['turns']} of {run['max_turns']}"),
+            ("tokens", f"{_tokens(run)} of {run['token_ceiling']:,}"),
+            ("cost", cost_line(run["spending"])),
+            ("charged", _charged(run)),
+            ("context", _fullness(run)),
+            ("compacted", _compactions(run)),
+            ("worked", _worked(run)),
+            ("denied", run["denials"] or None),
+            ("attempts", run["attempt"]),
+            ("worker", run["worker_id"]),
+            ("workspace", run["workspace_path"]),
+            ("submitted", moment(run["created_at"])),
+            ("started", moment(run["started_at"])),
+            ("due", moment(run["due_at"])),
+            ("ended", moment(run["ended_at"])),
+            ("fresh of", run["fresh_of"]),
+            ("afresh as", run["fresh_run"]),
+            ("queued", "; ".join(each["text"] for each in run["queued_messages"])),
+        )
+    )
+    _say_decisions(run)
+    say(f"\nWhat was said: runner transcript {run['id']}")
+    say(f"What happened: runner events {run['id']}")
+
+
+def _charged(run: dict[str, Any]) -> str | None:
+    """What counts against the cost ceiling, where there is one."""
+    ceiling = run["cost_ceiling_usd"]
+    if ceiling is None:
+        return None
+    return f"{usd_of(run['charged_cost'])} of {dollars(Decimal(str(ceiling)))}"
+
+
+def _fullness(run: dict[str, Any]) -> str | None:
+    full = run["fullness"]
+    if full is None:
+        return None
+    return (
+        f"about {full['tokens']:,} of {run['window']:,} tokens "
+        f"({full['correction']:.2f} real ones for each that was estimated)"
+    )
+
+
+def _compactions(run: dict[str, Any]) -> str:
+    return ", ".join(f"{count} × {kind}" for kind, count in run["compactions"].items())
+
+
+def _worked(run: dict[str, Any]) -> str | None:
+    if not run["worked"] and run["working_time"] is None:
+        return None
+    most = f" of {duration(run['working_time'])}" if run["working_time"] is not None else ""
+    return f"{duration(run['worked'])}{most}"
+
+
+def _say_decisions(run: dict[str, Any]) -> None:
+    from runner.cli.permissions.words import denier
+
+    is_over = run["state"] in ENDED
+    waiting = [] if is_over else [each for each in run["approvals"] if each["answer"] is None]
+    if run["denied_calls"]:
+        say("\ndenied:")
+        for call in run["denied_calls"]:
+            matched = f" {cell(call['matched'])}" if call["matched"] else ""
+            say(f"  {call['id']}  {cell(call['tool'])}{matched}: {denier(call)}")
+    if waiting:
+        say("\nwaits for an answer:")
+        for each in waiting:
+            say(f"  {each['call_id']}  {cell(each['tool'])} {cell(each['summary'])}")
+        say(f"Answer: runner approvals {run['id']}")
+
+
+def _tokens(row: dict[str, Any]) -> str:
+    cached = row["cache_read_tokens"] + row["cache_creation_tokens"]
+    return (
+        f"{row['charged_tokens']:,} ({row['input_tokens']:,} in, {cached:,} cached, "
+        f"{row['output_tokens']:,} out)"
+    )
+
+
+def _say_call(call: dict[str, Any]) -> None:
+    from runner.cli.permissions.words import answer, decider
+
+    approval = call["approval"]
+    decided = call["decision"] and decider(call | {"why": call["rule_why"]})
+    expires_at = approval["expires_at"] if approval and not approval["answer"] else None
+    say_fields(
+        (
+            ("call", call["id"]),
+            ("run", call["run_id"]),
+            ("turn", call["turn"]),
+            ("tool", call["name"]),
+            ("API id", call["tool_use_id"]),
+            ("state", call["state"]),
+            ("decision", call["decision"]),
+            ("by", decided),
+            ("matched", call["matched"]),
+            ("snapshot", call["decision_snapshot"]),
+            ("asked", approval and moment(approval["asked_at"])),
+            ("approval", approval and approval["id"]),
+            ("answer", approval and answer(approval)),
+            ("answered", approval and moment(approval["answered_at"])),
+            ("expires", moment(expires_at)),
+            ("started", moment(call["started_at"])),
+            ("took", duration(call["duration"])),
+        )
+    )
+    say("\ninput:")
+    say(lines(json.dumps(call["input"], indent=2, ensure_ascii=False)))
+    if approval and approval["edited_input"] is not None:
+        say(f"\nran with this input instead, by {cell(approval['answered_by'])}:")
+        say(lines(json.dumps(approval["edited_input"], indent=2, ensure_ascii=False)))
+    if call["output"] is not None:
+        say("\noutput:")
+        say(lines(text_of(call["output"])))

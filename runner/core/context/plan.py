@@ -1,0 +1,82 @@
+"""Whether the next request fits the model's window, and what is done to it when it does not."""
+
+from __future__ import annotations
+
+from runner.core.budget import Reservation, prompt_bound
+from runner.core.context.gauge import Gauge, gauge
+from runner.core.context.squeeze import Squeeze
+from runner.core.context.summary import question
+from runner.core.conversation import text_bytes
+from runner.core.entries import ContextCompacted
+from runner.core.journal import RunView
+from runner.core.run import Ended
+from runner.core.spending import may_ever_start, reserved, start
+from runner.core.steps import CountTokens, Record, Step, settle
+
+MOST_REFUSALS = 2  # in a row that are answered by making the prompt shorter
+CLOSE = 0.1  # of the room, around the gate: there the API is asked how long the prompt is
+
+
+def fit_context(view: RunView, now: float) -> Step | None:
+    """The next step towards a request that fits; None when it does.
+
+    Costs nothing that grows with the conversation as long as it fits.
+
+    Args:
+        now: seconds since the epoch.
+    """
+    fullness = view.progress.fullness
+    if view.spec.context.compaction == "off":
+        detail = "the API found the prompt too long, and context.compaction is off"
+        return _stopped(detail) if fullness.must_shrink else None
+    if fullness.refused > MOST_REFUSALS:
+        return _stopped(f"the API found the prompt too long {fullness.refused} times in a row")
+    found = gauge(view)
+    if not fullness.must_shrink:
+        if _is_close(found) and (view.counted is None or view.counted.turns != view.progress.turns):
+            return CountTokens()
+        if found.tokens <= found.room:
+            return None
+    return _shrink(view, found, now)
+
+
+def _is_close(found: Gauge) -> bool:
+    return abs(found.tokens - found.room) <= CLOSE * found.room
+
+
+def _shrink(view: RunView, found: Gauge, now: float) -> Step:
+    """Old results are clipped; if that is not enough, the middle is summarised or, without a model,
+    its oldest turns are left out; recent results are clipped where they alone are too long. When
+    nothing of this leaves enough room, it has at least to fit; when it does not, recent turns go."""
+    aim, fit = (Squeeze.of(view, found, limit) for limit in (found.goal, found.room))
+    for squeeze in (aim, fit):
+        if (made := squeeze.clip_old()) is not None:
+            return Record(ContextCompacted(made))
+        if (made := squeeze.leave_out()) is not None:
+            return _summary(view, now) or Record(ContextCompacted(made))
+        if (made := squeeze.clip_recent()) is not None:
+            return Record(ContextCompacted(made))
+    if (made := aim.all_it_takes() or fit.all_it_takes()) is not None:
+        return _summary(view, now) or Record(ContextCompacted(made))
+    return _stopped(
+        f"the window of {view.window:,} tokens has room for a prompt of {found.room:,}, and the "
+        "task, the tools and the last turn need more: give the job a larger context.window, a "
+        "smaller context.reserve or a shorter prompt"
+    )
+
+
+def _summary(view: RunView, now: float) -> Step | None:
+    """The call for a summary; None when it is of no use or cannot be paid for."""
+    asked = question(view)
+    if view.progress.fullness.summary_failed or asked is None:
+        return None
+    model = view.spec.context.summary_model or view.spec.model
+    prompt = prompt_bound(None, text_bytes(asked.system) + text_bytes(asked.text))
+    call = reserved(view, now, model, prompt, asked.most_output)
+    if not isinstance(call, Reservation) or not may_ever_start(view, model, call):
+        return None
+    return start(view, now, model, call, "summary")
+
+
+def _stopped(detail: str) -> Step:
+    return settle(Ended("stopped", "context_window", detail))

@@ -1,0 +1,369 @@
+"""How a run changes with each entry of its journal.
+
+``apply`` folds one entry into a view. The store writes an entry as rows and reads the rows back as
+a view; a test holds that both ways give the same value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from runner.core.context.cache import paced
+from runner.core.context.compaction import Compaction, difference
+from runner.core.context.window import corrected, estimate_text
+from runner.core.conversation import (
+    CONTEXT_EXCEEDED,
+    CUT_REASONS,
+    Block,
+    Message,
+    ModelReply,
+    ToolResult,
+    content_text,
+    message_blocks,
+    result_block,
+    text_block,
+    text_bytes,
+    tool_uses,
+)
+from runner.core.entries import (
+    OUR_OWN_FAILURES,
+    PROMPT_TOO_LONG,
+    CallsDecided,
+    ContextCompacted,
+    Entry,
+    ModelCallFailed,
+    ModelCallStarted,
+    ModelReplied,
+    RunSettled,
+    SummaryReplied,
+    TimeWorked,
+    ToolFinished,
+    ToolsStarted,
+    UserMessageAdded,
+)
+from runner.core.journal import (
+    Call,
+    Failure,
+    Fullness,
+    OpenCall,
+    Pace,
+    Progress,
+    RunView,
+    Stop,
+)
+from runner.core.permissions import Setting
+from runner.core.run import Ended, Outcome, Waiting
+from runner.core.spec import JobSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """An entry, and the run before and after it."""
+
+    before: RunView
+    entry: Entry
+    after: RunView
+
+
+def fold(view: RunView, entries: Iterable[Entry]) -> list[Applied]:
+    """``entries``, each with the run before and after it."""
+    applied: list[Applied] = []
+    for entry in entries:
+        after = apply(view, entry)
+        applied.append(Applied(view, entry, after))
+        view = after
+    return applied
+
+
+def apply(view: RunView, entry: Entry) -> RunView:
+    """The view after one entry."""
+    match entry:
+        case ModelCallStarted():
+            return _started(view, entry)
+        case ModelReplied(reply, settings):
+            return _replied(view, reply, settings)
+        case ModelCallFailed():
+            return _failed(view, entry)
+        case SummaryReplied():
+            return _summarised(view, entry)
+        case ContextCompacted(compaction):
+            return _compacted(view, compaction)
+        case TimeWorked(seconds):
+            return _progress(view, worked=view.progress.worked + seconds)
+        case CallsDecided(decisions):
+            return _with_calls(
+                view,
+                (
+                    replace(c, decision=decisions[c.index].in_short())
+                    if c.index in decisions
+                    else c
+                    for c in view.calls
+                ),
+            )
+        case ToolsStarted(indexes):
+            return _with_calls(
+                view,
+                (
+                    replace(c, started_by=view.attempt) if c.index in indexes else c
+                    for c in view.calls
+                ),
+            )
+        case ToolFinished(index, result):
+            return _finished(view, index, result)
+        case UserMessageAdded():
+            return _user_message(view, entry)
+        case RunSettled(outcome):
+            return _settled(view, outcome)
+
+
+def opening(
+    spec: JobSpec, prompt: str, *, warms: bool = False
+) -> tuple[tuple[Message, ...], Progress]:
+    """How a run begins: its first message, and a progress that counts what the first call sends."""
+    message = Message("user", (text_block(prompt),))
+    parts = [spec.system or ""]
+    parts += (content_text(tool.definition()) for tool in spec.tools)
+    parts += map(content_text, message.blocks)
+    per_token = spec.context.chars_per_token
+    tokens = sum(estimate_text(part, per_token) for part in parts)
+    options = text_bytes(content_text(dict(spec.model_options)))
+    return (message,), Progress(
+        appended_bytes=sum(map(text_bytes, parts)) + options,
+        fullness=Fullness(sent=tokens),
+        warms=warms,
+    )
+
+
+def rested(progress: Progress) -> Progress:
+    """The progress of a run that ended, so that it can be taken up again: what ended it is no longer
+    to be answered. A paused turn stays paused: its server tools have no results yet."""
+    stop = progress.stop
+    return replace(
+        progress,
+        stop=stop if stop is not None and stop.reason == "pause_turn" else None,
+        failure=None,
+        nudges=0,
+        continuations=0,
+        fullness=replace(progress.fullness, refused=0, must_shrink=False, summary_failed=False),
+    )
+
+
+def _progress(view: RunView, **changes: Any) -> RunView:
+    return replace(view, progress=replace(view.progress, **changes))
+
+
+def _with_calls(view: RunView, calls: Iterable[Call]) -> RunView:
+    return replace(view, calls=tuple(calls))
+
+
+def _appended(view: RunView, blocks: Iterable[Block], **changes: Any) -> RunView:
+    """With blocks that are in the conversation now counted, once and for all."""
+    progress, per_token = view.progress, view.spec.context.chars_per_token
+    size, tokens = 0, 0
+    for block in blocks:
+        text = content_text(block)
+        size += text_bytes(text)
+        tokens += estimate_text(text, per_token)
+    fullness = changes.pop("fullness", progress.fullness)
+    return _progress(
+        view,
+        appended_bytes=changes.pop("appended_bytes", progress.appended_bytes) + size,
+        fullness=replace(fullness, sent=fullness.sent + tokens, since=fullness.since + tokens),
+        **changes,
+    )
+
+
+def _started(view: RunView, entry: ModelCallStarted) -> RunView:
+    progress = view.progress
+    is_turn = entry.purpose == "turn"
+    view = replace(view, purse=view.purse and view.purse.with_reserved(entry.reservation))
+    return _progress(
+        view,
+        open_call=OpenCall(entry.number, view.attempt, entry.reservation, entry.purpose),
+        model_calls=entry.number,
+        tries=progress.tries + is_turn,
+        pace=Pace(*paced(progress.pace.last_at, progress.pace.slow, entry.at))
+        if is_turn
+        else progress.pace,
+    )
+
+
+def _charged(view: RunView, tokens: int, cost: int, **changes: Any) -> RunView:
+    """With a call that has ended charged for."""
+    progress = view.progress
+    if progress.open_call is not None and view.purse is not None:
+        spent = view.purse.with_spent(progress.open_call.reservation, tokens, cost)
+        view = replace(view, purse=spent)
+    return _progress(
+        view,
+        charged_tokens=progress.charged_tokens + tokens,
+        charged_cost=progress.charged_cost + cost,
+        open_call=None,
+        **changes,
+    )
+
+
+def _replied_and_charged(view: RunView, reply: ModelReply, model: str, **changes: Any) -> RunView:
+    call, tariff = view.progress.open_call, view.tariffs.get(model)
+    hour_cache = call is not None and call.reservation.hour_cache
+    cost = tariff.cost(reply.usage, hour_cache=hour_cache) if tariff else 0
+    usage = view.progress.usage + reply.usage
+    return _charged(view, reply.usage.total, cost, usage=usage, failure=None, **changes)
+
+
+def _replied(view: RunView, reply: ModelReply, settings: tuple[Setting, ...]) -> RunView:
+    progress = view.progress
+    call = progress.open_call
+    blocks = message_blocks(reply)
+    view = replace(
+        view,
+        messages=(*view.messages, Message("assistant", blocks)) if blocks else view.messages,
+        calls=tuple(
+            Call(
+                index,
+                block["id"],
+                block["name"],
+                block["input"],
+                setting=settings[index] if settings else None,
+            )
+            for index, block in enumerate(tool_uses(blocks))
+        ),
+    )
+    view = _replied_and_charged(
+        view,
+        reply,
+        view.spec.model,
+        turns=progress.turns + 1,
+        last_prompt_tokens=reply.usage.prompt_tokens,
+        continuations=progress.continuations if reply.stop_reason == "max_tokens" else 0,
+        nudges=0 if blocks else progress.nudges,
+        stop=Stop(
+            reply.stop_reason,
+            call is not None and call.reservation.lowered,
+            empty=not blocks,
+            lowered_by=call.reservation.lowered_by if call is not None else "token_ceiling",
+        ),
+        tries=0,
+        warms=False,
+    )
+    fullness = _measured(progress.fullness, reply)
+    return _appended(view, blocks, appended_bytes=0, fullness=fullness)
+
+
+def _measured(before: Fullness, reply: ModelReply) -> Fullness:
+    """After a reply that says how long its prompt really was."""
+    too_long = reply.stop_reason == CONTEXT_EXCEEDED
+    return replace(
+        before,
+        since=0,
+        measured=reply.usage.prompt_tokens,
+        correction=corrected(before.correction, reply.usage.prompt_tokens, before.sent),
+        refused=before.refused + 1 if too_long else 0,
+        must_shrink=too_long,
+    )
+
+
+def _summarised(view: RunView, entry: SummaryReplied) -> RunView:
+    model = view.spec.context.summary_model or view.spec.model
+    view = _replied_and_charged(view, entry.reply, model)
+    if entry.compaction is not None:
+        return _compacted(view, entry.compaction)
+    return _fullness(view, summary_failed=True)
+
+
+def _compacted(view: RunView, compaction: Compaction) -> RunView:
+    """For the bound of the next prompt, what stands in for messages is as if it were appended."""
+    before = view.progress.fullness
+    texts = [compaction.text, *(clip.text for clip in compaction.clips)]
+    added = sum(text_bytes(content_text(text_block(text))) for text in texts)
+    change = difference(
+        view.messages, view.compacted, compaction, view.spec.context.chars_per_token
+    )
+    view = replace(view, compacted=view.compacted.after(compaction))
+    view = _progress(view, appended_bytes=view.progress.appended_bytes + added)
+    return _fullness(
+        view,
+        sent=before.sent + change,
+        since=0,
+        measured=compaction.tokens_after,
+        must_shrink=False,
+        summary_failed=False,
+    )
+
+
+def _fullness(view: RunView, **changes: Any) -> RunView:
+    return _progress(view, fullness=replace(view.progress.fullness, **changes))
+
+
+def _failed(view: RunView, entry: ModelCallFailed) -> RunView:
+    before, call = view.progress.failure, view.progress.open_call
+    cost = call.reservation.worst_cost if call is not None and entry.charged else 0
+    too_long = entry.kind == PROMPT_TOO_LONG
+    if call is not None and call.purpose == "summary" and (too_long or entry.retry_at is None):
+        view = _fullness(view, summary_failed=True)
+        return _charged(view, entry.charged, cost, failure=None)
+    if too_long:
+        refused = view.progress.fullness.refused + 1
+        view = _fullness(view, refused=refused, must_shrink=True)
+        return _charged(view, entry.charged, cost, failure=None)
+    failure = Failure(
+        count=before.count + 1 if before else 1,
+        first_at=before.first_at if before else entry.at,
+        retry_at=entry.retry_at,
+        kind=entry.kind,
+        message=entry.message,
+        request_id=entry.request_id,
+    )
+    ours = entry.kind in OUR_OWN_FAILURES
+    return _charged(view, entry.charged, cost, failure=before if ours else failure)
+
+
+def _finished(view: RunView, index: int, result: ToolResult) -> RunView:
+    call = view.calls[index]
+    block = result_block(call.id, result)
+    calls = tuple(replace(c, result=block) if c.index == index else c for c in view.calls)
+    view = _appended(view, [block])
+    results = tuple(c.result for c in calls if c.result is not None)
+    if len(results) < len(calls):
+        return replace(view, calls=calls)
+    view = replace(view, calls=(), messages=(*view.messages, Message("user", results)))
+    stop = view.progress.stop
+    answered = stop is not None and stop.reason not in CUT_REASONS
+    return _progress(view, stop=None) if answered else view
+
+
+def _user_message(view: RunView, entry: UserMessageAdded) -> RunView:
+    blocks = tuple(map(text_block, entry.texts))
+    tail = view.messages[-1]
+    if tail.role == "user":
+        messages = (*view.messages[:-1], Message("user", tail.blocks + blocks))
+    else:
+        messages = (*view.messages, Message("user", blocks))
+    progress = view.progress
+    delivered = frozenset(entry.queued_ids)
+    queued = tuple(message for message in view.queued if message.id not in delivered)
+    return _appended(
+        replace(view, messages=messages, queued=queued),
+        blocks,
+        continuations=progress.continuations + (entry.cause == "continue"),
+        nudges=progress.nudges + (entry.cause == "nudge"),
+        stop=None,
+    )
+
+
+def _settled(view: RunView, outcome: Outcome) -> RunView:
+    view = replace(view, outcome=outcome)
+    match outcome:
+        case Ended():
+            calls = (c if c.result else replace(c, interrupted=True) for c in view.calls)
+            return replace(
+                view, progress=rested(view.progress), calls=tuple(calls), pause_requested=False
+            )
+        case Waiting():
+            return replace(
+                view, progress=replace(view.progress, failure=None), pause_requested=False
+            )
+        case _:
+            return view

@@ -1,0 +1,75 @@
+"""What a model call sends, from what the run's journal says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from runner.core.budget import Reservation
+from runner.core.context import summary
+from runner.core.conversation import Message, ModelRequest, text_block
+from runner.core.journal import OpenCall, RunView
+
+_OPTIONS_OF_ANY_CALL = frozenset(
+    {
+        "betas",
+        "extra_headers",
+        "inference_geo",
+        "metadata",
+        "service_tier",
+        "speed",
+        "user_profile_id",
+        "workspace_id",
+    }
+)
+
+
+def turn_request(view: RunView, call: OpenCall) -> ModelRequest:
+    """The request of a turn: the job's system prompt and tools, and the conversation as it is sent."""
+    return ModelRequest(
+        model=view.spec.model,
+        system=view.spec.system,
+        tools=view.spec.tools,
+        messages=view.sent,
+        max_tokens=call.reservation.max_tokens,
+        options=view.spec.model_options,
+        run_id=view.run_id,
+        item_key=view.item_key,
+        reply_number=view.progress.turns,
+        hour_cache=call.reservation.hour_cache,
+    )
+
+
+def next_request(view: RunView) -> ModelRequest:
+    """The request that the next turn would send."""
+    most = view.limits.max_output_tokens
+    return turn_request(view, OpenCall(0, view.attempt, Reservation(most, 0, lowered=False)))
+
+
+def summary_request(view: RunView, call: OpenCall) -> ModelRequest:
+    """The request for a summary of the middle of the conversation: without tools, and without those of
+    the job's options that shape its own replies."""
+    question = summary.question(view)
+    if question is None:
+        raise ValueError(f"there is nothing to summarise in {view.run_id}")
+    return ModelRequest(
+        model=view.spec.context.summary_model or view.spec.model,
+        system=question.system,
+        tools=(),
+        messages=(Message("user", (text_block(question.text),)),),
+        max_tokens=call.reservation.max_tokens,
+        options=_options_of_any_call(view.spec.model_options),
+        run_id=view.run_id,
+        item_key=view.item_key,
+        reply_number=view.progress.turns,
+        purpose="summary",
+        hour_cache=call.reservation.hour_cache,
+    )
+
+
+def _options_of_any_call(options: Mapping[str, Any]) -> dict[str, Any]:
+    """How a job's calls are sent and billed, whatever they are for."""
+    kept = {name: value for name, value in options.items() if name in _OPTIONS_OF_ANY_CALL}
+    extra = options.get("extra_body") or {}
+    extra = {name: value for name, value in extra.items() if name in _OPTIONS_OF_ANY_CALL}
+    return {**kept, "extra_body": extra} if extra else kept

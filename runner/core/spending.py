@@ -1,0 +1,92 @@
+"""Whether the next model call may begin: what it may use at the most, and what is left for it."""
+
+from __future__ import annotations
+
+from runner.core.budget import Ceiling, Reservation, prompt_bound, reserve
+from runner.core.context.cache import is_worth_an_hour, paced
+from runner.core.conversation import Purpose
+from runner.core.entries import ModelCallStarted
+from runner.core.journal import RunView
+from runner.core.prices import FREE
+from runner.core.run import Ended, Requeued, Waiting
+from runner.core.steps import Record, Step, settle
+
+# What others have reserved comes back when their calls end.
+BUDGET_WAIT_SECONDS = 2.0
+
+
+def start_turn(view: RunView, now: float) -> Step:
+    """The step that begins the run's next turn, or that says why it cannot."""
+    progress = view.progress
+    prompt = prompt_bound(progress.last_prompt_tokens, progress.appended_bytes)
+    call = reserved(view, now, view.spec.model, prompt, view.limits.max_output_tokens)
+    if not isinstance(call, Reservation):
+        return stopped_by(view, call)
+    return start(view, now, view.spec.model, call, "turn")
+
+
+def reserved(
+    view: RunView, now: float, model: str, prompt: int, most_output: int
+) -> Reservation | Ceiling:
+    """What a model call may use, or the ceiling that leaves no room for it.
+
+    Args:
+        prompt: the most tokens that it can send.
+        most_output: the most that it should reply with.
+    """
+    hour_cache = view.spec.hour_cache
+    if hour_cache is None:
+        hour_cache = is_worth_an_hour(
+            paced(view.progress.pace.last_at, view.progress.pace.slow, now)[1]
+        )
+    return reserve(
+        view.limits,
+        view.progress.charged,
+        prompt,
+        most_output=most_output,
+        thinking_tokens=view.spec.thinking_tokens if model == view.spec.model else 0,
+        tariff=view.tariffs.get(model, FREE),
+        hour_cache=hour_cache,
+    )
+
+
+def start(view: RunView, now: float, model: str, call: Reservation, purpose: Purpose) -> Step:
+    """Begin a call, when the job's budget has room for it."""
+    if model not in view.tariffs and _is_cost_limited(view):
+        detail = (
+            f"the cost is limited, and {model} has no price in this worker's list: "
+            "add it to the file that RUNNER_PRICES names, and retry"
+        )
+        return settle(Ended("failed", "no_price", detail))
+    if view.purse is not None:
+        match view.purse.verdict(call):
+            case "later":
+                return settle(Requeued(now + BUDGET_WAIT_SECONDS, "budget"))
+            case "never":
+                return settle(Waiting("budget"))
+    number = view.progress.model_calls + 1
+    return Record(ModelCallStarted(number, call, now, purpose))
+
+
+def may_ever_start(view: RunView, model: str, call: Reservation) -> bool:
+    """Whether a call is one that ``start`` would begin, at once or later, with the limits as they
+    are."""
+    if model not in view.tariffs and _is_cost_limited(view):
+        return False
+    return view.purse is None or view.purse.verdict(call) != "never"
+
+
+def _is_cost_limited(view: RunView) -> bool:
+    of_job = view.purse is not None and view.purse.most_cost is not None
+    return of_job or view.limits.cost_ceiling is not None
+
+
+def stopped_by(view: RunView, ceiling: Ceiling) -> Step:
+    """The step that ends a run which has used up one of its ceilings."""
+    charged, limits = view.progress.charged, view.limits
+    if ceiling == "cost_ceiling":
+        used = f"${charged.cost / 1e9:,.4f} of ${limits.cost_ceiling_usd or 0:,.4f} is used"
+    else:
+        used = f"{charged.tokens:,} of {limits.token_ceiling:,} tokens are used"
+    detail = f"{used}; what is left is too little for the next call"
+    return settle(Ended("stopped", ceiling, detail))

@@ -1,0 +1,103 @@
+"""What the runs of a job may use together, have used and have reserved: the job's purse.
+
+It is in the job's row, of jobs with a budget only, and changes in the transaction in which a call of
+one of its runs begins or ends. So at every commit what is reserved are the open calls' reservations,
+what is spent is what the runs were charged, and both together are no more than a cap.
+
+**The order of locks.** Who locks several rows takes workers first, then runs, then jobs, and of each
+kind by id: an attempt has its run when it comes for the purse, and who cancels, answers or takes runs
+from a dead worker has all of its runs. Nobody who holds a job waits for a run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from sqlalchemy import Connection, Row, bindparam, or_, select, update
+
+from runner.core.budget import Purse, Reservation, billionths
+from runner.core.events import Event
+from runner.store.progress import progress_from_row, progress_to_json
+from runner.store.statement import find
+from runner.store.tables import jobs, model_calls
+
+HAS_BUDGET = or_(jobs.c.budget_usd.is_not(None), jobs.c.budget_tokens.is_not(None))
+
+_SUMS = ("spent_tokens", "spent_cost", "reserved_tokens", "reserved_cost")
+_PURSE = select(jobs.c.budget_usd, jobs.c.budget_tokens, *(jobs.c[name] for name in _SUMS)).where(
+    jobs.c.id == bindparam("job"), HAS_BUDGET
+)
+# Only who writes the purse or the rules is kept out: rows that name the job can be stored meanwhile.
+_LOCKED_PURSE = _PURSE.with_for_update(key_share=True)
+
+
+def look_into(connection: Connection, job_id: str) -> Purse | None:
+    """A job's purse as it stands; None without a budget."""
+    return _purse(find(connection, _PURSE, {"job": job_id}))
+
+
+def lock(connection: Connection, job_id: str) -> Purse | None:
+    """A job's purse, locked until the transaction ends; None without a budget."""
+    return _purse(find(connection, _LOCKED_PURSE, {"job": job_id}))
+
+
+def _purse(rows: list[Any]) -> Purse | None:
+    if not rows:
+        return None
+    (row,) = rows
+    return Purse(
+        most_tokens=row.budget_tokens,
+        most_cost=None if row.budget_usd is None else billionths(row.budget_usd),
+        **{name: getattr(row, name) for name in _SUMS},
+    )
+
+
+def sums(purse: Purse) -> dict[str, int]:
+    """What of a purse changes with its runs' calls, as columns of the job's row."""
+    return {name: getattr(purse, name) for name in _SUMS}
+
+
+def charge_open_call(
+    connection: Connection, run: Row[Any], kind: str, why: str, now: float
+) -> tuple[dict[str, Any], list[Event]]:
+    """End the model call of a run whose usage nobody will know: it is charged what it had reserved.
+
+    Args:
+        run: its row, locked. kind: a word for what ended the call. why: the same in a sentence.
+        now: seconds since the epoch.
+
+    Returns:
+        What changes in the run's row, and the event; nothing when it has no call in hand.
+    """
+    progress = progress_from_row(run)
+    call = progress.open_call
+    if call is None:
+        return {}, []
+    charged, cost = call.reservation.worst_case, call.reservation.worst_cost
+    connection.execute(
+        update(model_calls)
+        .where(model_calls.c.run_id == run.id, model_calls.c.number == call.number)
+        .values(ended_at=now, charged_tokens=charged, error=f"{kind}: {why}")
+    )
+    _spend_reserved(connection, run.job_id, call.reservation)
+    after = replace(progress, open_call=None, charged_cost=progress.charged_cost + cost)
+    changes = {
+        "charged_tokens": run.charged_tokens + charged,
+        "progress": progress_to_json(after),
+    }
+    data = {"call": call.number, "kind": kind, "message": why, "charged": charged}
+    return changes, [Event("model_call_ended", {**data, "status": None, "request_id": None})]
+
+
+def _spend_reserved(connection: Connection, job_id: str, call: Reservation) -> None:
+    connection.execute(
+        update(jobs)
+        .where(jobs.c.id == job_id, HAS_BUDGET)
+        .values(
+            spent_tokens=jobs.c.spent_tokens + call.worst_case,
+            spent_cost=jobs.c.spent_cost + call.worst_cost,
+            reserved_tokens=jobs.c.reserved_tokens - call.worst_case,
+            reserved_cost=jobs.c.reserved_cost - call.worst_cost,
+        )
+    )

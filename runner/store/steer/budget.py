@@ -1,0 +1,144 @@
+"""Budgets of jobs: what they are, and changing them from outside."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from sqlalchemy import Connection, select, update
+
+from runner.core.budget import BILLIONTHS, Budget, Purse, billionths
+from runner.core.events import INPUT_SUMMARY_LENGTH, Event, shorten
+from runner.errors import NotFoundError, UsageError
+from runner.store import purse as purses
+from runner.store.database import Database
+from runner.store.steer.control import (
+    Change,
+    Target,
+    batches,
+    changed,
+    locked_runs,
+    store_change,
+)
+from runner.store.tables import jobs, runs
+
+_WAITS = (runs.c.state == "waiting") & (runs.c.reason == "budget")
+
+
+def budget_of(database: Database, job_id: str) -> Purse | None:
+    """What the runs of a job may use together, have used and have reserved; None without a budget."""
+    return database.read(lambda connection: purses.look_into(connection, job_id))
+
+
+def set_budget(
+    database: Database,
+    job_id: str,
+    now: float,
+    *,
+    author: str,
+    usd: float | None = None,
+    tokens: int | None = None,
+) -> list[Change]:
+    """Change what the runs of a job may use together, and wake those that wait for it.
+
+    A budget may be less than what is spent and reserved, down to what is spent: calls that have begun
+    keep what they reserved, and no other begins until there is room again. Setting a budget to what
+    it is wakes the runs that wait, too.
+
+    Args:
+        now: seconds since the epoch.
+        author: who says so, for the record.
+        usd, tokens: the new caps; None leaves one as it is.
+
+    Returns:
+        The runs that are queued again. They wait once more if the budget still does not cover their
+        next call.
+
+    Raises:
+        NotFoundError: there is no such job.
+        UsageError: the job has no budget that could be changed, or it would be less than what is
+            spent; what to do.
+    """
+    if usd is None and tokens is None:
+        raise UsageError("say what the budget is to be: --usd N, --tokens N or both")
+    before, after = database.write(partial(_set, job_id=job_id, usd=usd, tokens=tokens))
+    # Whoever saw the old caps under the job's lock is waiting by now, and whoever comes sees the new
+    # ones. Runs are not locked before: who holds a job does not wait for a run.
+    event = _event(before, after, author)
+    return [
+        change
+        for run_ids in batches(database, Target("job", job_id), _WAITS)
+        for change in database.write(partial(_wake, run_ids=run_ids, event=event, now=now))
+    ]
+
+
+def _set(
+    connection: Connection, job_id: str, usd: float | None, tokens: int | None
+) -> tuple[Budget, Budget]:
+    purse = purses.lock(connection, job_id)
+    if purse is None:
+        _refuse_without_budget(connection, job_id)
+    query = select(jobs.c.budget_usd, jobs.c.budget_tokens).where(jobs.c.id == job_id)
+    before = Budget(*connection.execute(query).one())
+    assert purse is not None
+    if usd is not None:
+        _refuse_usd(job_id, purse, usd)
+    if tokens is not None and tokens < purse.spent_tokens:
+        raise UsageError(
+            f"{job_id} has used {purse.spent_tokens:,} tokens: its budget cannot be less"
+        )
+    after = replace(
+        before,
+        usd=before.usd if usd is None else usd,
+        tokens=before.tokens if tokens is None else tokens,
+    )
+    caps = {"budget_usd": after.usd, "budget_tokens": after.tokens}
+    connection.execute(update(jobs).where(jobs.c.id == job_id).values(**caps))
+    return before, after
+
+
+def _refuse_without_budget(connection: Connection, job_id: str) -> None:
+    query = select(jobs.c.id).where(jobs.c.id == job_id)
+    if connection.execute(query).first() is None:
+        raise NotFoundError(f"no job is named {job_id}: see `runner list`")
+    raise UsageError(
+        f"{job_id} has no budget that could be changed: give its file a budget_usd or "
+        "budget_tokens under [limits] and submit it again"
+    )
+
+
+def _refuse_usd(job_id: str, purse: Purse, usd: float) -> None:
+    if purse.most_cost is None:
+        raise UsageError(
+            f"{job_id} has a budget in tokens only: raise that with "
+            f"`runner budget {job_id} --tokens N`, or submit it again with a budget_usd"
+        )
+    if billionths(usd) < purse.spent_cost:
+        spent = purse.spent_cost / BILLIONTHS
+        raise UsageError(f"{job_id} has spent ${spent:,.4f}: its budget cannot be less")
+
+
+def _event(before: Budget, after: Budget, author: str) -> Event:
+    return Event(
+        "resumed",
+        {
+            "reason": "budget",
+            "by": shorten(author, INPUT_SUMMARY_LENGTH),
+            "budget_usd": after.usd,
+            "budget_usd_before": before.usd,
+            "budget_tokens": after.tokens,
+            "budget_tokens_before": before.tokens,
+        },
+    )
+
+
+def _wake(connection: Connection, run_ids: Sequence[str], event: Event, now: float) -> list[Change]:
+    queued: dict[str, Any] = {"state": "queued", "reason": "", "due_at": now, "rung_at": None}
+    woken = []
+    for run in locked_runs(connection, run_ids):
+        if run.state == "waiting" and run.reason == "budget":
+            store_change(connection, run, now, [event], **queued)
+            woken.append(changed(run, "queued", "goes on with the new budget"))
+    return woken

@@ -1,0 +1,169 @@
+"""``budget``, and what is said of runs that wait for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from runner.cli import exit_codes
+from runner.cli.summary import summarise
+from runner.core.budget import Budget, Limits
+from runner.core.prices import Rates, Tariff
+from runner.core.spec import JobSpec
+from runner.llm.prices import load_prices
+from runner.store.database import Database
+from runner.store.look import queries
+from tests.cli.conftest import Result
+from tests.store.attempts import USAGE, claim, run_row, submit_one, text
+from tests.store.examples import SPEC
+
+TOKENS = 30_000  # less than the worst case of a call: its reply alone may have 32,000
+RATES = Rates(*map(Decimal, ("1", "1.25", "2", "0.1", "5")))
+
+
+def priced(spec: JobSpec) -> Mapping[str, Tariff]:
+    return {spec.model: Tariff(RATES)}
+
+
+def waiting(database: Database, budget: Budget | None = None) -> tuple[str, str]:
+    """A job whose only run waits for its budget; the ids of both."""
+    spec = replace(SPEC, budget=budget or Budget(tokens=TOKENS))
+    run_id = submit_one(database, spec=spec)
+    claim(database, run_id, tariffs=priced)
+    run = run_row(database, run_id)
+    assert (run.state, run.reason) == ("waiting", "budget")
+    return str(run.job_id), run_id
+
+
+def test_a_budget_is_shown_with_what_waits_for_it(
+    command: Callable[..., Result], database: Database
+) -> None:
+    job_id, _ = waiting(database)
+    shown = command("budget", job_id)
+    assert shown.code == 0
+    assert "0 of 30,000 tokens used" in shown.out
+    assert f"1 run waits for it: runner budget {job_id} --tokens N" in shown.out
+    told = command("budget", job_id, "--json").json
+    assert (told["budget_tokens"], told["spent_tokens"], told["reserved_tokens"]) == (TOKENS, 0, 0)
+    assert (told["budget_usd"], told["spent_usd"], told["waiting_runs"]) == (None, None, 1)
+    assert told["woken"] == []
+
+
+def test_a_raised_budget_wakes_what_waits_for_it(
+    command: Callable[..., Result], database: Database
+) -> None:
+    job_id, run_id = waiting(database)
+    raised = command("budget", job_id, "--tokens", "100000", "--as", "lena")
+    assert raised.code == 0
+    assert "0 of 100,000 tokens used" in raised.out
+    assert "1 run goes on" in raised.err
+    assert f"runner run --resume {job_id}" in raised.err
+    assert run_row(database, run_id).state == "queued"
+    last = queries.events_after(database, run_id, 0)[-1]
+    assert (last["type"], last["data"]["by"]) == ("resumed", "lena")
+
+
+def test_a_budget_in_usd_is_shown_with_what_is_used_and_reserved(
+    command: Callable[..., Result], database: Database
+) -> None:
+    run_id = submit_one(database, spec=replace(SPEC, budget=Budget(usd=40.0, tokens=10**9)))
+    attempt = claim(database, run_id, tariffs=priced)
+    job_id = run_row(database, run_id).job_id
+    in_hand = command("budget", job_id, "--json").json
+    assert in_hand["reserved_usd"] > 0 == in_hand["spent_usd"]
+    assert ", $0." in command("budget", job_id).out
+    attempt.reply(text("Done."), usage=USAGE)
+    told = command("budget", job_id, "--json").json
+    assert (told["budget_usd"], told["spent_usd"]) == (40, 0.00015)
+    assert (told["reserved_usd"], told["reserved_tokens"]) == (0, 0)
+    for shown in (command("budget", job_id).out, command("show", job_id).out):
+        assert "$0.0002 of $40.00 used" in shown
+        assert "110 of 1,000,000,000 tokens used" in shown
+
+
+def test_a_budget_below_what_calls_in_hand_have_reserved_says_so(
+    command: Callable[..., Result], database: Database
+) -> None:
+    run_id = submit_one(database, spec=replace(SPEC, budget=Budget(tokens=10**6)))
+    claim(database, run_id)
+    lowered = command("budget", run_row(database, run_id).job_id, "--tokens", "10")
+    assert lowered.code == 0
+    assert "calls in hand may still use what they have reserved" in lowered.err
+
+
+def test_a_job_without_a_budget_says_so_and_gets_none(
+    command: Callable[..., Result], database: Database
+) -> None:
+    job_id = run_row(database, submit_one(database)).job_id
+    assert "none: each run has its own limits" in command("budget", job_id).out
+    assert command("budget", job_id, "--json").json["spent_tokens"] is None
+    refused = command("budget", job_id, "--usd", "4")
+    assert (refused.code, refused.out) == (exit_codes.USAGE, "")
+    assert "has no budget" in refused.err
+
+
+@pytest.mark.parametrize("sum_", ["-1", "0", "nan", "inf", "1e30", "forty"])
+def test_what_is_no_sum_of_money_is_refused(
+    command: Callable[..., Result], database: Database, sum_: str
+) -> None:
+    refused = command("budget", "job_1", f"--usd={sum_}")
+    assert refused.code == exit_codes.USAGE
+    assert "USD" in refused.err
+    assert len(refused.err.splitlines()) == 1
+
+
+def test_everywhere_it_is_said_how_to_go_on(
+    command: Callable[..., Result],
+    database: Database,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    job_id, run_id = waiting(database, Budget(usd=0.01))
+    how = f"runner budget {job_id} --usd N"
+    assert f"waits for its job's budget: {how}" in command("list", job_id).out
+    assert how in command("show", run_id).out
+    resumed = command("resume", run_id)
+    assert resumed.code == 0
+    assert f"runner budget {job_id}" in resumed.out
+    assert run_row(database, run_id).state == "waiting"
+    code = summarise(database, load_prices(), job_id, interrupted=False, as_json=False)
+    assert code == exit_codes.WAITING
+    assert f"1 run waits for the job's budget: {how}" in capsys.readouterr().out
+
+
+def stopped_by_cost(database: Database, **options: Any) -> str:
+    spec = replace(SPEC, limits=Limits(cost_ceiling_usd=0.001), **options)
+    run_id = submit_one(database, spec=spec)
+    claim(database, run_id, tariffs=priced)
+    run = run_row(database, run_id)
+    assert (run.state, run.reason) == ("stopped", "cost_ceiling")
+    return run_id
+
+
+def test_a_cost_ceiling_is_raised_only_where_there_is_a_price(
+    command: Callable[..., Result], database: Database
+) -> None:
+    run_id = stopped_by_cost(database)
+    refused = command("retry", run_id, "--cost-ceiling", "2")
+    assert (refused.code, refused.out) == (exit_codes.USAGE, "")
+    assert "'claude-test' has no price, so its cost cannot be limited" in refused.err
+    run_id = stopped_by_cost(database, model="claude-opus-5-5")
+    retried = command("retry", run_id, "--cost-ceiling", "2.50")
+    assert retried.code == 0
+    run = run_row(database, run_id)
+    assert (run.state, run.cost_ceiling_usd) == ("queued", 2.5)
+    assert "$0.00 of $2.50" in command("show", run_id).out
+
+
+def test_a_working_time_is_raised(command: Callable[..., Result], database: Database) -> None:
+    run_id = submit_one(database)
+    claim(database, run_id).fail("invalid_request_error", "No.")
+    assert command("retry", run_id, "--working-time", "90m").code == 0
+    assert run_row(database, run_id).working_time == 5_400
+    assert "of 1h30m" in command("show", run_id).out
+    refused = command("retry", run_id, "--working-time", "soon")
+    assert refused.code == exit_codes.USAGE
+    assert "is not a duration such as 90s, 30m or 8h" in refused.err

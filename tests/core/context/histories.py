@@ -1,0 +1,69 @@
+"""Conversations of any shape, and what is to be known of one to judge what is sent of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import strategies as st
+
+from runner.core.budget import Limits
+from runner.core.context.compaction import tokens_of
+from runner.core.context.window import Context, estimate, estimate_text
+from runner.core.conversation import Block, Message
+from runner.core.journal import Progress, RunView
+from tests.core.story import a_run, a_spec, says, thinks, uses
+
+LENGTHS = st.sampled_from([1, 20, 900, 1_100, 5_000, 45_000]) | st.integers(1, 30_000)
+# What the characters are decides how many of them JSON writes.
+LETTERS = st.sampled_from(["a", "\n", "é", '"', "\U0001f600", "word "])
+
+
+@st.composite
+def texts(draw: Any, lengths: Any = LENGTHS) -> str:
+    letters = draw(LETTERS)
+    return "x" + letters * (draw(lengths) // len(letters))
+
+
+def result(call_id: str, content: str) -> Block:
+    return {"type": "tool_result", "tool_use_id": call_id, "content": content}
+
+
+@st.composite
+def messages(draw: Any, most: int = 9, lengths: Any = LENGTHS) -> tuple[Message, ...]:
+    """A task, and exchanges of a model with tools and a user who says things in between."""
+    said: list[Message] = [Message("user", (says(draw(texts(lengths))),))]
+    for exchange in range(draw(st.integers(0, most))):
+        blocks: list[Block] = [thinks("Hm." * 30)] if draw(st.booleans()) else []
+        if draw(st.integers(0, 3)) == 0:
+            blocks.append(says(draw(texts(lengths))))
+        ids = [f"t{exchange}_{index}" for index in range(draw(st.integers(0, 3)))]
+        if not ids:
+            blocks.append(says("So."))
+        arguments = {"path": draw(texts(st.sampled_from([5, 3_000])))}
+        blocks += [uses("Bash", call_id, arguments) for call_id in ids]
+        if not ids and draw(st.booleans()):  # a turn that was paused
+            said.append(Message("assistant", ({"type": "server_tool_use", "id": "s"},)))
+        said.append(Message("assistant", tuple(blocks)))
+        answers = [result(call_id, draw(texts(lengths))) for call_id in ids]
+        if not ids or draw(st.integers(0, 4)) == 0:
+            answers.append(says(draw(texts(lengths))))
+        said.append(Message("user", tuple(answers)))
+    return tuple(said)
+
+
+def a_view(said: tuple[Message, ...], window: int, context: Context, most_output: int) -> RunView:
+    """A run with this conversation that has never been measured."""
+    spec = a_spec(system="Be brief.", context=context)
+    limits = Limits(max_output_tokens=most_output, token_ceiling=10**12, max_turns=10**6)
+    view = replace(a_run(spec, limits), messages=said, window=window, summary_window=window)
+    fullness = replace(view.progress.fullness, sent=estimated(view))
+    return replace(view, progress=replace(Progress(turns=3), fullness=fullness))
+
+
+def estimated(view: RunView) -> int:
+    """The estimate of everything that is sent, from scratch."""
+    per_token = view.spec.context.chars_per_token
+    fixed = estimate_text(view.spec.system or "", per_token)
+    fixed += sum(estimate(tool.definition(), per_token) for tool in view.spec.tools)
+    return fixed + tokens_of(view.sent, per_token)

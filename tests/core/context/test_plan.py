@@ -1,0 +1,275 @@
+"""When the context is made smaller, and by what."""
+
+from dataclasses import replace
+
+import pytest
+
+from runner.core.context.gauge import gauge, room
+from runner.core.context.summary import HEADING
+from runner.core.conversation import text_block
+from runner.core.entries import SummaryReplied
+from runner.core.requests import summary_request
+from runner.core.run import Requeued
+from runner.core.steps import CallModel, CountTokens
+from tests.core.context.histories import estimated
+from tests.core.context.talk import ENOUGH, ROOM, WINDOW, WORDS, Talk
+from tests.core.sendable import faults
+from tests.core.story import outcome_of
+
+# --- the gate ---
+
+
+def test_room_is_the_window_without_its_reserve():
+    talk = Talk()
+    assert room(talk.view) == ROOM
+    assert gauge(talk.view).goal == ENOUGH
+
+
+def test_nothing_happens_while_there_is_room():
+    talk = Talk()
+    talk.exchange(40_000)
+    assert gauge(talk.view).tokens < 0.9 * ROOM
+    assert talk.kinds == []
+
+
+def test_a_reserve_that_would_leave_less_than_half_leaves_half():
+    talk = Talk(reserve=19_000)
+    assert room(talk.view) == WINDOW // 2
+
+
+def test_near_the_gate_the_api_is_asked_once_a_turn():
+    talk = Talk()
+    talk.exchange(40_000)
+    assert isinstance(talk.exchange(14_000), CountTokens)
+    assert isinstance(talk.settle_count(CountTokens()), CallModel)
+    talk.break_off(retry_at=talk.now)
+    assert talk.view.progress.open_call is not None, "a retry asks again"
+
+
+def test_what_the_api_counted_decides_over_the_estimate():
+    talk = Talk()
+    talk.exchange(40_000)
+    effect = talk.exchange(14_000)
+    assert gauge(talk.view).tokens < ROOM
+    talk.settle_count(effect, tokens=ROOM + 1)
+    assert talk.kinds == ["clip"]
+    talk = Talk()
+    talk.exchange(40_000)
+    effect = talk.exchange(20_000)
+    assert gauge(talk.view).tokens > ROOM
+    assert isinstance(talk.settle_count(effect, tokens=ROOM), CallModel)
+    assert talk.kinds == []
+
+
+def test_the_gate_is_checked_after_tool_results_not_only_between_turns():
+    talk = Talk()
+    talk.exchange(20_000)
+    effect = talk.settle_count(talk.exchange(45_000))
+    assert isinstance(effect, CallModel)
+    assert talk.kinds == ["clip"]
+
+
+# --- the tiers ---
+
+
+def test_first_old_results_become_a_head_a_tail_and_a_note():
+    talk = Talk()
+    talk.fill(12_000)
+    assert talk.kinds == ["clip"]
+    old = talk.view.sent[2].blocks[0]["content"]
+    assert len(old) <= 768
+    assert old.startswith("begin 1 ")
+    assert old.endswith(" end 1")
+    assert "characters left out to save context; run the call again" in old
+    assert talk.view.sent[-1] == talk.view.messages[-1]
+    assert talk.view.progress.fullness.sent == estimated(talk.view)
+    assert gauge(talk.view).tokens <= ENOUGH
+
+
+def test_a_clip_names_the_file_of_the_whole_result_where_a_tool_can_read_it():
+    talk = Talk()
+    talk.view = replace(talk.view, outputs="/home/outputs/run_1")
+    talk.fill(12_000)
+    old = talk.view.sent[2].blocks[0]["content"]
+    assert "all of it is in /home/outputs/run_1/t1.txt: Read it" in old
+
+
+def test_every_old_result_is_clipped_at_once():
+    """What follows the first change is written to the cache again: the others then cost nothing."""
+    talk = Talk()
+    talk.fill(8_000)
+    results = [block for message in talk.view.sent[:-2] for block in message.blocks[:1]]
+    assert all(len(block.get("content", "")) <= 768 for block in results)
+
+
+def test_results_of_one_kilobyte_are_not_clipped():
+    talk = Talk()
+    effect = talk.fill(900)
+    assert talk.is_summary(effect)
+
+
+def test_if_clips_are_not_enough_the_middle_is_summarised():
+    talk = Talk()
+    assert talk.is_summary(talk.fill(500, speech=WORDS))
+    tail = talk.view.messages[-2:]
+    assert isinstance(talk.summarise("We looked."), CallModel)
+    assert talk.kinds == ["summary"]
+    assert [message.role for message in talk.view.sent] == ["user", "user", "assistant", "user"]
+    assert talk.view.sent[0] == talk.view.messages[0]
+    assert talk.view.sent[1].blocks == (text_block(f"{HEADING}\n\nWe looked."),)
+    assert talk.view.sent[-2:] == tail
+    assert not faults(talk.view.sent, talk.view.compacted)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [("", "end_turn"), (" \n", "end_turn"), ("No.", "refusal"), ("So. " * 30_000, "end_turn")],
+)
+def test_if_the_summary_is_of_no_use_the_oldest_turns_are_left_out(text, reason):
+    talk = Talk()
+    talk.fill(500, speech=WORDS)
+    assert isinstance(talk.summarise(text, reason), CallModel)
+    assert talk.kinds == ["prune"]
+    assert not faults(talk.view.sent, talk.view.compacted)
+    assert gauge(talk.view).tokens <= ENOUGH
+    assert talk.view.sent[1].blocks[0]["text"].startswith(HEADING)
+    assert "are left out here" in talk.view.sent[1].blocks[0]["text"]
+    [useless] = [entry for entry in talk.entries if isinstance(entry, SummaryReplied)]
+    assert useless.why
+
+
+def test_no_more_turns_are_left_out_than_it_takes():
+    talk = Talk()
+    talk.fill(500, speech=WORDS)
+    talk.summarise("")
+    assert 1 < talk.view.compacted.last < len(talk.view.messages) - 3
+
+
+def test_what_the_user_said_in_left_out_turns_is_kept_in_their_words():
+    talk = Talk()
+    talk.exchange(3_000)
+    talk.say('Never touch "main".')
+    talk.fill(500, speech=WORDS)
+    talk.summarise("")
+    assert 'The user said there: "Never touch \\"main\\"."' in talk.view.compacted.text
+
+
+def test_what_stands_in_for_turns_never_takes_more_than_a_quarter_of_the_room():
+    talk = Talk()
+    talk.exchange(10)
+    for number in range(40):
+        talk.say(f"Demand {number}: " + "please " * 150)
+    talk.fill(500, speech=WORDS)
+    talk.summarise("")
+    assert talk.kinds == ["prune"]
+    text = talk.view.compacted.text
+    assert len(text) / 4 <= ROOM / 4
+    assert text.startswith(HEADING)
+    assert "Demand 39" in text
+
+
+def test_a_summary_that_broke_off_is_used_and_says_so():
+    talk = Talk()
+    talk.fill(500, speech=WORDS)
+    talk.summarise("We looked", "max_tokens")
+    assert talk.view.compacted.text.endswith("We looked\n[the summary was cut off here]")
+
+
+def test_a_summary_call_that_fails_for_good_leaves_out_turns_and_the_run_goes_on():
+    talk = Talk()
+    talk.fill(500, speech=WORDS)
+    effect = talk.break_off("invalid_request_error", retry_at=None)
+    assert isinstance(effect, CallModel)
+    assert effect.call.purpose == "turn"
+    assert talk.kinds == ["prune"]
+
+
+def test_a_summary_call_that_may_be_retried_is():
+    talk = Talk()
+    talk.fill(500, speech=WORDS)
+    assert talk.is_summary(talk.break_off(retry_at=talk.now))
+    assert isinstance(outcome_of(talk.break_off(retry_at=talk.now + 60)), Requeued)
+    talk.now += 60
+    assert talk.is_summary(talk.claim())
+
+
+def test_a_worker_lost_in_a_summary_is_resumed_by_another():
+    talk = Talk()
+    talk.fill(500, speech=WORDS)
+    assert talk.is_summary(talk.claim())
+    assert isinstance(talk.summarise(), CallModel)
+    assert talk.kinds == ["summary"]
+
+
+def test_a_later_summary_folds_in_the_earlier_one():
+    talk = Talk()
+    talk.fill(500, speech=WORDS)
+    talk.summarise("The first summary.")
+    talk.entries.clear()
+    talk.fill(500, speech=WORDS)
+    request = summary_request(talk.view, talk.view.progress.open_call)
+    assert "The first summary." in request.messages[0].blocks[0]["text"]
+    talk.summarise("The second summary.")
+    assert talk.view.compacted.text == f"{HEADING}\n\nThe second summary."
+
+
+def test_left_out_turns_keep_what_an_earlier_summary_says():
+    talk = Talk()
+    talk.fill(500, speech=WORDS)
+    talk.summarise("The first summary.")
+    talk.entries.clear()
+    talk.fill(500, speech=WORDS)
+    talk.summarise("")
+    assert talk.view.compacted.text.startswith(f"{HEADING}\n\nThe first summary.\n\n[Messages ")
+
+
+# --- too long by itself ---
+
+
+def test_a_result_larger_than_the_window_is_cut_before_it_is_sent():
+    talk = Talk(keep=8)
+    effect = talk.settle_count(talk.exchange(200_000))
+    assert isinstance(effect, CallModel)
+    assert talk.kinds == ["clip"]
+    [block] = talk.view.sent[-1].blocks
+    assert 30_000 < len(block["content"]) < 45_000
+    assert block["content"].startswith("begin 1 ")
+    assert block["content"].endswith(" end 1")
+    assert len(talk.view.messages[-1].blocks[0]["content"]) > 200_000
+
+
+def test_the_longest_recent_results_are_cut_first():
+    talk = Talk(keep=8)
+    for length in (2_000, 30_000, 45_000):
+        effect = talk.settle_count(talk.exchange(length))
+    assert isinstance(effect, CallModel)
+    lengths = [len(message.blocks[0]["content"]) for message in talk.view.sent[2::2]]
+    assert lengths[0] > 2_000
+    assert abs(lengths[1] - lengths[2]) < 2
+    assert lengths[2] > 10_000
+
+
+def test_recent_results_are_cut_before_a_recent_turn_is_left_out():
+    talk = Talk(keep=8)
+    for length in (30_000, 20_000, 20_000):
+        talk.settle_count(talk.exchange(length))
+    assert talk.kinds == ["clip"]
+    assert len(talk.view.sent) == len(talk.view.messages)
+
+
+def test_recent_turns_are_left_out_only_when_nothing_else_helps():
+    talk = Talk(keep=8)
+    for _ in range(3):
+        effect = talk.settle_count(talk.exchange(10, speech="I think. " * 2_300))
+    assert isinstance(effect, CallModel)
+    assert talk.kinds == ["prune"]
+    assert talk.view.sent[-2:] == talk.view.messages[-2:]
+
+
+def test_a_task_larger_than_the_window_ends_the_run_and_says_what_to_do():
+    talk = Talk()
+    talk.say("x" * 80_000)
+    outcome = outcome_of(talk.settle_count(talk.go_on()))
+    assert (outcome.state, outcome.reason) == ("stopped", "context_window")
+    assert "20,000" in outcome.detail
+    assert "context.window" in outcome.detail

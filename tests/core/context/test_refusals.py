@@ -1,0 +1,134 @@
+"""What becomes of a prompt that the API finds too long, and what summaries may cost."""
+
+from dataclasses import replace
+
+from runner.core.budget import Purse
+from runner.core.context.gauge import gauge
+from runner.core.entries import PROMPT_TOO_LONG, ContextCompacted, ModelCallFailed
+from runner.core.run import Requeued
+from runner.core.steps import CallModel, CountTokens, Done
+from tests.core.context.talk import ENOUGH, LIMITS, WINDOW, WORDS, Talk
+from tests.core.story import outcome_of, says
+
+# --- what the API finds too long ---
+
+
+def too_long(talk):
+    failed = ModelCallFailed(PROMPT_TOO_LONG, "prompt is too long", 400, "r", 0, talk.now, talk.now)
+    return talk.settle_count(talk.go_on(failed))
+
+
+def test_a_prompt_found_too_long_is_made_shorter_and_sent_again_twice():
+    talk = Talk()
+    for _ in range(6):
+        talk.exchange(6_000)
+    assert talk.kinds == []
+    assert isinstance(too_long(talk), CallModel)
+    assert talk.kinds == ["clip"]
+    assert gauge(talk.view).tokens <= ENOUGH
+    [clip] = [entry for entry in talk.entries if isinstance(entry, ContextCompacted)]
+    assert clip.compaction.tokens_before == WINDOW, "it is as long as the window at least"
+    effect = too_long(talk)
+    assert talk.is_summary(effect)
+    assert isinstance(talk.summarise(), CallModel)
+    outcome = outcome_of(too_long(talk))
+    assert (outcome.state, outcome.reason) == ("stopped", "context_window")
+    assert "3 times" in outcome.detail
+
+
+def test_a_reply_between_begins_the_count_anew():
+    talk = Talk()
+    for _ in range(3):
+        for _ in range(4):
+            talk.exchange(6_000)
+        assert not isinstance(too_long(talk), Done)
+        if talk.is_summary(CallModel(talk.view.progress.open_call)):
+            talk.summarise()
+    assert talk.view.progress.fullness.refused == 1
+
+
+def test_a_full_window_makes_room_and_goes_on():
+    talk = Talk()
+    for _ in range(3):
+        talk.exchange(6_000)
+    effect = talk.reply("model_context_window_exceeded", says("Half"), prompt=19_000, output=1_000)
+    assert isinstance(talk.settle_count(effect), CallModel)
+    assert talk.kinds == ["clip"]
+    assert not talk.view.progress.fullness.must_shrink
+    assert talk.view.progress.fullness.refused == 1
+
+
+def test_a_run_that_was_stopped_for_its_window_may_be_taken_up_again():
+    talk = Talk()
+    talk.exchange(100)
+    talk.say("x" * 80_000)
+    assert isinstance(talk.settle_count(talk.exchange(10)), Done)
+    assert isinstance(talk.settle_count(talk.claim(window=200_000)), CallModel)
+
+
+# --- compaction = "off" ---
+
+
+def test_with_compaction_off_a_prompt_is_sent_however_long_it_is():
+    talk = Talk(compaction="off")
+    assert isinstance(talk.exchange(200_000), CallModel)
+    assert talk.kinds == []
+    assert not any(isinstance(entry, CountTokens) for entry in talk.entries)
+
+
+def test_with_compaction_off_a_prompt_found_too_long_ends_the_run():
+    talk = Talk(compaction="off")
+    talk.exchange(200_000)
+    outcome = outcome_of(too_long(talk))
+    assert (outcome.state, outcome.reason) == ("stopped", "context_window")
+    assert "context.compaction" in outcome.detail
+
+
+# --- money ---
+
+
+def about_to_summarise(purse):
+    """A run that a summary is next for, with this purse."""
+    talk = Talk()
+    talk.fill(500, speech=WORDS)
+    progress = replace(talk.view.progress, open_call=None)
+    talk.view = replace(talk.view, purse=purse, progress=progress)
+    talk.entries.clear()
+    return talk
+
+
+def test_a_summary_that_the_budget_could_never_cover_is_not_waited_for():
+    purse = Purse(most_tokens=25_000)
+    effect = (talk := about_to_summarise(purse)).go_on()
+    assert talk.kinds == ["prune"]
+    assert isinstance(effect, CallModel)
+    assert effect.call.purpose == "turn"
+
+
+def test_a_summary_without_a_price_is_not_asked_for_where_the_cost_is_limited():
+    talk = about_to_summarise(Purse(most_cost=10**12))
+    assert outcome_of(talk.go_on()).reason == "no_price"  # of the turn's own model
+    assert talk.kinds == ["prune"]
+
+
+def test_a_summary_that_the_ceiling_leaves_no_room_for_is_done_without():
+    talk = about_to_summarise(None)
+    charged = talk.view.progress.charged_tokens
+    talk.view = replace(talk.view, limits=replace(LIMITS, token_ceiling=charged + 25_000))
+    assert isinstance(talk.go_on(), CallModel)
+    assert talk.kinds == ["prune"]
+
+
+def test_a_summary_waits_for_what_others_have_reserved():
+    talk = about_to_summarise(Purse(most_tokens=10**9, reserved_tokens=10**9))
+    assert outcome_of(talk.go_on()) == Requeued(talk.now + 2.0, "budget")
+
+
+def test_a_summary_counts_as_a_call_and_not_as_a_turn():
+    talk = Talk()
+    talk.fill(500, speech=WORDS)
+    turns, charged = talk.view.progress.turns, talk.view.progress.charged_tokens
+    assert talk.view.progress.tries == 0
+    talk.summarise()
+    assert (talk.view.progress.turns, talk.view.progress.tries) == (turns, 1)
+    assert talk.view.progress.charged_tokens == charged + 550

@@ -1,0 +1,194 @@
+"""Rules about money and work: ceilings of a run, and the budget of its job."""
+
+from dataclasses import replace
+from decimal import Decimal
+
+import pytest
+
+from runner.core.budget import Limits, Purse
+from runner.core.entries import ModelCallStarted, TimeWorked
+from runner.core.prices import Rates, Tariff
+from runner.core.run import Ended, Requeued, Waiting
+from runner.core.spending import BUDGET_WAIT_SECONDS
+from runner.core.steps import CallModel
+from tests.core.story import Story, a_run, a_spec, outcome_of, says, uses
+
+TEN_USD = Tariff(Rates(*[Decimal(10)] * 5))  # for a million tokens of whatever kind
+
+
+def paid(purse=None, tariff=TEN_USD, **limits):
+    """A run whose model has this price."""
+    limits = {"max_output_tokens": 4_000, **limits}
+    view = a_run(a_spec(), Limits(**limits))
+    return Story(replace(view, purse=purse, tariffs={"a-model": tariff} if tariff else {}))
+
+
+def starts(story):
+    return [entry for entry in story.entries if isinstance(entry, ModelCallStarted)]
+
+
+# --- the cost ceiling of a run ---
+
+
+def test_a_call_reserves_what_it_can_cost_and_is_charged_what_it_did():
+    story = paid()
+    effect = story.go_on()
+    reservation = effect.call.reservation
+    assert reservation.worst_cost == reservation.worst_case * 10_000
+    story.reply("tool_use", uses("Bash"), prompt=3_000, output=500)
+    assert story.view.progress.charged_cost == 3_500 * 10_000
+    assert story.view.progress.charged_tokens == 3_500
+
+
+def test_a_lost_call_is_charged_what_it_can_have_cost():
+    story = paid()
+    worst = story.go_on().call.reservation.worst_cost
+    assert isinstance(story.claim(), CallModel)
+    assert story.view.progress.charged_cost == worst
+
+
+def test_a_call_that_the_api_refused_costs_nothing():
+    story = paid()
+    story.break_off(retry_at=story.now)
+    assert story.view.progress.charged_cost == 0
+
+
+def test_output_is_lowered_to_what_the_money_is_for():
+    story = paid(cost_ceiling_usd=0.05)
+    reservation = story.go_on().call.reservation
+    assert reservation.lowered
+    assert reservation.lowered_by == "cost_ceiling"
+    assert reservation.worst_cost <= 50_000_000
+
+
+def test_a_reply_cut_by_the_money_stops_the_run_and_says_so():
+    story = paid(cost_ceiling_usd=0.05)
+    outcome = outcome_of(story.reply("max_tokens", says("Half")))
+    assert (outcome.state, outcome.reason) == ("stopped", "cost_ceiling")
+    assert "of $0.0500" in outcome.detail
+
+
+def test_without_money_for_a_call_the_run_stops():
+    story = paid(cost_ceiling_usd=0.01)
+    outcome = outcome_of(story.go_on())
+    assert (outcome.state, outcome.reason) == ("stopped", "cost_ceiling")
+    assert not starts(story)
+
+
+def test_a_raised_cost_ceiling_goes_on():
+    story = paid(cost_ceiling_usd=0.01)
+    story.go_on()
+    assert isinstance(story.claim(limits=Limits(cost_ceiling_usd=10.0)), CallModel)
+
+
+@pytest.mark.parametrize("capped", ["run", "job"])
+def test_a_limited_cost_without_a_price_ends_the_run(capped):
+    story = paid(
+        tariff=None,
+        purse=Purse(most_cost=10**12) if capped == "job" else None,
+        cost_ceiling_usd=1_000.0 if capped == "run" else None,
+    )
+    outcome = outcome_of(story.go_on())
+    assert (outcome.state, outcome.reason) == ("failed", "no_price")
+    assert "RUNNER_PRICES" in outcome.detail
+
+
+def test_a_limit_of_tokens_needs_no_price():
+    story = paid(tariff=None, purse=Purse(most_tokens=10**9))
+    assert isinstance(story.go_on(), CallModel)
+
+
+# --- the budget of a job ---
+
+
+def test_a_call_takes_from_the_purse_and_gives_back_what_it_did_not_use():
+    story = paid(purse=Purse(10**6, 10**12))
+    reservation = story.go_on().call.reservation
+    assert story.view.purse.reserved_tokens == reservation.worst_case
+    assert story.view.purse.reserved_cost == reservation.worst_cost
+    story.reply("end_turn", says(), prompt=3_000, output=500)
+    assert story.view.purse == Purse(10**6, 10**12, 3_500, 3_500 * 10_000)
+
+
+def test_a_lost_call_leaves_nothing_reserved_and_its_worst_case_spent():
+    story = paid(purse=Purse(10**6, 10**12))
+    reservation = story.go_on().call.reservation
+    effect = story.claim()
+    assert story.view.purse.spent_tokens == reservation.worst_case
+    assert story.view.purse.reserved_tokens == effect.call.reservation.worst_case
+
+
+def test_a_run_waits_shortly_for_what_others_have_reserved():
+    story = paid(purse=Purse(100_000, None, reserved_tokens=99_000))
+    outcome = outcome_of(story.go_on())
+    assert outcome == Requeued(story.now + BUDGET_WAIT_SECONDS, "budget")
+    assert not starts(story)
+    freed = replace(story.view.purse, reserved_tokens=0)
+    assert isinstance(story.claim(purse=freed), CallModel)
+
+
+@pytest.mark.parametrize("spent", [{"spent_tokens": 99_000}, {"spent_cost": 10**9 - 1}])
+def test_a_run_waits_for_its_budget_when_the_rest_could_never_cover_its_call(spent):
+    story = paid(purse=Purse(100_000, 10**9, **spent, reserved_tokens=500))
+    assert outcome_of(story.go_on()) == Waiting("budget")
+    assert not starts(story)
+    raised = replace(story.view.purse, most_tokens=10**6, most_cost=10**10)
+    assert isinstance(story.claim(purse=raised), CallModel)
+
+
+def test_ceilings_of_the_run_stop_it_before_its_job_is_asked():
+    story = paid(purse=Purse(most_tokens=0), token_ceiling=10)
+    assert outcome_of(story.go_on()).reason == "token_ceiling"
+
+
+# --- working time ---
+
+
+def test_only_work_counts_as_working_time():
+    story = paid(working_time=60.0)
+    story.go_on(TimeWorked(59.0))
+    story.now += 10_000.0
+    story.reply("tool_use", uses("Bash"))
+    assert isinstance(story.finish(0), CallModel)
+
+
+def test_used_up_working_time_stops_the_next_call():
+    story = paid(working_time=60.0)
+    story.reply("tool_use", uses("Bash"))
+    story.go_on(TimeWorked(60.0))
+    outcome = outcome_of(story.finish(0))
+    assert outcome == Ended("stopped", "working_time", "the working time of 60 s")
+    assert isinstance(story.claim(limits=Limits(working_time=90.0)), CallModel)
+
+
+# --- the cache ---
+
+
+def test_a_run_whose_turns_are_far_apart_has_its_cache_live_for_an_hour():
+    story = paid()
+    kept = []
+    for gap in (1.0, 60.0, 400.0, 400.0, 10_000.0, *[1.0] * 12):
+        story.reply("tool_use", uses("Bash", f"t{story.now}"))
+        story.now += gap
+        kept.append(story.finish(0).call.reservation.hour_cache)
+    assert kept[:5] == [False, False, True, True, True]
+    assert not kept[-1], "once its turns follow each other closely it lives for five minutes again"
+
+
+def test_what_the_job_says_of_the_cache_holds():
+    for ttl, expected in (("1h", True), ("5m", False)):
+        options = {"cache_control": {"type": "ephemeral", "ttl": ttl}}
+        story = Story(model_options=options)
+        for _ in range(3):
+            story.reply("tool_use", uses("Bash", f"t{story.now}"))
+            story.now += 600.0
+            assert story.finish(0).call.reservation.hour_cache is expected
+
+
+def test_an_hour_in_the_cache_is_paid_for_in_advance():
+    dear = Tariff(Rates(*map(Decimal, (1, 2, 4, 0, 0))))
+    view = replace(a_run(a_spec()), tariffs={"a-model": dear})
+    short = Story(view).go_on().call.reservation
+    options = {"cache_control": {"ttl": "1h"}}
+    long = Story(replace(view, spec=a_spec(model_options=options))).go_on().call.reservation
+    assert long.worst_cost == 2 * short.worst_cost

@@ -1,0 +1,153 @@
+"""A model that bills what it is asked, and a purse that is watched while workers die."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Self
+
+from sqlalchemy import select
+
+from runner.core.budget import billionths
+from runner.core.conversation import Usage
+from runner.core.prices import Tariff, Terms
+from runner.llm.prices import load_prices
+from runner.store.database import Database
+from runner.store.tables import jobs, runs
+from tests.messages_api import Break, Received, Reply, text, tool_use
+
+MODEL = "claude-sonnet-5"
+_PURSE = (
+    jobs.c.budget_usd,
+    jobs.c.budget_tokens,
+    jobs.c.spent_tokens,
+    jobs.c.spent_cost,
+    jobs.c.reserved_tokens,
+    jobs.c.reserved_cost,
+)
+_LOOK_SECONDS = 0.01
+_FAULTS = (
+    Break("status", status=529),
+    Break("status", status=500),
+    Break("reset_before_headers"),
+    Break("reset", after=3),
+    Break("cut", after=4),
+    Break("error_event", after=4),
+)
+
+
+def tariff() -> Tariff:
+    """What the model's calls cost."""
+    found = load_prices().tariff(MODEL, Terms())
+    assert found is not None
+    return found
+
+
+class Spender:
+    """The plan for ``MessagesServer``: after ``turns`` turns a run is done; None: never.
+
+    Every prompt is billed as if all of it was written to the cache, which costs most, and a reply
+    may take all the tokens that it was allowed. What a broken stream would have used is billed too:
+    the API may have done the work.
+    """
+
+    def __init__(self, turns: int | None, seed: int, faults: float = 0.1) -> None:
+        self._billed: Counter[str] = Counter()
+        self._tokens: Counter[str] = Counter()
+        self._turns = turns
+        self._dice = random.Random(seed)
+        self._faults = faults
+        self._tariff = tariff()
+
+    def billed(self, *items: str) -> int:
+        """What the runs of these items cost, in billionths of a USD."""
+        return sum(self._billed[f"Do {item}."] for item in items)
+
+    def tokens(self, *items: str) -> int:
+        """What the runs of these items used."""
+        return sum(self._tokens[f"Do {item}."] for item in items)
+
+    def __call__(self, request: Received) -> Reply:
+        blocks: list[dict[str, Any]] = [text("On it.")]
+        if request.position + 1 != self._turns:
+            call = tool_use(f"toolu_{request.number}", "Bash", {"command": "seq 200"})
+            blocks.append(call)
+        output = self._dice.choice([100, request.body["max_tokens"]])
+        used = Usage(cache_creation_tokens=len(request.raw) // 3, output_tokens=output)
+        broken = self._dice.choice(_FAULTS) if self._dice.random() < self._faults else None
+        if broken is None or broken.kind != "status":
+            self._billed[request.first_text] += self._tariff.cost(used, hour_cache=False)
+            self._tokens[request.first_text] += used.total
+        usage = {
+            "input_tokens": 0,
+            "cache_read_input_tokens": 0,
+            "cache_creation_input_tokens": used.cache_creation_tokens,
+            "output_tokens": used.output_tokens,
+        }
+        reply = Reply(blocks, usage=usage, latency=self._dice.uniform(0, 0.1))
+        return replace(reply, broken=broken)
+
+
+class Watch:
+    """Looks at the purses of jobs again and again, while inside, in a thread of its own.
+
+    ``looks`` counts; ``most_reserved`` is the most tokens that were reserved at once; ``wrong`` holds
+    every state that must not be: more than a cap, or sums that are not those of the runs.
+    """
+
+    def __init__(self, database: Database, job_ids: Sequence[str]) -> None:
+        self.looks = 0
+        self.most_reserved = 0
+        self.wrong: list[str] = []
+        self._database = database
+        self._job_ids = job_ids
+        self._gone = threading.Event()
+        self._thread = threading.Thread(target=self._stay, name="watch")
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._gone.set()
+        self._thread.join()
+
+    def _stay(self) -> None:
+        while not self._gone.wait(_LOOK_SECONDS):
+            for job_id in self._job_ids:
+                self._look(job_id)
+
+    def _look(self, job_id: str) -> None:
+        """One statement sees one state of the database, on both kinds."""
+        query = (
+            select(*_PURSE, runs.c.charged_tokens, runs.c.progress)
+            .join(runs, runs.c.job_id == jobs.c.id)
+            .where(jobs.c.id == job_id)
+        )
+        rows = self._database.read(lambda connection: connection.execute(query).all())
+        open_calls = [row.progress["open_call"] for row in rows if row.progress["open_call"]]
+        reserved = [call["reservation"] for call in open_calls]
+        expected = {
+            "spent_tokens": sum(row.charged_tokens for row in rows),
+            "spent_cost": sum(row.progress["charged_cost"] for row in rows),
+            "reserved_tokens": sum(each["worst_case"] for each in reserved),
+            "reserved_cost": sum(each["worst_cost"] for each in reserved),
+        }
+        found = {name: getattr(rows[0], name) for name in expected}
+        if found != expected:
+            self.wrong.append(f"the purse holds {found}, its runs {expected}")
+        usd, tokens = rows[0].budget_usd, rows[0].budget_tokens
+        for kind, cap in (("cost", usd and billionths(usd)), ("tokens", tokens)):
+            if cap is not None and found[f"spent_{kind}"] + found[f"reserved_{kind}"] > cap:
+                self.wrong.append(f"more {kind} than the cap of {cap}: {found}")
+        self.looks += 1
+        self.most_reserved = max(self.most_reserved, found["reserved_tokens"])

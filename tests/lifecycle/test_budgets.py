@@ -1,0 +1,173 @@
+"""Caps hold with several workers, kill -9 at any moment and an API that breaks."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+
+from runner.core.budget import billionths
+from runner.settings import Settings
+from runner.store.database import Database
+from runner.store.tables import jobs, model_calls, runs
+from tests.lifecycle.site import Site, wait_until
+from tests.lifecycle.spender import Spender, Watch
+from tests.messages_api import API_KEY, MessagesServer, Received, Reply, text
+
+WORKERS = 3
+KILLS = 4
+TURNS = 5
+LIMITS = {"max_output_tokens": 1_500}
+
+pytestmark = pytest.mark.timeout(400)
+
+
+class Shop:
+    """A site whose workers talk to a server that plays ``plan``."""
+
+    def __init__(self, site: Site, server: MessagesServer) -> None:
+        self.site = site
+        self.server = server
+        site.environment |= {"ANTHROPIC_BASE_URL": server.url, "ANTHROPIC_API_KEY": API_KEY}
+        self.database = Database(Settings.load(site.environment).database_url)
+
+    def close(self) -> None:
+        self.site.stop_all()
+        self.server.stop()
+        self.database.close()
+
+    def submit(self, name: str, items: tuple[str, ...], **limits: Any) -> str:
+        return self.site.submit(self.site.live_job(items, name, limits=LIMITS | limits))
+
+    def work_and_die(self, over: Callable[[], Any], seed: int) -> None:
+        """Several workers until it is ``over``; on the way some are killed, and others come."""
+        dice = random.Random(seed)
+        workers = [self.site.start("worker", "-c", "2") for _ in range(WORKERS)]
+        for _ in range(KILLS):
+            enough = self.server.count + dice.randint(2, 6)
+            wait_until(lambda: over() or self.server.count >= enough, "requests")  # noqa: B023
+            if over():
+                break
+            victim = workers.pop(dice.randrange(len(workers)))
+            victim.kill()
+            victim.communicate()
+            workers.append(self.site.start("worker", "-c", "2"))
+        wait_until(over, "the runs to be through", 90)
+
+    def states(self, job: str) -> set[tuple[str, str]]:
+        rows = self.rows(select(runs.c.state, runs.c.reason).where(runs.c.job_id == job))
+        return {(row.state, row.reason) for row in rows}
+
+    def rows(self, query: Any) -> Any:
+        return self.database.read(lambda connection: connection.execute(query).all())
+
+    def job_row(self, job: str) -> Any:
+        (row,) = self.rows(select(jobs).where(jobs.c.id == job))
+        return row
+
+
+@pytest.fixture
+def shop(site_of_either: Site) -> Iterator[Callable[..., Shop]]:
+    shops: list[Shop] = []
+
+    def open_shop(plan: Callable[[Received], Reply]) -> Shop:
+        shops.append(Shop(site_of_either, MessagesServer(plan).start()))
+        return shops[-1]
+
+    yield open_shop
+    for shop in shops:
+        shop.close()
+
+
+def _at_rest(states: set[tuple[str, str]]) -> bool:
+    return ("waiting", "budget") in states and states <= {
+        ("waiting", "budget"),
+        ("succeeded", "end_turn"),
+    }
+
+
+def test_spending_never_passes_a_jobs_budget_and_raising_it_wakes_its_runs(
+    shop: Callable[..., Shop],
+) -> None:
+    model = Spender(TURNS, seed=4)
+    here = shop(model)
+    in_usd = here.submit("in_usd", ("a", "b", "c"), budget_usd=0.08)
+    in_tokens = here.submit("in_tokens", ("d", "e", "f"), budget_tokens=20_000)
+    jobs_at_work = (in_usd, in_tokens)
+    with Watch(here.database, jobs_at_work) as watch:
+        here.work_and_die(lambda: all(_at_rest(here.states(job)) for job in jobs_at_work), seed=5)
+        assert 0 < model.billed("a", "b", "c") <= billionths(0.08)
+        assert 0 < model.tokens("d", "e", "f") <= 20_000
+        _check_sums(here, model, in_usd, in_tokens)
+        here.site.run("budget", in_usd, "--usd", "9.5")
+        here.site.run("budget", in_tokens, "--tokens", "5000000")
+        done = {("succeeded", "end_turn")}
+        wait_until(lambda: all(here.states(job) == done for job in jobs_at_work), "the end", 90)
+    assert watch.wrong == []
+    assert watch.looks > 100
+    assert watch.most_reserved > 0
+    _check_sums(here, model, in_usd, in_tokens)
+
+
+def _check_sums(here: Shop, model: Spender, in_usd: str, in_tokens: str) -> None:
+    """All that was billed is charged, and nothing is reserved any more."""
+    for job, items in ((in_usd, "abc"), (in_tokens, "def")):
+        row = here.job_row(job)
+        assert (row.reserved_tokens, row.reserved_cost) == (0, 0)
+        assert model.billed(*items) <= row.spent_cost
+        assert model.tokens(*items) <= row.spent_tokens
+
+
+@pytest.mark.parametrize("empty_url", ["sqlite"], indirect=True)
+def test_no_run_passes_its_own_ceiling(shop: Callable[..., Shop]) -> None:
+    model = Spender(turns=None, seed=6)
+    here = shop(model)
+    in_usd = here.submit("in_usd", ("a", "b"), cost_ceiling_usd=0.15)
+    in_tokens = here.submit("in_tokens", ("c", "d"), token_ceiling=40_000)
+    ends = {in_usd: {("stopped", "cost_ceiling")}, in_tokens: {("stopped", "token_ceiling")}}
+    here.work_and_die(lambda: all(here.states(job) == end for job, end in ends.items()), seed=7)
+    for item in ("a", "b"):
+        assert 0 < model.billed(item) <= billionths(0.15)
+    for item in ("c", "d"):
+        assert 0 < model.tokens(item) <= 40_000
+
+
+@pytest.mark.parametrize("empty_url", ["sqlite"], indirect=True)
+def test_call_that_was_killed_in_flight_is_charged_at_its_reserve_and_marked(
+    shop: Callable[..., Shop],
+) -> None:
+    slow = iter([True])
+    here = shop(lambda request: Reply([text("Done.")], latency=600 if next(slow, False) else 0))
+    job = here.submit("one", ("a",), budget_usd=5.0)
+    worker = here.site.start("worker")
+    here.server.wait_for(lambda server: len(server.requests) == 1, 60)
+    worker.kill()
+    here.site.run("worker", "--burst")
+    run = here.site.wait_for(job, "a", "succeeded")
+    query = select(model_calls).where(model_calls.c.run_id == run["id"])
+    killed, done = here.rows(query.order_by(model_calls.c.number))
+    assert killed.error.startswith("worker_lost")
+    assert killed.input_tokens is None
+    assert killed.charged_tokens == killed.worst_case > done.charged_tokens
+    row = here.job_row(job)
+    assert row.spent_tokens == killed.worst_case + done.charged_tokens
+    assert (row.reserved_tokens, row.reserved_cost) == (0, 0)
+    costs = here.site.json("costs", job)["total"]
+    assert (costs["unknown_calls"], costs["calls"]) == (1, 2)
+
+
+@pytest.mark.parametrize("empty_url", ["sqlite"], indirect=True)
+def test_cancel_turns_what_a_call_had_reserved_into_spending(shop: Callable[..., Shop]) -> None:
+    here = shop(lambda request: Reply([text("Slowly.")], latency=600))
+    job = here.submit("one", ("a",), budget_usd=5.0)
+    here.site.start("worker")
+    here.server.wait_for(lambda server: len(server.requests) == 1, 60)
+    reserved = here.job_row(job)
+    assert reserved.reserved_tokens > 0 == reserved.spent_tokens
+    here.site.run("cancel", job)
+    row = here.job_row(job)
+    assert (row.spent_tokens, row.spent_cost) == (reserved.reserved_tokens, reserved.reserved_cost)
+    assert (row.reserved_tokens, row.reserved_cost) == (0, 0)

@@ -1,0 +1,286 @@
+"""Budgets of jobs: what runs do at a cap, and changing it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+
+from runner.core.budget import Purse
+from runner.core.conversation import Usage
+from runner.core.entries import ModelCallFailed
+from runner.core.run import Ended, Requeued, Waiting
+from runner.core.steps import CallModel, Done
+from runner.errors import NotFoundError, UsageError
+from runner.store import losses, runs
+from runner.store.database import Database
+from runner.store.journal import StoredJournal
+from runner.store.steer.budget import budget_of, set_budget
+from runner.store.steer.control import Target, cancel, pause, resume
+from runner.store.steer.revive import retry
+from runner.store.tables import events, model_calls
+from tests.store.attempts import WORKER, claim, event_types, run_row, text, tool_use
+from tests.store.attempts import Attempt as AnAttempt
+from tests.store.examples import NOW
+from tests.store.locks import waiting_for_locks
+from tests.store.priced import priced, submit_budgeted
+
+
+def take(database: Database, run_id: str, now: float = NOW) -> AnAttempt:
+    return claim(database, run_id, now, priced)
+
+
+def purse(database: Database, job_id: str) -> Purse:
+    found = budget_of(database, job_id)
+    assert found is not None
+    return found
+
+
+def outcome(attempt: AnAttempt) -> Any:
+    assert isinstance(attempt.effect, Done), attempt.effect
+    return attempt.effect.outcome
+
+
+def last_event(database: Database, run_id: str) -> Any:
+    query = select(events).where(events.c.run_id == run_id).order_by(events.c.number.desc())
+    return database.read(lambda connection: connection.execute(query).first())
+
+
+def test_call_reserves_its_worst_case_and_its_reply_gives_it_back(database: Database) -> None:
+    job_id, (run_id,) = submit_budgeted(database, "a", usd=2.0, tokens=90_000)
+    attempt = take(database, run_id)
+    assert isinstance(attempt.effect, CallModel)
+    call = attempt.effect.call.reservation
+    assert call.worst_cost > 0
+    before = Purse(90_000, 2_000_000_000, 0, 0, call.worst_case, call.worst_cost)
+    assert purse(database, job_id) == before == attempt.view.purse
+    attempt.reply(text("Done."), usage=Usage(100, 0, 0, 10))
+    cost = 100 * 3_000 + 10 * 15_000
+    assert purse(database, job_id) == Purse(90_000, 2_000_000_000, 110, cost, 0, 0)
+    assert run_row(database, run_id).progress["charged_cost"] == cost
+
+
+def test_job_without_a_budget_keeps_no_purse(database: Database) -> None:
+    job_id, (run_id,) = submit_budgeted(database, "a")
+    attempt = take(database, run_id)
+    assert attempt.view.purse is None
+    attempt.reply(text("Done."))
+    assert budget_of(database, job_id) is None
+    with pytest.raises(UsageError, match=r"has no budget.*budget_usd or budget_tokens"):
+        set_budget(database, job_id, NOW, author="ada", usd=5.0)
+    with pytest.raises(NotFoundError, match="no job is named job_x"):
+        set_budget(database, "job_x", NOW, author="ada", usd=5.0)
+
+
+def test_run_comes_again_shortly_when_the_rest_is_only_reserved(database: Database) -> None:
+    _, (first, second) = submit_budgeted(database, "a", "b", tokens=6_000)
+    working, later = take(database, first), take(database, second)
+    assert isinstance(working.effect, CallModel)
+    assert outcome(later) == Requeued(NOW + 2, "budget")
+    working.reply(text("Done."))
+    assert isinstance(take(database, second, NOW + 2).effect, CallModel)
+
+
+def test_run_waits_when_the_cap_cannot_cover_its_call(database: Database) -> None:
+    _, (first, second) = submit_budgeted(database, "a", "b", tokens=6_000)
+    take(database, first).reply(text("Done."), usage=Usage(2_000, 0, 0, 1_000))
+    assert outcome(take(database, second)) == Waiting("budget")
+    run = run_row(database, second)
+    assert (run.state, run.reason, run.due_at) == ("waiting", "budget", None)
+
+
+def test_raised_budget_wakes_the_runs_that_wait_for_it(database: Database) -> None:
+    job_id, (first, second, third) = submit_budgeted(database, *"abc", tokens=4_000)
+    for run_id in (first, second):
+        assert outcome(take(database, run_id)) == Waiting("budget")
+    woken = set_budget(database, job_id, NOW + 9, author="ada", tokens=50_000)
+    assert [(change.id, change.state, change.changed) for change in woken] == [
+        (first, "queued", True),
+        (second, "queued", True),
+    ]
+    assert purse(database, job_id) == Purse(most_tokens=50_000)
+    event = last_event(database, first)
+    assert (event.type, event.data) == (
+        "resumed",
+        {
+            "reason": "budget",
+            "by": "ada",
+            "budget_usd": None,
+            "budget_usd_before": None,
+            "budget_tokens": 50_000,
+            "budget_tokens_before": 4_000,
+        },
+    )
+    assert run_row(database, third).event_count == 1
+    assert runs.ring_due(database, 9, NOW + 9) == [third, first, second]
+    assert isinstance(take(database, first, NOW + 9).effect, CallModel)
+
+
+def test_budget_that_was_raised_already_still_wakes(database: Database) -> None:
+    job_id, (run_id,) = submit_budgeted(database, "a", tokens=4_000)
+    take(database, run_id)
+    assert len(set_budget(database, job_id, NOW, author="ada", tokens=4_000)) == 1
+    assert outcome(take(database, run_id)) == Waiting("budget")
+    assert set_budget(database, job_id, NOW, author="ada", tokens=5_000)[0].id == run_id
+
+
+def test_budget_cannot_be_less_than_what_is_spent(database: Database) -> None:
+    job_id, (first, second) = submit_budgeted(database, "a", "b", usd=1.0, tokens=90_000)
+    take(database, first).reply(text("Done."), usage=Usage(1_000, 0, 0, 100))
+    spent = purse(database, job_id)
+    with pytest.raises(UsageError, match="has used 1,100 tokens: its budget cannot be less"):
+        set_budget(database, job_id, NOW, author="ada", tokens=1_099)
+    with pytest.raises(UsageError, match=r"has spent \$0.0045: its budget cannot be less"):
+        set_budget(database, job_id, NOW, author="ada", usd=0.0044)
+    assert purse(database, job_id) == spent
+    in_hand = take(database, second)
+    assert isinstance(in_hand.effect, CallModel)
+    set_budget(database, job_id, NOW, author="ada", usd=0.0045, tokens=1_100)
+    in_hand.reply(tool_use(1), stop="tool_use").finish("one")
+    assert outcome(in_hand) == Waiting("budget")
+
+
+def test_cap_on_costs_is_changed_and_not_added(database: Database) -> None:
+    job_id, _ = submit_budgeted(database, "a", tokens=90_000)
+    with pytest.raises(UsageError, match="in tokens only"):
+        set_budget(database, job_id, NOW, author="ada", usd=5.0)
+    with pytest.raises(UsageError, match="--usd N, --tokens N or both"):
+        set_budget(database, job_id, NOW, author="ada")
+    job_id, _ = submit_budgeted(database, "a", usd=1.0)
+    set_budget(database, job_id, NOW, author="ada", tokens=70_000)
+    assert purse(database, job_id) == Purse(70_000, 1_000_000_000)
+
+
+def test_model_without_a_price_cannot_spend_a_budget_in_usd(database: Database) -> None:
+    _, (run_id,) = submit_budgeted(database, "a", usd=1.0)
+    attempt = claim(database, run_id, NOW, lambda spec: {})
+    assert isinstance(outcome(attempt), Ended)
+    assert run_row(database, run_id).reason == "no_price"
+
+
+def test_run_that_waits_for_its_budget_can_be_paused_and_cancelled(database: Database) -> None:
+    job_id, (first, second) = submit_budgeted(database, "a", "b", tokens=4_000)
+    take(database, first), take(database, second)
+    (change,) = resume(database, Target("run", first), NOW)
+    assert not change.changed
+    assert f"runner budget {job_id}" in change.detail
+    (change,) = pause(database, Target("run", first), NOW)
+    assert (change.state, run_row(database, first).reason) == ("waiting", "paused")
+    cancel(database, Target("run", second), NOW)
+    assert set_budget(database, job_id, NOW, author="ada", tokens=50_000) == []
+    resume(database, Target("run", first), NOW)
+    assert isinstance(take(database, first).effect, CallModel)
+
+
+def test_cancelled_call_is_charged_at_its_reserve(database: Database) -> None:
+    job_id, (first, second) = submit_budgeted(database, "a", "b", usd=1.0)
+    calls = [take(database, run_id).effect for run_id in (first, second)]
+    reserved = [call.call.reservation for call in calls if isinstance(call, CallModel)]
+    cancel(database, Target("job", job_id), NOW)
+    tokens, cost = sum(r.worst_case for r in reserved), sum(r.worst_cost for r in reserved)
+    assert purse(database, job_id) == Purse(None, 1_000_000_000, tokens, cost, 0, 0)
+    run = run_row(database, first)
+    assert run.progress["charged_cost"] == reserved[0].worst_cost
+    assert run.progress["open_call"] is None
+
+
+def gives_back(attempt: AnAttempt) -> None:
+    losses.give_back(attempt.database, attempt.lease, NOW)
+
+
+def gives_up(attempt: AnAttempt) -> None:
+    losses.give_up(attempt.database, attempt.lease, "KeyError: 1", NOW)
+
+
+def is_taken(attempt: AnAttempt) -> None:
+    assert losses.take_from(attempt.database, [WORKER], NOW) == [attempt.lease.run_id]
+
+
+@pytest.mark.parametrize("loses", [gives_back, gives_up, is_taken])
+def test_call_of_a_lost_attempt_is_charged_at_its_reserve(
+    database: Database, loses: Callable[[AnAttempt], None]
+) -> None:
+    job_id, (run_id,) = submit_budgeted(database, "a", usd=1.0)
+    attempt = take(database, run_id)
+    assert isinstance(attempt.effect, CallModel)
+    call = attempt.effect.call.reservation
+    loses(attempt)
+    spent = Purse(None, 1_000_000_000, call.worst_case, call.worst_cost, 0, 0)
+    assert purse(database, job_id) == spent
+    run = run_row(database, run_id)
+    assert (run.charged_tokens, run.progress["open_call"]) == (call.worst_case, None)
+    assert "model_call_ended" in event_types(database, run_id)
+    query = select(model_calls)
+    stored = database.read(lambda connection: connection.execute(query).one())
+    assert (stored.ended_at, stored.charged_tokens) == (NOW, call.worst_case)
+    assert stored.error.startswith("worker_lost: ")
+    again = take(database, run_id)
+    assert isinstance(again.effect, CallModel)
+    assert again.effect.call.number == 2
+    assert again.view.progress.failure is None
+
+
+def test_run_whose_workers_keep_dying_leaves_nothing_reserved(database: Database) -> None:
+    job_id, (run_id,) = submit_budgeted(database, "a", usd=5.0)
+    while run_row(database, run_id).state != "failed":
+        take(database, run_id)
+        losses.take_from(database, [WORKER], NOW)
+    spent = purse(database, job_id)
+    assert (spent.reserved_tokens, spent.reserved_cost) == (0, 0)
+    assert spent.spent_cost == run_row(database, run_id).progress["charged_cost"]
+
+
+def test_failed_call_of_unknown_usage_is_charged_and_a_refused_one_is_not(
+    database: Database,
+) -> None:
+    job_id, (run_id,) = submit_budgeted(database, "a", usd=5.0)
+    attempt = take(database, run_id)
+    assert isinstance(attempt.effect, CallModel)
+    call = attempt.effect.call.reservation
+    attempt.append(ModelCallFailed("overloaded_error", "no", 529, None, 0, NOW, NOW))
+    assert purse(database, job_id).spent_cost == 0
+    attempt.append(ModelCallFailed("cut", "half", None, None, call.worst_case, NOW, NOW + 600))
+    assert purse(database, job_id) == replace(
+        Purse(None, 5_000_000_000), spent_tokens=call.worst_case, spent_cost=call.worst_cost
+    )
+
+
+def test_fresh_run_spends_of_the_same_budget(database: Database) -> None:
+    job_id, (run_id,) = submit_budgeted(database, "a", usd=5.0)
+    take(database, run_id).reply(text("Done."))
+    (change,) = retry(database, Target("run", run_id), NOW, fresh=True)
+    take(database, change.id).reply(text("Done."))
+    assert purse(database, job_id).spent_tokens == 220
+
+
+@pytest.mark.parametrize("empty_url", ["postgresql"], indirect=True)
+def test_run_that_begins_to_wait_while_its_budget_is_raised_is_woken(
+    database: Database, open_database: Callable[[], Database]
+) -> None:
+    job_id, (run_id,) = submit_budgeted(database, "a", tokens=4_000)
+    held = claim(database, run_id, NOW, priced)  # waits; it is woken, claimed and looked at again
+    set_budget(database, job_id, NOW, author="ada", tokens=4_000)
+    due = runs.look_at(database, run_id, NOW)
+    assert due is not None
+    lease = runs.claim(database, due, WORKER, NOW)
+    assert lease is not None
+    person, watcher = open_database(), open_database()
+    raised: list[Future[Any]] = []
+
+    def while_the_purse_is_locked() -> float:
+        raised.append(pool.submit(set_budget, person, job_id, NOW, author="ada", tokens=50_000))
+        while not waiting_for_locks(watcher):
+            assert not raised[0].done()
+        return NOW
+
+    journal = StoredJournal(database, while_the_purse_is_locked, priced)
+    with ThreadPoolExecutor(1) as pool:
+        view = journal.load(lease)
+        _, effect = journal.advance(lease, view, (), draining=False)
+        assert effect == held.effect == Done(Waiting("budget"))
+        assert [change.id for change in raised[0].result()] == [run_id]
+    assert run_row(database, run_id).state == "queued"

@@ -1,0 +1,201 @@
+"""Runs that a Runner stored which knew neither sums of the context, nor compactions, nor budgets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import MetaData, insert, select
+
+from runner.core.entries import ModelCallFailed
+from runner.core.journal import Fullness
+from runner.core.requests import turn_request
+from runner.core.run import Ended
+from runner.core.steps import CallModel, Done
+from runner.store import losses, migrate
+from runner.store.database import Database
+from runner.store.look import queries, transcript
+from runner.store.look.as_sent import as_sent
+from runner.store.look.costs import spent_by
+from runner.store.steer.control import Target, cancel
+from runner.store.steer.revive import retry, say
+from runner.store.tables import metadata
+from tests.store.attempts import Attempt, claim, run_row, submit_one, text, tool_use
+from tests.store.compacting import clip, compact, use_tool
+from tests.store.examples import NOW, SPEC
+from tests.store.test_costs import PRICES
+
+OLDER = "0002"
+
+# What the older Runner did not store, by the object that it is in.
+NEW_NAMES = {
+    "spec": {"budget", "context"},
+    "limits": {"working_time", "cost_ceiling_usd"},
+    "progress": {"charged_cost", "worked", "warms", "fullness", "pace"},
+    "stop": {"lowered_by"},
+    "open_call": {"purpose"},
+    "reservation": {"lowered_by", "worst_cost", "hour_cache"},
+}
+HOUR = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
+
+
+@pytest.fixture
+def newer(tmp_path: Path) -> Iterator[Database]:
+    """A database of this version, where runs are driven to where a test wants them."""
+    database = Database(f"sqlite:///{tmp_path / 'newer.db'}")
+    migrate.upgrade(database)
+    yield database
+    database.close()
+
+
+@pytest.fixture
+def upgraded(open_database: Callable[[], Database]) -> Callable[[Database], Database]:
+    """Stores what is in a database as the older Runner would have, and upgrades that."""
+
+    def copy(source: Database) -> Database:
+        database = open_database()
+        with migrate._alone(database) as connection:
+            migrate._run_migrations(connection, OLDER)
+        older = MetaData()
+        database.read(lambda connection: older.reflect(connection))
+        for table in metadata.sorted_tables:
+            if table.name in older.tables:
+                store(database, older.tables[table.name], rows_of(source, table))
+        assert migrate.upgrade(database).current == OLDER
+        return database
+
+    return copy
+
+
+def rows_of(database: Database, table: Any) -> list[dict[str, Any]]:
+    rows = database.read(lambda connection: connection.execute(select(table)).mappings().all())
+    return [dict(row) for row in rows]
+
+
+def store(database: Database, table: Any, rows: list[dict[str, Any]]) -> None:
+    known = [
+        {name: as_older(name, value) for name, value in row.items() if name in table.c}
+        for row in rows
+    ]
+    if known:
+        database.write(lambda connection: connection.execute(insert(table), known))
+
+
+def as_older(name: str, value: Any) -> Any:
+    """A value of that name without what the older Runner did not store in it."""
+    if name in NEW_NAMES and value:
+        kept = {k: v for k, v in value.items() if k not in NEW_NAMES[name]}
+        return {k: as_older(k, v) for k, v in kept.items()}
+    return value
+
+
+def submitted(attempt: Attempt) -> None:
+    pass
+
+
+def in_the_middle_of_calls(attempt: Attempt) -> None:
+    use_tool(attempt, "é" * 200)
+    attempt.reply(tool_use(8), tool_use(9), stop="tool_use").finish("the first of two")
+
+
+def after_a_turn(attempt: Attempt) -> None:
+    use_tool(attempt, "a" * 500)
+
+
+def after_a_failure(attempt: Attempt) -> None:
+    use_tool(attempt, "a" * 500)
+    say(attempt.database, attempt.lease.run_id, "By the way.", NOW)
+    attempt.append(ModelCallFailed("overloaded_error", "busy", 529, None, 0, NOW, NOW))
+
+
+@pytest.mark.parametrize(
+    "drive", [submitted, in_the_middle_of_calls, after_a_turn, after_a_failure]
+)
+def test_sums_of_an_older_run_s_context_are_those_that_it_would_have_kept(
+    newer: Database,
+    upgraded: Callable[[Database], Database],
+    drive: Callable[[Attempt], None],
+) -> None:
+    run_id = submit_one(newer)
+    attempt = claim(newer, run_id)
+    drive(attempt)
+    losses.give_back(newer, attempt.lease, NOW)
+    database = upgraded(newer)
+    older, now = claim(database, run_id).view, claim(newer, run_id).view
+    kept = replace(now.progress.fullness, correction=1.0)
+    assert older.progress.fullness == kept != Fullness()
+    assert older.messages == now.messages
+    assert [call.result for call in older.calls] == [call.result for call in now.calls]
+
+
+def test_older_run_goes_on_to_its_end(
+    newer: Database, upgraded: Callable[[Database], Database]
+) -> None:
+    run_id = submit_one(newer)
+    attempt = use_tool(claim(newer, run_id), "a")
+    losses.give_back(newer, attempt.lease, NOW)
+    database = upgraded(newer)
+    again = compact(use_tool(claim(database, run_id), "b"), clip(2))
+    request = turn_request(again.view, again.effect.call)  # type: ignore[union-attr]
+    again.reply(text("Done."))
+    assert again.effect == Done(Ended("succeeded", "end_turn"))
+    assert as_sent(database, run_id, 4) == request
+    assert len(transcript.messages(database, run_id)) == 8
+
+
+@pytest.mark.parametrize("options", [{}, HOUR])
+def test_turns_of_an_older_run_can_be_shown_as_they_were_sent(
+    newer: Database, upgraded: Callable[[Database], Database], options: dict[str, Any]
+) -> None:
+    run_id = submit_one(newer, spec=replace(SPEC, model_options=options))
+    attempt = claim(newer, run_id)
+    sent = []
+    for content in ("a", "b"):
+        assert isinstance(attempt.effect, CallModel)
+        sent.append(turn_request(attempt.view, attempt.effect.call))
+        use_tool(attempt, content)
+    database = upgraded(newer)
+    assert [as_sent(database, run_id, turn) for turn in (1, 2)] == sent
+    assert transcript.compactions(database, run_id) == []
+
+
+@pytest.mark.parametrize("options", [{}, HOUR])
+def test_older_calls_were_turns_and_cost_what_they_did(
+    newer: Database, upgraded: Callable[[Database], Database], options: dict[str, Any]
+) -> None:
+    use_tool(claim(newer, submit_one(newer, spec=replace(SPEC, model_options=options))), "a")
+    (kept,) = spent_by(newer, PRICES, "purpose")
+    assert kept.key == "turn"
+    assert spent_by(upgraded(newer), PRICES, "purpose") == [kept]
+
+
+def test_older_run_is_shown_without_sums_until_it_is_taken_up(
+    newer: Database, upgraded: Callable[[Database], Database]
+) -> None:
+    run_id = submit_one(newer)
+    losses.give_back(newer, use_tool(claim(newer, run_id), "a").lease, NOW)
+    database = upgraded(newer)
+    run = queries.show_run(database, run_id)
+    assert (run["fullness"], run["context"], run["compactions"]) == (None, {}, {})
+    assert (run["charged_cost"], run["worked"]) == (0, 0)
+    assert queries.show_job(database, run["job_id"])["budget_usd"] is None
+    claim(database, run_id)
+    assert queries.show_run(database, run_id)["fullness"]["tokens"] > 0
+
+
+def test_older_run_that_was_cancelled_is_counted_when_it_goes_on(
+    newer: Database, upgraded: Callable[[Database], Database]
+) -> None:
+    """What is written on the way to it knows neither its messages nor its sums."""
+    run_id = submit_one(newer)
+    use_tool(claim(newer, run_id), "a" * 500)
+    database = upgraded(newer)
+    for there in (newer, database):
+        cancel(there, Target("run", run_id), NOW)
+        retry(there, Target("run", run_id), NOW)
+    assert run_row(database, run_id).progress["fullness"]["sent"] == 0
+    kept = claim(newer, run_id).view.progress.fullness
+    assert claim(database, run_id).view.progress.fullness == replace(kept, correction=1.0)

@@ -1,0 +1,141 @@
+"""The first run of a job fills the cache before its siblings start."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection
+
+from runner.core.entries import ModelCallFailed
+from runner.core.run import Lease
+from runner.core.spec import JobSpec
+from runner.store import losses
+from runner.store.database import Database
+from runner.store.runs import ring_due
+from runner.store.steer import jobs as jobs_store
+from runner.store.steer.control import Target, cancel, locked_runs, pause
+from runner.store.steer.revive import retry
+from tests.store.asked import run_ids
+from tests.store.attempts import Attempt, claim, run_row, text, tool_use
+from tests.store.examples import NOW, SPEC, submission
+
+LONG = replace(SPEC, system="Be brief. " * 500)
+
+
+def submit(database: Database, *keys: str, spec: JobSpec = LONG) -> list[str]:
+    return run_ids(database, jobs_store.submit(database, submission(*keys, spec=spec), NOW))
+
+
+def due(database: Database, run_ids: list[str]) -> list[float | None]:
+    return [run_row(database, run_id).due_at for run_id in run_ids]
+
+
+def test_siblings_wait_five_seconds_at_most_for_the_first_run(database: Database) -> None:
+    first, *others = submit(database, *"abc")
+    assert due(database, [first, *others]) == [NOW, NOW + 5, NOW + 5]
+    assert run_row(database, first).progress["warms"]
+    assert [run_row(database, run_id).reason for run_id in others] == ["warming"] * 2
+    assert ring_due(database, 9, NOW + 4.9) == [first]
+    assert ring_due(database, 9, NOW + 5) == others
+
+
+def test_first_reply_lets_the_siblings_start(database: Database) -> None:
+    first, *others = submit(database, *"abc")
+    attempt = claim(database, first, NOW + 1)
+    assert due(database, others) == [NOW + 5] * 2
+    attempt.reply(tool_use(1), stop="tool_use")
+    assert due(database, others) == [NOW + 1] * 2
+    assert not attempt.view.progress.warms
+    assert not run_row(database, first).progress["warms"]
+
+
+def test_siblings_that_go_on_already_are_left_alone(database: Database) -> None:
+    first, second, third = submit(database, *"abc")
+    pause(database, Target("run", second), NOW)
+    attempt = claim(database, first)
+    going = claim(database, third, NOW + 5)
+    attempt.now = NOW + 6
+    attempt.reply(text("Done."))
+    assert (run_row(database, second).state, run_row(database, second).due_at) == ("waiting", None)
+    assert run_row(database, third).state == "running"
+    going.reply(text("Done."))
+
+
+@pytest.mark.parametrize("spec", [SPEC, replace(LONG, provider="scripted")], ids=["short", "free"])
+def test_runs_without_a_common_prefix_to_cache_do_not_wait(
+    database: Database, spec: JobSpec
+) -> None:
+    first, *others = submit(database, *"ab", spec=spec)
+    assert due(database, [first, *others]) == [NOW, NOW]
+    assert not run_row(database, first).progress["warms"]
+
+
+def test_one_run_warms_for_nobody(database: Database) -> None:
+    (only,) = submit(database, "a")
+    assert not run_row(database, only).progress["warms"]
+
+
+def fails(attempt: Attempt) -> None:
+    attempt.fail("invalid_request_error", "no")
+
+
+def backs_off(attempt: Attempt) -> None:
+    attempt.append(ModelCallFailed("overloaded_error", "", 529, None, 0, NOW, NOW + 600))
+
+
+def is_cancelled(attempt: Attempt) -> None:
+    cancel(attempt.database, Target("run", attempt.lease.run_id), NOW)
+
+
+def crashes(attempt: Attempt) -> None:
+    lease = attempt.lease
+    losses.give_up(attempt.database, lease, "KeyError: 1", NOW)
+    claim(attempt.database, lease.run_id)
+    again = Lease(lease.run_id, lease.attempt + 1, lease.worker_id)
+    losses.give_up(attempt.database, again, "KeyError: 1", NOW)
+
+
+@pytest.mark.parametrize("ends", [fails, backs_off, is_cancelled, crashes])
+def test_first_run_that_ends_or_waits_lets_the_siblings_start(
+    database: Database, ends: Callable[[Attempt], Any]
+) -> None:
+    first, *others = submit(database, *"abc")
+    ends(claim(database, first))
+    assert run_row(database, first).state != "running"
+    assert due(database, others) == [NOW] * 2
+
+
+def test_job_that_is_cancelled_whole_stays_cancelled(database: Database) -> None:
+    runs = submit(database, *"abc")
+    changes = cancel(database, Target("job", run_row(database, runs[0]).job_id), NOW)
+    assert [change.changed for change in changes] == [True] * 3
+    assert [run_row(database, run_id).state for run_id in runs] == ["cancelled"] * 3
+    assert due(database, runs) == [None] * 3
+
+
+def test_fresh_run_does_not_warm(database: Database) -> None:
+    first, _ = submit(database, *"ab")
+    cancel(database, Target("run", first), NOW)
+    (change,) = retry(database, Target("run", first), NOW, fresh=True)
+    assert not run_row(database, change.id).progress["warms"]
+
+
+@pytest.mark.parametrize("empty_url", ["postgresql"], indirect=True)
+def test_first_reply_does_not_wait_for_who_holds_a_sibling(
+    database: Database, open_database: Callable[[], Database]
+) -> None:
+    first, second, third = submit(database, *"abc")
+    attempt = claim(database, first)
+    attempt.database = open_database()
+
+    def hold(connection: Connection) -> None:
+        locked_runs(connection, [second])
+        pool.submit(attempt.reply, text("Done.")).result(timeout=20)
+
+    with ThreadPoolExecutor(1) as pool:
+        database.write(hold)
+    assert due(database, [second, third]) == [NOW + 5, NOW]
