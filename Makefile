@@ -1,6 +1,8 @@
 # `make demo` and `make test` need Python 3.11+, git and make; everything else they set up in .venv.
 PYTHON ?= python3
 BIN := .venv/bin
+# Without its bytecode, every process that a test starts would compile all of Runner anew.
+unexport PYTHONDONTWRITEBYTECODE
 ready := .venv/.ready
 
 .PHONY: demo test check format sweep fuzz bench requirements clean
@@ -9,7 +11,7 @@ demo: $(ready)
 	$(BIN)/runner run jobs/quickstart.toml
 
 test: check
-	$(BIN)/pytest -q -n 2 --dist loadfile
+	$(BIN)/pytest -q -n 4 --dist worksteal --durations 20
 
 check: $(ready)
 	$(BIN)/ruff format --check .
