@@ -17,8 +17,6 @@ from typing import Any
 from runner import wiring
 from runner.queue.embedded import EmbeddedServer
 from runner.settings import Settings
-from runner.store import migrate
-from runner.store.database import Database
 from runner.store.look import queries
 
 PATIENCE = 60.0
@@ -110,13 +108,12 @@ class Site:
 
     def submit(self, path: Path) -> str:
         """Submit a job file (into a database that is up to date). Returns the job's id."""
-        with self._database() as database:
-            migrate.upgrade(database)
+        wiring.open_database(self._settings(), upgrade=True).close()
         return self.run("submit", str(path)).strip()
 
     def runs(self, job: str) -> dict[str, dict[str, Any]]:
         """The runs of a job, by item (read without a process: tests wait for them)."""
-        with self._database() as database:
+        with closing(wiring.open_database(self._settings())) as database:
             return {run["item_key"]: dict(run) for run in queries.list_runs(database, job)}
 
     def wait_for(
@@ -141,8 +138,8 @@ class Site:
         """Wait for a file in the workspace that may be empty."""
         wait_until((self.workspace / name).exists, f"{name} to be made", patience)
 
-    def _database(self) -> closing[Database]:
-        return closing(wiring.open_database(Settings.load(self.environment)))
+    def _settings(self) -> Settings:
+        return Settings.load(self.environment)
 
     def embedded_url(self) -> str:
         """The URL of the queue's embedded server, for a process with other temporary folders."""
