@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from uuid import uuid4
@@ -14,6 +15,11 @@ from tests.postgres import execute, postgres_server, url_on
 from tests.upgraded import Upgraded
 
 DATABASES = ("sqlite", "postgresql")
+
+
+def pytest_configure() -> None:
+    """Whoever ends the tests from outside is told what they found, and no server is left behind."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
