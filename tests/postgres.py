@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -26,6 +27,8 @@ def postgres_server() -> Iterator[Any]:
         yield server
     finally:
         server.cleanup()
+        # At exit it would make the temporary folder anew, for its lock.
+        atexit.unregister(server._cleanup)
         shutil.rmtree(folder, ignore_errors=True)
 
 
