@@ -1,6 +1,8 @@
 # `make demo` and `make test` need Python 3.11+, git and make; everything else they set up in .venv.
 PYTHON ?= python3
 BIN := .venv/bin
+# Without its bytecode, every process that a test starts would compile all of Runner anew.
+unexport PYTHONDONTWRITEBYTECODE
 ready := .venv/.ready
 
 .PHONY: demo test check format sweep fuzz bench requirements clean
@@ -9,7 +11,7 @@ demo: $(ready)
 	$(BIN)/runner run jobs/quickstart.toml
 
 test: check
-	$(BIN)/pytest -q -n 2 --dist loadfile
+	$(BIN)/pytest -q -n 4 --dist worksteal --durations 20
 
 check: $(ready)
 	$(BIN)/ruff format --check .
@@ -23,7 +25,7 @@ format: $(ready)
 
 # Every boundary of the crash sweep, on both databases; `make test` takes a sample of it.
 sweep: $(ready)
-	RUNNER_SWEEP=all $(BIN)/pytest -q -n 2 --timeout 3600 tests/crash
+	RUNNER_SWEEP=all $(BIN)/pytest -q -n 4 --dist worksteal --timeout 3600 tests/crash
 
 # Random commands, judged by real bash: what runs must be what the rules decided on.
 fuzz: $(ready)

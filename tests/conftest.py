@@ -2,25 +2,50 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
-from sqlalchemy import NullPool, create_engine, make_url, text
 
-from runner.store import migrate
 from runner.store.database import Database
-from tests.postgres import postgres_server
+from tests.leftovers import private_temporary_folder
+from tests.postgres import execute, postgres_server, url_on
+from tests.upgraded import Upgraded
 
 DATABASES = ("sqlite", "postgresql")
+
+
+def pytest_configure() -> None:
+    """Whoever ends the tests from outside is told what they found, and no server is left behind."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where the temporary files of all tests and of what they start lie; nothing in it survives."""
+    tmp_path_factory.getbasetemp()  # else pytest would make it in the folder below
+    with private_temporary_folder() as folder:
+        yield folder
 
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[str]:
     """The URL of a Postgres server's own database."""
     with postgres_server() as server:
-        yield server.get_uri()
+        url = server.get_uri()
+        # No test cuts the machine's power, and each makes and drops a database.
+        for setting in ("fsync", "full_page_writes"):
+            execute(url, f"ALTER SYSTEM SET {setting} = off")
+        execute(url, "SELECT pg_reload_conf()")
+        yield url
+
+
+@pytest.fixture(scope="session")
+def upgraded(temporary_folder: Path) -> Upgraded:
+    """Makes databases that are up to date."""
+    return Upgraded(temporary_folder)
 
 
 @pytest.fixture(params=DATABASES)
@@ -31,12 +56,9 @@ def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
         return
     server: str = request.getfixturevalue("postgres")
     name = f"test_{uuid4().hex}"
-    engine = create_engine(server, poolclass=NullPool, isolation_level="AUTOCOMMIT")
-    with engine.connect() as connection:
-        connection.execute(text(f"CREATE DATABASE {name}"))
-    yield make_url(server).set(database=name).render_as_string(hide_password=False)
-    with engine.connect() as connection:
-        connection.execute(text(f"DROP DATABASE {name} WITH (FORCE)"))
+    execute(server, f"CREATE DATABASE {name}")
+    yield url_on(server, name)
+    execute(server, f"DROP DATABASE {name} WITH (FORCE)")
 
 
 @pytest.fixture
@@ -54,8 +76,7 @@ def open_database(empty_url: str) -> Iterator[Callable[[], Database]]:
 
 
 @pytest.fixture
-def database(open_database: Callable[[], Database]) -> Database:
+def database(empty_url: str, upgraded: Upgraded, open_database: Callable[[], Database]) -> Database:
     """A database that is up to date."""
-    database = open_database()
-    migrate.upgrade(database)
-    return database
+    upgraded.copy_to(empty_url)
+    return open_database()

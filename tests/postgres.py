@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from sqlalchemy import NullPool, create_engine, make_url, text
 
 
 @contextmanager
@@ -25,4 +27,18 @@ def postgres_server() -> Iterator[Any]:
         yield server
     finally:
         server.cleanup()
+        # At exit it would make the temporary folder anew, for its lock.
+        atexit.unregister(server._cleanup)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def url_on(url: str, database: str) -> str:
+    """The URL of another database on the same server."""
+    return make_url(url).set(database=database).render_as_string(hide_password=False)
+
+
+def execute(url: str, statement: str) -> None:
+    """Execute one statement outside a transaction."""
+    engine = create_engine(url, poolclass=NullPool, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        connection.execute(text(statement))

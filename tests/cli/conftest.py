@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from runner.cli.main import main
-from runner.store import migrate
 from runner.store.database import Database
+from tests.upgraded import Upgraded
 
 VARIABLES = (
     "RUNNER_HOME",
@@ -89,9 +89,10 @@ def start(folder: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
 
 @pytest.fixture
-def database(folder: Path) -> Iterator[Database]:
+def database(folder: Path, upgraded: Upgraded) -> Iterator[Database]:
     """The database that the command finds in its folder."""
-    database = Database(f"sqlite:///{folder / '.runner' / 'runner.db'}")
-    migrate.upgrade(database)
+    url = f"sqlite:///{folder / '.runner' / 'runner.db'}"
+    upgraded.copy_to(url)
+    database = Database(url)
     yield database
     database.close()

@@ -5,14 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from runner.store import migrate
 from runner.store.database import Database
+from tests.upgraded import Upgraded
 
 
 @pytest.fixture
-def database(tmp_path: Path) -> Iterator[Database]:
+def database(tmp_path: Path, upgraded: Upgraded) -> Iterator[Database]:
     """A database that is up to date; what the docs say is the same for both kinds."""
-    database = Database(f"sqlite:///{tmp_path / 'runner.db'}")
-    migrate.upgrade(database)
+    url = f"sqlite:///{tmp_path / 'runner.db'}"
+    upgraded.copy_to(url)
+    database = Database(url)
     yield database
     database.close()

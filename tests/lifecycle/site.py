@@ -141,12 +141,12 @@ class Site:
 
     def submit(self, path: Path) -> str:
         """Submit a job file (into a database that is up to date). Returns the job's id."""
-        self.run("db", "upgrade")
+        wiring.open_database(self._settings(), upgrade=True).close()
         return self.run("submit", str(path)).strip()
 
     def runs(self, job: str) -> dict[str, dict[str, Any]]:
         """The runs of a job, by item (read without a process: tests wait for them)."""
-        with closing(wiring.open_database(Settings.load(self.environment))) as database:
+        with closing(wiring.open_database(self._settings())) as database:
             return {run["item_key"]: dict(run) for run in queries.list_runs(database, job)}
 
     def wait_for(
@@ -170,6 +170,9 @@ class Site:
     def wait_for_file_made(self, name: str, patience: float = PATIENCE) -> None:
         """Wait for a file in the workspace that may be empty."""
         wait_until((self.workspace / name).exists, f"{name} to be made", patience)
+
+    def _settings(self) -> Settings:
+        return Settings.load(self.environment)
 
     def embedded_url(self) -> str:
         """The URL of the queue's embedded server, for a process with other temporary folders."""
