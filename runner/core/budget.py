@@ -45,6 +45,10 @@ class Budget:
     usd: float | None = None
     tokens: int | None = None
 
+    @property
+    def is_set(self) -> bool:
+        return self.usd is not None or self.tokens is not None
+
 
 @dataclass(frozen=True, slots=True)
 class Reservation:

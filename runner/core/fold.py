@@ -54,7 +54,7 @@ from runner.core.journal import (
     Stop,
 )
 from runner.core.permissions import Setting
-from runner.core.run import Ended, Outcome, Waiting
+from runner.core.run import Ended, Outcome, Requeued, Waiting
 from runner.core.spec import JobSpec
 
 
@@ -184,6 +184,7 @@ def _started(view: RunView, entry: ModelCallStarted) -> RunView:
         open_call=OpenCall(entry.number, view.attempt, entry.reservation, entry.purpose),
         model_calls=entry.number,
         tries=progress.tries + is_turn,
+        budget_waits=0,
         pace=Pace(*paced(progress.pace.last_at, progress.pace.slow, entry.at))
         if is_turn
         else progress.pace,
@@ -365,5 +366,7 @@ def _settled(view: RunView, outcome: Outcome) -> RunView:
             return replace(
                 view, progress=replace(view.progress, failure=None), pause_requested=False
             )
+        case Requeued(reason="budget"):
+            return _progress(view, budget_waits=view.progress.budget_waits + 1)
         case _:
             return view

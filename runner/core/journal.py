@@ -134,7 +134,8 @@ class Counted:
 class Progress:
     """The loop's own state beside the conversation: small, and stored with the run's row. ``tries``
     counts the model calls since the last reply. ``charged_cost`` is in billionths of a USD, and
-    ``worked`` the seconds that model calls and tools took. ``warms`` says that its siblings wait for
+    ``worked`` the seconds that model calls and tools took. ``budget_waits`` counts the times in a row
+    that others had reserved all that was left for it. ``warms`` says that its siblings wait for
     its first reply, so that they find their common prefix cached."""
 
     turns: int = 0
@@ -149,6 +150,7 @@ class Progress:
     nudges: int = 0
     worked: float = 0.0
     warms: bool = False
+    budget_waits: int = 0
     fullness: Fullness = field(default_factory=Fullness)
     pace: Pace = field(default_factory=Pace)
     stop: Stop | None = None

@@ -12,7 +12,9 @@ from runner.core.run import Ended, Requeued, Waiting
 from runner.core.steps import Record, Step, settle
 
 # What others have reserved comes back when their calls end.
+# Hundreds of runs may wait for it: each asks less often the longer it has waited.
 BUDGET_WAIT_SECONDS = 2.0
+LONGEST_BUDGET_WAIT_SECONDS = 20.0
 
 
 def start_turn(view: RunView, now: float) -> Step:
@@ -61,11 +63,15 @@ def start(view: RunView, now: float, model: str, call: Reservation, purpose: Pur
     if view.purse is not None:
         match view.purse.verdict(call):
             case "later":
-                return settle(Requeued(now + BUDGET_WAIT_SECONDS, "budget"))
+                return settle(Requeued(now + _wait(view.progress.budget_waits), "budget"))
             case "never":
                 return settle(Waiting("budget"))
     number = view.progress.model_calls + 1
     return Record(ModelCallStarted(number, call, now, purpose))
+
+
+def _wait(waits: int) -> float:
+    return min(LONGEST_BUDGET_WAIT_SECONDS, BUDGET_WAIT_SECONDS * 2.0 ** min(waits, 10))
 
 
 def may_ever_start(view: RunView, model: str, call: Reservation) -> bool:

@@ -2,7 +2,7 @@
 
 One transaction holds the guard (this attempt still has the run), what happened, and what is decided
 next with the queued messages, the pause flag and the job's purse as they stand there. The guard locks
-the run; after it the job is locked, if it has a budget: in the order that ``store.purse`` gives.
+the run; after it the purse is locked, if the job has one: in the order that ``store.purse`` gives.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from runner.core.run import Lease
 from runner.core.spec import JobSpec
 from runner.core.steps import Effect
 from runner.errors import LeaseLost, StaleView
-from runner.store import purse as purses
+from runner.store import purse as money
 from runner.store import warming
 from runner.store.compactions import load_compacted
 from runner.store.conversation import answers_to, load_conversation
@@ -34,7 +34,7 @@ from runner.store.job_cache import JobCache, JobReader
 from runner.store.progress import counted, progress_from_row, progress_to_json
 from runner.store.rows import Rows
 from runner.store.statement import find
-from runner.store.tables import jobs, queued_messages, runs
+from runner.store.tables import jobs, purses, queued_messages, runs
 
 _HELD = (
     (runs.c.id == bindparam("run"))
@@ -51,7 +51,6 @@ _GUARD = (
         runs.c.answer_count,
         runs.c.job_id,
         jobs.c.rules_snapshot,
-        purses.HAS_BUDGET.label("has_budget"),
     )
     .join(jobs, jobs.c.id == runs.c.job_id)
     .where(_HELD)
@@ -120,7 +119,7 @@ class StoredJournal:
         def work(connection: Connection) -> tuple[RunView, Effect | None, JobReader]:
             row = self._guard(connection, lease, view)
             jobs_read = self._jobs.on(connection)
-            purse = purses.lock(connection, row.job_id) if row.has_budget else None
+            purse = money.lock(connection, row.job_id) if view.spec.budget.is_set else None
             before = replace(_as_it_stands(connection, jobs_read, row, view), purse=purse)
             now = self._now()
             applied, effect = fold(before, entries), None
@@ -136,7 +135,7 @@ class StoredJournal:
             writes = rows.writes()
             writes.change(runs, _run_changes(after, rows, row.denials), id=lease.run_id)
             if after.purse is not None and after.purse != purse:
-                writes.change(jobs, purses.sums(after.purse), id=row.job_id)
+                writes.change(purses, money.sums(after.purse), job_id=row.job_id)
             writes.run(connection)
             if before.progress.warms and (after.outcome is not None or not after.progress.warms):
                 warming.let_siblings_start(connection, row.job_id, now)

@@ -28,6 +28,7 @@ def progress_to_json(progress: Progress) -> dict[str, Any]:
         "charged_cost": progress.charged_cost,
         "worked": progress.worked,
         "warms": progress.warms,
+        "budget_waits": progress.budget_waits,
         "fullness": _fields(progress.fullness),
         "pace": _fields(progress.pace),
         "stop": _fields(progress.stop),

@@ -1,12 +1,13 @@
 """What the runs of a job may use together, have used and have reserved: the job's purse.
 
-It is in the job's row, of jobs with a budget only, and changes in the transaction in which a call of
+Only jobs with a budget have one. It changes in the transaction in which a call of
 one of its runs begins or ends. So at every commit what is reserved are the open calls' reservations,
 what is spent is what the runs were charged, and both together are no more than a cap.
 
-**The order of locks.** Who locks several rows takes workers first, then runs, then jobs, and of each
-kind by id: an attempt has its run when it comes for the purse, and who cancels, answers or takes runs
-from a dead worker has all of its runs. Nobody who holds a job waits for a run.
+**The order of locks.** Who locks several rows takes workers first, then runs, then jobs and their
+purses, and of each kind by id: an attempt has its run when it comes for the purse, and who cancels,
+answers or takes runs from a dead worker has all of its runs. Nobody who holds a job or a purse waits
+for a run.
 """
 
 from __future__ import annotations
@@ -14,22 +15,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import Connection, Row, bindparam, or_, select, update
+from sqlalchemy import Connection, Row, bindparam, select, update
 
 from runner.core.budget import Purse, Reservation, billionths
 from runner.core.events import Event
 from runner.store.progress import progress_from_row, progress_to_json
 from runner.store.statement import find
-from runner.store.tables import jobs, model_calls
-
-HAS_BUDGET = or_(jobs.c.budget_usd.is_not(None), jobs.c.budget_tokens.is_not(None))
+from runner.store.tables import model_calls, purses
 
 _SUMS = ("spent_tokens", "spent_cost", "reserved_tokens", "reserved_cost")
-_PURSE = select(jobs.c.budget_usd, jobs.c.budget_tokens, *(jobs.c[name] for name in _SUMS)).where(
-    jobs.c.id == bindparam("job"), HAS_BUDGET
-)
-# Only who writes the purse or the rules is kept out: rows that name the job can be stored meanwhile.
-_LOCKED_PURSE = _PURSE.with_for_update(key_share=True)
+_PURSE = select(purses).where(purses.c.job_id == bindparam("job"))
+_LOCKED_PURSE = _PURSE.with_for_update()
 
 
 def look_into(connection: Connection, job_id: str) -> Purse | None:
@@ -54,7 +50,7 @@ def _purse(rows: list[Any]) -> Purse | None:
 
 
 def sums(purse: Purse) -> dict[str, int]:
-    """What of a purse changes with its runs' calls, as columns of the job's row."""
+    """What of a purse changes with its runs' calls, as columns."""
     return {name: getattr(purse, name) for name in _SUMS}
 
 
@@ -92,12 +88,12 @@ def charge_open_call(
 
 def _spend_reserved(connection: Connection, job_id: str, call: Reservation) -> None:
     connection.execute(
-        update(jobs)
-        .where(jobs.c.id == job_id, HAS_BUDGET)
+        update(purses)
+        .where(purses.c.job_id == job_id)
         .values(
-            spent_tokens=jobs.c.spent_tokens + call.worst_case,
-            spent_cost=jobs.c.spent_cost + call.worst_cost,
-            reserved_tokens=jobs.c.reserved_tokens - call.worst_case,
-            reserved_cost=jobs.c.reserved_cost - call.worst_cost,
+            spent_tokens=purses.c.spent_tokens + call.worst_case,
+            spent_cost=purses.c.spent_cost + call.worst_cost,
+            reserved_tokens=purses.c.reserved_tokens - call.worst_case,
+            reserved_cost=purses.c.reserved_cost - call.worst_cost,
         )
     )

@@ -45,7 +45,6 @@ def _where(condition: str) -> dict[str, Any]:
 
 _STATE_LIST = ", ".join(f"'{state}'" for state in STATES)
 
-# What was spent and is reserved (costs in billionths of a USD) is kept for jobs with a budget only.
 jobs = Table(
     "jobs",
     metadata,
@@ -59,13 +58,21 @@ jobs = Table(
     Column("workspace_id", Text),
     Column("created_at", Float, nullable=False),
     Column("rules_snapshot", Integer, nullable=False, server_default="1"),
+    Index(None, "rules_snapshot", **_where("rules_snapshot > 1")),
+)
+
+# Of jobs with a budget only: what their runs may use together, have used and have reserved (costs in
+# billionths of a USD). Apart from the job, whose row is large: this one is written in every turn.
+purses = Table(
+    "purses",
+    metadata,
+    Column("job_id", Text, ForeignKey("jobs.id"), primary_key=True),
     Column("budget_usd", Float),
     Column("budget_tokens", BigInteger),
     Column("spent_tokens", BigInteger, nullable=False, server_default="0"),
     Column("spent_cost", BigInteger, nullable=False, server_default="0"),
     Column("reserved_tokens", BigInteger, nullable=False, server_default="0"),
     Column("reserved_cost", BigInteger, nullable=False, server_default="0"),
-    Index(None, "rules_snapshot", **_where("rules_snapshot > 1")),
 )
 
 # Snapshot N of a job's rules is what was added in it or before, and not revoked by then. Its newest

@@ -28,7 +28,7 @@ class Record:
     questions: Sequence[Row[Any]]
     rules: Sequence[Row[Any]]
     compactions: Sequence[Row[Any]]
-    job: Row[Any]
+    purse: Row[Any] | None
     messages: list[dict[str, Any]]
 
     @property
@@ -50,7 +50,7 @@ def read(database: Database, run_id: str) -> Record:
         return database.read(lambda connection: connection.execute(query).all())
 
     (run,) = rows(tables.runs)
-    job = select(tables.jobs).where(tables.jobs.c.id == run.job_id)
+    purse = select(tables.purses).where(tables.purses.c.job_id == run.job_id)
     rules = select(tables.permission_rules).where(tables.permission_rules.c.job_id == run.job_id)
     return Record(
         run=run,
@@ -63,6 +63,6 @@ def read(database: Database, run_id: str) -> Record:
         questions=rows(tables.approvals),
         rules=database.read(lambda connection: connection.execute(rules).all()),
         compactions=rows(tables.compactions),
-        job=database.read(lambda connection: connection.execute(job).one()),
+        purse=database.read(lambda connection: connection.execute(purse).one_or_none()),
         messages=transcript.messages(database, run_id),
     )

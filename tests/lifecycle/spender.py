@@ -17,17 +17,17 @@ from runner.core.conversation import Usage
 from runner.core.prices import Tariff, Terms
 from runner.llm.prices import load_prices
 from runner.store.database import Database
-from runner.store.tables import jobs, runs
+from runner.store.tables import purses, runs
 from tests.messages_api import Break, Received, Reply, text, tool_use
 
 MODEL = "claude-sonnet-5"
 _PURSE = (
-    jobs.c.budget_usd,
-    jobs.c.budget_tokens,
-    jobs.c.spent_tokens,
-    jobs.c.spent_cost,
-    jobs.c.reserved_tokens,
-    jobs.c.reserved_cost,
+    purses.c.budget_usd,
+    purses.c.budget_tokens,
+    purses.c.spent_tokens,
+    purses.c.spent_cost,
+    purses.c.reserved_tokens,
+    purses.c.reserved_cost,
 )
 _LOOK_SECONDS = 0.01
 _FAULTS = (
@@ -130,8 +130,8 @@ class Watch:
         """One statement sees one state of the database, on both kinds."""
         query = (
             select(*_PURSE, runs.c.charged_tokens, runs.c.progress)
-            .join(runs, runs.c.job_id == jobs.c.id)
-            .where(jobs.c.id == job_id)
+            .join(runs, runs.c.job_id == purses.c.job_id)
+            .where(purses.c.job_id == job_id)
         )
         rows = self._database.read(lambda connection: connection.execute(query).all())
         open_calls = [row.progress["open_call"] for row in rows if row.progress["open_call"]]

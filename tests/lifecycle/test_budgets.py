@@ -12,7 +12,7 @@ from sqlalchemy import select
 from runner.core.budget import billionths
 from runner.settings import Settings
 from runner.store.database import Database
-from runner.store.tables import jobs, model_calls, runs
+from runner.store.tables import model_calls, purses, runs
 from tests.lifecycle.site import Site, wait_until
 from tests.lifecycle.spender import Spender, Watch
 from tests.messages_api import API_KEY, MessagesServer, Received, Reply, text
@@ -64,8 +64,8 @@ class Shop:
     def rows(self, query: Any) -> Any:
         return self.database.read(lambda connection: connection.execute(query).all())
 
-    def job_row(self, job: str) -> Any:
-        (row,) = self.rows(select(jobs).where(jobs.c.id == job))
+    def purse_row(self, job: str) -> Any:
+        (row,) = self.rows(select(purses).where(purses.c.job_id == job))
         return row
 
 
@@ -98,7 +98,10 @@ def test_spending_never_passes_a_jobs_budget_and_raising_it_wakes_its_runs(
     in_tokens = here.submit("in_tokens", ("d", "e", "f"), budget_tokens=20_000)
     jobs_at_work = (in_usd, in_tokens)
     with Watch(here.database, jobs_at_work) as watch:
-        here.work_and_die(lambda: all(_at_rest(here.states(job)) for job in jobs_at_work), seed=5)
+        here.work_and_die(
+            lambda: watch.wrong or all(_at_rest(here.states(job)) for job in jobs_at_work), seed=5
+        )
+        assert watch.wrong == []
         assert 0 < model.billed("a", "b", "c") <= billionths(0.08)
         assert 0 < model.tokens("d", "e", "f") <= 20_000
         _check_sums(here, model, in_usd, in_tokens)
@@ -115,7 +118,7 @@ def test_spending_never_passes_a_jobs_budget_and_raising_it_wakes_its_runs(
 def _check_sums(here: Shop, model: Spender, in_usd: str, in_tokens: str) -> None:
     """All that was billed is charged, and nothing is reserved any more."""
     for job, items in ((in_usd, "abc"), (in_tokens, "def")):
-        row = here.job_row(job)
+        row = here.purse_row(job)
         assert (row.reserved_tokens, row.reserved_cost) == (0, 0)
         assert model.billed(*items) <= row.spent_cost
         assert model.tokens(*items) <= row.spent_tokens
@@ -152,7 +155,7 @@ def test_call_that_was_killed_in_flight_is_charged_at_its_reserve_and_marked(
     assert killed.error.startswith("worker_lost")
     assert killed.input_tokens is None
     assert killed.charged_tokens == killed.worst_case > done.charged_tokens
-    row = here.job_row(job)
+    row = here.purse_row(job)
     assert row.spent_tokens == killed.worst_case + done.charged_tokens
     assert (row.reserved_tokens, row.reserved_cost) == (0, 0)
     costs = here.site.json("costs", job)["total"]
@@ -165,9 +168,9 @@ def test_cancel_turns_what_a_call_had_reserved_into_spending(shop: Callable[...,
     job = here.submit("one", ("a",), budget_usd=5.0)
     here.site.start("worker")
     here.server.wait_for(lambda server: len(server.requests) == 1, 60)
-    reserved = here.job_row(job)
+    reserved = here.purse_row(job)
     assert reserved.reserved_tokens > 0 == reserved.spent_tokens
     here.site.run("cancel", job)
-    row = here.job_row(job)
+    row = here.purse_row(job)
     assert (row.spent_tokens, row.spent_cost) == (reserved.reserved_tokens, reserved.reserved_cost)
     assert (row.reserved_tokens, row.reserved_cost) == (0, 0)

@@ -245,7 +245,8 @@ def test_key_and_address_come_from_the_environment(talk, monkeypatch):
 def test_calls_of_many_threads_stream_at_once(talk):
     everyone = 100
     gate = threading.Barrier(everyone)
-    here = talk(lambda request: Reply([text(request.first_text)], latency=0.5))
+    all_are_in = threading.Event()
+    here = talk(lambda request: Reply([text(request.first_text)], held_until=all_are_in))
     replies: dict[int, str] = {}
 
     def call(number: int) -> None:
@@ -256,7 +257,10 @@ def test_calls_of_many_threads_stream_at_once(talk):
     threads = [threading.Thread(target=call, args=(number,)) for number in range(everyone)]
     for thread in threads:
         thread.start()
-    here.server.wait_for(lambda server: server.in_flight == everyone)
+    try:
+        here.server.wait_for(lambda server: server.in_flight == everyone, 60)
+    finally:
+        all_are_in.set()
     for thread in threads:
         thread.join()
     assert replies == {number: f"I am {number}" for number in range(everyone)}

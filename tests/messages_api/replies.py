@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -80,6 +81,7 @@ class Reply:
         blocks: as they are to be accumulated by the client; a thinking block is signed here.
         stop_reason: by default ``tool_use`` when there is a tool call, else ``end_turn``.
         latency: seconds before the response begins.
+        held_until: the response does not begin before this is set.
         pause: seconds between two events.
         chunk: characters in one delta.
         cut: the last block is cut in its middle, as at max_tokens.
@@ -93,6 +95,7 @@ class Reply:
     blocks: Sequence[Mapping[str, Any]] = ()
     stop_reason: str | None = None
     latency: float = 0.0
+    held_until: threading.Event | None = None
     pause: float = 0.0
     chunk: int = 64
     cut: bool = False

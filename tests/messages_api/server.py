@@ -253,6 +253,8 @@ class MessagesServer:
         self._issued.update(block["type"] for block in reply.blocks)
         if reply.latency:
             await asyncio.sleep(reply.latency)
+        while reply.held_until is not None and not reply.held_until.is_set():
+            await asyncio.sleep(0.01)
         usage = self._cache.keep(prompt, found)
         return await self._play(wire, request, reply, usage, request_id)
 

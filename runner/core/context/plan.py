@@ -14,7 +14,10 @@ from runner.core.spending import may_ever_start, reserved, start
 from runner.core.steps import CountTokens, Record, Step, settle
 
 MOST_REFUSALS = 2  # in a row that are answered by making the prompt shorter
-CLOSE = 0.1  # of the room, around the gate: there the API is asked how long the prompt is
+
+# Of the room: from here on the API is asked how long a prompt is that has only been estimated, and so
+# close to the gate every other.
+ESTIMATED_CLOSE, CLOSE = 0.5, 0.1
 
 
 def fit_context(view: RunView, now: float) -> Step | None:
@@ -33,14 +36,19 @@ def fit_context(view: RunView, now: float) -> Step | None:
         return _stopped(f"the API found the prompt too long {fullness.refused} times in a row")
     found = gauge(view)
     if not fullness.must_shrink:
-        if _is_close(found) and (view.counted is None or view.counted.turns != view.progress.turns):
+        if _is_in_doubt(view, found):
             return CountTokens()
         if found.tokens <= found.room:
             return None
     return _shrink(view, found, now)
 
 
-def _is_close(found: Gauge) -> bool:
+def _is_in_doubt(view: RunView, found: Gauge) -> bool:
+    """Whether the API is to be asked how long the prompt is: at most once a turn."""
+    if view.counted is not None and view.counted.turns == view.progress.turns:
+        return False
+    if view.progress.fullness.measured is None:
+        return found.tokens >= ESTIMATED_CLOSE * found.room
     return abs(found.tokens - found.room) <= CLOSE * found.room
 
 

@@ -173,7 +173,7 @@ def _line(kind: str, **parts: Any) -> str:
 
 def _size(line: str) -> int:
     """Characters of a line as the estimate counts them: as JSON, once more."""
-    return len(line)
+    return len(json.dumps(line, ensure_ascii=False))
 
 
 def _short(text: str, most: int) -> str:

@@ -13,12 +13,6 @@ depends_on = None
 
 def upgrade() -> None:
     for table, column in (
-        ("jobs", sa.Column("budget_usd", sa.Float())),
-        ("jobs", sa.Column("budget_tokens", sa.BigInteger())),
-        ("jobs", _sum("spent_tokens")),
-        ("jobs", _sum("spent_cost")),
-        ("jobs", _sum("reserved_tokens")),
-        ("jobs", _sum("reserved_cost")),
         ("runs", sa.Column("cost_ceiling_usd", sa.Float())),
         ("runs", sa.Column("working_time", sa.Float())),
         ("runs", sa.Column("compaction_count", sa.Integer(), server_default="0", nullable=False)),
@@ -26,6 +20,18 @@ def upgrade() -> None:
         ("model_calls", sa.Column("hour_cache", sa.Boolean())),
     ):
         op.add_column(table, column)
+    op.create_table(
+        "purses",
+        sa.Column("job_id", sa.Text(), nullable=False),
+        sa.Column("budget_usd", sa.Float()),
+        sa.Column("budget_tokens", sa.BigInteger()),
+        _sum("spent_tokens"),
+        _sum("spent_cost"),
+        _sum("reserved_tokens"),
+        _sum("reserved_cost"),
+        sa.ForeignKeyConstraint(["job_id"], ["jobs.id"], name=op.f("fk_purses_job_id")),
+        sa.PrimaryKeyConstraint("job_id", name=op.f("pk_purses")),
+    )
     op.create_table(
         "compactions",
         sa.Column("run_id", sa.Text(), nullable=False),

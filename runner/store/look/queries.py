@@ -20,6 +20,7 @@ from runner.store.tables import (
     events,
     jobs,
     permission_rules,
+    purses,
     queued_messages,
     run_items,
     runs,
@@ -162,12 +163,17 @@ def last_texts(database: Database, job_id: str) -> dict[str, str]:
 
 def show_job(database: Database, job_id: str) -> dict[str, Any]:
     """A job as it was submitted, with the rules that now hold for all of its runs, these in numbers,
-    and its budget: ``budget_usd`` and ``budget_tokens``, and what is spent and reserved of it."""
+    and its budget: ``budget_usd`` and ``budget_tokens``, and what is spent and reserved of it (None
+    without one)."""
 
     def work(connection: Connection) -> dict[str, Any]:
         (summary,) = _job_summaries(connection, jobs.c.id == job_id)
-        names = ("spec", "spec_text", *_BUDGET_COLUMNS)
-        columns = select(*(jobs.c[name] for name in names)).where(jobs.c.id == job_id)
+        budget = (purses.c[name] for name in _BUDGET_COLUMNS)
+        columns = (
+            select(jobs.c.spec, jobs.c.spec_text, *budget)
+            .outerjoin(purses, purses.c.job_id == jobs.c.id)
+            .where(jobs.c.id == job_id)
+        )
         rules = (
             select(permission_rules.c.effect, permission_rules.c.rule)
             .where(

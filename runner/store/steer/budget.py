@@ -12,7 +12,7 @@ from sqlalchemy import Connection, select, update
 from runner.core.budget import BILLIONTHS, Budget, Purse, billionths
 from runner.core.events import INPUT_SUMMARY_LENGTH, Event, shorten
 from runner.errors import NotFoundError, UsageError
-from runner.store import purse as purses
+from runner.store import purse as money
 from runner.store.database import Database
 from runner.store.steer.control import (
     Change,
@@ -22,14 +22,14 @@ from runner.store.steer.control import (
     locked_runs,
     store_change,
 )
-from runner.store.tables import jobs, runs
+from runner.store.tables import jobs, purses, runs
 
 _WAITS = (runs.c.state == "waiting") & (runs.c.reason == "budget")
 
 
 def budget_of(database: Database, job_id: str) -> Purse | None:
     """What the runs of a job may use together, have used and have reserved; None without a budget."""
-    return database.read(lambda connection: purses.look_into(connection, job_id))
+    return database.read(lambda connection: money.look_into(connection, job_id))
 
 
 def set_budget(
@@ -64,8 +64,8 @@ def set_budget(
     if usd is None and tokens is None:
         raise UsageError("say what the budget is to be: --usd N, --tokens N or both")
     before, after = database.write(partial(_set, job_id=job_id, usd=usd, tokens=tokens))
-    # Whoever saw the old caps under the job's lock is waiting by now, and whoever comes sees the new
-    # ones. Runs are not locked before: who holds a job does not wait for a run.
+    # Whoever saw the old caps under the purse's lock is waiting by now, and whoever comes sees the new
+    # ones. Runs are not locked before: who holds a purse does not wait for a run.
     event = _event(before, after, author)
     return [
         change
@@ -77,10 +77,10 @@ def set_budget(
 def _set(
     connection: Connection, job_id: str, usd: float | None, tokens: int | None
 ) -> tuple[Budget, Budget]:
-    purse = purses.lock(connection, job_id)
+    purse = money.lock(connection, job_id)
     if purse is None:
         _refuse_without_budget(connection, job_id)
-    query = select(jobs.c.budget_usd, jobs.c.budget_tokens).where(jobs.c.id == job_id)
+    query = select(purses.c.budget_usd, purses.c.budget_tokens).where(purses.c.job_id == job_id)
     before = Budget(*connection.execute(query).one())
     assert purse is not None
     if usd is not None:
@@ -95,7 +95,7 @@ def _set(
         tokens=before.tokens if tokens is None else tokens,
     )
     caps = {"budget_usd": after.usd, "budget_tokens": after.tokens}
-    connection.execute(update(jobs).where(jobs.c.id == job_id).values(**caps))
+    connection.execute(update(purses).where(purses.c.job_id == job_id).values(**caps))
     return before, after
 
 

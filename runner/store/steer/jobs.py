@@ -18,7 +18,7 @@ from runner.store import ids, warming
 from runner.store.database import Database
 from runner.store.progress import progress_to_json
 from runner.store.rules import insert_rules
-from runner.store.tables import blocks, events, jobs, run_items, runs
+from runner.store.tables import blocks, events, jobs, purses, run_items, runs
 
 
 def submit(
@@ -140,6 +140,9 @@ def _submit(
         return first
     spec = submission.spec
     insert_rules(connection, job_id, spec.rules, author, now)
+    if spec.budget.is_set:
+        budget = {"budget_usd": spec.budget.usd, "budget_tokens": spec.budget.tokens}
+        connection.execute(insert(purses).values(job_id=job_id, **budget))
     warms = warming.is_worth_it(submission)
     opened = [
         open_run(job_id, new, spec, workspace_id, now, warms=warms and number == 0)
@@ -172,8 +175,6 @@ def _insert_job(
         "spec": submission.spec.to_json(),
         "workspace_id": workspace_id,
         "created_at": now,
-        "budget_usd": submission.spec.budget.usd,
-        "budget_tokens": submission.spec.budget.tokens,
     }
     statement = (
         dialect.insert(jobs).on_conflict_do_nothing(index_elements=["key"]).returning(jobs.c.id)

@@ -123,27 +123,17 @@ def test_recent_messages_stay_whole_where_leaving_out_older_ones_is_enough(data,
     fullness = replace(view.progress.fullness, summary_failed=True)
     before = replace(view, progress=replace(view.progress, fullness=fullness))
     view, end = shrunk(data.draw, before)
-    start = tail_start(before)
-    if (
-        end is not None
-        or view.sent[len(view.sent) - len(view.messages) + start :] == (view.messages[start:])
-    ):
+    recent = before.messages[tail_start(before) :]
+    if end is not None or view.sent[len(view.sent) - len(recent) :] == recent:
         return
     # Some were touched: without all that is older they are still too long.
-    per_token, found = view.spec.context.chars_per_token, gauge(before)
-    kept = (*before.messages[:1], *before.messages[start:], *view.compacted.stand_in)
+    per_token, found, counted = view.spec.context.chars_per_token, gauge(before), view.counted
     fixed = found.sent - tokens_of(before.messages, per_token)
-    scale = (
-        max(view.counted.tokens, found.tokens) / found.sent
-        if counts(view)
-        else (found.per_estimated)
-    )
-    slack = 500 / per_token
-    assert (fixed + tokens_of(kept, per_token) + slack) * scale > found.goal
-
-
-def counts(view):
-    return view.counted is not None and view.counted.tokens is not None
+    kept = fixed + tokens_of((before.messages[0], *recent, *view.compacted.stand_in), per_token)
+    scale = found.per_estimated
+    if counted is not None and counted.tokens is not None:
+        scale = max(scale, counted.tokens / counted.sent)
+    assert (kept + 500 / per_token) * scale > found.goal
 
 
 @given(st.data(), views())

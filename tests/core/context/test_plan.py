@@ -46,6 +46,15 @@ def test_near_the_gate_the_api_is_asked_once_a_turn():
     assert talk.view.progress.open_call is not None, "a retry asks again"
 
 
+def test_a_long_first_prompt_is_counted_as_nothing_has_been_measured_yet():
+    talk = Talk()
+    talk.say("x" * 40_000)
+    assert isinstance(talk.go_on(), CountTokens)
+    short = Talk()
+    short.say("x" * 20_000)
+    assert isinstance(short.go_on(), CallModel)
+
+
 def test_what_the_api_counted_decides_over_the_estimate():
     talk = Talk()
     talk.exchange(40_000)

@@ -95,7 +95,7 @@ def test_long_texts_are_shown_in_part_and_no_request_outgrows_the_window():
         for number in range(200)
         for message in (
             Message(
-                "assistant", (says(f"{number}: " + "I think.\n" * 400), uses("Bash", f"a{number}"))
+                "assistant", (says(f"{number}: " + '"So?"\n' * 600), uses("Bash", f"a{number}"))
             ),
             Message("user", (result(f"a{number}", "line\n" * 9_000),)),
         )

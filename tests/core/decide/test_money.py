@@ -127,6 +127,13 @@ def test_a_run_waits_shortly_for_what_others_have_reserved():
     assert isinstance(story.claim(purse=freed), CallModel)
 
 
+def test_a_run_that_waits_for_others_asks_less_and_less_often():
+    story = paid(purse=Purse(100_000, None, reserved_tokens=99_000))
+    outcomes = [outcome_of(story.go_on())]
+    outcomes += [outcome_of(story.claim(purse=story.view.purse)) for _ in range(5)]
+    assert [outcome.due_at - story.now for outcome in outcomes] == [2, 4, 8, 16, 20, 20]
+
+
 @pytest.mark.parametrize("spent", [{"spent_tokens": 99_000}, {"spent_cost": 10**9 - 1}])
 def test_a_run_waits_for_its_budget_when_the_rest_could_never_cover_its_call(spent):
     story = paid(purse=Purse(100_000, 10**9, **spent, reserved_tokens=500))
