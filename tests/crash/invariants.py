@@ -40,7 +40,7 @@ def check(record: Record, served: Served, variant: scenario.Scenario) -> None:
         lambda: _check_events(record),
         lambda: questions.check(record, variant),
         lambda: sent.check(record, served.turns, variant),
-        lambda: purse.check(record),
+        lambda: purse.check(record, variant),
     )
     found = []
     for holds in checks:

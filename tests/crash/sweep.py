@@ -174,7 +174,7 @@ class _Iteration:
         if frozen:
             self._frozen_at = time.monotonic()
             _wait(lambda: not _has_tools(pid), "tools outlive their worker's lease")
-        purse.check(self._record())
+        purse.check(self._record(), self._variant)
         self._person.answer_all()
         self._take_from(first.worker_id)
         self._finish(replace(task, worker_id=_new_worker(), boundary=None))
@@ -189,7 +189,7 @@ class _Iteration:
         if tools:
             raise Violation(f"tools outlive their worker: {tools}")
         losses.take_from(self._database, [worker_id], time.time())
-        purse.check(self._record())
+        purse.check(self._record(), self._variant)
 
     def _finish(self, task: Task) -> None:
         end = self._zygote.wait(self._zygote.start(task))

@@ -18,8 +18,8 @@ from tests.lifecycle.spender import Spender, Watch
 from tests.messages_api import API_KEY, MessagesServer, Received, Reply, text
 
 WORKERS = 3
-KILLS = 4
-TURNS = 5
+KILLS = 3
+TURNS = 4
 LIMITS = {"max_output_tokens": 1_500}
 
 pytestmark = pytest.mark.timeout(400)
@@ -94,16 +94,16 @@ def test_spending_never_passes_a_jobs_budget_and_raising_it_wakes_its_runs(
 ) -> None:
     model = Spender(TURNS, seed=4)
     here = shop(model)
-    in_usd = here.submit("in_usd", ("a", "b", "c"), budget_usd=0.08)
-    in_tokens = here.submit("in_tokens", ("d", "e", "f"), budget_tokens=20_000)
+    in_usd = here.submit("in_usd", ("a", "b", "c"), budget_usd=0.07)
+    in_tokens = here.submit("in_tokens", ("d", "e", "f"), budget_tokens=16_000)
     jobs_at_work = (in_usd, in_tokens)
     with Watch(here.database, jobs_at_work) as watch:
         here.work_and_die(
             lambda: watch.wrong or all(_at_rest(here.states(job)) for job in jobs_at_work), seed=5
         )
         assert watch.wrong == []
-        assert 0 < model.billed("a", "b", "c") <= billionths(0.08)
-        assert 0 < model.tokens("d", "e", "f") <= 20_000
+        assert 0 < model.billed("a", "b", "c") <= billionths(0.07)
+        assert 0 < model.tokens("d", "e", "f") <= 16_000
         _check_sums(here, model, in_usd, in_tokens)
         here.site.run("budget", in_usd, "--usd", "9.5")
         here.site.run("budget", in_tokens, "--tokens", "5000000")
@@ -128,14 +128,14 @@ def _check_sums(here: Shop, model: Spender, in_usd: str, in_tokens: str) -> None
 def test_no_run_passes_its_own_ceiling(shop: Callable[..., Shop]) -> None:
     model = Spender(turns=None, seed=6)
     here = shop(model)
-    in_usd = here.submit("in_usd", ("a", "b"), cost_ceiling_usd=0.15)
-    in_tokens = here.submit("in_tokens", ("c", "d"), token_ceiling=40_000)
+    in_usd = here.submit("in_usd", ("a", "b"), cost_ceiling_usd=0.1)
+    in_tokens = here.submit("in_tokens", ("c", "d"), token_ceiling=25_000)
     ends = {in_usd: {("stopped", "cost_ceiling")}, in_tokens: {("stopped", "token_ceiling")}}
     here.work_and_die(lambda: all(here.states(job) == end for job, end in ends.items()), seed=7)
     for item in ("a", "b"):
-        assert 0 < model.billed(item) <= billionths(0.15)
+        assert 0 < model.billed(item) <= billionths(0.1)
     for item in ("c", "d"):
-        assert 0 < model.tokens(item) <= 40_000
+        assert 0 < model.tokens(item) <= 25_000
 
 
 @pytest.mark.parametrize("empty_url", ["sqlite"], indirect=True)

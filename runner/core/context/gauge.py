@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from runner.core.journal import RunView
 
 ENOUGH = 0.75  # of the room: a compaction that leaves less free comes back too soon
+STAND_IN = 0.25  # of the room: more than that nothing takes that stands in for messages
+LEAST_CHARACTERS = 2_000
+_LEAST_PER_ESTIMATED = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +20,7 @@ class Gauge:
     tokens: int
     sent: int
     room: int
+    chars_per_token: float
 
     @property
     def goal(self) -> int:
@@ -31,6 +35,11 @@ class Gauge:
         """The tokens once the plain estimate has changed by so much."""
         return round((self.sent + difference) * self.per_estimated)
 
+    def characters(self, share: float) -> int:
+        """The characters that fill such a share of the room, but always a few."""
+        tokens = self.room * share / max(self.per_estimated, _LEAST_PER_ESTIMATED)
+        return max(LEAST_CHARACTERS, int(tokens * self.chars_per_token))
+
 
 def gauge(view: RunView) -> Gauge:
     """How full the window is now. What the API has counted comes first; a prompt that it has found
@@ -42,7 +51,7 @@ def gauge(view: RunView) -> Gauge:
         tokens = counted.tokens
     if fullness.must_shrink:
         tokens = max(tokens, view.window)
-    return Gauge(tokens, fullness.sent, room(view))
+    return Gauge(tokens, fullness.sent, room(view), view.spec.context.chars_per_token)
 
 
 def room(view: RunView) -> int:

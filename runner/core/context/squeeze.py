@@ -18,7 +18,7 @@ from runner.core.context.clips import (
     shortened,
 )
 from runner.core.context.compaction import Clip, Compaction, difference
-from runner.core.context.gauge import Gauge
+from runner.core.context.gauge import STAND_IN, Gauge
 from runner.core.context.summary import HEADING
 from runner.core.context.tail import cuts, tail_start
 from runner.core.conversation import tool_uses
@@ -133,13 +133,11 @@ class Squeeze:
             if block["type"] == "text" and block["text"] not in OWN_TEXTS
         ]
         quoted = [f"The user said there: {_quoted(text)}" for text in said]
-        before = self._within(view.compacted.text, 8) if view.compacted.last else HEADING
-        return self._within("\n\n".join([before, note, *quoted]), 4)
+        before = self._within(view.compacted.text, STAND_IN / 2) if view.compacted.last else HEADING
+        return self._within("\n\n".join([before, note, *quoted]), STAND_IN)
 
-    def _within(self, text: str, share: int) -> str:
-        """A text that stands in for others, in so small a share of the room."""
-        tokens = self.gauge.room / share / self.gauge.per_estimated
-        most = max(_MOST_SAID, int(tokens * self.view.spec.context.chars_per_token))
+    def _within(self, text: str, share: float) -> str:
+        most = self.gauge.characters(share)
         return text if len(text) <= most else shortened(text, most, "they are gone")
 
 

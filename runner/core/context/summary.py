@@ -13,7 +13,7 @@ from typing import Any
 
 from runner.core.context.clips import shortened
 from runner.core.context.compaction import Compaction, difference
-from runner.core.context.gauge import gauge, room
+from runner.core.context.gauge import STAND_IN, gauge, room
 from runner.core.context.tail import tail_start
 from runner.core.conversation import Message, ModelReply, content_text
 from runner.core.entries import SummaryReplied
@@ -96,23 +96,26 @@ def summarised(view: RunView, reply: ModelReply) -> SummaryReplied:
     Args:
         view: the run as it was when the call began.
     """
-    start = tail_start(view)
     text = "\n\n".join(block["text"] for block in reply.blocks if block["type"] == "text").strip()
-    if reply.stop_reason in _CUT_OFF:
-        text = text and f"{text}\n{_CUT}"
-    elif reply.stop_reason not in _USABLE:
+    if reply.stop_reason not in _USABLE | _CUT_OFF:
         return SummaryReplied(reply, None, f"the model stopped with {reply.stop_reason!r}")
     if not text:
         return SummaryReplied(reply, None, "the summary is empty")
+    entry = _stood_in(view, reply, text)
+    most = gauge(view).characters(STAND_IN)
+    if entry.compaction is not None and (reply.stop_reason in _CUT_OFF or len(text) > most):
+        return _stood_in(view, reply, f"{text[:most]}\n{_CUT}")
+    return entry
+
+
+def _stood_in(view: RunView, reply: ModelReply, text: str) -> SummaryReplied:
     found = gauge(view)
-    compaction = Compaction(
-        "summary", 1, start - 1, f"{HEADING}\n\n{text}", tokens_before=found.tokens
-    )
-    per_token = view.spec.context.chars_per_token
-    change = difference(view.messages, view.compacted, compaction, per_token)
-    if change >= 0:
-        return SummaryReplied(reply, None, "the summary is longer than what it is of")
-    return SummaryReplied(reply, replace(compaction, tokens_after=found.after(change)))
+    made = Compaction("summary", 1, tail_start(view) - 1, f"{HEADING}\n\n{text}")
+    change = difference(view.messages, view.compacted, made, found.chars_per_token)
+    after = found.after(change)
+    if after >= found.tokens:
+        return SummaryReplied(reply, None, "the summary is as long as what it is of")
+    return SummaryReplied(reply, replace(made, tokens_before=found.tokens, tokens_after=after))
 
 
 def _conversation(view: RunView, start: int, most: int) -> str:

@@ -184,6 +184,15 @@ def test_a_summary_that_broke_off_is_used_and_says_so():
     assert talk.view.compacted.text.endswith("We looked\n[the summary was cut off here]")
 
 
+def test_a_summary_takes_no_more_than_a_quarter_of_the_room():
+    talk = Talk()
+    talk.fill(500, speech=WORDS)
+    talk.summarise("So. " * 6_000)
+    assert talk.kinds == ["summary"]
+    assert len(talk.view.compacted.text) < ROOM + 200
+    assert talk.view.compacted.text.endswith("[the summary was cut off here]")
+
+
 def test_a_summary_call_that_fails_for_good_leaves_out_turns_and_the_run_goes_on():
     talk = Talk()
     talk.fill(500, speech=WORDS)

@@ -169,7 +169,7 @@ def test_a_summary_stands_in_for_the_middle():
         ("x", "refusal", "'refusal'"),
         ("x", "tool_use", "'tool_use'"),
         ("x", "out_of_cheese", "'out_of_cheese'"),
-        ("x" * 9_000, "end_turn", "longer"),
+        ("x" * 9_000, "end_turn", "as long"),
     ],
 )
 def test_a_reply_of_no_use_says_why(text, reason, why):
