@@ -132,16 +132,17 @@ def claim(database: Database, run: DueRun, worker_id: str, now: float) -> Lease 
         claimed = _CLAIM.rows(connection, values)
         if not claimed:
             return None
-        started = {
+        started = Event("attempt_started", {"attempt": attempt, "worker": worker_id})
+        row = {
             "run_id": run.id,
             "number": claimed[0].event_count,
             "at": now,
             "attempt": attempt,
-            "type": "attempt_started",
-            "data": {"attempt": attempt, "worker": worker_id},
+            "type": started.type,
+            "data": started.data,
         }
         writes = Writes()
-        writes.insert(events, [started])
+        writes.insert(events, [row])
         writes.run(connection)
         return Lease(run.id, attempt, worker_id)
 
