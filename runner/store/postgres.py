@@ -66,7 +66,13 @@ def engines(url: URL, *, connections: int, patience: float) -> Engines:
         max_overflow=0,
         pool_timeout=patience,
         # $1 and $2, as Postgres has them: psycopg need not look for %s in the text each time.
-        connect_args=_PATIENCE | {"client_encoding": "utf8", "cursor_factory": psycopg.RawCursor},
+        connect_args={
+            **_PATIENCE,
+            "client_encoding": "utf8",
+            "cursor_factory": psycopg.RawCursor,
+            # psycopg forgets what it has prepared by DEALLOCATE ALL, which takes ours with it.
+            "prepare_threshold": None,
+        },
     )
 
     @event.listens_for(single, "connect")

@@ -115,3 +115,18 @@ def test_a_statement_that_failed_leaves_its_transaction_nothing(database: Databa
         with pytest.raises(IntegrityError):
             database.write(work)
         assert database.find(count, {"run": run_id}) == before
+
+
+def test_what_is_prepared_outlives_what_sqlalchemy_rolls_back(database: Database) -> None:
+    run_id = submit_one(database)
+    query = select(runs.c.id).where(runs.c.id == bindparam("run"))
+
+    def work(connection: Connection) -> None:
+        for _ in range(10):
+            connection.execute(query, {"run": run_id})
+        raise LookupError
+
+    for _ in range(10):
+        assert database.find(query, {"run": run_id}) == [(run_id,)]
+        with pytest.raises(LookupError):
+            database.write(work)
