@@ -32,6 +32,9 @@ EXECUTION_SECONDS = 90
 CLEANING_SECONDS = 600.0
 FAREWELL_SECONDS = 2.0
 
+GATHER_SECONDS = 0.2
+"""How long what is told may lie: the ends and beginnings of many short runs cost one round trip."""
+
 
 @dataclass(frozen=True, slots=True)
 class Begun:
@@ -136,13 +139,15 @@ class Presence:
                 self._reached = True
 
     def _collect(self, seconds: float) -> tuple[list[Note], bool]:
-        """What was told, waiting up to ``seconds`` for the first; and whether to sign off."""
+        """What was told, waiting up to ``seconds`` for the first and then a moment for those that
+        follow it; and whether to sign off."""
         notes: list[Note] = []
+        until = time.monotonic() + seconds
         try:
-            note = self._notes.get(timeout=seconds) if seconds > 0 else self._notes.get_nowait()
-            while note is not None:
+            while (note := self._notes.get(timeout=max(0.0, until - time.monotonic()))) is not None:
+                if not notes:
+                    until = time.monotonic() + GATHER_SECONDS
                 notes.append(note)
-                note = self._notes.get_nowait()
         except queue.Empty:
             return notes, False
         return notes, True

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sqlalchemy import Connection, Row, bindparam, select
+from sqlalchemy import Connection, bindparam, select
 
 from runner.core.conversation import Message, tool_uses
 from runner.core.journal import Call
@@ -14,6 +14,16 @@ from runner.store.rules import setting_from_json
 from runner.store.statement import find
 from runner.store.tables import approvals, blocks, tool_calls
 
+_BLOCKS = (
+    select(blocks.c.message, blocks.c.position, blocks.c.role, blocks.c.content)
+    .where(blocks.c.run_id == bindparam("run"))
+    .order_by(blocks.c.message, blocks.c.position)
+)
+_CALLS = (
+    select(tool_calls)
+    .where(tool_calls.c.run_id == bindparam("run"), tool_calls.c.message == bindparam("reply"))
+    .order_by(tool_calls.c.position)
+)
 _ANSWERS = select(
     approvals.c.position,
     approvals.c.answer,
@@ -40,14 +50,9 @@ def load_conversation(
     Args:
         rules_of: finds the rules that calls were decided on by.
     """
-    query = (
-        select(blocks.c.message, blocks.c.position, blocks.c.role, blocks.c.content)
-        .where(blocks.c.run_id == run_id)
-        .order_by(blocks.c.message, blocks.c.position)
-    )
     contents: dict[int, dict[int, Any]] = {}
     roles: dict[int, Any] = {}
-    for row in connection.execute(query):
+    for row in find(connection, _BLOCKS, {"run": run_id}):
         contents.setdefault(row.message, {})[row.position] = row.content
         roles[row.message] = row.role
     reply = max((number for number, role in roles.items() if role == "assistant"), default=None)
@@ -63,12 +68,7 @@ def _open_calls(
     contents: dict[int, dict[int, Any]],
     rules_of: RulesOf,
 ) -> tuple[Call, ...]:
-    query = (
-        select(tool_calls)
-        .where(tool_calls.c.run_id == run_id, tool_calls.c.message == reply)
-        .order_by(tool_calls.c.position)
-    )
-    rows = connection.execute(query).all()
+    rows = find(connection, _CALLS, {"run": run_id, "reply": reply})
     if all(row.ended_at is not None for row in rows):
         return ()
     uses = tool_uses(contents[reply].values())
@@ -90,7 +90,7 @@ def _open_calls(
     )
 
 
-def _decision(row: Row[Any], rules_of: RulesOf) -> Decision:
+def _decision(row: Any, rules_of: RulesOf) -> Decision:
     snapshot = row.decision_snapshot or 1
     rules = (rule for rule in rules_of(snapshot) if rule.position == row.rule_position)
     grounds = tuple(Ground(rule, "") for rule in rules)

@@ -6,21 +6,23 @@ the next one, so that many runs share one flush to disk.
 
 from __future__ import annotations
 
-import json
 import sqlite3
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from sqlalchemy import Connection, Engine, create_engine, event, make_url
+from sqlalchemy import Connection, Engine, Select, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.pool import QueuePool
 
 from runner.errors import RunnerError, UnreachableError, UsageError
+from runner.store import postgres
+from runner.store.driver import to_json
+from runner.store.statement import find
 
 T = TypeVar("T")
 
@@ -29,26 +31,6 @@ POSTGRES_CONNECTIONS = 8
 _MOST_SHARING_A_COMMIT = 64
 _DRIVERS = {"sqlite", "sqlite+pysqlite", "postgresql", "postgresql+psycopg"}
 _OUTAGE_CLASSES = {"08", "25", "40", "53", "57", "58"}
-
-# A host that is gone without a word is noticed in seconds, not hours
-# (https://www.postgresql.org/docs/current/libpq-connect.html).
-_POSTGRES_PATIENCE = {
-    "connect_timeout": 10,
-    "keepalives_idle": 10,
-    "keepalives_interval": 5,
-    "keepalives_count": 3,
-    "tcp_user_timeout": 20_000,
-}
-
-
-def to_json(value: Any) -> str:
-    """JSON text, compact and in order. Text that UTF-8 cannot carry (lone surrogates) is escaped."""
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return json.dumps(value, separators=(",", ":"))
-    return text
 
 
 class Database:
@@ -92,25 +74,14 @@ class Database:
             ) from error
         self.writer = _sqlite_engine(self, "BEGIN IMMEDIATE", connections=1)
         self.reader = _sqlite_engine(self, "BEGIN", connections=4)
+        self._single = self.reader
         self._writes: _SharedCommits | None = _SharedCommits(self.writer)
 
     def _open_postgres(self) -> None:
-        import psycopg  # late: commands on SQLite start without it
-
-        self.writer = create_engine(
-            self.url,
-            json_serializer=to_json,
-            paramstyle="numeric_dollar",
-            pool_size=POSTGRES_CONNECTIONS,
-            max_overflow=0,
-            pool_timeout=BUSY_TIMEOUT_SECONDS,
-            # $1 and $2, as Postgres has them: psycopg need not look for %s in the text at each turn.
-            connect_args=_POSTGRES_PATIENCE | {"cursor_factory": psycopg.RawCursor},
+        opened = postgres.engines(
+            self.url, connections=POSTGRES_CONNECTIONS, patience=BUSY_TIMEOUT_SECONDS
         )
-        event.listen(self.writer, "connect", _prepare_postgres)
-        self.reader = self.writer.execution_options(
-            isolation_level="REPEATABLE READ", postgresql_readonly=True
-        )
+        self._single, self.writer, self.reader = opened
         self._writes = None
 
     def write(self, work: Callable[[Connection], T]) -> T:
@@ -134,6 +105,16 @@ class Database:
         """
         with reachable(self), self.reader.begin() as connection:
             return work(connection)
+
+    def find(self, query: Select[Any], values: Mapping[str, Any]) -> list[Any]:
+        """The rows of one query, which needs no transaction for one view of the data: its columns by
+        name. ``query`` is the same object each time.
+
+        Raises:
+            UnreachableError: the database does not answer.
+        """
+        with reachable(self), self._single.connect() as connection:
+            return find(connection, query, values)
 
     def close(self) -> None:
         if self._writes is not None:
@@ -169,18 +150,6 @@ def _unreachable(database: Database, error: Exception) -> RunnerError:
     if "no such table" in reason or "no such column" in reason:
         return UsageError(f"the database {where} is not up to date: run `runner db upgrade`")
     return UnreachableError(f"the database {where} does not answer ({reason})")
-
-
-def _prepare_postgres(connection: Any, _record: Any) -> None:
-    from psycopg.types.numeric import Int8Dumper
-
-    # One type for every whole number: psycopg prepares a statement anew for other types of values.
-    connection.adapters.register_dumper(int, Int8Dumper)
-    # A worker that is stopped in the middle of a transaction would keep its run's row locked, and
-    # nobody could take the run.
-    milliseconds = int(BUSY_TIMEOUT_SECONDS / 2 * 1000)
-    connection.execute(f"SET idle_in_transaction_session_timeout = {milliseconds}")
-    connection.commit()
 
 
 def _sqlite_engine(database: Database, begin: str, *, connections: int) -> Engine:

@@ -6,11 +6,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, and_, func, insert, or_, select, update
+from sqlalchemy import (
+    Connection,
+    Float,
+    Integer,
+    and_,
+    bindparam,
+    func,
+    insert,
+    or_,
+    select,
+    update,
+)
 
 from runner.core.events import Event
 from runner.core.run import Lease
 from runner.store.database import Database
+from runner.store.statement import Statement, Writes
 from runner.store.tables import events, jobs, runs, workers
 
 RING_AGAIN_SECONDS = 15.0
@@ -56,57 +68,82 @@ def add_event(connection: Connection, run: Any, event: Event, now: float) -> Non
     )
 
 
+_DUE_RUN = (
+    select(
+        runs.c.id,
+        runs.c.attempt,
+        runs.c.lost_leases,
+        runs.c.workspace_path,
+        runs.c.workspace_id,
+        workers.c.host_id,
+    )
+    .outerjoin(workers, workers.c.id == runs.c.last_worker_id)
+    .where(
+        runs.c.id == bindparam("run"),
+        runs.c.state == "queued",
+        runs.c.due_at <= bindparam("now"),
+    )
+)
+
+
 def look_at(database: Database, run_id: str, now: float) -> DueRun | None:
     """The run, if it is queued and due."""
-    query = (
-        select(
-            runs.c.id,
-            runs.c.attempt,
-            runs.c.lost_leases,
-            runs.c.workspace_path,
-            runs.c.workspace_id,
-            workers.c.host_id,
-        )
-        .outerjoin(workers, workers.c.id == runs.c.last_worker_id)
-        .where(runs.c.id == run_id, runs.c.state == "queued", runs.c.due_at <= now)
+    for row in database.find(_DUE_RUN, {"run": run_id, "now": now}):
+        return DueRun(*row)
+    return None
+
+
+_CLAIM = Statement(
+    update(runs)
+    .where(
+        runs.c.id == bindparam("run"),
+        runs.c.state == "queued",
+        runs.c.attempt == bindparam("last_attempt"),
+        runs.c.due_at <= bindparam("now"),
     )
-    row = database.read(lambda connection: connection.execute(query).one_or_none())
-    return DueRun(*row) if row else None
+    .values(
+        state="running",
+        reason="",
+        detail="",
+        attempt=bindparam("new_attempt"),
+        worker_id=bindparam("worker"),
+        last_worker_id=bindparam("worker"),
+        due_at=None,
+        rung_at=None,
+        started_at=func.coalesce(runs.c.started_at, bindparam("now")),
+        event_count=runs.c.event_count + 1,
+    )
+    .returning(runs.c.event_count)
+)
 
 
 def claim(database: Database, run: DueRun, worker_id: str, now: float) -> Lease | None:
     """Take a due run for a worker: a new attempt, unless someone was faster."""
     attempt = run.attempt + 1
+    values = {
+        "run": run.id,
+        "last_attempt": run.attempt,
+        "new_attempt": attempt,
+        "worker": worker_id,
+        "now": now,
+    }
 
     def work(connection: Connection) -> Lease | None:
-        claimed = connection.execute(
-            update(runs)
-            .where(
-                runs.c.id == run.id,
-                runs.c.state == "queued",
-                runs.c.attempt == run.attempt,
-                runs.c.due_at <= now,
-            )
-            .values(
-                state="running",
-                reason="",
-                detail="",
-                attempt=attempt,
-                worker_id=worker_id,
-                last_worker_id=worker_id,
-                due_at=None,
-                rung_at=None,
-                started_at=func.coalesce(runs.c.started_at, now),
-            )
-        )
-        if claimed.rowcount == 0:
+        claimed = _CLAIM.rows(connection, values)
+        if not claimed:
             return None
-        add_event(
-            connection,
-            run,
-            Event("attempt_started", {"attempt": attempt, "worker": worker_id}),
-            now,
-        )
+        started = Event("attempt_started", {"attempt": attempt, "worker": worker_id})
+        row = {
+            "run_id": run.id,
+            "number": claimed[0].event_count,
+            "at": now,
+            "attempt": attempt,
+            "type": started.type,
+            "data": started.data,
+        }
+        writes = Writes()
+        writes.insert(events, [row])
+        writes.run(connection)
         return Lease(run.id, attempt, worker_id)
 
     return database.write(work)
@@ -189,33 +226,37 @@ def set_workspace(database: Database, lease: Lease, path: str, workspace_id: str
     )
 
 
+_RUNG_BEFORE = bindparam("rung_before", type_=Float)
+_DUE = (
+    select(runs.c.id)
+    .where(
+        runs.c.state == "queued",
+        runs.c.due_at <= bindparam("now"),
+        # A time to come is of a clock that was set back since.
+        or_(
+            runs.c.rung_at.is_(None),
+            runs.c.rung_at < _RUNG_BEFORE,
+            runs.c.rung_at > bindparam("now"),
+        ),
+    )
+    .order_by(runs.c.due_at, runs.c.id)
+    .limit(bindparam("most", type_=Integer))
+)
+_RING = Statement(
+    update(runs)
+    .where(runs.c.id.in_(_DUE.with_for_update(skip_locked=True)))
+    .values(rung_at=bindparam("now"))
+    .returning(runs.c.id, runs.c.due_at)
+)
+
+
 def ring_due(database: Database, most: int, now: float) -> list[str]:
     """The ids of due runs to ring for, at most ``most``, oldest first, stamped as rung."""
-    due = (
-        select(runs.c.id)
-        .where(
-            runs.c.state == "queued",
-            runs.c.due_at <= now,
-            # A time to come is of a clock that was set back since.
-            or_(
-                runs.c.rung_at.is_(None),
-                runs.c.rung_at < now - RING_AGAIN_SECONDS,
-                runs.c.rung_at > now,
-            ),
-        )
-        .order_by(runs.c.due_at, runs.c.id)
-        .limit(most)
-    )
-    found = database.read(lambda connection: connection.execute(due).scalars().all())
-    if not found:
+    values = {"most": most, "now": now, "rung_before": now - RING_AGAIN_SECONDS}
+    if not database.find(_DUE, values):
         return []
-
-    def stamp(connection: Connection) -> list[str]:
-        ids = connection.execute(due.with_for_update(skip_locked=True)).scalars().all()
-        connection.execute(update(runs).where(runs.c.id.in_(ids)).values(rung_at=now))
-        return list(ids)
-
-    return database.write(stamp)
+    rung = database.write(lambda connection: _RING.rows(connection, values))
+    return [run.id for run in sorted(rung, key=lambda run: (run.due_at, run.id))]
 
 
 def unring(database: Database, run_ids: Sequence[str]) -> None:
@@ -229,34 +270,39 @@ def unring(database: Database, run_ids: Sequence[str]) -> None:
     )
 
 
+_UNFINISHED = (
+    select(runs.c.id)
+    .where(
+        or_(
+            runs.c.state == "running",
+            and_(runs.c.state == "queued", runs.c.due_at <= bindparam("now")),
+        )
+    )
+    .limit(1)
+)
+
+
 def unfinished(database: Database, now: float) -> bool:
     """Whether any run is being worked or is due now."""
-    query = (
-        select(runs.c.id)
-        .where(
-            or_(
-                runs.c.state == "running",
-                and_(runs.c.state == "queued", runs.c.due_at <= now),
-            )
-        )
-        .limit(1)
-    )
-    return database.read(lambda connection: connection.execute(query).first()) is not None
+    return bool(database.find(_UNFINISHED, {"now": now}))
+
+
+_HELD_BY = select(runs.c.id, runs.c.attempt).where(runs.c.worker_id == bindparam("worker"))
 
 
 def held_by(database: Database, worker_id: str) -> dict[str, int]:
     """The runs that a worker holds, with the attempt that does."""
-    query = select(runs.c.id, runs.c.attempt).where(runs.c.worker_id == worker_id)
-    rows = database.read(lambda connection: connection.execute(query).all())
-    return {row.id: row.attempt for row in rows}
+    return {row.id: row.attempt for row in database.find(_HELD_BY, {"worker": worker_id})}
+
+
+_WORKSPACE = (
+    select(runs.c.workspace_path, runs.c.workspace_id, jobs.c.spec["workspace"].label("asked"))
+    .join(jobs, jobs.c.id == runs.c.job_id)
+    .where(runs.c.id == bindparam("run"))
+)
 
 
 def workspace_of(database: Database, run_id: str) -> tuple[str | None, str | None, Any]:
     """A run's workspace path and id (None before its copy is made), and what its job asks for."""
-    query = (
-        select(runs.c.workspace_path, runs.c.workspace_id, jobs.c.spec)
-        .join(jobs, jobs.c.id == runs.c.job_id)
-        .where(runs.c.id == run_id)
-    )
-    row = database.read(lambda connection: connection.execute(query).one())
-    return row.workspace_path, row.workspace_id, row.spec["workspace"]
+    (row,) = database.find(_WORKSPACE, {"run": run_id})
+    return row.workspace_path, row.workspace_id, row.asked

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import namedtuple
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import lru_cache
 from itertools import chain, count, groupby
 from typing import Any, NamedTuple
@@ -25,11 +24,15 @@ from sqlalchemy import (
     insert,
     update,
 )
-from sqlalchemy.exc import DBAPIError
+
+from runner.store.driver import raising_as_sqlalchemy_does
+from runner.store.postgres import Prepared, loader, read_rows
 
 # So that the parameters of a statement are in the thousands at most: Postgres takes 65,535.
 _MOST_ROWS_TOGETHER = 16
 _MOST_WRITES_TOGETHER = 16
+
+_Definition = Select[Any] | Insert | Update
 
 
 class Statement:
@@ -39,27 +42,27 @@ class Statement:
         definition: what it does; its values come by the names of its parameters.
     """
 
-    def __init__(self, definition: Select[Any] | Insert | Update) -> None:
+    def __init__(self, definition: _Definition) -> None:
         self._definition = definition
-        self._compiled: dict[str, _Compiled] = {}
+        self._compiled: dict[str, _OnPostgres | _OnSqlite] = {}
 
     def run(self, connection: Connection, values: Mapping[str, Any]) -> None:
         """Run it for what it does. Raises ``DBAPIError``."""
-        with _raising_as_sqlalchemy_does(connection):
-            self._on(connection).execute(connection, values)
+        with raising_as_sqlalchemy_does(connection):
+            self._on(connection).run(connection, values)
 
     def rows(self, connection: Connection, values: Mapping[str, Any]) -> list[Any]:
-        """The rows that it finds, their columns by name. Raises ``DBAPIError``."""
-        compiled = self._on(connection)
-        with _raising_as_sqlalchemy_does(connection):
-            cursor = compiled.execute(connection, values)
-            return compiled.rows(cursor.fetchall(), cursor.description)
+        """The rows that it finds or returns, their columns by name. Raises ``DBAPIError``."""
+        with raising_as_sqlalchemy_does(connection):
+            return self._on(connection).rows(connection, values)
 
-    def _on(self, connection: Connection) -> _Compiled:
-        kind = connection.dialect.name
-        if kind not in self._compiled:
-            self._compiled[kind] = _Compiled(self._definition, connection.dialect)
-        return self._compiled[kind]
+    def _on(self, connection: Connection) -> _OnPostgres | _OnSqlite:
+        dialect = connection.dialect
+        found = self._compiled.get(dialect.name)
+        if found is None:
+            kind = _OnSqlite if dialect.name == "sqlite" else _OnPostgres
+            found = self._compiled[dialect.name] = kind(self._definition, dialect)
+        return found
 
 
 def find(connection: Connection, query: Select[Any], values: Mapping[str, Any]) -> list[Any]:
@@ -73,60 +76,64 @@ def _finding(query: Select[Any]) -> Statement:
 
 
 class _Compiled:
-    def __init__(self, definition: Select[Any] | Insert | Update, dialect: Dialect) -> None:
+    def __init__(self, definition: _Definition, dialect: Dialect) -> None:
         compiled: Any = definition.compile(dialect=dialect)
         self._text = str(compiled)
-        self._given = {name: value for name, value in compiled.params.items() if value is not None}
-        self._parameters = [
-            (name, compiled.binds[name].type.dialect_impl(dialect).bind_processor(dialect))
-            for name in compiled.positiontup
-        ]
-        self._dialect = dialect
-        if isinstance(definition, Select):
-            self._columns = definition.selected_columns
-            self._row: Any = namedtuple("Row", self._columns.keys())  # type: ignore[misc]
-            self._reading: list[Callable[[Any], Any] | None] = []
+        self._given = {
+            name: value
+            for name, value in compiled.params.items()
+            if not compiled.binds[name].required
+        }
+        self._names = list(compiled.positiontup)
+        self._types = [compiled.binds[name].type.dialect_impl(dialect) for name in self._names]
+        columns = definition.exported_columns
+        self._read_types = [column.type.dialect_impl(dialect) for column in columns]
+        self._row: Any = namedtuple("Row", map(str, columns.keys()))  # type: ignore[misc]
 
-    def execute(self, connection: Connection, values: Mapping[str, Any]) -> Any:
+    def _values(self, values: Mapping[str, Any]) -> list[Any]:
         values = {**self._given, **values}
-        bound = [
-            process(values[name]) if process else values[name] for name, process in self._parameters
-        ]
+        return [values[name] for name in self._names]
+
+
+class _OnPostgres(_Compiled):
+    def __init__(self, definition: _Definition, dialect: Dialect) -> None:
+        super().__init__(definition, dialect)
+        self._prepared = Prepared(self._text, self._types)
+        self._loaders = [loader(kind) for kind in self._read_types]
+
+    def run(self, connection: Connection, values: Mapping[str, Any]) -> None:
+        self._prepared.execute(connection, self._values(values))
+
+    def rows(self, connection: Connection, values: Mapping[str, Any]) -> list[Any]:
+        result = self._prepared.execute(connection, self._values(values))
+        return [self._row._make(row) for row in read_rows(result, self._loaders)]
+
+
+class _OnSqlite(_Compiled):
+    def __init__(self, definition: _Definition, dialect: Dialect) -> None:
+        super().__init__(definition, dialect)
+        self._binding = [kind.bind_processor(dialect) for kind in self._types]
+        self._reading = [kind.result_processor(dialect, None) for kind in self._read_types]
+
+    def run(self, connection: Connection, values: Mapping[str, Any]) -> None:
+        self._execute(connection, values)
+
+    def rows(self, connection: Connection, values: Mapping[str, Any]) -> list[Any]:
+        found = self._execute(connection, values).fetchall()
+        return [self._row._make(_processed(self._reading, row)) for row in found]
+
+    def _execute(self, connection: Connection, values: Mapping[str, Any]) -> Any:
         driver: Any = connection.connection.driver_connection
-        return driver.execute(self._text, bound)
-
-    def rows(self, found: Sequence[Sequence[Any]], description: Sequence[Any]) -> list[Any]:
-        if not self._reading:
-            self._reading = [
-                column.type.dialect_impl(self._dialect).result_processor(self._dialect, told[1])
-                for column, told in zip(self._columns, description, strict=True)
-            ]
-        return [
-            self._row._make(
-                process(value) if process else value
-                for process, value in zip(self._reading, row, strict=True)
-            )
-            for row in found
-        ]
+        return driver.execute(self._text, _processed(self._binding, self._values(values)))
 
 
-@contextmanager
-def _raising_as_sqlalchemy_does(connection: Connection) -> Iterator[None]:
-    dialect = connection.dialect
-    try:
-        yield
-    except dialect.loaded_dbapi.Error as error:
-        lost = dialect.is_disconnect(error, connection.connection.driver_connection, None)
-        if lost:
-            connection.invalidate(error)
-        raise DBAPIError.instance(
-            None,
-            None,
-            error,
-            dialect.loaded_dbapi.Error,
-            connection_invalidated=lost,
-            dialect=dialect,
-        ) from error
+def _processed(
+    processors: Sequence[Callable[[Any], Any] | None], values: Sequence[Any]
+) -> list[Any]:
+    return [
+        process(value) if process else value
+        for process, value in zip(processors, values, strict=True)
+    ]
 
 
 class Writes:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 
-from sqlalchemy import Connection, func, insert, select, text, update
+from sqlalchemy import Connection, bindparam, func, insert, select, text, update
 
 from runner.store.database import Database
+from runner.store.statement import Statement
 from runner.store.tables import runs, workers
 
 LEASE_SECONDS = 15.0
@@ -66,15 +67,17 @@ def register(
     )
 
 
+_RENEW = Statement(
+    update(workers)
+    .where(workers.c.id == bindparam("worker"))
+    .values(lease_expires_at=bindparam("expires_at"), ended_at=None)
+)
+
+
 def renew(database: Database, worker_id: str, now: float) -> None:
     """Extend all leases of a worker. Raises ``UnreachableError``."""
-    database.write(
-        lambda connection: connection.execute(
-            update(workers)
-            .where(workers.c.id == worker_id)
-            .values(lease_expires_at=now + LEASE_SECONDS, ended_at=None)
-        )
-    )
+    values = {"worker": worker_id, "expires_at": now + LEASE_SECONDS}
+    database.write(lambda connection: _RENEW.run(connection, values))
 
 
 def end(database: Database, worker_id: str, now: float) -> None:

@@ -149,3 +149,36 @@ def test_json_keeps_its_order_and_every_text(text: str) -> None:
 def test_a_session_that_sleeps_in_a_transaction_is_ended(database: Database) -> None:
     query = text("SHOW idle_in_transaction_session_timeout")
     assert database.read(lambda connection: connection.execute(query).scalar_one()) == "15s"
+
+
+def backend(connection: Connection) -> int:
+    return int(connection.execute(select(func.pg_backend_pid())).scalar_one())
+
+
+def end_backend(watching: Connection, pid: int) -> None:
+    watching.execute(select(func.pg_terminate_backend(literal(pid, Integer), 10_000)))
+
+
+@pytest.mark.parametrize("empty_url", ["postgresql"], indirect=True)
+def test_a_connection_cut_before_its_commit_is_an_outage_that_passes(database: Database) -> None:
+    def cut(connection: Connection) -> None:
+        add(connection, "worker_1")
+        with database.reader.connect() as watching:
+            end_backend(watching, backend(connection))
+
+    with pytest.raises(UnreachableError):
+        database.write(cut)
+    assert database.write(lambda connection: add(connection, "worker_2")) == "worker_2"
+    assert count(database) == 1
+
+
+@pytest.mark.parametrize("empty_url", ["postgresql"], indirect=True)
+def test_a_connection_cut_while_nobody_has_it_is_an_outage_that_passes(database: Database) -> None:
+    database.close()  # no connection is open but these two
+    with database.reader.connect() as watching:
+        backend(watching)
+        end_backend(watching, database.read(backend))
+        with pytest.raises(UnreachableError):
+            database.write(lambda connection: add(connection, "worker_1"))
+        assert database.write(lambda connection: add(connection, "worker_2")) == "worker_2"
+    assert count(database) == 1

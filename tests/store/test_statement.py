@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sqlalchemy import bindparam, select
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy import Connection, bindparam, literal, select
+from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from runner.store.database import Database
-from runner.store.statement import Writes, find
+from runner.store.statement import Statement, Writes, find
 from runner.store.tables import events, runs, workers
 from tests.store.attempts import submit_one
 
@@ -65,3 +65,68 @@ def test_an_error_of_the_driver_is_raised_as_sqlalchemy_would(database: Database
     writes.insert(events, event_rows("nobody", 1))
     with pytest.raises(IntegrityError, match=r"(?i)foreign key"):
         database.write(writes.run)
+
+
+def test_a_statement_finds_the_same_however_often_it_is_used(database: Database) -> None:
+    run_ids = [submit_one(database) for _ in range(3)]
+    query = select(runs.c.id, runs.c.due_at, runs.c.worker_id).where(runs.c.id == bindparam("run"))
+    for run_id in run_ids * 10:
+        (row,) = database.find(query, {"run": run_id})
+        assert (row.id, row.worker_id) == (run_id, None)
+    assert database.find(query, {"run": "another"}) == []
+
+
+def test_a_connection_goes_on_with_more_statements_than_it_keeps(database: Database) -> None:
+    statements = [Statement(select(literal(number).label("number"))) for number in range(140)]
+
+    def work(connection: Connection) -> list[int]:
+        return [
+            each.rows(connection, {})[0].number for _ in range(8) for each in reversed(statements)
+        ]
+
+    assert database.read(work) == [*reversed(range(140))] * 8
+
+
+@pytest.mark.parametrize("empty_url", ["postgresql"], indirect=True)
+def test_text_is_refused_and_not_cut_at_a_nul(database: Database) -> None:
+    run_id = submit_one(database)
+    writes = Writes()
+    writes.change(runs, {"detail": "before\0after"}, id=run_id)
+    for _ in range(10):
+        with pytest.raises(DBAPIError, match="0x00"):
+            database.write(writes.run)
+    detail = select(runs.c.detail).where(runs.c.id == bindparam("run"))
+    assert database.find(detail, {"run": run_id}) == [("",)]
+
+
+def test_a_statement_that_failed_leaves_its_transaction_nothing(database: Database) -> None:
+    run_id = submit_one(database)
+    count = select(events.c.number).where(events.c.run_id == bindparam("run"))
+    before = database.find(count, {"run": run_id})
+
+    def work(connection: Connection) -> None:
+        good, bad = Writes(), Writes()
+        good.insert(events, event_rows(run_id, 1))
+        bad.insert(events, event_rows("nobody", 1))
+        good.run(connection)
+        bad.run(connection)
+
+    for _ in range(10):
+        with pytest.raises(IntegrityError):
+            database.write(work)
+        assert database.find(count, {"run": run_id}) == before
+
+
+def test_what_is_prepared_outlives_what_sqlalchemy_rolls_back(database: Database) -> None:
+    run_id = submit_one(database)
+    query = select(runs.c.id).where(runs.c.id == bindparam("run"))
+
+    def work(connection: Connection) -> None:
+        for _ in range(10):
+            connection.execute(query, {"run": run_id})
+        raise LookupError
+
+    for _ in range(10):
+        assert database.find(query, {"run": run_id}) == [(run_id,)]
+        with pytest.raises(LookupError):
+            database.write(work)

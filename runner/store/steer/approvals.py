@@ -18,7 +18,8 @@ from runner.core.permissions.language import syntax
 from runner.core.permissions.rule import REMEMBERED
 from runner.core.run import ENDED
 from runner.errors import NotFoundError, UsageError
-from runner.store.database import Database, to_json
+from runner.store.database import Database
+from runner.store.driver import to_json
 from runner.store.look.decisions import IS_OPEN
 from runner.store.rules import insert_rules, lock_rules, new_snapshot
 from runner.store.steer.expiry import expire, expire_these
