@@ -56,6 +56,7 @@ _GUARD = (
     .where(_HELD)
     .with_for_update(of=runs)
 )
+_RUN = select(runs, jobs.c.rules_snapshot).join(jobs, jobs.c.id == runs.c.job_id).where(_HELD)
 _UNDELIVERED = (
     select(queued_messages.c.id, queued_messages.c.text)
     .where(
@@ -158,10 +159,10 @@ class StoredJournal:
 
 def _load(connection: Connection, jobs_read: JobReader, lease: Lease) -> RunView:
     held = {"run": lease.run_id, "lease_attempt": lease.attempt}
-    query = select(runs, jobs.c.rules_snapshot).join(jobs, jobs.c.id == runs.c.job_id)
-    row = connection.execute(query.where(_HELD), held).one_or_none()
-    if row is None:
+    found = find(connection, _RUN, held)
+    if not found:
         raise LeaseLost(f"attempt {lease.attempt} no longer holds {lease.run_id}")
+    (row,) = found
     spec = jobs_read.spec(row.job_id)
     messages, calls = load_conversation(
         connection, row.id, lambda snapshot: jobs_read.rules(row.job_id, snapshot)

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import Row
-
 from runner.core.budget import Reservation
 from runner.core.context.window import estimate, estimate_text
 from runner.core.conversation import Message, Usage
@@ -49,7 +47,7 @@ def _fields(
     return None if value is None else {name: getattr(value, name) for name in value.__slots__}
 
 
-def progress_from_row(row: Row[Any]) -> Progress:
+def progress_from_row(row: Any) -> Progress:
     """The progress that a row of ``runs`` tells."""
     data = dict(row.progress)
     stop, failure, open_call = data.pop("stop"), data.pop("failure"), data.pop("open_call")

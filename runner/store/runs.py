@@ -27,6 +27,8 @@ from runner.store.tables import events, jobs, runs, workers
 
 RING_AGAIN_SECONDS = 15.0
 LOST_LEASES_BEFORE_ALONE = 3
+# Why a run is queued that goes on when another run of its job has.
+WAITS_FOR_SIBLINGS = ("budget", "warming")
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +277,13 @@ _UNFINISHED = (
     .where(
         or_(
             runs.c.state == "running",
-            and_(runs.c.state == "queued", runs.c.due_at <= bindparam("now")),
+            and_(
+                runs.c.state == "queued",
+                or_(
+                    runs.c.due_at <= bindparam("now"),
+                    *(runs.c.reason == reason for reason in WAITS_FOR_SIBLINGS),
+                ),
+            ),
         )
     )
     .limit(1)
@@ -283,7 +291,7 @@ _UNFINISHED = (
 
 
 def unfinished(database: Database, now: float) -> bool:
-    """Whether any run is being worked or is due now."""
+    """Whether any run is being worked, is due now, or waits for a moment until its siblings let it."""
     return bool(database.find(_UNFINISHED, {"now": now}))
 
 

@@ -19,6 +19,7 @@ from runner.errors import NotFoundError, UsageError
 from runner.store import losses, runs
 from runner.store.database import Database
 from runner.store.journal import StoredJournal
+from runner.store.runs import unfinished
 from runner.store.steer.budget import budget_of, set_budget
 from runner.store.steer.control import Target, cancel, pause, resume
 from runner.store.steer.revive import retry
@@ -81,6 +82,7 @@ def test_run_comes_again_shortly_when_the_rest_is_only_reserved(database: Databa
     working, later = take(database, first), take(database, second)
     assert isinstance(working.effect, CallModel)
     assert outcome(later) == Requeued(NOW + 2, "budget")
+    assert unfinished(database, NOW)  # a worker until all is done stays for it
     working.reply(text("Done."))
     assert isinstance(take(database, second, NOW + 2).effect, CallModel)
 

@@ -8,17 +8,18 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection
+from sqlalchemy import Connection, update
 
 from runner.core.entries import ModelCallFailed
 from runner.core.run import Lease
 from runner.core.spec import JobSpec
 from runner.store import losses
 from runner.store.database import Database
-from runner.store.runs import ring_due
+from runner.store.runs import ring_due, unfinished
 from runner.store.steer import jobs as jobs_store
 from runner.store.steer.control import Target, cancel, locked_runs, pause
 from runner.store.steer.revive import retry
+from runner.store.tables import runs
 from tests.store.asked import run_ids
 from tests.store.attempts import Attempt, claim, run_row, text, tool_use
 from tests.store.examples import NOW, SPEC, submission
@@ -51,6 +52,21 @@ def test_first_reply_lets_the_siblings_start(database: Database) -> None:
     assert due(database, others) == [NOW + 1] * 2
     assert not attempt.view.progress.warms
     assert not run_row(database, first).progress["warms"]
+
+
+def test_a_worker_until_all_is_done_stays_for_siblings_that_wait_for_a_moment(
+    database: Database,
+) -> None:
+    first, second = submit(database, *"ab")
+    cancel(database, Target("run", first), NOW)
+    database.write(
+        lambda connection: connection.execute(
+            update(runs).where(runs.c.id == second).values(reason="warming", due_at=NOW + 5)
+        )
+    )
+    assert unfinished(database, NOW)
+    cancel(database, Target("run", second), NOW)
+    assert not unfinished(database, NOW)
 
 
 def test_siblings_that_go_on_already_are_left_alone(database: Database) -> None:
