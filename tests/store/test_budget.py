@@ -82,8 +82,8 @@ def test_run_comes_again_shortly_when_the_rest_is_only_reserved(database: Databa
     working, later = take(database, first), take(database, second)
     assert isinstance(working.effect, CallModel)
     assert outcome(later) == Requeued(NOW + 2, "budget")
-    assert unfinished(database, NOW)  # a worker until all is done stays for it
     working.reply(text("Done."))
+    assert unfinished(database, NOW)  # a worker until all is done stays for it
     assert isinstance(take(database, second, NOW + 2).effect, CallModel)
 
 

@@ -54,14 +54,15 @@ def _is_in_doubt(view: RunView, found: Gauge) -> bool:
 
 def _shrink(view: RunView, found: Gauge, now: float) -> Step:
     """Old results are clipped; if that is not enough, the middle is summarised or, without a model,
-    its oldest turns are left out; recent results are clipped where they alone are too long. When
-    nothing of this leaves enough room, it has at least to fit; when it does not, recent turns go."""
+    its oldest turns are left out. When neither leaves enough room, it has at least to fit. Only where
+    the recent turns alone are too long are their results clipped, and last of all they go."""
     aim, fit = (Squeeze.of(view, found, limit) for limit in (found.goal, found.room))
     for squeeze in (aim, fit):
         if (made := squeeze.clip_old()) is not None:
             return Record(ContextCompacted(made))
         if (made := squeeze.leave_out()) is not None:
             return _summary(view, now) or Record(ContextCompacted(made))
+    for squeeze in (aim, fit):
         if (made := squeeze.clip_recent()) is not None:
             return Record(ContextCompacted(made))
     if (made := aim.all_it_takes() or fit.all_it_takes()) is not None:

@@ -25,14 +25,9 @@ _CUT = "[the summary was cut off here]"
 _USABLE = frozenset({"end_turn", "stop_sequence"})
 _CUT_OFF = frozenset({"max_tokens", "model_context_window_exceeded"})
 _MOST_OUTPUT_TOKENS, _LEAST_OUTPUT_TOKENS = 8_000, 1_024
-_MOST_SPOKEN = 8_000  # characters of what the user or the agent said at once
-_MOST_SHOWN = (
-    4_000,
-    2_000,
-    1_000,
-    500,
-    250,
-)  # of a call's input or result: as much as there is room for
+# Characters of a call's input or result, and half of those of what was said at once: the most that
+# there is room for.
+_MOST_SHOWN = (4_000, 2_000, 1_000, 500, 250)
 _OVERHEAD_TOKENS = 2_000
 
 _SYSTEM = """\
@@ -73,7 +68,7 @@ class Question:
 
 def question(view: RunView) -> Question | None:
     """What a model is asked to summarise: all between the task and the most recent messages; None when
-    there is nothing but an earlier summary."""
+    there is nothing but an earlier summary, or when none of it fits the summary model's window."""
     start = tail_start(view)
     if start - 1 <= view.compacted.last:
         return None
@@ -85,6 +80,8 @@ def question(view: RunView) -> Question | None:
     free = int(0.9 * view.summary_window) - most_output - _OVERHEAD_TOKENS
     per_token = view.spec.context.chars_per_token / max(1.0, gauge(view).per_estimated)
     text = _conversation(view, start, int(max(0, free) * per_token) - len(system))
+    if text is None:
+        return None
     return Question(
         system, f"{text}\n\nWrite the summary of this conversation.", start - 1, most_output
     )
@@ -118,24 +115,32 @@ def _stood_in(view: RunView, reply: ModelReply, text: str) -> SummaryReplied:
     return SummaryReplied(reply, replace(made, tokens_before=found.tokens, tokens_after=after))
 
 
-def _conversation(view: RunView, start: int, most: int) -> str:
-    """The messages before ``start`` as lines, in at most so many characters: what was shown is cut
-    shorter first, then the oldest lines are left out."""
+def _conversation(view: RunView, start: int, most: int) -> str | None:
+    """The task, the earlier summary and the messages before ``start`` as lines, in at most so many
+    characters: what was said and shown is cut shorter first, then the oldest messages are left out.
+    None when all of them would be."""
+    first: list[str] = []
     lines: list[str] = []
     for most_shown in _MOST_SHOWN:
-        lines = list(_lines(view, start, most_shown))
-        if sum(map(_size, lines)) <= most:
-            return "\n".join(lines)
-    size, kept = 0, len(lines)
+        first, lines = list(_first_lines(view, most_shown)), list(_lines(view, start, most_shown))
+        if sum(map(_size, (*first, *lines))) <= most:
+            return "\n".join([*first, *lines])
+    size, kept = sum(map(_size, first)), len(lines)
     while kept and (size := size + _size(lines[kept - 1])) <= most:
         kept -= 1
-    return "\n".join([_line("note", text=f"{kept} older lines are left out"), *lines[kept:]])
+    if kept == len(lines):
+        return None
+    note = _line("note", text=f"{kept} older lines are left out here")
+    return "\n".join([*first, note, *lines[kept:]])
 
 
-def _lines(view: RunView, start: int, most_shown: int) -> Iterator[str]:
+def _first_lines(view: RunView, most_shown: int) -> Iterator[str]:
     yield from _message_lines(view.messages[0], "task", most_shown)
     if view.compacted.last:
         yield _line("earlier_summary", text=view.compacted.text)
+
+
+def _lines(view: RunView, start: int, most_shown: int) -> Iterator[str]:
     names = {
         block["id"]: block["name"]
         for message in view.messages[:start]
@@ -155,7 +160,7 @@ def _message_lines(
             case "text" if block["text"] in OWN_TEXTS:
                 pass
             case "text":
-                yield _line(speaker, text=_short(block["text"], _MOST_SPOKEN))
+                yield _line(speaker, text=_short(block["text"], 2 * most_shown))
             case "tool_use":
                 arguments = json.dumps(block["input"], ensure_ascii=False)
                 yield _line("call", tool=block["name"], input=_short(arguments, most_shown))

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from runner.core.budget import Reservation
+from runner.core.context.compaction import Compacted
 from runner.core.context.summary import HEADING, question, summarised
 from runner.core.context.window import Context, estimate
 from runner.core.conversation import Message, ModelReply, Usage, text_block
@@ -100,14 +101,22 @@ def test_long_texts_are_shown_in_part_and_no_request_outgrows_the_window():
             Message("user", (result(f"a{number}", "line\n" * 9_000),)),
         )
     )
-    view = replace(a_view(middle), window=50_000, summary_window=50_000)
+    view = replace(a_view(middle), window=50_000, summary_window=30_000)
+    view = replace(view, compacted=Compacted(last=2, text="FACT-ONE is 42.", count=1))
     found = question(view)
-    assert estimate(text_block(found.text), 4.0) + found.most_output < 0.95 * 50_000
+    assert estimate(text_block(found.text), 4.0) + found.most_output < 0.95 * 30_000
     shown = lines(view)
-    assert shown[0]["kind"] == "note"
-    assert "older lines are left out" in shown[0]["text"]
+    assert [line["kind"] for line in shown[:3]] == ["task", "earlier_summary", "note"]
+    assert shown[1]["text"] == "FACT-ONE is 42."
+    assert "older lines are left out" in shown[2]["text"]
     assert shown[-2]["kind"] == "result"
     assert shown[-1]["text"] == "Hurry."
+
+
+def test_nothing_is_asked_when_nothing_of_the_middle_fits():
+    middle = (Message("assistant", (says("x" * 3_000),)), Message("user", (says("y" * 3_000),)))
+    view = replace(a_view(middle * 10), summary_window=1_000)
+    assert question(view) is None
 
 
 def test_the_request_has_no_tools_and_a_prompt_of_its_own():
