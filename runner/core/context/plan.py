@@ -44,8 +44,12 @@ def fit_context(view: RunView, now: float) -> Step | None:
 
 
 def _is_in_doubt(view: RunView, found: Gauge) -> bool:
-    """Whether the API is to be asked how long the prompt is: at most once a turn."""
-    if view.counted is not None and view.counted.turns == view.progress.turns:
+    """Whether the API is to be asked how long the prompt is: at most once a turn, so not again by an
+    attempt that only tries again or waits for a budget."""
+    progress = view.progress
+    if view.counted is not None and view.counted.turns == progress.turns:
+        return False
+    if progress.tries or progress.budget_waits:
         return False
     if view.progress.fullness.measured is None:
         return found.tokens >= ESTIMATED_CLOSE * found.room

@@ -100,9 +100,14 @@ def summarised(view: RunView, reply: ModelReply) -> SummaryReplied:
         return SummaryReplied(reply, None, "the summary is empty")
     entry = _stood_in(view, reply, text)
     most = gauge(view).characters(STAND_IN)
-    if entry.compaction is not None and (reply.stop_reason in _CUT_OFF or len(text) > most):
-        return _stood_in(view, reply, f"{text[:most]}\n{_CUT}")
-    return entry
+    if entry.compaction is None:
+        return entry
+    if reply.stop_reason in _CUT_OFF:
+        text = f"{text}\n{_CUT}"
+    if len(text) > most:
+        # Its end says what comes next, its beginning what it is all for.
+        text = shortened(text, most, "they are gone")
+    return _stood_in(view, reply, text)
 
 
 def _stood_in(view: RunView, reply: ModelReply, text: str) -> SummaryReplied:

@@ -187,10 +187,13 @@ def test_a_summary_that_broke_off_is_used_and_says_so():
 def test_a_summary_takes_no_more_than_a_quarter_of_the_room():
     talk = Talk()
     talk.fill(500, speech=WORDS)
-    talk.summarise("So. " * 6_000)
+    talk.summarise("## Goal\n" + "So. " * 6_000 + "## Next steps\nTest it.")
     assert talk.kinds == ["summary"]
-    assert len(talk.view.compacted.text) < ROOM + 200
-    assert talk.view.compacted.text.endswith("[the summary was cut off here]")
+    text = talk.view.compacted.text
+    assert len(text) < ROOM + 200
+    assert "## Goal" in text
+    assert "characters left out" in text
+    assert text.endswith("## Next steps\nTest it.")
 
 
 def test_a_summary_call_that_fails_for_good_leaves_out_turns_and_the_run_goes_on():

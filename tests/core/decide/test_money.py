@@ -5,8 +5,12 @@ from decimal import Decimal
 
 import pytest
 
-from runner.core.budget import Limits, Purse
-from runner.core.entries import ModelCallStarted, TimeWorked
+from runner.core.budget import Limits, Purse, Reservation
+from runner.core.context.compaction import Clip, Compaction
+from runner.core.context.window import Context
+from runner.core.conversation import ModelReply, Usage
+from runner.core.entries import ContextCompacted, ModelCallStarted, SummaryReplied, TimeWorked
+from runner.core.fold import apply
 from runner.core.prices import Rates, Tariff
 from runner.core.run import Ended, Requeued, Waiting
 from runner.core.spending import BUDGET_WAIT_SECONDS
@@ -28,6 +32,27 @@ def starts(story):
 
 
 # --- the cost ceiling of a run ---
+
+
+def test_a_summary_is_charged_at_the_price_of_the_model_that_wrote_it():
+    view = a_run(a_spec(context=Context(summary_model="another")), Limits())
+    hundred = Tariff(TEN_USD.standard.times(Decimal(10)))
+    view = replace(view, tariffs={"a-model": TEN_USD, "another": hundred})
+    call = Reservation(1_000, 5_000, False)
+    view = apply(view, ModelCallStarted(1, call, 0.0, "summary"))
+    reply = ModelReply((says("Useless."),), "end_turn", Usage(2_000, 0, 0, 500), "another")
+    assert apply(view, SummaryReplied(reply, None)).progress.charged_cost == 2_500 * 100_000
+
+
+def test_what_stands_in_for_messages_is_counted_in_the_bound_of_the_next_prompt():
+    story = paid()
+    story.reply("tool_use", uses("Bash"), prompt=3_000)
+    story.finish_all()
+    before = story.view
+    made = Compaction("summary", 1, 2, "x" * 9_000, (Clip(2, 0, "y" * 700),))
+    progress = apply(before, ContextCompacted(made)).progress
+    assert progress.last_prompt_tokens == before.progress.last_prompt_tokens
+    assert progress.appended_bytes >= before.progress.appended_bytes + 9_700
 
 
 def test_a_call_reserves_what_it_can_cost_and_is_charged_what_it_did():
@@ -146,6 +171,39 @@ def test_a_run_waits_for_its_budget_when_the_rest_could_never_cover_its_call(spe
 def test_ceilings_of_the_run_stop_it_before_its_job_is_asked():
     story = paid(purse=Purse(most_tokens=0), token_ceiling=10)
     assert outcome_of(story.go_on()).reason == "token_ceiling"
+
+
+# --- after a compaction ---
+
+
+def shortened(**more):
+    """A run whose last prompt had 50,000 tokens, all but a few of which are left out by now."""
+    story = paid(**more)
+    for number in (1, 2):
+        story.reply("tool_use", uses("Bash", f"t{number}"), prompt=50_000 * (number - 1) + 100)
+        if number == 1:
+            story.finish(0, "x" * 50_000)
+    left_out = Compaction("prune", 1, 2, "Looked around.", tokens_after=500)
+    return story, story.go_on(ToolFinished(0, ToolResult("ok")), ContextCompacted(left_out))
+
+
+def test_as_long_as_there_is_room_the_last_prompt_bounds_the_next_one():
+    _, effect = shortened()
+    assert effect.call.reservation.worst_case > 50_000
+
+
+@pytest.mark.parametrize("purse", [None, Purse(most_tokens=64_000), Purse(most_cost=640_000_000)])
+def test_what_was_left_out_is_not_reserved_for_where_that_stands_in_the_way(purse):
+    ceiling = {} if purse else {"token_ceiling": 61_000}
+    _, effect = shortened(purse=purse, **ceiling)
+    reservation = effect.call.reservation
+    assert not reservation.lowered
+    assert 6_000 < reservation.worst_case < 9_000
+
+
+def test_it_does_not_wait_for_what_others_have_reserved_when_it_needs_less():
+    _, effect = shortened(purse=Purse(most_tokens=120_000, reserved_tokens=55_000))
+    assert isinstance(effect, CallModel)
 
 
 # --- working time ---
