@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runner.core.conversation import Tool
-from runner.core.prices import PriceList, Tariff, Terms
+from runner.core.prices import PriceList
 from runner.core.spec import JobSpec, Submission
 from runner.errors import UnreachableError, UsageError
 from runner.settings import Settings
@@ -261,11 +261,12 @@ def _ports(
     workspaces: RunWorkspaces,
     prices: PriceList,
 ) -> Ports:
+    from runner.core.spending import tariffs_of
     from runner.engine.attempt import Ports
     from runner.store.journal import StoredJournal
 
     return Ports(
-        journal=StoredJournal(database, clock.now, lambda spec: _tariffs(prices, spec)),
+        journal=StoredJournal(database, clock.now, lambda spec: tariffs_of(spec, prices)),
         models=_models(),
         tools=tools,
         workspaces=workspaces,
@@ -276,14 +277,6 @@ def _ports(
         stopping=threading.Event(),
         known_window=prices.window,
     )
-
-
-def _tariffs(prices: PriceList, spec: JobSpec) -> dict[str, Tariff]:
-    """What a job's models are billed at, those that have a price."""
-    terms = Terms.of(spec.provider, spec.model_options)
-    models = {spec.model, spec.context.summary_model or spec.model}
-    found = {model: prices.tariff(model, terms) for model in models}
-    return {model: tariff for model, tariff in found.items() if tariff is not None}
 
 
 @contextmanager

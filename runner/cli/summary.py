@@ -15,6 +15,7 @@ from runner.store.database import Database
 from runner.store.look import decisions, queries
 from runner.store.look.costs import spent_by
 from runner.store.look.decisions import DeniedKind
+from runner.store.look.left_out import LeftOut, turns_left_out
 from runner.store.look.queries import RunSummary
 from runner.store.steer.budget import budget_of
 
@@ -49,6 +50,19 @@ def summarise(
         ]
         say_json(job | {"denied": denied} | cost_fields(total))
         return code
+    _say_runs(runs, texts)
+    _say_totals(runs)
+    if cost := cost_line(total):
+        say(f"cost: {cost}")
+    _say_denied(*decisions.denied_counts(database, job_id), denied)
+    _say_waiting(job_id, waiting)
+    _say_out_of_budget(job_id, budget_of(database, job_id), runs)
+    _say_left_out(turns_left_out(database, job_id))
+    _say_further(runs)
+    return code
+
+
+def _say_runs(runs: Sequence[RunSummary], texts: Mapping[str, str]) -> None:
     say_table(
         ("run", "item", "state", "reason", "turns", "tokens", "time", "denied", "last text"),
         (
@@ -66,14 +80,6 @@ def summarise(
             for run in runs
         ),
     )
-    _say_totals(runs)
-    if cost := cost_line(total):
-        say(f"cost: {cost}")
-    _say_denied(*decisions.denied_counts(database, job_id), denied)
-    _say_waiting(job_id, waiting)
-    _say_out_of_budget(job_id, budget_of(database, job_id), runs)
-    _say_further(runs)
-    return code
 
 
 def _took(run: RunSummary) -> str:
@@ -116,6 +122,15 @@ def _say_out_of_budget(job_id: str, purse: Purse | None, runs: Sequence[RunSumma
     if count:
         how = how_to_raise(job_id, purse or Purse())
         say(f"{runs_wait(count)} for the job's budget: {how}")
+
+
+def _say_left_out(left_out: LeftOut) -> None:
+    if left_out.runs:
+        why = f" ({cell(left_out.why)})" if left_out.why else ""
+        say(
+            f"in {_runs(left_out.runs)} the oldest turns were left out of what the model was sent: "
+            f"no summary could stand in for them{why}"
+        )
 
 
 def _runs(count: int) -> str:

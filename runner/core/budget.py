@@ -121,6 +121,12 @@ def billionths(usd: float) -> int:
     return round(usd * BILLIONTHS)
 
 
+def in_usd(amount: int) -> str:
+    """A sum of billionths of a USD as it is said: exactly, with four decimal places at least."""
+    whole, rest = divmod(amount, BILLIONTHS)
+    return f"${whole:,}.{f'{rest:09}'.rstrip('0'):0<4}"
+
+
 def prompt_bound(last_prompt_tokens: int | None, appended_bytes: int) -> int:
     """The most tokens that the next prompt can have.
 

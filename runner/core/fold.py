@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from runner.core.context.cache import paced
-from runner.core.context.compaction import Compaction, difference
-from runner.core.context.window import corrected, estimate_text
+from runner.core.context.compaction import Compaction, difference, tokens_of
+from runner.core.context.window import corrected, estimate_text, is_measurement
 from runner.core.conversation import (
     CONTEXT_EXCEEDED,
     CUT_REASONS,
@@ -123,15 +123,10 @@ def opening(
 ) -> tuple[tuple[Message, ...], Progress]:
     """How a run begins: its first message, and a progress that counts what the first call sends."""
     message = Message("user", (text_block(prompt),))
-    parts = [spec.system or ""]
-    parts += (content_text(tool.definition()) for tool in spec.tools)
-    parts += map(content_text, message.blocks)
-    per_token = spec.context.chars_per_token
-    tokens = sum(estimate_text(part, per_token) for part in parts)
-    options = text_bytes(content_text(dict(spec.model_options)))
+    tokens = tokens_of([message], spec.context.chars_per_token)
     return (message,), Progress(
-        appended_bytes=sum(map(text_bytes, parts)) + options,
-        fullness=Fullness(sent=tokens),
+        appended_bytes=spec.request_bytes([message]),
+        fullness=Fullness(sent=spec.shared_tokens + tokens),
         warms=warms,
     )
 
@@ -185,6 +180,7 @@ def _started(view: RunView, entry: ModelCallStarted) -> RunView:
         model_calls=entry.number,
         tries=progress.tries + is_turn,
         budget_waits=0,
+        fullness=replace(progress.fullness, window=view.window),
         pace=Pace(*paced(progress.pace.last_at, progress.pace.slow, entry.at))
         if is_turn
         else progress.pace,
@@ -254,21 +250,18 @@ def _replied(view: RunView, reply: ModelReply, settings: tuple[Setting, ...]) ->
 
 
 def _measured(before: Fullness, reply: ModelReply) -> Fullness:
-    """After a reply that says how long its prompt really was."""
+    """After a reply that says how long its prompt really was; what it says may be no measurement."""
     too_long = reply.stop_reason == CONTEXT_EXCEEDED
-    return replace(
-        before,
-        since=0,
-        measured=reply.usage.prompt_tokens,
-        correction=corrected(before.correction, reply.usage.prompt_tokens, before.sent),
-        refused=before.refused + 1 if too_long else 0,
-        must_shrink=too_long,
-    )
+    after = replace(before, refused=before.refused + 1 if too_long else 0, must_shrink=too_long)
+    real = reply.usage.prompt_tokens
+    if not is_measurement(real, before.sent):
+        return after
+    correction = corrected(before.correction, real, before.sent)
+    return replace(after, since=0, measured=real, correction=correction)
 
 
 def _summarised(view: RunView, entry: SummaryReplied) -> RunView:
-    model = view.spec.context.summary_model or view.spec.model
-    view = _replied_and_charged(view, entry.reply, model)
+    view = _replied_and_charged(view, entry.reply, view.spec.summary_model)
     if entry.compaction is not None:
         return _compacted(view, entry.compaction)
     return _fullness(view, summary_failed=True)

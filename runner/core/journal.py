@@ -92,7 +92,7 @@ class Fullness:
     appended after that. ``correction`` is the moving average of real over estimated tokens.
     ``refused`` counts the times in a row that the API found the prompt too long, and ``must_shrink``
     says that the last of them has not been answered by a compaction; ``summary_failed`` that a
-    summary was of no use.
+    summary was of no use. ``window`` are the tokens of the window that it was last held against.
     """
 
     sent: int = 0
@@ -102,6 +102,7 @@ class Fullness:
     refused: int = 0
     must_shrink: bool = False
     summary_failed: bool = False
+    window: int | None = None
 
     @property
     def tokens(self) -> int:

@@ -136,12 +136,16 @@ class Terms:
     hour_cache: bool = False
 
     @classmethod
-    def of(cls, provider: str, options: Mapping[str, Any]) -> Terms:
-        """The terms of a job with these model options."""
+    def of(cls, provider: str, options: Mapping[str, Any], *, own_model: bool = True) -> Terms:
+        """The terms of a job with these model options.
+
+        Args:
+            own_model: of the calls of the job's own model, not of another that writes summaries.
+        """
         given = {**options, **(options.get("extra_body") or {})}
         return cls(
             scripted=provider == "scripted",
-            fast=given.get("speed") == "fast",
+            fast=own_model and given.get("speed") == "fast",
             us_only=given.get("inference_geo") == "us",
             hour_cache=(given.get("cache_control") or {}).get("ttl") == "1h",
         )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from runner.core.budget import Reservation
 from runner.core.context import summary
 from runner.core.conversation import Message, ModelRequest, text_block
 from runner.core.journal import OpenCall, RunView
+from runner.core.spec import JobSpec
 
 _OPTIONS_OF_ANY_CALL = frozenset(
     {
@@ -17,7 +17,6 @@ _OPTIONS_OF_ANY_CALL = frozenset(
         "inference_geo",
         "metadata",
         "service_tier",
-        "speed",
         "user_profile_id",
         "workspace_id",
     }
@@ -52,13 +51,14 @@ def summary_request(view: RunView, call: OpenCall) -> ModelRequest:
     question = summary.question(view)
     if question is None:
         raise ValueError(f"there is nothing to summarise in {view.run_id}")
+    spec = view.spec
     return ModelRequest(
-        model=view.spec.context.summary_model or view.spec.model,
+        model=spec.summary_model,
         system=question.system,
         tools=(),
         messages=(Message("user", (text_block(question.text),)),),
         max_tokens=call.reservation.max_tokens,
-        options=_options_of_any_call(view.spec.model_options),
+        options=_summary_options(spec),
         run_id=view.run_id,
         item_key=view.item_key,
         reply_number=view.progress.turns,
@@ -67,9 +67,14 @@ def summary_request(view: RunView, call: OpenCall) -> ModelRequest:
     )
 
 
-def _options_of_any_call(options: Mapping[str, Any]) -> dict[str, Any]:
-    """How a job's calls are sent and billed, whatever they are for."""
-    kept = {name: value for name, value in options.items() if name in _OPTIONS_OF_ANY_CALL}
+def _summary_options(spec: JobSpec) -> dict[str, Any]:
+    """How a job's calls are sent and billed, whatever they are for. Not every model has a fast mode:
+    only the job's own is asked for it."""
+    names = _OPTIONS_OF_ANY_CALL
+    if spec.summary_model == spec.model:
+        names |= {"speed"}
+    options = spec.model_options
+    kept = {name: value for name, value in options.items() if name in names}
     extra = options.get("extra_body") or {}
-    extra = {name: value for name, value in extra.items() if name in _OPTIONS_OF_ANY_CALL}
+    extra = {name: value for name, value in extra.items() if name in names}
     return {**kept, "extra_body": extra} if extra else kept

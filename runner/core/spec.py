@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from runner.core.budget import Budget, Limits
-from runner.core.context.window import Context
-from runner.core.conversation import Tool
+from runner.core.context.window import Context, estimate_text
+from runner.core.conversation import Message, Tool, content_bytes, content_text, text_bytes
 from runner.core.permissions import Default, Rule
 from runner.core.retry import Patience
 
@@ -64,6 +64,28 @@ class JobSpec:
     def tool(self, name: str) -> Tool | None:
         """The job's tool of that name, or None."""
         return next((tool for tool in self.tools if tool.name == name), None)
+
+    @property
+    def summary_model(self) -> str:
+        """The model that writes summaries."""
+        return self.context.summary_model or self.model
+
+    @property
+    def shared_texts(self) -> tuple[str, ...]:
+        """What every call of a turn sends before the messages: system prompt and tool definitions."""
+        return (self.system or "", *(content_text(tool.definition()) for tool in self.tools))
+
+    @property
+    def shared_tokens(self) -> int:
+        """The estimated tokens of ``shared_texts``."""
+        per_token = self.context.chars_per_token
+        return sum(estimate_text(text, per_token) for text in self.shared_texts)
+
+    def request_bytes(self, messages: Iterable[Message]) -> int:
+        """UTF-8 bytes of a turn's request: what is shared, the messages and the model options."""
+        blocks = (block for message in messages for block in message.blocks)
+        texts = (*self.shared_texts, content_text(dict(self.model_options)))
+        return sum(map(text_bytes, texts)) + sum(map(content_bytes, blocks))
 
     @property
     def thinking_tokens(self) -> int:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from runner.core.budget import Ceiling, Reservation, prompt_bound, reserve
+from runner.core.budget import Ceiling, Reservation, in_usd, prompt_bound, reserve
 from runner.core.context.cache import is_worth_an_hour, paced
 from runner.core.conversation import Purpose
 from runner.core.entries import ModelCallStarted
 from runner.core.journal import RunView
-from runner.core.prices import FREE
+from runner.core.prices import FREE, PriceList, Tariff, Terms
 from runner.core.run import Ended, Requeued, Waiting
+from runner.core.spec import JobSpec
 from runner.core.steps import Record, Step, settle
 
 # What others have reserved comes back when their calls end.
@@ -17,14 +18,40 @@ BUDGET_WAIT_SECONDS = 2.0
 LONGEST_BUDGET_WAIT_SECONDS = 20.0
 
 
+def tariffs_of(spec: JobSpec, prices: PriceList) -> dict[str, Tariff]:
+    """What the calls of a job's models are billed at, by model: of those that have a price."""
+    tariffs = {}
+    for model in (spec.model, spec.summary_model):
+        own = model == spec.model
+        terms = Terms.of(spec.provider, spec.model_options, own_model=own)
+        if (tariff := prices.tariff(model, terms)) is not None:
+            tariffs[model] = tariff
+    return tariffs
+
+
 def start_turn(view: RunView, now: float) -> Step:
     """The step that begins the run's next turn, or that says why it cannot."""
     progress = view.progress
     prompt = prompt_bound(progress.last_prompt_tokens, progress.appended_bytes)
-    call = reserved(view, now, view.spec.model, prompt, view.limits.max_output_tokens)
+    call = _turn(view, now, prompt)
+    if view.compacted.count and not _has_room(view, call):
+        # The last prompt was longer. What is sent by now takes long to count.
+        sent = prompt_bound(None, view.spec.request_bytes(view.sent))
+        call = _turn(view, now, min(prompt, sent))
     if not isinstance(call, Reservation):
         return stopped_by(view, call)
     return start(view, now, view.spec.model, call, "turn")
+
+
+def _turn(view: RunView, now: float, prompt: int) -> Reservation | Ceiling:
+    return reserved(view, now, view.spec.model, prompt, view.limits.max_output_tokens)
+
+
+def _has_room(view: RunView, call: Reservation | Ceiling) -> bool:
+    """Whether a call fits what is left, with as long a reply as the job allows."""
+    if not isinstance(call, Reservation) or call.lowered:
+        return False
+    return view.purse is None or view.purse.verdict(call) == "fits"
 
 
 def reserved(
@@ -91,7 +118,7 @@ def stopped_by(view: RunView, ceiling: Ceiling) -> Step:
     """The step that ends a run which has used up one of its ceilings."""
     charged, limits = view.progress.charged, view.limits
     if ceiling == "cost_ceiling":
-        used = f"${charged.cost / 1e9:,.4f} of ${limits.cost_ceiling_usd or 0:,.4f} is used"
+        used = f"{in_usd(charged.cost)} of {in_usd(limits.cost_ceiling or 0)} is used"
     else:
         used = f"{charged.tokens:,} of {limits.token_ceiling:,} tokens are used"
     detail = f"{used}; what is left is too little for the next call"

@@ -138,11 +138,10 @@ class _Attempt:
         """Have in the view what no journal says: windows of models, and where outputs are."""
         spec = self._view.spec
         window = spec.context.window or self._window(spec.model)
-        summary_model = spec.context.summary_model or spec.model
-        own = summary_model == spec.model
+        own = spec.summary_model == spec.model
         self._here = {
             "window": window,
-            "summary_window": window if own else self._window(summary_model),
+            "summary_window": window if own else self._window(spec.summary_model),
             "outputs": str(self._surroundings.outputs),
         }
         self._view = replace(self._view, **self._here)

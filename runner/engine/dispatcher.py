@@ -13,6 +13,7 @@ from runner.engine.questions import Questions
 from runner.errors import UnreachableError
 from runner.store import losses, runs, workers
 from runner.store.database import Database
+from runner.store.steer import budget
 
 logger = logging.getLogger(__name__)
 
@@ -82,6 +83,7 @@ class Dispatcher:
         self._reap()
         self._find_workspaces()
         self._questions.attend()
+        budget.wake_overdue(self._database, self._clock.now())
         self._ring()
         self._last_good = self._clock.monotonic()
 

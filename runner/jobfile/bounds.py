@@ -109,32 +109,32 @@ class Bounds:
 
     def price_problems(self, prices: PriceList) -> list[Problem]:
         """Limits in USD on calls of models that have no price."""
-        terms = Terms.of(self.provider, self.options)
         places = [f"limits.{key}" for key in _COST_LIMITS if self._has(key)]
         if not places:
             return []
-        unpriced = [
-            model
-            for model in models_called(self.model, self.context)
-            if prices.tariff(model, terms) is None
-        ]
-        return [
-            Problem(place, no_price(model, prices, terms)) for place in places for model in unpriced
-        ]
+        missing = missing_prices(prices, self.provider, self.model, self.options, self.context)
+        return [Problem(place, message) for place in places for message in missing]
 
     def _has(self, key: str) -> bool:
         value = self.budget.usd if key == "budget_usd" else self.limits.cost_ceiling_usd
         return value is not None
 
 
-def models_called(model: str, context: Context) -> tuple[str, ...]:
-    """The models that a job calls: its own, and the one that writes summaries if there are any."""
+def missing_prices(
+    prices: PriceList, provider: str, model: str, options: Mapping[str, Any], context: Context
+) -> list[str]:
+    """Why the cost of a job's calls cannot be limited, and what to do: a line for each of the models
+    that it calls (its own, and the one that writes summaries if there are any) without a price."""
     summary_model = context.summary_model if context.compaction == "auto" else None
-    return tuple(dict.fromkeys((model, summary_model or model)))
+    missing = []
+    for called in dict.fromkeys((model, summary_model or model)):
+        terms = Terms.of(provider, options, own_model=called == model)
+        if prices.tariff(called, terms) is None:
+            missing.append(_no_price(called, prices, terms))
+    return missing
 
 
-def no_price(model: str, prices: PriceList, terms: Terms) -> str:
-    """Why the cost of a model's calls cannot be limited, and what to do."""
+def _no_price(model: str, prices: PriceList, terms: Terms) -> str:
     mode = " in fast mode" if terms.fast and prices.price(model) is not None else ""
     return (
         f"{shown(model)}{mode} has no price, so its cost cannot be limited: name one in the file of "

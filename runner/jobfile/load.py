@@ -69,23 +69,30 @@ def load(
         text=text,
         runs=runs,
         notes=permissions.notes,
-        spec=JobSpec(
-            name=name,
-            model=draft.model,
-            provider=draft.provider,
+        spec=replace(
+            _as_drafted(draft, name),
             system=system,
             tools=tools,
             rules=permissions.rules,
-            asking=draft.permissions.asking,
-            limits=draft.limits,
-            budget=draft.budget,
-            context=draft.context,
-            retry=draft.retry,
-            model_options=draft.model_options,
-            parallel_tools=draft.parallel_tools,
             workspace=workspace,
             script=script,
         ),
+    )
+
+
+def _as_drafted(draft: Draft, name: str) -> JobSpec:
+    """What the file says by itself, without what it names."""
+    return JobSpec(
+        name=name,
+        model=draft.model,
+        provider=draft.provider,
+        asking=draft.permissions.asking,
+        limits=draft.limits,
+        budget=draft.budget,
+        context=draft.context,
+        retry=draft.retry,
+        model_options=draft.model_options,
+        parallel_tools=draft.parallel_tools,
     )
 
 

@@ -139,7 +139,9 @@ def _kind(error: anthropic.APIStatusError, otherwise: str) -> str:
     kind = error.type or otherwise
     words = str(error.api_message or "").lower()
     too_long = kind == "invalid_request_error" and any(said in words for said in _TOO_LONG_WORDS)
-    return PROMPT_TOO_LONG if too_long or kind == "request_too_large" else kind
+    # A gateway has a type of its own for a body that it does not take.
+    too_large = kind == "request_too_large" or error.status_code == 413
+    return PROMPT_TOO_LONG if too_long or too_large else kind
 
 
 def _words(error: anthropic.APIStatusError, otherwise: str) -> str:

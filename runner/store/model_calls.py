@@ -19,15 +19,13 @@ def started_row(view: RunView, entry: ModelCallStarted, attempt: int, now: float
         attempt: the one that makes the call.
         now: seconds since the epoch.
     """
-    model = view.spec.model
-    if entry.purpose == "summary":
-        model = view.spec.context.summary_model or model
+    of_turn = entry.purpose == "turn"
     return {
         "run_id": view.run_id,
         "number": entry.number,
         "attempt": attempt,
         "turn": view.progress.turns + 1,
-        "model": model,
+        "model": view.spec.model if of_turn else view.spec.summary_model,
         "max_tokens": entry.reservation.max_tokens,
         "worst_case": entry.reservation.worst_case,
         "started_at": now,

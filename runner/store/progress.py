@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from runner.core.budget import Reservation
-from runner.core.context.window import estimate, estimate_text
+from runner.core.context.window import estimate
 from runner.core.conversation import Message, Usage
 from runner.core.journal import Call, Failure, Fullness, OpenCall, Pace, Progress, Stop
 from runner.core.spec import JobSpec
@@ -82,12 +82,10 @@ def counted(
         for message in messages
     ]
     results = sum(estimate(call.result, per_token) for call in calls if call.result is not None)
-    shared = estimate_text(spec.system or "", per_token)
-    shared += sum(estimate(tool.definition(), per_token) for tool in spec.tools)
     replies = [number for number, (role, _) in enumerate(sizes) if role == "assistant"]
     since = sizes[replies[-1] :] if replies else []
     fullness = Fullness(
-        sent=shared + results + sum(size for _, size in sizes),
+        sent=spec.shared_tokens + results + sum(size for _, size in sizes),
         since=results + sum(size for _, size in since),
         measured=progress.last_prompt_tokens,
     )

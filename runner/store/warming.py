@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, select, update
 
-from runner.core.context.window import estimate, estimate_text
 from runner.core.spec import Submission
 from runner.store.tables import runs
 
@@ -25,10 +24,7 @@ def is_worth_it(submission: Submission) -> bool:
     spec = submission.spec
     if spec.provider != "anthropic" or len(submission.runs) < 2:
         return False
-    per_token = spec.context.chars_per_token
-    shared = estimate_text(spec.system or "", per_token)
-    shared += sum(estimate(tool.definition(), per_token) for tool in spec.tools)
-    return shared >= _LEAST_CACHED_TOKENS
+    return spec.shared_tokens >= _LEAST_CACHED_TOKENS
 
 
 def let_siblings_start(connection: Connection, job_id: str, now: float) -> None:

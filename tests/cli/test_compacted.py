@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from datetime import date
 from pathlib import Path
 
 import pytest
 
 from runner.cli.main import main
+from runner.cli.summary import summarise as summarise_job
 from runner.core.conversation import Usage
+from runner.core.prices import PriceList
 from runner.core.requests import turn_request
 from runner.llm.body import request_body
 from runner.store.database import Database
+from runner.store.look import queries
 from tests.cli.conftest import Result
 from tests.cli.test_display import steers
 from tests.store.attempts import Attempt, claim, submit_one, text
@@ -25,7 +29,7 @@ from tests.store.compacting import (
     summarise,
 )
 
-NEXT = Usage(input_tokens=50_000, output_tokens=10)
+NEXT = Usage(input_tokens=100, output_tokens=10)
 
 
 def last_request(attempt: Attempt) -> bytes:
@@ -123,7 +127,22 @@ def test_a_run_is_shown_with_how_full_its_context_is(
     assert "1 × clip, 1 × prune, 1 × summary" in shown.out
     told = command("show", sent[0], "--json").json
     assert told["compactions"] == {"clip": 1, "prune": 1, "summary": 1}
-    assert (told["window"], told["fullness"]["measured"]) == (200_000, 50_000)
+    assert (told["window"], told["fullness"]["measured"]) == (200_000, 100)
+
+
+def test_turns_that_no_summary_could_stand_in_for_are_not_left_out_in_silence(
+    command: Callable[..., Result], database: Database, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_id = submit_one(database)
+    attempt = ask_for_summary(claim(database, run_id))
+    attempt.fail("not_found_error", "model: claude-nope-1")
+    compact(attempt, stand_in(2, "left out", "prune")).reply(text("Done."))
+    why = "not_found_error: model: claude-nope-1"
+    assert f"1 × prune (no summary: {why})" in command("show", run_id).out
+    job_id = queries.show_run(database, run_id)["job_id"]
+    prices = PriceList(date(2026, 11, 10), "a test", {})
+    summarise_job(database, prices, job_id, interrupted=False, as_json=False)
+    assert "in 1 run the oldest turns were left out of what the model" in capsys.readouterr().out
 
 
 def test_what_summaries_cost_is_told_apart(

@@ -9,6 +9,7 @@ from runner.core.budget import (
     Charged,
     Limits,
     Reservation,
+    in_usd,
     prompt_bound,
 )
 
@@ -92,3 +93,17 @@ def test_thinking_is_left_room_besides_the_answer():
     limits = Limits(token_ceiling=10_000, max_output_tokens=8_000)
     assert reserve(limits, 4_000, 1_000, thinking_tokens=4_000) is None
     assert reserve(limits, 3_000, 1_000, thinking_tokens=4_000).max_tokens == 6_000
+
+
+@pytest.mark.parametrize(
+    ("amount", "words"),
+    [
+        (0, "$0.0000"),
+        (50_000, "$0.00005"),
+        (1, "$0.000000001"),
+        (50_000_000, "$0.0500"),
+        (1_234_567_891_000, "$1,234.567891"),
+    ],
+)
+def test_a_sum_of_money_is_said_exactly(amount, words):
+    assert in_usd(amount) == words

@@ -1,5 +1,7 @@
 """Costs in whole billionths: exact to a billionth, and never more than what was reserved for them."""
 
+from dataclasses import replace
+from datetime import date
 from decimal import Decimal
 
 import pytest
@@ -7,8 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.core.budget import Charged, Limits, Reservation, billionths, reserve
+from runner.core.context.window import Context
 from runner.core.conversation import Usage
-from runner.core.prices import FREE, Rates, Tariff
+from runner.core.prices import FREE, Price, PriceList, Rates, Tariff
+from runner.core.spec import JobSpec
+from runner.core.spending import tariffs_of
 
 PRICE = st.decimals(0, 100, places=4)
 TOKENS = st.integers(0, 2_000_000)
@@ -97,3 +102,16 @@ def test_the_ceiling_that_leaves_least_room_is_the_one_that_is_named():
 @pytest.mark.parametrize("usd", [0.1, 19.99, 1e-9, 123_456.789])
 def test_money_is_counted_in_whole_billionths(usd):
     assert billionths(usd) == int(Decimal(str(usd)) * 10**9)
+
+
+def test_each_model_of_a_job_has_its_own_tariff_and_fast_mode_is_the_jobs_own():
+    rates = Rates(*[Decimal(1)] * 5)
+    fast, us = rates.times(Decimal(6)), Decimal(2)
+    priced = Price(rates, fast=fast)
+    prices = PriceList(date(2026, 11, 22), "here", {"a": priced, "b": priced}, us)
+    options = {"speed": "fast", "inference_geo": "us"}
+    job = JobSpec("a job", "a", model_options=options, context=Context(summary_model="b"))
+    own, other = Tariff(fast.times(us)), Tariff(rates.times(us))
+    assert tariffs_of(job, prices) == {"a": own, "b": other}
+    assert tariffs_of(replace(job, context=Context()), prices) == {"a": own}
+    assert tariffs_of(replace(job, model="c"), prices) == {"b": other}

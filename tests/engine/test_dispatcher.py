@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select
 
+from runner.core.budget import Budget
 from runner.core.spec import Workspace
 from runner.engine.dispatcher import OUTAGE_SECONDS, Dispatcher
 from runner.engine.locks import HostLocks
@@ -19,6 +20,7 @@ from runner.store.database import Database
 from runner.store.steer import jobs
 from runner.store.steer.notices import Notice
 from runner.store.tables import runs as run_table
+from tests.store.attempts import claim, submit_one
 from tests.store.examples import NOW, SPEC, submission
 
 
@@ -212,3 +214,15 @@ def test_only_a_worker_that_sees_the_workspace_takes_its_run_up(post: Post) -> N
     post.seen.add(run.workspace_id or "")
     post.pass_at(2)
     assert (post.state(run_id), post.offered, post.bell.rung) == ("queued", [run_id], [])
+
+
+def test_a_run_that_waits_for_its_budget_is_queued_to_end_at_its_deadline(post: Post) -> None:
+    limits = replace(SPEC.limits, deadline=60.0)
+    spec = replace(SPEC, limits=limits, budget=Budget(tokens=1))
+    run_id = submit_one(post.database, spec=spec)
+    claim(post.database, run_id)
+    post.pass_at(59)
+    assert post.state(run_id) == "waiting"
+    post.pass_at(61)
+    assert post.state(run_id) == "queued"
+    assert run_id in post.bell.rung

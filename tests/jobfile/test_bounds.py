@@ -55,6 +55,15 @@ def test_a_mode_without_a_price_is_refused_too(problems_of: Problems) -> None:
     assert problem.startswith("line 5: limits.budget_usd: 'priced' in fast mode has no price")
 
 
+def test_fast_mode_is_asked_of_the_jobs_own_model_alone(problems_of: Problems) -> None:
+    fast = 'model_options = { speed = "fast" }'
+    summaries = 'summary_model = "small"'
+    (problem,) = problems_of(
+        job("priced", fast, "[limits]", "budget_usd = 4", "[context]", summaries)
+    )
+    assert "'priced' in fast mode has no price" in problem
+
+
 def test_the_model_of_summaries_needs_a_price_too_where_there_are_summaries(
     problems_of: Problems, load_text: Load
 ) -> None:

@@ -126,6 +126,14 @@ def test_request_too_large_inside_a_stream_is_too_long_as_well(talk):
     assert failed(talk(Reply(SAID, broken=broken))).kind == "prompt_too_long"
 
 
+@pytest.mark.parametrize("kind", ["invalid_request_error", "payload_too_large"])
+def test_413_is_too_long_whatever_a_gateway_calls_it(talk, kind):
+    message = "Request size exceeds model context window"
+    broken = Break("status", status=413, error_type=kind, message=message)
+    error = failed(talk(Reply(SAID, broken=broken)))
+    assert (error.kind, error.status, error.billed) == ("prompt_too_long", 413, False)
+
+
 @pytest.mark.parametrize("kind", ["overloaded_error", "permission_error"])
 def test_words_alone_do_not_make_a_prompt_too_long(talk, kind):
     broken = Break("status", status=400, error_type=kind, message=TOO_LONG[0])

@@ -144,6 +144,22 @@ def test_summaries_are_told_apart_from_turns_and_priced_by_their_own_model(
     ]
 
 
+@pytest.mark.parametrize(
+    ("summary_model", "usd"),
+    [(None, 10 * USD), ("claude-test", 10 * USD), ("claude-test-20261122", USD)],
+)
+def test_summary_is_billed_at_fast_mode_only_by_the_jobs_own_model(
+    database: Database, summary_model: str | None, usd: Decimal
+) -> None:
+    options = {"speed": "fast"}
+    context = Context(summary_model=summary_model)
+    _, (run_id,) = submit(database, "a", model_options=options, context=context)
+    attempt = ask_for_summary(claim(database, run_id))
+    summarise(attempt, stand_in(2), usage=USAGE, model=summary_model or "claude-test")
+    found = {each.key: each.spending.usd for each in spent_by(database, PRICES, "purpose")}
+    assert found["summary"] == usd
+
+
 def test_summary_whose_reply_nobody_has_is_bounded_by_its_own_model_s_price(
     database: Database,
 ) -> None:

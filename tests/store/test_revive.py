@@ -296,7 +296,7 @@ def test_used_up_cost_needs_a_higher_ceiling(database: Database) -> None:
     assert (run.state, run.reason, run.cost_ceiling_usd) == ("stopped", "cost_ceiling", 0.05)
     for too_low in (None, 0.01, 0.05):
         with pytest.raises(
-            UsageError, match=r"\$0.0360 of \$0.0\d00.*--cost-ceiling USD. .more than 0.0500"
+            UsageError, match=r"\$0.0360 of \$0.0\d00.*--cost-ceiling USD. .more than \$0.0500"
         ):
             retry(database, Target("run", run_id), NOW, raised=Raised(cost_ceiling_usd=too_low))
     with pytest.raises(UsageError, match="--cost-ceiling"):
@@ -305,6 +305,15 @@ def test_used_up_cost_needs_a_higher_ceiling(database: Database) -> None:
     again = claim(database, run_id, NOW, priced)
     assert isinstance(again.effect, CallModel)
     assert again.view.limits.cost_ceiling_usd == 0.5
+
+
+def test_used_up_cost_is_told_to_the_last_billionth(database: Database) -> None:
+    limits = {"max_output_tokens": 2_000, "cost_ceiling_usd": 0.00005}
+    run_id = submit_one(database, **with_limits(**limits))
+    claim(database, run_id, NOW, priced)
+    assert run_row(database, run_id).detail.startswith("$0.0000 of $0.00005 is used;")
+    with pytest.raises(UsageError, match=r"\$0.0000 of \$0.00005: .*more than \$0.00005"):
+        retry(database, Target("run", run_id), NOW)
 
 
 def test_used_up_working_time_needs_more(database: Database) -> None:

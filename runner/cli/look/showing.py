@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from decimal import Decimal
 from typing import Any
 
@@ -35,6 +36,7 @@ def show(settings: Settings, id: str, as_json: bool) -> None:
     """
     from runner.store.look import decisions, queries, transcript
     from runner.store.look.find import find
+    from runner.store.look.left_out import turns_left_out
 
     say_it: Callable[[dict[str, Any]], None]
     with stored(settings) as database:
@@ -47,6 +49,7 @@ def show(settings: Settings, id: str, as_json: bool) -> None:
                 shown, say_it = queries.show_run(database, found.id), _say_run
                 shown["spending"] = spending_of(settings, database, run_id=found.id)
                 shown["window"] = _window(settings, shown)
+                shown["left_out"] = asdict(turns_left_out(database, shown["job_id"], found.id))
                 shown["waits_for"] = waits_for(database, [shown]).get(found.id)
                 shown["denied_calls"] = decisions.denied_calls(database, found.id)
                 shown["approvals"] = decisions.approvals_of(database, found.id)
@@ -61,12 +64,13 @@ def show(settings: Settings, id: str, as_json: bool) -> None:
 
 
 def _window(settings: Settings, run: dict[str, Any]) -> int:
-    """The tokens of the window of a run's model, as far as can be told without asking the API."""
+    """The tokens of the window that a run was last held against; before its first call those of its
+    model, as far as can be told without asking the API."""
     from runner import wiring
     from runner.core.context.window import DEFAULT_WINDOW
 
-    own = (run["context"] or {}).get("window")
-    return own or wiring.load_prices(settings).window(run["model"]) or DEFAULT_WINDOW
+    known = (run["fullness"] or {}).get("window") or (run["context"] or {}).get("window")
+    return known or wiring.load_prices(settings).window(run["model"]) or DEFAULT_WINDOW
 
 
 def _say_job(job: dict[str, Any]) -> None:
@@ -152,7 +156,9 @@ def _fullness(run: dict[str, Any]) -> str | None:
 
 
 def _compactions(run: dict[str, Any]) -> str:
-    return ", ".join(f"{count} × {kind}" for kind, count in run["compactions"].items())
+    told = ", ".join(f"{count} × {kind}" for kind, count in run["compactions"].items())
+    why = run["left_out"]["why"]
+    return f"{told} (no summary: {cell(why)})" if why else told
 
 
 def _worked(run: dict[str, Any]) -> str | None:
@@ -180,10 +186,10 @@ def _say_decisions(run: dict[str, Any]) -> None:
 
 
 def _tokens(row: dict[str, Any]) -> str:
-    cached = row["cache_read_tokens"] + row["cache_creation_tokens"]
     return (
-        f"{row['charged_tokens']:,} ({row['input_tokens']:,} in, {cached:,} cached, "
-        f"{row['output_tokens']:,} out)"
+        f"{row['charged_tokens']:,} ({row['input_tokens']:,} in, "
+        f"{row['cache_read_tokens']:,} read from the cache, "
+        f"{row['cache_creation_tokens']:,} written to it, {row['output_tokens']:,} out)"
     )
 
 

@@ -10,7 +10,7 @@ import click
 
 from runner.cli.display import cell, say, say_json, say_table
 from runner.cli.options import json_option, stored, with_settings
-from runner.core.prices import PriceList, Spending, Terms
+from runner.core.prices import PriceList, Spending
 from runner.errors import UsageError
 from runner.settings import Settings
 
@@ -19,13 +19,8 @@ if TYPE_CHECKING:
     from runner.store.look.costs import By, Spent
     from runner.store.steer.control import Target
 
-BY = (
-    "job",
-    "run",
-    "model",
-    "day",
-    "purpose",
-)  # those of the store, which `runner --help` does without
+# Those of the store, which `runner --help` does without.
+BY = ("job", "run", "model", "day", "purpose")
 
 
 @click.command()
@@ -157,17 +152,18 @@ def refuse_without_price(settings: Settings, database: Database, target: Target)
     """Refuse to limit the cost of runs whose model has no price. Raises ``UsageError``."""
     from runner import wiring
     from runner.core.spec import JobSpec
-    from runner.jobfile.bounds import models_called, no_price
+    from runner.jobfile.bounds import missing_prices
     from runner.store.look import queries
 
     job_id = target.id
     if target.kind == "run":
         job_id = queries.show_run(database, target.id)["job_id"]
     spec = JobSpec.from_json(queries.show_job(database, job_id)["spec"])
-    prices, terms = wiring.load_prices(settings), Terms.of(spec.provider, spec.model_options)
-    for model in models_called(spec.model, spec.context):
-        if prices.tariff(model, terms) is None:
-            raise UsageError(no_price(model, prices, terms))
+    prices = wiring.load_prices(settings)
+    for message in missing_prices(
+        prices, spec.provider, spec.model, spec.model_options, spec.context
+    ):
+        raise UsageError(message)
 
 
 def with_costs(

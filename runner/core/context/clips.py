@@ -29,10 +29,6 @@ class Result:
     block: Block
     sent: str
 
-    @property
-    def is_clipped(self) -> bool:
-        return bool(self.sent != self.block["content"])
-
 
 def results_of(view: RunView) -> Iterator[Result]:
     """The tool results that are sent."""

@@ -19,6 +19,19 @@ MOST_REFUSALS = 2  # in a row that are answered by making the prompt shorter
 # close to the gate every other.
 ESTIMATED_CLOSE, CLOSE = 0.5, 0.1
 
+_OFF = (
+    "the API found the prompt too long, and context.compaction is off: submit the job with "
+    'compaction = "auto", or with smaller items'
+)
+_REFUSED_WHOLE = (
+    "the API found the prompt too long, and nothing of it can be made shorter: give the job smaller "
+    "items, or the context.window that the model really has"
+)
+_REFUSED = (
+    "the API found the prompt too long {} times in a row, though it was made shorter: give the job "
+    "the context.window that the model really has, or smaller items"
+)
+
 
 def fit_context(view: RunView, now: float) -> Step | None:
     """The next step towards a request that fits; None when it does.
@@ -30,10 +43,9 @@ def fit_context(view: RunView, now: float) -> Step | None:
     """
     fullness = view.progress.fullness
     if view.spec.context.compaction == "off":
-        detail = "the API found the prompt too long, and context.compaction is off"
-        return _stopped(detail) if fullness.must_shrink else None
+        return _stopped(_OFF) if fullness.must_shrink else None
     if fullness.refused > MOST_REFUSALS:
-        return _stopped(f"the API found the prompt too long {fullness.refused} times in a row")
+        return _stopped(_REFUSED.format(fullness.refused))
     found = gauge(view)
     if not fullness.must_shrink:
         if _is_in_doubt(view, found):
@@ -71,6 +83,8 @@ def _shrink(view: RunView, found: Gauge, now: float) -> Step:
             return Record(ContextCompacted(made))
     if (made := aim.all_it_takes() or fit.all_it_takes()) is not None:
         return _summary(view, now) or Record(ContextCompacted(made))
+    if view.progress.fullness.must_shrink:
+        return _stopped(_REFUSED_WHOLE)
     return _stopped(
         f"the window of {view.window:,} tokens has room for a prompt of {found.room:,}, and the "
         "task, the tools and the last turn need more: give the job a larger context.window, a "
@@ -83,7 +97,7 @@ def _summary(view: RunView, now: float) -> Step | None:
     asked = question(view)
     if view.progress.fullness.summary_failed or asked is None:
         return None
-    model = view.spec.context.summary_model or view.spec.model
+    model = view.spec.summary_model
     prompt = prompt_bound(None, text_bytes(asked.system) + text_bytes(asked.text))
     call = reserved(view, now, model, prompt, asked.most_output)
     if not isinstance(call, Reservation) or not may_ever_start(view, model, call):

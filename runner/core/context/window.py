@@ -11,7 +11,7 @@ from runner.core.conversation import Block, content_text
 DEFAULT_WINDOW = 200_000  # of a model that neither the API's list nor our own table knows
 AVERAGE_WEIGHT = 0.25  # of the newest reply in the moving average
 
-# A reply outside of this is no measurement: its prompt held what an estimate cannot see.
+# Real over estimated tokens: outside of this it is not the estimate that is wrong.
 _LEAST_RATIO, _MOST_RATIO = 0.2, 5.0
 _MOST_DEFAULT_RESERVE = 32_000
 _OVERHEAD = 2_000
@@ -49,6 +49,12 @@ def estimate_text(text: str, chars_per_token: float) -> int:
     return math.ceil(len(text) / chars_per_token)
 
 
+def is_measurement(real: int, estimated: int) -> bool:
+    """Whether a reply's count of its prompt can be that of the prompt that was sent: some gateways
+    count nothing, and where the API's own tools run, it counts the prompts of all inner calls."""
+    return estimated > 0 and _LEAST_RATIO <= real / estimated <= _MOST_RATIO
+
+
 def corrected(average: float, real: int, estimated: int) -> float:
     """The moving average of real over estimated tokens, after one more reply.
 
@@ -56,6 +62,6 @@ def corrected(average: float, real: int, estimated: int) -> float:
         average: the one before it. real: the prompt's tokens as the API counted them. estimated: the
             estimate of the same prompt.
     """
-    if estimated <= 0 or not _LEAST_RATIO <= real / estimated <= _MOST_RATIO:
+    if not is_measurement(real, estimated):
         return average
     return average + AVERAGE_WEIGHT * (real / estimated - average)

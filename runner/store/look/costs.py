@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
@@ -22,7 +23,7 @@ from sqlalchemy import (
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
-from runner.core.conversation import Usage
+from runner.core.conversation import Purpose, Usage
 from runner.core.prices import Calls, PriceList, Spending, Terms, spending
 from runner.store.database import Database
 from runner.store.tables import jobs, model_calls, runs
@@ -31,6 +32,9 @@ By = Literal["job", "run", "model", "day", "purpose"]
 BY: tuple[By, ...] = get_args(By)
 
 _TOKENS = ("input_tokens", "cache_read_tokens", "cache_creation_tokens", "output_tokens")
+
+
+_TermsByCall = dict[tuple[str, Purpose], Terms]  # by the job's id and what a call is for
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,21 +80,38 @@ def spent_by(
         job_id: only this job's calls. run_id: only this run's.
     """
     query = _sums(prices, by, job_id, run_id)
-    terms_of = select(jobs.c.id, jobs.c.spec["provider"].as_string(), jobs.c.spec["model_options"])
 
-    def work(connection: Connection) -> tuple[list[Row[Any]], dict[str, Terms], dict[str, str]]:
+    def work(connection: Connection) -> tuple[list[Row[Any]], _TermsByCall, dict[str, str]]:
         found = list(connection.execute(query).all())
-        used = {row.job_id for row in found}
-        billed = connection.execute(terms_of.where(jobs.c.id.in_(used))).all() if used else []
-        terms = {name: Terms.of(provider, options or {}) for name, provider, options in billed}
+        terms = _terms(connection, {row.job_id for row in found})
         return found, terms, _labels(connection, by, job_id, run_id)
 
     found, terms, labels = database.read(work)
     spent: dict[str, Spending] = {}
     for row in found:
-        more = spending(prices, _calls(row, terms[row.job_id]))
+        more = spending(prices, _calls(row, terms[row.job_id, row.purpose]))
         spent[row.key] = spent.get(row.key, Spending()) + more
     return [Spent(key, labels.get(key, ""), spent[key]) for key in sorted(spent)]
+
+
+def _terms(connection: Connection, job_ids: Collection[str]) -> _TermsByCall:
+    if not job_ids:
+        return {}
+    spec = jobs.c.spec
+    query = select(
+        jobs.c.id,
+        spec["provider"].as_string().label("provider"),
+        spec["model"].as_string().label("model"),
+        spec["context"]["summary_model"].as_string().label("summary_model"),
+        spec["model_options"].label("options"),
+    )
+    terms: _TermsByCall = {}
+    for job in connection.execute(query.where(jobs.c.id.in_(job_ids))):
+        own = job.summary_model in (None, job.model)
+        options = job.options or {}
+        terms[job.id, "turn"] = Terms.of(job.provider, options)
+        terms[job.id, "summary"] = Terms.of(job.provider, options, own_model=own)
+    return terms
 
 
 def _calls(row: Row[Any], terms: Terms) -> Calls:
@@ -110,7 +131,7 @@ def _calls(row: Row[Any], terms: Terms) -> Calls:
 
 
 def _sums(prices: PriceList, by: By, job_id: str | None, run_id: str | None) -> Select[Any]:
-    """One row for all calls that share key, job, model and price."""
+    """One row for all calls that share key, job, model, purpose and price."""
     calls = model_calls.c
     is_unknown = and_(calls.input_tokens.is_(None), calls.charged_tokens > 0)
     bound = calls.worst_case - calls.max_tokens
@@ -129,6 +150,7 @@ def _sums(prices: PriceList, by: By, job_id: str | None, run_id: str | None) -> 
             key[by].label("key"),
             runs.c.job_id,
             calls.model,
+            calls.purpose,
             calls.hour_cache,
             _above(prompt, prices.thresholds).label("above"),
             *(func.coalesce(calls[name], 0).label(name) for name in _TOKENS),
@@ -144,7 +166,8 @@ def _sums(prices: PriceList, by: By, job_id: str | None, run_id: str | None) -> 
     if run_id is not None:
         each = each.where(calls.run_id == run_id)
     one = each.subquery()
-    shared = (one.c.key, one.c.job_id, one.c.model, one.c.hour_cache, one.c.above)
+    names = ("key", "job_id", "model", "purpose", "hour_cache", "above")
+    shared = [one.c[name] for name in names]
     summed = (*_TOKENS, "unknown", "unknown_prompt", "unknown_output")
     totals = (func.sum(cast(one.c[name], BigInteger)).label(name) for name in summed)
     return select(*shared, func.count().label("calls"), *totals).group_by(*shared)

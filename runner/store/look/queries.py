@@ -250,6 +250,7 @@ def _context_of(connection: Connection, run: Row[Any]) -> dict[str, Any]:
             "tokens": full.tokens,
             "measured": full.measured,
             "correction": full.correction,
+            "window": full.window,
         }
         if full.sent
         else None,

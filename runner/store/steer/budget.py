@@ -7,9 +7,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Connection, select, update
+from sqlalchemy import Connection, func, select, update
 
-from runner.core.budget import BILLIONTHS, Budget, Purse, billionths
+from runner.core.budget import Budget, Purse, billionths, in_usd
 from runner.core.events import INPUT_SUMMARY_LENGTH, Event, shorten
 from runner.errors import NotFoundError, UsageError
 from runner.store import purse as money
@@ -74,6 +74,38 @@ def set_budget(
     ]
 
 
+def wake_overdue(database: Database, now: float) -> list[str]:
+    """Queue the runs again that wait for their job's budget and whose deadline has passed: all that
+    is left for them is to end, which costs nothing.
+
+    Args:
+        now: seconds since the epoch.
+
+    Returns:
+        Their ids.
+    """
+    event = Event("resumed", {"reason": "deadline"})
+    return [
+        change.id
+        for job_id, before in database.read(lambda connection: _overdue(connection, now))
+        for run_ids in batches(database, Target("job", job_id), _WAITS, runs.c.created_at <= before)
+        for change in database.write(partial(_wake, run_ids=run_ids, event=event, now=now))
+    ]
+
+
+def _overdue(connection: Connection, now: float) -> list[tuple[str, float]]:
+    """The jobs of which some run has waited for too long, with the time until when these were
+    submitted."""
+    first = func.min(runs.c.created_at).label("created_at")
+    waiting = select(runs.c.job_id, first).where(_WAITS).group_by(runs.c.job_id).subquery()
+    deadline = jobs.c.spec["limits"]["deadline"].as_float()
+    query = select(jobs.c.id, deadline.label("deadline")).join(
+        waiting, waiting.c.job_id == jobs.c.id
+    )
+    late = query.where(waiting.c.created_at + deadline <= now).order_by(jobs.c.id)
+    return [(row.id, now - row.deadline) for row in connection.execute(late)]
+
+
 def _set(
     connection: Connection, job_id: str, usd: float | None, tokens: int | None
 ) -> tuple[Budget, Budget]:
@@ -116,8 +148,8 @@ def _refuse_usd(job_id: str, purse: Purse, usd: float) -> None:
             f"`runner budget {job_id} --tokens N`, or submit it again with a budget_usd"
         )
     if billionths(usd) < purse.spent_cost:
-        spent = purse.spent_cost / BILLIONTHS
-        raise UsageError(f"{job_id} has spent ${spent:,.4f}: its budget cannot be less")
+        spent = in_usd(purse.spent_cost)
+        raise UsageError(f"{job_id} has spent {spent}: its budget cannot be less")
 
 
 def _event(before: Budget, after: Budget, author: str) -> Event:
@@ -140,5 +172,5 @@ def _wake(connection: Connection, run_ids: Sequence[str], event: Event, now: flo
     for run in locked_runs(connection, run_ids):
         if run.state == "waiting" and run.reason == "budget":
             store_change(connection, run, now, [event], **queued)
-            woken.append(changed(run, "queued", "goes on with the new budget"))
+            woken.append(changed(run, "queued", "goes on"))
     return woken

@@ -103,18 +103,20 @@ def open_run(
         "content": content,
         "created_at": now,
     }
-    event = {
+    item = {"run_id": run_id, "item": new.item}
+    return OpenedRun(run, item, block, _submitted(run_id, job_id, new.key, now))
+
+
+def _submitted(run_id: str, job_id: str, key: str, now: float) -> dict[str, Any]:
+    """A run's first event, as a row."""
+    return {
         "run_id": run_id,
         "number": 1,
         "at": now,
         "attempt": 0,
         "type": "run_submitted",
-        "data": {
-            "job_id": job_id,
-            "item_key": shorten(new.key, INPUT_SUMMARY_LENGTH),
-        },
+        "data": {"job_id": job_id, "item_key": shorten(key, INPUT_SUMMARY_LENGTH)},
     }
-    return OpenedRun(run, {"run_id": run_id, "item": new.item}, block, event)
 
 
 def insert_runs(connection: Connection, opened: Sequence[OpenedRun]) -> None:

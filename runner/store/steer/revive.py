@@ -248,11 +248,10 @@ def _refuse_used_cost(run: Row[Any], progress: Progress, limits: budget.Limits) 
     was = None if run.cost_ceiling_usd is None else budget.billionths(run.cost_ceiling_usd)
     cut_before = run.reason == "cost_ceiling" and was is not None and ceiling <= was
     if cut_before or progress.charged_cost >= ceiling:
-        most = max(was or 0, progress.charged_cost) / budget.BILLIONTHS
+        most = budget.in_usd(max(was or 0, progress.charged_cost))
         raise UsageError(
-            f"{run.id} has used ${progress.charged_cost / budget.BILLIONTHS:,.4f} of "
-            f"${ceiling / budget.BILLIONTHS:,.4f}: "
-            + _how_to_raise(run, "--cost-ceiling USD", f"more than {most:.4f}")
+            f"{run.id} has used {budget.in_usd(progress.charged_cost)} of {budget.in_usd(ceiling)}: "
+            + _how_to_raise(run, "--cost-ceiling USD", f"more than {most}")
         )
 
 

@@ -36,6 +36,14 @@ def test_a_prompt_found_too_long_is_made_shorter_and_sent_again_twice():
     assert "3 times" in outcome.detail
 
 
+def test_a_prompt_found_too_long_that_is_short_already_is_not_said_to_lack_room():
+    talk = Talk()
+    talk.go_on()
+    outcome = outcome_of(too_long(talk))
+    assert (outcome.state, outcome.reason) == ("stopped", "context_window")
+    assert outcome.detail.startswith("the API found the prompt too long, and nothing of it can be")
+
+
 def test_a_reply_between_begins_the_count_anew():
     talk = Talk()
     for _ in range(3):

@@ -152,6 +152,16 @@ def test_only_options_that_say_how_to_send_and_bill_go_with_it():
     assert next_request(a_view(model_options=options)).options == options
 
 
+@pytest.mark.parametrize("where", [{"speed": "fast"}, {"extra_body": {"speed": "fast"}}])
+def test_no_other_model_is_asked_for_fast_mode(where):
+    contexts = [Context(keep_messages=2, summary_model=name) for name in (None, "a-model", "small")]
+    sent = [
+        summary_request(a_view(model_options=where, context=context), CALL).options
+        for context in contexts
+    ]
+    assert sent == [where, where, {}]
+
+
 def test_there_is_nothing_to_ask_when_all_messages_are_recent():
     view = a_view(context=Context(keep_messages=8))
     assert question(view) is None

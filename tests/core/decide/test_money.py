@@ -8,8 +8,14 @@ import pytest
 from runner.core.budget import Limits, Purse, Reservation
 from runner.core.context.compaction import Clip, Compaction
 from runner.core.context.window import Context
-from runner.core.conversation import ModelReply, Usage
-from runner.core.entries import ContextCompacted, ModelCallStarted, SummaryReplied, TimeWorked
+from runner.core.conversation import ModelReply, ToolResult, Usage
+from runner.core.entries import (
+    ContextCompacted,
+    ModelCallStarted,
+    SummaryReplied,
+    TimeWorked,
+    ToolFinished,
+)
 from runner.core.fold import apply
 from runner.core.prices import Rates, Tariff
 from runner.core.run import Ended, Requeued, Waiting

@@ -1,0 +1,66 @@
+"""Runs that wait for their budget longer than they may."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from runner.core.run import Ended, Waiting
+from runner.core.steps import Done
+from runner.store.database import Database
+from runner.store.steer.budget import set_budget, wake_overdue
+from runner.store.steer.control import Target, cancel, pause
+from tests.store.attempts import claim, event_types, run_row
+from tests.store.examples import NOW
+from tests.store.priced import LIMITS, priced, submit_budgeted
+
+DEADLINE = 60.0
+
+
+def waiting_run(database: Database, deadline: float | None = DEADLINE) -> tuple[str, str]:
+    """A run that waits for its job's budget, and the job."""
+    limits = replace(LIMITS, deadline=deadline)
+    job_id, (run_id,) = submit_budgeted(database, "a", tokens=4_000, limits=limits)
+    attempt = claim(database, run_id, tariffs=priced)
+    assert attempt.effect == Done(Waiting("budget"))
+    return job_id, run_id
+
+
+def test_run_that_waits_for_its_budget_ends_at_its_deadline(database: Database) -> None:
+    job_id, run_id = waiting_run(database)
+    assert wake_overdue(database, NOW + DEADLINE - 1) == []
+    assert wake_overdue(database, NOW + DEADLINE) == [run_id]
+    assert wake_overdue(database, NOW + DEADLINE) == []
+    run = run_row(database, run_id)
+    assert (run.state, run.due_at) == ("queued", NOW + DEADLINE)
+    assert event_types(database, run_id)[-1] == "resumed"
+    attempt = claim(database, run_id, NOW + DEADLINE, priced)
+    assert attempt.effect == Done(Ended("stopped", "deadline", "the deadline of 60 s"))
+    assert run_row(database, run_id).state == "stopped"
+    assert set_budget(database, job_id, NOW + 90, author="ada", tokens=9_000_000) == []
+
+
+def test_run_without_a_deadline_waits_for_its_budget_as_long_as_it_takes(
+    database: Database,
+) -> None:
+    _, run_id = waiting_run(database, None)
+    assert wake_overdue(database, NOW + 10**9) == []
+    assert run_row(database, run_id).state == "waiting"
+
+
+@pytest.mark.parametrize("act", [pause, cancel])
+def test_only_runs_that_still_wait_for_it_are_woken(database: Database, act: object) -> None:
+    _, run_id = waiting_run(database)
+    assert callable(act)
+    act(database, Target("run", run_id), NOW + 1)
+    before = run_row(database, run_id)
+    assert wake_overdue(database, NOW + DEADLINE) == []
+    assert run_row(database, run_id) == before
+
+
+def test_jobs_are_looked_at_each_with_its_own_deadline(database: Database) -> None:
+    _, later = waiting_run(database, 2 * DEADLINE)
+    _, sooner = waiting_run(database)
+    assert wake_overdue(database, NOW + DEADLINE) == [sooner]
+    assert wake_overdue(database, NOW + 2 * DEADLINE) == [later]
