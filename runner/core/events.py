@@ -209,11 +209,12 @@ def _settled(view: RunView, outcome: Outcome) -> Iterator[Event]:
                 yield Event("error", data)
             yield Event("attempt_ended", {"why": "run ended"})
             yield Event("done", data | {"total": usage_of(view.progress.usage)})
-        case Waiting(reason):
+        case Waiting(reason, detail):
             yield Event("attempt_ended", {"why": f"waiting: {reason}"})
             if reason == "paused":
                 yield Event("paused", {})
             else:
-                yield Event("waiting", {"reason": reason})
+                more = {"detail": shorten(detail, 300)} if detail else {}
+                yield Event("waiting", {"reason": reason, **more})
         case Requeued(due_at, why):
             yield Event("attempt_ended", {"why": why, "due_at": due_at})

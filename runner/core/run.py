@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 RunState = Literal["queued", "running", "waiting", "succeeded", "failed", "cancelled", "stopped"]
@@ -59,9 +59,10 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """The run waits for something, without a worker."""
+    """The run waits for something, without a worker; ``detail`` is one line that says more."""
 
     reason: WaitReason
+    detail: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runner.core.budget import Ceiling, Reservation, in_usd, prompt_bound, reserve
+from runner.core.budget import Ceiling, Purse, Reservation, in_usd, prompt_bound, reserve
 from runner.core.context.cache import is_worth_an_hour, paced
 from runner.core.conversation import Purpose
 from runner.core.entries import ModelCallStarted
@@ -92,9 +92,21 @@ def start(view: RunView, now: float, model: str, call: Reservation, purpose: Pur
             case "later":
                 return settle(Requeued(now + _wait(view.progress.budget_waits), "budget"))
             case "never":
-                return settle(Waiting("budget"))
+                return settle(Waiting("budget", _lacking(view.purse, call)))
     number = view.progress.model_calls + 1
     return Record(ModelCallStarted(number, call, now, purpose))
+
+
+def _lacking(purse: Purse, call: Reservation) -> str:
+    """What the next call may use, and what the caps leave for it."""
+    parts = []
+    if purse.most_tokens is not None:
+        left = max(0, purse.most_tokens - purse.spent_tokens)
+        parts.append(f"{call.worst_case:,} tokens, and {left:,} are left")
+    if purse.most_cost is not None:
+        left = max(0, purse.most_cost - purse.spent_cost)
+        parts.append(f"{in_usd(call.worst_cost)}, and {in_usd(left)} is left")
+    return f"its next call may use {'; '.join(parts)}"
 
 
 def _wait(waits: int) -> float:

@@ -351,11 +351,11 @@ def _state_changes(outcome: Outcome, now: float) -> dict[str, Any]:
                 "ended_at": now,
                 "pause_requested": False,
             }
-        case Waiting(reason):
+        case Waiting(reason, detail):
             return freed | {
                 "state": "waiting",
                 "reason": reason,
-                "detail": "",
+                "detail": detail,
                 "pause_requested": False,
             }
         case Requeued(due_at, reason):

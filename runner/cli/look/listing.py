@@ -71,7 +71,7 @@ def counts(by_state: dict[RunState, int]) -> str:
 
 
 def _say_runs(runs: list[RunSummary], waiting: dict[str, str]) -> None:
-    """Print runs in lines; ``waiting`` says what those wait for that have no detail of their own."""
+    """Print runs in lines; ``waiting`` says what to do about those that wait."""
     say_table(
         ("run", "item", "state", "reason", "turns", "tokens", "denied", "detail"),
         (
@@ -83,8 +83,8 @@ def _say_runs(runs: list[RunSummary], waiting: dict[str, str]) -> None:
                 run["turns"],
                 f"{run['charged_tokens']:,}",
                 run["denials"] or "",
-                run["detail"]
-                or waiting.get(run["id"])
+                waiting.get(run["id"])
+                or run["detail"]
                 or (f"begun afresh as {run['fresh_run']}" if run["fresh_run"] else ""),
             )
             for run in runs

@@ -109,7 +109,7 @@ def _say_run(run: dict[str, Any]) -> None:
             ("job", f"{run['job_id']} {run['job_name']}"),
             ("state", run["state"]),
             ("reason", run["reason"]),
-            ("detail", run["detail"] or run["waits_for"]),
+            ("detail", run["waits_for"] or run["detail"]),
             ("pausing", pausing),
             ("model", run["model"]),
             ("turns", f"{run['turns']} of {run['max_turns']}"),

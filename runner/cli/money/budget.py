@@ -148,7 +148,9 @@ def waits_for(database: Database, runs: Iterable[Mapping[str, Any]]) -> dict[str
         return {}
     job_id = waiting[0]["job_id"]
     how = how_to_raise(job_id, budget_of(database, job_id) or Purse())
-    return {run["id"]: f"waits for its job's budget: {how}" for run in waiting}
+    return {
+        run["id"]: f"{run['detail'] or 'waits for the budget of its job'}: {how}" for run in waiting
+    }
 
 
 def is_out_of_budget(run: Mapping[str, Any]) -> bool:

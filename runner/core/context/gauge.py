@@ -9,7 +9,7 @@ from runner.core.journal import RunView
 ENOUGH = 0.75  # of the room: a compaction that leaves less free comes back too soon
 STAND_IN = 0.25  # of the room: more than that nothing takes that stands in for messages
 LEAST_CHARACTERS = 2_000
-_LEAST_PER_ESTIMATED = 0.01
+LEAST_PER_ESTIMATED = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Gauge:
 
     def characters(self, share: float) -> int:
         """The characters that fill such a share of the room, but always a few."""
-        tokens = self.room * share / max(self.per_estimated, _LEAST_PER_ESTIMATED)
+        tokens = self.room * share / max(self.per_estimated, LEAST_PER_ESTIMATED)
         return max(LEAST_CHARACTERS, int(tokens * self.chars_per_token))
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from runner.core.context.clips import shortened
 from runner.core.context.compaction import Compaction, difference
-from runner.core.context.gauge import STAND_IN, gauge, room
+from runner.core.context.gauge import LEAST_PER_ESTIMATED, STAND_IN, gauge, room
 from runner.core.context.tail import tail_start
 from runner.core.conversation import Message, ModelReply, content_text
 from runner.core.entries import SummaryReplied
@@ -78,7 +78,9 @@ def question(view: RunView) -> Question | None:
     most_output = max(_LEAST_OUTPUT_TOKENS, min(_MOST_OUTPUT_TOKENS, room(view) // 8))
     most_output = min(most_output, view.limits.max_output_tokens)
     free = int(0.9 * view.summary_window) - most_output - _OVERHEAD_TOKENS
-    per_token = view.spec.context.chars_per_token / max(1.0, gauge(view).per_estimated)
+    per_token = view.spec.context.chars_per_token / max(
+        LEAST_PER_ESTIMATED, gauge(view).per_estimated
+    )
     text = _conversation(view, start, int(max(0, free) * per_token) - len(system))
     if text is None:
         return None

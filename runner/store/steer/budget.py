@@ -167,7 +167,8 @@ def _event(before: Budget, after: Budget, author: str) -> Event:
 
 
 def _wake(connection: Connection, run_ids: Sequence[str], event: Event, now: float) -> list[Change]:
-    queued: dict[str, Any] = {"state": "queued", "reason": "", "due_at": now, "rung_at": None}
+    queued: dict[str, Any] = {"state": "queued", "reason": "", "detail": "", "due_at": now}
+    queued["rung_at"] = None
     woken = []
     for run in locked_runs(connection, run_ids):
         if run.state == "waiting" and run.reason == "budget":

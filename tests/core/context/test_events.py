@@ -96,4 +96,7 @@ def test_a_call_of_a_turn_names_no_purpose():
 def test_a_run_that_waits_for_its_budget_says_so():
     story = Story(replace(a_run(), purse=Purse(most_tokens=1)))
     story.go_on()
-    assert only(told(story.entries), "waiting") == [{"reason": "budget"}]
+    [event] = only(told(story.entries), "waiting")
+    assert event["reason"] == "budget"
+    assert event["detail"].startswith("its next call may use 34,")
+    assert event["detail"].endswith(" tokens, and 1 are left")
