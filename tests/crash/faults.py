@@ -32,7 +32,7 @@ def intent_not_written() -> None:
 def fence_ignored() -> None:
     """The journal's guard looks neither at the run's state nor at its attempt."""
     anyone = (runs.c.id == bindparam("run")) & (bindparam("lease_attempt", type_=Integer) > 0)
-    journal._HELD = anyone
+    journal._RUN = select(*journal._RUN.selected_columns).where(anyone, jobs.c.id == runs.c.job_id)
     columns = select(*journal._GUARD.selected_columns).join(jobs, jobs.c.id == runs.c.job_id)
     journal._GUARD = columns.where(anyone).with_for_update(of=runs)
 

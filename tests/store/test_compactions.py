@@ -210,6 +210,7 @@ def test_run_is_shown_with_how_full_its_context_is(database: Database, attempt: 
         "tokens": fullness.tokens,
         "measured": fullness.measured,
         "correction": fullness.correction,
+        "window": attempt.view.window,
     }
     assert (run["provider"], run["context"]["keep_messages"]) == ("anthropic", 8)
 

@@ -184,6 +184,16 @@ def test_a_summary_that_broke_off_is_used_and_says_so():
     assert talk.view.compacted.text.endswith("We looked\n[the summary was cut off here]")
 
 
+def test_recent_results_stay_whole_where_they_leave_little_room_but_fit():
+    talk = Talk(keep=8)
+    for _ in range(6):
+        talk.settle_count(talk.exchange(11_500))
+    assert talk.kinds
+    newest = [message.blocks[0]["content"] for message in talk.view.sent[-8:][1::2]]
+    assert [len(text) > 11_500 for text in newest] == [True] * 4
+    assert ENOUGH < gauge(talk.view).tokens <= ROOM
+
+
 def test_a_summary_takes_no_more_than_a_quarter_of_the_room():
     talk = Talk()
     talk.fill(500, speech=WORDS)
