@@ -131,24 +131,25 @@ class _Attempt:
             if cut.reason == "dropped":
                 raise
         else:
-            self._look_around()
+            own, held_against = self._view.spec.model, self._view.progress.fullness.window
+            self._look_around(lambda model: held_against if model == own else None)
         return []
 
-    def _look_around(self) -> None:
-        """Have in the view what no journal says: windows of models, and where outputs are."""
+    def _look_around(self, window_of: Callable[[str], int | None]) -> None:
+        """Have in the view what no journal says: windows of models, and where outputs are. The model is
+        not asked for its window before it is called: no other step waits for an API."""
         spec = self._view.spec
-        window = spec.context.window or self._window(spec.model)
+        window = spec.context.window or self._window(spec.model, window_of)
         own = spec.summary_model == spec.model
         self._here = {
             "window": window,
-            "summary_window": window if own else self._window(spec.summary_model),
+            "summary_window": window if own else self._window(spec.summary_model, window_of),
             "outputs": str(self._surroundings.outputs),
         }
         self._view = replace(self._view, **self._here)
 
-    def _window(self, model: str) -> int:
-        asked = self._ports.models(self._view.spec).window(model)
-        return asked or self._ports.known_window(model) or DEFAULT_WINDOW
+    def _window(self, model: str, window_of: Callable[[str], int | None]) -> int:
+        return window_of(model) or self._ports.known_window(model) or DEFAULT_WINDOW
 
     def _sleep(self, until: float) -> None:
         """In short pieces, so that a cancel, a drain or a stepped clock is seen in time."""
@@ -198,6 +199,7 @@ class _Attempt:
 
     def _call_model(self, call: OpenCall) -> list[Entry]:
         model = self._ports.models(self._view.spec)
+        self._look_around(model.window)
         began = self._ports.clock.monotonic()
         try:
             if call.purpose == "summary":
