@@ -92,7 +92,8 @@ def engines(url: URL, *, connections: int, patience: float) -> Engines:
 
 def _command(connection: Connection, command: bytes) -> None:
     with raising_as_sqlalchemy_does(connection):
-        pgconn = connection.connection.driver_connection.pgconn  # type: ignore[union-attr]
+        pooled: Any = connection.connection
+        pgconn: PGconn = pooled.driver_connection.pgconn
         _check(pgconn, pgconn.exec_(command))
 
 
