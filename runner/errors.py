@@ -4,7 +4,8 @@
     ├── UsageError              the caller asked for something that cannot be (exit code 2)
     │   ├── SpecError           a job file with problems, all of them listed (exit code 2)
     │   └── NotFoundError       no such job, run or tool call, or more than one (exit code 2)
-    ├── WorkspaceError          a run's workspace cannot be made
+    ├── WorkspaceError          a run's workspace cannot be made, recorded or put back
+    ├── WorkspaceElsewhere      a run's workspace cannot be had on this host
     ├── UnreachableError        a database, queue or network that does not answer (exit code 5)
     ├── StaleView               the journal holds more than the view says: load again
     ├── LeaseLost               the attempt no longer holds its run: drop it, append nothing
@@ -55,7 +56,11 @@ class SpecError(UsageError):
 
 
 class WorkspaceError(RunnerError):
-    """A run's workspace cannot be made, and trying again would not help."""
+    """A run's workspace cannot be made, recorded or put back, and trying again would not help."""
+
+
+class WorkspaceElsewhere(RunnerError):  # noqa: N818 - not wrong, only not here
+    """What was recorded of a run's workspace is on another host: the run waits for that one."""
 
 
 class UnreachableError(RunnerError):

@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import takewhile
 
-from runner.core.conversation import UNREADABLE_INPUT, ToolResult
-from runner.core.entries import CallsDecided, ToolFinished, ToolsStarted
+from runner.core.conversation import UNREADABLE_INPUT, Tool, ToolResult
+from runner.core.ending.result import RESULT_SOURCE
+from runner.core.entries import CallsDecided, OutcomeAsked, ToolFinished, ToolsStarted
+from runner.core.files.doubt import asks_about, in_doubt, is_external, runs_again
 from runner.core.journal import Call, RunView
 from runner.core.permissions import Request, evaluate
 from runner.core.run import Ended, Waiting
@@ -21,6 +23,13 @@ _UNKNOWN = (
     "The outcome of this call is unknown: the worker died while it ran. "
     "It may have taken effect in part or in whole; check before doing it again."
 )
+_PUT_BACK = " The files of the workspace are as they were before it."
+_NOT_ANSWERED = "Whether it should run again was asked, and nobody answered in time."
+_NOT_AGAIN = "The person who was asked does not want it run again"
+
+_ACCEPTED = "The result is accepted."
+_SUBMITTED_BEFORE = "Another call of the same reply has submitted the result: that one stands."
+
 _EDITED = "The person who approved this call changed its input: {}. What follows is of that.\n\n"
 _MOST_EDIT_CHARACTERS = 1_000
 
@@ -40,7 +49,9 @@ def answer_calls(view: RunView, now: float) -> Step | None:
         return LocateCalls(approved)
     for call in pending:
         if (result := _result_without_running(view, call)) is not None:
-            return Record(ToolFinished(call.index, result))
+            return Record(ToolFinished(call.index, result, _tree_left_by(view, call)))
+    if doubtful := [call for call in in_doubt(view) if asks_about(view, call)]:
+        return _ask_about(doubtful)
     if undecided := [call for call in pending if call.decision is None]:
         return _decide(view, undecided)
     if group := _next_group(view, pending):
@@ -49,6 +60,12 @@ def answer_calls(view: RunView, now: float) -> Step | None:
             return stop_at_deadline(view)
         return Record(ToolsStarted(tuple(call.index for call in group)))
     return settle(Waiting("approval"))
+
+
+def changes_tree(view: RunView, calls: Sequence[Call]) -> bool:
+    """Whether the workspace may have another tree after calls that run together. Their results are
+    stored at once then, with one tree: the calls are done together or not at all."""
+    return view.spec.is_recorded and not all(_only_reads(view, call) for call in calls)
 
 
 def with_edit_told(call: Call, result: ToolResult) -> ToolResult:
@@ -78,6 +95,13 @@ def _decide(view: RunView, undecided: Sequence[Call]) -> Step:
     )
 
 
+def _ask_about(doubtful: Sequence[Call]) -> Step:
+    """A person is asked whether a call runs again: about where it would run, as with any question."""
+    if unlocated := tuple(call for call in doubtful if call.setting is None):
+        return LocateCalls(unlocated)
+    return Record(OutcomeAsked(doubtful[0].index))
+
+
 def _result_without_running(view: RunView, call: Call) -> ToolResult | None:
     if call.interrupted:
         text = "Interrupted: the run ended before this call had a result."
@@ -90,11 +114,53 @@ def _result_without_running(view: RunView, call: Call) -> ToolResult | None:
         return ToolResult("The arguments must be a JSON object.", "invalid_input")
     if call.decision is None and call.setting is not None and call.setting.problem:
         return ToolResult(call.setting.problem, "invalid_input")
+    if tool.source == RESULT_SOURCE:
+        return _submission(view, call, tool)
+    if call.asked_again:
+        return _outcome_by_person(view, call)
     if (refusal := _refusal(view, call)) is not None:
         return ToolResult(f"Permission {refusal.rstrip('.')}.", "denied")
-    if call.started_by is not None and not (tool.repeatable or tool.read_only):
+    if _is_unknown(view, call) and not asks_about(view, call):
         return with_edit_told(call, ToolResult(_UNKNOWN, "unknown"))
     return None
+
+
+def _submission(view: RunView, call: Call, tool: Tool) -> ToolResult | None:
+    """The result of submitting a result: no rule is asked, and nothing runs. None while it has not
+    been looked whether it fits the schema."""
+    if call.setting is None:
+        return None
+    others = (other for other in view.calls if other.name == tool.name and other.result is not None)
+    if any(not (other.result or {}).get("is_error") for other in others):
+        return ToolResult(_SUBMITTED_BEFORE, "failed")
+    return ToolResult(_ACCEPTED)
+
+
+def _is_unknown(view: RunView, call: Call) -> bool:
+    return call in in_doubt(view) and not runs_again(view, call)
+
+
+def _outcome_by_person(view: RunView, call: Call) -> ToolResult | None:
+    """What is known of a call that a person was asked about; None while it waits, or runs again."""
+    if call.answer is None:
+        return None
+    if _approved(call):
+        denial = _denial_since(view, call)
+        if denial is None:
+            return None
+        said = f"It cannot run again: {denial}"
+    elif _expired(call):
+        said = _NOT_ANSWERED
+    else:
+        said = _NOT_AGAIN + (f": {call.answer.reason}" if call.answer.reason else "")
+    text = f"{_UNKNOWN}{_PUT_BACK if view.spec.is_recorded else ''} {said.rstrip('.')}."
+    return with_edit_told(call, ToolResult(text, "unknown"))
+
+
+def _tree_left_by(view: RunView, call: Call) -> str | None:
+    """A call of unknown outcome may have changed files: the tree after it is the one that was found."""
+    was_started = call.started_by is not None and not call.interrupted
+    return view.progress.tree if was_started and view.spec.is_recorded else None
 
 
 def _refusal(view: RunView, call: Call) -> str | None:
@@ -113,7 +179,7 @@ def _refusal(view: RunView, call: Call) -> str | None:
 def _denial_since(view: RunView, call: Call) -> str | None:
     """A rule that denies holds for what a person approved, too: it may be newer than the question,
     and what they made of the call may be another one."""
-    if call.setting is None or call.started_by is not None:
+    if call.setting is None or (call.started_by is not None and not call.asked_again):
         return None
     decision = evaluate(view.policy, Request(call.name, call.input_to_run, call.setting))
     return decision.explain() if decision.effect == "deny" and decision.grounds else None
@@ -131,11 +197,12 @@ def _expired(call: Call) -> bool:
 def _next_group(view: RunView, pending: Sequence[Call]) -> Sequence[Call]:
     """The calls to start together, in the order asked up to the first that waits for an answer: by
     default neighbouring read-only ones, the others alone. A call that only reads may pass one that
-    waits when that, and all between, only read too."""
+    waits when that, and all between, only read too. One whose effects leave the workspace is always
+    alone: the others may have to run again when it may not."""
     mode = view.spec.parallel_tools
     in_order = list(takewhile(lambda call: not _waits(call), pending))
     if mode == "all" and in_order:
-        return in_order
+        return list(takewhile(lambda call: not is_external(view, call), in_order)) or in_order[:1]
     reads = takewhile(lambda call: _only_reads(view, call), pending)
     ready = [call for call in reads if not _waits(call)] or in_order[:1]
     return ready[: 1 if mode == "off" else MOST_PARALLEL_READS]

@@ -7,12 +7,13 @@ from collections.abc import Callable
 from runner.core.calls import answer_calls
 from runner.core.context.plan import fit_context
 from runner.core.conversation import CONTEXT_EXCEEDED, CUT_REASONS
+from runner.core.ending.finish import deliver_first, finish, leave
 from runner.core.entries import ModelCallFailed, UserMessageAdded
 from runner.core.fold import Applied, apply
 from runner.core.journal import RunView, Stop
 from runner.core.prompts import CONTINUE_TEXT, NUDGE_TEXT, RESUME_TEXT, SMALLER_STEPS_TEXT
 from runner.core.retry import IN_HAND_SECONDS
-from runner.core.run import Ended, Requeued, Waiting
+from runner.core.run import Ended, Requeued
 from runner.core.spending import start_turn, stopped_by
 from runner.core.steps import (
     CallModel,
@@ -53,7 +54,8 @@ def decide(view: RunView, now: float, draining: bool = False) -> Step:
     """
     if view.outcome is not None:
         return Done(view.outcome)
-    return next(step for rule in _RULES if (step := rule(view, now, draining)) is not None)
+    step = next(step for rule in _RULES if (step := rule(view, now, draining)) is not None)
+    return deliver_first(view, step, now, draining=draining)
 
 
 def _open_model_call(view: RunView, now: float, draining: bool) -> Step | None:
@@ -92,9 +94,13 @@ def _answer_calls(view: RunView, now: float, draining: bool) -> Step | None:
 
 
 def _leave(view: RunView, now: float, draining: bool) -> Step | None:
-    if view.pause_requested:
-        return settle(Waiting("paused"))
-    return settle(Requeued(now, "shutdown")) if draining else None
+    return leave(view, now, draining=draining)
+
+
+def _end_with_result(view: RunView, now: float, draining: bool) -> Step | None:
+    if not view.progress.submitted or view.queued:
+        return None
+    return finish(view, "submitted", now, draining=draining)
 
 
 def _answer_stop(view: RunView, now: float, draining: bool) -> Step | None:
@@ -114,13 +120,13 @@ def _answer_stop(view: RunView, now: float, draining: bool) -> Step | None:
             return settle(Ended("failed", "empty_reply", "the model replied twice with nothing"))
         text = SMALLER_STEPS_TEXT if stop.reason in CUT_REASONS else NUDGE_TEXT
         return Record(UserMessageAdded((text,), "nudge"))
+    if stop.reason in ("end_turn", "stop_sequence"):
+        return finish(view, stop.reason, now, draining=draining)
     return _answer_whole_reply(view, stop)
 
 
 def _answer_whole_reply(view: RunView, stop: Stop) -> Step | None:
     match stop.reason:
-        case "end_turn" | "stop_sequence":
-            return settle(Ended("succeeded", stop.reason))
         case "max_tokens":
             if view.progress.continuations >= MOST_CONTINUATIONS:
                 detail = "the reply was cut at max_output_tokens three times in a row"
@@ -205,6 +211,7 @@ _RULES: tuple[_Rule, ...] = (
     _tools_in_hand,
     _leave_calls,
     _answer_calls,
+    _end_with_result,
     _answer_stop,
     _leave,
     _deliver_queued,

@@ -17,7 +17,11 @@ OUR_OWN_FAILURES = frozenset({"worker_lost", "shutdown"})
 # The API found the request too long: it is compacted and sent again.
 PROMPT_TOO_LONG = "prompt_too_long"
 
-MessageCause = Literal["queued", "nudge", "continue", "resume"]
+MessageCause = Literal["queued", "nudge", "continue", "resume", "verify", "result"]
+
+# How a tree came to be the one that is recorded without a tool having made it: the workspace is new,
+# someone else changed it, or it was changed back to the recorded one.
+TreeCause = Literal["created", "changed", "restored"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +91,50 @@ class ToolsStarted:
 
 
 @dataclass(frozen=True, slots=True)
+class OutcomeAsked:
+    """A person is to say what becomes of a call whose outcome is unknown."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
 class ToolFinished:
+    """``tree`` is the workspace's after the call, None when the call changes none."""
+
     index: int
     result: ToolResult
+    tree: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TreeRecorded:
+    """The workspace's tree as an attempt found or made it when it began; ``found`` is one that was
+    put aside for it."""
+
+    tree: str
+    cause: TreeCause
+    found: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class VerificationStarted:
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """How a verification ended: ``result`` is of the last command that ran, which is ``command``."""
+
+    number: int
+    command: str
+    result: ToolResult
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """The commit that the run ends with, on its branch."""
+
+    commit: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +161,12 @@ Entry = (
     | TimeWorked
     | CallsDecided
     | ToolsStarted
+    | OutcomeAsked
     | ToolFinished
+    | TreeRecorded
+    | VerificationStarted
+    | Verified
+    | Delivered
     | UserMessageAdded
     | RunSettled
 )

@@ -9,18 +9,23 @@ from dataclasses import dataclass
 from typing import Any
 
 from runner.core.context.compaction import Compaction
-from runner.core.conversation import ModelReply, Usage
+from runner.core.conversation import ModelReply, ToolResult, Usage
 from runner.core.entries import (
     CallsDecided,
     ContextCompacted,
+    Delivered,
     ModelCallFailed,
     ModelCallStarted,
     ModelReplied,
+    OutcomeAsked,
     RunSettled,
     SummaryReplied,
     ToolFinished,
     ToolsStarted,
+    TreeRecorded,
     UserMessageAdded,
+    VerificationStarted,
+    Verified,
 )
 from runner.core.fold import Applied
 from runner.core.journal import RunView
@@ -99,16 +104,16 @@ def events_of(applied: Applied) -> Iterator[Event]:
             for index in indexes:
                 summary = summarise_input(view.calls[index].input)
                 yield Event("tool_started", _call(view, index) | {"input": summary})
-        case ToolFinished(index, result):
-            data = _call(view, index) | {
-                "output": shorten(result.content, OUTPUT_SUMMARY_LENGTH),
-                "outcome": result.outcome,
-                "is_error": result.is_error,
-                "duration": round(result.duration, 4),
-            }
-            yield Event("tool_done", data)
+        case OutcomeAsked(index):
+            call = view.calls[index]
+            more = {"input": summarise_input(call.input_to_run), "started_by": call.started_by}
+            yield Event("outcome_asked", _call(view, index) | more)
+        case ToolFinished() as entry:
+            yield _finished(view, entry)
             if not after.calls:
                 yield Event("turn_ended", {"turn": view.progress.turns})
+        case TreeRecorded() | VerificationStarted() | Verified() | Delivered() as entry:
+            yield _in_workspace(view, entry)
         case UserMessageAdded() as entry:
             data = {"cause": entry.cause, "messages": len(entry.texts)}
             yield Event("message_added", data)
@@ -134,6 +139,37 @@ def _call(view: RunView, index: int) -> dict[str, Any]:
         "tool_use_id": shorten(call.id, INPUT_SUMMARY_LENGTH),
         "name": shorten(call.name, INPUT_SUMMARY_LENGTH),
     }
+
+
+def _finished(view: RunView, entry: ToolFinished) -> Event:
+    tree = {} if entry.tree is None else {"tree": entry.tree}
+    return Event("tool_done", _call(view, entry.index) | _result(entry.result) | tree)
+
+
+def _result(result: ToolResult) -> dict[str, Any]:
+    return {
+        "output": shorten(result.content, OUTPUT_SUMMARY_LENGTH),
+        "outcome": result.outcome,
+        "is_error": result.is_error,
+        "duration": round(result.duration, 4),
+    }
+
+
+def _in_workspace(
+    view: RunView, entry: TreeRecorded | VerificationStarted | Verified | Delivered
+) -> Event:
+    match entry:
+        case TreeRecorded(tree, cause, found):
+            put_aside = {} if found is None else {"found": found}
+            return Event("tree_recorded", {"tree": tree, "cause": cause} | put_aside)
+        case VerificationStarted(number):
+            data = {"verification": number, "turn": view.progress.turns}
+            return Event("verification_started", data | {"tree": view.progress.tree})
+        case Verified(number, command, result):
+            summary = shorten(command, INPUT_SUMMARY_LENGTH)
+            return Event("verified", {"verification": number, "command": summary} | _result(result))
+        case Delivered(commit):
+            return Event("delivered", {"commit": commit})
 
 
 def _started(view: RunView, entry: ModelCallStarted) -> Iterator[Event]:

@@ -19,7 +19,6 @@ from runner.core.conversation import (
     Block,
     Message,
     ModelReply,
-    ToolResult,
     content_text,
     message_blocks,
     result_block,
@@ -27,22 +26,30 @@ from runner.core.conversation import (
     text_bytes,
     tool_uses,
 )
+from runner.core.ending import fold as ending
+from runner.core.ending.result import RESULT_SOURCE
 from runner.core.entries import (
     OUR_OWN_FAILURES,
     PROMPT_TOO_LONG,
     CallsDecided,
     ContextCompacted,
+    Delivered,
     Entry,
     ModelCallFailed,
     ModelCallStarted,
     ModelReplied,
+    OutcomeAsked,
     RunSettled,
     SummaryReplied,
     TimeWorked,
     ToolFinished,
     ToolsStarted,
+    TreeRecorded,
     UserMessageAdded,
+    VerificationStarted,
+    Verified,
 )
+from runner.core.files.doubt import outcome_question
 from runner.core.journal import (
     Call,
     Failure,
@@ -92,26 +99,12 @@ def apply(view: RunView, entry: Entry) -> RunView:
             return _compacted(view, compaction)
         case TimeWorked(seconds):
             return _progress(view, worked=view.progress.worked + seconds)
-        case CallsDecided(decisions):
-            return _with_calls(
-                view,
-                (
-                    replace(c, decision=decisions[c.index].in_short())
-                    if c.index in decisions
-                    else c
-                    for c in view.calls
-                ),
-            )
-        case ToolsStarted(indexes):
-            return _with_calls(
-                view,
-                (
-                    replace(c, started_by=view.attempt) if c.index in indexes else c
-                    for c in view.calls
-                ),
-            )
-        case ToolFinished(index, result):
-            return _finished(view, index, result)
+        case CallsDecided() | ToolsStarted() | OutcomeAsked():
+            return replace(view, calls=tuple(_changed(view, call, entry) for call in view.calls))
+        case ToolFinished():
+            return _finished(view, entry)
+        case TreeRecorded() | VerificationStarted() | Verified() | Delivered():
+            return replace(view, progress=ending.after(view.progress, entry))
         case UserMessageAdded():
             return _user_message(view, entry)
         case RunSettled(outcome):
@@ -141,6 +134,9 @@ def rested(progress: Progress) -> Progress:
         failure=None,
         nudges=0,
         continuations=0,
+        verify_failures=0,
+        submitted=False,
+        result_nudges=0,
         fullness=replace(progress.fullness, refused=0, must_shrink=False, summary_failed=False),
     )
 
@@ -149,8 +145,16 @@ def _progress(view: RunView, **changes: Any) -> RunView:
     return replace(view, progress=replace(view.progress, **changes))
 
 
-def _with_calls(view: RunView, calls: Iterable[Call]) -> RunView:
-    return replace(view, calls=tuple(calls))
+def _changed(view: RunView, call: Call, entry: CallsDecided | ToolsStarted | OutcomeAsked) -> Call:
+    match entry:
+        case CallsDecided(decisions) if call.index in decisions:
+            return replace(call, decision=decisions[call.index].in_short())
+        case ToolsStarted(indexes) if call.index in indexes:
+            return replace(call, started_by=view.attempt, asked_again=False)
+        case OutcomeAsked(index) if call.index == index:
+            return replace(call, decision=outcome_question(view), answer=None, asked_again=True)
+        case _:
+            return call
 
 
 def _appended(view: RunView, blocks: Iterable[Block], **changes: Any) -> RunView:
@@ -180,6 +184,7 @@ def _started(view: RunView, entry: ModelCallStarted) -> RunView:
         model_calls=entry.number,
         tries=progress.tries + is_turn,
         budget_waits=0,
+        delivered=None,
         fullness=replace(progress.fullness, window=view.window),
         pace=Pace(*paced(progress.pace.last_at, progress.pace.slow, entry.at))
         if is_turn
@@ -244,6 +249,7 @@ def _replied(view: RunView, reply: ModelReply, settings: tuple[Setting, ...]) ->
         ),
         tries=0,
         warms=False,
+        submitted=False,
     )
     fullness = _measured(progress.fullness, reply)
     return _appended(view, blocks, appended_bytes=0, fullness=fullness)
@@ -314,10 +320,15 @@ def _failed(view: RunView, entry: ModelCallFailed) -> RunView:
     return _charged(view, entry.charged, cost, failure=before if ours else failure)
 
 
-def _finished(view: RunView, index: int, result: ToolResult) -> RunView:
-    call = view.calls[index]
-    block = result_block(call.id, result)
-    calls = tuple(replace(c, result=block) if c.index == index else c for c in view.calls)
+def _finished(view: RunView, entry: ToolFinished) -> RunView:
+    call = view.calls[entry.index]
+    block = result_block(call.id, entry.result)
+    calls = tuple(replace(c, result=block) if c.index == entry.index else c for c in view.calls)
+    tool = view.spec.tool(call.name)
+    if tool is not None and tool.source == RESULT_SOURCE and not entry.result.is_error:
+        view = _progress(view, submitted=True, result_nudges=0)
+    if entry.tree is not None:
+        view = _progress(view, tree=entry.tree)
     view = _appended(view, [block])
     results = tuple(c.result for c in calls if c.result is not None)
     if len(results) < len(calls):
@@ -338,8 +349,9 @@ def _user_message(view: RunView, entry: UserMessageAdded) -> RunView:
     progress = view.progress
     delivered = frozenset(entry.queued_ids)
     queued = tuple(message for message in view.queued if message.id not in delivered)
+    progress = ending.answered(progress, entry)
     return _appended(
-        replace(view, messages=messages, queued=queued),
+        replace(view, messages=messages, queued=queued, progress=progress),
         blocks,
         continuations=progress.continuations + (entry.cause == "continue"),
         nudges=progress.nudges + (entry.cause == "nudge"),

@@ -10,6 +10,7 @@ from runner.core.budget import Ceiling, Charged, Limits, Purse, Reservation
 from runner.core.context.compaction import Compacted, sent_messages
 from runner.core.context.window import DEFAULT_WINDOW
 from runner.core.conversation import Block, Message, Purpose, Usage
+from runner.core.ending.verify import Verification
 from runner.core.permissions import Answer, Decision, Policy, Setting
 from runner.core.prices import Tariff
 from runner.core.run import Outcome
@@ -19,7 +20,8 @@ from runner.core.spec import JobSpec
 @dataclass(frozen=True, slots=True)
 class Call:
     """A tool call of the last reply. ``answer`` is a person's to a decision to ask; ``started_by`` is
-    the attempt that started it; ``interrupted`` says that a cancel cut it off; ``result`` is its
+    the attempt that started it; ``interrupted`` says that a cancel cut it off; ``asked_again`` that a
+    person is asked, or was, what becomes of it as its outcome is unknown; ``result`` is its
     ``tool_result`` block. ``setting`` is not stored: where the call would run, until it is decided."""
 
     index: int
@@ -31,6 +33,7 @@ class Call:
     answer: Answer | None = None
     started_by: int | None = None
     interrupted: bool = False
+    asked_again: bool = False
     result: Block | None = None
 
     @property
@@ -137,7 +140,13 @@ class Progress:
     counts the model calls since the last reply. ``charged_cost`` is in billionths of a USD, and
     ``worked`` the seconds that model calls and tools took. ``budget_waits`` counts the times in a row
     that others had reserved all that was left for it. ``warms`` says that its siblings wait for
-    its first reply, so that they find their common prefix cached."""
+    its first reply, so that they find their common prefix cached.
+
+    ``tree`` is the workspace's as it was recorded last: after one call is before the next.
+    ``verification`` is the newest and ``verify_failures`` counts those that went back to the model;
+    ``submitted`` says that the last reply submitted a valid result, ``result_nudges`` how often in a
+    row it had to be asked for. ``delivered`` is the commit that the run ends with, None once it goes
+    on."""
 
     turns: int = 0
     usage: Usage = field(default_factory=Usage)
@@ -152,6 +161,12 @@ class Progress:
     worked: float = 0.0
     warms: bool = False
     budget_waits: int = 0
+    tree: str | None = None
+    verification: Verification | None = None
+    verify_failures: int = 0
+    submitted: bool = False
+    result_nudges: int = 0
+    delivered: str | None = None
     fullness: Fullness = field(default_factory=Fullness)
     pace: Pace = field(default_factory=Pace)
     stop: Stop | None = None
@@ -174,7 +189,8 @@ class RunView:
     What is not compared is not the run's own: ``window`` is the model's, in tokens, and
     ``summary_window`` that of the one that writes summaries; ``tariffs`` are prices by model (those
     that have one), ``purse`` is the job's as it stands (None without a budget), ``counted`` what the
-    API said of the next prompt, and ``outputs`` the folder where tools find whole results."""
+    API said of the next prompt, and ``outputs`` the folder where tools find whole results;
+    ``unrecorded`` are the calls in doubt that would change a file of which no tree is recorded."""
 
     run_id: str
     item_key: str
@@ -198,6 +214,7 @@ class RunView:
     purse: Purse | None = field(default=None, compare=False)
     counted: Counted | None = field(default=None, compare=False)
     outputs: str = field(default="", compare=False)
+    unrecorded: frozenset[int] = field(default=frozenset(), compare=False)
 
     @property
     def sent(self) -> tuple[Message, ...]:

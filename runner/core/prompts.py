@@ -11,5 +11,23 @@ SMALLER_STEPS_TEXT = (
     "Go on in smaller steps."
 )
 RESUME_TEXT = "Go on."
+RESULT_TEXT = (
+    "You have not submitted your result. If the work is done, call submit_result with it; "
+    "if not, go on with the work first."
+)
+VERIFY_TEXT = (
+    "Your work was verified and does not pass yet. This is what the command below gave; mend what "
+    "it shows, and end your turn when it is mended.\n\n$ {command}\n{output}"
+)
+# To a run that goes on from a turn of another, when that one's folders are named there.
+_FORKED = (
+    "Where paths above have {theirs}, yours have {ours} in its place: use those, or paths below your "
+    "current folder, and leave the others alone."
+)
+FORKED_TEXT = f"From here on this conversation is another run's. {_FORKED}"
+FORKED_WITH_FILES_TEXT = (
+    "From here on this conversation is another run's, which works in a folder of its own with the "
+    f"same files. {_FORKED}"
+)
 
-OWN_TEXTS = frozenset({CONTINUE_TEXT, NUDGE_TEXT, SMALLER_STEPS_TEXT, RESUME_TEXT})
+OWN_TEXTS = frozenset({CONTINUE_TEXT, NUDGE_TEXT, SMALLER_STEPS_TEXT, RESUME_TEXT, RESULT_TEXT})

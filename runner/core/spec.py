@@ -9,23 +9,17 @@ from typing import Any, Literal
 from runner.core.budget import Budget, Limits
 from runner.core.context.window import Context, estimate_text
 from runner.core.conversation import Message, Tool, content_bytes, content_text, text_bytes
+from runner.core.ending.result import RESULT_SOURCE
+from runner.core.ending.verify import Verify
+from runner.core.files.workspace import Workspace
 from runner.core.permissions import Default, Rule
 from runner.core.retry import Patience
 
 Provider = Literal["anthropic", "scripted"]
 ParallelTools = Literal["safe", "all", "off"]
-WorkspaceMode = Literal["shared", "copy"]
 OnTimeout = Literal["deny", "stop"]
 
 ANY_ITEM = "*"  # the key of a script's replies for items without a list of their own
-
-
-@dataclass(frozen=True, slots=True)
-class Workspace:
-    """Where the job's runs work: an absolute folder, used as it is or copied for each run."""
-
-    path: str
-    mode: WorkspaceMode = "shared"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +53,22 @@ class JobSpec:
     model_options: Mapping[str, Any] = field(default_factory=dict)
     parallel_tools: ParallelTools = "safe"
     workspace: Workspace | None = None
+    verify: Verify | None = None
     script: Mapping[str, Any] | None = None
 
     def tool(self, name: str) -> Tool | None:
         """The job's tool of that name, or None."""
         return next((tool for tool in self.tools if tool.name == name), None)
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether the trees of the runs' workspaces are recorded."""
+        return self.workspace is not None and self.workspace.is_recorded
+
+    @property
+    def result_tool(self) -> Tool | None:
+        """The tool that takes the runs' structured results; None when none is asked for."""
+        return next((tool for tool in self.tools if tool.source == RESULT_SOURCE), None)
 
     @property
     def summary_model(self) -> str:
@@ -109,7 +114,7 @@ class JobSpec:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> JobSpec:
         """The spec that ``to_json`` gave."""
-        workspace = data["workspace"]
+        workspace, verify = data["workspace"], data.get("verify")
         return cls(
             **{
                 **data,
@@ -120,18 +125,21 @@ class JobSpec:
                 "budget": Budget(**data.get("budget", {})),
                 "context": Context(**data.get("context", {})),
                 "retry": Patience(**data["retry"]),
-                "workspace": Workspace(**workspace) if workspace else None,
+                "workspace": Workspace.from_json(workspace) if workspace else None,
+                "verify": Verify.from_json(verify) if verify else None,
             }
         )
 
 
 @dataclass(frozen=True, slots=True)
 class NewRun:
-    """A run to be created: its item's key (unique in the job), the item, and its rendered prompt."""
+    """A run to be created: its item's key (unique in the job), the item, its rendered prompt, and the
+    rendered message of the commit that it ends with (empty: one is made up)."""
 
     key: str
     item: Any
     prompt: str
+    commit_message: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,20 @@ class RunTools:
 
 
 @dataclass(frozen=True, slots=True)
+class RunVerify:
+    """Run the job's verification, which has started."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    """Commit what the run leaves on its branch, before it ends so."""
+
+    outcome: Ended
+
+
+@dataclass(frozen=True, slots=True)
 class Sleep:
     until: float
 
@@ -52,8 +66,8 @@ class Done:
     outcome: Outcome
 
 
-Step = Record | CallModel | CountTokens | LocateCalls | RunTools | Sleep | Done
-Effect = CallModel | CountTokens | LocateCalls | RunTools | Sleep | Done
+Effect = CallModel | CountTokens | LocateCalls | RunTools | RunVerify | Deliver | Sleep | Done
+Step = Record | Effect
 
 
 def settle(outcome: Outcome) -> Step:

@@ -8,45 +8,44 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
 from runner.core import retry
-from runner.core.calls import with_edit_told
 from runner.core.context.summary import summarised
 from runner.core.context.window import DEFAULT_WINDOW
-from runner.core.conversation import ModelReply, ToolResult, message_blocks, tool_uses
+from runner.core.conversation import ModelReply, message_blocks, tool_uses
 from runner.core.entries import (
     Entry,
     ModelCallFailed,
     ModelReplied,
     RunSettled,
     TimeWorked,
-    ToolFinished,
 )
 from runner.core.journal import Call, Counted, OpenCall, RunView
-from runner.core.permissions import Permit, Setting, digest_of, paths_of
 from runner.core.requests import next_request, summary_request, turn_request
-from runner.core.run import Ended, Lease, Outcome
+from runner.core.run import Ended, Lease, Outcome, Waiting
 from runner.core.spec import JobSpec
-from runner.core.steps import CallModel, CountTokens, Done, Effect, LocateCalls, RunTools, Sleep
-from runner.engine.ports import (
-    Clock,
-    Interrupt,
-    Journal,
-    Live,
-    Model,
-    ToolCall,
-    Tools,
-    Workspaces,
+from runner.core.steps import (
+    CallModel,
+    CountTokens,
+    Deliver,
+    Done,
+    Effect,
+    LocateCalls,
+    RunTools,
+    RunVerify,
+    Sleep,
 )
+from runner.engine.ports import Clock, Interrupt, Journal, Live, Model, Tools, Workspaces
+from runner.engine.workplace import Workplace
 from runner.errors import (
     Interrupted,
     ModelCallError,
     StaleView,
     UnreachableError,
+    WorkspaceElsewhere,
     WorkspaceError,
 )
 
@@ -55,7 +54,6 @@ T = TypeVar("T")
 _FIRST_DATABASE_WAIT = 0.1
 _LONGEST_DATABASE_WAIT = 2.0
 _LONGEST_SLEEP = 0.5
-_MOST_TOOLS_AT_ONCE = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +90,9 @@ class _Attempt:
         self._lease = lease
         self._ports = ports
         self._interrupt = interrupt
+        self._workplace = Workplace(
+            lease, ports.tools, ports.workspaces, ports.call_id, interrupt, self._insist
+        )
         self._here: dict[str, Any] = {}
         self._view = self._load()
 
@@ -113,27 +114,52 @@ class _Attempt:
                     self._locate(calls)
                     happened = []
                 case RunTools(calls):
-                    happened = self._run_tools(calls)
+                    happened = self._work(lambda: self._run_tools(calls))
+                case RunVerify(number):
+                    happened = self._work(lambda: self._workplace.verify(self._view, number))
+                case Deliver(outcome):
+                    happened = self._in_workspace(lambda: self._workplace.deliver(outcome))
 
     def _load(self) -> RunView:
         view = self._insist(lambda: self._ports.journal.load(self._lease))
         return replace(view, **self._here)
 
     def _prepare(self) -> list[Entry]:
-        """Have the workspace ready; a run whose workspace cannot be made has failed."""
+        """Have the workspace ready, and in the view what no journal says."""
+        ready = False
+
+        def prepare() -> list[Entry]:
+            nonlocal ready
+            happened = self._workplace.prepare(self._view)
+            self._here["unrecorded"] = self._workplace.unrecorded(self._view)
+            ready = True
+            return happened
+
+        happened = self._in_workspace(prepare)
+        if ready:
+            own, held_against = self._view.spec.model, self._view.progress.fullness.window
+            self._look_around(lambda model: held_against if model == own else None)
+        return happened
+
+    def _in_workspace(self, work: Callable[[], list[Entry]]) -> list[Entry]:
+        """What happened in the workspace. A run whose workspace is of no use has failed; what was cut
+        by a shutdown has not happened."""
         try:
-            self._surroundings = self._insist(
-                lambda: self._ports.workspaces.prepare(self._lease, self._interrupt)
-            )
+            return work()
         except WorkspaceError as error:
             return [RunSettled(Ended("failed", "workspace", str(error)))]
+        except WorkspaceElsewhere as error:
+            return [RunSettled(Waiting("workspace", str(error)))]
         except Interrupted as cut:
             if cut.reason == "dropped":
                 raise
-        else:
-            own, held_against = self._view.spec.model, self._view.progress.fullness.window
-            self._look_around(lambda model: held_against if model == own else None)
-        return []
+            return []
+
+    def _work(self, work: Callable[[], list[Entry]]) -> list[Entry]:
+        """What happened in the workspace, and how long it took."""
+        began = self._ports.clock.monotonic()
+        happened = self._in_workspace(work)
+        return [self._worked_since(began), *happened]
 
     def _look_around(self, window_of: Callable[[str], int | None]) -> None:
         """Have in the view what no journal says: windows of models, and where outputs are. The model is
@@ -141,10 +167,10 @@ class _Attempt:
         spec = self._view.spec
         window = spec.context.window or self._window(spec.model, window_of)
         own = spec.summary_model == spec.model
-        self._here = {
+        self._here |= {
             "window": window,
             "summary_window": window if own else self._window(spec.summary_model, window_of),
-            "outputs": str(self._surroundings.outputs),
+            "outputs": str(self._workplace.surroundings.outputs),
         }
         self._view = replace(self._view, **self._here)
 
@@ -224,9 +250,8 @@ class _Attempt:
         if call.purpose == "summary":
             return summarised(self._view, reply)
         asked = tool_uses(message_blocks(reply))
-        return ModelReplied(
-            reply, tuple(self._setting(block["name"], block["input"]) for block in asked)
-        )
+        setting = partial(self._workplace.setting, self._view)
+        return ModelReplied(reply, tuple(setting(block["name"], block["input"]) for block in asked))
 
     def _worked_since(self, began: float) -> TimeWorked:
         return TimeWorked(max(0.0, self._ports.clock.monotonic() - began))
@@ -245,25 +270,10 @@ class _Attempt:
         self._view = replace(view, counted=counted)
 
     def _locate(self, calls: Sequence[Call]) -> None:
-        located = {call.index: self._located(call) for call in calls}
+        located = {call.index: self._workplace.located(self._view, call) for call in calls}
         self._view = replace(
             self._view, calls=tuple(located.get(call.index, call) for call in self._view.calls)
         )
-
-    def _located(self, call: Call) -> Call:
-        setting = self._setting(call.name, call.input_to_run)
-        if call.answer is None or not call.is_edited:
-            return replace(call, setting=setting)
-        places = tuple(place.real for place in setting.places.values())
-        return replace(call, setting=setting, answer=replace(call.answer, places=places))
-
-    def _setting(self, name: str, arguments: Any) -> Setting:
-        tool = self._view.spec.tool(name)
-        if tool is None or not isinstance(arguments, dict):
-            return Setting()
-        tools = self._ports.tools
-        located = tools.locate(paths_of(name, arguments), self._surroundings)
-        return replace(located, problem=tools.problem(tool, arguments) or "")
 
     def _failed(
         self, call: OpenCall, error: ModelCallError, *, retry_now: bool = False
@@ -289,51 +299,7 @@ class _Attempt:
         )
 
     def _run_tools(self, calls: Sequence[Call]) -> list[Entry]:
-        """Run calls side by side; each result is stored as it comes, save the last, which is
-        returned so that it is stored with what follows."""
-        began = self._ports.clock.monotonic()
-        last = self._last_result(calls)
-        return [self._worked_since(began), last]
-
-    def _last_result(self, calls: Sequence[Call]) -> Entry:
-        if len(calls) == 1:
-            return self._run_tool(calls[0])
-        with ThreadPoolExecutor(min(len(calls), _MOST_TOOLS_AT_ONCE)) as pool:
-            running = [pool.submit(self._run_tool, call) for call in calls]
-            try:
-                return self._append_as_they_end(running)
-            except BaseException:
-                self._interrupt.set("dropped")
-                raise
-
-    def _append_as_they_end(self, running: Sequence[Future[ToolFinished]]) -> Entry:
-        ended = as_completed(running)
-        for _ in running[1:]:
-            self._append(next(ended).result())
-        return next(ended).result()
-
-    def _run_tool(self, call: Call) -> ToolFinished:
-        view = self._view
-        tool = view.spec.tool(call.name)
-        assert tool is not None, "the decision answers unknown tools itself"
-        assert call.decision is not None, "a call is decided on before it starts"
-        arguments = call.input_to_run
-        request = ToolCall(
-            id=self._ports.call_id(view.run_id, view.progress.turns, call.index),
-            run_id=view.run_id,
-            tool=tool,
-            input=arguments,
-            permit=Permit(call.decision, call.answer, digest_of(arguments), view.policy),
-            surroundings=self._surroundings,
-            timeout=view.limits.tool_timeout,
-        )
-        try:
-            result = self._ports.tools.run(request, self._interrupt)
-        except Interrupted as cut:
-            if cut.reason == "dropped":
-                raise
-            result = ToolResult("Interrupted by shutdown of the worker.", "interrupted")
-        return ToolFinished(call.index, with_edit_told(call, result))
+        return self._workplace.run(self._view, calls, self._append)
 
 
 def _not_shown(text: str) -> None:

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from runner.core.conversation import ModelReply, ModelRequest, Tool, ToolResult
-from runner.core.entries import Entry
+from runner.core.entries import Entry, TreeCause
 from runner.core.journal import RunView
 from runner.core.permissions import Permit, Setting
-from runner.core.run import Lease
+from runner.core.run import Ended, Lease
 from runner.core.steps import Effect
 from runner.errors import Interrupted, InterruptReason
 
@@ -64,6 +64,25 @@ class Interrupt:
         finally:
             with self._lock:
                 self._cuts.remove(cut)
+
+    @contextmanager
+    def past_shutdown(self) -> Iterator[Interrupt]:
+        """While the block runs: an interrupt that only ``dropped`` sets, for what is still to be done
+        before a shutdown."""
+        only_dropped = Interrupt(self._may_act)
+
+        def pass_on() -> None:
+            if self.reason == "dropped":
+                only_dropped.set("dropped")
+
+        with self._lock:
+            self._cuts.append(pass_on)
+        pass_on()
+        try:
+            yield only_dropped
+        finally:
+            with self._lock:
+                self._cuts.remove(pass_on)
 
     def check(self) -> None:
         """Raise ``Interrupted`` when ``set`` has been called, or when the worker may not act."""
@@ -147,6 +166,18 @@ class ToolCall:
     timeout: float
 
 
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A shell command of the job itself (setup, verify): no rule is asked. ``name`` is what its long
+    output is stored as; ``timeout`` is in seconds."""
+
+    name: str
+    run_id: str
+    command: str
+    surroundings: Surroundings
+    timeout: float
+
+
 class Tools(Protocol):
     def problem(self, tool: Tool, arguments: Mapping[str, Any]) -> str | None:
         """What is wrong with the input of a call, for the model; None when it fits the tool."""
@@ -162,14 +193,58 @@ class Tools(Protocol):
             Interrupted: ``interrupt`` was set; all processes of the call are gone.
         """
 
-
-class Workspaces(Protocol):
-    def prepare(self, lease: Lease, interrupt: Interrupt) -> Surroundings:
-        """Where the run works; a copy is made at the first attempt.
+    def command(self, command: Command, interrupt: Interrupt) -> ToolResult:
+        """Run a command of the job to its end; whatever goes wrong with it is in the result.
 
         Raises:
-            WorkspaceError: it cannot be made. Interrupted: ``interrupt`` was set meanwhile.
+            Interrupted: ``interrupt`` was set; all processes of the command are gone.
         """
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A workspace that is ready. ``tree`` is recorded of it as it is now (None: none is), and
+    ``cause`` says why that is not the tree that was recorded last (None: it is, or was restored to
+    it with nothing put aside). ``found`` is a tree that was put aside."""
+
+    surroundings: Surroundings
+    tree: str | None = None
+    cause: TreeCause | None = None
+    found: str | None = None
+
+
+class Workspaces(Protocol):
+    """The workspaces of runs. Every method raises ``WorkspaceError`` when it cannot be done and
+    trying again would not help, and ``Interrupted`` when ``interrupt`` was set meanwhile."""
+
+    def prepare(
+        self, lease: Lease, tree: str | None, interrupt: Interrupt, *, undo: bool
+    ) -> Prepared:
+        """Have the run's workspace here: made at the first attempt, and made again where it is gone.
+
+        Args:
+            tree: what was recorded of it last; None before its first attempt.
+            undo: a call was cut off in the middle: put the workspace back to ``tree``, whatever is
+                found. Otherwise what a person changed stays, and what an attempt on another host
+                left behind is brought up to ``tree``.
+
+        Raises:
+            WorkspaceElsewhere: ``tree`` cannot be had on this host.
+        """
+
+    def record(self, lease: Lease, interrupt: Interrupt) -> str | None:
+        """Record the workspace's tree as it is, and push it where the job has a remote; None when
+        none is recorded of it."""
+
+    def holds(self, lease: Lease, path: str) -> bool:
+        """Whether trees hold a file of the workspace: false for one that git ignores."""
+
+    def restore(self, lease: Lease, tree: str, interrupt: Interrupt) -> None:
+        """Put the workspace back to a recorded tree."""
+
+    def deliver(self, lease: Lease, outcome: Ended, interrupt: Interrupt) -> str:
+        """Commit what the run leaves on its branch, once for each end; the commit's id. Only for
+        ``mode = "git"``."""
 
 
 class Live(Protocol):

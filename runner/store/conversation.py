@@ -84,6 +84,7 @@ def _open_calls(
             answer=answers.get(row.position),
             started_by=row.started_attempt,
             interrupted=row.interrupted,
+            asked_again=row.asked_again,
             result=results.get(row.position),
         )
         for row, use in zip(rows, uses, strict=True)

@@ -164,6 +164,8 @@ def _load(connection: Connection, jobs_read: JobReader, lease: Lease) -> RunView
         raise LeaseLost(f"attempt {lease.attempt} no longer holds {lease.run_id}")
     (row,) = found
     spec = jobs_read.spec(row.job_id)
+    if row.model is not None:
+        spec = replace(spec, model=row.model)
     messages, calls = load_conversation(
         connection, row.id, lambda snapshot: jobs_read.rules(row.job_id, snapshot)
     )

@@ -9,6 +9,7 @@ from typing import Any
 from runner.core.budget import Reservation
 from runner.core.context.window import estimate
 from runner.core.conversation import Message, Usage
+from runner.core.ending.verify import Verification
 from runner.core.journal import Call, Failure, Fullness, OpenCall, Pace, Progress, Stop
 from runner.core.spec import JobSpec
 
@@ -27,6 +28,12 @@ def progress_to_json(progress: Progress) -> dict[str, Any]:
         "worked": progress.worked,
         "warms": progress.warms,
         "budget_waits": progress.budget_waits,
+        "tree": progress.tree,
+        "verification": _fields(progress.verification),
+        "verify_failures": progress.verify_failures,
+        "submitted": progress.submitted,
+        "result_nudges": progress.result_nudges,
+        "delivered": progress.delivered,
         "fullness": _fields(progress.fullness),
         "pace": _fields(progress.pace),
         "stop": _fields(progress.stop),
@@ -42,7 +49,7 @@ def progress_to_json(progress: Progress) -> dict[str, Any]:
 
 
 def _fields(
-    value: Stop | Failure | Fullness | Pace | Reservation | None,
+    value: Stop | Failure | Fullness | Pace | Reservation | Verification | None,
 ) -> dict[str, Any] | None:
     return None if value is None else {name: getattr(value, name) for name in value.__slots__}
 
@@ -52,6 +59,7 @@ def progress_from_row(row: Any) -> Progress:
     data = dict(row.progress)
     stop, failure, open_call = data.pop("stop"), data.pop("failure"), data.pop("open_call")
     fullness, pace = data.pop("fullness", {}), data.pop("pace", {})
+    verification = data.pop("verification", None)
     return Progress(
         **data,
         turns=row.turns,
@@ -61,6 +69,7 @@ def progress_from_row(row: Any) -> Progress:
         charged_tokens=row.charged_tokens,
         fullness=Fullness(**fullness),
         pace=Pace(**pace),
+        verification=Verification(**verification) if verification else None,
         stop=Stop(**stop) if stop else None,
         failure=Failure(**failure) if failure else None,
         open_call=OpenCall(**{**open_call, "reservation": Reservation(**open_call["reservation"])})

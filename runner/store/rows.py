@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Sequence
 from typing import Any
 
+from runner.core.calls import changes_tree
 from runner.core.context.compaction import Compaction
 from runner.core.conversation import (
     Block,
@@ -19,24 +20,29 @@ from runner.core.conversation import (
 from runner.core.entries import (
     CallsDecided,
     ContextCompacted,
+    Delivered,
     Entry,
     ModelCallFailed,
     ModelCallStarted,
     ModelReplied,
+    OutcomeAsked,
     RunSettled,
     SummaryReplied,
     TimeWorked,
     ToolFinished,
     ToolsStarted,
+    TreeRecorded,
     UserMessageAdded,
+    VerificationStarted,
+    Verified,
 )
-from runner.core.events import events_of, shorten, summarise_input, visible
+from runner.core.events import events_of, shorten, visible
+from runner.core.files.doubt import outcome_question
 from runner.core.fold import Applied
 from runner.core.journal import Call, RunView
-from runner.core.permissions import Decision, Request, digest_of
-from runner.core.permissions.suggestion import suggest
+from runner.core.permissions import Decision
 from runner.core.run import Ended, Lease, Outcome, Requeued, Waiting
-from runner.store import ids
+from runner.store.asking import Questions
 from runner.store.compactions import compaction_row
 from runner.store.model_calls import (
     failure_changes,
@@ -44,10 +50,8 @@ from runner.store.model_calls import (
     started_row,
     summary_changes,
 )
-from runner.store.rules import setting_to_json
 from runner.store.statement import Writes
 from runner.store.tables import (
-    approvals,
     blocks,
     compactions,
     events,
@@ -55,7 +59,10 @@ from runner.store.tables import (
     queued_messages,
     tool_calls,
     tool_outputs,
+    verifications,
 )
+from runner.store.verifications import started_row as verification_row
+from runner.store.verifications import verified_changes
 
 _DENIAL_LENGTH = 300
 
@@ -80,9 +87,10 @@ class Rows:
         self._blocks: list[dict[str, Any]] = []
         self._outputs: list[dict[str, Any]] = []
         self._compactions: list[dict[str, Any]] = []
-        self._questions: dict[tuple[int, int], dict[str, Any]] = {}
-        self._closed_questions: list[tuple[int, int]] = []
+        self._questions = Questions(lease.run_id, job_id, now)
         self._delivered: dict[int, int] = {}
+        self._verifications: list[dict[str, Any]] = []
+        self._verified: dict[int, dict[str, Any]] = {}
         self._new_calls: dict[tuple[int, int], dict[str, Any]] = {}
         self._changed_calls: dict[tuple[int, int], dict[str, Any]] = {}
         self._new_model_calls: dict[int, dict[str, Any]] = {}
@@ -126,13 +134,23 @@ class Rows:
             case CallsDecided(decisions):
                 for index, decision in decisions.items():
                     self._decide_call(view, index, decision)
+                    if decision.effect == "ask":
+                        self._questions.ask(view, view.calls[index], decision)
+            case OutcomeAsked(index):
+                decision = outcome_question(view)
+                self._decide_call(view, index, decision, asked_again=True)
+                self._questions.ask_again(view, view.calls[index], decision)
             case ToolsStarted(indexes):
-                for index in indexes:
-                    self._change_call(
-                        view, index, started_attempt=self._attempt, started_at=self._now
-                    )
+                self._start_calls(view, indexes)
             case ToolFinished():
                 self._finish_call(view, entry)
+            case TreeRecorded(tree):
+                if view.progress.tree is None:
+                    self.run_changes["start_tree"] = tree
+            case VerificationStarted() | Verified():
+                self._verify(view, entry)
+            case Delivered():
+                pass  # the commit is kept with the run's workspace
             case UserMessageAdded():
                 self._add_user_message(view, entry)
             case RunSettled(outcome):
@@ -172,7 +190,7 @@ class Rows:
                 "name": visible(block["name"]),
             }
 
-    def _decide_call(self, view: RunView, index: int, decision: Decision) -> None:
+    def _decide_call(self, view: RunView, index: int, decision: Decision, **changes: Any) -> None:
         ground = decision.grounds[0] if decision.grounds else None
         self._change_call(
             view,
@@ -183,32 +201,8 @@ class Rows:
             matched=ground and visible(ground.matched),
             decision_snapshot=decision.snapshot,
             decision_reason=visible(decision.reason) or None,
+            **changes,
         )
-        if decision.effect == "ask":
-            question = self._question(view, view.calls[index], decision)
-            self._questions[question["message"], question["position"]] = question
-
-    def _question(self, view: RunView, call: Call, decision: Decision) -> dict[str, Any]:
-        assert call.setting is not None, "a call is located before it is decided on"
-        suggestion = suggest(view.policy, Request(call.name, call.input, call.setting))
-        return {
-            "run_id": self._run_id,
-            "message": len(view.messages) - 1,
-            "position": call.index,
-            "job_id": self._job_id,
-            "id": ids.new("apr", self._now),
-            "turn": view.progress.turns,
-            "tool": call.name,
-            "input_digest": digest_of(call.input),
-            "setting": setting_to_json(call.setting),
-            "checked_snapshot": decision.snapshot,
-            "summary": summarise_input(call.input),
-            "group_key": visible(suggestion.key),
-            "suggested_rule": suggestion.rule,
-            "asked_at": self._now,
-            "expires_at": _expires_at(view, self._now),
-            "notified_at": self._now if view.spec.asking.notify is None else None,
-        }
 
     def _interrupt_calls(self, view: RunView) -> None:
         """Nobody is asked any more about calls that will not run. One that an earlier end cut off has
@@ -219,16 +213,24 @@ class Rows:
             self._change_call(view, call.index, interrupted=True)
             asked = call.decision is not None and call.decision.effect == "ask"
             if asked and call.answer is None and not call.interrupted:
-                self._close_question((len(view.messages) - 1, call.index))
+                self._questions.close(view, call)
 
-    def _close_question(self, key: tuple[int, int]) -> None:
-        if key in self._questions:  # one statement cannot insert a row and change it
-            self._questions[key] |= self._closing()
+    def _start_calls(self, view: RunView, indexes: Sequence[int]) -> None:
+        changes: dict[str, Any] = {"started_attempt": self._attempt, "started_at": self._now}
+        if changes_tree(view, [view.calls[index] for index in indexes]):
+            changes["tree_before"] = view.progress.tree
+        for index in indexes:
+            again = {"asked_again": False} if view.calls[index].asked_again else {}
+            self._change_call(view, index, **changes, **again)
+
+    def _verify(self, view: RunView, entry: VerificationStarted | Verified) -> None:
+        """What has begun is stored before it ends: the two are never in one transaction."""
+        if isinstance(entry, VerificationStarted):
+            row = verification_row(view, entry, self._attempt, self._now)
+            self._verifications.append(row)
         else:
-            self._closed_questions.append(key)
-
-    def _closing(self) -> dict[str, Any]:
-        return {"answer": "cancelled", "answered_at": self._now, "answered_via": "end"}
+            self._verified[entry.number] = verified_changes(entry, self._attempt, self._now)
+            self._note_result()
 
     def _finish_call(self, view: RunView, entry: ToolFinished) -> None:
         result, message = entry.result, len(view.messages)
@@ -239,6 +241,7 @@ class Rows:
             ended_at=self._now,
             duration=result.duration,
             outcome=result.outcome,
+            **({} if entry.tree is None else {"tree_after": entry.tree}),
             **self._denial(view.calls[entry.index], result),
         )
         block = result_block(view.calls[entry.index].id, result)
@@ -313,31 +316,21 @@ class Rows:
             (tool_calls, [*self._new_calls.values()]),
             (tool_outputs, self._outputs),
             (compactions, self._compactions),
-            (approvals, [*self._questions.values()]),
+            (verifications, self._verifications),
             (events, self._events),
         ):
             writes.insert(table, rows)
+        self._questions.add_to(writes)
         for (message, position), changes in self._changed_calls.items():
             key = {"run_id": self._run_id, "message": message, "position": position}
             writes.change(tool_calls, changes, **key)
-        for message, position in self._closed_questions:
-            key = {"run_id": self._run_id, "message": message, "position": position}
-            writes.change(approvals, self._closing(), **key)
         for number, changes in self._changed_model_calls.items():
             writes.change(model_calls, changes, run_id=self._run_id, number=number)
+        for number, changes in self._verified.items():
+            writes.change(verifications, changes, run_id=self._run_id, number=number)
         for queued_id, message in self._delivered.items():
             writes.change(queued_messages, {"delivered_message": message}, id=queued_id)
         return writes
-
-
-def _expires_at(view: RunView, now: float) -> float | None:
-    """When a question is answered by itself: the job's patience or its deadline has run out."""
-    times = []
-    if view.spec.asking.timeout is not None:
-        times.append(now + view.spec.asking.timeout)
-    if view.limits.deadline is not None:
-        times.append(view.submitted_at + view.limits.deadline)
-    return min(times, default=None)
 
 
 def _state_changes(outcome: Outcome, now: float) -> dict[str, Any]:

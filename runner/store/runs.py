@@ -23,7 +23,7 @@ from runner.core.events import Event
 from runner.core.run import Lease
 from runner.store.database import Database
 from runner.store.statement import Statement, Writes
-from runner.store.tables import events, jobs, runs, workers
+from runner.store.tables import events, runs, workers
 
 RING_AGAIN_SECONDS = 15.0
 LOST_LEASES_BEFORE_ALONE = 3
@@ -184,7 +184,11 @@ _WAITING = (runs.c.state == "waiting") & (runs.c.reason == "workspace")
 def missing_workspaces(database: Database, of: str | None = None) -> list[tuple[str, str]]:
     """The path and id of every workspace that runs wait for; with ``of``, a job's or run's id, of
     those runs."""
-    query = select(runs.c.workspace_path, runs.c.workspace_id).where(_WAITING).distinct()
+    query = (
+        select(runs.c.workspace_path, runs.c.workspace_id)
+        .where(_WAITING, runs.c.workspace_path.is_not(None), runs.c.workspace_id.is_not(None))
+        .distinct()
+    )
     if of is not None:
         query = query.where(or_(runs.c.job_id == of, runs.c.id == of))
     rows = database.read(lambda connection: connection.execute(query).all())
@@ -215,17 +219,6 @@ def workspace_found(
         return [run.id for run in found]
 
     return database.write(work)
-
-
-def set_workspace(database: Database, lease: Lease, path: str, workspace_id: str) -> None:
-    """Note where the run works from now on."""
-    database.write(
-        lambda connection: connection.execute(
-            update(runs)
-            .where(runs.c.id == lease.run_id, runs.c.attempt == lease.attempt)
-            .values(workspace_path=path, workspace_id=workspace_id)
-        )
-    )
 
 
 _RUNG_BEFORE = bindparam("rung_before", type_=Float)
@@ -301,16 +294,3 @@ _HELD_BY = select(runs.c.id, runs.c.attempt).where(runs.c.worker_id == bindparam
 def held_by(database: Database, worker_id: str) -> dict[str, int]:
     """The runs that a worker holds, with the attempt that does."""
     return {row.id: row.attempt for row in database.find(_HELD_BY, {"worker": worker_id})}
-
-
-_WORKSPACE = (
-    select(runs.c.workspace_path, runs.c.workspace_id, jobs.c.spec["workspace"].label("asked"))
-    .join(jobs, jobs.c.id == runs.c.job_id)
-    .where(runs.c.id == bindparam("run"))
-)
-
-
-def workspace_of(database: Database, run_id: str) -> tuple[str | None, str | None, Any]:
-    """A run's workspace path and id (None before its copy is made), and what its job asks for."""
-    (row,) = database.find(_WORKSPACE, {"run": run_id})
-    return row.workspace_path, row.workspace_id, row.asked

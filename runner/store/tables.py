@@ -97,7 +97,8 @@ permission_rules = Table(
 )
 
 # Times are seconds since the epoch. ``attempt`` is the fencing token. ``progress`` is
-# ``core.journal.Progress`` less the counters that have columns of their own.
+# ``core.journal.Progress`` less the counters that have columns of their own. ``model`` is called in
+# place of the job's. ``start_tree`` is the workspace's before the run's first turn.
 runs = Table(
     "runs",
     metadata,
@@ -139,6 +140,10 @@ runs = Table(
     Column("cost_ceiling_usd", Float),
     Column("working_time", Float),
     Column("compaction_count", Integer, nullable=False, server_default="0"),
+    Column("model", Text),
+    Column("fork_of", Text),
+    Column("fork_turn", Integer),
+    Column("start_tree", Text),
     CheckConstraint(f"state IN ({_STATE_LIST})", name="state"),
     CheckConstraint("(state = 'running') = (worker_id IS NOT NULL)", name="held"),
     CheckConstraint("(state = 'queued') = (due_at IS NOT NULL)", name="due"),
@@ -153,6 +158,41 @@ run_items = Table(
     metadata,
     Column("run_id", Text, ForeignKey("runs.id"), primary_key=True),
     Column("item", JSON, nullable=False),
+    Column("commit_message", Text),
+)
+
+# A run's own worktree or copy. ``store_id`` names the folder of snapshots that holds its trees,
+# ``start_commit`` is what its branch began at, and ``commit_id`` the last one it was delivered in.
+run_workspaces = Table(
+    "run_workspaces",
+    metadata,
+    Column("run_id", Text, ForeignKey("runs.id"), primary_key=True),
+    Column("store_id", Text, nullable=False),
+    Column("path", Text, nullable=False),
+    Column("branch", Text),
+    Column("start_commit", Text),
+    Column("commit_id", Text),
+    Column("created_at", Float, nullable=False),
+)
+
+# ``turn`` is the one after which it began, ``command`` the one that ran last. ``content`` is what the
+# model is shown, and ``compressed`` the whole output where that is longer.
+verifications = Table(
+    "verifications",
+    metadata,
+    Column("run_id", Text, ForeignKey("runs.id"), primary_key=True),
+    Column("number", Integer, primary_key=True),
+    Column("turn", Integer, nullable=False),
+    Column("tree", Text),
+    Column("attempt", Integer, nullable=False),
+    Column("started_at", Float, nullable=False),
+    Column("ended_at", Float),
+    Column("duration", Float),
+    Column("outcome", Text),
+    Column("command", Text),
+    Column("content", JSON(none_as_null=True)),
+    Column("size", BigInteger),
+    Column("compressed", LargeBinary),
 )
 
 # A message is the blocks that share (run_id, message); its role is theirs.
@@ -172,7 +212,7 @@ blocks = Table(
 
 # ``message`` is the reply that asked; the input is in its block, the result in the next message's.
 # ``denial`` is why a call was denied that neither its decision nor the answer had denied: by where a
-# path led when it ran.
+# path led when it ran. ``tree_before`` and ``tree_after`` are the workspace's, of calls that may write.
 tool_calls = Table(
     "tool_calls",
     metadata,
@@ -195,6 +235,9 @@ tool_calls = Table(
     Column("matched", Text),
     Column("decision_reason", Text),
     Column("denial", Text),
+    Column("tree_before", Text),
+    Column("tree_after", Text),
+    Column("asked_again", Boolean, nullable=False, server_default="0"),
     sqlite_with_rowid=False,
 )
 

@@ -5,9 +5,10 @@ from hypothesis import strategies as st
 
 from runner.core.budget import Limits
 from runner.core.conversation import Tool
+from runner.core.files.workspace import Workspace
 from runner.core.permissions import Rule
 from runner.core.retry import Patience
-from runner.core.spec import JobSpec, Workspace
+from runner.core.spec import JobSpec
 
 TEXT = st.text(max_size=20)
 VALUES = st.recursive(

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 from sqlalchemy import Row, select
 
+from runner.core.files.workspace import Workspace
 from runner.core.fold import opening
 from runner.core.permissions import Rule
 from runner.core.run import Lease
-from runner.core.spec import JobSpec, NewRun, Workspace
+from runner.core.spec import JobSpec, NewRun
 from runner.errors import UsageError
 from runner.store.database import Database
 from runner.store.journal import StoredJournal

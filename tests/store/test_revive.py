@@ -11,17 +11,17 @@ from sqlalchemy import select
 from runner.core.budget import Limits
 from runner.core.conversation import Usage
 from runner.core.entries import ModelCallFailed, TimeWorked
-from runner.core.spec import Workspace
+from runner.core.files.workspace import Workspace
 from runner.core.steps import CallModel, RunTools
 from runner.errors import UsageError
 from runner.store.database import Database
 from runner.store.journal import load_conversation
 from runner.store.look.queries import show_run
-from runner.store.runs import set_workspace
 from runner.store.steer import jobs as jobs_store
 from runner.store.steer.control import Target, cancel, pause
 from runner.store.steer.revive import Raised, retry, say
-from runner.store.tables import blocks, events, runs
+from runner.store.tables import blocks, events, run_items, runs
+from runner.store.workspaces import Kept, keep
 from tests.store.attempts import Attempt, claim, event_types, run_row, submit_one, text, tool_use
 from tests.store.examples import NOW, SPEC, submission
 from tests.store.priced import priced
@@ -173,6 +173,16 @@ def test_fresh_run_has_the_item_and_prompt_and_nothing_else(database: Database) 
     assert event_types(database, change.id) == ["run_submitted"]
 
 
+def test_fresh_run_keeps_the_message_of_its_commit(database: Database) -> None:
+    new = replace(submission().runs[0], commit_message="Mend one\n\nBy hand.")
+    jobs_store.submit(database, replace(submission(), runs=(new,)), NOW)
+    run_id = database.read(lambda c: c.execute(select(runs.c.id)).scalar_one())
+    cancel(database, Target("run", run_id), NOW)
+    (change,) = retry(database, Target("run", run_id), NOW, fresh=True)
+    query = select(run_items.c.commit_message).where(run_items.c.run_id == change.id)
+    assert database.read(lambda c: c.execute(query).scalar_one()) == "Mend one\n\nBy hand."
+
+
 def test_fresh_run_begins_in_the_job_s_workspace_and_not_in_the_old_copy(
     database: Database,
 ) -> None:
@@ -180,7 +190,7 @@ def test_fresh_run_begins_in_the_job_s_workspace_and_not_in_the_old_copy(
     job_id = jobs_store.submit(database, submission(spec=spec), NOW, workspace_id="ws_source")
     query = select(runs.c.id).where(runs.c.job_id == job_id)
     run_id = database.read(lambda c: c.execute(query).scalar_one())
-    set_workspace(database, claim(database, run_id).lease, "/copies/1", "ws_copy")
+    keep(database, claim(database, run_id).lease, Kept("here", "/copies/1"), "ws_copy", NOW)
     cancel(database, Target("run", run_id), NOW)
     (change,) = retry(database, Target("run", run_id), NOW, fresh=True)
     fresh = run_row(database, change.id)

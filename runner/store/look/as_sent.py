@@ -26,14 +26,16 @@ def as_sent(database: Database, run_id: str, turn: int) -> ModelRequest:
     """
 
     def work(connection: Connection) -> ModelRequest:
-        query = select(runs.c.item_key, jobs.c.spec).join(jobs, jobs.c.id == runs.c.job_id)
+        query = select(runs.c.item_key, runs.c.model, jobs.c.spec).join(
+            jobs, jobs.c.id == runs.c.job_id
+        )
         run = connection.execute(query.where(runs.c.id == run_id)).one_or_none()
         if run is None:
             raise NotFoundError(f"no run is named {run_id}")
         call = _call(connection, run_id, turn)
         spec = JobSpec.from_json(run.spec)
         return ModelRequest(
-            model=spec.model,
+            model=run.model or spec.model,
             system=spec.system,
             tools=spec.tools,
             messages=sent_messages(

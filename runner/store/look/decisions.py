@@ -16,7 +16,7 @@ from runner.store.tables import approvals, permission_rules, runs, tool_calls
 
 _MOST_PARAMETERS = 500
 
-_HAS_ITS_APPROVAL = and_(
+IS_ABOUT_CALL = and_(
     approvals.c.run_id == tool_calls.c.run_id,
     approvals.c.message == tool_calls.c.message,
     approvals.c.position == tool_calls.c.position,
@@ -31,12 +31,15 @@ IS_OPEN = and_(
     runs.c.state.not_in(ENDED),
     approvals.c.message == runs.c.message_count - 1,
 )
+# A fork has copies of the calls of the turns that it goes on from.
+IS_ITS_OWN = or_(runs.c.fork_turn.is_(None), tool_calls.c.turn > runs.c.fork_turn)
 # By its outcome, which ``runs.denials`` counts; or it will have that as soon as the run goes on.
 _WAS_DENIED = or_(
     tool_calls.c.outcome == "denied",
     and_(
         tool_calls.c.ended_at.is_(None),
         tool_calls.c.interrupted.is_(False),
+        tool_calls.c.asked_again.is_(False),  # that one may have taken effect
         or_(tool_calls.c.decision == "deny", approvals.c.answer == "denied"),
     ),
 )
@@ -114,7 +117,7 @@ class DeniedKind(Why):
 
 
 def denied_calls(database: Database, run_id: str) -> list[DeniedCall]:
-    """The calls of a run that were denied, in order."""
+    """The calls of a run that were denied, in order; of a fork, not those that it was copied with."""
     query = _of_calls(
         tool_calls.c.run_id,
         tool_calls.c.position,
@@ -124,7 +127,7 @@ def denied_calls(database: Database, run_id: str) -> list[DeniedCall]:
         *_WHY_COLUMNS,
         *_ANSWER_COLUMNS,
     )
-    query = query.where(tool_calls.c.run_id == run_id, _WAS_DENIED)
+    query = query.where(tool_calls.c.run_id == run_id, IS_ITS_OWN, _WAS_DENIED)
     query = query.order_by(tool_calls.c.message, tool_calls.c.position)
     rows = database.read(lambda connection: connection.execute(query).all())
     return [DeniedCall(**_with_call_id(row)) for row in rows]  # type: ignore[typeddict-item]
@@ -253,7 +256,7 @@ def _denied_in(job_id: str) -> tuple[ColumnElement[bool], ...]:
     begun_afresh = select(runs.c.fresh_of).where(
         runs.c.job_id == job_id, runs.c.fresh_of.is_not(None)
     )
-    return runs.c.job_id == job_id, runs.c.id.not_in(begun_afresh), _WAS_DENIED
+    return runs.c.job_id == job_id, runs.c.id.not_in(begun_afresh), IS_ITS_OWN, _WAS_DENIED
 
 
 def _of_calls(*columns: Any) -> Select[Any]:
@@ -261,7 +264,7 @@ def _of_calls(*columns: Any) -> Select[Any]:
         select(*columns)
         .select_from(tool_calls)
         .join(runs, runs.c.id == tool_calls.c.run_id)
-        .outerjoin(approvals, _HAS_ITS_APPROVAL)
+        .outerjoin(approvals, IS_ABOUT_CALL)
         .outerjoin(permission_rules, _ITS_RULE)
     )
 

@@ -193,8 +193,9 @@ def show_job(database: Database, job_id: str) -> dict[str, Any]:
 
 
 def show_run(database: Database, run_id: str) -> dict[str, Any]:
-    """All that a run's row says, with its job's name, provider, model and ``context``, how full the
-    run's context is and what was done about it, and its undelivered messages.
+    """All that a run's row says, with its job's name, provider and ``context``, its model (the job's,
+    unless it has one of its own), how full the run's context is and what was done about it, and its
+    undelivered messages.
 
     Returns:
         ``fullness`` is None for a run that no Runner has taken up which counts it; ``worked`` is in
@@ -216,7 +217,7 @@ def show_run(database: Database, run_id: str) -> dict[str, Any]:
             raise NotFoundError(f"no run is named {run_id}")
         run = dict(row._mapping)
         spec = run.pop("spec")
-        run |= {"model": spec["model"], "provider": spec["provider"]}
+        run |= {"model": run["model"] or spec["model"], "provider": spec["provider"]}
         run["context"] = spec.get("context") or {}
         run |= _context_of(connection, row)
         successor = select(runs.c.id).where(

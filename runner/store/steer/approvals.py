@@ -180,6 +180,10 @@ def _rules_to_remember(asked: Sequence[Asked], reply: Reply) -> dict[str, Rule]:
         return {}
     rules = {}
     for one in asked:
+        if one.asked_again:
+            raise UsageError(
+                f"no rule says what became of `{one.summary}`, which ran before: answer this call only"
+            )
         text = one.suggested_rule if reply.rule is None else reply.rule
         if not text:
             raise UsageError(

@@ -74,6 +74,7 @@ def open_run(
     (message,), progress = opening(spec, new.prompt, warms=warms)
     (content,) = message.blocks
     run_id = ids.new("run", now)
+    workspace = spec.workspace
     run = {
         "id": run_id,
         "job_id": job_id,
@@ -87,7 +88,8 @@ def open_run(
         "token_ceiling": spec.limits.token_ceiling,
         "cost_ceiling_usd": spec.limits.cost_ceiling_usd,
         "working_time": spec.limits.working_time,
-        "workspace_path": spec.workspace.path if spec.workspace else None,
+        # With a remote no folder has to be seen: every host has one of its own.
+        "workspace_path": workspace.path if workspace and workspace.remote is None else None,
         "workspace_id": workspace_id,
         "message_count": 1,
         "event_count": 1,
@@ -103,7 +105,11 @@ def open_run(
         "content": content,
         "created_at": now,
     }
-    item = {"run_id": run_id, "item": new.item}
+    item = {
+        "run_id": run_id,
+        "item": new.item,
+        "commit_message": new.commit_message or None,
+    }
     return OpenedRun(run, item, block, _submitted(run_id, job_id, new.key, now))
 
 

@@ -36,7 +36,8 @@ class JobRules:
     rules: tuple[Rule, ...]
 
     def decide(self, asked: Asked) -> Decision:
-        """What they say of a call that was asked about."""
+        """What they say of a call that was asked about: whether it may run. Whether one runs again
+        of which nobody knows what it did is for a person to say."""
         policy = policy_for(self.rules, asked.run_id, self.spec, self.snapshot)
         return evaluate(policy, Request(asked.tool, asked.input, asked.setting))
 
@@ -75,12 +76,19 @@ def apply_rules(database: Database, now: float, most: int, job_id: str | None = 
         older = approvals.c.checked_snapshot < jobs.c.rules_snapshot
         found = load_asked(connection, IS_OPEN & older & approvals.c.job_id.in_(changed), most)
         rules = {each: job_rules(connection, each) for each in {one.job_id for one in found}}
-        return [(asked, rules[asked.job_id].decide(asked)) for asked in found]
+        return [(asked, _by_itself(asked, rules[asked.job_id])) for asked in found]
 
     looked = database.read(look)
     if not looked:
         return Applied(0, (), ())
     return database.write(partial(_store, looked={one.id: (one, d) for one, d in looked}, now=now))
+
+
+def _by_itself(asked: Asked, rules: JobRules) -> Decision:
+    """What the rules answer without a person."""
+    if asked.asked_again:
+        return Decision("ask", snapshot=rules.snapshot)
+    return rules.decide(asked)
 
 
 def _jobs_with_older_questions(connection: Connection) -> Sequence[str]:

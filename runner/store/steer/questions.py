@@ -16,10 +16,10 @@ from runner.core.events import INPUT_SUMMARY_LENGTH, Event, shorten
 from runner.core.permissions import AnswerEffect, Setting
 from runner.core.run import ENDED
 from runner.store.database import Database
-from runner.store.look.decisions import IS_OPEN
+from runner.store.look.decisions import IS_ABOUT_CALL, IS_OPEN
 from runner.store.rules import setting_from_json
 from runner.store.steer.control import Target, locked_runs, store_change
-from runner.store.tables import approvals, blocks, jobs, runs
+from runner.store.tables import approvals, blocks, jobs, runs, tool_calls
 
 _REASON_SUMMARY_LENGTH = 300
 _INPUTS_AT_ONCE = 500
@@ -29,8 +29,10 @@ Via = Literal["person", "rule", "timeout"]
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A call that was asked about. ``message`` and ``position`` are its key in the run. Times are
-    seconds since the epoch; ``expires_at`` is None for a question that waits as long as it takes."""
+    """A call that was asked about. ``message`` and ``position`` are its key in the run, ``input`` what
+    it would run with. ``asked_again``: it had started, nobody knows what it did, and the question is
+    whether it runs again. Times are seconds since the epoch; ``expires_at`` is None for a question that
+    waits as long as it takes."""
 
     id: str
     run_id: str
@@ -49,6 +51,7 @@ class Asked:
     suggested_rule: str
     asked_at: float
     expires_at: float | None
+    asked_again: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +95,8 @@ def load_asked(
         condition: over the columns of approvals, runs and jobs.
     """
     query = (
-        select(approvals, runs.c.item_key, jobs.c.name.label("job_name"))
+        select(approvals, runs.c.item_key, jobs.c.name.label("job_name"), tool_calls.c.asked_again)
+        .join(tool_calls, IS_ABOUT_CALL)
         .join(runs, runs.c.id == approvals.c.run_id)
         .join(jobs, jobs.c.id == approvals.c.job_id)
         .where(condition)
@@ -106,6 +110,8 @@ def load_asked(
 
 def _asked(row: Row[Any], arguments: Mapping[str, Any]) -> Asked:
     kept = {name: getattr(row, name) for name in Asked.__slots__ if hasattr(row, name)}
+    if row.answer is None and row.edited_input is not None:  # by who let it run the first time
+        arguments = row.edited_input
     return Asked(
         **{
             **kept,
@@ -178,6 +184,10 @@ def store_answers(
 
 
 def _store_answer(connection: Connection, question: Row[Any], given: Given, now: float) -> None:
+    """What an earlier answer to the same question made of the call stays: there is one where the call
+    was let run, and it is asked whether it runs again."""
+    edited = question.edited_input if given.edited is None else given.edited
+    remembered = question.remembered if given.remembered is None else given.remembered
     stored = connection.execute(
         update(approvals)
         .where(approvals.c.id == question.id, approvals.c.answer.is_(None))
@@ -187,8 +197,8 @@ def _store_answer(connection: Connection, question: Row[Any], given: Given, now:
             answered_by=given.by,
             answered_via=given.via,
             reason=given.reason,
-            edited_input=given.edited,
-            remembered=given.remembered,
+            edited_input=edited,
+            remembered=remembered,
         )
     )
     assert stored.rowcount == 1, question.id  # nobody answers who does not hold the run's row

@@ -160,6 +160,8 @@ def _refuse_retry(run: Row[Any], afresh: dict[str, str], fresh: bool) -> None:
         )
     if run.id in afresh:
         raise UsageError(f"{run.id} was begun afresh as {afresh[run.id]}: retry that one")
+    if fresh and run.fork_of is not None:
+        raise UsageError(f"{run.id} is a fork: {_how_to_begin_anew(run)}")
     if run.state == "succeeded" and not fresh:
         raise UsageError(
             f"{run.id} has succeeded: do it again with --fresh, or go on with `runner say`"
@@ -194,15 +196,14 @@ def _taken_up(run: Row[Any], spec: JobSpec, raised: Raised, now: float) -> dict[
         "lost_leases": 0,
         "bugs": 0,
         **own,
-        "progress": progress_to_json(rested(progress)),
+        "progress": progress_to_json(replace(rested(progress), delivered=None)),
     }
 
 
 def _refuse_used_up(run: Row[Any], progress: Progress, limits: budget.Limits, now: float) -> None:
     if limits.deadline is not None and now >= run.created_at + limits.deadline:
         raise UsageError(
-            f"{run.id} is past its deadline of {limits.deadline:g} s: begin it anew with "
-            f"`runner retry {run.id} --fresh`"
+            f"{run.id} is past its deadline of {limits.deadline:g} s: {_how_to_begin_anew(run)}"
         )
     if progress.turns >= limits.max_turns:
         raise UsageError(
@@ -257,8 +258,14 @@ def _refuse_used_cost(run: Row[Any], progress: Progress, limits: budget.Limits) 
 
 def _how_to_raise(run: Row[Any], option: str, least: str) -> str:
     if run.state == "succeeded":
-        return f"begin it anew with `runner retry {run.id} --fresh`"
+        return _how_to_begin_anew(run)
     return f"raise it with `runner retry {run.id} {option}` ({least})"
+
+
+def _how_to_begin_anew(run: Row[Any]) -> str:
+    if run.fork_of is not None:
+        return f"fork anew with `runner fork {run.fork_of}@{run.fork_turn}`"
+    return f"begin it anew with `runner retry {run.id} --fresh`"
 
 
 def _begin_afresh(
@@ -269,12 +276,10 @@ def _begin_afresh(
     )
     # The run's own row names its copy of the workspace by now.
     source = select(jobs.c.workspace_id).where(jobs.c.id == run.job_id)
-    item = select(run_items.c.item).where(run_items.c.run_id == run.id)
-    new = NewRun(
-        run.item_key,
-        connection.execute(item).scalar_one(),
-        connection.execute(prompt).scalar_one()["text"],
-    )
+    of_run = select(run_items.c.item, run_items.c.commit_message)
+    item = connection.execute(of_run.where(run_items.c.run_id == run.id)).one()
+    text = connection.execute(prompt).scalar_one()["text"]
+    new = NewRun(run.item_key, item.item, text, item.commit_message or "")
     workspace_id = connection.execute(source).scalar_one()
     opened = job_rows.open_run(run.job_id, new, spec, workspace_id, now)
     opened.run.update(fresh_of=run.id, **raised.of(run))

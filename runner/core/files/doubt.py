@@ -1,0 +1,111 @@
+"""Calls that were cut off in the middle: which run again from the tree before, and which may have
+reached beyond the workspace, so that their outcome is unknown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
+
+from runner.core.journal import Call, RunView
+from runner.core.permissions import Decision, Policy, Request, Rule, evaluate
+
+OUTCOME_UNKNOWN = "its worker died while it ran, and whether it took effect is not known"
+
+_BUILTIN = "builtin"
+
+
+def in_doubt(view: RunView) -> tuple[Call, ...]:
+    """The calls that an earlier attempt started and that have no result. One of which a person was
+    asked what becomes of it is no longer among them: what it left has been put back."""
+    return tuple(
+        call
+        for call in view.calls
+        if call.result is None
+        and call.started_by not in (None, view.attempt)
+        and not (call.interrupted or call.asked_again)
+    )
+
+
+def is_external(view: RunView, call: Call) -> bool:
+    """Whether the job says that a call's effects may leave the workspace: one part of it that a rule
+    matches is enough. Where its paths lead is not looked up: it is asked before there is a workspace."""
+    workspace, tool = view.spec.workspace, view.spec.tool(call.name)
+    if workspace is None or not workspace.external or tool is None or tool.read_only:
+        return False
+    arguments = call.input_to_run
+    if not isinstance(arguments, Mapping):
+        return False
+    decision = evaluate(_asking_about(workspace.external), Request(call.name, arguments))
+    return decision.effect == "deny" or bool(decision.grounds)
+
+
+def runs_again(view: RunView, call: Call) -> bool:
+    """Whether a call in doubt is run again by itself; else its outcome is unknown. The workspace is
+    as it was before the call by then, if its trees are recorded."""
+    tool = view.spec.tool(call.name)
+    if tool is None or tool.read_only:
+        return tool is not None
+    if is_external(view, call):
+        return False
+    if tool.repeatable:
+        return True
+    stays_inside = view.spec.is_recorded and tool.source == _BUILTIN
+    return stays_inside and call.index not in view.unrecorded
+
+
+def asks_about(view: RunView, call: Call) -> bool:
+    """Whether a person is to say what becomes of a call in doubt."""
+    workspace = view.spec.workspace
+    asks = workspace is not None and workspace.on_unknown == "ask"
+    return asks and not runs_again(view, call)
+
+
+def outcome_question(view: RunView) -> Decision:
+    """The decision to ask a person what becomes of a call of unknown outcome."""
+    return Decision("ask", (), view.policy.snapshot, OUTCOME_UNKNOWN)
+
+
+def undo_needed(view: RunView) -> bool:
+    """Whether the workspace is to be put back to the tree that was recorded last: what may have
+    written was cut off, and it is done again or a person decides whether it is."""
+    return view.spec.is_recorded and (
+        _is_verifying(view)
+        or any(
+            not _only_reads(view, call) and (runs_again(view, call) or asks_about(view, call))
+            for call in in_doubt(view)
+        )
+    )
+
+
+def edits_in_doubt(view: RunView) -> tuple[Call, ...]:
+    """The calls in doubt that would not do the same again to a file which no tree holds: their files
+    are to be looked up for ``RunView.unrecorded``."""
+    if not view.spec.is_recorded:
+        return ()
+    return tuple(call for call in in_doubt(view) if _edits(view, call))
+
+
+def _is_verifying(view: RunView) -> bool:
+    progress, verification = view.progress, view.progress.verification
+    return (
+        verification is not None
+        and verification.passed is None
+        and verification.is_of(progress.turns, progress.tree)
+    )
+
+
+def _only_reads(view: RunView, call: Call) -> bool:
+    tool = view.spec.tool(call.name)
+    return tool is None or tool.read_only
+
+
+def _edits(view: RunView, call: Call) -> bool:
+    tool = view.spec.tool(call.name)
+    return call.name == "Edit" and tool is not None and tool.source == _BUILTIN
+
+
+@lru_cache(maxsize=64)
+def _asking_about(rules: tuple[Rule, ...]) -> Policy:
+    """A policy that has grounds for what one of the rules matches, and none for anything else."""
+    return Policy(tuple(replace(rule, effect="ask", origin="job") for rule in rules), "ask")

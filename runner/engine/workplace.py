@@ -1,0 +1,164 @@
+"""What an attempt does where its run works: the workspace is made ready, tools run in it, what they
+leave is recorded, verified and committed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, TypeVar
+
+from runner.core.calls import changes_tree, with_edit_told
+from runner.core.conversation import ToolResult
+from runner.core.entries import Delivered, Entry, ToolFinished, TreeRecorded, Verified
+from runner.core.files.doubt import edits_in_doubt, undo_needed
+from runner.core.journal import Call, RunView
+from runner.core.permissions import Permit, Setting, digest_of, paths_of
+from runner.core.run import Ended, Lease
+from runner.engine.ports import Command, Interrupt, Surroundings, ToolCall, Tools, Workspaces
+from runner.errors import Interrupted
+
+_MOST_TOOLS_AT_ONCE = 32
+
+T = TypeVar("T")
+
+
+class Insist(Protocol):
+    def __call__(self, work: Callable[[], T]) -> T:
+        """Do it until the database, when it is away, is there again."""
+
+
+@dataclass(slots=True)
+class Workplace:
+    """The workspace of an attempt's run, and the tools in it. Every method but those that look up
+    places raises ``WorkspaceError`` when the workspace is of no use any more, and ``Interrupted``.
+
+    Args:
+        call_id: names a tool call by run, turn and index.
+    """
+
+    lease: Lease
+    tools: Tools
+    workspaces: Workspaces
+    call_id: Callable[[str, int, int], str]
+    interrupt: Interrupt
+    insist: Insist
+    surroundings: Surroundings = field(init=False)
+
+    def prepare(self, view: RunView) -> list[Entry]:
+        """Have the workspace ready, as it was before what an earlier attempt left half done. Raises
+        ``WorkspaceElsewhere`` when what was recorded of it is not here."""
+        tree, undo = view.progress.tree, undo_needed(view)
+        prepared = self.insist(
+            lambda: self.workspaces.prepare(self.lease, tree, self.interrupt, undo=undo)
+        )
+        self.surroundings = prepared.surroundings
+        if prepared.tree is None or prepared.cause is None:
+            return []
+        return [TreeRecorded(prepared.tree, prepared.cause, prepared.found)]
+
+    def unrecorded(self, view: RunView) -> frozenset[int]:
+        """The calls in doubt that would change a file of which no tree is recorded."""
+        return frozenset(
+            call.index
+            for call in edits_in_doubt(view)
+            if not self.workspaces.holds(self.lease, str(call.input_to_run.get("file_path")))
+        )
+
+    def setting(self, view: RunView, name: str, arguments: Any) -> Setting:
+        """Where a call would run, and what is wrong with its input."""
+        tool = view.spec.tool(name)
+        if tool is None or not isinstance(arguments, dict):
+            return Setting()
+        located = self.tools.locate(paths_of(name, arguments), self.surroundings)
+        return replace(located, problem=self.tools.problem(tool, arguments) or "")
+
+    def located(self, view: RunView, call: Call) -> Call:
+        """The call, with where it would run."""
+        setting = self.setting(view, call.name, call.input_to_run)
+        if call.answer is None or not call.is_edited:
+            return replace(call, setting=setting)
+        places = tuple(place.real for place in setting.places.values())
+        return replace(call, setting=setting, answer=replace(call.answer, places=places))
+
+    def run(
+        self, view: RunView, calls: Sequence[Call], append: Callable[[Entry], None]
+    ) -> list[Entry]:
+        """Run calls side by side. What changes the workspace is done together or not at all: all
+        results are returned, with the tree after them. Otherwise each is appended as it comes, save
+        the last, which is returned so that it is stored with what follows."""
+        if changes_tree(view, calls):
+            return self._run_as_one(view, calls)
+        if len(calls) == 1:
+            return [self._run_tool(view, calls[0])]
+        with self._side_by_side(view, calls) as running:
+            ended = as_completed(running)
+            for _ in running[1:]:
+                append(next(ended).result())
+            return [next(ended).result()]
+
+    def verify(self, view: RunView, number: int) -> list[Entry]:
+        """Run the commands that verify the run's work, up to the first that fails; what they change
+        is put back."""
+        verify = view.spec.verify
+        assert verify is not None, "only a job that says how is verified"
+        for position, text in enumerate(verify.commands, 1):
+            command = Command(
+                name=f"verify_{number}_{position}",
+                run_id=view.run_id,
+                command=text,
+                surroundings=self.surroundings,
+                timeout=verify.timeout,
+            )
+            result = self.tools.command(command, self.interrupt)
+            if result.is_error:
+                break
+        if (tree := view.progress.tree) is not None:
+            self.insist(lambda: self.workspaces.restore(self.lease, tree, self.interrupt))
+        return [Verified(number, command.command, result)]
+
+    def deliver(self, outcome: Ended) -> list[Entry]:
+        """Commit what the run leaves."""
+        commit = self.insist(lambda: self.workspaces.deliver(self.lease, outcome, self.interrupt))
+        return [Delivered(commit)]
+
+    def _run_as_one(self, view: RunView, calls: Sequence[Call]) -> list[Entry]:
+        with self._side_by_side(view, calls) as running:
+            finished = [future.result() for future in running]
+        with self.interrupt.past_shutdown() as interrupt:
+            tree = self.insist(lambda: self.workspaces.record(self.lease, interrupt))
+        return [replace(entry, tree=tree) for entry in finished]
+
+    @contextmanager
+    def _side_by_side(
+        self, view: RunView, calls: Sequence[Call]
+    ) -> Iterator[list[Future[ToolFinished]]]:
+        with ThreadPoolExecutor(min(len(calls), _MOST_TOOLS_AT_ONCE)) as pool:
+            try:
+                yield [pool.submit(self._run_tool, view, call) for call in calls]
+            except BaseException:
+                self.interrupt.set("dropped")
+                raise
+
+    def _run_tool(self, view: RunView, call: Call) -> ToolFinished:
+        tool = view.spec.tool(call.name)
+        assert tool is not None, "the decision answers unknown tools itself"
+        assert call.decision is not None, "a call is decided on before it starts"
+        arguments = call.input_to_run
+        request = ToolCall(
+            id=self.call_id(view.run_id, view.progress.turns, call.index),
+            run_id=view.run_id,
+            tool=tool,
+            input=arguments,
+            permit=Permit(call.decision, call.answer, digest_of(arguments), view.policy),
+            surroundings=self.surroundings,
+            timeout=view.limits.tool_timeout,
+        )
+        try:
+            result = self.tools.run(request, self.interrupt)
+        except Interrupted as cut:
+            if cut.reason == "dropped":
+                raise
+            result = ToolResult("Interrupted by shutdown of the worker.", "interrupted")
+        return ToolFinished(call.index, with_edit_told(call, result))

@@ -1,0 +1,368 @@
+"""Forking: a new run that goes on from a turn of another, with its messages and its files.
+
+What is copied is copied as it is, to the byte: so the API finds the prompt in its cache, and accepts
+the thinking in it, which is signed together with all that was sent before it
+(https://platform.claude.com/docs/en/build-with-claude/preserved-thinking).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Row,
+    Table,
+    and_,
+    exists,
+    insert,
+    literal,
+    or_,
+    select,
+    update,
+)
+
+from runner.core.context.compaction import Compacted, sent_messages, tokens_of
+from runner.core.context.window import estimate, is_measurement
+from runner.core.conversation import (
+    CUT_REASONS,
+    Block,
+    Message,
+    Usage,
+    content_bytes,
+    content_text,
+)
+from runner.core.events import INPUT_SUMMARY_LENGTH, Event, shorten
+from runner.core.journal import Fullness, Progress, Stop
+from runner.core.prompts import FORKED_TEXT, FORKED_WITH_FILES_TEXT
+from runner.core.spec import JobSpec, NewRun
+from runner.errors import NotFoundError, UsageError
+from runner.store.compactions import load_compacted
+from runner.store.database import Database
+from runner.store.progress import progress_from_row, progress_to_json
+from runner.store.steer import jobs as job_rows
+from runner.store.steer.control import Change
+from runner.store.tables import (
+    blocks,
+    compactions,
+    events,
+    jobs,
+    model_calls,
+    queued_messages,
+    run_items,
+    runs,
+    tool_calls,
+    tool_outputs,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """A run's conversation up to a turn's end, and what is known of the turn. ``since`` is what was
+    added after its model call, which is ``call`` (None where it is not known any more), and ``tree``
+    the workspace's at its end."""
+
+    number: int
+    messages: tuple[Message, ...]
+    since: tuple[Block, ...]
+    call: Row[Any] | None
+    has_calls: bool
+    has_submitted: bool
+    tree: str | None
+
+    @property
+    def stop(self) -> Stop | None:
+        """What is still to be answered of its reply."""
+        reason = None if self.call is None or not self.since else self.call.stop_reason
+        if reason in CUT_REASONS or (reason == "pause_turn" and not self.has_calls):
+            return Stop(reason, lowered=False, empty=False)
+        return None
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the model has nothing more to do unless somebody says so."""
+        spoke_last = bool(self.since) and not self.has_calls
+        return self.has_submitted or (spoke_last and self.stop is None)
+
+
+def fork(
+    database: Database,
+    run_id: str,
+    turn: int,
+    now: float,
+    *,
+    text: str | None = None,
+    model: str | None = None,
+) -> Change:
+    """Begin a run of the same job as a copy of another, as that was when a turn had ended: after the
+    reply and the results of its tools, before anybody said more. The other run stays as it is, and
+    may be in any state.
+
+    Args:
+        turn: 0 is before the first.
+        now: seconds since the epoch.
+        text: what is said to the new run.
+        model: what it calls instead of the other run's model.
+
+    Raises:
+        NotFoundError: there is no such run.
+        UsageError: it has no such turn, or the turn has not ended, or nobody says how to go on after
+            a final reply, or the files of that turn are not known; what to do.
+    """
+    for what, given in (("message", text), ("model's name", model)):
+        if given is not None and not given.strip():
+            raise UsageError(f"the {what} is empty: leave the option out, or fill it in")
+        if given is not None and not job_rows.is_storable(given):
+            raise UsageError(f"the {what} has a character that cannot be stored: leave it out")
+
+    def work(connection: Connection) -> Change:
+        run = _load_run(connection, run_id)
+        spec = JobSpec.from_json(run.spec)
+        _refuse_unfinished(connection, run, turn)
+        found = _load_turn(connection, run, spec, turn)
+        if found.is_final and text is None:
+            raise UsageError(
+                f"turn {turn} of {run.id} was its last word: say what to do next with --say"
+            )
+        _refuse_without_files(run, spec, found)
+        return _store(connection, run, spec, found, text, model, now)
+
+    return database.write(work)
+
+
+def _load_run(connection: Connection, run_id: str) -> Row[Any]:
+    query = select(runs, jobs.c.spec, jobs.c.workspace_id.label("job_workspace_id"))
+    query = query.join(jobs, jobs.c.id == runs.c.job_id).where(runs.c.id == run_id)
+    run = connection.execute(query).one_or_none()
+    if run is None:
+        raise NotFoundError(f"no run is named {run_id}")
+    return run
+
+
+def _refuse_unfinished(connection: Connection, run: Row[Any], turn: int) -> None:
+    if turn > run.turns:
+        last = f"its last is {run.turns}" if run.turns else "it has made none (0 is its beginning)"
+        raise UsageError(f"{run.id} has no turn {turn}: {last}")
+    unanswered = exists().where(
+        tool_calls.c.run_id == run.id, tool_calls.c.turn == turn, tool_calls.c.ended_at.is_(None)
+    )
+    if connection.execute(select(unanswered)).scalar():
+        raise UsageError(
+            f"turn {turn} of {run.id} has not ended, as tool calls of it have no results: fork it at "
+            f"{turn - 1}"
+        )
+
+
+def _refuse_without_files(run: Row[Any], spec: JobSpec, turn: _Turn) -> None:
+    if turn.number and spec.is_recorded and turn.tree is None:
+        raise UsageError(
+            f"the files of {run.id} after turn {turn.number} are not known, as none were recorded "
+            "then: fork it at 0"
+        )
+
+
+def _load_turn(connection: Connection, run: Row[Any], spec: JobSpec, number: int) -> _Turn:
+    query = select(blocks).where(blocks.c.run_id == run.id, _is_copied(number))
+    rows = connection.execute(query.order_by(blocks.c.message, blocks.c.position)).all()
+    grouped = groupby(rows, lambda row: (row.message, row.role))
+    query = select(tool_calls.c.name, tool_calls.c.outcome).where(
+        tool_calls.c.run_id == run.id, tool_calls.c.turn == number
+    )
+    calls = [tuple(row) for row in connection.execute(query)]
+    tool = spec.result_tool
+    return _Turn(
+        number=number,
+        messages=tuple(Message(role, tuple(r.content for r in rs)) for (_, role), rs in grouped),
+        since=tuple(row.content for row in rows if number and row.turn == number),
+        call=_model_call(connection, run, number),
+        has_calls=bool(calls),
+        has_submitted=tool is not None and (tool.name, "succeeded") in calls,
+        tree=_tree_after(connection, run, number),
+    )
+
+
+def _is_copied(turn: int) -> ColumnElement[bool]:
+    """The blocks up to a turn's end: of those with its number, the reply and the results of its tools,
+    not what was said after them. The first block of all is the prompt."""
+    of_turn = or_(blocks.c.role == "assistant", blocks.c.type == "tool_result")
+    is_prompt = and_(blocks.c.message == 0, blocks.c.position == 0)
+    return or_(is_prompt, blocks.c.turn < turn, and_(blocks.c.turn == turn, of_turn))
+
+
+def _model_call(connection: Connection, run: Row[Any], turn: int) -> Row[Any] | None:
+    """The one that gave the reply of a turn: of a turn that was copied, it is the other run's."""
+    while run.fork_of is not None and turn <= run.fork_turn:
+        run = connection.execute(select(runs).where(runs.c.id == run.fork_of)).one()
+    query = (
+        select(model_calls)
+        .where(
+            model_calls.c.run_id == run.id,
+            model_calls.c.turn == turn,
+            model_calls.c.purpose == "turn",
+            model_calls.c.stop_reason.is_not(None),
+        )
+        .order_by(model_calls.c.number.desc())
+        .limit(1)
+    )
+    return connection.execute(query).one_or_none()
+
+
+def _tree_after(connection: Connection, run: Row[Any], turn: int) -> str | None:
+    newest = (
+        select(tool_calls.c.tree_after)
+        .where(
+            tool_calls.c.run_id == run.id,
+            tool_calls.c.turn <= turn,
+            tool_calls.c.tree_after.is_not(None),
+        )
+        .order_by(tool_calls.c.message.desc(), tool_calls.c.position.desc())
+        .limit(1)
+    )
+    tree: str | None = connection.execute(newest).scalar()
+    return run.start_tree if tree is None else tree
+
+
+def _store(
+    connection: Connection,
+    run: Row[Any],
+    spec: JobSpec,
+    turn: _Turn,
+    text: str | None,
+    model: str | None,
+    now: float,
+) -> Change:
+    new = NewRun(run.item_key, None, turn.messages[0].blocks[0]["text"])
+    opened = job_rows.open_run(run.job_id, new, spec, run.job_workspace_id, now)
+    fork_id = opened.run["id"]
+    called = model or run.model or spec.model
+    texts = [each for each in (_where_it_is(run, spec, turn, fork_id), text) if each is not None]
+    forked = {"of": run.id, "turn": turn.number, "model": called, "messages": len(turn.messages)}
+    happened = [
+        Event("forked", forked),
+        *(Event("message_queued", {"text": shorten(t, INPUT_SUMMARY_LENGTH)}) for t in texts),
+    ]
+    row = opened.run | {
+        "fork_of": run.id,
+        "fork_turn": turn.number,
+        "model": None if called == spec.model else called,
+        # It may use as much as the other, of turns as well: they are counted on from the other's.
+        "max_turns": turn.number + run.max_turns,
+        **{name: getattr(run, name) for name in _OWN_LIMITS},
+        "turns": turn.number,
+        "message_count": len(turn.messages),
+        "queued_count": len(texts),
+        "event_count": 1 + len(happened),
+        "start_tree": run.start_tree,
+    }
+    if turn.tree is not None:  # it is there where the other run's workspace is
+        row |= {"workspace_path": run.workspace_path, "workspace_id": run.workspace_id}
+    connection.execute(insert(runs).values(row))
+    _copy(connection, run.id, fork_id, turn.number)
+    compacted = load_compacted(connection, fork_id)
+    progress = progress_to_json(_progress(run, spec, turn, compacted, called))
+    counted = {"progress": progress, "compaction_count": compacted.count}
+    connection.execute(update(runs).where(runs.c.id == fork_id).values(**counted))
+    if texts:
+        said = [{"run_id": fork_id, "text": each, "created_at": now} for each in texts]
+        connection.execute(insert(queued_messages), said)
+    connection.execute(insert(events), [opened.event, *_event_rows(fork_id, happened, now)])
+    detail = f"forked from {run.id} after turn {turn.number}"
+    return Change(fork_id, run.item_key, "queued", True, detail)
+
+
+_OWN_LIMITS = ("token_ceiling", "cost_ceiling_usd", "working_time")
+
+
+def _event_rows(run_id: str, happened: Sequence[Event], now: float) -> list[dict[str, Any]]:
+    return [
+        {
+            "run_id": run_id,
+            "number": number,
+            "at": now,
+            "attempt": 0,
+            "type": event.type,
+            "data": event.data,
+        }
+        for number, event in enumerate(happened, 2)
+    ]
+
+
+def _where_it_is(run: Row[Any], spec: JobSpec, turn: _Turn, fork_id: str) -> str | None:
+    """What the new run is told of its folders; None when the conversation names none of the other's.
+    Folders of workspaces and of outputs, and the outputs in them, have the run's id in their names."""
+    theirs, ours = (each.removeprefix("run_") for each in (run.id, fork_id))
+    if not any(theirs in content_text(block) for one in turn.messages for block in one.blocks):
+        return None
+    text = FORKED_WITH_FILES_TEXT if spec.is_recorded else FORKED_TEXT
+    return text.format(theirs=theirs, ours=ours)
+
+
+def _copy(connection: Connection, run_id: str, fork_id: str, turn: int) -> None:
+    """Copy the rows of a conversation up to a turn's end."""
+    _copy_rows(connection, run_items, run_id, fork_id)
+    _copy_rows(connection, blocks, run_id, fork_id, _is_copied(turn))
+    _copy_rows(connection, tool_calls, run_id, fork_id, tool_calls.c.turn <= turn)
+    of_calls = and_(
+        tool_calls.c.run_id == tool_outputs.c.run_id,
+        tool_calls.c.message == tool_outputs.c.message,
+        tool_calls.c.position == tool_outputs.c.position,
+        tool_calls.c.turn <= turn,
+    )
+    _copy_rows(connection, tool_outputs, run_id, fork_id, exists().where(of_calls))
+    # Its first model call is sent all of them; none of its own has made one.
+    own = {"made_by_call": None, "first_sent_in": 1}
+    _copy_rows(connection, compactions, run_id, fork_id, compactions.c.turn <= turn, **own)
+
+
+def _copy_rows(
+    connection: Connection,
+    table: Table,
+    run_id: str,
+    fork_id: str,
+    *conditions: ColumnElement[bool],
+    **changes: Any,
+) -> None:
+    """Copy rows of a run, in the database itself."""
+    given = {"run_id": fork_id, **changes}
+    columns = [
+        literal(given[column.name], column.type) if column.name in given else column
+        for column in table.c
+    ]
+    query = select(*columns).where(table.c.run_id == run_id, *conditions)
+    connection.execute(insert(table).from_select(list(table.c.keys()), query))
+
+
+def _progress(
+    run: Row[Any], spec: JobSpec, turn: _Turn, compacted: Compacted, called: str
+) -> Progress:
+    """How the new run begins: nothing used, and its next prompt measured as well as can be. The real
+    tokens of the last one count when the same model counted them."""
+    sent = sent_messages(turn.messages, compacted)
+    per_token = spec.context.chars_per_token
+    progress = Progress(
+        turns=turn.number,
+        tree=turn.tree,
+        stop=turn.stop,
+        appended_bytes=spec.request_bytes(sent),
+        fullness=Fullness(sent=spec.shared_tokens + tokens_of(sent, per_token)),
+    )
+    fullness, call = progress.fullness, turn.call
+    if call is None or call.model != called:
+        return progress
+    real = Usage(
+        call.input_tokens, call.cache_read_tokens, call.cache_creation_tokens
+    ).prompt_tokens
+    since = sum(estimate(block, per_token) for block in turn.since)
+    if not is_measurement(real, fullness.sent - since):
+        return progress
+    correction = progress_from_row(run).fullness.correction
+    return replace(
+        progress,
+        last_prompt_tokens=real,
+        appended_bytes=sum(map(content_bytes, turn.since)),
+        fullness=replace(fullness, measured=real, since=since, correction=correction),
+    )

@@ -1,0 +1,253 @@
+"""Runs' own workspaces: where each is, what it was made from, which host's snapshots hold its trees."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, bindparam, delete, insert, select, update
+
+from runner.core.files.workspace import Workspace
+from runner.core.run import Lease
+from runner.errors import LeaseLost
+from runner.store.database import Database
+from runner.store.tables import jobs, run_items, run_workspaces, runs
+
+_MOST_IDS = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A run's own workspace that was made whole. ``store_id`` is of the host where it was prepared
+    last. Of mode "git" only: ``branch``, ``start_commit`` (what the branch began at), and ``commit``,
+    the last that the run was delivered in."""
+
+    store_id: str
+    path: str
+    branch: str | None = None
+    start_commit: str | None = None
+    commit: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """What the workspace of a run is made from and called after. ``path`` is where the run works, as
+    far as that is known; ``kept`` is None until its own workspace is whole."""
+
+    run_id: str
+    job_id: str
+    job_name: str
+    item_key: str
+    model: str
+    asked: Workspace | None
+    path: str | None
+    commit_message: str | None
+    start_tree: str | None
+    kept: Kept | None
+
+
+_ASSIGNMENT = (
+    select(
+        runs.c.job_id,
+        jobs.c.name,
+        runs.c.item_key,
+        runs.c.model,
+        jobs.c.spec["model"].as_string().label("job_model"),
+        jobs.c.spec["workspace"].label("asked"),
+        runs.c.workspace_path,
+        runs.c.start_tree,
+        run_items.c.commit_message,
+        run_workspaces.c.store_id,
+        run_workspaces.c.path,
+        run_workspaces.c.branch,
+        run_workspaces.c.start_commit,
+        run_workspaces.c.commit_id,
+    )
+    .join(jobs, jobs.c.id == runs.c.job_id)
+    .outerjoin(run_items, run_items.c.run_id == runs.c.id)
+    .outerjoin(run_workspaces, run_workspaces.c.run_id == runs.c.id)
+    .where(runs.c.id == bindparam("run"))
+)
+
+
+def assignment_of(database: Database, run_id: str) -> Assignment:
+    """What is stored of a run's workspace. Raises ``UnreachableError``."""
+    (row,) = database.find(_ASSIGNMENT, {"run": run_id})
+    return Assignment(
+        run_id=run_id,
+        job_id=row.job_id,
+        job_name=row.name,
+        item_key=row.item_key,
+        model=row.model or row.job_model,
+        asked=Workspace.from_json(row.asked) if row.asked else None,
+        path=row.workspace_path,
+        commit_message=row.commit_message,
+        start_tree=row.start_tree,
+        kept=_kept(row),
+    )
+
+
+def _kept(row: Any) -> Kept | None:
+    if row.store_id is None:
+        return None
+    return Kept(row.store_id, row.path, row.branch, row.start_commit, row.commit_id)
+
+
+def keep(
+    database: Database, lease: Lease, kept: Kept, workspace_id: str | None, now: float
+) -> None:
+    """Note that a run's own workspace is whole, and where it is.
+
+    Args:
+        workspace_id: by what a worker sees whether it can have the workspace; None: any can.
+        now: seconds since the epoch.
+
+    Raises:
+        LeaseLost: another attempt has the run; nothing is noted. UnreachableError.
+    """
+    row = {
+        "run_id": lease.run_id,
+        "store_id": kept.store_id,
+        "path": kept.path,
+        "branch": kept.branch,
+        "start_commit": kept.start_commit,
+        "commit_id": kept.commit,
+        "created_at": now,
+    }
+    place = {
+        "workspace_path": kept.path if workspace_id else None,
+        "workspace_id": workspace_id,
+    }
+
+    def work(connection: Connection) -> None:
+        _guard(connection, lease, **place)
+        connection.execute(delete(run_workspaces).where(run_workspaces.c.run_id == lease.run_id))
+        connection.execute(insert(run_workspaces).values(row))
+
+    database.write(work)
+
+
+def delivered(database: Database, lease: Lease, commit: str) -> None:
+    """Note the commit that a run ends with. Raises ``LeaseLost``, ``UnreachableError``."""
+
+    def work(connection: Connection) -> None:
+        _guard(connection, lease, workspace_path=runs.c.workspace_path)
+        connection.execute(
+            update(run_workspaces)
+            .where(run_workspaces.c.run_id == lease.run_id)
+            .values(commit_id=commit)
+        )
+
+    database.write(work)
+
+
+def _guard(connection: Connection, lease: Lease, **values: Any) -> None:
+    changed = connection.execute(
+        update(runs)
+        .where(
+            runs.c.id == lease.run_id,
+            runs.c.state == "running",
+            runs.c.attempt == lease.attempt,
+        )
+        .values(values)
+    )
+    if not changed.rowcount:
+        raise LeaseLost(f"another attempt than {lease.attempt} has {lease.run_id}")
+
+
+def others_have(database: Database, run_id: str, branch: str) -> bool:
+    """Whether the branch of another run has that name, in whatever repository."""
+    query = select(run_workspaces.c.run_id).where(
+        run_workspaces.c.branch == branch, run_workspaces.c.run_id != run_id
+    )
+    return database.read(lambda connection: connection.execute(query).first()) is not None
+
+
+_ORIGIN = select(runs.c.fork_of).where(runs.c.id == bindparam("run"))
+
+
+def origins(database: Database, run_id: str) -> list[str]:
+    """The run that a run was forked from, the one that that was forked from, and so on."""
+    found: list[str] = []
+    while rows := database.find(_ORIGIN, {"run": found[-1] if found else run_id}):
+        if rows[0].fork_of is None:
+            break
+        found.append(rows[0].fork_of)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class StoredWorkspace:
+    """A run that has, or may have, a workspace of its own. ``tree`` was recorded of it last."""
+
+    run_id: str
+    job_id: str
+    job_name: str
+    item_key: str
+    state: str
+    attempt: int
+    asked: Workspace | None
+    tree: str | None
+    kept: Kept | None
+
+
+_STORED = (
+    select(
+        runs.c.id,
+        runs.c.job_id,
+        jobs.c.name,
+        runs.c.item_key,
+        runs.c.state,
+        runs.c.attempt,
+        runs.c.progress["tree"].as_string().label("tree"),
+        jobs.c.spec["workspace"].label("asked"),
+        run_workspaces.c.store_id,
+        run_workspaces.c.path,
+        run_workspaces.c.branch,
+        run_workspaces.c.start_commit,
+        run_workspaces.c.commit_id,
+    )
+    .join(jobs, jobs.c.id == runs.c.job_id)
+    .outerjoin(run_workspaces, run_workspaces.c.run_id == runs.c.id)
+    .order_by(runs.c.id)
+)
+
+
+def on_host(
+    database: Database, store_id: str, run_ids: Sequence[str], job_id: str | None = None
+) -> list[StoredWorkspace]:
+    """The runs whose workspaces a host prepared last, and those of ``run_ids``, in order of their ids.
+
+    Args:
+        store_id: names the host's snapshots.
+        run_ids: whatever may be the id of a run.
+        job_id: of this job's runs only.
+    """
+    query = _STORED if job_id is None else _STORED.where(runs.c.job_id == job_id)
+    found: dict[str, StoredWorkspace] = {}
+
+    def work(connection: Connection) -> None:
+        mine = [run_workspaces.c.store_id == store_id]
+        for start in range(0, len(run_ids), _MOST_IDS):
+            mine.append(runs.c.id.in_(run_ids[start : start + _MOST_IDS]))
+        for condition in mine:
+            for row in connection.execute(query.where(condition)):
+                found[row.id] = _stored(row)
+
+    database.read(work)
+    return [found[run_id] for run_id in sorted(found)]
+
+
+def _stored(row: Any) -> StoredWorkspace:
+    return StoredWorkspace(
+        run_id=row.id,
+        job_id=row.job_id,
+        job_name=row.name,
+        item_key=row.item_key,
+        state=row.state,
+        attempt=row.attempt,
+        asked=Workspace.from_json(row.asked) if row.asked else None,
+        tree=row.tree,
+        kept=_kept(row),
+    )

@@ -1,0 +1,340 @@
+"""A world around one run in which everything goes wrong, and what is promised of the run there."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from hypothesis import strategies as st
+
+from runner.core.context.summary import summarised
+from runner.core.conversation import Block, ModelReply, ToolResult, Usage
+from runner.core.decide import advance
+from runner.core.entries import (
+    PROMPT_TOO_LONG,
+    Entry,
+    ModelCallFailed,
+    SummaryReplied,
+    ToolFinished,
+    ToolsStarted,
+    UserMessageAdded,
+)
+from runner.core.fold import apply, fold
+from runner.core.journal import Call, Counted, QueuedMessage, RunView
+from runner.core.permissions import Answer, Permit, Setting, digest_of
+from runner.core.requests import summary_request
+from runner.core.run import Ended, Requeued, Waiting
+from runner.core.steps import CallModel, CountTokens, Done, Effect, LocateCalls, RunTools, Sleep
+from tests.core.sendable import faults
+from tests.core.story import replied, says, thinks, uses
+
+MOST_STEPS = 2_000
+RARE = ["refusal", "model_context_window_exceeded", "out_of_cheese"]
+REASONS = ["tool_use", "end_turn", "stop_sequence", "max_tokens", "pause_turn"]
+REASONS_WITH_CALLS = [*["tool_use"] * 8, *["max_tokens"] * 4, *REASONS, *RARE]
+REASONS_WITHOUT = [*["max_tokens"] * 4, *["pause_turn"] * 3, *REASONS, *RARE]
+SPEECH = st.lists(
+    st.sampled_from([says(), says("  "), says(""), thinks(), {"type": "server_tool_use"}]),
+    max_size=3,
+)
+INPUTS = st.sampled_from([{"path": "a"}, {}, [], "text"])
+
+
+@dataclass
+class World:
+    """A model, tools, people, and workers that die, around one run.
+
+    ``mischief`` is how often something may still go wrong or be asked for from outside; it runs
+    out, so that a run which never ends is the core's own doing.
+    """
+
+    draw: Any
+    view: RunView
+    mischief: int
+    now: float = 1_000.0
+    draining: bool = False
+    started: Counter[str] = field(default_factory=Counter)
+    finished: Counter[str] = field(default_factory=Counter)
+    said: list[int] = field(default_factory=list)
+    heard: list[int] = field(default_factory=list)
+    sent: list[tuple[str, Block]] = field(default_factory=list)
+    compactions: int = 0
+    counted: int | None = None
+    steps: int = 0
+    call_ids: int = 0
+    names: tuple[str, ...] = ("Read", "Grep", "Edit", "Bash", "Deploy", "Nothing")
+
+    def chance(self) -> bool:
+        """Whether something goes wrong now."""
+        if self.mischief and self.draw(st.integers(0, 3)) == 3:
+            self.mischief -= 1
+            return True
+        return False
+
+    # --- what a worker does ---
+
+    def drive(self) -> Ended:
+        """Take the run to an end from which nobody takes it up again."""
+        while True:
+            effect = self.advance()
+            match effect:
+                case CallModel():
+                    self.call_model(effect)
+                case CountTokens():
+                    self.count_tokens()
+                case LocateCalls(calls):
+                    self.locate({call.index for call in calls})
+                case RunTools():
+                    self.run_tools(effect)
+                case Sleep(until):
+                    assert self.now < until <= self.now + 5.0
+                    self.now = until
+                case Done(outcome):
+                    if isinstance(outcome, Ended) and not self.chance():
+                        return outcome
+                    self.take_up(effect)
+                case _:
+                    self.do(effect)
+
+    def do(self, effect: Effect) -> None:
+        """What only runs of some jobs do."""
+        raise AssertionError(effect)
+
+    def advance(self) -> Effect:
+        """Decide, with whatever people did in the meantime."""
+        while self.chance():
+            self.people()
+        self.draining = self.chance()
+        while True:
+            decided, effect = advance(self.view, self.now, self.draining)
+            entries = [one.entry for one in decided]
+            view = decided[-1].after if decided else self.view
+            assert decided == fold(self.view, entries)
+            if entries and self.chance():  # some of what was decided, then the worker is gone
+                entries = entries[: self.draw(st.integers(0, len(entries) - 1))]
+                self.append(*entries)
+                self.die()
+                continue
+            self.append(*entries)
+            assert self.view == view
+            return effect
+
+    def append(self, *entries: Entry) -> None:
+        for entry in entries:
+            self.steps += 1
+            assert self.steps < MOST_STEPS, "the run never ends"
+            self.watch(entry)
+            self.view = apply(self.view, entry)
+            self.check()
+
+    def die(self) -> None:
+        self.counted = None
+        self.view = replace(self.view, attempt=self.view.attempt + 1, counted=None)
+
+    def take_up(self, done: Done) -> None:
+        """Whoever may does what makes a run go on from this outcome."""
+        match done.outcome:
+            case Requeued(due_at):
+                self.now = max(self.now, due_at)
+            case Ended():
+                limits = self.view.limits
+                self.view = replace(
+                    self.view,
+                    limits=replace(
+                        limits,
+                        max_turns=limits.max_turns + 1,
+                        token_ceiling=limits.token_ceiling + self.draw(st.integers(0, 50_000)),
+                    ),
+                )
+            case Waiting("approval"):
+                assert self.waiting()
+                while self.waiting() and not self.chance():
+                    self.answer()
+            case Waiting(reason):
+                assert reason == "paused"
+        self.view = replace(self.view, outcome=None)
+        self.die()
+
+    def locate(self, indexes: set[int]) -> None:
+        self.change_calls(
+            lambda call: replace(call, setting=Setting()) if call.index in indexes else call
+        )
+
+    def change_calls(self, change: Callable[[Call], Call]) -> None:
+        self.view = replace(self.view, calls=tuple(map(change, self.view.calls)))
+
+    # --- what people do ---
+
+    def waiting(self) -> list[Call]:
+        return [
+            call
+            for call in self.view.calls
+            if call.decision is not None
+            and call.decision.effect == "ask"
+            and call.answer is None
+            and call.result is None
+        ]
+
+    def answer(self) -> None:
+        call = self.draw(st.sampled_from(self.waiting()))
+        effect = self.draw(st.sampled_from(["approved", "approved", "denied", "expired"]))
+        given = Answer(effect, digest_of(call.input))
+        self.change_calls(lambda c: replace(c, answer=given) if c.index == call.index else c)
+
+    def people(self) -> None:
+        match self.draw(st.sampled_from(["say", "pause", "cancel", "answer"])):
+            case "answer" if self.waiting():
+                self.answer()
+            case "say":
+                self.said.append(len(self.said) + 1)
+                message = QueuedMessage(self.said[-1], f"message {self.said[-1]}")
+                self.view = replace(self.view, queued=(*self.view.queued, message))
+            case "pause" if self.view.outcome is None:
+                self.view = replace(self.view, pause_requested=True)
+            case "cancel":  # and somebody resumes it
+                calls = (replace(c, interrupted=c.result is None) for c in self.view.calls)
+                self.view = replace(self.view, calls=tuple(calls), pause_requested=False)
+                self.die()
+
+    # --- what the model does ---
+
+    def call_model(self, step: CallModel) -> None:
+        assert not self.draining
+        self.check_request()
+        if not self.chance():
+            is_summary = step.call.purpose == "summary"
+            self.append(self.summary(step) if is_summary else replied(self.reply(step)))
+        elif self.draw(st.booleans()):
+            self.die()
+        else:
+            wait = self.draw(st.sampled_from([None, 0.0, 3.0, 60.0]))
+            charged = self.draw(st.sampled_from([0, step.call.reservation.worst_case]))
+            retry_at = None if wait is None else self.now + wait
+            kind = self.draw(st.sampled_from(["api_error", PROMPT_TOO_LONG]))
+            self.append(ModelCallFailed(kind, "no", 500, None, charged, self.now, retry_at))
+
+    def count_tokens(self) -> None:
+        progress = self.view.progress
+        tokens = self.draw(st.none() | st.integers(0, 2 * self.view.window))
+        assert self.counted != progress.turns, "asked twice in a turn"
+        self.counted = progress.turns
+        counted = Counted(tokens, progress.fullness.sent, progress.turns)
+        self.view = replace(self.view, counted=counted)
+
+    def usage(self, step: CallModel) -> Usage:
+        reservation = step.call.reservation
+        prompt = reservation.worst_case - reservation.max_tokens
+        most = reservation.max_tokens
+        return Usage(
+            input_tokens=self.draw(st.integers(0, prompt)),
+            output_tokens=self.draw(st.just(most) | st.integers(0, most)),
+        )
+
+    def summary(self, step: CallModel) -> SummaryReplied:
+        request = summary_request(self.view, step.call)
+        assert not faults(request.messages)
+        assert request.max_tokens == step.call.reservation.max_tokens
+        text = self.draw(st.sampled_from(["", " ", "It went well.", "So. " * 2_000]))
+        reason = self.draw(st.sampled_from(["end_turn", "end_turn", "max_tokens", "refusal"]))
+        return summarised(self.view, ModelReply((says(text),), reason, self.usage(step), "m"))
+
+    def reply(self, step: CallModel) -> ModelReply:
+        usage = self.usage(step)
+        speech = self.draw(SPEECH)
+        asked = st.lists(st.tuples(st.sampled_from(self.names), INPUTS), max_size=5)
+        calls = [self.use(name, arguments) for name, arguments in self.draw(asked)]
+        reason = self.draw(st.sampled_from(REASONS_WITH_CALLS if calls else REASONS_WITHOUT))
+        return ModelReply((*speech, *calls), reason, usage, "a-model")
+
+    def use(self, name: str, arguments: Any) -> Block:
+        self.call_ids += 1
+        return uses(name, f"toolu_{self.call_ids}", arguments)
+
+    # --- what the tools do ---
+
+    def run_tools(self, step: RunTools) -> None:
+        assert not self.draining or any(call.result for call in self.view.calls)
+        calls = list(self.draw(st.permutations(step.calls)))
+        while calls:
+            if self.chance():
+                self.die()
+                return
+            outcome = self.draw(st.sampled_from(["succeeded", "failed", "interrupted"]))
+            call = calls.pop()
+            lines = self.draw(st.sampled_from([1, 1, 200, 1_000]))
+            result = ToolResult(f"result of {call.id}\n" * lines, outcome)
+            self.append(ToolFinished(call.index, result))
+            if calls:
+                decided, effect = advance(self.view, self.now, self.chance())
+                assert decided == []
+                assert isinstance(effect, RunTools)
+                assert {c.index for c in effect.calls} == {c.index for c in calls}
+
+    # --- what is promised ---
+
+    def watch(self, entry: Entry) -> None:
+        """What one entry may never do."""
+        match entry:
+            case ToolsStarted(indexes):
+                group = [self.view.calls[index] for index in indexes]
+                assert group
+                self.check_order(group)
+                for call in group:
+                    tool = self.view.spec.tool(call.name)
+                    assert tool is not None
+                    assert isinstance(call.input, dict)
+                    assert call.decision is not None
+                    Permit(call.decision, call.answer, digest_of(call.input), self.view.policy)
+                    assert call.result is None
+                    assert not call.interrupted
+                    assert not self.started[call.id] or self.may_start_again(call)
+                    self.started[call.id] += 1
+            case ToolFinished(index):
+                call = self.view.calls[index]
+                self.finished[call.id] += 1
+                assert self.finished[call.id] == 1
+            case UserMessageAdded(queued_ids=ids):
+                assert not any(call.result is None for call in self.view.calls)
+                self.heard += ids
+
+    def may_start_again(self, call: Call) -> bool:
+        tool = self.view.spec.tool(call.name)
+        return tool is not None and tool.repeatable
+
+    def check_order(self, group: list[Call]) -> None:
+        """Nothing passes a call that waits for an answer, save reading past reading."""
+        passed = [call for call in self.waiting() if call.index < group[-1].index]
+        if passed:
+            between = self.view.calls[passed[0].index : group[-1].index + 1]
+            assert {call.name for call in between if call.result is None} <= {"Read", "Grep"}
+
+    def check(self) -> None:
+        """What holds after every entry."""
+        view, progress = self.view, self.view.progress
+        reserved = progress.open_call.reservation.worst_case if progress.open_call else 0
+        assert progress.charged_tokens + reserved <= view.limits.token_ceiling
+        assert progress.usage.total <= progress.charged_tokens
+        assert progress.turns <= view.limits.max_turns
+        assert self.heard + [message.id for message in view.queued] == self.said
+        assert not view.calls or view.messages[-1].role == "assistant"
+        if not view.calls:
+            assert not faults(view.messages)
+            assert not faults(view.sent, view.compacted)
+        if view.outcome is not None and isinstance(view.outcome, Ended):
+            assert view.outcome.state != "succeeded" or not view.queued
+
+    def check_request(self) -> None:
+        """What is about to be sent is valid, and only adds to what was sent before, unless that was
+        compacted."""
+        sent, compactions = self.view.sent, self.view.compacted.count
+        assert not faults(sent, self.view.compacted)
+        assert not self.view.calls
+        stop = self.view.progress.stop
+        paused = stop is not None and stop.reason == "pause_turn"
+        assert sent[-1].role == ("assistant" if paused else "user")
+        now = [(message.role, block) for message in sent for block in message.blocks]
+        if compactions == self.compactions:
+            assert now[: len(self.sent)] == self.sent
+        self.sent, self.compactions = now, compactions

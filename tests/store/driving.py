@@ -1,0 +1,277 @@
+"""Drives one run through the store with a model, tools and people that do random things."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+from sqlalchemy import select
+
+from runner.core.budget import Limits, Reservation
+from runner.core.context.compaction import Clip, Compaction
+from runner.core.conversation import ModelReply, ModelRequest, Tool, ToolResult, Usage
+from runner.core.entries import (
+    ContextCompacted,
+    Entry,
+    ModelCallFailed,
+    ModelCallStarted,
+    ModelReplied,
+    SummaryReplied,
+    TimeWorked,
+    ToolFinished,
+)
+from runner.core.fold import fold
+from runner.core.journal import Call, RunView
+from runner.core.permissions import Place, Rule, Setting, paths_of
+from runner.core.requests import turn_request
+from runner.core.run import Lease, Waiting
+from runner.core.spec import JobSpec
+from runner.core.steps import (
+    CallModel,
+    Deliver,
+    Done,
+    Effect,
+    LocateCalls,
+    RunTools,
+    RunVerify,
+    Sleep,
+)
+from runner.store import runs
+from runner.store.database import Database
+from runner.store.journal import StoredJournal
+from runner.store.steer import jobs
+from runner.store.steer.approvals import Reply, answer, waiting
+from runner.store.steer.control import Target
+from runner.store.tables import queued_messages
+from runner.store.tables import runs as run_table
+from tests.store.attempts import free
+from tests.store.examples import NOW, submission
+
+TOOLS = tuple(
+    Tool(name, "A tool.", {"type": "object"}, read_only=name == "Read", repeatable=name == "Read")
+    for name in ("Read", "Bash", "Deploy", "Ship")
+)
+SPEC = JobSpec(
+    name="random",
+    model="claude-test",
+    tools=TOOLS,
+    rules=(
+        Rule("allow", "*"),
+        Rule("deny", "Deploy"),
+        Rule("ask", "Ship", why="it is public"),
+        Rule("ask", "Bash(ship *)"),
+        Rule("deny", "Bash(rm *)", why="it deletes"),
+    ),
+    limits=Limits(max_turns=12, token_ceiling=400_000, max_output_tokens=5_000),
+)
+
+
+INPUTS = {
+    "Bash": [
+        {"command": "ship 'a\nb' \u202e\x1b[31m > out"},
+        {"command": "ship it"},
+        {"command": "rm -rf 'x\ny'"},
+        {"command": "ls | wc -l"},
+        {"command": 7},
+    ],
+    "Read": [{"file_path": "a.txt"}, {}],
+}
+
+
+def located(tool: str, arguments: dict[str, Any]) -> Setting:
+    places = {
+        path: Place(f"/work/{path}", f"/elsewhere/{path}") for path in paths_of(tool, arguments)
+    }
+    return Setting("/work", "/outputs", "/home/ann", places)
+
+
+class Driver:
+    names: tuple[str, ...] = ("Read", "Bash", "Deploy", "Ship", "Nothing")
+
+    def __init__(self, database: Database, seed: int, spec: JobSpec = SPEC) -> None:
+        self.random = random.Random(seed)
+        self.database = database
+        self.now = NOW
+        job = jobs.submit(database, submission("one", spec=spec), NOW)
+        query = select(run_table.c.id).where(run_table.c.job_id == job)
+        self.run_id = database.read(lambda c: c.execute(query).scalar_one())
+        self.journal = StoredJournal(database, lambda: self.now, free)
+
+    def claim(self) -> tuple[Lease, RunView]:
+        run = runs.look_at(self.database, self.run_id, self.now)
+        assert run is not None
+        lease = runs.claim(self.database, run, "worker_a", self.now)
+        assert lease is not None
+        return lease, self.journal.load(lease)
+
+    def crash(self) -> None:
+        def work(connection: Any) -> None:
+            connection.execute(
+                run_table.update()
+                .where(run_table.c.id == self.run_id)
+                .values(state="queued", worker_id=None, due_at=self.now)
+            )
+
+        self.database.write(work)
+
+    def say(self) -> None:
+        def work(connection: Any) -> None:
+            connection.execute(
+                queued_messages.insert().values(
+                    run_id=self.run_id, text="By the way \u2028\x1b[31m.", created_at=self.now
+                )
+            )
+            connection.execute(
+                run_table.update()
+                .where(run_table.c.id == self.run_id)
+                .values(queued_count=run_table.c.queued_count + 1)
+            )
+
+        self.database.write(work)
+
+    def reply_to_a_question(self) -> None:
+        """The first one, so that the run goes on."""
+        (question, *_) = waiting(self.database, Target("run", self.run_id))
+        reply = Reply(
+            self.random.choice(["approved", "denied"]),
+            by="ann",
+            edited=self.random.choice([None, {"command": "ship 'x\ny' > there", "n": 99}]),
+            remember=self.random.choice(["call", "run", "job"]),
+        )
+        if question.asked_again:
+            reply = replace(reply, remember="call", edited=None)
+        if reply.effect == "denied":
+            reply = replace(reply, edited=None)
+        elif reply.edited is not None:
+            reply = replace(reply, remember="call")
+        if reply.remember != "call":
+            reply = replace(reply, rule="Ship" if question.tool == "Ship" else "Bash")
+        (answered, *_) = answer(self.database, [question.id], reply, self.now)
+        assert answered.changed
+
+    def happen(self, effect: Effect, view: RunView) -> list[Entry]:
+        match effect:
+            case CallModel(call) if call.purpose == "summary":
+                return [self.sum_up(view)]
+            case CallModel():
+                return [self.answer(view)]
+            case RunTools(calls):
+                call = self.random.choice(calls)
+                output = b"x" * 70_000 if self.random.random() < 0.2 else None
+                text = self.random.choice(["ok", "é\u0000\ud800", ""]) or "(no output)"
+                return [ToolFinished(call.index, ToolResult(text, "succeeded", output, 0.25))]
+            case Sleep(until):
+                self.now = until
+                return []
+            case LocateCalls() | RunVerify() | Deliver() | Done():
+                raise AssertionError(effect)
+
+    def compact(self, view: RunView, happened: list[Entry]) -> list[Entry]:
+        """A compaction, or the beginning of a call for one, where no other call is under way."""
+        if self.random.random() < 0.6:
+            return []
+        view = fold(view, happened)[-1].after
+        if view.calls or view.progress.open_call or len(view.messages) < 2:
+            return []
+        kind = self.random.choice(["clip", "prune", "summary"])
+        if kind == "summary":
+            reservation = Reservation(1_000, 5_000, False, worst_cost=7, hour_cache=True)
+            number = view.progress.model_calls + 1
+            return [ModelCallStarted(number, reservation, self.now, "summary")]
+        return [ContextCompacted(self.compaction(view, kind))]
+
+    def compaction(self, view: RunView, kind: Any) -> Compaction:
+        said = self.random.choice(["Less.", "é\u0000\ud800", ""])
+        first = max(1, view.compacted.last)
+        last = self.random.randint(first, max(first, len(view.messages) - 1))
+        results = [
+            (number, position)
+            for number, message in enumerate(view.messages)
+            for position, block in enumerate(message.blocks)
+            if block["type"] == "tool_result"
+        ]
+        clips = self.random.sample(results, k=len(results) // 2) if kind != "summary" else []
+        return Compaction(
+            kind, first, last, said, tuple(Clip(*place, said) for place in clips), 900, 400
+        )
+
+    def sum_up(self, view: RunView) -> Entry:
+        if self.random.random() < 0.2:
+            retry_at = self.random.choice([None, self.now + 2])
+            return ModelCallFailed("api_error", "no", 500, "req_1", 0, self.now, retry_at)
+        reply = ModelReply(
+            ({"type": "text", "text": "S."},), "end_turn", Usage(9, 8, 7, 6), "claude-test"
+        )
+        is_used = self.random.random() < 0.7
+        return SummaryReplied(reply, self.compaction(view, "summary") if is_used else None, "no")
+
+    def answer(self, view: RunView) -> Entry:
+        if self.random.random() < 0.2:
+            return ModelCallFailed(
+                "overloaded_error", "busy", 529, "req_1", 0, self.now, self.now + 2
+            )
+        names = self.random.choices(self.names, k=self.random.randint(0, 4))
+        uses = tuple(
+            {
+                "type": "tool_use",
+                "id": f"toolu_{view.progress.turns}_{n}",
+                "name": name,
+                "input": self.random.choice(INPUTS.get(name, [{"n": n}])),
+            }
+            for n, name in enumerate(names)
+        )
+        reason = self.random.choice(["tool_use" if uses else "end_turn", "max_tokens", "end_turn"])
+        text = ({"type": "text", "text": "I look."},) if self.random.random() < 0.8 else ()
+        usage = Usage(100, 10, 5, 7)
+        cut = {"type": "tool_use", "partial_json": '{"a'} if reason == "max_tokens" else None
+        reply = ModelReply(text + uses, reason, usage, "claude-test", "req_2", 0.5, cut)
+        return ModelReplied(reply, tuple(located(use["name"], use["input"]) for use in uses))
+
+    def drive(self) -> dict[int, ModelRequest]:
+        """Take the run to its end, comparing all the way what is loaded with what was folded; what
+        each turn sent."""
+        lease, view = self.claim()
+        happened = self.begin(view)
+        sent: dict[int, ModelRequest] = {}
+        while True:
+            if self.random.random() < 0.1:
+                self.say()
+            view, effect = self.journal.advance(lease, view, happened, draining=False)
+            if effect == Done(Waiting("approval")):
+                self.reply_to_a_question()
+                waited = view
+                lease, view = self.claim()
+                assert _unanswered(view) == _unanswered(waited)
+                happened = self.begin(view)
+                continue
+            if isinstance(effect, Done):
+                return sent
+            assert self.journal.load(lease) == view
+            if isinstance(effect, CallModel) and effect.call.purpose == "turn":
+                sent[view.progress.turns + 1] = turn_request(view, effect.call)
+            if self.random.random() < self.risk(effect):
+                self.crash()
+                lease, view = self.claim()
+                happened = self.begin(view)
+                continue
+            if isinstance(effect, LocateCalls):
+                calls = tuple(replace(call, setting=Setting()) for call in view.calls)
+                view, happened = replace(view, calls=calls), []
+                continue
+            happened = [TimeWorked(0.1), *self.happen(effect, view)]
+            happened += self.compact(view, happened)
+            self.now += 0.5
+
+    def risk(self, effect: Effect) -> float:
+        """How likely its worker is to die now."""
+        return 0.1
+
+    def begin(self, view: RunView) -> list[Entry]:
+        """What an attempt finds when it begins."""
+        return []
+
+
+def _unanswered(view: RunView) -> list[Call]:
+    """The calls of a run, less what people answered meanwhile."""
+    return [replace(call, answer=None) for call in view.calls]

@@ -1,0 +1,72 @@
+"""Drives a run whose workspace is recorded through the store: trees, cut off calls that people are
+asked about, a result, verifications, commits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from runner.core.calls import changes_tree
+from runner.core.conversation import ToolResult
+from runner.core.ending.result import RESULT_TOOL, result_tool
+from runner.core.ending.verify import Verify
+from runner.core.entries import Delivered, Entry, ToolFinished, TreeRecorded, Verified
+from runner.core.files.doubt import undo_needed
+from runner.core.files.workspace import Workspace
+from runner.core.journal import RunView
+from runner.core.permissions import Rule
+from runner.core.spec import ParallelTools
+from runner.core.steps import Deliver, Effect, RunTools, RunVerify
+from runner.store.database import Database
+from tests.store.driving import SPEC, Driver
+
+RECORDED = replace(
+    SPEC,
+    tools=(*SPEC.tools, result_tool({"type": "object"})),
+    workspace=Workspace(
+        "/repo",
+        "git",
+        external=(Rule("ask", "Ship"), Rule("ask", "Bash(ship *)")),
+        on_unknown="ask",
+    ),
+    verify=Verify(("ruff check", "pytest -q")),
+)
+
+
+class RecordedDriver(Driver):
+    names = (*Driver.names, RESULT_TOOL)
+
+    def __init__(self, database: Database, seed: int) -> None:
+        parallel: tuple[ParallelTools, ...] = ("safe", "all")
+        spec = replace(RECORDED, parallel_tools=parallel[seed % 2])
+        super().__init__(database, seed, spec)
+        self.trees = 0
+
+    def tree(self) -> str:
+        self.trees += 1
+        return f"tree {self.trees}"
+
+    def begin(self, view: RunView) -> list[Entry]:
+        if view.progress.tree is None:
+            return [TreeRecorded(self.tree(), "created")]
+        if undo_needed(view):
+            return [TreeRecorded(view.progress.tree, "restored", self.tree())]
+        return [TreeRecorded(self.tree(), "changed")] if self.random.random() < 0.2 else []
+
+    def risk(self, effect: Effect) -> float:
+        return 0.4 if isinstance(effect, RunTools) else super().risk(effect)
+
+    def happen(self, effect: Effect, view: RunView) -> list[Entry]:
+        match effect:
+            case RunTools(calls) if changes_tree(view, calls):
+                tree, output = self.tree(), self.random.choice([None, b"x" * 70_000])
+                result = ToolResult("ok \u0000", "succeeded", output, 0.25)
+                return [ToolFinished(call.index, result, tree) for call in calls]
+            case RunVerify(number):
+                outcome = self.random.choice(["succeeded", "failed", "timed_out"])
+                output = self.random.choice([None, b"x" * 70_000])
+                result = ToolResult("{é\u0000\ud800", outcome, output, 0.25)
+                return [Verified(number, "pytest -q", result)]
+            case Deliver():
+                return [Delivered(f"commit of {view.progress.tree}")]
+            case _:
+                return super().happen(effect, view)

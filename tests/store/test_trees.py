@@ -1,0 +1,150 @@
+"""What is stored of runs' files, verifications and answers, as it is looked at afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from runner.core.ending.result import RESULT_TOOL
+from runner.core.spec import Asking
+from runner.errors import NotFoundError
+from runner.store.database import Database
+from runner.store.look.report import answer_counts, unknown_outcomes
+from runner.store.look.results import result_of, results_in
+from runner.store.look.trees import items_of, trees_in, trees_of, turn_trees
+from runner.store.look.verifications import last_verifications, verifications_of, whole_output
+from runner.store.steer.approvals import Reply, answer
+from runner.store.steer.control import Target, cancel
+from runner.store.steer.fork import fork
+from runner.store.steer.revive import retry
+from tests.cli.out.recorded import (
+    AtWork,
+    begin,
+    git,
+    git_spec,
+    repository_in,
+    submit,
+    with_result,
+    with_verify,
+)
+from tests.store.asked import ask, run_ids, submit_asking
+from tests.store.attempts import run_row, submit_one, tool_use
+from tests.store.examples import NOW
+
+Working = Callable[..., AtWork]
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    return repository_in(tmp_path)
+
+
+@pytest.fixture
+def work(database: Database, repository: Path, tmp_path: Path) -> AtWork:
+    """A run that is verified and has to submit a result."""
+    spec = with_result(with_verify(git_spec(repository)))
+    _, (run_id,) = submit(database, spec, "one")
+    return begin(database, tmp_path / "home", run_id)
+
+
+def test_a_run_s_trees_are_found_with_where_they_are(work: AtWork, repository: Path) -> None:
+    start = work.tree
+    work.write({"a.txt": b"zwei\n"})
+    found = trees_of(work.database, work.id)
+    assert (found.start_tree, found.tree, found.commit) == (start, work.tree, None)
+    assert (found.mode, found.source, found.remote) == ("git", str(repository), None)
+    assert (found.branch, found.start_commit) == (work.branch, work.start_commit)
+    assert (found.path, found.hostname, found.model) == (str(work.path), "here", "claude-test")
+    assert found.store_id
+    assert trees_in(work.database, found.job_id) == [found]
+    assert turn_trees(work.database, work.id, 1) == (start, work.tree)
+    with pytest.raises(NotFoundError, match="no turn 2: its last is 1"):
+        turn_trees(work.database, work.id, 2)
+
+
+def test_the_commit_is_known_once_the_run_has_ended_so(work: AtWork, repository: Path) -> None:
+    submit_result(work, {"title": "Good"}).verify().deliver()
+    commit = git(repository, "rev-parse", work.branch)
+    assert trees_of(work.database, work.id).commit == commit
+
+
+def submit_result(work: AtWork, result: dict[str, object]) -> AtWork:
+    number = work.attempt.view.progress.turns + 1
+    work.attempt.reply(tool_use(number, RESULT_TOOL, **result), stop="tool_use")
+    return work
+
+
+def test_verifications_are_told_in_order_and_the_last_by_run(work: AtWork) -> None:
+    submit_result(work, {"title": "Bad"}).verify("failed", "1 failed")
+    submit_result(work, {"title": "Good"}).verify()
+    first, second = verifications_of(work.database, work.id)
+    assert (first["number"], first["turn"], first["outcome"]) == (1, 1, "failed")
+    assert (first["command"], first["output"], first["duration"]) == ("pytest -q", "1 failed", 1.5)
+    assert second["outcome"] == "succeeded"
+    assert whole_output(work.database, work.id, 1) is None
+    job_id = run_row(work.database, work.id).job_id
+    assert last_verifications(work.database, job_id) == {work.id: second}
+
+
+def test_results_are_those_that_were_submitted_last(work: AtWork) -> None:
+    job_id = run_row(work.database, work.id).job_id
+    assert result_of(work.database, work.id) is None
+    submit_result(work, {"title": "Bad"}).verify("failed", "1 failed")
+    submit_result(work, {"title": "Good\x00"})
+    assert result_of(work.database, work.id) == {"title": "Good\x00"}
+    forked = fork(work.database, work.id, 1, NOW, text="Go on.", model="claude-other")
+    found = {each.run_id: each for each in results_in(work.database, job_id)}
+    assert found[work.id].result == {"title": "Good\x00"}
+    assert (found[forked.id].result, found[forked.id].fork_of) == (None, work.id)
+    assert trees_of(work.database, forked.id).model == "claude-other"
+
+
+def test_runs_that_were_begun_afresh_are_left_out_unless_they_are_wanted(
+    database: Database,
+) -> None:
+    run_id = submit_one(database)
+    job_id = run_row(database, run_id).job_id
+    cancel(database, Target("run", run_id), NOW)
+    retry(database, Target("run", run_id), NOW, fresh=True)
+    (current,) = trees_in(database, job_id)
+    assert current.run_id != run_id
+    every = [each.run_id for each in trees_in(database, job_id, replaced=True)]
+    assert every == [run_id, current.run_id]
+    assert [each.run_id for each in results_in(database, job_id)] == [current.run_id]
+    assert current.mode is None
+    assert items_of(database, every) == dict.fromkeys(every, {"file": "one"})
+
+
+def test_answers_are_counted_by_run(database: Database) -> None:
+    job_id = submit_asking(database, "one", "two", asking=Asking("ask"))
+    first, second = run_ids(database, job_id)
+    answer(database, ask(database, first, "uv lock"), Reply("approved", "ada"), NOW)
+    answer(database, ask(database, second, "uv lock"), Reply("denied", "ada"), NOW)
+    assert answer_counts(database, job_id) == {
+        first: {("approved", "person"): 1},
+        second: {("denied", "person"): 1},
+    }
+
+
+def test_unknown_outcomes_are_counted_by_run_and_not_again_in_its_fork(
+    database: Database, repository: Path, tmp_path: Path
+) -> None:
+    spec = git_spec(repository)
+    assert spec.workspace is not None
+    bash = replace(spec.tools[-1], name="Bash", repeatable=False)
+    external = replace(spec.workspace, mode="shared")
+    spec = replace(spec, tools=(*spec.tools, bash), workspace=external)
+    run_id = submit_one(database, spec=spec)
+    from runner.store import losses
+    from tests.store.attempts import claim, text
+
+    attempt = claim(database, run_id).reply(tool_use(1, "Bash", command="push"), stop="tool_use")
+    losses.give_back(database, attempt.lease, NOW)
+    claim(database, run_id).reply(text("Done."))
+    job_id = run_row(database, run_id).job_id
+    assert unknown_outcomes(database, job_id) == {run_id: 1}
+    fork(database, run_id, 1, NOW, text="Go on.", model=None)
+    assert unknown_outcomes(database, job_id) == {run_id: 1}
