@@ -61,7 +61,7 @@ def attempts(
             journal=StoredJournal(database, clock.now, lambda spec: {spec.model: FREE}),
             models=lambda spec: wrapped,
             tools=tools,
-            workspaces=RunWorkspaces(database, home),
+            workspaces=RunWorkspaces(database, home, tools),
             live=Deaf(),
             clock=clock,
             jitter=random.random,

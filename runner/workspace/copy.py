@@ -10,7 +10,7 @@ import stat
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from runner.errors import RunnerError
+from runner.errors import WorkspaceError
 from runner.workspace.identity import MARKER, beginning, exclude_from_git, identify, mark
 
 _TRIES = 3
@@ -42,7 +42,7 @@ def copy(
         The copy's own id.
 
     Raises:
-        RunnerError: it cannot be copied; nothing is at ``target`` then.
+        WorkspaceError: it cannot be copied; nothing is at ``target`` then.
     """
     if target.is_dir():
         return identify(target)
@@ -58,9 +58,9 @@ def copy(
         _copy_status(os.path.realpath(source), str(draft))
         return identity if _moved(draft, target) else identify(target)
     except OSError as error:
-        raise RunnerError(f"cannot copy the workspace {source} to {target}: {error}") from error
+        raise WorkspaceError(f"cannot copy the workspace {source} to {target}: {error}") from error
     finally:
-        _remove(draft)
+        remove(draft)
 
 
 def _draft_prefix(target: Path) -> str:
@@ -71,7 +71,7 @@ def _remove_leftovers(target: Path, check: Callable[[], None]) -> None:
     for path in target.parent.iterdir():
         if path.name.startswith(_draft_prefix(target)):
             check()
-            _remove(path)
+            remove(path)
 
 
 def _moved(draft: Path, target: Path) -> bool:
@@ -85,9 +85,17 @@ def _moved(draft: Path, target: Path) -> bool:
     return True
 
 
-def _remove(folder: Path) -> None:
-    """Remove a folder and all that is in it, folders that may not be written to included."""
-    if not folder.is_dir():
+def remove(folder: Path) -> None:
+    """Remove a folder and all that is in it, folders that may not be written to included; a link or
+    file in its place too.
+
+    Raises:
+        OSError: it cannot be removed whole.
+    """
+    if not os.path.lexists(folder):
+        return
+    if folder.is_symlink() or not folder.is_dir():
+        folder.unlink()
         return
     folder.chmod(stat.S_IRWXU)
     for here, names, _ in os.walk(folder):

@@ -18,6 +18,7 @@ from runner.errors import UsageError
 
 MARKER = ".runner-workspace"
 EXCLUDED = f"{MARKER}*"
+MARKED = "ws_"  # what ids begin with that are written in their folders
 
 _MOST_EXCLUDES = 1 << 20  # bytes
 _GIT_SECONDS = 10.0
@@ -26,7 +27,7 @@ _ID_BYTES = 200
 _CAREFULLY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 # What opening so says of a link, of a link or file instead of a folder, of a folder, of a socket.
 _SOMETHING_ELSE = frozenset({errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO})
-_ID = re.compile(r"ws_[a-z2-7]{26}")
+_ID = re.compile(rf"{MARKED}[a-z2-7]{{26}}")
 
 
 def identify(root: Path) -> str:
@@ -55,7 +56,7 @@ def mark(root: Path) -> str:
     marker = root / MARKER
     if not os.path.lexists(marker):
         code = base64.b32encode(secrets.token_bytes(16)).decode().rstrip("=").lower()
-        _create(marker, f"ws_{code}")
+        _create(marker, f"{MARKED}{code}")
     identity = _read(marker)
     if identity is None:
         raise UsageError(f"{marker} does not hold a workspace's id; delete that file and try again")

@@ -1,0 +1,143 @@
+"""A child that works on a run's own workspace below the tool host: it ends with its worker, and the
+next attempt at the run does not begin before.
+
+It reads what to do as JSON from stdin, and prints what came of it as JSON: the answer, or an error.
+The standard library is all that it imports beside Runner's own code.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from runner.errors import RunnerError
+from runner.workspace.clones import have_clone
+from runner.workspace.copy import remove
+from runner.workspace.delivery import deliver
+from runner.workspace.snapshots import Snapshots
+from runner.workspace.worktrees import Head, Repository, Worktree
+
+Answer = dict[str, Any]
+
+
+def main() -> None:
+    """The entry point."""
+    request = json.load(sys.stdin)
+    do = _ACTIONS[request.pop("do")]
+    try:
+        answer = do(**request)
+    except (RunnerError, OSError) as error:
+        answer = {"error": str(error) or type(error).__name__}
+    print(json.dumps(answer))  # noqa: T201 - what this program is for
+
+
+def opened(
+    git_dir: str,
+    work_tree: str,
+    run_id: str,
+    attempt: int,
+    ignored: Sequence[str],
+    largest_file: int,
+    environment: Mapping[str, str] | None = None,
+) -> Snapshots:
+    """The snapshots of an attempt, as a request names them; git gets ``environment``, or that of this
+    process."""
+    return Snapshots(
+        Path(git_dir),
+        Path(work_tree),
+        run_id,
+        attempt,
+        environment=os.environ if environment is None else environment,
+        ignored=ignored,
+        largest_file=largest_file,
+    )
+
+
+def _clone(clone: str, url: str, commit: str) -> Answer:
+    have_clone(Path(clone), url, commit)
+    return {}
+
+
+def _add(repository: str, path: str, commit: str, begin: dict[str, Any] | None) -> Answer:
+    """A worktree, and its branch if nothing is to be set up."""
+    _worktree(repository, path).add(commit)
+    return {} if begin is None else _begin(repository, path, **begin)
+
+
+def _discard(repository: str | None, path: str) -> Answer:
+    if repository is None:
+        remove(Path(path))
+    else:
+        _worktree(repository, path).remove()
+    return {}
+
+
+def _begin(
+    repository: str, path: str, branches: list[str], owner: str, message: str | None
+) -> Answer:
+    """What setup left is committed (without a message there was none), and the branch begins there."""
+    worktree = _worktree(repository, path)
+    start = worktree.head() if message is None else worktree.commit_all(message)
+    assert start is not None, "it was made of a commit"
+    branch = worktree.repository.new_branch(branches, start, owner)
+    worktree.stand_on(branch)
+    return {"start_commit": start, "branch": branch}
+
+
+def _go_on(
+    repository: str,
+    path: str,
+    branches: list[str],
+    owner: str,
+    store: str,
+    base: str,
+    commits: list[str],
+) -> Answer:
+    """A worktree that was made again stands on its branch, at the first commit that can be had."""
+    worktree = _worktree(repository, path)
+    for commit in commits:
+        if worktree.repository.have(commit, base, Path(store)):
+            branch = worktree.repository.new_branch(branches, commit, owner)
+            worktree.stand_at(Head(commit, branch), branch)
+            return {"branch": branch}
+    raise RunnerError(f"{repository} has none of the commits {', '.join(commits)}")
+
+
+def _restore(snapshots: dict[str, Any], tree: str, standing: dict[str, Any] | None) -> Answer:
+    """Files first: they are what the run goes on with if a commit of its agent is not to be had."""
+    if standing is None:
+        opened(**snapshots).restore(tree)
+        return {}
+    worktree = _worktree(standing["repository"], snapshots["work_tree"])
+    worktree.unlock(standing["branch"])
+    opened(**snapshots).restore(tree)
+    head = Head(**standing["head"])
+    if worktree.repository.have(head.commit, standing["base"], Path(snapshots["git_dir"])):
+        if head.index is not None and not worktree.has_tree(head.index):
+            head = replace(head, index=None)
+        worktree.stand_at(head, standing["branch"])
+    return {}
+
+
+def _deliver(repository: str, path: str, branch: str, start_commit: str, message: str) -> Answer:
+    return {"commit": deliver(_worktree(repository, path), branch, start_commit, message)}
+
+
+def _worktree(repository: str, path: str) -> Worktree:
+    return Worktree(Repository(Path(repository)), Path(path))
+
+
+_ACTIONS: dict[str, Callable[..., Answer]] = {
+    "clone": _clone,
+    "add": _add,
+    "discard": _discard,
+    "begin": _begin,
+    "go_on": _go_on,
+    "restore": _restore,
+    "deliver": _deliver,
+}

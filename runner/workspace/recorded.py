@@ -1,0 +1,145 @@
+"""What runs have changed, for whoever looks on: between trees and commits that are here, or that are
+fetched from where a job pushes its snapshots."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from runner.errors import RunnerError, WorkspaceError
+from runner.workspace.git import shown
+from runner.workspace.snapshots import Snapshots
+from runner.workspace.trees import stores
+from runner.workspace.trees.manifest import MANIFEST, Large, Manifest
+from runner.workspace.trees.stores import DiffStat
+
+Change = tuple[str, str]  # from one tree or commit to another
+
+
+@dataclass(frozen=True, slots=True)
+class Whereabouts:
+    """Where what is recorded of a run lies.
+
+    ``run_ids`` are the run's own and those of the runs that it was forked from; ``source`` is the
+    repository or folder that its workspace was made from. ``store_id`` names the folder of snapshots
+    that holds its trees, ``hostname`` the host that it was worked on last; ``remote`` is None for
+    a job whose snapshots are not pushed.
+    """
+
+    run_ids: tuple[str, ...]
+    source: str
+    store_id: str | None
+    hostname: str | None
+    remote: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class CommitText:
+    """Who made a commit, when (seconds since the epoch), and its message."""
+
+    name: str
+    email: str
+    at: float
+    message: str
+
+
+class Recorded:
+    """The snapshots of a home.
+
+    Args:
+        home: RUNNER_HOME. environment: the variables that git gets.
+    """
+
+    def __init__(self, home: Path, environment: Mapping[str, str]) -> None:
+        self._home = home
+        self._environment = environment
+        self._failures: dict[str, RunnerError] = {}
+
+    def diff(self, where: Whereabouts, changes: Sequence[Change], *, stat: bool = False) -> bytes:
+        """What was changed, as git's diff with binary files in it; with ``stat`` only how much of it.
+
+        Args:
+            changes: the first of them is taken of which everything can be had.
+
+        Raises:
+            WorkspaceError: none of them can be had here; where they can.
+        """
+        git_dir, (before, after) = self._found(where, changes)
+        return stores.diff(git_dir, before, after, stat=stat, environment=self._environment)
+
+    def stat(self, where: Whereabouts, changes: Sequence[Change]) -> DiffStat:
+        """How much was changed; see ``diff``."""
+        git_dir, (before, after) = self._found(where, changes)
+        return stores.diff_stat(git_dir, before, after, environment=self._environment)
+
+    def too_large(self, where: Whereabouts, change: Change) -> tuple[str, ...]:
+        """The files that are in no diff, being larger than what is recorded whole, and that differ
+        between two trees; safe to print."""
+        folder, trees = self._found(where, [change])
+        before, after = (self._large(folder, tree) for tree in trees)
+        return tuple(shown(path) for path in sorted({large.path for large in before ^ after}))
+
+    def commit(self, where: Whereabouts, commit: str) -> CommitText | None:
+        """What a commit says beside its changes; None when it is not here."""
+        folder = stores.store_of(self._home, where.source)
+        if not self._has(folder, [commit]):
+            return None
+        git = stores.store_git(folder, self._environment)
+        told = git.run("show", "-s", "--encoding=UTF-8", "--format=%an%x00%ae%x00%at%x00%B", commit)
+        name, email, at, message = told.decode("utf-8", "replace").split("\0", 3)
+        return CommitText(name, email, float(at), message)
+
+    def _large(self, folder: Path, tree: str) -> frozenset[Large]:
+        git = stores.store_git(folder, self._environment)
+        if not git.run("ls-tree", "-z", tree, "--", MANIFEST):
+            return frozenset()
+        return Manifest.from_bytes(
+            git.run("cat-file", "blob", tree.encode() + b":" + MANIFEST)
+        ).large
+
+    def _found(self, where: Whereabouts, changes: Sequence[Change]) -> tuple[Path, Change]:
+        """The store, and the first change that can be had whole: what is not here is fetched for it."""
+        folder = stores.store_of(self._home, where.source)
+        failure: RunnerError | None = None
+        if not self._has(folder, changes[0]) and where.remote is not None:
+            failure = self._fetch(where, where.remote)
+        for change in changes:
+            if self._has(folder, change):
+                return folder, change
+        raise failure or WorkspaceError(self._elsewhere(folder, where))
+
+    def _has(self, folder: Path, objects: Sequence[str]) -> bool:
+        if not folder.is_dir():
+            return False
+        git = stores.store_git(folder, self._environment)
+        given = "".join(f"{each}^{{tree}}\n" for each in objects).encode()
+        found = git.run("cat-file", "--batch-check=%(objecttype)", given=given)
+        return found == b"tree\n" * len(objects)
+
+    def _fetch(self, where: Whereabouts, remote: str) -> RunnerError | None:
+        """Fetch what a remote has of a run; why that cannot be done, if it cannot. One that has failed
+        is not asked again for each of a job's runs."""
+        if remote not in self._failures:
+            try:
+                folder = stores.make_store(
+                    self._home, where.source, None, environment=self._environment
+                )
+                for store in self._stores(folder, where):
+                    store.fetch(remote)
+            except RunnerError as error:
+                self._failures[remote] = error
+        return self._failures.get(remote)
+
+    def _stores(self, folder: Path, where: Whereabouts) -> Iterator[Snapshots]:
+        for run_id in where.run_ids:
+            yield Snapshots(folder, self._home, run_id, 0, environment=self._environment)
+
+    def _elsewhere(self, folder: Path, where: Whereabouts) -> str:
+        run_id = where.run_ids[0]
+        if where.remote is not None:
+            return f"the files of {run_id} are neither here nor at its job's remote"
+        if where.store_id == stores.store_id(self._home):
+            return f"the files of {run_id} are no longer in {folder}: they were removed"
+        host = f"the host {where.hostname}" if where.hostname else "another host"
+        return f"the files of {run_id} are recorded on {host}: do this there, with its RUNNER_HOME"

@@ -1,0 +1,1 @@
+"""A repository as it is when a job over it is submitted: read without running anything of its own."""

@@ -1,0 +1,249 @@
+"""Snapshots of one attempt's workspace: taken, put back, sent to a remote and fetched from it.
+
+A snapshot is a git tree of all files that git does not ignore, byte for byte as they are; what a tree
+cannot hold is in its manifest. A file that was recorded stays recorded when it becomes ignored, as
+with git's own index, until it is removed. Which ignore rules count: the ``.gitignore`` files in the
+work tree and the list of the source's repository, as it was at the run's first snapshot.
+
+Not recorded: what is ignored, permissions other than the right to run a file, times, owners, pipes
+and sockets, and what is in nested repositories and submodules.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from runner.workspace.git import Check, Git, GitError, shown
+from runner.workspace.trees.index import Index, IndexFiles
+from runner.workspace.trees.manifest import Manifest, ancestors
+from runner.workspace.trees.refs import Recorded, Refs
+from runner.workspace.trees.restoring import Restorer, changes_between
+from runner.workspace.trees.stores import store_git
+from runner.workspace.trees.survey import Surveyor, is_reserved, literal
+
+LARGEST_FILE = 20_000_000
+
+_ROUNDS = 4
+_MOST_NAMED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What the index was left with; ``stamp`` tells whether it is still that one, and ``recorded``
+    is None when it may hold another tree than the one recorded last."""
+
+    stamp: tuple[int, int, int] | None
+    manifest: bytes
+    recorded: Recorded | None
+
+
+class Snapshots:
+    """The snapshots of one attempt at a run. One method at a time; those that take, put back or look
+    (``holds``) need the work tree, the others don't.
+
+    Args:
+        git_dir: the store (``make_store``).
+        work_tree: the run's workspace.
+        run_id, attempt: the attempt, which has an index and a ref of its own in the store, so that
+            others that still run do it no harm.
+        environment: what git runs in (``tool_environment``).
+        ignored: patterns of ignored files that are recorded all the same.
+        largest_file: the most bytes of a file that is recorded whole; of larger ones only the digest.
+    """
+
+    def __init__(
+        self,
+        git_dir: Path,
+        work_tree: Path,
+        run_id: str,
+        attempt: int,
+        *,
+        environment: Mapping[str, str],
+        ignored: Sequence[str] = (),
+        largest_file: int = LARGEST_FILE,
+    ) -> None:
+        self._store = git_dir
+        self._work_tree = work_tree
+        self._environment = environment
+        self._root = os.fsencode(work_tree)
+        self._largest = largest_file
+        self._files = IndexFiles(git_dir / "runs" / run_id, attempt)
+        self._refs = Refs(git_dir, environment, run_id, attempt)
+        self._reader = self._git(with_source=True)
+        writer = self._git(with_source=False)
+        self._index = Index(self._files, git_dir, self._reader, writer, self._root)
+        digests = self._files.folder / "digests"
+        self._surveyor = Surveyor(self._reader, writer, self._root, ignored, largest_file, digests)
+        self._known: _Known | None = None
+
+    def take(self, check: Check = lambda: None, *, note: str = "", keep: Sequence[str] = ()) -> str:
+        """Record the workspace as it is.
+
+        Args:
+            check: called several times a second; what it raises ends the taking.
+            note: what else is to be recorded with it, and so is part of the tree's id.
+            keep: commits that are kept, and pushed, with the snapshot.
+
+        Returns:
+            The id of the tree.
+
+        Raises:
+            GitError: it cannot be recorded.
+        """
+        known = self._begin(check)
+        found, left = self._surveyor.survey(check)
+        manifest = found.manifest(note).to_bytes()
+        same = not (left or found.changed) and manifest == known.manifest
+        if same and known.recorded is not None:
+            return known.recorded.tree
+        self._index.update(found.changed, known.manifest, manifest, check)
+        tree = self._index.write_tree(check)
+        recorded = known.recorded
+        if recorded is None:
+            line = self._refs.read()
+            recorded = line.own or self._refs.add(tree, line.last or line.start, keep, check)
+        if recorded.tree != tree:
+            recorded = self._refs.add(tree, recorded, keep, check)
+        self._known = _Known(self._files.stamp(), manifest, recorded)
+        return tree
+
+    def restore(self, tree: str, check: Check = lambda: None) -> None:
+        """Put the workspace back to a recorded tree; it is this attempt's last one then, and so is
+        what was found before it.
+
+        Ignored files are left alone, save in folders that were not there when the tree was recorded:
+        those go with all that is in them. The tree's note only stays in what is recorded.
+
+        Raises:
+            GitError: it is not in the store or cannot be put back: a file over the limit, a nested
+                repository or a submodule changed (nothing was changed then), or the work tree cannot
+                be written.
+        """
+        if not self.has(tree):
+            raise GitError(f"the tree {tree} is not among the snapshots of this host")
+        wanted = Manifest.from_bytes(self._index.manifest_of(tree, check))
+        found = self.take(check, note=wanted.note)
+        for _ in range(_ROUNDS):
+            if found == tree:
+                return
+            present = Manifest.from_bytes(self._index.manifest(check))
+            restorer = Restorer(self._reader, self._surveyor, self._root, check)
+            restorer.put_back(found, present, tree, wanted)
+            # More than once when rules of what is ignored changed: only then others come to light.
+            found = self.take(check, note=wanted.note)
+        if found != tree:
+            raise GitError(self._differs(found, tree, check))
+
+    def has(self, tree: str) -> bool:
+        """Whether a tree is in the store."""
+        given = f"{tree}^{{tree}}\n".encode()
+        git = store_git(self._store, self._environment)
+        return git.run("cat-file", "--batch-check=%(objecttype)", given=given) == b"tree\n"
+
+    def note_of(self, tree: str) -> str:
+        """The note that a tree was recorded with.
+
+        Raises:
+            GitError: it is not in the store.
+        """
+        manifest = self._index.manifest_of(tree, lambda: None)
+        return Manifest.from_bytes(manifest).note
+
+    def holds(self, path: str | Path) -> bool:
+        """Whether a snapshot taken now would hold the file at a path, or would if it were there;
+        false for what is ignored, too large, in a nested repository or outside the workspace."""
+        root = os.path.realpath(self._root)
+        real = os.path.realpath(os.path.join(root, os.fsencode(path)))  # noqa: PTH118 - bytes
+        inner = real.removeprefix(root + b"/")
+        if inner == real or is_reserved(inner) or _is_nested(root, inner):
+            return False
+        with suppress(OSError):
+            if os.lstat(real).st_size > self._largest:
+                return False
+        self._begin(lambda: None)
+        if self._reader.run("ls-files", "-z", "--", literal(inner)):
+            return True
+        ignored = self._surveyor.ignored_among([inner], lambda: None)
+        return not ignored or self._surveyor.would_choose(inner, lambda: None)
+
+    def last(self) -> str | None:
+        """The tree that this host recorded last for the run, in any attempt."""
+        last = self._refs.read().last
+        return None if last is None else last.tree
+
+    def start(self, commit: str) -> None:
+        """Say which commit the workspace began as: the first snapshot's parent, so that a remote that
+        has it is sent little.
+
+        Raises:
+            GitError: there is no such commit.
+        """
+        self._refs.start(commit)
+
+    def push(self, remote: str, check: Check = lambda: None) -> None:
+        """Send all snapshots of the run to a remote, as ``refs/runner/runs/<run>/<attempt>``.
+
+        Raises:
+            GitError: the remote does not take them.
+        """
+        self._refs.push(remote, check)
+
+    def fetch(self, remote: str, check: Check = lambda: None) -> None:
+        """Get all snapshots of the run from a remote. They don't count as recorded here.
+
+        Raises:
+            GitError: the remote does not give them.
+        """
+        self._refs.fetch(remote, check)
+
+    def forget(self) -> None:
+        """Drop what the store keeps of the run: its snapshots are nobody's then.
+
+        Raises:
+            GitError: it cannot be dropped.
+        """
+        self._refs.forget()
+        self._index.forget()
+        self._known = None
+
+    def _git(self, *, with_source: bool) -> Git:
+        return store_git(
+            self._store,
+            self._environment,
+            variables={
+                "GIT_WORK_TREE": str(self._work_tree),
+                "GIT_INDEX_FILE": str(self._files.index),
+            },
+            settings=[f"core.excludesFile={self._files.exclude}"],
+            folder=self._work_tree,
+            with_source=with_source,
+        )
+
+    def _begin(self, check: Check) -> _Known:
+        """Have an index, and know what it was left with."""
+        if not self._work_tree.is_dir():
+            raise GitError(f"the workspace {shown(self._root)} is gone: it was removed or moved")
+        self._index.make(self._refs, check)
+        stamp = self._files.stamp()
+        if self._known is None or self._known.stamp != stamp:
+            self._known = _Known(stamp, self._index.manifest(check), None)
+        return self._known
+
+    def _differs(self, found: str, tree: str, check: Check) -> str:
+        paths = [change.path for change in changes_between(self._reader, found, tree, check)]
+        named = ", ".join(map(shown, paths[:_MOST_NAMED])) or "an empty folder"
+        return (
+            f"the workspace {shown(self._root)} was put back to tree {tree} but still differs from it "
+            f"({named}): something else changes it, or its file system cannot hold it"
+        )
+
+
+def _is_nested(root: bytes, path: bytes) -> bool:
+    """Whether a path is in a repository inside the one at ``root``, or is git's own."""
+    if any(part.lower() == b".git" for part in path.split(b"/")):
+        return True
+    return any(os.path.lexists(root + b"/" + folder + b"/.git") for folder in ancestors([path]))

@@ -1,0 +1,166 @@
+"""A run's snapshots as commits in a store: each attempt's are a line of their own, under one ref."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from runner.workspace.git import REMOTE_SECONDS, Check, GitError
+from runner.workspace.trees.stores import is_shallow, store_git
+
+_RUNS = "refs/runner/runs"
+# What others recorded is kept apart from what was recorded here.
+_FETCHED = "refs/runner/fetched"
+_START = "start"
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A commit in a store and its tree."""
+
+    commit: str
+    tree: str
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """What was recorded of a run: by this attempt last, by any attempt last, and what its workspace
+    began as."""
+
+    own: Recorded | None
+    last: Recorded | None
+    start: Recorded | None
+
+
+class Refs:
+    """The commits of one attempt at a run, and of the attempts before it. No work tree is needed."""
+
+    def __init__(
+        self, store: Path, environment: Mapping[str, str], run_id: str, attempt: int
+    ) -> None:
+        self._store = store
+        self._git = store_git(store, environment)
+        self._remote = store_git(store, environment, remote=True)
+        self._run_id = run_id
+        self._attempt = str(attempt)
+        self._own = f"{_RUNS}/{run_id}/{attempt}"
+        self._pushed: tuple[str, bytes] | None = None
+
+    def read(self) -> Line:
+        """What was recorded here."""
+        folder = f"{_RUNS}/{self._run_id}"
+        listed = self._git.run(
+            "for-each-ref", "--format=%(refname) %(objectname) %(tree)", folder
+        ).decode()
+        found = {}
+        for line in listed.splitlines():
+            ref, commit, tree = line.split(" ")
+            found[ref.removeprefix(f"{folder}/")] = Recorded(commit, tree)
+        attempts = [int(name) for name in found if name.isdecimal()]
+        last = found[str(max(attempts))] if attempts else None
+        return Line(found.get(self._attempt), last, found.get(_START))
+
+    def start(self, commit: str) -> None:
+        """Say what the workspace began as: the parent of the run's first snapshot."""
+        tree = self._git.run("rev-parse", "--verify", f"{commit}^{{tree}}").decode().strip()
+        known = self.read().start
+        if known is not None and known.tree == tree:
+            return
+        if is_shallow(self._store):
+            # Its history is cut off and could not be pushed: a commit without any stands in for it.
+            commit = self._commit(tree, (), lambda: None)
+        arguments = ("update-ref", f"{_RUNS}/{self._run_id}/{_START}", commit)
+        try:
+            self._git.run(*arguments)
+        except GitError:
+            known = self.read().start
+            if known is not None and known.tree == tree:  # another attempt was faster
+                return
+            self._unlock(_START)  # left by a git that was killed
+            self._git.run(*arguments)
+
+    def add(
+        self, tree: str, before: Recorded | None, keep: Sequence[str], check: Check
+    ) -> Recorded:
+        """Record a tree as this attempt's last.
+
+        Args:
+            before: what was recorded before it.
+            keep: further commits that are kept, and pushed, with it.
+        """
+        parents = [before.commit] if before else []
+        if not is_shallow(self._store):
+            parents += keep
+        commit = self._commit(tree, parents, check)
+        self._git.run("update-ref", self._own, commit, check=check)
+        return Recorded(commit, tree)
+
+    def unlock(self) -> None:
+        """Remove the lock on this attempt's ref that a killed git left: nobody else has this ref."""
+        self._unlock(self._attempt)
+
+    def push(self, remote: str, check: Check) -> None:
+        """Send all that was recorded here to a remote, under the same names.
+
+        Raises:
+            GitError: it does not take them.
+        """
+        recorded = self._git.run("for-each-ref", f"{_RUNS}/{self._run_id}")
+        if not recorded or self._pushed == (remote, recorded):
+            return
+        refs = f"{_RUNS}/{self._run_id}/*"
+        self._remote.run(
+            "push",
+            "--quiet",
+            "--no-verify",
+            "--no-signed",
+            "--no-follow-tags",
+            "--recurse-submodules=no",
+            "--",
+            remote,
+            f"+{refs}:{refs}",
+            check=check,
+            seconds=REMOTE_SECONDS,
+        )
+        self._pushed = remote, recorded
+
+    def fetch(self, remote: str, check: Check) -> None:
+        """Get all that any host sent to a remote.
+
+        Raises:
+            GitError: it does not give them.
+        """
+        self._remote.run(
+            "fetch",
+            "--quiet",
+            "--no-tags",
+            "--no-write-fetch-head",
+            "--no-auto-maintenance",
+            "--no-recurse-submodules",
+            "--",
+            remote,
+            f"+{_RUNS}/{self._run_id}/*:{_FETCHED}/{self._run_id}/*",
+            check=check,
+            seconds=REMOTE_SECONDS,
+        )
+
+    def forget(self) -> None:
+        """Drop all refs of the run."""
+        folders = [f"{kind}/{self._run_id}" for kind in (_RUNS, _FETCHED)]
+        listed = self._git.run("for-each-ref", "--format=delete %(refname)", *folders)
+        if listed:
+            self._git.run("update-ref", "--stdin", given=listed)
+
+    def _commit(self, tree: str, parents: Sequence[str], check: Check) -> str:
+        options = [part for parent in dict.fromkeys(parents) for part in ("-p", parent)]
+        message = f"{self._run_id} attempt {self._attempt}\n".encode()
+        made = self._git.run("commit-tree", *options, tree, given=message, check=check)
+        return made.decode().strip()
+
+    def _unlock(self, name: str) -> None:
+        lock = self._store / f"{_RUNS}/{self._run_id}/{name}.lock"
+        try:
+            lock.unlink(missing_ok=True)
+        except NotADirectoryError as error:
+            raise GitError(f"{lock.parent} is no folder: the store is damaged") from error

@@ -1,0 +1,182 @@
+"""Putting a work tree back to a recorded tree."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from runner.workspace.git import Check, Git, GitError, shown
+from runner.workspace.trees.files import Hand
+from runner.workspace.trees.manifest import MANIFEST, Large, Manifest, ancestors
+from runner.workspace.trees.survey import Surveyor, split
+
+_SUBMODULE = b"160000"
+_RULES = b".gitignore"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """How a path differs between the tree that was found and the one that is wanted."""
+
+    path: bytes
+    mode_found: bytes
+    mode_wanted: bytes
+
+    @property
+    def is_wanted(self) -> bool:
+        return self.mode_wanted != b"000000"
+
+
+def changes_between(reader: Git, found: str, wanted: str, check: Check) -> list[Change]:
+    """What differs between two trees, the manifests aside."""
+    listed = split(
+        reader.run("diff-tree", "-r", "-z", "--raw", "--no-renames", found, wanted, check=check)
+    )
+    changes = [
+        Change(path, *about.removeprefix(b":").split(b" ")[:2])
+        for about, path in zip(listed[::2], listed[1::2], strict=True)
+    ]
+    return [change for change in changes if change.path != MANIFEST]
+
+
+class Restorer:
+    """Puts one work tree back.
+
+    Args:
+        reader: git with the work tree and its index, which is that of the tree that was found.
+        surveyor: of the same work tree.
+        root: the work tree's folder.
+    """
+
+    def __init__(self, reader: Git, surveyor: Surveyor, root: bytes, check: Check) -> None:
+        self._reader = reader
+        self._surveyor = surveyor
+        self._hand = Hand(root)
+        self._check = check
+
+    def put_back(self, found: str, present: Manifest, tree: str, wanted: Manifest) -> None:
+        """Change the work tree, in which ``found`` was just recorded with the manifest ``present``,
+        to ``tree`` with the manifest ``wanted``.
+
+        What git ignores by the rules of ``tree`` is left alone, save in folders that were not there.
+
+        Raises:
+            GitError: something that no tree holds would have to be put back (nothing was changed
+                then), or the work tree cannot be written.
+        """
+        changes = changes_between(self._reader, found, tree, self._check)
+        _expect_possible(changes, present, wanted)
+        try:
+            self._put_back(changes, present, tree, wanted)
+        except OSError as error:
+            place = shown(os.fsencode(error.filename)) if error.filename else "the workspace"
+            raise GitError(
+                f"cannot put the workspace back: {place}: {error.strerror or error}"
+            ) from error
+
+    def _put_back(
+        self, changes: Collection[Change], present: Manifest, tree: str, wanted: Manifest
+    ) -> None:
+        chosen = self._surveyor.chosen(self._check)
+        appeared = {change.path for change in changes if not change.is_wanted}
+        put = {
+            change.path
+            for change in changes
+            if change.is_wanted and change.mode_wanted != _SUBMODULE
+        }
+        folders = self._folders_of(tree, wanted)
+        appeared |= self._appeared_aside(present, wanted, folders | put)
+        strange = (
+            ancestors(appeared) | present.directories | ancestors(present.directories)
+        ) - folders
+
+        self._reader.run("read-tree", "--reset", tree, check=self._check)
+        rules = {path for path in put | appeared if path.rpartition(b"/")[2] == _RULES}
+        self._check_out(rules & put)
+        self._remove(rules & appeared, chosen, asked=bool(rules))
+        self._remove_folders(strange)
+        self._remove(appeared - rules, chosen, asked=bool(rules))
+        self._hand.remove_empty(strange)
+        self._check_out(put - rules)
+        for change in changes:
+            if change.mode_wanted == _SUBMODULE:
+                self._hand.make_folder(change.path)
+        for directory in sorted(wanted.directories - present.directories):
+            self._hand.make_folder(directory)
+        for large in wanted.large - present.large:
+            self._hand.set_executable(large.path, large.executable)
+
+    def _folders_of(self, tree: str, manifest: Manifest) -> set[bytes]:
+        """All folders that a snapshot says are there."""
+        listed = self._reader.run("ls-tree", "-d", "-r", "-z", "--name-only", tree)
+        named = manifest.directories | manifest.unrecorded
+        return set(split(listed)) | named | ancestors(manifest.paths())
+
+    def _appeared_aside(
+        self, present: Manifest, wanted: Manifest, known: Collection[bytes]
+    ) -> set[bytes]:
+        """What no tree holds and was not there before. What may not be read now, and was a folder or
+        file that is known, is opened instead."""
+        kept = {large.path for large in wanted.large}
+        appeared = {large.path for large in present.large} - kept
+        for path in present.unrecorded - wanted.unrecorded:
+            if path in known or path in kept:
+                self._hand.open_up(path)
+            else:
+                appeared.add(path)
+        return appeared - set(known)
+
+    def _remove_folders(self, strange: set[bytes]) -> None:
+        """Remove the folders that were not there, with all that is in them, unless git ignores them:
+        an ignored one may have been there, unseen."""
+        ignored = self._surveyor.ignored_among(strange, self._check)
+        for folder in sorted(strange - ignored):
+            if ancestors([folder]).isdisjoint(ignored):
+                self._hand.remove(folder)
+
+    def _remove(self, paths: Collection[bytes], chosen: Collection[bytes], *, asked: bool) -> None:
+        """Remove what was not there. Where the rules of what is ignored changed (``asked``), it may
+        have been there ignored: that is left alone."""
+        ignored = self._surveyor.ignored_among(paths, self._check) if asked else set()
+        for path in paths:
+            if path not in ignored or path in chosen:
+                self._hand.remove(path)
+
+    def _check_out(self, paths: Collection[bytes]) -> None:
+        if not paths:
+            return
+        for folder in sorted(ancestors(paths)):
+            self._hand.open_up(folder)
+        given = b"\0".join(sorted(paths))
+        arguments = ("checkout-index", "--force", "--index", "--quiet", "-z", "--stdin")
+        self._reader.run(*arguments, given=given, check=self._check)
+
+
+def _expect_possible(changes: Collection[Change], present: Manifest, wanted: Manifest) -> None:
+    """Refuse what cannot be done, before anything is changed."""
+    there = {(large.path, large.sha256) for large in present.large}
+    lost = [large for large in wanted.large if (large.path, large.sha256) not in there]
+    if lost:
+        raise GitError(_lost_large(min(lost, key=lambda large: large.path)))
+    moved = [
+        change.path for change in changes if change.mode_found == change.mode_wanted == _SUBMODULE
+    ]
+    if moved:
+        raise GitError(
+            f"cannot put {shown(min(moved))} back: it is a submodule that is at another commit now, "
+            "and submodules are not recorded; check out the commit in it by hand"
+        )
+    gone = wanted.unrecorded - present.unrecorded
+    if gone:
+        raise GitError(
+            f"cannot put {shown(min(gone))} back: it was a nested repository, or could not be read, "
+            "and such are only named in a snapshot, not recorded"
+        )
+
+
+def _lost_large(large: Large) -> str:
+    return (
+        f"cannot put {shown(large.path)} back: a file of {large.size} bytes is over the limit for "
+        "snapshots (largest_file), so only its digest was recorded, and it was changed or removed"
+    )

@@ -1,0 +1,473 @@
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from runner.errors import Interrupted
+from runner.workspace.git import GitError
+from runner.workspace.snapshots import Snapshots
+
+from .places import Place, contents, git, make_place, write
+
+FILES = {"a.py": "one\n", "folder/b.py": "two\n", ".gitignore": "*.log\nbuilt/\n"}
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return make_place(tmp_path, FILES)
+
+
+@pytest.fixture
+def work(place: Place) -> Path:
+    return place.work
+
+
+@pytest.fixture
+def snapshots(place: Place) -> Snapshots:
+    return place.snapshots()
+
+
+def test_an_untouched_worktree_has_the_tree_of_its_commit(place: Place) -> None:
+    assert place.snapshots().take() == git(place.source, "rev-parse", "HEAD^{tree}")
+
+
+def test_the_same_files_give_the_same_tree(snapshots: Snapshots, work: Path) -> None:
+    first = snapshots.take()
+    write(work, {"a.py": "other\n"})
+    second = snapshots.take()
+    write(work, {"a.py": "one\n"})
+    assert second != first
+    assert snapshots.take() == first
+
+
+def test_every_kind_of_change_is_undone(snapshots: Snapshots, work: Path) -> None:
+    (work / "run.sh").write_text("#!/bin/sh\n")
+    (work / "run.sh").chmod(0o755)
+    (work / "link").symlink_to("a.py")
+    (work / "empty/inner").mkdir(parents=True)
+    before = contents(work)
+    tree = snapshots.take()
+    write(work, {"a.py": "changed\n", "new/deep/file": "x"})
+    (work / "folder/b.py").unlink()
+    (work / "run.sh").chmod(0o644)
+    (work / "link").unlink()
+    (work / "link").symlink_to("folder")
+    (work / "empty/inner").rmdir()
+    (work / "out").mkdir()
+    changed = contents(work)
+    after = snapshots.take()
+    snapshots.restore(tree)
+    assert contents(work) == before
+    snapshots.restore(after)
+    assert contents(work) == changed
+
+
+def test_a_folder_made_since_is_gone_so_that_mkdir_works_again(
+    snapshots: Snapshots, work: Path
+) -> None:
+    tree = snapshots.take()
+    script = "mkdir out && mkdir pkg && echo x > pkg/m.py && echo y > pkg/m.log && mkdir pkg/built"
+    subprocess.run(["sh", "-c", script], cwd=work, check=True)
+    snapshots.restore(tree)
+    subprocess.run(["sh", "-c", script], cwd=work, check=True)
+    assert (work / "pkg/m.log").exists()
+
+
+def test_a_file_and_a_folder_take_each_others_place(snapshots: Snapshots, work: Path) -> None:
+    write(work, {"thing": "file", "other/x/y": "deep"})
+    tree, before = snapshots.take(), contents(work)
+    (work / "thing").unlink()
+    write(work, {"thing/inside/z": "now a folder"})
+    (work / "other/x/y").unlink()
+    (work / "other/x").rmdir()
+    write(work, {"other/x": "now a file"})
+    swapped, changed = snapshots.take(), contents(work)
+    snapshots.restore(tree)
+    assert contents(work) == before
+    snapshots.restore(swapped)
+    assert contents(work) == changed
+
+
+def test_a_folder_that_became_a_link_to_itself_moved_is_undone(
+    snapshots: Snapshots, work: Path
+) -> None:
+    tree, before = snapshots.take(), contents(work)
+    (work / "folder").rename(work / "moved")  # its file keeps its status, and looks unchanged
+    (work / "folder").symlink_to("moved")
+    assert snapshots.take() != tree
+    snapshots.restore(tree)
+    assert contents(work) == before
+
+
+def test_nothing_outside_is_reached_through_a_link(
+    snapshots: Snapshots, work: Path, tmp_path: Path
+) -> None:
+    outside = tmp_path / "outside"
+    write(outside, {"b.py": "precious", "c.py": "precious"})
+    tree = snapshots.take()
+    write(work, {"folder/c.py": "x"})
+    with_c = snapshots.take()
+    (work / "folder/b.py").unlink()
+    (work / "folder/c.py").unlink()
+    (work / "folder").rmdir()
+    (work / "folder").symlink_to(outside)
+    linked = snapshots.take()
+    snapshots.restore(tree)
+    snapshots.restore(linked)
+    snapshots.restore(with_c)
+    assert (work / "folder/c.py").read_text() == "x"
+    assert contents(outside) == {b"b.py": ("file", b"precious"), b"c.py": ("file", b"precious")}
+
+
+@pytest.mark.parametrize(
+    "name", [b"new\nline", b"\xff\xfe", b"quote\"'$(x)", "ünïcode".encode(), b" ", b"-x", b":(top)"]
+)
+def test_any_name_is_recorded(snapshots: Snapshots, work: Path, name: bytes) -> None:
+    start = snapshots.take()
+    root = os.fsencode(work)
+    os.mkdir(root + b"/in " + name)  # noqa: PTH102 - bytes
+    for path in (root + b"/" + name, root + b"/in " + name + b"/" + name):
+        with open(path, "wb") as file:
+            file.write(b"content")
+    os.mkdir(root + b"/empty" + name)  # noqa: PTH102 - bytes
+    tree, before = snapshots.take(), contents(work)
+    snapshots.restore(start)
+    assert not any(name in path for path in contents(work))
+    snapshots.restore(tree)
+    assert contents(work) == before
+
+
+def test_a_change_of_the_same_size_and_second_is_seen(snapshots: Snapshots, work: Path) -> None:
+    trees = set()
+    for number in range(8):
+        write(work, {"a.py": f"{number}\n"})
+        trees.add(snapshots.take())
+    assert len(trees) == 8
+
+
+def test_a_change_with_a_faked_time_is_seen(snapshots: Snapshots, work: Path) -> None:
+    trees = set()
+    for number in range(4):
+        (work / "a.py").write_text(f"{number}\n")  # in place: the same inode
+        os.utime(work / "a.py", (1_000_000_000, 1_000_000_000))
+        trees.add(snapshots.take())
+    assert len(trees) == 4
+
+
+def test_a_later_attempt_sees_a_change_of_the_same_second(place: Place) -> None:
+    trees = set()
+    for attempt in range(1, 7):
+        write(place.work, {"a.py": f"{attempt}\n"})
+        trees.add(place.snapshots(attempt).take())
+        write(place.work, {"a.py": f"{attempt + 10}\n"[-2:]})
+    assert len(trees) == 6
+
+
+def test_pipes_and_sockets_are_not_recorded_and_do_no_harm(
+    snapshots: Snapshots, work: Path
+) -> None:
+    tree, before = snapshots.take(), contents(work)
+    os.mkfifo(work / "pipe")
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(str(work / "s"))
+        assert snapshots.take() == tree
+        (work / "a.py").unlink()
+        os.mkfifo(work / "a.py")  # where a file was
+        (work / "fresh").mkdir()
+        os.mkfifo(work / "fresh/pipe")
+        assert "a.py" not in snapshots.take()
+        snapshots.restore(tree)
+    assert contents(work) == before
+    assert not (work / "fresh").exists()
+
+
+def test_ignored_files_are_neither_recorded_nor_touched(snapshots: Snapshots, place: Place) -> None:
+    tree = snapshots.take()
+    write(place.work, {"x.log": "1", "built/out.o": "2", "folder/y.log": "3", "new.py": "4"})
+    changed = snapshots.take()
+    assert place.listed(changed) == [".gitignore", "a.py", "folder/b.py", "new.py"]
+    snapshots.restore(tree)
+    assert (place.work / "x.log").read_text() == "1"
+    assert (place.work / "built/out.o").read_text() == "2"
+    assert (place.work / "folder/y.log").read_text() == "3"
+    assert not (place.work / "new.py").exists()
+
+
+def test_chosen_ignored_files_are_recorded(place: Place) -> None:
+    snapshots = place.snapshots(ignored=("*.log", "/built/keep"))
+    start = snapshots.take()
+    write(place.work, {"folder/x.log": "1", "built/keep/y": "2", "built/z": "3"})
+    tree = snapshots.take()
+    assert {"folder/x.log", "built/keep/y"} <= set(place.listed(tree))
+    assert "built/z" not in place.listed(tree)
+    snapshots.restore(start)
+    assert not (place.work / "folder/x.log").exists()
+    assert not (place.work / "built/keep").exists()
+    assert (place.work / "built/z").read_text() == "3"
+    snapshots.restore(tree)
+    assert (place.work / "built/keep/y").read_text() == "2"
+    assert snapshots.holds("built/keep/y")
+    assert snapshots.holds("any.log") is False  # it is not there, and nothing says that it would be
+
+
+def test_a_file_that_becomes_ignored_stays_recorded(snapshots: Snapshots, place: Place) -> None:
+    write(place.work, {"notes.txt": "1"})
+    tree = snapshots.take()
+    write(place.work, {".gitignore": "*.log\nbuilt/\n*.txt\n", "notes.txt": "2"})
+    assert "notes.txt" in place.listed(snapshots.take())
+    assert snapshots.holds("notes.txt")
+    snapshots.restore(tree)
+    assert (place.work / "notes.txt").read_text() == "1"
+
+
+def test_what_was_ignored_survives_a_cut_off_change_of_the_rules(
+    snapshots: Snapshots, place: Place
+) -> None:
+    """An agent that overwrites .gitignore makes all that it named look new."""
+    write(place.work, {"built/dear": "1", "dear.log": "2", "folder/dear.log": "3"})
+    tree = snapshots.take()
+    write(place.work, {".gitignore": "", "new.py": "x"})
+    write(place.work, {"folder/.gitignore": "!dear.log\n"})
+    assert "built/dear" in place.listed(snapshots.take())
+    snapshots.restore(tree)
+    assert contents(place.work)[b"built/dear"] == ("file", b"1")
+    assert contents(place.work)[b"dear.log"] == ("file", b"2")
+    assert contents(place.work)[b"folder/dear.log"] == ("file", b"3")
+    assert not (place.work / "new.py").exists()
+    assert not (place.work / "folder/.gitignore").exists()
+
+
+def test_what_hid_behind_new_rules_is_removed_with_them(snapshots: Snapshots, work: Path) -> None:
+    tree, before = snapshots.take(), contents(work)
+    write(work, {"made.bin": "1", "cache/.gitignore": "*\n", "cache/data": "2"})
+    write(work, {".gitignore": "*.log\nbuilt/\n*.bin\n"})
+    snapshots.restore(tree)
+    assert contents(work) == before
+
+
+def test_the_sources_own_ignore_list_counts(place: Place) -> None:
+    (place.source / ".git/info").mkdir(exist_ok=True)
+    (place.source / ".git/info/exclude").write_text("private/\n")
+    snapshots = place.snapshots()
+    write(place.work, {"private/x": "1"})
+    tree = snapshots.take()
+    assert place.listed(tree) == [".gitignore", "a.py", "folder/b.py"]
+    (place.source / ".git/info/exclude").write_text("")
+    assert place.snapshots(2).take() == tree  # as it was at the first snapshot
+
+
+def test_a_nested_repository_is_named_and_removed_when_it_is_new(
+    snapshots: Snapshots, place: Place
+) -> None:
+    tree, before = snapshots.take(), contents(place.work)
+    nested = place.work / "deps/nested"
+    nested.mkdir(parents=True)
+    git(nested, "init", "-q")
+    write(nested, {"inside": "x"})
+    git(nested, "add", "-A")
+    git(nested, "commit", "-q", "-m", "x")
+    with_nested = snapshots.take()
+    assert with_nested != tree
+    assert "deps/nested/inside" not in place.listed(with_nested)
+    assert not snapshots.holds("deps/nested/inside")
+    write(nested, {"inside": "changed"})
+    assert snapshots.take() == with_nested
+    snapshots.restore(tree)
+    assert contents(place.work) == before
+    with pytest.raises(GitError, match=r"cannot put deps/nested back: .* only named"):
+        snapshots.restore(with_nested)
+
+
+def test_a_submodules_commit_is_recorded_and_its_files_are_not(tmp_path: Path) -> None:
+    place = make_place(tmp_path, FILES)
+    write(place.work, {"sub/.keep": ""})
+    other = "1" * 40
+    git(place.work, "update-index", "--add", "--cacheinfo", f"160000,{other},sub")
+    git(place.work, "commit", "-q", "-m", "sub")
+    (place.work / "sub/.keep").unlink()
+    place.base = git(place.work, "rev-parse", "HEAD")
+    snapshots = place.snapshots()
+    tree = snapshots.take()
+    assert tree == git(place.work, "rev-parse", "HEAD^{tree}")
+    write(place.work, {"sub/file": "x"})
+    assert snapshots.take() == tree
+    (place.work / "sub/file").unlink()
+    (place.work / "sub").rmdir()
+    assert snapshots.take() != tree
+    snapshots.restore(tree)
+    assert (place.work / "sub").is_dir()
+
+
+def test_trees_are_last_in_the_order_of_attempts(place: Place) -> None:
+    first, second = place.snapshots(1), place.snapshots(2)
+    assert first.last() is None
+    begun = first.take()
+    write(place.work, {"a.py": "2\n"})
+    newer = second.take()
+    write(place.work, {"a.py": "3\n"})
+    late = first.take()  # an attempt that only slept
+    assert late not in (begun, newer)
+    assert second.last() == newer
+    assert place.snapshots(10).last() == newer
+
+
+def test_a_restore_leaves_both_trees_in_the_store(snapshots: Snapshots, place: Place) -> None:
+    tree = snapshots.take()
+    write(place.work, {"new": "found"})
+    snapshots.restore(tree)
+    assert snapshots.last() == tree
+    found = git(place.work, "log", "--format=%T", "refs/runner/runs/run_1/1", **located(place))
+    assert len(found.split()) == 4  # the start, its snapshot, what was found, what was put back
+    assert "new" in place.listed(found.split()[1])
+
+
+def test_another_process_may_restore_in_between(place: Place) -> None:
+    ours = place.snapshots()
+    first = ours.take()
+    write(place.work, {"a.py": "2\n"})
+    ours.take()
+    place.snapshots().restore(first)
+    assert ours.take() == first
+    assert ours.last() == first
+
+
+def test_a_note_is_part_of_the_tree_and_not_of_the_files(
+    snapshots: Snapshots, place: Place
+) -> None:
+    plain, before = snapshots.take(), contents(place.work)
+    noted = snapshots.take(note="HEAD is here")
+    assert noted != plain
+    assert snapshots.note_of(noted) == "HEAD is here"
+    assert snapshots.note_of(plain) == ""
+    write(place.work, {"a.py": "2\n"})
+    snapshots.take(note="HEAD is there")
+    snapshots.restore(noted)
+    assert contents(place.work) == before
+    assert snapshots.last() == noted
+
+
+def test_kept_commits_are_parents_of_the_snapshot(snapshots: Snapshots, place: Place) -> None:
+    write(place.work, {"a.py": "2\n"})
+    git(place.work, "commit", "-q", "-a", "-m", "by the agent")
+    commit = git(place.work, "rev-parse", "HEAD")
+    snapshots.take(keep=[commit])
+    parents = git(
+        place.work, "log", "-1", "--format=%P", "refs/runner/runs/run_1/1", **located(place)
+    )
+    assert parents.split() == [place.base, commit]
+
+
+def test_forgetting_leaves_the_other_runs_alone(place: Place) -> None:
+    ours, theirs = place.snapshots(), place.snapshots(run_id="run_10")
+    ours.take()
+    tree = theirs.take()
+    ours.forget()
+    ours.forget()
+    assert ours.last() is None
+    assert theirs.last() == tree
+    assert [path.name for path in (place.store / "runs").iterdir()] == ["run_10"]
+    assert ours.take() == tree
+
+
+def test_nothing_of_a_forgotten_run_is_left(place: Place) -> None:
+    for attempt in (1, 2):
+        write(place.work, {"a.py": f"{attempt}\n"})
+        place.snapshots(attempt).take()
+    assert list(place.store.glob("sharedindex.*"))
+    place.snapshots().forget()
+    place.snapshots(3).forget()
+    assert not list(place.store.glob("sharedindex.*"))
+    assert not list((place.store / "runs").iterdir())
+    assert not [path for path in (place.store / "refs").rglob("*") if path.is_file()]
+
+
+def test_an_attempt_after_weeks_does_without_what_git_cleaned_up(place: Place) -> None:
+    write(place.work, {"a.py": "2\n"})
+    tree = place.snapshots().take()
+    for shared in place.store.glob("sharedindex.*"):
+        shared.unlink()
+    assert place.snapshots(2).take() == tree
+
+
+def test_an_unknown_tree_is_refused(snapshots: Snapshots) -> None:
+    assert not snapshots.has("0" * 40)
+    with pytest.raises(GitError, match="is not among the snapshots of this host"):
+        snapshots.restore("0" * 40)
+
+
+def test_a_workspace_that_is_gone_is_said_to_be(snapshots: Snapshots, place: Place) -> None:
+    tree = snapshots.take()
+    git(place.source, "worktree", "remove", "--force", str(place.work))
+    with pytest.raises(GitError, match="is gone"):
+        snapshots.take()
+    assert snapshots.has(tree)
+    assert snapshots.last() == tree
+
+
+def test_paths_that_no_snapshot_holds(snapshots: Snapshots, place: Place) -> None:
+    write(place.work, {"folder/x.log": "1"})
+    assert snapshots.holds("a.py")
+    assert snapshots.holds("not/yet/there.py")
+    assert snapshots.holds(place.work / "folder/b.py")
+    assert not snapshots.holds("folder/x.log")
+    assert not snapshots.holds("built/anything")
+    assert not snapshots.holds("../elsewhere")
+    assert not snapshots.holds(".git/config")
+    assert not snapshots.holds(".runner-snapshot")
+    assert not snapshots.holds("/etc/passwd")
+
+
+def test_a_taking_that_is_cut_off_leaves_nothing_in_the_way(place: Place) -> None:
+    def cut() -> None:
+        raise Interrupted("shutdown")
+
+    write(place.work, {f"many/{number}": str(number) for number in range(600)})
+    snapshots = place.snapshots()
+    with pytest.raises(Interrupted):
+        snapshots.take(cut)
+    tree = snapshots.take()
+    assert tree == place.snapshots(2).take()
+
+
+def test_a_restore_that_was_cut_off_anywhere_is_finished_by_the_next_attempt(
+    tmp_path: Path,
+) -> None:
+    place = make_place(tmp_path, FILES)
+    write(place.work, {"d/.gitignore": "*.tmp\n", "d/kept.tmp": "ignored", "swap/inner": "x"})
+    (place.work / "empty").mkdir()
+    tree, before = place.snapshots().take(), contents(place.work)
+    attempt, cut = 2, True
+    while cut:
+        write(place.work, {"new/file": "x", "a.py": "changed\n", "d/.gitignore": ""})
+        (place.work / "swap/inner").unlink()
+        (place.work / "swap").rmdir()
+        write(place.work, {"swap": "a file", "d/made.txt": "1"})
+        (place.work / "empty").rmdir()
+        steps = iter(range(attempt))
+
+        def check(steps: Iterator[int] = steps) -> None:
+            if next(steps, None) is None:
+                raise Interrupted("dropped")
+
+        cut = False
+        try:
+            place.snapshots(attempt).restore(tree, check)
+        except Interrupted:
+            cut = True
+            place.snapshots(attempt + 1).restore(tree)
+        assert contents(place.work) == before
+        attempt += 2
+    assert attempt > 12
+
+
+def located(place: Place) -> dict[str, str]:
+    """Where git finds the snapshots and what they share with the source."""
+    return {
+        "GIT_DIR": str(place.store),
+        "GIT_ALTERNATE_OBJECT_DIRECTORIES": str(place.source / ".git/objects"),
+    }
