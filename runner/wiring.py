@@ -13,11 +13,12 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runner.core.conversation import Tool
+from runner.core.files.workspace import Workspace
 from runner.core.prices import PriceList
 from runner.core.spec import JobSpec, Submission
 from runner.errors import UnreachableError, UsageError
@@ -62,11 +63,16 @@ def load_submission(path: Path, settings: Settings) -> Submission:
     """A job file, read and checked whole. Raises ``SpecError`` with every problem in it."""
     from runner.jobfile.load import load
     from runner.llm.script import check_script
+    from runner.tools.environment import tool_environment
+    from runner.workspace.repository.look import look_at
 
     return load(
         path,
         resolve_tools=_resolve_tools,
         check_script=check_script,
+        look_at_repository=partial(
+            look_at, home=settings.home, environment=tool_environment(os.environ, ())
+        ),
         prices=load_prices(settings),
     )
 
@@ -97,15 +103,29 @@ def submit(
         The job's id; the first job's when ``key`` has been used.
 
     Raises:
-        UsageError: its workspace cannot be marked. UnreachableError: the database does not answer.
+        UsageError: its workspace cannot be marked, or the commit that it begins at not be kept.
+        UnreachableError: the database does not answer.
     """
-    from runner.workspace.identity import identify
-
     workspace = submission.spec.workspace
-    workspace_id = identify(Path(workspace.path)) if workspace else None
+    workspace_id = _keep_source(workspace) if workspace else None
     clock = DatabaseClock(database)
     clock.measure()
     return jobs.submit(database, submission, clock.now(), key, workspace_id, author)
+
+
+def _keep_source(workspace: Workspace) -> str | None:
+    """Have what runs are to work in found later: the id of the folder or commit that a worker has to
+    see, None where any worker can work."""
+    from runner.tools.environment import tool_environment
+    from runner.workspace.identity import identify
+    from runner.workspace.repository.look import keep_base
+
+    if workspace.path is None:
+        return None
+    if workspace.mode != "git":
+        return identify(Path(workspace.path))
+    keep_base(workspace, tool_environment(os.environ, ()))
+    return None if workspace.remote else f"git_{workspace.commit}"
 
 
 def mend_workspaces(database: Database, of: str) -> list[str]:
@@ -119,10 +139,14 @@ def mend_workspaces(database: Database, of: str) -> list[str]:
         The paths that were mended.
     """
     from runner.store.runs import missing_workspaces
-    from runner.workspace.identity import restore
+    from runner.workspace.identity import MARKED, restore
 
     missing = missing_workspaces(database, of)
-    return [path for path, workspace_id in missing if restore(Path(path), workspace_id)]
+    return [
+        path
+        for path, workspace_id in missing
+        if workspace_id.startswith(MARKED) and restore(Path(path), workspace_id)
+    ]
 
 
 def start_worker(
@@ -235,7 +259,7 @@ def _surroundings(
         )
     )
     live = opened.enter_context(closing(RedisLive(connect(queue_url))))
-    workspaces = RunWorkspaces(database, settings.home)
+    workspaces = RunWorkspaces(database, settings.home, tools)
     ports = _ports(database, clock, tools, live, workspaces, load_prices(settings))
     machine = Machine(
         database=database,
@@ -358,6 +382,7 @@ def _tell(notice: Notice, secrets: Sequence[str]) -> None:
             "item_key": asked.item_key,
             "tool": asked.tool,
             "summary": asked.summary,
+            "asked_again": asked.asked_again,
             "asked_at": asked.asked_at,
             "expires_at": asked.expires_at,
         }

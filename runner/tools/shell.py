@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Mapping
 
 from runner.core.conversation import ToolResult
-from runner.engine.ports import Interrupt, ToolCall
+from runner.engine.ports import Command, Interrupt, ToolCall
 from runner.tools.failure import ToolFailure
 from runner.tools.host.client import Ended, Start, ToolHost
 from runner.tools.output import present
@@ -24,18 +24,37 @@ def bash(
     Raises:
         ToolFailure: it could not be started. Interrupted: it was cut.
     """
-    command = _checked(call.input["command"])
-    workspace = call.surroundings.workspace
+    asked = call.input.get("timeout")
+    timeout = min(LONGEST_TIMEOUT, call.timeout if asked is None else asked / 1000)
+    hint = f" A longer timeout (at most {LONGEST_TIMEOUT * 1000:.0f} ms) can be given."
+    command = Command(call.id, call.run_id, call.input["command"], call.surroundings, timeout)
+    return run(command, host, environment, interrupt, hint)
+
+
+def run(
+    command: Command,
+    host: ToolHost,
+    environment: Mapping[str, str],
+    interrupt: Interrupt,
+    hint: str = "",
+) -> ToolResult:
+    """Run a command with bash, for as long as it says; its output and errors in one, in order.
+
+    Args:
+        hint: what someone can do whose command was killed for its time.
+
+    Raises:
+        ToolFailure: it could not be started. Interrupted: it was cut.
+    """
+    text = _checked(command.command)
+    workspace = command.surroundings.workspace
     if workspace is None:
         raise ToolFailure("this job has no workspace, so there is no folder to run commands in")
     path = shutil.which("bash", path=environment.get("PATH"))
     if path is None:
         raise ToolFailure("bash is not on the PATH of this worker: it has to be installed there")
-    asked = call.input.get("timeout")
-    timeout = min(LONGEST_TIMEOUT, call.timeout if asked is None else asked / 1000)
-    start = Start([path, "-c", command], workspace, call.run_id, timeout, merge=True)
-    ended = host.call(start, interrupt)
-    return _result(call, ended, timeout)
+    start = Start([path, "-c", text], workspace, command.run_id, command.timeout, merge=True)
+    return _result(command, host.call(start, interrupt), hint)
 
 
 def _checked(command: str) -> str:
@@ -58,7 +77,7 @@ def _checked(command: str) -> str:
     return command
 
 
-def _result(call: ToolCall, ended: Ended, timeout: float) -> ToolResult:
+def _result(command: Command, ended: Ended, hint: str) -> ToolResult:
     if ended.end == "not_started":
         reason = ended.output.decode("utf-8", "replace")
         raise ToolFailure(f"the command could not be started: {reason}")
@@ -70,17 +89,14 @@ def _result(call: ToolCall, ended: Ended, timeout: float) -> ToolResult:
         )
     ending = ""
     if ended.end == "timed_out":
-        ending = (
-            f"The command was killed: it took more than {timeout:g} s. "
-            f"A longer timeout (at most {LONGEST_TIMEOUT * 1000:.0f} ms) can be given."
-        )
+        ending = f"The command was killed: it took more than {command.timeout:g} s.{hint}"
     elif ended.exit_code < 0:
         ending = f"Killed by signal {-ended.exit_code}"
     elif ended.exit_code > 0:
         ending = f"Exit code {ended.exit_code}"
     content, output = present(
         ended.output,
-        call.surroundings.outputs / f"{call.id}.txt",
+        command.surroundings.outputs / f"{command.name}.txt",
         cut=ended.cut,
         ending=ending,
     )

@@ -11,7 +11,7 @@ from typing import Any
 
 from runner.core.conversation import Tool, ToolResult
 from runner.core.permissions import Setting, digest_of
-from runner.engine.ports import Interrupt, Surroundings, ToolCall
+from runner.engine.ports import Command, Interrupt, Surroundings, ToolCall
 from runner.tools import shell
 from runner.tools.environment import tool_environment
 from runner.tools.failure import ToolFailure
@@ -50,6 +50,9 @@ class LocalTools:
         stored_output: the whole output of a call by its run and its id, Runner's or the model's, from
             the store; None when there is none.
         watchdog_seconds: tools are killed when ``alive`` was not called for so long.
+
+    ``host`` starts every process, in ``environment``; what else works in a run's workspace is to be
+    started by it too.
     """
 
     def __init__(
@@ -62,12 +65,12 @@ class LocalTools:
     ) -> None:
         lock_dir.mkdir(parents=True, exist_ok=True)
         self._home = home
-        self._environment = tool_environment(os.environ, secrets)
+        self.environment = tool_environment(os.environ, secrets)
         # Git in a copied workspace must not find the repository that RUNNER_HOME lies in.
-        above = self._environment.get("GIT_CEILING_DIRECTORIES", "")
-        self._environment["GIT_CEILING_DIRECTORIES"] = f"{home}:{above}".rstrip(":")
+        above = self.environment.get("GIT_CEILING_DIRECTORIES", "")
+        self.environment["GIT_CEILING_DIRECTORIES"] = f"{home}:{above}".rstrip(":")
         self._stored_output = stored_output
-        self._host = ToolHost(self._environment, lock_dir, watchdog_seconds)
+        self.host = ToolHost(self.environment, lock_dir, watchdog_seconds)
         self._inputs = InputCheck()
 
     def problem(self, tool: Tool, arguments: Mapping[str, Any]) -> str | None:
@@ -91,26 +94,37 @@ class LocalTools:
         if call.permit.input_digest != digest_of(call.input):
             raise ValueError(f"{call.id}: its permit is for another input than the call has")
         interrupt.check()
-        began = time.monotonic()
-        problem = self.problem(call.tool, call.input)
-        try:
-            result = (
-                self._dispatch(call, interrupt)
-                if problem is None
-                else _told(call, ToolFailure(problem, "invalid_input"))
-            )
-        except ToolFailure as failure:
-            result = _told(call, failure)
-        return replace(result, duration=time.monotonic() - began)
+
+        def work() -> ToolResult:
+            problem = self.problem(call.tool, call.input)
+            if problem is not None:
+                raise ToolFailure(problem, "invalid_input")
+            return self._dispatch(call, interrupt)
+
+        return _timed(work, call.surroundings.outputs / f"{call.id}{_OUTPUT_SUFFIX}")
+
+    def command(self, command: Command, interrupt: Interrupt) -> ToolResult:
+        """Run a command of the job itself with bash, to its end; whatever goes wrong with it is in the
+        result.
+
+        Raises:
+            Interrupted: ``interrupt`` was set, or the watchdog cut the command (``dropped``); all
+                processes of the command are gone.
+        """
+        interrupt.check()
+        return _timed(
+            lambda: shell.run(command, self.host, self.environment, interrupt),
+            command.surroundings.outputs / f"{command.name}{_OUTPUT_SUFFIX}",
+        )
 
     def alive(self) -> None:
         """Say that this worker holds its leases. While calls are in hand this has to be said more
         often than every ``watchdog_seconds``, or their tools are killed. Never waits."""
-        self._host.alive()
+        self.host.alive()
 
     def close(self) -> None:
         """End the tool host and every tool process that is left."""
-        self._host.close()
+        self.host.close()
 
     def _dispatch(self, call: ToolCall, interrupt: Interrupt) -> ToolResult:
         name, source = call.tool.name, call.tool.source
@@ -118,17 +132,17 @@ class LocalTools:
             own = OwnSource.stored(source)
             if own is None:
                 raise ToolFailure(f"{name} comes from {source!r}, which this worker does not know")
-            return run_own(call, own, self._host, interrupt)
+            return run_own(call, own, self.host, interrupt)
         places = Places.of(call.surroundings, self._home)
         if name == "Bash":
             permission.require_command(call, places)
-            return shell.bash(call, self._host, self._environment, interrupt)
+            return shell.bash(call, self.host, self.environment, interrupt)
         if name in _FILE_TOOLS:
             self._restore(call, call.input["file_path"], places)
             return _FILE_TOOLS[name](call, places, interrupt)
         if name in _SEARCH_TOOLS:
             self._restore(call, call.input.get("path") or ".", places)
-            return _SEARCH_TOOLS[name](call, places, self._host, interrupt)
+            return _SEARCH_TOOLS[name](call, places, self.host, interrupt)
         raise ToolFailure(
             f"this worker has no builtin tool with the name {name}: it is older than the job"
         )
@@ -154,7 +168,12 @@ class LocalTools:
             ) from error
 
 
-def _told(call: ToolCall, failure: ToolFailure) -> ToolResult:
-    copy = call.surroundings.outputs / f"{call.id}.txt"
-    content, output = present(str(failure).encode("utf-8", "surrogatepass"), copy)
-    return ToolResult(content, failure.outcome, output)
+def _timed(work: Callable[[], ToolResult], copy: Path) -> ToolResult:
+    """What came of some work, with how long it took in seconds; ``copy`` is for a long failure."""
+    began = time.monotonic()
+    try:
+        result = work()
+    except ToolFailure as failure:
+        content, output = present(str(failure).encode("utf-8", "surrogatepass"), copy)
+        result = ToolResult(content, failure.outcome, output)
+    return replace(result, duration=time.monotonic() - began)

@@ -11,10 +11,11 @@ import pytest
 
 from runner.core.conversation import ModelReply, ModelRequest
 from runner.core.entries import Entry
+from runner.core.files.workspace import Workspace
 from runner.core.journal import Call, RunView
 from runner.core.permissions import Answer, Rule, digest_of
 from runner.core.run import Ended, Lease, Outcome, Requeued, Waiting
-from runner.core.spec import Asking, JobSpec, Workspace
+from runner.core.spec import Asking, JobSpec
 from runner.core.steps import Effect, RunTools
 from runner.engine.attempt import Ports, run_attempt
 from runner.engine.ports import Interrupt, Model

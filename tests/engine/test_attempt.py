@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
+from runner.core.files.workspace import Workspace
 from runner.core.run import Ended, Lease
-from runner.core.spec import JobSpec, Workspace
+from runner.core.spec import JobSpec
 from runner.engine.attempt import Ports, run_attempt
 from runner.engine.ports import Interrupt
 from runner.engine.workspaces import RunWorkspaces
@@ -42,7 +43,7 @@ def ports(database: Database, tmp_path: Path) -> Iterator[Ports]:
         journal=StoredJournal(database, clock.now, lambda spec: {}),
         models=lambda spec: ScriptedModel(spec.script or {}),
         tools=tools,
-        workspaces=RunWorkspaces(database, tmp_path / "home"),
+        workspaces=RunWorkspaces(database, tmp_path / "home", tools),
         live=Silence(),
         clock=clock,
         jitter=lambda: 0.0,

@@ -16,13 +16,14 @@ from runner.core.context.summary import HEADING
 from runner.core.context.window import DEFAULT_WINDOW, Context
 from runner.core.conversation import ModelReply, ModelRequest
 from runner.core.entries import Entry
+from runner.core.files.workspace import Workspace
 from runner.core.journal import RunView
 from runner.core.permissions import Rule
 from runner.core.run import Ended, Lease, Outcome, Requeued
-from runner.core.spec import JobSpec, NewRun, Workspace
+from runner.core.spec import JobSpec, NewRun
 from runner.core.steps import Effect
 from runner.engine.attempt import Ports, run_attempt
-from runner.engine.ports import Clock, Interrupt, Journal, Surroundings
+from runner.engine.ports import Clock, Interrupt, Journal, Prepared, Surroundings
 from runner.errors import Interrupted, ModelCallError, StaleView
 from runner.llm.scripted import ScriptedModel
 from runner.store.database import Database
@@ -362,8 +363,10 @@ class _In:
 
     folder: Path
 
-    def prepare(self, lease: Lease, interrupt: Interrupt) -> Surroundings:
-        return Surroundings(self.folder, self.folder / "outputs")
+    def prepare(
+        self, lease: Lease, tree: str | None, interrupt: Interrupt, *, undo: bool
+    ) -> Prepared:
+        return Prepared(Surroundings(self.folder, self.folder / "outputs"))
 
 
 @dataclass

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import select
 
 from runner.core.budget import Budget
-from runner.core.spec import Workspace
+from runner.core.files.workspace import Workspace
 from runner.engine.dispatcher import OUTAGE_SECONDS, Dispatcher
 from runner.engine.locks import HostLocks
 from runner.engine.questions import Questions

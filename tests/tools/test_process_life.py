@@ -282,7 +282,7 @@ def test_host_that_is_found_gone_when_a_call_is_handed_over_is_replaced(
     bench: Workbench, end: str
 ) -> None:
     bench.run("Bash", command="true")
-    running_host = bench.tools._host._running
+    running_host = bench.tools.host._running
     assert running_host is not None
     if end == "shut":
         running_host.control.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,203 @@
+"""Runs' own workspaces that are still on this host: what they hold, and removing those done with."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from runner.core.run import ENDED
+from runner.engine.workspaces.around import COPIES
+from runner.engine.workspaces.made import MadeFile, note_for
+from runner.errors import RunnerError
+from runner.store import workspaces
+from runner.store.database import Database
+from runner.store.workspaces import StoredWorkspace
+from runner.workspace.clones import clone_of
+from runner.workspace.copy import remove
+from runner.workspace.snapshots import Snapshots
+from runner.workspace.standing import Standing
+from runner.workspace.trees.stores import make_store, store_id
+from runner.workspace.worktrees import Repository, Worktree
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """A workspace. ``run`` is None for a folder that no run of the database knows. ``unsaved`` is why
+    its work would be lost with it, or empty."""
+
+    run_id: str
+    path: Path
+    run: StoredWorkspace | None
+    unsaved: str
+
+    @property
+    def here(self) -> bool:
+        """Whether its folder is there."""
+        return self.path.is_dir()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its run will not go on by itself."""
+        return self.run is None or self.run.state in ENDED
+
+    def size(self) -> int:
+        """The bytes of its files, which are all looked at for that."""
+        return sum(
+            os.lstat(os.path.join(folder, name)).st_size  # noqa: PTH118 - thousands of strings
+            for folder, _, names in os.walk(self.path)
+            for name in names
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """What became of one: removed, or why it was kept."""
+
+    leftover: Leftover
+    removed: bool
+    why_kept: str = ""
+
+
+def list_workspaces(
+    database: Database, home: Path, environment: Mapping[str, str], *, job_id: str | None = None
+) -> list[Leftover]:
+    """The workspaces on this host, in order of their runs' ids; and those that should be, but whose
+    folders are gone. Each is compared with what was recorded of it.
+
+    Args:
+        home: RUNNER_HOME.
+        environment: the variables that git gets.
+        job_id: only of this job's runs.
+
+    Raises:
+        UnreachableError: the database does not answer. WorkspaceError: nothing can be read in ``home``.
+    """
+    folder = home / COPIES
+    names = [] if not folder.is_dir() else [entry.name for entry in os.scandir(folder)]
+    folders = sorted(name for name in names if not name.startswith("."))
+    known = workspaces.on_host(database, store_id(home), folders, job_id)
+    found = {run.run_id: run for run in known if run.kept is not None or run.run_id in folders}
+    strangers = [] if job_id is not None else [name for name in folders if name not in found]
+    look = _Look(home, environment)
+    return [
+        Leftover(
+            name,
+            folder / name,
+            found.get(name),
+            look.unsaved(found[name]) if name in found else "no run of this database knows it",
+        )
+        for name in sorted([*found, *strangers])
+    ]
+
+
+def prune(
+    database: Database,
+    home: Path,
+    environment: Mapping[str, str],
+    *,
+    job_id: str | None = None,
+    force: bool = False,
+) -> list[Pruned]:
+    """Remove the workspaces of runs that have ended, save those that hold unsaved work. Branches and
+    snapshots stay: a run that is taken up again finds its files.
+
+    Args:
+        force: remove those with unsaved work too; what can be recorded of it is.
+
+    Raises:
+        UnreachableError: the database does not answer. WorkspaceError: nothing can be read in ``home``.
+    """
+    look = _Look(home, environment)
+    pruned = []
+    for leftover in list_workspaces(database, home, environment, job_id=job_id):
+        if not leftover.here:
+            continue
+        why = "" if force and leftover.has_ended else leftover.unsaved
+        if not why and not _still_ended(database, home, leftover):
+            why = _GOES_ON
+        if not why:
+            why = look.remove(leftover)
+        pruned.append(Pruned(leftover, not why, why))
+    return pruned
+
+
+_GOES_ON = "its run has not ended: cancel it first"
+
+
+def _still_ended(database: Database, home: Path, leftover: Leftover) -> bool:
+    """A run may have been taken up again since it was listed."""
+    now = workspaces.on_host(database, store_id(home), [leftover.run_id])
+    return all(run.state in ENDED for run in now if run.run_id == leftover.run_id)
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    home: Path
+    environment: Mapping[str, str]
+
+    def unsaved(self, run: StoredWorkspace) -> str:
+        """What of a run's workspace is saved nowhere else, or empty."""
+        if run.state not in ENDED:
+            return _GOES_ON
+        if run.kept is None or not Path(run.kept.path).is_dir():
+            return ""
+        assert run.asked is not None, "only a job with a workspace has runs with their own"
+        try:
+            changed = run.tree is not None and self._tree(run) != run.tree
+        except (RunnerError, OSError) as error:
+            return f"it cannot be compared with what is recorded of it: {error}"
+        if changed:
+            return "its files were changed since they were recorded last"
+        if run.asked.mode == "git" and run.kept.commit is None:
+            return "it was not delivered: no commit on its branch holds all of it"
+        return ""
+
+    def remove(self, leftover: Leftover) -> str:
+        """Remove a workspace; why that cannot be done, or empty."""
+        try:
+            repository = None if leftover.run is None else self._repository(leftover.run)
+            if repository is None:
+                remove(leftover.path)
+            else:
+                Worktree(repository, leftover.path).remove()
+        except (RunnerError, OSError) as error:
+            return f"it cannot be removed: {error}"
+        return ""
+
+    def _tree(self, run: StoredWorkspace) -> str:
+        """Record the workspace as it is."""
+        assert run.asked is not None
+        assert run.kept is not None
+        path, repository = Path(run.kept.path), self._repository(run)
+        common = repository.common_folder() if repository else None
+        store = make_store(self.home, run.asked.source, common, environment=self.environment)
+        snapshots = Snapshots(
+            store,
+            path,
+            run.run_id,
+            run.attempt,
+            environment=self.environment,
+            ignored=run.asked.snapshot_ignored,
+            largest_file=run.asked.largest_file,
+        )
+        made = MadeFile.beside(path).read()
+        if repository is None or made is None:
+            return snapshots.take()
+        note, keep = note_for(Standing(Worktree(repository, path)).read(), made)
+        return snapshots.take(note=note, keep=keep)
+
+    def _repository(self, run: StoredWorkspace) -> Repository | None:
+        """Where a run's worktree is from; None for a copy."""
+        asked = run.asked
+        if asked is None or asked.mode != "git":
+            return None
+        folders = [Path(asked.path)] if asked.path else []
+        folders += [clone_of(self.home, url) for url in (asked.url, asked.remote) if url]
+        repositories = [Repository(folder, self.environment) for folder in folders]
+        path = self.home / COPIES / run.run_id
+        for repository in repositories:
+            if repository.folder.is_dir() and Worktree(repository, path).admin() is not None:
+                return repository
+        return repositories[0]

@@ -1,0 +1,67 @@
+"""What a host notes of a workspace that it has made: beside it, as what is in it can be an agent's."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from runner.workspace.standing import to_note
+from runner.workspace.worktrees import Head
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A workspace that was made whole, setup and all. ``branch`` and ``start_commit`` are of a
+    worktree, and so is ``delivered``: the last commit that the run was delivered in, with the note of
+    where the worktree stood until then. While it is delivered, ``delivering`` is that note; and while
+    its files are put back to a tree, ``put_back`` is false."""
+
+    branch: str = ""
+    start_commit: str = ""
+    delivered: str = ""
+    delivered_from: str = ""
+    delivering: str | None = None
+    put_back: bool = True
+
+
+def note_for(head: Head | None, made: Made) -> tuple[str, tuple[str, ...]]:
+    """What a snapshot says of where a worktree stands, and the commits that it keeps. The run's own
+    beginning needs no note, and its delivery moves nothing.
+
+    Args:
+        head: where it stands, None on a branch without a commit.
+    """
+    if head is None or head == Head(made.start_commit, made.branch):
+        return "", ()
+    if head == Head(made.delivered, made.branch):
+        return made.delivered_from, (head.commit,)
+    return to_note(head, made.branch), (head.commit,)
+
+
+@dataclass(frozen=True, slots=True)
+class MadeFile:
+    """The file that says so; it is not there while the workspace is being made."""
+
+    path: Path
+
+    @classmethod
+    def beside(cls, workspace: Path) -> MadeFile:
+        return cls(workspace.with_name(f".{workspace.name}.made"))
+
+    def read(self) -> Made | None:
+        """What was noted; None when nothing whole was. Raises ``OSError``."""
+        try:
+            return Made(**json.loads(self.path.read_bytes()))
+        except (FileNotFoundError, ValueError, TypeError):  # or another Runner's: made again
+            return None
+
+    def write(self, made: Made) -> None:
+        """Note it, whole or not at all. Raises ``OSError``."""
+        draft = self.path.with_suffix(".draft")
+        draft.write_text(json.dumps(asdict(made)), encoding="utf-8")
+        draft.replace(self.path)
+
+    def remove(self) -> None:
+        """Nothing whole is there any more. Raises ``OSError``."""
+        self.path.unlink(missing_ok=True)

@@ -1,0 +1,206 @@
+"""What is left of runs' workspaces, and removing it without losing work."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from sqlalchemy import update
+
+from runner.core.files.workspace import Workspace
+from runner.core.run import Ended, Lease
+from runner.engine.ports import Interrupt
+from runner.engine.workspaces.leftovers import Leftover, Pruned, list_workspaces, prune
+from runner.store.database import Database
+from runner.store.tables import runs
+from tests.workspace.repository.made import Made
+
+from .conftest import Claim, Host, claim_again, row
+
+DONE = Ended("succeeded", "end_turn")
+
+
+@pytest.fixture
+def listed(store: Database, host: Host) -> Callable[..., list[Leftover]]:
+    return lambda **options: list_workspaces(store, host.home, dict(os.environ), **options)
+
+
+@pytest.fixture
+def pruned(store: Database, host: Host) -> Callable[..., list[Pruned]]:
+    return lambda **options: prune(store, host.home, dict(os.environ), **options)
+
+
+def end(store: Database, lease: Lease, tree: str | None, state: str = "succeeded") -> None:
+    """The run ends with this tree recorded."""
+    progress = {**row(store, lease).progress, "tree": tree}
+    ended = {"state": state, "worker_id": None, "due_at": None, "progress": progress}
+    change = update(runs).where(runs.c.id == lease.run_id).values(ended)
+    store.write(lambda connection: connection.execute(change))
+
+
+def done(store: Database, host: Host, lease: Lease) -> str:
+    """A run that worked, was delivered and has ended; its tree."""
+    host.prepare(lease)
+    (host.path(lease) / "a.py").write_text("2\n")
+    tree = host.record(lease)
+    host.workspaces.deliver(lease, DONE, Interrupt())
+    end(store, lease, tree)
+    return tree
+
+
+def test_what_was_delivered_and_not_changed_since_goes(
+    store: Database,
+    host: Host,
+    begin: Claim,
+    repository: Made,
+    listed: Callable[..., list[Leftover]],
+    pruned: Callable[..., list[Pruned]],
+) -> None:
+    lease = begin()
+    tree = done(store, host, lease)
+    (leftover,) = listed()
+    assert (leftover.run_id, leftover.unsaved, leftover.here) == (lease.run_id, "", True)
+    assert leftover.run is not None
+    assert leftover.run.kept is not None
+    assert leftover.run.kept.branch == "runner/Mend-it/one"
+    assert leftover.size() > 0
+    (gone,) = pruned()
+    assert gone.removed
+    assert not host.path(lease).exists()
+    assert len(repository.git("worktree", "list").splitlines()) == 1
+    assert repository.git("rev-parse", "runner/Mend-it/one"), "the branch stays"
+    assert pruned() == []
+    again = claim_again(store, lease)
+    prepared = host.prepare(again, tree)
+    assert (prepared.tree, prepared.cause) == (tree, None), "and so do the snapshots"
+    assert (host.path(lease) / "a.py").read_text() == "2\n"
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_the_workspace_of_a_run_that_goes_on_is_kept(
+    store: Database, host: Host, begin: Claim, pruned: Callable[..., list[Pruned]], force: bool
+) -> None:
+    lease = begin()
+    host.prepare(lease)
+    (kept,) = pruned(force=force)
+    assert (kept.removed, kept.why_kept) == (False, "its run has not ended: cancel it first")
+    assert host.path(lease).exists()
+
+
+def test_work_that_was_not_delivered_goes_only_by_force(
+    store: Database, host: Host, begin: Claim, pruned: Callable[..., list[Pruned]]
+) -> None:
+    lease = begin()
+    end(store, lease, host.prepare(lease).tree, "cancelled")
+    (kept,) = pruned()
+    assert "not delivered" in kept.why_kept
+    assert host.path(lease).exists()
+    (gone,) = pruned(force=True)
+    assert gone.removed
+    assert not host.path(lease).exists()
+
+
+@pytest.mark.parametrize("change", ["a file", "a commit", "something staged"])
+def test_changes_since_the_end_go_only_by_force(
+    store: Database,
+    host: Host,
+    begin: Claim,
+    repository: Made,
+    pruned: Callable[..., list[Pruned]],
+    change: str,
+) -> None:
+    lease = begin()
+    done(store, host, lease)
+    path = host.path(lease)
+    if change == "a commit":
+        repository.git("-C", str(path), "commit", "-q", "--allow-empty", "-m", "mine")
+    else:
+        (path / "mine").write_text("x")
+    if change == "something staged":
+        repository.git("-C", str(path), "add", "mine")
+        (path / "mine").unlink()
+    (kept,) = pruned()
+    assert (kept.removed, kept.why_kept) == (
+        False,
+        "its files were changed since they were recorded last",
+    )
+    assert path.exists()
+    assert pruned(force=True)[0].removed
+
+
+def test_a_copy_goes_when_it_is_as_it_was_recorded(
+    store: Database,
+    host: Host,
+    begin: Claim,
+    tmp_path: Path,
+    pruned: Callable[..., list[Pruned]],
+) -> None:
+    (tmp_path / "source").mkdir()
+    lease = begin(workspace=Workspace(str(tmp_path / "source"), "copy"))
+    host.prepare(lease)
+    (host.path(lease) / "new").write_text("x")
+    end(store, lease, host.record(lease), "stopped")
+    (host.path(lease) / "new").write_text("y")
+    assert [each.removed for each in pruned()] == [False]
+    (host.path(lease) / "new").write_text("x")
+    assert [each.removed for each in pruned()] == [True]
+
+
+def test_a_folder_that_no_run_knows_is_told_and_goes_only_by_force(
+    host: Host, begin: Claim, pruned: Callable[..., list[Pruned]]
+) -> None:
+    stranger = host.home / "workspaces" / "mine"
+    stranger.mkdir(parents=True)
+    (stranger / "work").touch()
+    (kept,) = pruned()
+    assert (kept.removed, kept.why_kept) == (False, "no run of this database knows it")
+    assert pruned(job_id="job_1", force=True) == []
+    assert stranger.exists()
+    assert pruned(force=True)[0].removed
+    assert not stranger.exists()
+
+
+def test_one_jobs_workspaces_are_listed_alone(
+    store: Database, host: Host, begin: Claim, listed: Callable[..., list[Leftover]]
+) -> None:
+    one, two = begin("one"), begin("two")
+    for lease in (one, two):
+        host.prepare(lease)
+    assert [each.run_id for each in listed()] == [one.run_id, two.run_id]
+    job = row(store, two).job_id
+    assert [each.run_id for each in listed(job_id=job)] == [two.run_id]
+
+
+def test_one_whose_folder_is_gone_is_listed_and_left(
+    store: Database,
+    host: Host,
+    begin: Claim,
+    listed: Callable[..., list[Leftover]],
+    pruned: Callable[..., list[Pruned]],
+) -> None:
+    lease = begin()
+    done(store, host, lease)
+    shutil.rmtree(host.path(lease))
+    assert [(each.run_id, each.here, each.unsaved) for each in listed()] == [
+        (lease.run_id, False, "")
+    ]
+    assert pruned() == []
+
+
+def test_one_that_cannot_be_compared_is_kept(
+    store: Database,
+    host: Host,
+    begin: Claim,
+    repository: Made,
+    pruned: Callable[..., list[Pruned]],
+) -> None:
+    lease = begin()
+    done(store, host, lease)
+    repository.path.rename(repository.path.with_name("away"))
+    (kept,) = pruned()
+    assert not kept.removed
+    assert kept.why_kept.startswith("it cannot be compared with what is recorded of it: ")
+    assert "\n" not in kept.why_kept
