@@ -8,10 +8,12 @@ from typing import Any, Literal, cast, get_args
 
 from runner.core.budget import Budget, Limits
 from runner.core.context.window import Context
+from runner.core.ending.verify import Verify
 from runner.core.retry import Patience
-from runner.core.spec import ParallelTools, Provider, WorkspaceMode
+from runner.core.spec import ParallelTools, Provider
 from runner.errors import Problem
-from runner.jobfile.bounds import (
+from runner.jobfile.section import Section, shown
+from runner.jobfile.sections.bounds import (
     CONTEXT_KEYS,
     LIMIT_KEYS,
     Bounds,
@@ -19,15 +21,22 @@ from runner.jobfile.bounds import (
     context_of,
     limits_of,
 )
-from runner.jobfile.options import check_options
-from runner.jobfile.permissions import PERMISSION_KEYS, Permissions, check_permissions
-from runner.jobfile.section import Section, shown
+from runner.jobfile.sections.ending import (
+    SCHEMA_KEYS,
+    VERIFY_KEYS,
+    SchemaDraft,
+    check_schema,
+    check_verify,
+)
+from runner.jobfile.sections.options import check_options
+from runner.jobfile.sections.permissions import PERMISSION_KEYS, Permissions, check_permissions
+from runner.jobfile.sections.workspace import WORKSPACE_KEYS, WorkspaceDraft, check_workspace
 
 TextSource = Literal["text", "file"]
 ItemSource = Literal["list", "glob", "jsonl", "command"]
 
 # Every key that a job file may hold, by section ("" is the top). The reference in docs/job-file.md
-# lists the same; a test compares the two. [model_options] is looked at in jobfile.options.
+# lists the same; a test compares the two. [model_options] is looked at in jobfile.sections.options.
 KEYS: dict[str, tuple[str, ...]] = {
     "": (
         "name",
@@ -47,9 +56,11 @@ KEYS: dict[str, tuple[str, ...]] = {
         "context",
         "retry",
         "model_options",
+        *VERIFY_KEYS,
+        *SCHEMA_KEYS,
     ),
     "items": get_args(ItemSource),
-    "workspace": ("path", "mode"),
+    "workspace": WORKSPACE_KEYS,
     "permissions": PERMISSION_KEYS,
     "limits": LIMIT_KEYS,
     "context": CONTEXT_KEYS,
@@ -91,8 +102,9 @@ class Draft:
     prompt: Text | None
     system: Text | None
     items: Items | None
-    workspace_path: str | None
-    workspace_mode: WorkspaceMode
+    workspace: WorkspaceDraft | None
+    verify: Verify | None
+    schema: SchemaDraft | None
     tools: tuple[tuple[int, str], ...]
     permissions: Permissions
     parallel_tools: ParallelTools
@@ -125,8 +137,6 @@ def check(data: Mapping[str, Any]) -> tuple[Draft, list[Problem]]:
     top.expect_keys(KEYS[""], _elsewhere(""))
     provider = top.choice("provider", get_args(Provider), "anthropic")
     workspace = _section(top, "workspace")
-    if workspace and not workspace.has("path"):
-        workspace.note("the key path is missing: the folder that the tools work in")
     if not top.has("model"):
         top.note("is missing: the id of the model to call, such as claude-sonnet-5-5", "model")
     permissions = _section(top, "permissions")
@@ -141,11 +151,9 @@ def check(data: Mapping[str, Any]) -> tuple[Draft, list[Problem]]:
         prompt=_prompt(top),
         system=_system(top),
         items=_items(top),
-        workspace_path=workspace.text("path") if workspace else None,
-        workspace_mode=cast(
-            WorkspaceMode,
-            workspace.choice("mode", get_args(WorkspaceMode), "shared") if workspace else "shared",
-        ),
+        workspace=check_workspace(workspace) if workspace else None,
+        verify=check_verify(top, has_folder=_has_folder(top)),
+        schema=check_schema(top),
         tools=tuple(_tools(top)),
         permissions=check_permissions(permissions) if permissions else Permissions(),
         parallel_tools=cast(
@@ -246,14 +254,21 @@ def _tools(top: Section) -> list[tuple[int, str]]:
             top.note(f"{shown(name)} is listed twice", "tools", index)
         tools.setdefault(name, index)
     homeless = [name for name in tools if name in WORKSPACE_TOOLS]
-    if homeless and not top.has("workspace"):
+    if homeless and not _has_folder(top):
         needs = "needs" if len(homeless) == 1 else "need"
+        do = "give it another mode" if top.has("workspace") else "add a [workspace] with its path"
         top.note(
-            f"{', '.join(homeless)} {needs} a folder to work in: add a [workspace] with its path",
-            "tools",
-            tools[homeless[0]],
+            f"{', '.join(homeless)} {needs} a folder to work in: {do}", "tools", tools[homeless[0]]
         )
     return [(index, name) for name, index in tools.items()]
+
+
+def _has_folder(top: Section) -> bool:
+    """Whether the job has a workspace, and not one that is no folder."""
+    workspace = top.values.get("workspace")
+    return workspace is not None and not (
+        isinstance(workspace, Mapping) and workspace.get("mode") == "none"
+    )
 
 
 def _retry(top: Section) -> Patience:

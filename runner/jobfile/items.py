@@ -6,7 +6,8 @@ import os
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -29,13 +30,15 @@ class _UnreadableError(Exception):
     """Items that cannot be had; the text says why."""
 
 
-def read(items: Items, folder: Path, root: Path) -> tuple[list[Keyed], list[Problem]]:
+def read(
+    items: Items, folder: Path, root: Path | Sequence[str]
+) -> tuple[list[Keyed], list[Problem]]:
     """The items, each with the key that names its run.
 
     Args:
         items: from the checked job file.
         folder: the job file's own; ``jsonl`` is relative to it, ``command`` runs in it.
-        root: the folder that ``glob`` searches and that its items are relative to.
+        root: what ``glob`` searches: a folder, which its items are relative to, or paths of files.
     """
     origin = f"items.{items.source}"
     problems: list[Problem] = []
@@ -99,23 +102,39 @@ def _listed(values: list[Any]) -> Iterator[_Found]:
         yield f"items.list[{index}]", "", value
 
 
-def _globbed(pattern: str, root: Path) -> Iterator[_Found]:
+def _globbed(pattern: str, root: Path | Sequence[str]) -> Iterator[_Found]:
     parts = PurePath(pattern).parts
+    where = str(root) if isinstance(root, Path) else "the repository"
     if PurePath(pattern).is_absolute() or ".." in parts:
-        raise _UnreadableError(f"{shown(pattern)} must stay inside {root}: no leading / and no ..")
-    hidden = any(part.startswith(".") for part in parts)
+        raise _UnreadableError(f"{shown(pattern)} must stay inside {where}: no leading / and no ..")
+    if isinstance(root, Path):
+        names = _files_in(root, pattern)
+    else:
+        names = [name for name in root if _fits(name.split("/"), parts)]
+    if not any(part.startswith(".") for part in parts):
+        names = [name for name in names if not _is_hidden(name)]
+    if not names:
+        raise _UnreadableError(f"no file in {where} matches {shown(pattern)}")
+    for name in sorted(set(names)):
+        yield "items.glob", f"{shown(name)}: ", name
+
+
+def _files_in(root: Path, pattern: str) -> list[str]:
     try:
-        names = [str(path.relative_to(root)) for path in root.glob(pattern) if path.is_file()]
+        return [str(path.relative_to(root)) for path in root.glob(pattern) if path.is_file()]
     except (ValueError, NotImplementedError, IndexError) as error:
         raise _UnreadableError(f"{shown(pattern)} is no pattern: {error}") from error
     except OSError as error:
         raise _UnreadableError(f"{shown(pattern)} cannot be searched for: {error}") from error
-    if not hidden:
-        names = [name for name in names if not _is_hidden(name)]
-    if not names:
-        raise _UnreadableError(f"no file in {root} matches {shown(pattern)}")
-    for name in sorted(set(names)):
-        yield "items.glob", f"{shown(name)}: ", name
+
+
+def _fits(names: Sequence[str], parts: Sequence[str]) -> bool:
+    """Whether a file's path, in parts, matches a pattern, as ``Path.glob`` would have it."""
+    if not parts or not names:
+        return not parts and not names
+    if parts[0] == "**":
+        return any(_fits(names[at:], parts[1:]) for at in range(len(names)))
+    return fnmatchcase(names[0], parts[0]) and _fits(names[1:], parts[1:])
 
 
 def _is_hidden(name: str) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import tomllib
 from collections import Counter
@@ -12,17 +11,21 @@ from pathlib import Path
 from typing import Any
 
 from runner.core.conversation import Tool
-from runner.core.permissions.language.copies import with_copies
+from runner.core.ending.result import RESULT_TOOL, result_tool
+from runner.core.files.repository import LookAtRepository
+from runner.core.files.workspace import Workspace
 from runner.core.prices import PriceList
-from runner.core.spec import JobSpec, NewRun, Submission, Workspace
+from runner.core.spec import JobSpec, NewRun, Submission
 from runner.errors import Problem, SpecError
 from runner.jobfile import items, prompts
 from runner.jobfile.check import MOST_NAME_CHARACTERS, Draft, Text, check
 from runner.jobfile.content import line_problem, read_bytes, text_problem
 from runner.jobfile.lines import locate
-from runner.jobfile.permissions import Expanded, expand
 from runner.jobfile.script import CheckScript, load_script
 from runner.jobfile.section import shown
+from runner.jobfile.sections.ending import schema_of
+from runner.jobfile.sections.permissions import Expanded, about_no_tool, expand
+from runner.jobfile.source import Source, look_at_source, rules_in_copies
 
 # Takes the names under ``tools`` and the job file's folder, from which own tools are imported.
 # Gives the tools in the order of the names, and (name, what is wrong with it) for each other name.
@@ -36,6 +39,7 @@ def load(
     *,
     resolve_tools: ResolveTools,
     check_script: CheckScript,
+    look_at_repository: LookAtRepository,
     prices: PriceList,
 ) -> Submission:
     """Read a job file and everything that it names.
@@ -44,6 +48,7 @@ def load(
         path: the TOML file. Paths in it are relative to its folder.
         resolve_tools: finds the tools by name.
         check_script: says what is wrong with the contents of a script file (scripted jobs only).
+        look_at_repository: says what a repository holds and what is wrong with it (mode "git" only).
         prices: what models cost, and their windows: only what has a price can be limited in USD.
 
     Raises:
@@ -53,11 +58,12 @@ def load(
     text, data = _read_toml(path)
     draft, problems = check(data)
     folder = path.parent
-    workspace = _workspace(draft, folder, problems)
-    tools = _tools(draft, folder, resolve_tools, problems)
-    permissions = _permissions(draft, tools, folder, workspace, problems)
     name = _name(draft, path, problems)
-    keyed = _items(draft, name, folder, workspace, problems)
+    source = look_at_source(draft.workspace, name, folder, look_at_repository, problems)
+    tools = _tools(draft, folder, resolve_tools, problems)
+    permissions = _permissions(draft, tools, folder, source, problems)
+    tools = _with_result(draft, tools, folder, problems)
+    keyed = _items(draft, name, folder, source, problems)
     runs = _runs(draft, folder, keyed, problems)
     script = _script(draft, folder, keyed, check_script, problems)
     system = _text(draft.system, "system", folder, problems)
@@ -68,13 +74,13 @@ def load(
         source=str(path),
         text=text,
         runs=runs,
-        notes=permissions.notes,
+        notes=(*permissions.notes, *source.notes),
         spec=replace(
             _as_drafted(draft, name),
             system=system,
             tools=tools,
             rules=permissions.rules,
-            workspace=workspace,
+            workspace=_workspace(draft, source, folder),
             script=script,
         ),
     )
@@ -93,6 +99,7 @@ def _as_drafted(draft: Draft, name: str) -> JobSpec:
         retry=draft.retry,
         model_options=draft.model_options,
         parallel_tools=draft.parallel_tools,
+        verify=draft.verify,
     )
 
 
@@ -133,24 +140,12 @@ def _placed(problems: Sequence[Problem], text: str) -> tuple[Problem, ...]:
     return tuple(sorted(placed, key=lambda problem: problem.line or 0))
 
 
-def _workspace(draft: Draft, folder: Path, problems: list[Problem]) -> Workspace | None:
-    if draft.workspace_path is None:
+def _workspace(draft: Draft, source: Source, folder: Path) -> Workspace | None:
+    workspace = source.workspace
+    if workspace is None:
         return None
-    path = folder / draft.workspace_path
-    try:
-        path = path.resolve()
-        is_folder = path.is_dir()
-    except (OSError, RuntimeError) as error:
-        problems.append(Problem("workspace.path", f"cannot look at {path}: {error}"))
-        return None
-    if not is_folder:
-        what = "is not a folder" if path.exists() else "does not exist"
-        problems.append(Problem("workspace.path", f"{path} {what}"))
-        return None
-    if problem := text_problem(str(path)):
-        problems.append(Problem("workspace.path", f"the folder's whole path {problem}"))
-        return None
-    return Workspace(str(path), draft.workspace_mode)
+    external = rules_in_copies(workspace.external, workspace, draft.workspace, folder)
+    return replace(workspace, external=external)
 
 
 def _tools(
@@ -169,27 +164,32 @@ def _tools(
 
 
 def _permissions(
-    draft: Draft,
-    tools: Sequence[Tool],
-    folder: Path,
-    workspace: Workspace | None,
-    problems: list[Problem],
+    draft: Draft, tools: Sequence[Tool], folder: Path, source: Source, problems: list[Problem]
 ) -> Expanded:
     names = {tool.name for tool in tools}
-    listed = names | {name.rpartition(":")[2] for _, name in draft.tools}
+    listed = sorted(names | {name.rpartition(":")[2] for _, name in draft.tools})
     in_order = tuple(tool.name for tool in tools)
-    expanded = expand(draft.permissions, in_order, tuple(sorted(listed)), folder)
+    expanded = expand(draft.permissions, in_order, listed, folder)
     problems += expanded.problems
-    if workspace is None or workspace.mode != "copy":
-        return expanded
-    written = os.path.normpath(folder / (draft.workspace_path or ""))
-    home = os.path.expanduser("~")  # noqa: PTH111 (Path.expanduser raises where there is none)
-    rules = with_copies(
-        expanded.rules,
-        (workspace.path, written),
-        os.path.realpath(home) if Path(home).is_absolute() else None,
+    external = draft.workspace.external if draft.workspace else ()
+    problems += about_no_tool(
+        [(f"workspace.external[{index}]", rule) for index, rule in external], listed
     )
-    return replace(expanded, rules=tuple(rules))
+    rules = rules_in_copies(expanded.rules, source.workspace, draft.workspace, folder)
+    return replace(expanded, rules=rules)
+
+
+def _with_result(
+    draft: Draft, tools: tuple[Tool, ...], folder: Path, problems: list[Problem]
+) -> tuple[Tool, ...]:
+    """The tools, and the one that takes the result that the job asks for."""
+    schema, found = schema_of(draft.schema, folder)
+    problems += found
+    index = {name.rpartition(":")[2]: index for index, name in draft.tools}
+    if draft.schema is not None and RESULT_TOOL in index:
+        message = f"{RESULT_TOOL} is how results of output_schema are submitted: rename this tool"
+        problems.append(Problem(f"tools[{index[RESULT_TOOL]}]", message))
+    return tools if schema is None else (*tools, result_tool(schema))
 
 
 def _bounds(draft: Draft, prices: PriceList, problems: Sequence[Problem]) -> list[Problem]:
@@ -210,14 +210,14 @@ def _name(draft: Draft, path: Path, problems: list[Problem]) -> str:
 
 
 def _items(
-    draft: Draft, name: str, folder: Path, workspace: Workspace | None, problems: list[Problem]
+    draft: Draft, name: str, folder: Path, source: Source, problems: list[Problem]
 ) -> list[items.Keyed]:
     if draft.items is None:
         return [(name, None)]
-    if draft.items.source == "glob" and draft.workspace_path and workspace is None:
+    if draft.items.source == "glob" and source.folder is None and source.files is None:
         return []
-    root = Path(workspace.path) if workspace else folder
-    keyed, found = items.read(draft.items, folder, root)
+    root = source.files if source.folder is None else source.folder
+    keyed, found = items.read(draft.items, folder, root or ())
     problems += found
     return keyed
 
@@ -226,17 +226,41 @@ def _runs(
     draft: Draft, folder: Path, keyed: Sequence[items.Keyed], problems: list[Problem]
 ) -> tuple[NewRun, ...]:
     text = _text(draft.prompt, "prompt", folder, problems)
-    if draft.prompt is None or text is None:
+    prompt_from = "prompt_file" if draft.prompt and draft.prompt.source == "file" else "prompt"
+    prompts_of = _rendered(draft, text, prompt_from, "prompt", keyed, problems)
+    message = draft.workspace.commit_message if draft.workspace else None
+    messages = _rendered(
+        draft, message, "workspace.commit_message", "commit message", keyed, problems
+    )
+    if problems:
         return ()
-    origin = "prompt" if draft.prompt.source == "text" else "prompt_file"
+    return tuple(
+        NewRun(key, item, prompt, message)
+        for (key, item), prompt, message in zip(
+            keyed, prompts_of, messages or [""] * len(keyed), strict=True
+        )
+    )
+
+
+def _rendered(
+    draft: Draft,
+    text: str | None,
+    origin: str,
+    what: str,
+    keyed: Sequence[items.Keyed],
+    problems: list[Problem],
+) -> tuple[str, ...]:
+    """A template's text for each item; nothing without a template, or with problems."""
+    if text is None:
+        return ()
     has_items = draft.items is not None
     template, found = prompts.parse(text, origin, has_items=has_items)
     problems += found
     if template is None or found:
         return ()
-    runs, found = prompts.render(template, origin, keyed, has_items=has_items)
+    texts, found = prompts.render(template, origin, keyed, has_items=has_items, what=what)
     problems += found
-    return runs
+    return texts
 
 
 def _script(

@@ -1,4 +1,4 @@
-"""Prompts from a template: Jinja2, sandboxed, strict about names that nobody defines.
+"""Texts from templates, one for each run: Jinja2, sandboxed, strict about names that nobody defines.
 
 Items are data: their content is put into the prompt and never read as a template.
 """
@@ -11,7 +11,6 @@ from typing import Any
 from jinja2 import StrictUndefined, Template, TemplateSyntaxError, meta
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from runner.core.spec import NewRun
 from runner.errors import Problem
 from runner.jobfile.content import text_problem
 from runner.jobfile.section import shown
@@ -33,11 +32,11 @@ _ENVIRONMENT = _Environment(undefined=StrictUndefined)
 
 
 def parse(text: str, origin: str, *, has_items: bool) -> tuple[Template | None, list[Problem]]:
-    """Read a prompt's template.
+    """Read a template.
 
     Args:
         text: the template.
-        origin: where it stands, for the problems: ``prompt``, or ``prompt_file``.
+        origin: where it stands, for the problems: ``prompt``, ``workspace.commit_message`` …
         has_items: whether ``item`` will be there to use.
     """
     try:
@@ -61,25 +60,31 @@ def _undefined(name: str, has_items: bool) -> str:
 
 
 def render(
-    template: Template, origin: str, items: Sequence[tuple[str, Any]], *, has_items: bool
-) -> tuple[tuple[NewRun, ...], list[Problem]]:
-    """One run per item, with its prompt.
+    template: Template,
+    origin: str,
+    items: Sequence[tuple[str, Any]],
+    *,
+    has_items: bool,
+    what: str = "prompt",
+) -> tuple[tuple[str, ...], list[Problem]]:
+    """The text for each item.
 
     Args:
         template: from ``parse``, without problems.
         origin: where the template stands, for the problems.
         items: key and value of each.
+        what: what the text is, for the problems.
 
     Returns:
-        The runs, and what went wrong with the first few items that could not be rendered.
+        The texts, and what went wrong with the first few items that could not be rendered.
     """
-    runs = []
+    texts = []
     problems: list[Problem] = []
     failed = 0
     for key, item in items:
-        prompt, problem = _render_one(template, {"item": item} if has_items else {})
+        text, problem = _render_one(template, {"item": item} if has_items else {}, what)
         if problem is None:
-            runs.append(NewRun(key, item, prompt))
+            texts.append(text)
             continue
         failed += 1
         if failed <= MOST_REPORTED:
@@ -88,10 +93,10 @@ def render(
     if failed > MOST_REPORTED:
         more = failed - MOST_REPORTED
         problems.append(Problem(origin, f"and so for {more:,} more of the {len(items):,} items"))
-    return tuple(runs), problems
+    return tuple(texts), problems
 
 
-def _render_one(template: Template, values: dict[str, Any]) -> tuple[str, str | None]:
+def _render_one(template: Template, values: dict[str, Any], what: str) -> tuple[str, str | None]:
     try:
         parts = []
         room = MOST_CHARACTERS
@@ -99,12 +104,12 @@ def _render_one(template: Template, values: dict[str, Any]) -> tuple[str, str | 
             parts.append(part)
             room -= len(part)
             if room < 0:
-                return "", f"the prompt has more than {MOST_CHARACTERS:,} characters"
-        prompt = "".join(parts)
+                return "", f"the {what} has more than {MOST_CHARACTERS:,} characters"
+        text = "".join(parts)
     except Exception as error:  # a template can make any function of its values raise anything
         words = " ".join(str(error).split()) or "no more is known"
         return "", f"the template fails: {type(error).__name__}: {words}"
-    if not prompt.strip():
-        return "", "the prompt is empty"
-    problem = text_problem(prompt)
-    return prompt, f"the prompt {problem}" if problem else None
+    if not text.strip():
+        return "", f"the {what} is empty"
+    problem = text_problem(text)
+    return text, f"the {what} {problem}" if problem else None

@@ -67,7 +67,7 @@ class Section:
             if key in known:
                 continue
             message = f"unknown key {shown(key)}"
-            near = difflib.get_close_matches(key, known, n=1)
+            near = difflib.get_close_matches(key, known, 1, 0.8 if key in elsewhere else 0.6)
             if near:
                 message += f"; did you mean {near[0]}?"
             elif key in elsewhere:
@@ -136,6 +136,14 @@ class Section:
             return value
         return default
 
+    def flag(self, key: str) -> bool:
+        """A boolean; False when it is not there."""
+        value = self.values.get(key, False)
+        if isinstance(value, bool):
+            return value
+        self.note(f"must be true or false, not {kind(value)}", key)
+        return False
+
     def number(self, key: str, *, least: float, most: float) -> float | None:
         """A number from ``least`` to ``most``, or None."""
         value = self.values.get(key)
@@ -193,6 +201,16 @@ class Section:
             else:
                 good.append((index, entry))
         return good
+
+    def commands(self, key: str) -> tuple[str, ...]:
+        """The shell commands of a list: at least one, if the key is there."""
+        if self.values.get(key) == []:
+            self.note("is empty: give at least one shell command, or leave it out", key)
+        commands = self.texts(key, any_lines=True)
+        for index, command in commands:
+            if not command.strip():
+                self.note("is empty", key, index)
+        return tuple(command for _, command in commands)
 
     def exactly_one(self, keys: tuple[str, ...], meaning: str) -> str | None:
         """The one of these keys that is there; anything but one is noted, and None returned."""

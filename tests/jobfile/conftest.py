@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from runner.core.conversation import Tool
+from runner.core.files.repository import Asked, Found
 from runner.core.prices import Price, PriceList, Rates
 from runner.core.spec import Submission
 from runner.errors import Problem, SpecError
@@ -23,6 +24,7 @@ PRICES = PriceList(
 )
 TOOL_NAMES = ("Bash", "Read", "Write", "Edit", "Glob", "Grep")
 
+COMMIT = "0123456789012345678901234567890123456789"
 Load = Callable[..., Submission]
 Problems = Callable[..., list[str]]
 
@@ -42,6 +44,15 @@ def accept_script(script: object) -> list[Problem]:
     return []
 
 
+def find_repository(asked: Asked) -> Found:
+    """A repository with two files at every place that is called so."""
+    if not asked.source.rpartition("/")[2].startswith("repo"):
+        return Found(problems=(("repo", f"{asked.source} is none"),))
+    path = None if asked.is_url else asked.source
+    notes = (f"{asked.job} begins at {asked.base or 'HEAD'}",)
+    return Found(path, COMMIT, ("a.py", "src/b.py", "src/.hidden/c.py"), notes=notes)
+
+
 @pytest.fixture
 def load_text(tmp_path: Path) -> Load:
     """Write a job file into the temporary folder and load it."""
@@ -49,7 +60,13 @@ def load_text(tmp_path: Path) -> Load:
     def load_it(text: str, name: str = "job.toml") -> Submission:
         path = tmp_path / name
         path.write_bytes(text.encode())
-        return load(path, resolve_tools=resolve_names, check_script=accept_script, prices=PRICES)
+        return load(
+            path,
+            resolve_tools=resolve_names,
+            check_script=accept_script,
+            look_at_repository=find_repository,
+            prices=PRICES,
+        )
 
     return load_it
 

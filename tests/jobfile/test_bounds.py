@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from runner.core.budget import Budget, Limits
 from runner.core.context.window import DEFAULT_WINDOW, Context
-from runner.jobfile.bounds import Bounds
+from runner.jobfile.sections.bounds import Bounds
 
 from .conftest import PRICES, Load, Problems
 

@@ -8,9 +8,32 @@ from hypothesis import strategies as st
 
 from runner.core.budget import Budget, Limits
 from runner.core.context.window import Context
+from runner.core.ending.verify import Verify
 from runner.core.permissions import Rule
 from runner.core.retry import Patience
 from runner.jobfile.check import KEYS, Items, Text, check
+from runner.jobfile.sections.ending import SchemaDraft
+from runner.jobfile.sections.workspace import WorkspaceDraft, is_url
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("https://example.com/x.git", True),
+        ("ssh://git@example.com:22/x", True),
+        ("git@example.com:me/x.git", True),
+        ("example.com:x", True),
+        ("file:///srv/x.git", True),
+        ("../x", False),
+        ("/srv/x", False),
+        ("./a:b", False),
+        ("project", False),
+        ("projects/a:b", False),
+    ],
+)
+def test_a_url_is_told_from_a_path_as_git_does(text: str, expected: bool) -> None:
+    assert is_url(text) is expected
+
 
 LEAST: dict[str, Any] = {"model": "m", "prompt": "Do it."}
 
@@ -25,11 +48,8 @@ def test_the_least_job_has_the_defaults_of_core() -> None:
     assert draft.limits == Limits()
     assert (draft.budget, draft.context) == (Budget(), Context())
     assert draft.retry == Patience()
-    assert (draft.provider, draft.parallel_tools, draft.workspace_mode) == (
-        "anthropic",
-        "safe",
-        "shared",
-    )
+    assert (draft.provider, draft.parallel_tools) == ("anthropic", "safe")
+    assert (draft.workspace, draft.verify, draft.schema) == (None, None, None)
     assert draft.prompt == Text("text", "Do it.")
     assert draft.items is None
 
@@ -45,7 +65,25 @@ def test_every_value_arrives() -> None:
             "tools": ["Bash", "own.tools:look"],
             "parallel_tools": "off",
             "items": {"glob": "*.py"},
-            "workspace": {"path": "w", "mode": "copy"},
+            "workspace": {
+                "mode": "git",
+                "repo": "git@example.com:me/project.git",
+                "base": "main",
+                "accept": ["lfs", "links"],
+                "remote": "../shared.git",
+                "setup": ["npm ci", "make\nall"],
+                "setup_timeout": "5m",
+                "snapshot_ignored": ["build/**", "*.log"],
+                "largest_file": 1_000,
+                "external": ["Bash(git push *)", {"rule": "Bash(curl *)", "why": "the net"}],
+                "on_unknown": "ask",
+                "commit_message": "Mend {{ item }}\n\nAs asked.",
+            },
+            "verify": ["pytest -q"],
+            "on_failure": "feedback",
+            "verify_rounds": 2,
+            "verify_timeout": "10m",
+            "output_schema": {"type": "object"},
             "permissions": {"allow": ["B*"], "deny": ["look"]},
             "limits": {
                 "max_turns": 1,
@@ -83,9 +121,30 @@ def test_every_value_arrives() -> None:
     )
     assert draft.retry == Patience(4, 172_800.0)
     assert draft.model_options == {"thinking": {"type": "adaptive"}}
-    assert (draft.workspace_path, draft.workspace_mode) == ("w", "copy")
+    assert draft.workspace == WorkspaceDraft(
+        mode="git",
+        repo="git@example.com:me/project.git",
+        base="main",
+        accepted=frozenset({"lfs", "links"}),
+        remote="../shared.git",
+        setup=("npm ci", "make\nall"),
+        setup_timeout=300.0,
+        snapshot_ignored=("build/**", "*.log"),
+        largest_file=1_000,
+        external=(
+            (0, Rule("ask", "Bash(git push *)")),
+            (1, Rule("ask", "Bash(curl *)", "the net")),
+        ),
+        on_unknown="ask",
+        commit_message="Mend {{ item }}\n\nAs asked.",
+    )
+    assert draft.verify == Verify(("pytest -q",), "feedback", 2, 600.0)
+    assert draft.schema == SchemaDraft({"type": "object"})
     assert (draft.script, draft.parallel_tools, draft.name) == ("s.toml", "off", "n")
 
+
+GIT: dict[str, Any] = {"mode": "git", "repo": "r"}
+COPY: dict[str, Any] = {"mode": "copy", "path": "w"}
 
 CASES: list[tuple[dict[str, Any], str]] = [
     ({"nme": "x"}, "nme: unknown key 'nme'; did you mean name?"),
@@ -162,6 +221,88 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ({"tools": ["a:b", "a:b"]}, "tools[1]: 'a:b' is listed twice"),
     ({"tools": ["a:b", "Read", "Edit"]}, "tools[1]: Read, Edit need a folder to work in"),
     ({"workspace": {"mode": "copy"}}, "workspace: the key path is missing"),
+    ({"workspace": {"mode": "git"}}, "workspace: the key repo is missing: the path or URL"),
+    (
+        {"workspace": {**GIT, "path": "w"}},
+        'path: is only for mode = "shared" or mode = "copy"; this',
+    ),
+    ({"workspace": {"repo": "w"}}, 'repo: is only for mode = "git"; this is mode = "shared"'),
+    ({"workspace": {**COPY, "base": "x"}}, 'base: is only for mode = "git"; this is mode = "copy"'),
+    ({"workspace": {**COPY, "remote": "x"}}, 'remote: is only for mode = "git"'),
+    (
+        {"workspace": {"path": "w", "setup": ["x"]}},
+        'setup: is only for mode = "git" or mode = "copy"',
+    ),
+    ({"workspace": {"mode": "none", "external": []}}, "external: is only for mode"),
+    (
+        {"workspace": {**GIT, "uncommitted": 1}},
+        "uncommitted: must be true or false, not an integer",
+    ),
+    (
+        {"workspace": {**GIT, "uncommitted": True, "base": "x"}},
+        "workspace.base: is HEAD when uncommitted = true",
+    ),
+    (
+        {"workspace": {"mode": "git", "repo": "me@host:x", "uncommitted": True}},
+        "workspace.uncommitted: means nothing for a URL",
+    ),
+    ({"workspace": {**GIT, "base": "-x"}}, "'-x' is no name of a branch, tag or commit"),
+    ({"workspace": {**GIT, "base": "a\nb"}}, "base: holds a line break"),
+    ({"workspace": {"mode": "git", "repo": "-x"}}, "repo: cannot begin with '-'"),
+    (
+        {"workspace": {"mode": "git", "repo": "ext::sh -c x://y"}},
+        "repo: is no URL of a repository: 'ext::sh -c x' is none of https, http, ssh, git, file",
+    ),
+    (
+        {"workspace": {"mode": "git", "repo": "https://me:secret@host/x.git"}},
+        "repo: holds a password, which would be stored with the job",
+    ),
+    ({"workspace": {**GIT, "remote": f"https://{'x' * 40}@host/x"}}, "remote: holds a password"),
+    ({"workspace": {**GIT, "remote": "https://[x"}}, "remote: is no URL: Invalid IPv6 URL"),
+    (
+        {"workspace": {**GIT, "accept": ["lfs", "hooks"]}},
+        "accept[1]: must be one of submodules, lfs, links, case, not 'hooks'",
+    ),
+    ({"workspace": {**GIT, "setup": []}}, "setup: is empty: give at least one shell command"),
+    ({"workspace": {**GIT, "setup": ["x", " "]}}, "workspace.setup[1]: is empty"),
+    ({"workspace": {**GIT, "setup": "x"}}, "workspace.setup: must be a list of strings"),
+    ({"workspace": {**GIT, "setup_timeout": "1m"}}, "setup_timeout: does nothing without setup"),
+    (
+        {"workspace": {**GIT, "snapshot_ignored": ["a", "../b"]}},
+        "snapshot_ignored[1]: '../b' must be",
+    ),
+    ({"workspace": {**GIT, "snapshot_ignored": ["/b"]}}, "'/b' must be a pattern of files in the"),
+    (
+        {"workspace": {**GIT, "snapshot_ignored": [":!b"]}},
+        "':!b' must be a pattern of files in the",
+    ),
+    ({"workspace": {**GIT, "largest_file": 0}}, "largest_file: must be at least 1, not 0"),
+    (
+        {"workspace": {**GIT, "on_unknown": "stop"}},
+        'on_unknown: must be "tell" or "ask", not \'stop\'',
+    ),
+    (
+        {"workspace": {**GIT, "external": ["Bash("]}},
+        "workspace.external[0]: the rule 'Bash(' has no",
+    ),
+    (
+        {"workspace": {**GIT, "external": [{"rule": "Bash(curl *)", "match": ["wget x"]}]}},
+        "external[0].match[0]: the rule 'Bash(curl *)' does not match the example 'wget x'",
+    ),
+    ({"on_failure": "fail"}, "on_failure: does nothing without verify; give that too"),
+    ({"verify_rounds": 2}, "verify_rounds: does nothing without verify"),
+    ({"verify": ["x"]}, "verify: needs a folder to run in: add a [workspace]"),
+    ({"verify": ["x"], "workspace": {"mode": "none"}}, "verify: needs a folder to run in"),
+    ({"verify": [], "workspace": GIT}, "verify: is empty: give at least one shell command"),
+    ({"verify": [1], "workspace": GIT}, "verify[0]: must be a string, not an integer"),
+    (
+        {"verify": ["x"], "on_failure": "fail", "verify_rounds": 2, "workspace": GIT},
+        'verify_rounds: does nothing with on_failure = "fail"',
+    ),
+    (
+        {"tools": ["Bash"], "workspace": {"mode": "none"}},
+        "tools[0]: Bash needs a folder to work in: give it another mode",
+    ),
     ({"workspace": {"path": "w", "mode": "copied"}}, 'workspace.mode: must be "shared" or'),
     ({"permissions": {"alow": []}}, "permissions.alow: unknown key 'alow'; did you mean allow?"),
     (

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -18,15 +21,29 @@ from runner.tools.builtin import BUILTIN
 from runner.tools.toolbox import LocalTools
 from runner.wiring import load_submission
 from runner.workspace.copy import copy
+from tests.workspace.repository.made import Made
 
 JOBS = Path(__file__).parents[2] / "jobs"
-SPECS = sorted(path for path in JOBS.glob("*.toml") if not path.name.endswith(".script.toml"))
+SPECS = sorted(path.name for path in JOBS.glob("*.toml") if ".script" not in path.suffixes)
 SCRIPT = tomllib.loads((JOBS / "quickstart.script.toml").read_text())
 
 
-@pytest.mark.parametrize("path", SPECS, ids=lambda path: path.name)
-def test_every_job_file_loads(path: Path) -> None:
-    assert load_submission(path, Settings.load({})).runs
+@pytest.fixture
+def repository(tmp_path: Path) -> Made:
+    """The job files in a repository that holds what they are about."""
+    made = Made(tmp_path / "project", {"PATH": os.environ["PATH"], "HOME": str(tmp_path)})
+    shutil.copytree(JOBS, made.path / "jobs", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(JOBS.parent / "runner/core", made.path / "runner/core")
+    shutil.copy(JOBS.parent / ".gitignore", made.path)
+    made.commit()
+    return made
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_every_job_file_loads(name: str, repository: Made) -> None:
+    submission = load_submission(repository.path / "jobs" / name, Settings.load({}))
+    assert submission.runs
+    assert submission.notes == ()
 
 
 def test_the_quickstart_says_on_its_first_line_that_it_costs_nothing() -> None:
@@ -79,3 +96,38 @@ def test_the_quickstart_mends_module_by_module_all_that_is_broken(
     command = [sys.executable, "-m", "unittest"]
     tested = subprocess.run(command, cwd=package, capture_output=True, text=True, check=False)
     assert tested.returncode == 0, tested.stderr
+
+
+def test_the_patches_are_verified_delivered_and_have_results(
+    repository: Made, tmp_path: Path
+) -> None:
+    before = repository.state()
+    environment = {**repository.environment, "RUNNER_HOME": str(tmp_path / "home")}
+
+    def runner(*arguments: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "runner", *arguments],
+            cwd=repository.path / "jobs",
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    ended = json.loads(runner("run", "patches.toml", "--json"))
+    found = [json.loads(line) for line in runner("results", ended["id"]).splitlines()]
+    assert {each["item_key"]: each["result"]["risk"] for each in found} == {
+        "pages": "low",
+        "weights": "high",
+    }
+    assert "1 run succeeded only when verified again" in runner("report", ended["id"])
+    for key in ("pages", "weights"):
+        branch = f"runner/patches/{key}"
+        changed = repository.git("diff", "--name-only", f"main...{branch}")
+        assert changed == f"jobs/quickstart/stockroom/{key}.py"
+        assert repository.git("log", "-1", "--format=%s", branch).startswith(f"Mend {key}: ")
+        repository.git("update-ref", "-d", f"refs/heads/{branch}")
+    after = repository.state()
+    assert {**after, "git": None} == {**before, "git": None}

@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 from runner.core.budget import Limits
+from runner.core.files.workspace import Workspace
 from runner.core.permissions import Rule
-from runner.core.spec import JobSpec, NewRun, Workspace
+from runner.core.spec import JobSpec, NewRun
 from runner.errors import Problem, SpecError
 from runner.jobfile.load import load
 
-from .conftest import PRICES, Load, Problems, resolve_names
+from .conftest import PRICES, Load, Problems, find_repository, resolve_names
 
 LEAST = 'model = "m"\nprompt = "Do it."\n'
 
@@ -127,6 +128,7 @@ def test_a_file_that_cannot_be_read_is_a_problem(tmp_path: Path) -> None:
                 tmp_path / name,
                 resolve_tools=resolve_names,
                 check_script=lambda _: [],
+                look_at_repository=find_repository,
                 prices=PRICES,
             )
         assert [str(problem) for problem in refused.value.problems] == [words]
@@ -228,7 +230,13 @@ def test_what_the_player_finds_wrong_with_a_script_is_a_problem(tmp_path: Path) 
         return [Problem("*", "must be a list of replies")]
 
     with pytest.raises(SpecError) as refused:
-        load(job, resolve_tools=resolve_names, check_script=refuse, prices=PRICES)
+        load(
+            job,
+            resolve_tools=resolve_names,
+            check_script=refuse,
+            look_at_repository=find_repository,
+            prices=PRICES,
+        )
     assert [str(problem) for problem in refused.value.problems] == [
         "line 1: script: s.toml: *: must be a list of replies"
     ]

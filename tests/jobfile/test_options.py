@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from runner.jobfile.check import check
-from runner.jobfile.options import RESERVED_HEADERS, RESERVED_OPTIONS
+from runner.jobfile.sections.options import RESERVED_HEADERS, RESERVED_OPTIONS
 
 
 def problems_of(options: dict[str, Any], **limits: int) -> list[str]:

@@ -15,7 +15,7 @@ from runner.core.permissions import Rule
 from runner.core.permissions.language.tiers import Mode, rules_of
 from runner.core.spec import Asking, JobSpec
 from runner.jobfile.check import check
-from runner.jobfile.permissions import EFFECTS
+from runner.jobfile.sections.permissions import EFFECTS
 
 from .conftest import Load, Problems
 

@@ -12,8 +12,8 @@ def rendered(text: str, *items: Any, has_items: bool = True) -> tuple[list[str],
     if template is None or problems:
         return [], [str(problem) for problem in problems]
     keyed = [(f"k{number}", item) for number, item in enumerate(items)]
-    runs, problems = prompts.render(template, "prompt", keyed, has_items=has_items)
-    return [run.prompt for run in runs], [str(problem) for problem in problems]
+    texts, problems = prompts.render(template, "prompt", keyed, has_items=has_items)
+    return list(texts), [str(problem) for problem in problems]
 
 
 def test_every_item_has_its_prompt() -> None:

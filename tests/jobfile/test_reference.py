@@ -11,17 +11,30 @@ import pytest
 
 from runner.core.budget import Budget, Limits
 from runner.core.context.window import Context
+from runner.core.ending.verify import Verify
 from runner.core.permissions import Rule
 from runner.core.permissions.examples import matches
 from runner.core.permissions.language.syntax import problem
 from runner.core.retry import Patience
-from runner.jobfile.bounds import LEAST_CHARACTERS, MOST_CHARACTERS, MOST_TOOL_SECONDS
 from runner.jobfile.check import KEYS, check
-from runner.jobfile.options import RESERVED_HEADERS, RESERVED_OPTIONS
-from runner.jobfile.permissions import RULE_KEYS
-from runner.jobfile.section import SECONDS
+from runner.jobfile.section import seconds_in
+from runner.jobfile.sections.bounds import LEAST_CHARACTERS, MOST_CHARACTERS, MOST_TOOL_SECONDS
+from runner.jobfile.sections.options import RESERVED_HEADERS, RESERVED_OPTIONS
+from runner.jobfile.sections.permissions import RULE_KEYS
+from runner.jobfile.sections.workspace import WorkspaceDraft
 
 REFERENCE = (Path(__file__).parents[2] / "docs/job-file.md").read_text()
+
+# What the reference says of keys that have none.
+NO_DEFAULT = (
+    "none",
+    "see below",
+    "the model's",
+    "the job's model",
+    "the branch checked out",
+    "needed in `shared` and `copy",
+    "needed in `git",
+)
 
 
 def tables() -> dict[str, dict[str, str]]:
@@ -46,6 +59,17 @@ def test_the_reference_has_every_key_and_no_other() -> None:
     }
 
 
+def is_written(default: str, value: object) -> bool:
+    """Whether a default stands in a table as it is."""
+    if default in NO_DEFAULT:
+        return value is None
+    if default in ("[]", "false"):
+        return value is False if default == "false" else value in ((), frozenset())
+    if default.startswith('"'):
+        return value in (default.strip('"'), seconds_in(default.strip('"')))
+    return float(default) == value
+
+
 def test_the_defaults_in_the_reference_are_the_real_ones() -> None:
     written = tables()
     draft, _ = check({})
@@ -54,20 +78,17 @@ def test_the_defaults_in_the_reference_are_the_real_ones() -> None:
         "limits": {**asdict(Limits()), "budget_usd": None, "budget_tokens": None},
         "context": asdict(Context()),
         "retry": asdict(Patience()),
+        "workspace": asdict(WorkspaceDraft()) | {"accept": WorkspaceDraft().accepted},
     }
     for section, real in defaults.items():
         for key, default in written[section].items():
-            value = real[key]
-            if default.startswith('"') and isinstance(value, str):
-                assert default == f'"{value}"'
-            elif default.startswith('"'):
-                assert int(default[1:-2]) * SECONDS[default[-2]] == value
-            else:
-                is_none = default in ("none", "the model's", "see below", "the job's model")
-                assert (None if is_none else float(default)) == value
+            assert is_written(default, real[key]), (section, key)
+    verify = Verify(commands=())
+    assert written[""]["on_failure"] == f'"{verify.on_failure}"'
+    assert int(written[""]["verify_rounds"]) == verify.rounds
+    assert seconds_in(written[""]["verify_timeout"].strip('"')) == verify.timeout
     for key in ("provider", "parallel_tools"):
         assert written[""][key] == f'"{getattr(draft, key)}"'
-    assert written["workspace"]["mode"] == f'"{draft.workspace_mode}"'
     for key in ("default", "on_timeout"):
         assert written["permissions"][key] == f'"{getattr(draft.permissions.asking, key)}"'
     assert draft.permissions.asking.timeout is None

@@ -59,7 +59,7 @@ class Expanded:
 
 def check_permissions(section: Section) -> Permissions:
     """What the section says, after noting what is wrong with it as far as the file alone can tell."""
-    rules = [found for effect in EFFECTS for found in _rules(section, effect)]
+    rules = [found for effect in EFFECTS for found in rules_in(section, effect, effect)]
     modes: tuple[Mode, ...] = get_args(Mode)
     mode = section.choice("mode", modes, "read_only") if section.has("mode") else None
     timeout = section.seconds("ask_timeout")
@@ -81,25 +81,28 @@ def check_permissions(section: Section) -> Permissions:
     )
 
 
-def _rules(section: Section, effect: Effect) -> list[tuple[int, Rule]]:
-    entries = section.values.get(effect, [])
+def rules_in(section: Section, key: str, effect: Effect) -> list[tuple[int, Rule]]:
+    """The rules of a list, each with its index, after noting what is wrong with them."""
+    entries = section.values.get(key, [])
     if not isinstance(entries, list):
-        section.note(f"must be a list of rules, not {kind(entries)}", effect)
+        section.note(f"must be a list of rules, not {kind(entries)}", key)
         return []
-    found = ((index, _rule(section, effect, index, entry)) for index, entry in enumerate(entries))
+    found = (
+        (index, _rule(section, key, effect, index, entry)) for index, entry in enumerate(entries)
+    )
     return [(index, rule) for index, rule in found if rule]
 
 
-def _rule(section: Section, effect: Effect, index: int, entry: Any) -> Rule | None:
+def _rule(section: Section, key: str, effect: Effect, index: int, entry: Any) -> Rule | None:
     """The rule of an entry, a string or a table, or None after noting what is wrong with it."""
     if isinstance(entry, str):
         if wrong := _wrong(effect, entry):
-            section.note(wrong, effect, index)
+            section.note(wrong, key, index)
         return None if wrong else Rule(effect, entry)
     if not isinstance(entry, dict):
-        section.note(f"must be a rule, a string or a table, not {kind(entry)}", effect, index)
+        section.note(f"must be a rule, a string or a table, not {kind(entry)}", key, index)
         return None
-    table = Section(entry, (*section.path, effect, index), section.problems)
+    table = Section(entry, (*section.path, key, index), section.problems)
     table.expect_keys(RULE_KEYS, {})
     if not table.has("rule"):
         table.note("the key rule is missing: the rule itself, such as 'Bash(git diff *)'")
@@ -109,8 +112,8 @@ def _rule(section: Section, effect: Effect, index: int, entry: Any) -> Rule | No
         table.note(wrong, "rule")
         text = None
     rule = Rule(effect, text, why) if text else None
-    for key in ("match", "not_match"):
-        _check_examples(table, key, rule)
+    for examples in ("match", "not_match"):
+        _check_examples(table, examples, rule)
     return rule
 
 
@@ -146,11 +149,9 @@ def expand(
         folder: the job file's, to which ``from`` is relative.
     """
     rules = [rule for _, rule in written.rules]
-    problems = [
-        Problem(f"permissions.{rule.effect}[{index}]", _no_tool(rule.text, listed))
-        for index, rule in written.rules
-        if not _concerns_one(rule.text, listed)
-    ]
+    problems = about_no_tool(
+        [(f"permissions.{rule.effect}[{index}]", rule) for index, rule in written.rules], listed
+    )
     notes: tuple[str, ...] = ()
     if written.settings is not None:
         taken = _from_settings(folder / written.settings, listed)
@@ -162,8 +163,13 @@ def expand(
     return Expanded(tuple(rules), notes, tuple(problems))
 
 
-def _concerns_one(text: str, tools: Sequence[str]) -> bool:
-    return any(concerns(text, tool) for tool in tools)
+def about_no_tool(rules: Sequence[tuple[str, Rule]], listed: Sequence[str]) -> list[Problem]:
+    """A problem for each rule, given with its place, that is about none of the tools listed."""
+    return [
+        Problem(place, _no_tool(rule.text, listed))
+        for place, rule in rules
+        if not any(concerns(rule.text, tool) for tool in listed)
+    ]
 
 
 def _no_tool(text: str, tools: Sequence[str]) -> str:
