@@ -147,3 +147,13 @@ def console_on(stream: IO[str]) -> Console:
     from rich.console import Console
 
     return Console(file=stream, markup=False, emoji=False, highlight=False)
+
+
+def say_bytes(content: bytes) -> None:
+    """Print what is not ours, byte for byte; at a terminal made visible instead."""
+    if sys.stdout.isatty():
+        shown = lines(content.decode(errors="backslashreplace"))
+        sys.stdout.write(shown if not content or content.endswith(b"\n") else shown + "\n")
+        return
+    sys.stdout.flush()
+    sys.stdout.buffer.write(content)

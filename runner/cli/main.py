@@ -10,12 +10,14 @@ from typing import NoReturn
 import click
 
 import runner
-from runner.cli import control, exit_codes, system, work
+from runner.cli import control, exit_codes, fork, system, work
 from runner.cli.display import note, refuse
 from runner.cli.look import events, listing, showing, transcript
 from runner.cli.money import budget, costs
 from runner.cli.options import global_options
+from runner.cli.out import diff, patch, results, workspaces
 from runner.cli.permissions import approvals, rules
+from runner.cli.report import command as report
 from runner.errors import RunnerError, SpecError, UnreachableError, UsageError
 
 
@@ -39,8 +41,9 @@ def cli() -> None:
 for command in (
     *(work.run, work.submit, work.worker),
     *(listing.list_, showing.show, transcript.transcript, events.events),
+    *(diff.diff, patch.patch, report.report, results.results, workspaces.workspace),
     *(costs.costs, budget.budget),
-    *(control.cancel, control.pause, control.resume, control.retry, control.say),
+    *(control.cancel, control.pause, control.resume, control.retry, control.say, fork.fork),
     *(approvals.approvals, approvals.approve, approvals.deny, rules.rules),
     *(system.db, system.doctor),
 ):

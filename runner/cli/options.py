@@ -83,7 +83,7 @@ class Dollars(click.ParamType[float]):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        from runner.jobfile.bounds import LEAST_USD, MOST_USD
+        from runner.jobfile.sections.bounds import LEAST_USD, MOST_USD
 
         try:
             usd = float(value)

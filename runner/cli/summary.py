@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from runner.cli.display import cell, duration, first_line, note, say, say_json, say_table
 from runner.cli.exit_codes import exit_code
+from runner.cli.look.verified import verdict
 from runner.cli.money.budget import how_to_raise, is_out_of_budget, runs_wait
 from runner.cli.money.costs import cost_fields, cost_line
 from runner.cli.permissions.words import denier
@@ -17,6 +18,7 @@ from runner.store.look.costs import spent_by
 from runner.store.look.decisions import DeniedKind
 from runner.store.look.left_out import LeftOut, turns_left_out
 from runner.store.look.queries import RunSummary
+from runner.store.look.verifications import Verified, last_verifications
 from runner.store.steer.budget import budget_of
 
 _MOST_DENIALS = 10
@@ -33,6 +35,7 @@ def summarise(
     runs = queries.current_runs(queries.list_runs(database, job_id))
     code = exit_code((run["state"] for run in runs), interrupted=interrupted)
     texts = queries.last_texts(database, job_id)
+    verified = last_verifications(database, job_id)
     waiting = decisions.open_counts(database, job_id)
     denied = decisions.denied_kinds(database, job_id)
     spent = {s.key: s.spending for s in spent_by(database, prices, "run", job_id=job_id)}
@@ -44,13 +47,14 @@ def summarise(
                 **run,
                 "last_text": texts.get(run["id"]),
                 "open_approvals": waiting.get(run["id"], 0),
+                "verified": verdict(verified.get(run["id"])) or None,
                 **cost_fields(spent.get(run["id"], Spending())),
             }
             for run in runs
         ]
         say_json(job | {"denied": denied} | cost_fields(total))
         return code
-    _say_runs(runs, texts)
+    _say_runs(runs, texts, verified)
     _say_totals(runs)
     if cost := cost_line(total):
         say(f"cost: {cost}")
@@ -58,19 +62,24 @@ def summarise(
     _say_waiting(job_id, waiting)
     _say_out_of_budget(job_id, budget_of(database, job_id), runs)
     _say_left_out(turns_left_out(database, job_id))
-    _say_further(runs)
+    _say_further(job_id, runs)
     return code
 
 
-def _say_runs(runs: Sequence[RunSummary], texts: Mapping[str, str]) -> None:
+def _say_runs(
+    runs: Sequence[RunSummary], texts: Mapping[str, str], verified: Mapping[str, Verified]
+) -> None:
+    is_verified = ("verified",) if verified else ()
+    columns = ("turns", "tokens", "time", "denied", "last text")
     say_table(
-        ("run", "item", "state", "reason", "turns", "tokens", "time", "denied", "last text"),
+        ("run", "item", "state", "reason", *is_verified, *columns),
         (
             (
                 run["id"],
                 run["item_key"],
                 run["state"],
                 run["reason"],
+                *(verdict(verified.get(run["id"])) for _ in is_verified),
                 run["turns"],
                 f"{run['charged_tokens']:,}",
                 _took(run),
@@ -137,9 +146,10 @@ def _runs(count: int) -> str:
     return "1 run" if count == 1 else f"{count} runs"
 
 
-def _say_further(runs: Sequence[RunSummary]) -> None:
+def _say_further(job_id: str, runs: Sequence[RunSummary]) -> None:
     if not runs:
         return
     telling = next((run for run in runs if run["state"] != "succeeded"), runs[0])
     note(f"\nlook further: runner transcript {telling['id']}")
     note(f"              runner events {telling['id']}")
+    note(f"              runner report {job_id}")

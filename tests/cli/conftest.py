@@ -15,6 +15,7 @@ import pytest
 
 from runner.cli.main import main
 from runner.store.database import Database
+from tests.cli.out.recorded import repository_in
 from tests.upgraded import Upgraded
 
 VARIABLES = (
@@ -96,3 +97,15 @@ def database(folder: Path, upgraded: Upgraded) -> Iterator[Database]:
     database = Database(url)
     yield database
     database.close()
+
+
+@pytest.fixture
+def home(folder: Path) -> Path:
+    """RUNNER_HOME as the command finds it in its folder."""
+    return folder / ".runner"
+
+
+@pytest.fixture
+def repository(folder: Path) -> Path:
+    """A repository with one commit."""
+    return repository_in(folder)

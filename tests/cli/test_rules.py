@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import Result
+from tests.workspace.repository.made import Made
 
 Command = Callable[..., Result]
 
@@ -123,12 +125,23 @@ def test_what_a_file_tool_refuses_whatever_the_rules_say_is_said(
     assert (inside["decision"], redirected["decision"]) == ("allow", "allow")
 
 
+@pytest.fixture
+def repository(folder: Path) -> str:
+    """Has the workspace be a repository with a commit; its URL."""
+    environment = {"PATH": os.environ["PATH"], "HOME": str(folder)}
+    made = Made(folder / "tree", environment)
+    made.commit(src__x="1")
+    return f"file://{made.path}"
+
+
+@pytest.mark.parametrize("mode", ['path = "tree", mode = "copy"', 'repo = "tree", mode = "git"'])
+@pytest.mark.usefixtures("repository")
 def test_calls_are_checked_as_in_a_copy_of_the_workspace(
-    command: Command, job: Callable[..., str], folder: Path
+    command: Command, job: Callable[..., str], folder: Path, mode: str
 ) -> None:
     tree = folder.resolve() / "tree"
     text = (
-        JOB.replace('path = "tree"', 'path = "tree", mode = "copy"')
+        JOB.replace('path = "tree"', mode)
         .replace('"Read(src/**)"', f'"Read(/{tree}/src/**)", "Edit"')
         .replace("ask = [", f'ask = ["Edit(/{tree}/deny/**)", ')
     )
@@ -151,6 +164,21 @@ def test_calls_are_checked_as_in_a_copy_of_the_workspace(
     ]
     (original,) = checked(command, path, f"Read({tree}/src/a.py)")
     assert original["reason"].endswith("is not in the run's own copy of the workspace")
+
+
+def test_calls_are_checked_as_in_a_worktree_of_what_is_elsewhere(
+    command: Command, job: Callable[..., str], repository: str, folder: Path
+) -> None:
+    path = job(text=JOB.replace('path = "tree"', f'repo = "{repository}", mode = "git"'))
+    calls = ("Read(src/a.py)", "Read(docs/a.md)", "Bash(git push)", "Read(../x)")
+    decided = [(one["decision"], one["rule"]) for one in checked(command, path, *calls)]
+    assert decided == [
+        ("allow", "Read(src/**)"),
+        ("deny", None),
+        ("deny", "Bash(git push *)"),
+        ("deny", None),
+    ]
+    assert not (folder / ".runner").exists()
 
 
 def test_people_get_a_line_for_each_call_and_each_part(

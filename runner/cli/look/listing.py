@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from runner.cli.display import moment, say_json, say_table
+from runner.cli.look.verified import verdict
 from runner.cli.money.budget import waits_for
 from runner.cli.money.costs import with_costs
 from runner.cli.options import json_option, state_option, stored, with_settings
@@ -15,6 +17,8 @@ from runner.settings import Settings
 
 if TYPE_CHECKING:
     from runner.store.look.queries import JobSummary, RunSummary
+    from runner.store.look.trees import RunTrees
+    from runner.store.look.verifications import Verified
 
 
 @click.command("list")
@@ -32,6 +36,8 @@ def list_(settings: Settings, job: str | None, state: RunState | None, as_json: 
     """
     from runner.store.look import queries
     from runner.store.look.find import find
+    from runner.store.look.trees import trees_in
+    from runner.store.look.verifications import last_verifications
 
     with stored(settings) as database:
         if job is None:
@@ -40,10 +46,13 @@ def list_(settings: Settings, job: str | None, state: RunState | None, as_json: 
         else:
             job_id = find(database, job, "job").id
             runs = queries.list_runs(database, job_id, state)
+            verified = last_verifications(database, job_id)
+            trees = {each.run_id: each for each in trees_in(database, job_id, replaced=True)}
             if as_json:
-                say_json(with_costs(settings, database, "run", runs, job_id=job_id))
+                rows = [_whole(run, trees[run["id"]], verified.get(run["id"])) for run in runs]
+                say_json(with_costs(settings, database, "run", rows, job_id=job_id))
             else:
-                _say_runs(runs, waits_for(database, runs))
+                _say_runs(runs, waits_for(database, runs), verified, trees)
 
 
 def _say_jobs(jobs: list[JobSummary]) -> None:
@@ -70,23 +79,50 @@ def counts(by_state: dict[RunState, int]) -> str:
     return ", ".join(f"{count} {state}" for state, count in by_state.items())
 
 
-def _say_runs(runs: list[RunSummary], waiting: dict[str, str]) -> None:
-    """Print runs in lines; ``waiting`` says what to do about those that wait."""
+def _whole(run: RunSummary, trees: RunTrees, verified: Verified | None) -> dict[str, Any]:
+    """A run for JSON, with the model that works it, what it is a fork of, its branch, the commit that it
+    was delivered in and how it was verified."""
+    return {
+        **run,
+        "model": trees.model,
+        "fork_of": trees.fork_of,
+        "fork_turn": trees.fork_turn,
+        "branch": trees.branch,
+        "commit": trees.commit,
+        "verified": verdict(verified) or None,
+    }
+
+
+def _say_runs(
+    runs: list[RunSummary],
+    waiting: Mapping[str, str],
+    verified: Mapping[str, Verified],
+    trees: Mapping[str, RunTrees],
+) -> None:
+    """Print runs in lines; ``waiting`` says what to do about those that wait. Only a job that verifies
+    has a column for it."""
+    is_verified = ("verified",) if verified else ()
     say_table(
-        ("run", "item", "state", "reason", "turns", "tokens", "denied", "detail"),
+        ("run", "item", "state", "reason", *is_verified, "turns", "tokens", "denied", "detail"),
         (
             (
                 run["id"],
                 run["item_key"],
                 run["state"],
                 run["reason"],
+                *(verdict(verified.get(run["id"])) for _ in is_verified),
                 run["turns"],
                 f"{run['charged_tokens']:,}",
                 run["denials"] or "",
-                waiting.get(run["id"])
-                or run["detail"]
-                or (f"begun afresh as {run['fresh_run']}" if run["fresh_run"] else ""),
+                waiting.get(run["id"]) or run["detail"] or _descent(run, trees[run["id"]]),
             )
             for run in runs
         ),
     )
+
+
+def _descent(run: RunSummary, trees: RunTrees) -> str:
+    """Which run stands for this one, or which it comes from."""
+    if run["fresh_run"]:
+        return f"begun afresh as {run['fresh_run']}"
+    return f"fork of {trees.fork_of}@{trees.fork_turn}" if trees.fork_of else ""

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from decimal import Decimal
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from runner.cli.display import cell, duration, lines, moment, say, say_fields, say_json
 from runner.cli.look.listing import counts
 from runner.cli.look.transcript import text_of
+from runner.cli.look.verified import verified
 from runner.cli.money.budget import budget_fields, usd_of, waits_for
 from runner.cli.money.costs import cost_fields, cost_line, dollars, spending_of
 from runner.cli.options import json_option, stored, with_settings
 from runner.core.run import ENDED
 from runner.settings import Settings
+
+if TYPE_CHECKING:
+    from runner.store.database import Database
+    from runner.store.look.verifications import Verified
 
 
 @click.command()
@@ -36,7 +41,6 @@ def show(settings: Settings, id: str, as_json: bool) -> None:
     """
     from runner.store.look import decisions, queries, transcript
     from runner.store.look.find import find
-    from runner.store.look.left_out import turns_left_out
 
     say_it: Callable[[dict[str, Any]], None]
     with stored(settings) as database:
@@ -46,13 +50,7 @@ def show(settings: Settings, id: str, as_json: bool) -> None:
                 shown, say_it = queries.show_job(database, found.id), _say_job
                 shown["spending"] = spending_of(settings, database, job_id=found.id)
             case "run":
-                shown, say_it = queries.show_run(database, found.id), _say_run
-                shown["spending"] = spending_of(settings, database, run_id=found.id)
-                shown["window"] = _window(settings, shown)
-                shown["left_out"] = asdict(turns_left_out(database, shown["job_id"], found.id))
-                shown["waits_for"] = waits_for(database, [shown]).get(found.id)
-                shown["denied_calls"] = decisions.denied_calls(database, found.id)
-                shown["approvals"] = decisions.approvals_of(database, found.id)
+                shown, say_it = _run(settings, database, found.id), _say_run
             case "call":
                 shown, say_it = transcript.show_call(database, found.id), _say_call
                 shown |= decisions.why_of(database, found.id)
@@ -61,6 +59,32 @@ def show(settings: Settings, id: str, as_json: bool) -> None:
             return
         spending = shown.pop("spending", None)
         say_json(shown | (cost_fields(spending) if spending is not None else {}))
+
+
+def _run(settings: Settings, database: Database, run_id: str) -> dict[str, Any]:
+    """All that is known of a run, its conversation and events apart."""
+    from runner.store.look import decisions, queries
+    from runner.store.look.left_out import turns_left_out
+    from runner.store.look.results import result_of
+    from runner.store.look.trees import trees_of
+    from runner.store.look.verifications import verifications_of
+
+    shown = queries.show_run(database, run_id)
+    trees = trees_of(database, run_id)
+    return shown | {
+        "spending": spending_of(settings, database, run_id=run_id),
+        "window": _window(settings, shown),
+        "left_out": asdict(turns_left_out(database, shown["job_id"], run_id)),
+        "waits_for": waits_for(database, [shown]).get(run_id),
+        "denied_calls": decisions.denied_calls(database, run_id),
+        "approvals": decisions.approvals_of(database, run_id),
+        "branch": trees.branch,
+        "start_commit": trees.start_commit,
+        "commit": trees.commit,
+        "tree": trees.tree,
+        "verifications": verifications_of(database, run_id),
+        "result": result_of(database, run_id),
+    }
 
 
 def _window(settings: Settings, run: dict[str, Any]) -> int:
@@ -86,7 +110,10 @@ def _say_job(job: dict[str, Any]) -> None:
             ("model", spec["model"] if spec["provider"] == "anthropic" else "scripted"),
             ("tools", ", ".join(tool["name"] for tool in spec["tools"])),
             ("rules", ", ".join(f"{r['effect']} {r['rule']}" for r in job["permission_rules"])),
-            ("workspace", workspace.get("path")),
+            ("workspace", _source(workspace)),
+            ("base", _base(workspace)),
+            ("remote", workspace.get("remote")),
+            ("verify", "; ".join((spec.get("verify") or {}).get("commands", ()))),
             ("turns", f"{job['turns']:,}"),
             ("tokens", _tokens(job)),
             ("cost", cost_line(job["spending"])),
@@ -98,6 +125,17 @@ def _say_job(job: dict[str, Any]) -> None:
         )
     )
     say(f"\nIts runs: runner list {job['id']}")
+
+
+def _source(workspace: dict[str, Any]) -> str | None:
+    source = workspace.get("url") or workspace.get("path")
+    own = workspace.get("mode") in ("git", "copy")
+    return f"{source} ({workspace['mode']})" if source and own else source
+
+
+def _base(workspace: dict[str, Any]) -> str | None:
+    commit = workspace.get("commit")
+    return f"{workspace['base']}, commit {commit}" if commit else None
 
 
 def _say_run(run: dict[str, Any]) -> None:
@@ -123,18 +161,45 @@ def _say_run(run: dict[str, Any]) -> None:
             ("attempts", run["attempt"]),
             ("worker", run["worker_id"]),
             ("workspace", run["workspace_path"]),
+            ("branch", run["branch"]),
+            ("begun at", run["start_commit"]),
+            ("commit", run["commit"]),
+            ("files", _files(run["start_tree"], run["tree"])),
+            ("verified", _verified(run["verifications"])),
+            ("result", _one_line(run["result"])),
             ("submitted", moment(run["created_at"])),
             ("started", moment(run["started_at"])),
             ("due", moment(run["due_at"])),
             ("ended", moment(run["ended_at"])),
             ("fresh of", run["fresh_of"]),
             ("afresh as", run["fresh_run"]),
+            ("fork of", run["fork_of"] and f"{run['fork_of']}@{run['fork_turn']}"),
             ("queued", "; ".join(each["text"] for each in run["queued_messages"])),
         )
     )
     _say_decisions(run)
     say(f"\nWhat was said: runner transcript {run['id']}")
+    if run["tree"]:
+        say(f"What changed: runner diff {run['id']}")
     say(f"What happened: runner events {run['id']}")
+
+
+def _verified(verifications: Sequence[Verified]) -> str | None:
+    """What the newest verification said, and when."""
+    if not verifications:
+        return None
+    newest = verifications[-1]
+    which = f"verification {newest['number']}, after turn {newest['turn']}"
+    return f"{verified(newest)} ({which})"
+
+
+def _files(before: str | None, after: str | None) -> str | None:
+    """The trees of the workspace, first and last."""
+    return None if after is None else f"tree {before} became {after}"
+
+
+def _one_line(value: Any) -> str | None:
+    return None if value is None else json.dumps(value, ensure_ascii=False)
 
 
 def _charged(run: dict[str, Any]) -> str | None:
@@ -218,6 +283,7 @@ def _say_call(call: dict[str, Any]) -> None:
             ("expires", moment(expires_at)),
             ("started", moment(call["started_at"])),
             ("took", duration(call["duration"])),
+            ("files", _files(call["tree_before"], call["tree_after"])),
         )
     )
     say("\ninput:")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from runner.cli.display import cell, duration, lines, moment, say, say_json
+from runner.cli.look.verified import verified
 from runner.cli.options import json_option, stored, with_settings
 from runner.settings import Settings
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from runner.store.database import Database
     from runner.store.look.decisions import DeniedCall
     from runner.store.look.transcript import CompactionLine, Line
+    from runner.store.look.verifications import Verified
 
 
 @click.command()
@@ -68,12 +70,17 @@ def _say_request(database: Database, run_id: str, turn: int) -> None:
 def _say_conversation(database: Database, run_id: str) -> None:
     from runner.store.look import decisions
     from runner.store.look import transcript as stored_transcript
+    from runner.store.look.verifications import verifications_of
 
     denied = {call["id"]: call for call in decisions.denied_calls(database, run_id)}
     asked = {each["call_id"]: each for each in decisions.approvals_of(database, run_id)}
     compactions = stored_transcript.compactions(database, run_id)
+    verifications = verifications_of(database, run_id)
     last = -1
     for line in stored_transcript.lines(database, run_id):
+        while verifications and _follows(line, verifications[0]):
+            _say_verification(verifications.pop(0))
+            last = -1
         if line["message"] != last:
             last = line["message"]
             while (
@@ -86,8 +93,28 @@ def _say_conversation(database: Database, run_id: str) -> None:
         if line["call"] is not None and line["content"]["type"] == "tool_use":
             call_id = line["call"]["id"]
             _say_decision(denied.get(call_id), asked.get(call_id))
+    for verification in verifications:
+        _say_verification(verification)
     for compaction in compactions:
         _say_compaction(compaction)
+
+
+def _follows(line: Line, verification: Verified) -> bool:
+    """Whether a line was said after a verification: in a later turn, or to tell of it."""
+    if line["turn"] != verification["turn"]:
+        return line["turn"] > verification["turn"]
+    return line["role"] == "user" and line["content"]["type"] == "text"
+
+
+def _say_verification(verification: Verified) -> None:
+    """What the job's commands said when the model was done."""
+    say(
+        f"── verification {verification['number']}, after turn {verification['turn']} · "
+        f"{moment(verification['started_at'])}"
+    )
+    say(f"[{verified(verification)}]")
+    if verification["output"]:
+        say(lines(verification["output"]))
 
 
 def _is_before(compaction: CompactionLine, line: Line) -> bool:

@@ -152,7 +152,7 @@ def refuse_without_price(settings: Settings, database: Database, target: Target)
     """Refuse to limit the cost of runs whose model has no price. Raises ``UsageError``."""
     from runner import wiring
     from runner.core.spec import JobSpec
-    from runner.jobfile.bounds import missing_prices
+    from runner.jobfile.sections.bounds import missing_prices
     from runner.store.look import queries
 
     job_id = target.id

@@ -37,6 +37,10 @@ def approvals(settings: Settings, id: str | None, as_json: bool) -> None:
 
     Runs that wait for an answer take no worker, and wait as long as it takes.
 
+    One that asks whether to run again had started when its worker died, and may have taken effect
+    outside the workspace (on_unknown = "ask"): `approve` runs it again from the files as they were
+    before it, `deny` tells the model that its outcome is unknown, with your reason.
+
     \b
     Example:
       runner approvals
@@ -78,7 +82,9 @@ def _say_group(group: Group, why: Why | None, now: float) -> None:
     waited = duration(max(now - one.asked_at, 0))
     say(f"{shorten(group.key, _LONGEST_KEY)} — {runs} of {one.job_id} — waiting {waited}")
     fields = [("group", group.id), ("job", cell(one.job_name)), ("tool", cell(one.tool))]
-    if why is not None:
+    if why is not None and one.asked_again:
+        fields.append(("asks", f"run it again? {decider(why)}"))
+    elif why is not None:
         fields.append(("asked by", decider(why)))
     if group.expires_at is not None:
         fields.append(("expires", f"in {duration(max(group.expires_at - now, 0))}"))

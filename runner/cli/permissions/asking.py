@@ -176,7 +176,8 @@ class Asker:
     def _question(self, one: Asked, others: int) -> Iterator[str]:
         waited = duration(max(measured_now(self._database) - one.asked_at, 0))
         item, tool = shorten(one.item_key, _LONGEST_NAME), shorten(one.tool, _LONGEST_NAME)
-        yield f"\n{item} asks to use {tool} ({one.run_id}, waiting {waited})"
+        wish = f"was cut off in the middle of {tool}" if one.asked_again else f"asks to use {tool}"
+        yield f"\n{item} {wish} ({one.run_id}, waiting {waited})"
         lines = _broken(input_lines(one.input))
         yield from lines[:_MOST_LINES]
         if len(lines) > _MOST_LINES:
@@ -243,7 +244,8 @@ def _seldom(look: Ends) -> Ends:
 
 def _choices(one: Asked) -> str:
     always = ", a(lways in this job)" if one.suggested_rule else ""
-    return f"allow it? y(es), n(o){always}, s(how all): "
+    question = "run it again?" if one.asked_again else "allow it?"
+    return f"{question} y(es), n(o){always}, s(how all): "
 
 
 def _broken(lines: Iterable[str], first_margin: str = _MARGIN) -> list[str]:

@@ -86,6 +86,7 @@ def _call_to_json(asked: Asked) -> dict[str, Any]:
         "input": asked.input,
         "input_digest": asked.input_digest,
         "summary": asked.summary,
+        "asked_again": asked.asked_again,
         "suggested_rule": asked.suggested_rule,
         "asked_at": asked.asked_at,
         "expires_at": asked.expires_at,

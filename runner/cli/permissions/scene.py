@@ -15,15 +15,15 @@ from runner.tools.files.permission import locate
 from runner.tools.files.places import Places, inside
 
 if TYPE_CHECKING:
-    from runner.core.spec import Workspace
+    from runner.core.files.workspace import Workspace
 
 _RUN = "run"  # stands for the id of the run
 
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """``workspace`` is the job's. ``copy`` is where a run's own copy of it would be, None when runs
-    share the workspace. Links are looked at in the workspace: one that leads back into it by an
+    """``copy`` is where a run's own copy or worktree of the workspace would be, None when runs share
+    the workspace. Links are looked at in the workspace: one that leads back into it by an
     absolute path leads out of a copy, which is not seen here."""
 
     surroundings: Surroundings
@@ -35,10 +35,13 @@ class Scene:
         """The scene of a job's runs. Args: home: RUNNER_HOME."""
         from runner.engine.workspaces import COPIES
 
-        path = Path(workspace.path) if workspace else None
-        is_copied = workspace is not None and workspace.mode == "copy"
-        copy = str(home.resolve() / COPIES / _RUN) if is_copied else None
-        return cls(Surroundings(path, home / "outputs" / _RUN), home, copy)
+        outputs = home / "outputs" / _RUN
+        own = str(home.resolve() / COPIES / _RUN)
+        if workspace is not None and workspace.url is not None:  # there are no files of it here
+            return cls(Surroundings(Path(own), outputs), home, None)
+        path = Path(workspace.path) if workspace and workspace.path else None
+        is_own = workspace is not None and workspace.is_recorded
+        return cls(Surroundings(path, outputs), home, own if is_own else None)
 
     def request(self, tool: str, arguments: Mapping[str, Any]) -> Request:
         """The call as a run would make it."""

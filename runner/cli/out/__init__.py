@@ -1,0 +1,1 @@
+"""What comes out of runs: their changes and results, and the workspaces that they leave."""

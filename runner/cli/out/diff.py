@@ -1,0 +1,48 @@
+"""``diff``: what a run has changed."""
+
+from __future__ import annotations
+
+import click
+
+from runner.cli.display import note, say_bytes
+from runner.cli.options import stored, with_settings
+from runner.settings import Settings
+
+
+@click.command()
+@click.argument("run")
+@click.option(
+    "--turn", type=click.IntRange(1), metavar="N", help="Only what was changed in that turn."
+)
+@click.option("--stat", is_flag=True, help="Only how many lines of which files.")
+@with_settings
+def diff(settings: Settings, run: str, turn: int | None, stat: bool) -> None:
+    """Show what a run has changed in its workspace since its first turn, as it is recorded now.
+
+    It needs a workspace of the run's own (mode "git" or "copy"). Into a file or a pipe it is written
+    byte for byte, binary files too, as `git apply` takes it; at a terminal control characters are shown.
+
+    \b
+    Example:
+      runner diff k3x9f2 --stat
+      runner diff k3x9f2 --turn 12
+    """
+    from runner.cli.out.changes import recorded_in, refuse_unrecorded, whereabouts
+    from runner.store.look.find import find
+    from runner.store.look.trees import trees_of, turn_trees
+
+    with stored(settings) as database:
+        found = trees_of(database, find(database, run, "run").id)
+        refuse_unrecorded(found)
+        change: tuple[str, str] | None = (str(found.start_tree), str(found.tree))
+        if turn is not None:
+            change = turn_trees(database, found.run_id, turn)
+        where = whereabouts(database, found)
+    recorded = recorded_in(settings)
+    content = b"" if change is None else recorded.diff(where, [change], stat=stat)
+    large = () if change is None else recorded.too_large(where, change)
+    for path in large:
+        note(f"not shown: {path}, which is too large to be recorded whole")
+    if not content and not large:
+        note("nothing was changed" + (f" in turn {turn}" if turn else ""))
+    say_bytes(content)

@@ -1,0 +1,1 @@
+"""``report``: what a job has come to, as a page in Markdown."""
