@@ -13,6 +13,7 @@ from runner.core.conversation import Tool
 from runner.core.entries import ToolsStarted
 from runner.core.permissions import Permit
 from runner.core.spec import JobSpec
+from runner.engine.workspaces import RunWorkspaces
 from runner.store import journal
 from runner.store.rows import Rows
 from runner.store.tables import jobs, runs
@@ -72,12 +73,23 @@ def reservation_not_kept() -> None:
     Purse.with_spent = with_spent  # type: ignore[method-assign]
 
 
+def nothing_put_back() -> None:
+    """A call that was cut off runs again on what it left behind."""
+    prepare = RunWorkspaces.prepare
+
+    def as_found(workspaces: RunWorkspaces, *given: Any, undo: bool) -> Any:
+        return prepare(workspaces, *given, undo=False)
+
+    RunWorkspaces.prepare = as_found  # type: ignore[method-assign]
+
+
 FAULTS = {
     "intent not written": intent_not_written,
     "fence ignored": fence_ignored,
     "everything repeatable": everything_repeatable,
     "every answer a yes": every_answer_a_yes,
     "reservation not kept": reservation_not_kept,
+    "nothing put back": nothing_put_back,
 }
 
 

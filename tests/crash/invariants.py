@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from runner.core.ending.result import RESULT_TOOL
+from runner.core.prompts import OWN_TEXTS, VERIFY_TEXT
 from tests.crash import purse, questions, scenario, sent
 from tests.crash.record import Record
 from tests.crash.sent import Asked
@@ -86,13 +88,18 @@ def _check_calls(record: Record, variant: scenario.Scenario) -> None:
         allowed = {"denied" if call.tool_use_id in variant.denied else "succeeded"}
         if call.tool_use_id in variant.fails:
             allowed = {"failed"}
-        if call.name not in _REPEATABLE and call.outcome == "unknown":
+        if call.tool_use_id in variant.files.invalid:
+            allowed = {"invalid_input"}
+        recorded = variant.workspace in ("git", "copy")
+        may_be_unknown = call.tool_use_id in variant.files.external_calls or not recorded
+        if call.name not in _REPEATABLE and call.outcome == "unknown" and may_be_unknown:
             hold(call.started_attempt < record.run.attempt, "unknown by its own attempt", call)
             allowed = {"unknown"}
         hold(call.outcome in allowed, "a call had another outcome", call)
         hold(call.ended_at is not None and not call.interrupted, "a call has no end", call)
         started = call.started_attempt is not None
-        hold(started == (call.outcome != "denied"), "what ran had not been started", call)
+        runs = call.outcome != "denied" and call.name != RESULT_TOOL
+        hold(started == runs, "what ran had not been started", call)
         said = record.result(call.tool_use_id)
         is_error = call.outcome != "succeeded"
         hold(said.get("is_error", False) == is_error, "the result hides its outcome", said)
@@ -102,7 +109,7 @@ def _check_calls(record: Record, variant: scenario.Scenario) -> None:
 
 def _check_side_effects(record: Record, variant: scenario.Scenario) -> None:
     """Nothing twice unless it is repeatable; what succeeded is there, what is missing is unknown."""
-    folder = record.workspace
+    folder = record.own_workspace
     log = folder / scenario.LOG
     done = Counter(log.read_text().split() if log.exists() else ())
     edits = (folder / scenario.EDITED).read_text().count(scenario.EDIT_MARK)
@@ -110,7 +117,9 @@ def _check_side_effects(record: Record, variant: scenario.Scenario) -> None:
     notes = Counter(noted.read_text().split() if noted.exists() else ())
     for call in record.calls:
         name = call.tool_use_id.removeprefix("toolu_").replace("_", ".")
-        times = {"Bash": done.pop(name, 0), "Edit": edits, "note": notes[name]}.get(call.name)
+        times = {"Edit": edits, "note": notes[name]}.get(call.name)
+        if call.name == "Bash":
+            times = done.pop(name, 0)
         if times is None:
             continue
         if call.name not in _REPEATABLE:
@@ -159,11 +168,16 @@ def _check_messages(record: Record) -> None:
         for number, message in enumerate(record.messages)
         for block in message["content"]
         if message["role"] == "user" and block["type"] == "text"
+        if not _is_our_own(block["text"])
     ][1:]
     delivered = [(row.delivered_message, row.text) for row in record.queued]
     hold(texts == delivered, "queued messages are not delivered once", texts, delivered)
     said = [text for _, text in delivered]
     hold(said == [scenario.SAID_FIRST, scenario.SAID_LATER], "a message was lost", said)
+
+
+def _is_our_own(text: str) -> bool:
+    return text in OWN_TEXTS or text.startswith(VERIFY_TEXT.partition("{")[0])
 
 
 def _check_events(record: Record) -> None:
@@ -178,7 +192,8 @@ def _check_events(record: Record) -> None:
     )
     hold(events[-1].type == "done", "the last event is not the end", events[-1])
     counts = Counter(event.type for event in events)
-    hold(counts["done"] == counts["limit_reached"] == 1, "the run ended more than once")
+    hold(counts["done"] == 1, "the run ended more than once")
+    hold(counts["limit_reached"] == (run.state == "stopped"), "limits were reached", counts)
     hold(counts["message_queued"] == len(record.queued), "queued messages without an event")
     began, ended = (
         [event.data["turn"] for event in events if event.type == kind]
@@ -201,14 +216,13 @@ def _check_tool_events(record: Record, events: Sequence[Any]) -> None:
         "tool_done is not once a call",
         _named(events, "tool_done"),
     )
-    hold(
-        _named(events, "permission_decided") == Counter(list(calls)),
-        "decisions are not once a call",
-    )
+    decided = [name for name, call in calls.items() if call.name != RESULT_TOOL]
+    hold(_named(events, "permission_decided") == Counter(decided), "decisions are not once a call")
     started = _named(events, "tool_started")
     for name, call in calls.items():
-        most = record.run.attempt if call.name in _REPEATABLE else 1
-        least = int(call.outcome != "denied")
+        again = call.name in _REPEATABLE or call.tree_before is not None
+        most = record.run.attempt if again else 1
+        least = int(call.outcome != "denied" and call.name != RESULT_TOOL)
         hold(least <= started[name] <= most * least, "tool_started", name, started[name])
 
 

@@ -16,7 +16,7 @@ from runner.core.prices import Tariff, Terms
 from runner.core.run import Lease
 from runner.core.spec import JobSpec
 from runner.engine.attempt import Ports, run_attempt
-from runner.engine.ports import Interrupt, ToolCall
+from runner.engine.ports import Command, Interrupt, ToolCall
 from runner.engine.workspaces import RunWorkspaces
 from runner.errors import Interrupted, LeaseLost
 from runner.llm.anthropic import AnthropicModel
@@ -40,7 +40,8 @@ _LOOK_SECONDS = 0.01
 @dataclass(frozen=True)
 class Task:
     """What a life is told. ``boundary`` and ``signal``: when it signals itself, and how; ``folder``
-    is the iteration's; ``fault`` is seeded into the code that it runs."""
+    is the iteration's, and ``home`` the name of the worker's own in it; ``fault`` is seeded into the
+    code that it runs."""
 
     database_url: str
     api_url: str
@@ -51,6 +52,7 @@ class Task:
     signal: int = 0
     watchdog_seconds: float = 10.0
     fault: str | None = None
+    home: str = "home"
 
 
 class LeapingClock:
@@ -96,7 +98,7 @@ def live(task: Task) -> int:
     boundaries = Boundaries(task.boundary, task.signal, folder / "boundary")
     clock = LeapingClock()
     database = Database(task.database_url)
-    home = folder / "home"
+    home = folder / task.home
     tools = LocalTools(
         home,
         folder / "locks",
@@ -109,7 +111,7 @@ def live(task: Task) -> int:
         journal=Counted("journal", journal, boundaries, _in_a_transaction),
         models=lambda spec: model,
         tools=Counted("tools", tools, boundaries, _in_this_process, ("locate", "problem")),
-        workspaces=Counted("workspaces", RunWorkspaces(database, home), boundaries),
+        workspaces=Counted("workspaces", RunWorkspaces(database, home, tools), boundaries),
         live=Counted("live", NobodyFollows(), boundaries),
         clock=clock,
         jitter=lambda: 0.0,
@@ -163,9 +165,9 @@ def _in_a_transaction(*arguments: Any, **named: Any) -> bool:
     return True
 
 
-def _in_this_process(call: ToolCall, interrupt: Interrupt) -> bool:
+def _in_this_process(call: ToolCall | Command, interrupt: Interrupt) -> bool:
     """A file tool: what one has begun it does when it wakes up."""
-    return call.tool.name in ("Read", "Write", "Edit")
+    return isinstance(call, ToolCall) and call.tool.name in ("Read", "Write", "Edit")
 
 
 def _work(

@@ -29,11 +29,15 @@ class Record:
     rules: Sequence[Row[Any]]
     compactions: Sequence[Row[Any]]
     purse: Row[Any] | None
+    verifications: Sequence[Row[Any]]
+    run_workspace: Row[Any] | None
     messages: list[dict[str, Any]]
 
     @property
-    def workspace(self) -> Path:
-        return Path(self.run.workspace_path)
+    def own_workspace(self) -> Path:
+        """Where the run works, the job's folder or one of its own."""
+        row = self.run_workspace
+        return Path(self.run.workspace_path if row is None else row.path)
 
     def result(self, tool_use_id: str) -> dict[str, Any]:
         """The ``tool_result`` block of a call."""
@@ -64,5 +68,7 @@ def read(database: Database, run_id: str) -> Record:
         rules=database.read(lambda connection: connection.execute(rules).all()),
         compactions=rows(tables.compactions),
         purse=database.read(lambda connection: connection.execute(purse).one_or_none()),
+        verifications=rows(tables.verifications),
+        run_workspace=next(iter(rows(tables.run_workspaces)), None),
         messages=transcript.messages(database, run_id),
     )

@@ -8,30 +8,39 @@ from typing import Any
 
 import pytest
 
-from tests.crash.scenario import SCENARIOS, Scenario
+from tests.crash.scenario import Scenario
 from tests.crash.sweep import Mode
+from tests.crash.variants import SCENARIOS
 
 _LEAST_BOUNDARIES = 90  # every variant has more
 _PARTS_OF_ALL = 4
 
 # mode, scenario, database: one in so many boundaries is in the sample
 _SAMPLE: dict[tuple[Mode, str, str], int] = {
-    ("kill", "all", "sqlite"): 17,
-    ("kill", "safe", "sqlite"): 19,
-    ("kill", "asked", "sqlite"): 23,
-    ("kill", "compacted", "sqlite"): 31,
-    ("freeze", "all", "sqlite"): 23,
-    ("freeze", "safe", "sqlite"): 29,
-    ("freeze", "asked", "sqlite"): 31,
-    ("freeze", "compacted", "sqlite"): 53,
-    ("kill", "all", "postgresql"): 41,
-    ("kill", "safe", "postgresql"): 31,
-    ("kill", "asked", "postgresql"): 43,
-    ("kill", "compacted", "postgresql"): 47,
-    ("freeze", "all", "postgresql"): 43,
-    ("freeze", "safe", "postgresql"): 37,
-    ("freeze", "asked", "postgresql"): 53,
-    ("freeze", "compacted", "postgresql"): 61,
+    ("kill", "all", "sqlite"): 29,
+    ("kill", "safe", "sqlite"): 31,
+    ("kill", "asked", "sqlite"): 37,
+    ("kill", "compacted", "sqlite"): 61,
+    ("kill", "files", "sqlite"): 19,
+    ("kill", "units", "sqlite"): 41,
+    ("kill", "hosts", "sqlite"): 43,
+    ("freeze", "all", "sqlite"): 37,
+    ("freeze", "safe", "sqlite"): 43,
+    ("freeze", "asked", "sqlite"): 47,
+    ("freeze", "compacted", "sqlite"): 89,
+    ("freeze", "files", "sqlite"): 43,
+    ("freeze", "units", "sqlite"): 61,
+    ("freeze", "hosts", "sqlite"): 53,
+    ("kill", "all", "postgresql"): 59,
+    ("kill", "safe", "postgresql"): 53,
+    ("kill", "asked", "postgresql"): 67,
+    ("kill", "compacted", "postgresql"): 83,
+    ("kill", "files", "postgresql"): 47,
+    ("kill", "hosts", "postgresql"): 73,
+    ("freeze", "all", "postgresql"): 71,
+    ("freeze", "safe", "postgresql"): 61,
+    ("freeze", "asked", "postgresql"): 79,
+    ("freeze", "files", "postgresql"): 67,
 }
 
 

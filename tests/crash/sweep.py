@@ -24,7 +24,7 @@ from runner.store.steer.revive import say
 from runner.tools.host import serve
 from runner.tools.host.quiet import run_is_quiet
 from runner.workspace.identity import identify
-from tests.crash import invariants, purse, record, scenario, sent
+from tests.crash import files, invariants, purse, record, scenario, sent
 from tests.crash.invariants import Served
 from tests.crash.life import DROPPED, MARK, Task
 from tests.crash.person import Person
@@ -98,12 +98,12 @@ class Sweep:
     def _strike(self, boundary: int) -> bool:
         folder = self._folder / f"at-{boundary}"
         workspace = folder / "workspace"
-        scenario.furnish(workspace)
+        scenario.furnish(workspace, self._variant)
         (folder / "locks").mkdir()
         submission = self._variant.submission(workspace, self._tools)
-        job_id = jobs.submit(
-            self._database, submission, time.time(), workspace_id=identify(workspace)
-        )
+        shared = self._variant.workspace in ("shared", "copy")
+        workspace_id = identify(workspace) if shared else None
+        job_id = jobs.submit(self._database, submission, time.time(), workspace_id=workspace_id)
         query = select(tables.runs.c.id).where(tables.runs.c.job_id == job_id)
         run_id: str = self._database.read(lambda c: c.execute(query).scalar_one())
         say(self._database, run_id, scenario.SAID_FIRST, time.time())
@@ -150,6 +150,7 @@ class _Iteration:
         self._failed: set[int] = set()
         self._frozen_at = 0.0
         self._said = False
+        self._home = folder / "home"
         self._person = Person(database, run_id, folder / "workspace", variant)
 
     def run(self, task: Task) -> bool:
@@ -176,8 +177,10 @@ class _Iteration:
             _wait(lambda: not _has_tools(pid), "tools outlive their worker's lease")
         purse.check(self._record(), self._variant)
         self._person.answer_all()
+        other = "home-2" if self._variant.files.hosts else task.home
+        self._home = self._folder / other
         self._take_from(first.worker_id)
-        self._finish(replace(task, worker_id=_new_worker(), boundary=None))
+        self._finish(replace(task, worker_id=_new_worker(), boundary=None, home=other))
         if frozen:
             self._thaw(pid)
         return True
@@ -201,15 +204,15 @@ class _Iteration:
         woken_at = self._frozen_at + _FROZEN_WATCHDOG_SECONDS
         _wait(lambda: time.monotonic() > woken_at, "time stands still")
         before = self._record()
-        files = _files(before.workspace)
+        asleep = _files(before.own_workspace)
         os.kill(pid, signal.SIGCONT)
         end = self._zygote.wait(pid)
         if end not in (0, DROPPED):
             raise Violation(f"the worker that was frozen ended with {end}")
         if self._record() != before:
             raise Violation("a worker that had lost its run wrote to it")
-        if (left := _files(before.workspace)) != files:
-            raise Violation(f"a worker that had lost its run ran a tool: {files} then {left}")
+        if (left := _files(before.own_workspace)) != asleep:
+            raise Violation(f"a worker that had lost its run ran a tool: {asleep} then {left}")
 
     def _plan(self, request: Received) -> Reply:
         """The model: its reply depends on the conversation alone; some calls fail the first time."""
@@ -241,6 +244,7 @@ class _Iteration:
 
     def _check(self, found: record.Record) -> None:
         invariants.check(found, self._served, self._variant)
+        files.check(found, self._folder, self._home, self._variant)
         sent.check_told_again(self._database, found, self._served.turns)
 
     def _processes(self) -> list[str]:

@@ -8,8 +8,8 @@ import pytest
 
 from runner.core.conversation import Tool
 from runner.store.database import Database
-from tests.crash.scenario import SCENARIOS
 from tests.crash.sweep import Mode, Sweep
+from tests.crash.variants import SCENARIOS
 from tests.crash.zygote import Zygote
 
 # The boundaries around the first model call, and around the first tools.
@@ -22,7 +22,7 @@ _FIRST_TOOLS = range(22, 36)
     ("scenario", "fault", "mode", "boundaries", "what"),
     [
         ("safe", "intent not written", "kill", _FIRST_TOOLS, "a side effect happened twice"),
-        ("safe", "everything repeatable", "kill", _FIRST_TOOLS, "a side effect happened twice"),
+        ("all", "everything repeatable", "kill", _FIRST_TOOLS, "a side effect happened twice"),
         (
             "safe",
             "fence ignored",
@@ -30,6 +30,7 @@ _FIRST_TOOLS = range(22, 36)
             _FIRST_TOOLS,
             "a worker that had lost its run wrote to it",
         ),
+        ("files", "nothing put back", "kill", _FIRST_TOOLS, "a call had another outcome"),
         ("asked", "every answer a yes", "kill", _FIRST_TOOLS, "a denied call took effect"),
         (
             "compacted",

@@ -5,18 +5,39 @@ from __future__ import annotations
 from dataclasses import replace
 
 from runner.core.budget import Budget
-from runner.core.entries import ModelCallFailed, RunSettled
+from runner.core.conversation import ToolResult
+from runner.core.ending.verify import Verify
+from runner.core.entries import (
+    Delivered,
+    ModelCallFailed,
+    RunSettled,
+    ToolFinished,
+    TreeRecorded,
+    Verified,
+)
+from runner.core.files.workspace import Workspace
 from runner.core.permissions import Rule
-from runner.core.run import Ended, Lease, Requeued
+from runner.core.run import Ended, Requeued
 from runner.store import losses, runs
 from runner.store.database import Database
-from runner.store.steer import budget, revive
+from runner.store.steer import budget, jobs, revive
 from runner.store.steer.approvals import Reply, answer, waiting
 from runner.store.steer.control import Target, cancel, pause, resume
-from tests.store.asked import ASKING
+from runner.store.steer.fork import fork
+from tests.store.asked import ASKING, BASH
 from tests.store.attempts import claim, run_row, submit_one, text, tool_use
 from tests.store.compacting import ask_for_summary, clip, compact, stand_in, summarise
-from tests.store.examples import NOW, SPEC
+from tests.store.examples import NOW, SPEC, submission
+
+RECORDED = replace(
+    SPEC,
+    tools=(*SPEC.tools, BASH),
+    rules=(Rule("allow", "*"),),
+    workspace=Workspace(
+        "/repo", "git", external=(Rule("ask", "Bash(git push *)"),), on_unknown="ask"
+    ),
+    verify=Verify(("make test",)),
+)
 
 
 def play(database: Database) -> None:
@@ -31,6 +52,8 @@ def play(database: Database) -> None:
     lose_the_workspace(database)
     lose_workers(database)
     meet_a_bug(database)
+    work_on_a_branch(database)
+    be_cut_off(database)
 
 
 def take_turns(database: Database) -> None:
@@ -90,10 +113,11 @@ def begin_again(database: Database) -> None:
 
 
 def lose_the_workspace(database: Database) -> None:
-    run = runs.look_at(database, submit_one(database), NOW)
-    assert run is not None
+    spec = replace(SPEC, workspace=Workspace("/src"))
+    job_id = jobs.submit(database, submission(spec=spec), NOW, None, "ws_1")
+    due = [runs.look_at(database, run_id, NOW) for run_id in runs.ring_due(database, 9, NOW)]
+    (run,) = [one for one in due if one and run_row(database, one.id).job_id == job_id]
     runs.wait_for_workspace(database, run, NOW)
-    runs.set_workspace(database, Lease(run.id, run.attempt, ""), "/src", "ws_1")
     assert runs.workspace_found(database, "/src", "ws_1", 9, NOW) == [run.id]
 
 
@@ -109,3 +133,20 @@ def meet_a_bug(database: Database) -> None:
     run_id = submit_one(database)
     for _ in range(2):
         losses.give_up(database, claim(database, run_id).lease, "Traceback …\nKeyError: 1", NOW)
+
+
+def work_on_a_branch(database: Database) -> None:
+    run_id = submit_one(database, spec=RECORDED)
+    attempt = claim(database, run_id).append(TreeRecorded("tree 1", "created"))
+    attempt.reply(tool_use(1, "Bash", command="make"), stop="tool_use")
+    attempt.append(ToolFinished(0, ToolResult("ok"), "tree 2")).reply(text("Done."))
+    attempt.append(Verified(1, "make test", ToolResult("ok")), Delivered("c0ffee"))
+    fork(database, run_id, 1, NOW)
+
+
+def be_cut_off(database: Database) -> None:
+    run_id = submit_one(database, spec=RECORDED)
+    attempt = claim(database, run_id).append(TreeRecorded("tree 1", "created"))
+    attempt.reply(tool_use(1, "Bash", command="git push"), stop="tool_use")
+    losses.give_back(database, attempt.lease, NOW)
+    claim(database, run_id).append(TreeRecorded("tree 1", "restored", "tree 2")).locate()

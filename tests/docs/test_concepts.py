@@ -14,6 +14,7 @@ import runner
 from runner.core import budget, calls, decide, entries, events, retry, spending
 from runner.core.context import clips, gauge, plan, summary, window
 from runner.core.conversation import ToolOutcome
+from runner.core.ending import finish
 from runner.core.permissions import (
     AnswerEffect,
     Effect,
@@ -99,6 +100,7 @@ def test_the_numbers_are_those_of_the_code() -> None:
         ("fewer than 1,024 tokens", 1_024, budget.LEAST_OUTPUT_TOKENS),
         ("up to eight", 8, calls.MOST_PARALLEL_READS),
         ("asked to go on, twice in a row", 2, decide.MOST_CONTINUATIONS),
+        ("is asked for it, twice in all", 2, finish.MOST_RESULT_NUDGES),
         ("for 2 seconds at first", 2, spending.BUDGET_WAIT_SECONDS),
         ("and up to 20, at a time", 20, spending.LONGEST_BUDGET_WAIT_SECONDS),
         ("after 5 seconds at most", 5, warming.MOST_SECONDS),
@@ -140,7 +142,7 @@ def test_what_the_model_is_told_of_a_cut_call_is_quoted_as_it_is() -> None:
     table = section(PAGE, "### A tool whose worker died")
     told = re.findall(r'"(Interrupted[^"]+)"', table)
     assert len(told) == 2
-    code = (CODE / "engine/attempt.py").read_text() + (CODE / "core/calls.py").read_text()
+    code = (CODE / "engine/workplace.py").read_text() + (CODE / "core/calls.py").read_text()
     for words in told:
         assert f'"{words}"' in code
 

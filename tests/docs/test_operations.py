@@ -133,6 +133,7 @@ def test_every_reason_is_explained_and_no_other(database: Database) -> None:
     of_core = {
         ("end_turn", "succeeded"),
         ("stop_sequence", "succeeded"),
+        ("submitted", "succeeded"),
         (warming.WARMING, "queued"),
         *((ceiling, "stopped") for ceiling in get_args(Ceiling)),
         *((reason, "queued") for reason in requeued),

@@ -1,0 +1,177 @@
+"""The scenario's variants. Four in a workspace that nothing is recorded of, or a copy: one ends at its
+turn limit, one at its token ceiling, one is about calls that a person is asked about, and one passes
+its window again and again, at its job's cost. Three in a worktree: what cannot be done twice, units of
+several writing calls, and workers on hosts that share nothing but a remote."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from runner.core.budget import Budget, Limits
+from runner.core.context.window import Context
+from runner.core.permissions import Rule
+from tests.crash.own_files import OWN_FILES
+from tests.crash.scenario import (
+    ANSWERED,
+    ASKED_ABOUT,
+    DENIED,
+    EDIT_MARK,
+    EDITED,
+    LIMITED,
+    LOG,
+    LOST,
+    OVERLOADED,
+    REMEMBERED,
+    RULES,
+    TOO_LONG,
+    TURNS,
+    Planned,
+    Scenario,
+    asked,
+    bash,
+    read,
+)
+from tests.messages_api import Reply, text, tool_use
+
+_SCRIPT: dict[int, Reply] = {
+    0: Reply(
+        [
+            text("I begin with several things at once."),
+            bash(0, 0, "; sleep 0.1"),
+            read(0, 1),
+            tool_use("toolu_0_2", "Grep", {"pattern": "mend"}),
+            bash(0, 3, "; sleep 300 & echo started"),
+        ],
+        fail_first=[LIMITED],
+    ),
+    1: Reply(
+        [
+            tool_use(
+                "toolu_1_0",
+                "Edit",
+                {"file_path": EDITED, "old_string": "mend", "new_string": f"{EDIT_MARK} mend"},
+            ),
+            tool_use("toolu_1_1", "Write", {"file_path": DENIED, "content": "no"}),
+            bash(1, 2, ""),
+        ]
+    ),
+    2: Reply([text("The third reply is cut once."), bash(2, 0, "; exit 3")], fail_first=[LOST]),
+    3: Reply(
+        [tool_use("toolu_3_0", "note", {"line": "3.0"}), bash(3, 1, "")],
+        fail_first=[OVERLOADED],
+    ),
+    4: Reply([read(4, 0), read(4, 1)]),
+}
+
+
+_ASKING_SCRIPT: dict[int, Reply] = {
+    0: Reply(
+        [
+            text("The answer comes while the second call runs."),
+            read(0, 0),
+            bash(0, 1, f"; until [ -e {ANSWERED} ]; do sleep 0.02; done"),
+            asked(0, 2),
+            tool_use("toolu_0_3", "Grep", {"pattern": "mend"}),
+        ],
+        fail_first=[LIMITED],
+    ),
+    1: Reply(
+        [
+            asked(1, 0),
+            read(1, 1),
+            asked(1, 2),
+            bash(1, 3, ""),
+            tool_use("toolu_1_4", "Write", {"file_path": DENIED, "content": "no"}),
+        ]
+    ),
+    2: Reply([asked(2, 0, says="never")]),
+    3: Reply([asked(3, 0), asked(3, 1)], fail_first=[OVERLOADED]),
+    4: Reply(
+        [
+            tool_use("toolu_4_0", "Read", {"file_path": ASKED_ABOUT}),
+            read(4, 1),
+            asked(4, 2),
+        ]
+    ),
+}
+_ANSWERS = {
+    "toolu_0_2": Planned("approved", early=True),
+    "toolu_1_0": Planned("approved"),
+    "toolu_1_2": Planned("denied", reason="Not this one."),
+    "toolu_2_0": Planned("approved", command=f"basename 2.0 >> {LOG}"),
+    "toolu_3_0": Planned("approved", remember=REMEMBERED),
+    "toolu_3_1": Planned("approved", by="rule"),
+    "toolu_4_0": Planned("approved"),
+}
+
+ALL_AT_ONCE = Scenario(
+    parallel_tools="all",
+    workspace="shared",
+    limits=Limits(max_turns=TURNS, max_output_tokens=2_000, token_ceiling=200_000),
+    reason="max_turns",
+    notes=True,
+    script=_SCRIPT,
+    denied=frozenset({"toolu_1_1"}),
+    fails=frozenset({"toolu_2_0"}),
+)
+READS_AT_ONCE = Scenario(
+    parallel_tools="safe",
+    workspace="copy",
+    limits=Limits(max_turns=50, max_output_tokens=1_500, token_ceiling=22_500),
+    reason="token_ceiling",
+    notes=False,
+    script=_SCRIPT,
+    denied=frozenset({"toolu_1_1"}),
+    fails=frozenset({"toolu_2_0"}),
+)
+ASKED = Scenario(
+    parallel_tools="safe",
+    workspace="shared",
+    limits=Limits(max_turns=TURNS, max_output_tokens=2_000, token_ceiling=200_000),
+    reason="max_turns",
+    notes=False,
+    script=_ASKING_SCRIPT,
+    denied=frozenset({"toolu_1_2", "toolu_1_4"}),
+    answers=_ANSWERS,
+    rules=(*RULES, Rule("ask", "Bash(basename *)"), Rule("ask", f"Read({ASKED_ABOUT})")),
+)
+_NUMBERS = 1_200  # that a call prints: some 5 KB
+
+
+def _prints(position: int) -> Reply:
+    return Reply([bash(position, 0, f"; seq {_NUMBERS}")])
+
+
+def _muses(position: int) -> Reply:
+    """What it says itself no clip shortens."""
+    return Reply([text(f"I muse ({position}). " * 400), bash(position, 0, "")])
+
+
+COMPACTED = Scenario(
+    parallel_tools="safe",
+    workspace="shared",
+    limits=Limits(max_turns=10, max_output_tokens=3_000, token_ceiling=500_000),
+    reason="max_turns",
+    notes=False,
+    script={
+        **{position: _prints(position) for position in range(5)},
+        3: replace(_prints(3), fail_first=[TOO_LONG]),
+        **{position: _muses(position) for position in range(5, 10)},
+    },
+    denied=frozenset(),
+    context=Context(window=9_000, reserve=2_000, keep_messages=4),
+    budget=Budget(usd=2.0),
+    compactions=("summary", "clip", "clip", "prune"),
+)
+
+UNITS = replace(ALL_AT_ONCE, workspace="git")
+HOSTS = replace(OWN_FILES, files=replace(OWN_FILES.files, hosts=True))
+SCENARIOS = {
+    "all": ALL_AT_ONCE,
+    "safe": READS_AT_ONCE,
+    "asked": ASKED,
+    "compacted": COMPACTED,
+    "files": OWN_FILES,
+    "units": UNITS,
+    "hosts": HOSTS,
+}
