@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from runner.errors import RunnerError
-from runner.workspace.clones import have_clone
 from runner.workspace.copy import remove
-from runner.workspace.delivery import deliver
 from runner.workspace.snapshots import Snapshots
 from runner.workspace.worktrees import Head, Repository, Worktree
+from runner.workspace.worktrees.clones import have_clone
+from runner.workspace.worktrees.delivery import deliver
 
 Answer = dict[str, Any]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 from runner.core.ending.result import RESULT_TOOL
 from runner.core.spec import Asking
 from runner.errors import NotFoundError
+from runner.store import losses
 from runner.store.database import Database
 from runner.store.look.report import answer_counts, unknown_outcomes
 from runner.store.look.results import result_of, results_in
@@ -31,10 +31,8 @@ from tests.cli.out.recorded import (
     with_verify,
 )
 from tests.store.asked import ask, run_ids, submit_asking
-from tests.store.attempts import run_row, submit_one, tool_use
+from tests.store.attempts import claim, run_row, submit_one, text, tool_use
 from tests.store.examples import NOW
-
-Working = Callable[..., AtWork]
 
 
 @pytest.fixture
@@ -115,7 +113,7 @@ def test_runs_that_were_begun_afresh_are_left_out_unless_they_are_wanted(
     assert every == [run_id, current.run_id]
     assert [each.run_id for each in results_in(database, job_id)] == [current.run_id]
     assert current.mode is None
-    assert items_of(database, every) == dict.fromkeys(every, {"file": "one"})
+    assert items_of(database, every) == {each: {"file": "one"} for each in every}
 
 
 def test_answers_are_counted_by_run(database: Database) -> None:
@@ -138,9 +136,6 @@ def test_unknown_outcomes_are_counted_by_run_and_not_again_in_its_fork(
     external = replace(spec.workspace, mode="shared")
     spec = replace(spec, tools=(*spec.tools, bash), workspace=external)
     run_id = submit_one(database, spec=spec)
-    from runner.store import losses
-    from tests.store.attempts import claim, text
-
     attempt = claim(database, run_id).reply(tool_use(1, "Bash", command="push"), stop="tool_use")
     losses.give_back(database, attempt.lease, NOW)
     claim(database, run_id).reply(text("Done."))

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -160,12 +161,19 @@ def test_a_change_with_a_faked_time_is_seen(snapshots: Snapshots, work: Path) ->
 
 
 def test_a_later_attempt_sees_a_change_of_the_same_second(place: Place) -> None:
-    trees = set()
-    for attempt in range(1, 7):
+    """The change came right after a snapshot, and the next one in another second."""
+    file, attempt = place.work / "a.py", 0
+    while True:
+        attempt += 1
+        wait_for_another_second()
         write(place.work, {"a.py": f"{attempt}\n"})
-        trees.add(place.snapshots(attempt).take())
-        write(place.work, {"a.py": f"{attempt + 10}\n"[-2:]})
-    assert len(trees) == 6
+        tree = place.snapshots(attempt).take()
+        before = file.stat()
+        write(place.work, {"a.py": f"{attempt % 9 + 1}\n"})
+        if int(file.stat().st_ctime) == int(before.st_ctime):
+            break  # else the machine was too slow
+    wait_for_another_second()
+    assert place.snapshots(attempt + 1).take() != tree
 
 
 def test_pipes_and_sockets_are_not_recorded_and_do_no_harm(
@@ -213,6 +221,14 @@ def test_chosen_ignored_files_are_recorded(place: Place) -> None:
     assert (place.work / "built/keep/y").read_text() == "2"
     assert snapshots.holds("built/keep/y")
     assert snapshots.holds("any.log") is False  # it is not there, and nothing says that it would be
+
+
+def test_a_chosen_file_is_removed_though_the_rules_changed_too(place: Place) -> None:
+    snapshots = place.snapshots(ignored=("*.log",))
+    tree, before = snapshots.take(), contents(place.work)
+    write(place.work, {"x.log": "1", ".gitignore": "*.log\nbuilt/\n*.bin\n"})
+    snapshots.restore(tree)
+    assert contents(place.work) == before
 
 
 def test_a_file_that_becomes_ignored_stays_recorded(snapshots: Snapshots, place: Place) -> None:
@@ -303,6 +319,43 @@ def test_a_submodules_commit_is_recorded_and_its_files_are_not(tmp_path: Path) -
     assert (place.work / "sub").is_dir()
 
 
+def test_a_submodule_at_another_commit_is_seen_and_not_put_back(place: Place) -> None:
+    inner = place.work / "sub"
+    inner.mkdir()
+    git(inner, "init", "-q")
+    git(inner, "commit", "-q", "--allow-empty", "-m", "1")
+    git(place.work, "add", "sub")
+    git(place.work, "commit", "-q", "-m", "sub")
+    place.base = git(place.work, "rev-parse", "HEAD")
+    snapshots = place.snapshots()
+    tree = snapshots.take()
+    assert tree == git(place.work, "rev-parse", "HEAD^{tree}")
+    git(inner, "commit", "-q", "--allow-empty", "-m", "2")
+    assert snapshots.take() != tree
+    with pytest.raises(GitError, match="cannot put sub back: it is a submodule"):
+        snapshots.restore(tree)
+
+
+def test_names_that_git_refuses_are_only_named(snapshots: Snapshots, place: Place) -> None:
+    tree, before = snapshots.take(), contents(place.work)
+    write(place.work, {".GIT/config": "x", "deep/.Git": "y", "git~1": "z", "new.py": "w"})
+    assert set(place.listed(snapshots.take())) == {
+        *(".runner-snapshot", ".gitignore", "a.py", "folder/b.py", "git~1", "new.py"),
+    }
+    snapshots.restore(tree)
+    assert contents(place.work) == before
+
+
+def test_a_file_named_like_a_manifest_is_none(tmp_path: Path) -> None:
+    place = make_place(tmp_path, {**FILES, ".runner-snapshot": "mine"})
+    snapshots = place.snapshots()
+    tree = snapshots.take()
+    assert place.listed(tree) == [".gitignore", "a.py", "folder/b.py"]
+    write(place.work, {"a.py": "2\n"})
+    snapshots.restore(tree)
+    assert (place.work / ".runner-snapshot").read_text() == "mine"
+
+
 def test_trees_are_last_in_the_order_of_attempts(place: Place) -> None:
     first, second = place.snapshots(1), place.snapshots(2)
     assert first.last() is None
@@ -313,7 +366,10 @@ def test_trees_are_last_in_the_order_of_attempts(place: Place) -> None:
     late = first.take()  # an attempt that only slept
     assert late not in (begun, newer)
     assert second.last() == newer
-    assert place.snapshots(10).last() == newer
+    tenth = place.snapshots(10).take()
+    write(place.work, {"a.py": "9\n"})
+    assert place.snapshots(9).take() != tenth
+    assert second.last() == tenth
 
 
 def test_a_restore_leaves_both_trees_in_the_store(snapshots: Snapshots, place: Place) -> None:
@@ -463,6 +519,12 @@ def test_a_restore_that_was_cut_off_anywhere_is_finished_by_the_next_attempt(
         assert contents(place.work) == before
         attempt += 2
     assert attempt > 12
+
+
+def wait_for_another_second() -> None:
+    now = int(time.time())
+    while int(time.time()) == now:
+        pass
 
 
 def located(place: Place) -> dict[str, str]:

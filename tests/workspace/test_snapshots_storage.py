@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import stat
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -166,8 +168,10 @@ def test_a_large_file_of_the_base_can_be_put_back(tmp_path: Path) -> None:
     tree = snapshots.take()
     os.utime(place.work / "big", (1, 1))
     assert snapshots.take() == tree
+    (place.work / "big").chmod(0o755)
+    assert place.listed(snapshots.take()) == ["big"]
     write(place.work, {"big": b"y" * 5000})
-    assert snapshots.take() != tree
+    assert place.listed(snapshots.take()) == [".runner-snapshot"]
     snapshots.restore(tree)
     assert contents(place.work) == before
 
@@ -225,8 +229,8 @@ def test_a_repository_with_sha256_ids_works(tmp_path: Path) -> None:
     tree = snapshots.take()
     assert tree == git(place.source, "rev-parse", "HEAD^{tree}")
     assert len(tree) == 64
-    os.utime(place.work / "big", (1, 1))
-    assert snapshots.take() == tree
+    (place.work / "big").chmod(0o755)
+    assert place.listed(snapshots.take()) == ["a.py", "big", "folder/b.py"]
     (place.work / "big").unlink()
     (place.work / "a.py").unlink()
     snapshots.restore(tree)
@@ -353,9 +357,10 @@ first = snapshots.take()
 assert snapshots.take() == first
 print(first)
 os.chmod({work!r} + "/folder", 0o755)
+os.mkdir({work!r} + "/empty")
 second = snapshots.take()
-os.chmod({work!r} + "/a.py", 0)
-os.chmod({work!r} + "/folder", 0)
+for name in ("a.py", "folder", "empty"):
+    os.chmod({work!r} + "/" + name, 0)
 snapshots.restore(second)
 print(second)
 """
@@ -363,7 +368,10 @@ print(second)
     first, second = as_owner(place, script).split()
     assert place.listed(first) == [".runner-snapshot", "a.py"]
     assert place.listed(second) == [".runner-snapshot", "a.py", "folder/b.py"]
-    assert os.access(place.work / "folder", os.R_OK)
+    manifest = git(place.work, "show", f"{first}:.runner-snapshot", GIT_DIR=str(place.store))
+    assert json.loads(manifest)["unrecorded"] == ["folder", "locked", "secret"]
+    assert stat.S_IMODE((place.work / "folder").stat().st_mode) == 0o700
+    assert stat.S_IMODE((place.work / "empty").stat().st_mode) == 0o700
     assert (place.work / "a.py").read_text() == "one\n"
 
 

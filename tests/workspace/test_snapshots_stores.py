@@ -10,6 +10,7 @@ from threading import Barrier
 import pytest
 
 from runner.workspace.git import GitError
+from runner.workspace.snapshots import Snapshots
 from runner.workspace.trees.stores import (
     DiffStat,
     diff,
@@ -59,8 +60,6 @@ def test_a_folder_without_git_has_a_store_too(tmp_path: Path) -> None:
     write(tmp_path / "work", FILES)
     store = make_store(tmp_path / "home", str(tmp_path / "elsewhere"), None)
     place = Place(tmp_path / "home", tmp_path / "elsewhere", tmp_path / "work", "")
-    from runner.workspace.snapshots import Snapshots
-
     snapshots = Snapshots(store, place.work, "run_1", 1, environment=os.environ)
     before = contents(place.work)
     tree = snapshots.take()

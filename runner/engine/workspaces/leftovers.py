@@ -14,12 +14,12 @@ from runner.errors import RunnerError
 from runner.store import workspaces
 from runner.store.database import Database
 from runner.store.workspaces import StoredWorkspace
-from runner.workspace.clones import clone_of
 from runner.workspace.copy import remove
 from runner.workspace.snapshots import Snapshots
-from runner.workspace.standing import Standing
 from runner.workspace.trees.stores import make_store, store_id
 from runner.workspace.worktrees import Repository, Worktree
+from runner.workspace.worktrees.clones import clone_of
+from runner.workspace.worktrees.standing import Standing
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +39,8 @@ class Leftover:
 
     @property
     def has_ended(self) -> bool:
-        """Whether its run will not go on by itself."""
-        return self.run is None or self.run.state in ENDED
+        """Whether it has a run that will not go on by itself."""
+        return self.run is not None and self.run.state in ENDED
 
     def size(self) -> int:
         """The bytes of its files, which are all looked at for that."""
@@ -86,7 +86,7 @@ def list_workspaces(
             name,
             folder / name,
             found.get(name),
-            look.unsaved(found[name]) if name in found else "no run of this database knows it",
+            look.unsaved(found[name]) if name in found else _STRANGER,
         )
         for name in sorted([*found, *strangers])
     ]
@@ -104,7 +104,8 @@ def prune(
     snapshots stay: a run that is taken up again finds its files.
 
     Args:
-        force: remove those with unsaved work too; what can be recorded of it is.
+        force: remove those with unsaved work too; what can be recorded of it is. A folder that no run
+            of this database knows may be at work for another: it stays.
 
     Raises:
         UnreachableError: the database does not answer. WorkspaceError: nothing can be read in ``home``.
@@ -123,6 +124,7 @@ def prune(
     return pruned
 
 
+_STRANGER = "no run of this database knows it: if it is no one's, remove the folder"
 _GOES_ON = "its run has not ended: cancel it first"
 
 

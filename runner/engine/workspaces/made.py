@@ -6,8 +6,8 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from runner.workspace.standing import to_note
 from runner.workspace.worktrees import Head
+from runner.workspace.worktrees.standing import to_note
 
 
 @dataclass(frozen=True, slots=True)

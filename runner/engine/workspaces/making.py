@@ -11,9 +11,9 @@ from runner.engine.workspaces.material import Material
 from runner.errors import WorkspaceError
 from runner.store import workspaces
 from runner.store.workspaces import Assignment
-from runner.workspace.branches import branch_name
 from runner.workspace.copy import copy
-from runner.workspace.delivery import setup_message
+from runner.workspace.worktrees.branches import branch_name
+from runner.workspace.worktrees.delivery import setup_message
 
 _LONGEST_TAIL = 500
 

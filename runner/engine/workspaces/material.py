@@ -14,10 +14,10 @@ from runner.engine.workspaces.around import COPIES, Around, explained
 from runner.errors import WorkspaceError
 from runner.store import workspaces
 from runner.workspace.child import opened
-from runner.workspace.clones import clone_of
 from runner.workspace.snapshots import Snapshots
 from runner.workspace.trees.stores import make_store
 from runner.workspace.worktrees import Repository, Worktree
+from runner.workspace.worktrees.clones import clone_of
 
 
 @dataclass(slots=True)

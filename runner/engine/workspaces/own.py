@@ -14,9 +14,9 @@ from runner.engine.workspaces.material import Material
 from runner.errors import WorkspaceError
 from runner.store import workspaces
 from runner.store.workspaces import Assignment, Kept
-from runner.workspace.delivery import commit_message, is_delivery, publish
-from runner.workspace.standing import Standing, from_note
 from runner.workspace.worktrees import Head
+from runner.workspace.worktrees.delivery import commit_message, is_delivery, publish
+from runner.workspace.worktrees.standing import Standing, from_note
 
 SNAPSHOTS = "snap_"  # what ids of workspaces begin with whose trees are on one host
 

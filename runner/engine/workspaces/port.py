@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from runner.core.files.workspace import Workspace
@@ -20,6 +23,8 @@ from runner.workspace.trees.stores import store_id
 from runner.workspace.worktrees import Repository
 
 REPOSITORY = "git_"  # what ids of workspaces begin with that are still to be made of a repository
+
+LITTLE_ROOM = 50_000_000  # bytes
 
 _MOST_OPEN = 256  # an older one is opened again when it is needed
 
@@ -64,13 +69,17 @@ class RunWorkspaces:
             shared = asked is not None and asked.mode == "shared" and assignment.path
             outputs = self._around.home / "outputs" / lease.run_id
             return Prepared(Surroundings(Path(shared) if shared else None, outputs))
-        own = self._open_own(assignment, asked, lease, interrupt)
-        return own.prepare(tree, interrupt, undo=undo)
+        with self._telling_of_room():
+            own = self._open_own(assignment, asked, lease, interrupt)
+            return own.prepare(tree, interrupt, undo=undo)
 
     def record(self, lease: Lease, interrupt: Interrupt) -> str | None:
         """See ``engine.ports.Workspaces``."""
         own = self._own(lease, interrupt)
-        return None if own is None else own.record(interrupt)
+        if own is None:
+            return None
+        with self._telling_of_room():
+            return own.record(interrupt)
 
     def holds(self, lease: Lease, path: str) -> bool:
         """See ``engine.ports.Workspaces``."""
@@ -82,14 +91,31 @@ class RunWorkspaces:
         own = self._own(lease, interrupt)
         if own is None:
             raise WorkspaceError(f"no tree is recorded of the workspace of {lease.run_id}")
-        own.restore(tree, interrupt)
+        with self._telling_of_room():
+            own.restore(tree, interrupt)
 
     def deliver(self, lease: Lease, outcome: Ended, interrupt: Interrupt) -> str:
         """See ``engine.ports.Workspaces``."""
         own = self._own(lease, interrupt)
         if own is None:
             raise WorkspaceError(f"{lease.run_id} has no branch to be delivered on")
-        return own.deliver(outcome, interrupt)
+        with self._telling_of_room():
+            return own.deliver(outcome, interrupt)
+
+    @contextmanager
+    def _telling_of_room(self) -> Iterator[None]:
+        """git does not always say that a disk is full when it cannot write."""
+        try:
+            yield
+        except WorkspaceError as error:
+            home = self._around.home
+            free = shutil.disk_usage(home).free if home.is_dir() else LITTLE_ROOM
+            if free >= LITTLE_ROOM:
+                raise
+            raise WorkspaceError(
+                f"{error}; there is no room on the disk of {home} ({free:,} bytes are free): make some, "
+                "`runner workspace prune` removes what is done with"
+            ) from error
 
     def _own(self, lease: Lease, interrupt: Interrupt) -> OwnWorkspace | None:
         """The run's own workspace, as ``prepare`` left it; None when it has none."""

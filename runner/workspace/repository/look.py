@@ -12,8 +12,6 @@ from pathlib import Path
 from runner.core.files.repository import Asked, Found
 from runner.core.files.workspace import Workspace
 from runner.errors import RunnerError, UsageError
-from runner.workspace.branches import ref_part
-from runner.workspace.clones import BASES
 from runner.workspace.git import Git, GitError
 from runner.workspace.repository import place, remote
 from runner.workspace.repository.changes import Changes, changes, commit_changes, prepare_index
@@ -29,6 +27,8 @@ from runner.workspace.repository.reading import (
     some,
     with_variables,
 )
+from runner.workspace.worktrees.branches import ref_part
+from runner.workspace.worktrees.clones import BASES
 
 
 @dataclass(slots=True)

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from runner.workspace.clones import BASES
 from runner.workspace.git import Git, GitError
 from runner.workspace.repository.place import Unfit, no_such_base
+from runner.workspace.worktrees.clones import BASES
 
 _ANSWER_SECONDS = 60.0
 _FETCH_SECONDS = 600.0

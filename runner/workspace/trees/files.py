@@ -132,12 +132,14 @@ class Hand:
             os.close(descriptor)
 
     def open_up(self, folder: bytes) -> None:
-        """Let this process read and change a folder of its own, and those above it."""
+        """Let this process read and change a folder of its own, and those above it; what is no folder
+        stays as it is."""
         parts = folder.split(b"/")
         for count in range(1, len(parts) + 1):
             path = b"/".join(parts[:count])
             if _may_not(self._root + b"/" + path):
-                with suppress(FileNotFoundError), self._parent(path) as (parent, name):
+                nothing = suppress(FileNotFoundError, NotADirectoryError)
+                with nothing, self._parent(path) as (parent, name):
                     if stat.S_ISDIR(os.lstat(name, dir_fd=parent).st_mode):
                         os.chmod(name, _OWN, dir_fd=parent)
 

@@ -87,9 +87,10 @@ class Restorer:
         }
         folders = self._folders_of(tree, wanted)
         appeared |= self._appeared_aside(present, wanted, folders | put)
-        strange = (
-            ancestors(appeared) | present.directories | ancestors(present.directories)
-        ) - folders
+        strange = ancestors(appeared) | present.directories | ancestors(present.directories)
+        # What takes the place of something else replaces it.
+        appeared -= folders
+        strange -= folders | put
 
         self._reader.run("read-tree", "--reset", tree, check=self._check)
         rules = {path for path in put | appeared if path.rpartition(b"/")[2] == _RULES}

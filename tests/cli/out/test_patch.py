@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,15 +13,20 @@ import pytest
 from sqlalchemy import update
 
 from runner.cli.out.files import file_names
+from runner.core.conversation import ToolResult
+from runner.core.entries import ToolFinished, TreeRecorded
 from runner.core.files.workspace import Workspace
 from runner.store.database import Database
 from runner.store.steer.control import Target, cancel
 from runner.store.steer.revive import say
 from runner.store.tables import run_items, runs
+from runner.store.workspaces import Kept, keep
+from runner.workspace.snapshots import Snapshots
+from runner.workspace.trees.stores import make_store, store_id
 from tests.cli.conftest import Result
 from tests.cli.out.recorded import AtWork, begin, git, git_spec, put, repository_in, submit
 from tests.cli.test_display import HOSTILE, steers
-from tests.store.attempts import claim, run_row, submit_one
+from tests.store.attempts import claim, run_row, submit_one, text, tool_use
 from tests.store.examples import NOW, SPEC
 
 CRLF = b"one\r\nzwei\r\n"
@@ -117,6 +123,41 @@ def test_what_the_agent_committed_itself_is_in_the_one_patch(
     assert land(clone, folder / "out/one.patch") == git(
         repository, "rev-parse", f"{work.branch}^{{tree}}"
     )
+
+
+def test_a_run_in_a_copy_has_a_patch_of_its_recorded_files(
+    command: Callable[..., Result],
+    database: Database,
+    home: Path,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
+    monkeypatch.setenv("GIT_CONFIG_NOSYSTEM", "1")
+    source = folder / "source"
+    put(source, {"a.txt": b"one\n"})
+    spec = git_spec(repository_in(folder), workspace=Workspace(path=str(source), mode="copy"))
+    _, (run_id,) = submit(database, spec, "one")
+    attempt = claim(database, run_id)
+    path = home / "workspaces" / run_id
+    shutil.copytree(source, path)
+    keep(database, attempt.lease, Kept(store_id(home), str(path)), "snap_1", NOW)
+    store = make_store(home, str(source), None)
+    snapshots = Snapshots(store, path, run_id, 1, environment=os.environ)
+    attempt.append(TreeRecorded(snapshots.take(), "created"))
+    attempt.reply(tool_use(1, "Write", file_path="a.txt"), stop="tool_use")
+    put(path, {"a.txt": b"two\n"})
+    attempt.append(ToolFinished(0, ToolResult("ok"), snapshots.take())).reply(text("Done."))
+    shutil.rmtree(path)
+    assert command("patch", run_id, "-o", "out").code == 0
+    patch = (folder / "out/one.patch").read_text()
+    assert "-one\n+two\n" in patch
+    assert "From: Runner <runner@localhost>\n" in patch
+    git(source, "init", "-q")
+    git(source, "add", "-A")
+    git(source, "commit", "-q", "-m", "begin")
+    git(source, "am", "-q", str(folder / "out/one.patch"))
+    assert (source / "a.txt").read_text() == "two\n"
 
 
 def test_each_run_of_a_job_that_has_ended_has_a_file_unless_it_changed_nothing(

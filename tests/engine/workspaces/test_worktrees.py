@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from runner.core.run import Lease
+from runner.engine.workspaces import port
 from runner.errors import LeaseLost, WorkspaceError
 from runner.store.database import Database
 from tests.workspace.repository.made import Made
@@ -162,6 +164,16 @@ def test_a_run_without_room_for_its_files_fails_alone(
     assert "\n" not in said
     assert kept(store, large) is None
     host.prepare(small)
+
+
+def test_a_full_disk_is_told_whatever_git_says(
+    host: Host, begin: Claim, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(port, "LITTLE_ROOM", sys.maxsize)
+    host.home.mkdir(parents=True)
+    lease = begin(commit="0" * 39 + "1")
+    with pytest.raises(WorkspaceError, match=r"git worktree failed: .*; there is no room on the"):
+        host.prepare(lease)
 
 
 def test_many_runs_of_two_jobs_get_their_worktrees_at_once(

@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 from runner.workspace.git import GitError
-from runner.workspace.worktrees import Head, Worktree
+from runner.workspace.worktrees.worktree import Head, Worktree
 
 _REF = re.compile(rb"ref: refs/heads/(.+)\n?")
 _COMMIT = re.compile(rb"([0-9a-f]{40,64})\n?")

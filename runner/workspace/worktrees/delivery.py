@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 from runner.workspace.git import GitError
-from runner.workspace.worktrees import NOWHERE, Repository, Worktree
+from runner.workspace.worktrees.repository import NOWHERE, Repository
+from runner.workspace.worktrees.worktree import Worktree
 
 _RUN = "Runner-Run"
 _BREAKS = re.compile(r"[\s\x00-\x1f\x7f-\x9f\u2028\u2029]+")

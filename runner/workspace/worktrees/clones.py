@@ -12,7 +12,7 @@ from pathlib import Path
 
 from runner.workspace.copy import remove
 from runner.workspace.git import GitError
-from runner.workspace.worktrees import Repository
+from runner.workspace.worktrees.repository import Repository
 
 BASES = "refs/runner/bases/"
 

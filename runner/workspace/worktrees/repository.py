@@ -1,0 +1,165 @@
+"""A repository that worktrees are made of, and the branches of runs in it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from runner.workspace.git import Git, GitError
+from runner.workspace.trees.stores import store_git
+
+RUNNER = "Runner"
+RUNNERS_ADDRESS = "runner@localhost"
+BRANCHES = "refs/heads/"
+NOWHERE = ""  # where a ref is that is not there (git-update-ref(1))
+SECONDS = 3_600.0
+
+_SETTINGS = ("submodule.recurse=false", "advice.addEmbeddedRepo=false")
+
+
+@dataclass(slots=True)
+class Repository:
+    """A repository that worktrees are made of: the user's, or a bare clone of Runner's own.
+
+    Args:
+        folder: where it is.
+        environment: the variables that git gets.
+    """
+
+    folder: Path
+    environment: Mapping[str, str] = field(default_factory=lambda: os.environ, repr=False)
+    _common: Path | None = field(default=None, init=False, repr=False)
+
+    def git(
+        self,
+        *arguments: str,
+        variables: Mapping[str, str] | None = None,
+        given: bytes = b"",
+    ) -> str:
+        """Run git in it; what it printed. ``variables`` are git's own. Raises ``GitError``."""
+        place = {"GIT_DIR": str(self.folder)} if self._is_bare() else {}
+        git = users_git(self.folder, self.environment, {**place, **(variables or {})})
+        return os.fsdecode(git.run(*arguments, given=given, seconds=SECONDS)).strip()
+
+    def _is_bare(self) -> bool:
+        """Then it may have to be named (``safe.bareRepository``)."""
+        inner = (self.folder / name for name in ("HEAD", "objects"))
+        return not (self.folder / ".git").exists() and all(each.exists() for each in inner)
+
+    def common_folder(self) -> Path:
+        """The folder that all worktrees of it share. Raises ``GitError``."""
+        if self._common is None:
+            found = self.git("rev-parse", "--git-common-dir")
+            self._common = Path(os.path.realpath(self.folder / found))
+        return self._common
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """While the block runs, no other Runner on this host makes or removes a worktree of it: git fails
+        when it looks at all of them and one is half there. The lock is on the folder itself, so that
+        nothing is left in it; a file system that has no such locks goes without."""
+        descriptor = os.open(self.common_folder(), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            with suppress(OSError):
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def has(self, commit: str) -> bool:
+        """Whether it is there, and has a commit."""
+        try:
+            self.git("cat-file", "-e", f"{commit}^{{commit}}")
+        except GitError:
+            return False
+        return True
+
+    def have(self, commit: str, known: str, store: Path) -> bool:
+        """Whether it has a commit, now that one that it had not was looked for in the run's snapshots.
+
+        Args:
+            known: a commit that it has, below the wanted one.
+            store: the folder of the snapshots.
+        """
+        if self.has(commit):
+            return True
+        wanted = f"{commit}\n^{known}\n".encode()
+        try:
+            packed = store_git(store, self.environment).run(
+                "pack-objects", "--revs", "--stdout", "--quiet", given=wanted
+            )
+            self.git("index-pack", "--stdin", given=packed)
+        except GitError:
+            return False
+        return self.has(commit)
+
+    def tip(self, branch: str) -> str | None:
+        """The commit that a branch is at, None when there is no such branch."""
+        try:
+            name = f"{BRANCHES}{branch}^{{commit}}"
+            return self.git("rev-parse", "--verify", "--quiet", name)
+        except GitError:
+            return None
+
+    def tip_at(self, remote: str, branch: str) -> str | None:
+        """The commit that a branch of a remote is at, None when it has no such branch. Raises
+        ``GitError``."""
+        listed = self.git("ls-remote", "--heads", "--", remote, f"{BRANCHES}{branch}")
+        return listed.split("\t")[0] or None
+
+    def new_branch(self, names: Sequence[str], commit: str, run_id: str) -> str:
+        """Make a run's branch: the first of ``names`` that nobody else has. One that an attempt at the
+        same run made before is taken over.
+
+        Raises:
+            GitError: none of them can be had.
+        """
+        note = f"runner: {run_id} begins"
+        failure: GitError | None = None
+        for name in names:
+            try:
+                self.move(name, commit, NOWHERE, note)
+            except GitError as error:
+                failure = error
+                if self._first_note(name) != note:
+                    continue
+                self.move(name, commit, None, note)
+            return name
+        raise GitError(f"no branch can be made for {run_id}: {failure}") from failure
+
+    def move(self, branch: str, commit: str, before: str | None, note: str) -> None:
+        """Have a branch be at a commit; ``before`` is where it has to be until then (None: anywhere).
+        Raises ``GitError``."""
+        people = {"GIT_COMMITTER_NAME": RUNNER, "GIT_COMMITTER_EMAIL": RUNNERS_ADDRESS}
+        change = [f"{BRANCHES}{branch}", commit, *([] if before is None else [before])]
+        self.git("update-ref", "--create-reflog", "-m", note, *change, variables=people)
+
+    def _first_note(self, branch: str) -> str:
+        """What the oldest change of a branch that is remembered says of itself."""
+        try:
+            notes = self.git("log", "-g", "--format=%gs", f"{BRANCHES}{branch}", "--")
+        except GitError:  # there is no such branch: the name is in the way of another
+            return ""
+        return notes.splitlines()[-1] if notes else ""
+
+    def author(self) -> tuple[str, str]:
+        """Name and address of whom its or the user's settings name, else of Runner."""
+        return (
+            self._setting("user.name") or RUNNER,
+            self._setting("user.email") or RUNNERS_ADDRESS,
+        )
+
+    def _setting(self, name: str) -> str:
+        try:
+            return self.git("config", "--get", name)
+        except GitError:
+            return ""
+
+
+def users_git(folder: Path, environment: Mapping[str, str], variables: Mapping[str, str]) -> Git:
+    """Git as its user set it up: filters, credentials and proxies count; hooks don't run."""
+    return Git(folder, environment, variables, _SETTINGS, user_settings=True)
