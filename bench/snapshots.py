@@ -20,6 +20,7 @@ FILES = 10_000
 FOLDERS = 500
 LINES = 60
 CHANGED = (0, 3, 50)
+FEW = 3
 
 
 def measure(databases: Databases, folder: Path, *, quick: bool) -> list[Table]:
@@ -39,7 +40,7 @@ def measure(databases: Databases, folder: Path, *, quick: bool) -> list[Table]:
         (
             f"{count} files changed",
             lambda count=count: _change(work, chance, count),
-            MOST_MILLISECONDS,
+            MOST_MILLISECONDS if count <= FEW else None,
         )
         for count in CHANGED
     ]
@@ -57,7 +58,7 @@ def measure(databases: Databases, folder: Path, *, quick: bool) -> list[Table]:
     _row(table, "the run's first", [first], None)
     table.notes += [
         f"files of {LINES} lines in {FOLDERS} folders, 4 levels deep; objects are flushed to the disk",
-        "put back and the run's first (which reads every file once) have no target",
+        f"more than {FEW} changed files, putting back, and the first, which reads all, have no target",
     ]
     return [table]
 

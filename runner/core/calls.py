@@ -24,6 +24,7 @@ _UNKNOWN = (
     "It may have taken effect in part or in whole; check before doing it again."
 )
 _PUT_BACK = " The files of the workspace are as they were before it."
+_NOT_RECORDED = " It may have changed {}, of which nothing is recorded: that could not be undone."
 _NOT_ANSWERED = "Whether it should run again was asked, and nobody answered in time."
 _NOT_AGAIN = "The person who was asked does not want it run again"
 
@@ -121,7 +122,7 @@ def _result_without_running(view: RunView, call: Call) -> ToolResult | None:
     if (refusal := _refusal(view, call)) is not None:
         return ToolResult(f"Permission {refusal.rstrip('.')}.", "denied")
     if _is_unknown(view, call) and not asks_about(view, call):
-        return with_edit_told(call, ToolResult(_UNKNOWN, "unknown"))
+        return with_edit_told(call, ToolResult(f"{_UNKNOWN}{_not_recorded(view, call)}", "unknown"))
     return None
 
 
@@ -153,8 +154,15 @@ def _outcome_by_person(view: RunView, call: Call) -> ToolResult | None:
         said = _NOT_ANSWERED
     else:
         said = _NOT_AGAIN + (f": {call.answer.reason}" if call.answer.reason else "")
-    text = f"{_UNKNOWN}{_PUT_BACK if view.spec.is_recorded else ''} {said.rstrip('.')}."
+    files = _not_recorded(view, call) or (_PUT_BACK if view.spec.is_recorded else "")
+    text = f"{_UNKNOWN}{files} {said.rstrip('.')}."
     return with_edit_told(call, ToolResult(text, "unknown"))
+
+
+def _not_recorded(view: RunView, call: Call) -> str:
+    """Why a call was not undone, when that is for what no tree holds."""
+    what = view.unrecorded.get(call.index)
+    return _NOT_RECORDED.format(what) if what else ""
 
 
 def _tree_left_by(view: RunView, call: Call) -> str | None:

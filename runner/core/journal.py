@@ -190,7 +190,8 @@ class RunView:
     ``summary_window`` that of the one that writes summaries; ``tariffs`` are prices by model (those
     that have one), ``purse`` is the job's as it stands (None without a budget), ``counted`` what the
     API said of the next prompt, and ``outputs`` the folder where tools find whole results;
-    ``unrecorded`` are the calls in doubt that would change a file of which no tree is recorded."""
+    ``unrecorded`` are the calls in doubt that cannot be undone, with what they may have changed of which
+    no tree is recorded."""
 
     run_id: str
     item_key: str
@@ -214,7 +215,7 @@ class RunView:
     purse: Purse | None = field(default=None, compare=False)
     counted: Counted | None = field(default=None, compare=False)
     outputs: str = field(default="", compare=False)
-    unrecorded: frozenset[int] = field(default=frozenset(), compare=False)
+    unrecorded: Mapping[int, str] = field(default_factory=dict, compare=False)
 
     @property
     def sent(self) -> tuple[Message, ...]:

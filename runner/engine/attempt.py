@@ -25,7 +25,7 @@ from runner.core.entries import (
 )
 from runner.core.journal import Call, Counted, OpenCall, RunView
 from runner.core.requests import next_request, summary_request, turn_request
-from runner.core.run import Ended, Lease, Outcome, Waiting
+from runner.core.run import Ended, Lease, Outcome, Requeued, Waiting
 from runner.core.spec import JobSpec
 from runner.core.steps import (
     CallModel,
@@ -130,8 +130,7 @@ class _Attempt:
 
         def prepare() -> list[Entry]:
             nonlocal ready
-            happened = self._workplace.prepare(self._view)
-            self._here["unrecorded"] = self._workplace.unrecorded(self._view)
+            happened, self._here["unrecorded"] = self._workplace.prepare(self._view)
             ready = True
             return happened
 
@@ -299,7 +298,12 @@ class _Attempt:
         )
 
     def _run_tools(self, calls: Sequence[Call]) -> list[Entry]:
-        return self._workplace.run(self._view, calls, self._append)
+        try:
+            return self._workplace.run(self._view, calls, self._append)
+        except Interrupted as cut:
+            if cut.reason == "dropped":
+                raise
+            return [RunSettled(Requeued(self._ports.clock.now(), "shutdown"))]
 
 
 def _not_shown(text: str) -> None:

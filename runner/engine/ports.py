@@ -239,6 +239,10 @@ class Workspaces(Protocol):
     def holds(self, lease: Lease, path: str) -> bool:
         """Whether trees hold a file of the workspace: false for one that git ignores."""
 
+    def unrecorded(self, lease: Lease, tree: str, interrupt: Interrupt) -> Sequence[str]:
+        """What was in the workspace when a tree was recorded of it and is not in the tree, ignored files
+        aside: repositories of their own, submodules, what cannot be read. Safe to print."""
+
     def restore(self, lease: Lease, tree: str, interrupt: Interrupt) -> None:
         """Put the workspace back to a recorded tree."""
 

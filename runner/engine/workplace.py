@@ -3,7 +3,7 @@ leave is recorded, verified and committed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 from runner.core.calls import changes_tree, with_edit_told
 from runner.core.conversation import ToolResult
 from runner.core.entries import Delivered, Entry, ToolFinished, TreeRecorded, Verified
-from runner.core.files.doubt import edits_in_doubt, undo_needed
+from runner.core.files.doubt import commands_left, edits_left, in_doubt, runs_again, undo_needed
 from runner.core.journal import Call, RunView
 from runner.core.permissions import Permit, Setting, digest_of, paths_of
 from runner.core.run import Ended, Lease
@@ -20,6 +20,10 @@ from runner.engine.ports import Command, Interrupt, Surroundings, ToolCall, Tool
 from runner.errors import Interrupted
 
 _MOST_TOOLS_AT_ONCE = 32
+_MOST_NAMED = 5
+_ALL_FILES = "the files of the workspace"
+
+_SHUT_DOWN = ToolResult("Interrupted by shutdown of the worker.", "interrupted")
 
 T = TypeVar("T")
 
@@ -27,6 +31,13 @@ T = TypeVar("T")
 class Insist(Protocol):
     def __call__(self, work: Callable[[], T]) -> T:
         """Do it until the database, when it is away, is there again."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """What came of a call that a shutdown cut."""
+
+    call: Call
 
 
 @dataclass(slots=True)
@@ -46,25 +57,43 @@ class Workplace:
     insist: Insist
     surroundings: Surroundings = field(init=False)
 
-    def prepare(self, view: RunView) -> list[Entry]:
-        """Have the workspace ready, as it was before what an earlier attempt left half done. Raises
-        ``WorkspaceElsewhere`` when what was recorded of it is not here."""
-        tree, undo = view.progress.tree, undo_needed(view)
+    def prepare(self, view: RunView) -> tuple[list[Entry], Mapping[int, str]]:
+        """Have the workspace ready, as it was before what an earlier attempt left half done.
+
+        Returns:
+            What is to be stored of it; and what ``RunView.unrecorded`` is.
+
+        Raises:
+            WorkspaceElsewhere: what was recorded of it is not here.
+        """
+        tree = view.progress.tree
+        if tree is None and view.spec.is_recorded:  # of before an upgrade
+            unrecorded = {call.index: _ALL_FILES for call in in_doubt(view)}
+        else:
+            unrecorded = self._beside(view, commands_left(view), self.interrupt)
+        undo = undo_needed(replace(view, unrecorded=unrecorded))
         prepared = self.insist(
             lambda: self.workspaces.prepare(self.lease, tree, self.interrupt, undo=undo)
         )
         self.surroundings = prepared.surroundings
+        for call in edits_left(view):
+            path = str(call.input_to_run.get("file_path"))
+            if not self.workspaces.holds(self.lease, path):
+                unrecorded[call.index] = path
         if prepared.tree is None or prepared.cause is None:
-            return []
-        return [TreeRecorded(prepared.tree, prepared.cause, prepared.found)]
+            return [], unrecorded
+        return [TreeRecorded(prepared.tree, prepared.cause, prepared.found)], unrecorded
 
-    def unrecorded(self, view: RunView) -> frozenset[int]:
-        """The calls in doubt that would change a file of which no tree is recorded."""
-        return frozenset(
-            call.index
-            for call in edits_in_doubt(view)
-            if not self.workspaces.holds(self.lease, str(call.input_to_run.get("file_path")))
-        )
+    def _beside(
+        self, view: RunView, commands: Sequence[Call], interrupt: Interrupt
+    ) -> dict[int, str]:
+        """What commands may have changed that is in no tree, by their indexes."""
+        tree = view.progress.tree
+        if not commands or tree is None:
+            return {}
+        found = self.insist(lambda: self.workspaces.unrecorded(self.lease, tree, interrupt))
+        names = ", ".join(found[:_MOST_NAMED]) + (" …" if len(found) > _MOST_NAMED else "")
+        return {call.index: names for call in commands} if found else {}
 
     def setting(self, view: RunView, name: str, arguments: Any) -> Setting:
         """Where a call would run, and what is wrong with its input."""
@@ -91,12 +120,13 @@ class Workplace:
         if changes_tree(view, calls):
             return self._run_as_one(view, calls)
         if len(calls) == 1:
-            return [self._run_tool(view, calls[0])]
+            return [*self._ended(view, calls, [self._run_tool(view, calls[0])])]
         with self._side_by_side(view, calls) as running:
             ended = as_completed(running)
             for _ in running[1:]:
-                append(next(ended).result())
-            return [next(ended).result()]
+                (entry,) = self._ended(view, calls, [next(ended).result()])
+                append(entry)
+            return [*self._ended(view, calls, [next(ended).result()])]
 
     def verify(self, view: RunView, number: int) -> list[Entry]:
         """Run the commands that verify the run's work, up to the first that fails; what they change
@@ -125,23 +155,51 @@ class Workplace:
 
     def _run_as_one(self, view: RunView, calls: Sequence[Call]) -> list[Entry]:
         with self._side_by_side(view, calls) as running:
-            finished = [future.result() for future in running]
+            finished = self._ended(view, calls, [future.result() for future in running])
         with self.interrupt.past_shutdown() as interrupt:
             tree = self.insist(lambda: self.workspaces.record(self.lease, interrupt))
         return [replace(entry, tree=tree) for entry in finished]
 
+    def _ended(
+        self, view: RunView, calls: Sequence[Call], finished: Sequence[ToolFinished | _Cut]
+    ) -> list[ToolFinished]:
+        """What is stored of calls that ran together. What a shutdown cut has no result where it would
+        run again after a crash: the next attempt does as after one.
+
+        Raises:
+            Interrupted: so it is.
+        """
+        if any(isinstance(entry, _Cut) for entry in finished) and self._run_again(view, calls):
+            raise Interrupted("shutdown")
+        return [
+            ToolFinished(entry.call.index, with_edit_told(entry.call, _SHUT_DOWN))
+            if isinstance(entry, _Cut)
+            else entry
+            for entry in finished
+        ]
+
+    def _run_again(self, view: RunView, calls: Sequence[Call]) -> bool:
+        """Whether all the calls would run again after a crash, on the files as they were."""
+        if not view.spec.is_recorded or not all(runs_again(view, call) for call in calls):
+            return False
+        commands = [call for call in calls if call.name == "Bash"]
+        with self.interrupt.past_shutdown() as interrupt:
+            return not self._beside(view, commands, interrupt)
+
     @contextmanager
     def _side_by_side(
         self, view: RunView, calls: Sequence[Call]
-    ) -> Iterator[list[Future[ToolFinished]]]:
+    ) -> Iterator[list[Future[ToolFinished | _Cut]]]:
         with ThreadPoolExecutor(min(len(calls), _MOST_TOOLS_AT_ONCE)) as pool:
             try:
                 yield [pool.submit(self._run_tool, view, call) for call in calls]
+            except Interrupted:  # and so the others are
+                raise
             except BaseException:
                 self.interrupt.set("dropped")
                 raise
 
-    def _run_tool(self, view: RunView, call: Call) -> ToolFinished:
+    def _run_tool(self, view: RunView, call: Call) -> ToolFinished | _Cut:
         tool = view.spec.tool(call.name)
         assert tool is not None, "the decision answers unknown tools itself"
         assert call.decision is not None, "a call is decided on before it starts"
@@ -160,5 +218,5 @@ class Workplace:
         except Interrupted as cut:
             if cut.reason == "dropped":
                 raise
-            result = ToolResult("Interrupted by shutdown of the worker.", "interrupted")
+            return _Cut(call)
         return ToolFinished(call.index, with_edit_told(call, result))

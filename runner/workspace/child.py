@@ -20,7 +20,8 @@ from runner.workspace.copy import remove
 from runner.workspace.snapshots import Snapshots
 from runner.workspace.worktrees import Head, Repository, Worktree
 from runner.workspace.worktrees.clones import have_clone
-from runner.workspace.worktrees.delivery import deliver
+from runner.workspace.worktrees.delivery import deliver, hand_over, publish
+from runner.workspace.worktrees.refs import Refs
 
 Answer = dict[str, Any]
 
@@ -66,7 +67,7 @@ def _clone(clone: str, url: str, commit: str) -> Answer:
 def _add(repository: str, path: str, commit: str, begin: dict[str, Any] | None) -> Answer:
     """A worktree, and its branch if nothing is to be set up."""
     _worktree(repository, path).add(commit)
-    return {} if begin is None else _begin(repository, path, **begin)
+    return {} if begin is None else _begin(repository, path, commit, **begin)
 
 
 def _discard(repository: str | None, path: str) -> Answer:
@@ -78,13 +79,14 @@ def _discard(repository: str | None, path: str) -> Answer:
 
 
 def _begin(
-    repository: str, path: str, branches: list[str], owner: str, message: str | None
+    repository: str, path: str, base: str, branches: list[str], owner: str, message: str | None
 ) -> Answer:
     """What setup left is committed (without a message there was none), and the branch begins there."""
     worktree = _worktree(repository, path)
     start = worktree.head() if message is None else worktree.commit_all(message)
     assert start is not None, "it was made of a commit"
-    branch = worktree.repository.new_branch(branches, start, owner)
+    branch = worktree.repository.new_branch(branches, base, owner)
+    worktree.own.move(branch, start, None, "runner: begins")
     worktree.stand_on(branch)
     return {"start_commit": start, "branch": branch}
 
@@ -101,9 +103,9 @@ def _go_on(
     """A worktree that was made again stands on its branch, at the first commit that can be had."""
     worktree = _worktree(repository, path)
     for commit in commits:
-        if worktree.repository.have(commit, base, Path(store)):
-            branch = worktree.repository.new_branch(branches, commit, owner)
-            worktree.stand_at(Head(commit, branch), branch)
+        if worktree.own.have(commit, base, Path(store)):
+            branch = worktree.repository.new_branch(branches, base, owner)
+            worktree.stand_at(Head(commit, branch))
             return {"branch": branch}
     raise RunnerError(f"{repository} has none of the commits {', '.join(commits)}")
 
@@ -114,18 +116,39 @@ def _restore(snapshots: dict[str, Any], tree: str, standing: dict[str, Any] | No
         opened(**snapshots).restore(tree)
         return {}
     worktree = _worktree(standing["repository"], snapshots["work_tree"])
-    worktree.unlock(standing["branch"])
+    worktree.unlock()
     opened(**snapshots).restore(tree)
-    head = Head(**standing["head"])
-    if worktree.repository.have(head.commit, standing["base"], Path(snapshots["git_dir"])):
+    head, store = (
+        Head(**{**standing["head"], "refs": _refs(standing["head"]["refs"])}),
+        Path(snapshots["git_dir"]),
+    )
+    own, base = worktree.own, standing["base"]
+    for commit in {each for _, each in head.refs.changed if each}:
+        own.have(commit, base, store)
+    if own.have(head.commit, base, store):
         if head.index is not None and not worktree.has_tree(head.index):
             head = replace(head, index=None)
-        worktree.stand_at(head, standing["branch"])
+        worktree.stand_at(head)
     return {}
 
 
-def _deliver(repository: str, path: str, branch: str, start_commit: str, message: str) -> Answer:
-    return {"commit": deliver(_worktree(repository, path), branch, start_commit, message)}
+def _refs(given: dict[str, Any]) -> Refs:
+    changed = tuple((name, commit) for name, commit in given["changed"])
+    return Refs(changed, tuple(given["commits"]), given["stash"])
+
+
+def _deliver(
+    repository: str, path: str, branch: str, start_commit: str, message: str, base: str, owner: str
+) -> Answer:
+    worktree = _worktree(repository, path)
+    commit = deliver(worktree, branch, start_commit, message)
+    hand_over(worktree, branch, commit, base, owner)
+    return {"commit": commit}
+
+
+def _publish(store: str, remote: str, owner: str, branch: str, commit: str) -> Answer:
+    publish(Path(store), remote, owner, branch, commit)
+    return {}
 
 
 def _worktree(repository: str, path: str) -> Worktree:
@@ -140,4 +163,5 @@ _ACTIONS: dict[str, Callable[..., Answer]] = {
     "go_on": _go_on,
     "restore": _restore,
     "deliver": _deliver,
+    "publish": _publish,
 }

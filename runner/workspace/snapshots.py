@@ -21,7 +21,7 @@ from runner.workspace.git import Check, Git, GitError, shown
 from runner.workspace.trees.index import Index, IndexFiles
 from runner.workspace.trees.manifest import Manifest, ancestors
 from runner.workspace.trees.refs import Recorded, Refs
-from runner.workspace.trees.restoring import Restorer, changes_between
+from runner.workspace.trees.restoring import Restorer, changes_between, submodules_in
 from runner.workspace.trees.stores import store_git
 from runner.workspace.trees.survey import Surveyor, is_reserved, literal
 
@@ -133,7 +133,7 @@ class Snapshots:
             present = Manifest.from_bytes(self._index.manifest(check))
             restorer = Restorer(self._reader, self._surveyor, self._root, check)
             restorer.put_back(found, present, tree, wanted)
-            # More than once when rules of what is ignored changed: only then others come to light.
+            # Once more when the rules of what is ignored changed: others come to light then.
             found = self.take(check, note=wanted.note)
         if found != tree:
             raise GitError(self._differs(found, tree, check))
@@ -153,9 +153,26 @@ class Snapshots:
         manifest = self._index.manifest_of(tree, lambda: None)
         return Manifest.from_bytes(manifest).note
 
+    def unrecorded(self, tree: str, check: Check = lambda: None) -> list[bytes]:
+        """What was in the workspace when a tree was recorded and is not in it, ignored files aside:
+        repositories of their own, what could not be read, and submodules, if they are filled now.
+
+        Raises:
+            GitError: it is not in the store.
+        """
+        manifest = Manifest.from_bytes(self._index.manifest_of(tree, check))
+        git = store_git(self._store, self._environment)
+        filled = (
+            path
+            for path in submodules_in(git, tree, check)
+            if os.path.lexists(self._root + b"/" + path + b"/.git")
+        )
+        return sorted({*manifest.unrecorded, *filled})
+
     def holds(self, path: str | Path) -> bool:
         """Whether a snapshot taken now would hold the file at a path, or would if it were there;
-        false for what is ignored, too large, in a nested repository or outside the workspace."""
+        false for what is ignored, too large, in a nested repository or outside the workspace. Of
+        ignored files that are recorded all the same only those that are there count."""
         root = os.path.realpath(self._root)
         real = os.path.realpath(os.path.join(root, os.fsencode(path)))  # noqa: PTH118 - bytes
         inner = real.removeprefix(root + b"/")

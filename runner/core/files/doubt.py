@@ -18,13 +18,7 @@ _BUILTIN = "builtin"
 def in_doubt(view: RunView) -> tuple[Call, ...]:
     """The calls that an earlier attempt started and that have no result. One of which a person was
     asked what becomes of it is no longer among them: what it left has been put back."""
-    return tuple(
-        call
-        for call in view.calls
-        if call.result is None
-        and call.started_by not in (None, view.attempt)
-        and not (call.interrupted or call.asked_again)
-    )
+    return tuple(call for call in _left(view) if not call.asked_again)
 
 
 def is_external(view: RunView, call: Call) -> bool:
@@ -42,7 +36,8 @@ def is_external(view: RunView, call: Call) -> bool:
 
 def runs_again(view: RunView, call: Call) -> bool:
     """Whether a call in doubt is run again by itself; else its outcome is unknown. The workspace is
-    as it was before the call by then, if its trees are recorded."""
+    as it was before the call by then, if its trees are recorded: a call in ``RunView.unrecorded`` may
+    have changed what is in none of them."""
     tool = view.spec.tool(call.name)
     if tool is None or tool.read_only:
         return tool is not None
@@ -72,18 +67,35 @@ def undo_needed(view: RunView) -> bool:
     return view.spec.is_recorded and (
         _is_verifying(view)
         or any(
-            not _only_reads(view, call) and (runs_again(view, call) or asks_about(view, call))
+            not _only_reads(view, call)
+            and call.index not in view.unrecorded
+            and (runs_again(view, call) or asks_about(view, call))
             for call in in_doubt(view)
         )
     )
 
 
-def edits_in_doubt(view: RunView) -> tuple[Call, ...]:
-    """The calls in doubt that would not do the same again to a file which no tree holds: their files
-    are to be looked up for ``RunView.unrecorded``."""
-    if not view.spec.is_recorded:
-        return ()
-    return tuple(call for call in in_doubt(view) if _edits(view, call))
+def edits_left(view: RunView) -> tuple[Call, ...]:
+    """The calls left without a result that would not do the same again to a file which no tree holds:
+    their files are to be looked up for ``RunView.unrecorded``."""
+    return tuple(call for call in _left(view) if _is_recorded(view, call, "Edit"))
+
+
+def commands_left(view: RunView) -> tuple[Call, ...]:
+    """The calls left without a result that may have changed anything in the workspace: whether there is
+    what no tree holds is to be looked up for ``RunView.unrecorded``."""
+    return tuple(call for call in _left(view) if _is_recorded(view, call, "Bash"))
+
+
+def _left(view: RunView) -> tuple[Call, ...]:
+    """The calls that an earlier attempt started and that have no result."""
+    return tuple(
+        call
+        for call in view.calls
+        if call.result is None
+        and call.started_by not in (None, view.attempt)
+        and not call.interrupted
+    )
 
 
 def _is_verifying(view: RunView) -> bool:
@@ -100,9 +112,10 @@ def _only_reads(view: RunView, call: Call) -> bool:
     return tool is None or tool.read_only
 
 
-def _edits(view: RunView, call: Call) -> bool:
-    tool = view.spec.tool(call.name)
-    return call.name == "Edit" and tool is not None and tool.source == _BUILTIN
+def _is_recorded(view: RunView, call: Call, name: str) -> bool:
+    """Whether a call is of Runner's own tool of that name, in a workspace that is recorded."""
+    tool = view.spec.tool(name) if view.spec.is_recorded and call.name == name else None
+    return tool is not None and tool.source == _BUILTIN
 
 
 @lru_cache(maxsize=64)

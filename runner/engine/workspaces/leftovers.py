@@ -18,6 +18,7 @@ from runner.workspace.copy import remove
 from runner.workspace.snapshots import Snapshots
 from runner.workspace.trees.stores import make_store, store_id
 from runner.workspace.worktrees import Repository, Worktree
+from runner.workspace.worktrees.borrowing import bring
 from runner.workspace.worktrees.clones import clone_of
 from runner.workspace.worktrees.standing import Standing
 
@@ -187,7 +188,9 @@ class _Look:
         made = MadeFile.beside(path).read()
         if repository is None or made is None:
             return snapshots.take()
-        note, keep = note_for(Standing(Worktree(repository, path)).read(), made)
+        worktree = Worktree(repository, path)
+        note, keep = note_for(Standing(worktree).read(), made)
+        bring(keep, run.asked.commit, worktree.own, store)
         return snapshots.take(note=note, keep=keep)
 
     def _repository(self, run: StoredWorkspace) -> Repository | None:
@@ -198,8 +201,5 @@ class _Look:
         folders = [Path(asked.path)] if asked.path else []
         folders += [clone_of(self.home, url) for url in (asked.url, asked.remote) if url]
         repositories = [Repository(folder, self.environment) for folder in folders]
-        path = self.home / COPIES / run.run_id
-        for repository in repositories:
-            if repository.folder.is_dir() and Worktree(repository, path).admin() is not None:
-                return repository
-        return repositories[0]
+        there = (repository for repository in repositories if repository.folder.is_dir())
+        return next(there, repositories[0])

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from runner.workspace.worktrees import Head
-from runner.workspace.worktrees.standing import to_note
+from runner.workspace.worktrees.refs import NO_REFS
+from runner.workspace.worktrees.standing import from_note, to_note
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +33,23 @@ def note_for(head: Head | None, made: Made) -> tuple[str, tuple[str, ...]]:
     Args:
         head: where it stands, None on a branch without a commit.
     """
-    if head is None or head == Head(made.start_commit, made.branch):
+    if head is None:
         return "", ()
-    if head == Head(made.delivered, made.branch):
-        return made.delivered_from, (head.commit,)
-    return to_note(head, made.branch), (head.commit,)
+    stands = stands_undelivered(head, made)
+    note = "" if stands == Head(made.start_commit, made.branch) else to_note(stands, made.branch)
+    return note, tuple(dict.fromkeys((head.commit, *head.refs.commits)))
+
+
+def stands_undelivered(head: Head, made: Made) -> Head:
+    """Where a worktree stands, or stood before what it stands at was delivered."""
+    if replace(head, refs=NO_REFS) != Head(made.delivered, made.branch):
+        return head
+    return replace(standing_of(made.delivered_from, made), refs=head.refs)
+
+
+def standing_of(note: str, made: Made) -> Head:
+    """Where a worktree stood, by a snapshot's note."""
+    return from_note(note, made.branch) if note else Head(made.start_commit, made.branch)
 
 
 @dataclass(frozen=True, slots=True)

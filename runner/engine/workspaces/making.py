@@ -12,8 +12,9 @@ from runner.errors import WorkspaceError
 from runner.store import workspaces
 from runner.store.workspaces import Assignment
 from runner.workspace.copy import copy
+from runner.workspace.trees.stores import store_git
 from runner.workspace.worktrees.branches import branch_name
-from runner.workspace.worktrees.delivery import setup_message
+from runner.workspace.worktrees.delivery import setup_message, tip_at
 
 _LONGEST_TAIL = 500
 
@@ -49,7 +50,9 @@ def _make_worktree(
     if kept is None or kept.branch is None or kept.start_commit is None:
         if not begun:
             message = setup_message(assignment.job_name)
-            begun = around.below("begin", run_id, interrupt, **place, **branch, message=message)
+            begun = around.below(
+                "begin", run_id, interrupt, **place, **branch, base=base, message=message
+            )
         return Made(begun["branch"], begun["start_commit"])
     branch["branches"] = [kept.branch, *(name for name in names if name != kept.branch)]
     begun = around.below(
@@ -72,9 +75,12 @@ def _branches(material: Material, assignment: Assignment, interrupt: Interrupt) 
     name, own = branch_name(job, key), branch_name(job, key, run_id)
     if workspaces.others_have(material.around.database, run_id, name):
         return [own]
-    remote, repository = material.asked.remote, material.repository
-    if remote is not None and repository is not None:
-        theirs = material.around.insist(lambda: repository.tip_at(remote, name), interrupt)
+    remote = material.asked.remote
+    if remote is not None:
+        git = store_git(material.store(), material.around.environment, remote=True)
+        theirs = material.around.insist(
+            lambda: tip_at(git, remote, name, interrupt.check), interrupt
+        )
         kept = assignment.kept
         if theirs is not None and theirs != (kept.commit if kept else None):
             return [own]

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
 from runner.core.run import Ended
 from runner.engine.ports import Interrupt, Prepared, Surroundings
 from runner.engine.workspaces.around import explained
-from runner.engine.workspaces.made import Made, MadeFile, note_for
+from runner.engine.workspaces.made import Made, MadeFile, note_for, standing_of
 from runner.engine.workspaces.making import make
 from runner.engine.workspaces.material import Material
 from runner.errors import WorkspaceError
 from runner.store import workspaces
 from runner.store.workspaces import Assignment, Kept
+from runner.workspace.git import shown
 from runner.workspace.worktrees import Head
-from runner.workspace.worktrees.delivery import commit_message, is_delivery, publish
-from runner.workspace.worktrees.standing import Standing, from_note
+from runner.workspace.worktrees.borrowing import bring
+from runner.workspace.worktrees.delivery import commit_message, is_delivery
+from runner.workspace.worktrees.standing import Standing
 
 SNAPSHOTS = "snap_"  # what ids of workspaces begin with whose trees are on one host
 
@@ -35,6 +38,7 @@ class OwnWorkspace:
         self._store_id = store_id
         self._file = MadeFile.beside(material.path)
         worktree = material.worktree
+        self._brought: set[str] = set()
         self._standing = None if worktree is None else Standing(worktree)
 
     @property
@@ -56,12 +60,18 @@ class OwnWorkspace:
     def record(self, interrupt: Interrupt) -> str:
         note, keep = self._note(self._required())
         snapshots = self._material.snapshots()
+        self._bring(keep)
         tree = explained(lambda: snapshots.take(interrupt.check, note=note, keep=keep))
         self._push(interrupt)
         return tree
 
     def holds(self, path: str) -> bool:
         return explained(lambda: self._material.snapshots().holds(path))
+
+    def unrecorded(self, tree: str, interrupt: Interrupt) -> list[str]:
+        self._material.have_tree(tree, interrupt)
+        found = self._material.snapshots().unrecorded(tree, interrupt.check)
+        return [shown(path) for path in found]
 
     def restore(self, tree: str, interrupt: Interrupt) -> None:
         material, made = self._material, self._required()
@@ -90,6 +100,8 @@ class OwnWorkspace:
             path=str(material.path),
             branch=made.branch,
             start_commit=made.start_commit,
+            base=material.asked.commit,
+            owner=self._run_id,
             message=commit_message(
                 job_name=assignment.job_name,
                 job_id=assignment.job_id,
@@ -105,6 +117,9 @@ class OwnWorkspace:
         explained(lambda: self._file.write(delivered))
         self._publish(made, commit, interrupt)
         workspaces.delivered(material.around.database, material.lease, commit)
+        if assignment.kept is not None:
+            kept = replace(assignment.kept, commit=commit)
+            self._assignment = replace(assignment, kept=kept)
         return commit
 
     # --- preparing --------------------------------------------------------------------------------
@@ -121,6 +136,7 @@ class OwnWorkspace:
         explained(self._file.remove)
         made = make(material, self._assignment, self.surroundings, interrupt)
         if made.start_commit:
+            self._bring([made.start_commit])
             explained(lambda: material.snapshots().start(made.start_commit))
         if earlier is not None and earlier.branch == made.branch:
             made = replace(made, delivered=earlier.delivered, delivered_from=earlier.delivered_from)
@@ -160,11 +176,11 @@ class OwnWorkspace:
 
     def _cut_off(self, made: Made, delivering: str) -> Made:
         """A delivery was cut off: if its commit is there, the run has been delivered in it."""
-        repository = self._material.repository
-        assert repository is not None, "only worktrees are delivered"
-        tip = repository.tip(made.branch)
+        worktree = self._material.worktree
+        assert worktree is not None, "only worktrees are delivered"
+        tip = worktree.own.tip(made.branch)
         left = replace(made, delivering=None, put_back=False)
-        if tip not in (None, made.delivered) and is_delivery(repository, tip, self._run_id):
+        if tip not in (None, made.delivered) and is_delivery(worktree.own, tip, self._run_id):
             left = replace(left, delivered=tip, delivered_from=delivering)
         explained(lambda: self._file.write(left))
         return left
@@ -216,13 +232,10 @@ class OwnWorkspace:
         material = self._material
         if material.repository is None:
             return None
-        note = material.snapshots().note_of(tree)
-        if made.delivered and note == made.delivered_from:
-            head = Head(made.delivered, made.branch)
-        elif note:
-            head = from_note(note, made.branch)
-        else:
-            head = Head(made.start_commit, made.branch)
+        head = standing_of(material.snapshots().note_of(tree), made)
+        before = standing_of(made.delivered_from, made)
+        if made.delivered and replace(head, refs=before.refs) == before:
+            head = Head(made.delivered, made.branch, refs=head.refs)
         return {
             "repository": material.repository_path,
             "branch": made.branch,
@@ -240,12 +253,25 @@ class OwnWorkspace:
             material.around.insist(lambda: snapshots.push(remote, interrupt.check), interrupt)
 
     def _publish(self, made: Made, commit: str, interrupt: Interrupt) -> None:
-        material, kept = self._material, self._assignment.kept
-        remote, repository = material.asked.remote, material.repository
-        if remote is None or repository is None:
+        material = self._material
+        remote = material.asked.remote
+        if remote is None:
             return
-        before = kept.commit if kept else None
+        place = {"store": str(material.store()), "remote": remote, "owner": self._run_id}
+        what = {**place, "branch": made.branch, "commit": commit}
         material.around.insist(
-            lambda: publish(repository, remote, self._run_id, made.branch, commit, before),
-            interrupt,
+            lambda: material.around.below("publish", self._run_id, interrupt, **what), interrupt
         )
+
+    def _bring(self, commits: Sequence[str]) -> None:
+        """Have commits of the worktree's own repository in the store."""
+        material = self._material
+        worktree, wanted = (
+            material.worktree,
+            [each for each in commits if each not in self._brought],
+        )
+        if worktree is None or not wanted:
+            return
+        base = material.asked.commit
+        explained(lambda: bring(wanted, base, worktree.own, material.store()))
+        self._brought.update(wanted)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -85,6 +85,11 @@ class RunWorkspaces:
         """See ``engine.ports.Workspaces``."""
         own = self._own(lease, Interrupt())
         return own is not None and own.holds(path)
+
+    def unrecorded(self, lease: Lease, tree: str, interrupt: Interrupt) -> Sequence[str]:
+        """See ``engine.ports.Workspaces``."""
+        own = self._own(lease, interrupt)
+        return () if own is None else own.unrecorded(tree, interrupt)
 
     def restore(self, lease: Lease, tree: str, interrupt: Interrupt) -> None:
         """See ``engine.ports.Workspaces``."""

@@ -165,8 +165,6 @@ class Index:
         git = self._git_on(self._files.draft, in_work_tree=True)
         whole = replace(git, settings=(*git.settings, "core.splitIndex=false"))
         whole.run("read-tree", begun.commit, check=check)
-        if line.last is None:  # a file of that name in the repository is none of ours
-            whole.run("update-index", "--force-remove", MANIFEST, check=check)
         git.run("update-index", "-q", "--refresh", check=check, accept=(0, 1))
         self._files.draft.replace(self._files.index)
 

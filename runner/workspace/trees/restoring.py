@@ -40,6 +40,12 @@ def changes_between(reader: Git, found: str, wanted: str, check: Check) -> list[
     return [change for change in changes if change.path != MANIFEST]
 
 
+def submodules_in(git: Git, tree: str, check: Check = lambda: None) -> list[bytes]:
+    """The submodules of a tree, whether they were filled or not."""
+    listed = split(git.run("ls-tree", "-r", "-z", tree, check=check))
+    return [line.partition(b"\t")[2] for line in listed if line.startswith(_SUBMODULE)]
+
+
 class Restorer:
     """Puts one work tree back.
 
@@ -78,7 +84,6 @@ class Restorer:
     def _put_back(
         self, changes: Collection[Change], present: Manifest, tree: str, wanted: Manifest
     ) -> None:
-        chosen = self._surveyor.chosen(self._check)
         appeared = {change.path for change in changes if not change.is_wanted}
         put = {
             change.path
@@ -95,9 +100,9 @@ class Restorer:
         self._reader.run("read-tree", "--reset", tree, check=self._check)
         rules = {path for path in put | appeared if path.rpartition(b"/")[2] == _RULES}
         self._check_out(rules & put)
-        self._remove(rules & appeared, chosen, asked=bool(rules))
+        self._remove(rules & appeared, asked=bool(rules))
         self._remove_folders(strange)
-        self._remove(appeared - rules, chosen, asked=bool(rules))
+        self._remove(appeared - rules, asked=bool(rules))
         self._hand.remove_empty(strange)
         self._check_out(put - rules)
         for change in changes:
@@ -136,12 +141,13 @@ class Restorer:
             if ancestors([folder]).isdisjoint(ignored):
                 self._hand.remove(folder)
 
-    def _remove(self, paths: Collection[bytes], chosen: Collection[bytes], *, asked: bool) -> None:
+    def _remove(self, paths: Collection[bytes], *, asked: bool) -> None:
         """Remove what was not there. Where the rules of what is ignored changed (``asked``), it may
-        have been there ignored: that is left alone."""
+        have been there ignored: that is left alone. What is recorded though it is ignored shows
+        once more when the rules are back, and goes then."""
         ignored = self._surveyor.ignored_among(paths, self._check) if asked else set()
         for path in paths:
-            if path not in ignored or path in chosen:
+            if path not in ignored:
                 self._hand.remove(path)
 
     def _check_out(self, paths: Collection[bytes]) -> None:

@@ -161,7 +161,7 @@ def store_git(
     found: dict[str, str] = {"GIT_DIR": str(store), **_AUTHOR, **(variables or {})}
     source = _source_of(store) if with_source else None
     if source is not None:
-        found["GIT_ALTERNATE_OBJECT_DIRECTORIES"] = _quoted(str(source / "objects"))
+        found["GIT_ALTERNATE_OBJECT_DIRECTORIES"] = quoted_alternate(str(source / "objects"))
     return Git(folder or store, environment, found, (*_SETTINGS, *settings), remote)
 
 
@@ -292,7 +292,7 @@ def _exclude_list(file: Path) -> bytes:
         return b""
 
 
-def _quoted(path: str) -> str:
+def quoted_alternate(path: str) -> str:
     """A path as an entry of a list of alternates, which has its own separators."""
     escaped = path.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return f'"{escaped}"'

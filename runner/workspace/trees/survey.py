@@ -97,12 +97,6 @@ class Surveyor:
         arguments = ("check-ignore", "-z", "--stdin", "--no-index")
         return set(split(self._reader.run(*arguments, given=given, check=check, accept=(0, 1))))
 
-    def chosen(self, check: Check) -> set[bytes]:
-        """The files of the index that the patterns for ignored files match."""
-        if not self._ignored:
-            return set()
-        return set(split(self._reader.run("ls-files", "-z", "--", *self._ignored, check=check)))
-
     def would_choose(self, path: bytes, check: Check) -> bool:
         """Whether the patterns for ignored files match one that is there."""
         if not self._ignored:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
+from pathlib import Path
 
-from runner.workspace.git import GitError
-from runner.workspace.worktrees.repository import NOWHERE, Repository
+from runner.workspace.git import REMOTE_SECONDS, Check, Git, GitError
+from runner.workspace.trees.stores import store_git
+from runner.workspace.worktrees.borrowing import bring
+from runner.workspace.worktrees.repository import BRANCHES, NOWHERE, Repository
 from runner.workspace.worktrees.worktree import Worktree
 
 _RUN = "Runner-Run"
@@ -58,45 +62,81 @@ def deliver(worktree: Worktree, branch: str, start_commit: str, message: str) ->
     Raises:
         GitError, OSError: it cannot be committed; the branch is as it was.
     """
-    worktree.unlock(branch)
-    tip = worktree.repository.tip(branch)
+    worktree.unlock()
+    own = worktree.own
+    tip = own.tip(branch)
     tree = worktree.tree()
     parent = _parent(worktree, tip, start_commit)
-    if tip is not None and parent == tip and _says(worktree.repository, tip, tree, message):
+    if tip is not None and parent == tip and _says(own, tip, tree, message):
         commit = tip
     else:
         commit = worktree.commit(tree, parent, message)
-        worktree.repository.move(branch, commit, tip or NOWHERE, "runner: delivered")
+        own.move(branch, commit, tip or NOWHERE, "runner: delivered")
     worktree.stand_on(branch)
     return commit
 
 
+def hand_over(worktree: Worktree, branch: str, commit: str, base: str, run_id: str) -> None:
+    """Have a run's commit, and its branch at it, in the repository that the worktree is of.
+
+    Args:
+        base: where the branch began there.
+
+    Raises:
+        GitError: someone else has moved the branch, or has it checked out; what to do.
+    """
+    source = worktree.repository
+    before = source.tip(branch)
+    if before == commit:
+        return
+    if (where := source.checked_out(branch)) != "":
+        raise GitError(
+            f"the branch {branch} is checked out in {where}: leave it, then retry the run"
+        )
+    bring([commit], base, worktree.own, source)
+    if before not in (None, base) and not is_delivery(source, before, run_id):
+        raise GitError(f"someone else has moved the branch {branch}: rename it, then retry the run")
+    source.move(branch, commit, before or NOWHERE, "runner: delivered")
+
+
 def is_delivery(repository: Repository, commit: str, run_id: str) -> bool:
     """Whether a commit is one that a run was delivered in. Raises ``GitError``."""
-    said = repository.git("log", "-1", "--format=%B", commit)
-    return f"{_RUN}: {run_id}" in said.rpartition("\n\n")[2].splitlines()
+    return _is_of(repository.git("log", "-1", "--format=%B", commit), run_id)
 
 
-def publish(
-    repository: Repository,
-    remote: str,
-    run_id: str,
-    branch: str,
-    commit: str,
-    before: str | None,
-) -> None:
+def _is_of(message: str, run_id: str) -> bool:
+    return f"{_RUN}: {run_id}" in message.strip().rpartition("\n\n")[2].splitlines()
+
+
+def publish(store: Path, remote: str, run_id: str, branch: str, commit: str) -> None:
     """Push a run's branch to a remote, and its commit to where its snapshots are.
 
     Args:
-        before: where the remote has the branch from an earlier end of the run, if there was one.
+        store: the folder of the run's snapshots, which finds the commit in its source.
 
     Raises:
         GitError: the remote does not take it, or someone else has moved the branch there.
     """
-    ref = f"refs/heads/{branch}"
+    git = store_git(store, os.environ, remote=True)
+    before = tip_at(git, remote, branch)
+    if before not in (None, commit):
+        fetch = ("fetch", "--quiet", "--no-tags", "--no-write-fetch-head", "--no-auto-maintenance")
+        git.run(*fetch, "--", remote, f"{BRANCHES}{branch}", seconds=REMOTE_SECONDS)
+        if not _is_of(os.fsdecode(git.run("log", "-1", "--format=%B", before)), run_id):
+            raise GitError(f"someone else has moved the branch {branch} at {remote}")
+    ref = f"{BRANCHES}{branch}"
     lease = f"--force-with-lease={ref}:{before or ''}"
     refs = (f"{commit}:{ref}", f"+{commit}:refs/runner/runs/{run_id}/commit")
-    repository.git("push", "--quiet", "--no-verify", lease, "--", remote, *refs)
+    push = ("push", "--quiet", "--no-verify", "--no-signed", lease)
+    git.run(*push, "--", remote, *refs, seconds=REMOTE_SECONDS)
+
+
+def tip_at(git: Git, remote: str, branch: str, check: Check = lambda: None) -> str | None:
+    """The commit that a branch of a remote is at, None when it has no such branch. Raises
+    ``GitError``."""
+    named = ("ls-remote", "--heads", "--", remote, f"{BRANCHES}{branch}")
+    listed = git.run(*named, check=check, seconds=REMOTE_SECONDS)
+    return os.fsdecode(listed).split("\t")[0] or None
 
 
 def _parent(worktree: Worktree, tip: str | None, start_commit: str) -> str:
@@ -105,7 +145,7 @@ def _parent(worktree: Worktree, tip: str | None, start_commit: str) -> str:
     if tip is None or head is None or head == tip:
         return head or tip or start_commit
     try:
-        worktree.repository.git("merge-base", "--is-ancestor", tip, head)
+        worktree.own.git("merge-base", "--is-ancestor", tip, head)
     except GitError:
         return tip
     return head

@@ -1,11 +1,9 @@
-"""A repository that worktrees are made of, and the branches of runs in it."""
+"""A repository that runs work on, or one of a run's own, and the branches of runs in it."""
 
 from __future__ import annotations
 
-import fcntl
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,7 +21,7 @@ _SETTINGS = ("submodule.recurse=false", "advice.addEmbeddedRepo=false")
 
 @dataclass(slots=True)
 class Repository:
-    """A repository that worktrees are made of: the user's, or a bare clone of Runner's own.
+    """A repository: the user's, a bare clone of Runner's own, or the one of a run's worktree.
 
     Args:
         folder: where it is.
@@ -41,9 +39,18 @@ class Repository:
         given: bytes = b"",
     ) -> str:
         """Run git in it; what it printed. ``variables`` are git's own. Raises ``GitError``."""
+        return os.fsdecode(self.raw(*arguments, variables=variables, given=given)).strip()
+
+    def raw(
+        self,
+        *arguments: str,
+        variables: Mapping[str, str] | None = None,
+        given: bytes = b"",
+    ) -> bytes:
+        """Run git in it; what it printed, as it is. Raises ``GitError``."""
         place = {"GIT_DIR": str(self.folder)} if self._is_bare() else {}
         git = users_git(self.folder, self.environment, {**place, **(variables or {})})
-        return os.fsdecode(git.run(*arguments, given=given, seconds=SECONDS)).strip()
+        return git.run(*arguments, given=given, seconds=SECONDS)
 
     def _is_bare(self) -> bool:
         """Then it may have to be named (``safe.bareRepository``)."""
@@ -56,19 +63,6 @@ class Repository:
             found = self.git("rev-parse", "--git-common-dir")
             self._common = Path(os.path.realpath(self.folder / found))
         return self._common
-
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """While the block runs, no other Runner on this host makes or removes a worktree of it: git fails
-        when it looks at all of them and one is half there. The lock is on the folder itself, so that
-        nothing is left in it; a file system that has no such locks goes without."""
-        descriptor = os.open(self.common_folder(), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            with suppress(OSError):
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(descriptor)
 
     def has(self, commit: str) -> bool:
         """Whether it is there, and has a commit."""
@@ -105,15 +99,9 @@ class Repository:
         except GitError:
             return None
 
-    def tip_at(self, remote: str, branch: str) -> str | None:
-        """The commit that a branch of a remote is at, None when it has no such branch. Raises
-        ``GitError``."""
-        listed = self.git("ls-remote", "--heads", "--", remote, f"{BRANCHES}{branch}")
-        return listed.split("\t")[0] or None
-
     def new_branch(self, names: Sequence[str], commit: str, run_id: str) -> str:
         """Make a run's branch: the first of ``names`` that nobody else has. One that an attempt at the
-        same run made before is taken over.
+        same run made before is taken over as it is.
 
         Raises:
             GitError: none of them can be had.
@@ -127,9 +115,12 @@ class Repository:
                 failure = error
                 if self._first_note(name) != note:
                     continue
-                self.move(name, commit, None, note)
             return name
         raise GitError(f"no branch can be made for {run_id}: {failure}") from failure
+
+    def checked_out(self, branch: str) -> str:
+        """Where a branch is checked out; empty when it is nowhere. Raises ``GitError``."""
+        return self.git("for-each-ref", "--format=%(worktreepath)", f"{BRANCHES}{branch}")
 
     def move(self, branch: str, commit: str, before: str | None, note: str) -> None:
         """Have a branch be at a commit; ``before`` is where it has to be until then (None: anywhere).

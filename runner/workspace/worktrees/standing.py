@@ -1,18 +1,23 @@
-"""Where a run's worktree stands, beside its files: its commit, its branch, and what is staged. An agent
-that commits expects to find its commits, and one whose `git commit` is done again must not."""
+"""Where a run's worktree stands, beside its files: its commit, its branch, what is staged, and its other
+branches, tags and stash. An agent that commits expects to find its commits, and one whose `git commit`
+is done again must not."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import stat
 from pathlib import Path
 
 from runner.workspace.git import GitError
+from runner.workspace.identity import beginning
+from runner.workspace.worktrees.refs import Refs, read
+from runner.workspace.worktrees.repository import BRANCHES
 from runner.workspace.worktrees.worktree import Head, Worktree
 
 _REF = re.compile(rb"ref: refs/heads/(.+)\n?")
-_COMMIT = re.compile(rb"([0-9a-f]{40,64})\n?")
+_MOST_BYTES = 4_096
 _OWN = "."  # is no branch's name
 _Stamp = tuple[int, int, int]
 
@@ -33,28 +38,21 @@ class Standing:
         admin = self._worktree.admin()
         if admin is None:
             raise GitError(f"{self._worktree.path} is no worktree of its repository any more")
-        on = _REF.fullmatch((admin / "HEAD").read_bytes())
+        on = _REF.fullmatch(beginning(admin / "HEAD", _MOST_BYTES) or b"")
         branch = os.fsdecode(on[1]) if on else None
-        commit = self._commit(admin, branch)
+        commit = self._worktree.head()
         if commit is None:
             return None
-        return Head(commit, branch, self._index(admin / "index", commit))
-
-    def _commit(self, admin: Path, branch: str | None) -> str | None:
-        if branch is not None:
-            try:
-                loose = (admin.parent.parent / "refs" / "heads" / branch).read_bytes()
-            except OSError:  # packed, or in a store of another kind
-                return self._worktree.head()
-            if (found := _COMMIT.fullmatch(loose)) is not None:
-                return found[1].decode()
-        return self._worktree.head()
+        refs = read(self._worktree.own, branch)
+        return Head(commit, branch, self._index(admin / "index", commit), refs)
 
     def _index(self, index: Path, commit: str) -> str | None:
         """The tree of what is staged, unless that is the commit's, or a merge is half done."""
         try:
             status = index.stat()
         except FileNotFoundError:
+            return None
+        if not stat.S_ISREG(status.st_mode):
             return None
         stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
         if self._staged is None or self._staged[:2] != (stamp, commit):
@@ -65,11 +63,19 @@ class Standing:
 def to_note(head: Head, own_branch: str) -> str:
     """The text that a snapshot carries of it. The run's own branch is not named in it: a run that goes
     on from there has another."""
+    refs = {_unnamed(name, own_branch): commit for name, commit in head.refs.changed}
     branch = _OWN if head.branch == own_branch else head.branch
-    return json.dumps([head.commit, branch, head.index])
+    return json.dumps([head.commit, branch, head.index, refs, head.refs.stash])
 
 
 def from_note(note: str, own_branch: str) -> Head:
-    """What ``to_note`` gave. Raises ``ValueError``."""
-    commit, branch, index = json.loads(note)
-    return Head(commit, own_branch if branch == _OWN else branch, index)
+    """What ``to_note`` gave, without saying which refs are commits. Raises ``ValueError``."""
+    commit, branch, index, refs, stash = json.loads(note)
+    own = f"{BRANCHES}{own_branch}"
+    changed = tuple(sorted((own if name == _OWN else name, each) for name, each in refs.items()))
+    named = own_branch if branch == _OWN else branch
+    return Head(commit, named, index, Refs(changed, stash=stash))
+
+
+def _unnamed(ref: str, own_branch: str) -> str:
+    return _OWN if ref == f"{BRANCHES}{own_branch}" else ref

@@ -1,8 +1,8 @@
-"""A run's own worktree, on a branch of its own, beside the user's checkout.
+"""A run's own worktree, on a branch of its own, in a repository of its own that borrows the user's
+objects: whatever an agent's git does to branches, tags, stash and settings, it does to these.
 
 What writes a work tree runs below the tool host (``runner.workspace.child``), so that it ends with
-its worker. See https://git-scm.com/docs/git-worktree and
-https://git-scm.com/docs/gitrepository-layout.
+its worker. See https://git-scm.com/docs/gitrepository-layout.
 """
 
 from __future__ import annotations
@@ -16,27 +16,40 @@ from pathlib import Path
 
 from runner.workspace.copy import remove as remove_folder
 from runner.workspace.git import GitError
+from runner.workspace.worktrees.borrowing import make_borrowing
+from runner.workspace.worktrees.refs import NO_REFS, Refs, put_back
 from runner.workspace.worktrees.repository import BRANCHES, SECONDS, Repository, users_git
 
-_LOCKS = ("index.lock", "HEAD.lock")
+_PUT_BACK = "runner: put back"
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
     """Where a worktree stands: on a branch (None: on none) at a commit. ``index`` is the tree of what
-    is staged, None when that is the commit's or not known."""
+    is staged, None when that is the commit's or not known; ``refs`` are its other branches and tags."""
 
     commit: str
     branch: str | None = None
     index: str | None = None
+    refs: Refs = NO_REFS
 
 
 @dataclass(frozen=True, slots=True)
 class Worktree:
-    """A run's own worktree."""
+    """A run's own worktree. ``repository`` is the one that it is made of."""
 
     repository: Repository
     path: Path
+
+    @property
+    def git_folder(self) -> Path:
+        """Where its own repository is: beside it, as what is in it can be removed by an agent."""
+        return self.path.with_name(f".{self.path.name}.git")
+
+    @property
+    def own(self) -> Repository:
+        """Its own repository."""
+        return Repository(self.git_folder, self.repository.environment)
 
     def add(self, commit: str) -> None:
         """Make it from scratch, on no branch; what an earlier attempt left in its place goes.
@@ -48,35 +61,29 @@ class Worktree:
             GitError, OSError: it cannot be made.
         """
         self.remove()
+        if not self.repository.has(commit):
+            raise GitError(f"{self.repository.folder} has no commit {commit}")
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        add = ("worktree", "add", "--quiet", "--detach", "--no-checkout")
-        with self.repository.alone():
-            self.repository.git(*add, str(self.path), commit)
+        make_borrowing(self.git_folder, self.repository)
+        (self.git_folder / "HEAD").write_text(f"{commit}\n")
+        self.path.mkdir(mode=0o700)
+        self._link()
         self._git("reset", "--quiet", "--hard", commit)
 
     def remove(self) -> None:
-        """Remove it with all that is in it; its branch stays.
+        """Remove it with its repository; what was delivered stays in the one that it is from.
 
         Raises:
-            GitError, OSError: it cannot be removed whole.
+            OSError: it cannot be removed whole.
         """
         remove_folder(self.path)
-        # Not `git worktree prune`: it would forget the user's own worktrees on a disk that is away.
-        admin = self.admin()
-        if admin is not None:
-            with self.repository.alone():
-                remove_folder(admin)
+        remove_folder(self.git_folder)
 
     def admin(self) -> Path | None:
-        """Where git keeps its HEAD and its index, None when it keeps nothing of it. Whatever is in the
-        place of ``.git`` has no say: an agent can write there. Raises ``GitError``."""
-        folder = self.repository.common_folder() / "worktrees"
-        place = self._place()
-        likely = folder / self.path.name
-        if _folder_of(likely) == place:
-            return likely
-        admins = [Path(entry.path) for entry in os.scandir(folder)] if folder.is_dir() else []
-        return next((admin for admin in admins if _folder_of(admin) == place), None)
+        """Where git keeps its HEAD and its index, None when it is no worktree any more. Whatever is in
+        the place of ``.git`` has no say: an agent can write there."""
+        folder = self.git_folder
+        return folder if (folder / "HEAD").is_file() and not folder.is_symlink() else None
 
     def is_whole(self) -> bool:
         """Whether it is there, and git knows of it; its ``.git`` is written again where it is missing.
@@ -85,16 +92,21 @@ class Worktree:
             return False
         admin = self.admin()
         if admin is not None and not os.path.lexists(self.path / ".git"):
-            (self.path / ".git").write_bytes(b"gitdir: " + os.fsencode(admin) + b"\n")
+            self._link()
         return admin is not None
 
-    def unlock(self, branch: str) -> None:
+    def _link(self) -> None:
+        link = b"gitdir: " + os.fsencode(self.git_folder) + b"\n"
+        (self.path / ".git").write_bytes(link)
+
+    def unlock(self) -> None:
         """Take away the locks that a killed git left; nothing else works in it now."""
         admin = self.admin()
-        locks = [admin / name for name in _LOCKS] if admin else []
-        common = self.repository.common_folder()
-        for lock in (*locks, common / f"{BRANCHES}{branch}.lock"):
-            lock.unlink(missing_ok=True)
+        if admin is None:
+            return
+        for folder in (admin, *(entry for entry in admin.glob("refs/**") if entry.is_dir())):
+            for lock in folder.glob("*.lock"):
+                lock.unlink(missing_ok=True)
 
     def commit_all(self, message: str) -> str:
         """Commit what is in it and not ignored, where that is anything new; the commit that it stands
@@ -174,42 +186,20 @@ class Worktree:
         """Have its HEAD be a branch; index and files stay. Raises ``GitError``."""
         self._git("symbolic-ref", "-m", "runner: on its branch", "HEAD", f"{BRANCHES}{branch}")
 
-    def stand_at(self, head: Head, own_branch: str) -> None:
-        """Have it stand where it stood, its files aside: at a commit, with what was staged. The branch
-        that it is on is moved for that, others are not; one that stands in another worktree is not
-        shared with that.
-
-        Args:
-            own_branch: the run's, which is nobody else's.
+    def stand_at(self, head: Head) -> None:
+        """Have it stand where it stood, its files aside: at a commit, with what was staged, and with
+        the branches, tags and stash of then.
 
         Raises:
             GitError: the commit is not in the repository.
         """
-        branch = head.branch
-        if branch is not None and branch != own_branch and self._is_anothers(branch):
-            branch = None
-        if branch is None:
-            self._git("update-ref", "--no-deref", "-m", "runner: put back", "HEAD", head.commit)
+        put_back(self.own, head.refs, head.branch)
+        if head.branch is None:
+            self._git("update-ref", "--no-deref", "-m", _PUT_BACK, "HEAD", head.commit)
         else:
-            if branch in (own_branch, self._branch()) or self.repository.tip(branch) is None:
-                self.repository.move(branch, head.commit, None, "runner: put back")
-            self.stand_on(branch)
+            self.own.move(head.branch, head.commit, None, _PUT_BACK)
+            self.stand_on(head.branch)
         self._git("read-tree", head.index or head.commit)
-
-    def _branch(self) -> str | None:
-        try:
-            return self._git("symbolic-ref", "--quiet", "HEAD").removeprefix(BRANCHES)
-        except GitError:  # on none
-            return None
-
-    def _is_anothers(self, branch: str) -> bool:
-        with self.repository.alone():
-            where = self._git("for-each-ref", "--format=%(worktreepath)", f"{BRANCHES}{branch}")
-        return where not in ("", str(self._place()))
-
-    def _place(self) -> Path:
-        """Its path as git writes it."""
-        return Path(os.path.realpath(self.path.parent), self.path.name)
 
     def _tree_of(self, commit: str) -> str:
         return self._git("rev-parse", "--verify", "--quiet", f"{commit}^{{tree}}")

@@ -199,6 +199,7 @@ class AtWork:
             outcome=f"{outcome.state} {outcome.reason}",
         )
         commit = delivery.deliver(self.worktree, self.branch, self.start_commit, message)
+        delivery.hand_over(self.worktree, self.branch, commit, self.start_commit, self.id)
         delivered(self.database, self.attempt.lease, commit)
         self.attempt.append(Delivered(commit))
         assert isinstance(self.attempt.view.outcome, Ended)
@@ -217,6 +218,7 @@ def begin(database: Database, home: Path, run_id: str) -> AtWork:
     worktree.add(commit)
     branch = branch_name(spec.name, row.item_key)
     repository.new_branch([branch], commit, run_id)
+    worktree.own.move(branch, commit, None, "begins")
     worktree.stand_on(branch)
     kept = Kept(store_id(home), str(worktree.path), branch, commit)
     keep(database, attempt.lease, kept, "snap_1", NOW)

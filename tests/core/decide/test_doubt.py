@@ -17,7 +17,7 @@ from runner.core.entries import (
     ToolFinished,
     ToolsStarted,
 )
-from runner.core.files.doubt import OUTCOME_UNKNOWN
+from runner.core.files.doubt import OUTCOME_UNKNOWN, commands_left, undo_needed
 from runner.core.files.workspace import Workspace
 from runner.core.permissions import Answer, Rule, Setting, digest_of
 from runner.core.run import Ended, Waiting
@@ -126,8 +126,29 @@ def test_call_that_stays_in_a_shared_workspace_is_not_run_again():
 def test_edit_of_a_file_that_no_tree_holds_is_unknown():
     story = a_story()
     story.reply("tool_use", *calls("Edit"))
-    assert isinstance(story.claim(unrecorded=frozenset({0})), CallModel)
+    assert isinstance(story.claim(unrecorded={0: "built/a"}), CallModel)
     assert results(story)[0].outcome == "unknown"
+    assert "It may have changed built/a, of which nothing is recorded" in results(story)[0].content
+
+
+def test_command_beside_what_no_tree_holds_is_unknown_and_nothing_is_put_back():
+    story = a_story()
+    story.reply("tool_use", *calls("make"))
+    cut = replace(story.view, attempt=2, unrecorded={0: "vendor"})
+    assert commands_left(cut) == cut.calls
+    assert not undo_needed(cut)
+    assert isinstance(story.claim(unrecorded={0: "vendor"}), CallModel)
+    assert results(story)[0].outcome == "unknown"
+
+
+def test_files_beside_what_no_tree_holds_are_not_said_to_be_put_back():
+    story, _ = asked_story("git push")
+    cut = replace(story.view, attempt=3, unrecorded={0: "vendor"})
+    assert commands_left(cut) == cut.calls
+    story.view = replace(story.view, unrecorded={0: "vendor"})
+    answer(story, 0, "denied")
+    assert "vendor" in results(story)[0].content
+    assert "as they were" not in results(story)[0].content
 
 
 def test_tree_after_an_unknown_call_is_the_one_that_was_found():

@@ -9,7 +9,8 @@ from runner.core.conversation import Tool
 from runner.core.ending.verify import Verification
 from runner.core.files.doubt import (
     asks_about,
-    edits_in_doubt,
+    commands_left,
+    edits_left,
     in_doubt,
     is_external,
     runs_again,
@@ -108,7 +109,7 @@ def test_own_tool_runs_again_only_when_it_is_repeatable():
 
 def test_edit_of_a_file_that_no_tree_holds_does_not_run_again_and_a_write_does():
     for name, expected in (("Edit", False), ("Write", True)):
-        view = a_view(a_call(name), unrecorded=frozenset({0} if name == "Edit" else ()))
+        view = a_view(a_call(name), unrecorded={0: "a"} if name == "Edit" else {})
         assert runs_again(view, view.calls[0]) is expected
 
 
@@ -206,11 +207,22 @@ def test_person_is_asked_only_about_what_does_not_run_again():
     assert not asks_about(without, view.calls[0])
 
 
-def test_files_of_edits_in_doubt_are_looked_up():
+def test_files_of_edits_and_all_beside_commands_are_looked_up():
     edit = a_call("Edit", {**INPUTS["Edit"], "file_path": "b"})
-    view = a_view(a_call("Bash"), edit, a_call("Write"), a_call("Edit", started_by=2))
-    assert edits_in_doubt(view) == (view.calls[1],)
-    assert edits_in_doubt(a_view(edit, mode="shared")) == ()
+    asked = a_call("Bash", asked_again=True)
+    more = (a_call("Edit", started_by=2), a_call("Bash", interrupted=True))
+    view = a_view(a_call("Bash"), edit, asked, a_call("Write"), *more)
+    assert edits_left(view) == (view.calls[1],)
+    assert commands_left(view) == (view.calls[0], view.calls[2])
+    shared = a_view(edit, asked, mode="shared")
+    assert (edits_left(shared), commands_left(shared)) == ((), ())
+
+
+def test_what_no_tree_holds_keeps_the_workspace_as_it_was_found():
+    command = a_call("Bash")
+    assert undo_needed(a_view(command))
+    assert not undo_needed(a_view(command, unrecorded={0: "vendor"}))
+    assert undo_needed(a_view(command, a_call("Write"), unrecorded={0: "vendor"}))
 
 
 @pytest.mark.parametrize(

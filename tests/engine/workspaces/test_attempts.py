@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from runner.llm.scripted import ScriptedModel
 from runner.store import ids
 from runner.store.database import Database
 from runner.store.journal import StoredJournal
+from runner.store.steer.approvals import Reply, answer, waiting
 from runner.store.tables import blocks, events, tool_calls
 from runner.store.workers import DatabaseClock
 from runner.tools.registry import resolve
@@ -209,20 +211,88 @@ def test_a_call_whose_effects_leave_the_workspace_is_not_run_again(
     assert bench.committed("a.py") == "1\nmore", "what it did stays"
 
 
-def test_a_call_that_a_shutdown_cut_keeps_its_result_and_the_tree_after_it(
+@pytest.mark.parametrize("parallel", ["safe", "all"])
+def test_a_call_that_a_shutdown_cut_has_one_clean_result(
+    begin_bench: Begin, tmp_path: Path, parallel: ParallelTools
+) -> None:
+    marker = tmp_path / "marker"
+    calls = bash("echo one >> b.py", once(marker, "echo more >> a.py"))
+    bench = begin_bench(calls, {"text": "Done."}, parallel=parallel)
+
+    def is_half_done() -> bool:
+        return marker.exists() and bench.path.joinpath("b.py").read_text() != "2\n"
+
+    outcome = bench.work_until(is_half_done, "shutdown")
+    assert isinstance(outcome, Requeued)
+    cut = bench.rows(tool_calls)[1]
+    assert (cut.started_attempt, cut.outcome, cut.tree_after) == (1, None, None)
+    bench.stopping.clear()
+    bench.lease = claim(bench.store, bench.lease.run_id)
+    assert bench.work() == Ended("succeeded", "end_turn")
+    assert bench.results() == ["(no output)", "(no output)"]
+    assert (bench.committed("a.py"), bench.committed("b.py")) == ("1\nmore", "2\none")
+    created, restored = bench.events("tree_recorded")
+    assert (created["cause"], restored["cause"]) == ("created", "restored")
+
+
+def test_a_call_beside_a_repository_of_its_own_is_not_done_again(
     begin_bench: Begin, tmp_path: Path
 ) -> None:
     marker = tmp_path / "marker"
-    bench = begin_bench(bash(once(marker, "echo more >> a.py")), {"text": "Done."})
+    make = bash("git init -q vendor && echo 1 > vendor/log")
+    bench = begin_bench(
+        make, bash(once(marker, "echo 2 >> vendor/log; echo 2 > a.py")), {"text": "Done."}
+    )
+    assert bench.work_until(marker.exists, "dropped") is None
+    assert bench.work_again() == Ended("succeeded", "end_turn")
+    told = bench.results()[1]
+    assert "unknown" in told
+    assert "vendor" in told
+    assert "as they were" not in told
+    assert bench.path.joinpath("vendor/log").read_text() == "1\n2\n"
+    assert bench.committed("a.py") == "2", "nothing of it was undone"
+    assert [data["cause"] for data in bench.events("tree_recorded")] == ["created", "changed"]
+
+
+def test_a_person_who_is_asked_about_such_a_call_is_not_told_of_files_put_back(
+    begin_bench: Begin, tmp_path: Path
+) -> None:
+    marker = tmp_path / "marker"
+    make = bash("git init -q vendor && echo 1 > vendor/log")
+    cut = bash(once(marker, "rm -rf vendor; echo 2 > a.py"))
+    bench = begin_bench(make, cut, {"text": "Done."}, on_unknown="ask")
+    assert bench.work_until(marker.exists, "dropped") is None
+    assert bench.work_again() == Waiting("approval")
+    assert bench.path.joinpath("a.py").read_text() == "2\n"
+    answer(
+        bench.store, [one.id for one in waiting(bench.store)], Reply("denied", "ada"), time.time()
+    )
+    bench.lease = claim(bench.store, bench.lease.run_id)
+    assert bench.work() == Ended("succeeded", "end_turn")
+    told = bench.results()[1]
+    assert "vendor" in told
+    assert "as they were" not in told
+
+
+@pytest.mark.parametrize(
+    ("made", "external"),
+    [("true", (Rule("ask", "Bash(echo *)"),)), ("git init -q vendor && touch vendor/log", ())],
+)
+def test_a_call_that_cannot_be_undone_has_the_result_of_the_shutdown_that_cut_it(
+    begin_bench: Begin, tmp_path: Path, made: str, external: tuple[Rule, ...]
+) -> None:
+    marker = tmp_path / "marker"
+    cut = bash(once(marker, "echo more >> a.py"))
+    bench = begin_bench(bash(made), cut, {"text": "Done."}, external=external)
     outcome = bench.work_until(marker.exists, "shutdown")
     assert isinstance(outcome, Requeued)
-    (call,) = bench.rows(tool_calls)
+    call = bench.rows(tool_calls)[1]
     assert call.outcome == "interrupted"
     assert call.tree_after not in (None, call.tree_before)
     bench.stopping.clear()
     bench.lease = claim(bench.store, bench.lease.run_id)
     assert bench.work() == Ended("succeeded", "end_turn")
-    assert bench.results() == ["Interrupted by shutdown of the worker."]
+    assert bench.results()[1] == "Interrupted by shutdown of the worker."
     assert bench.committed("a.py") == "1\nmore"
     assert [data["cause"] for data in bench.events("tree_recorded")] == ["created"]
 

@@ -47,11 +47,13 @@ def test_a_worktree_that_was_half_made_is_made_whole_by_the_next_attempt(
         assert prepared.cause == "created"
         assert (path / "built" / "once").read_text() == "1\n"
         assert (path / "lockfile").read_text() == "locked\n"
-        assert worktrees(repository).count(lease.run_id) == 1
+        assert worktrees(repository) == [repository.path.name], "they are the user's"
         branches = repository.git("branch", "--list", f"runner/*/item-{call}*").split()
-        assert branches == ["+", f"runner/Mend-it/item-{call}"]
+        assert branches == [f"runner/Mend-it/item-{call}"]
         assert repository.git("-C", str(path), "status", "--porcelain") == ""
-        count = repository.git("rev-list", "--count", f"main..{kept(store, lease).branch}")
+        count = repository.git(
+            "-C", str(path), "rev-list", "--count", f"main..{kept(store, lease).branch}"
+        )
         assert count == "1", "set up once"
     assert call > LEAST
     assert repository.git("status", "--porcelain") == ""

@@ -143,7 +143,7 @@ def test_a_branch_that_someone_else_moved_at_the_remote_is_left_to_them(
     here.prepare(lease)
     remote.git("branch", "runner/Mend-it/one", "main")
     theirs = remote.git("rev-parse", "main")
-    with pytest.raises(WorkspaceError, match="git push failed"):
+    with pytest.raises(WorkspaceError, match="someone else has moved the branch"):
         here.workspaces.deliver(lease, DONE, Interrupt())
     assert remote.git("rev-parse", "runner/Mend-it/one") == theirs
 

@@ -113,12 +113,39 @@ def test_a_branch_of_the_agents_own_is_gone_back_to(
     assert git(host, lease, repository, "log", "-1", "--format=%s") == "tried"
 
 
+def test_branches_tags_and_the_stash_are_as_they_were(
+    host: Host, begin: Claim, store: Database, repository: Made
+) -> None:
+    lease = begin()
+    host.prepare(lease)
+    (host.path(lease) / "a.py").write_text("stashed first")
+    git(host, lease, repository, "stash", "-q")
+    git(host, lease, repository, "tag", "kept")
+    git(host, lease, repository, "branch", "gone")
+    tree = host.record(lease)
+    before = git(host, lease, repository, "for-each-ref")
+    (host.path(lease) / "a.py").write_text("stashed second")
+    git(host, lease, repository, "stash", "-q")
+    git(host, lease, repository, "tag", "-d", "kept")
+    git(host, lease, repository, "branch", "-D", "gone")
+    git(host, lease, repository, "checkout", "-q", "-b", "gone/feature")
+    git(host, lease, repository, "commit", "-q", "--allow-empty", "-m", "tried")
+    assert host.record(lease) != tree
+    again = claim_again(store, lease)
+    assert host.prepare(again, tree, undo=True).tree == tree
+    assert host.record(again) == tree
+    assert git(host, lease, repository, "for-each-ref") == before
+    assert len(git(host, lease, repository, "stash", "list").splitlines()) == 1
+    git(host, lease, repository, "stash", "pop", "-q")
+    assert (host.path(lease) / "a.py").read_text() == "stashed first"
+
+
 def test_locks_of_a_killed_git_are_taken_away(
     host: Host, begin: Claim, store: Database, repository: Made
 ) -> None:
     lease = begin()
     tree = host.prepare(lease).tree
-    admin = repository.path / ".git" / "worktrees" / lease.run_id
+    admin = host.path(lease).with_name(f".{lease.run_id}.git")
     (admin / "index.lock").touch()
     (host.path(lease) / "a.py").write_text("half")
     host.prepare(claim_again(store, lease), tree, undo=True)
@@ -142,7 +169,7 @@ def test_a_workspace_that_was_removed_by_hand_is_made_again(
     else:
         shutil.rmtree(path if how != "whole_home" else path.parent)
     if how == "git_too":
-        repository.git("worktree", "prune")
+        shutil.rmtree(path.with_name(f".{lease.run_id}.git"))
     prepared = host.prepare(claim_again(store, lease), tree)
     assert (prepared.tree, prepared.cause, prepared.found) == (tree, None, None)
     assert files(path) == before
@@ -162,7 +189,7 @@ def test_what_is_in_the_place_of_a_broken_worktree_is_put_aside(
     path = host.path(lease)
     (path / "a.py").write_text("not recorded")
     (path / ".git").unlink()
-    shutil.rmtree(repository.path / ".git" / "worktrees" / lease.run_id)
+    shutil.rmtree(path.with_name(f".{lease.run_id}.git"))
     prepared = host.prepare(claim_again(store, lease), tree)
     assert prepared.cause == "restored"
     assert prepared.found is not None

@@ -74,10 +74,34 @@ def test_what_setup_leaves_is_committed_first_and_ignored_files_stay(
     path = host.path(lease)
     start = kept(store, lease).start_commit
     assert (path / "built" / "x").exists()
-    shown = repository.git("show", "--format=%s", "--name-only", start)
+    shown = repository.git("-C", str(host.path(lease)), "show", "--format=%s", "--name-only", start)
     assert shown.split() == ["Set", "up", "by", "job", "Mend", "it", "lockfile"]
-    assert repository.git("rev-parse", f"{start}^") == repository.git("rev-parse", "HEAD")
-    assert repository.git("rev-parse", f"{start}^{{tree}}") == tree, "patches hold no setup"
+    own = ("-C", str(path), "rev-parse")
+    assert repository.git(*own, f"{start}^") == repository.git("rev-parse", "HEAD")
+    assert repository.git(*own, f"{start}^{{tree}}") == tree, "patches hold no setup"
+
+
+def test_an_agents_git_changes_nothing_of_the_users_or_of_another_runs(
+    host: Host, begin: Claim, repository: Made
+) -> None:
+    leases = [begin("one"), begin("two")]
+    for lease in leases:
+        host.prepare(lease)
+    before = repository.state()
+    for lease in leases:
+        own = ("-C", str(host.path(lease)))
+        (host.path(lease) / "a.py").write_text(lease.run_id)
+        repository.git(*own, "stash", "-q")
+        repository.git(*own, "branch", "-f", "main", "HEAD")
+        repository.git(*own, "checkout", "-q", "-b", "feature")
+        repository.git(*own, "tag", "v1")
+        repository.git(*own, "config", "alias.x", "!touch ran")
+        assert len(repository.git(*own, "stash", "list").splitlines()) == 1
+    for part in ("head", "index", "config", "files", "refs"):
+        assert repository.state()[part] == before[part], part
+    for lease in leases:
+        repository.git("-C", str(host.path(lease)), "stash", "pop", "-q")
+        assert (host.path(lease) / "a.py").read_text() == lease.run_id
 
 
 def test_a_setup_command_that_fails_is_named_with_its_end(host: Host, begin: Claim) -> None:
@@ -103,7 +127,7 @@ def test_a_half_made_worktree_is_made_again_from_scratch(
     assert host.prepare(again).cause == "created"
     assert branch_of(repository, host, again) == "runner/Mend-it/one"
     branches = repository.git("branch", "--list", "runner/*")
-    assert branches.split() == ["+", "runner/Mend-it/one"]
+    assert branches.split() == ["runner/Mend-it/one"]
 
 
 def test_a_branch_of_that_name_is_left_to_its_owner(
@@ -139,7 +163,7 @@ def test_an_attempt_that_lost_its_run_notes_nothing(
 
 def test_a_base_that_is_gone_is_told(host: Host, begin: Claim) -> None:
     lease = begin(commit="0" * 39 + "1")
-    with pytest.raises(WorkspaceError, match="git worktree failed"):
+    with pytest.raises(WorkspaceError, match="has no commit"):
         host.prepare(lease)
 
 
@@ -172,7 +196,7 @@ def test_a_full_disk_is_told_whatever_git_says(
     monkeypatch.setattr(port, "LITTLE_ROOM", sys.maxsize)
     host.home.mkdir(parents=True)
     lease = begin(commit="0" * 39 + "1")
-    with pytest.raises(WorkspaceError, match=r"git worktree failed: .*; there is no room on the"):
+    with pytest.raises(WorkspaceError, match=r"has no commit .*; there is no room on the"):
         host.prepare(lease)
 
 
@@ -188,5 +212,5 @@ def test_many_runs_of_two_jobs_get_their_worktrees_at_once(
     assert len(set(branches)) == 12
     for lease, branch in zip(leases, branches, strict=True):
         assert branch_of(repository, host, lease) == branch
-    assert len(repository.git("worktree", "list").splitlines()) == 13
+    assert len(repository.git("worktree", "list").splitlines()) == 1
     assert repository.git("count-objects") == objects, "they are shared"
