@@ -11,7 +11,7 @@ from itertools import takewhile
 from runner.core.conversation import UNREADABLE_INPUT, Tool, ToolResult
 from runner.core.ending.result import RESULT_SOURCE
 from runner.core.entries import CallsDecided, OutcomeAsked, ToolFinished, ToolsStarted
-from runner.core.files.doubt import asks_about, in_doubt, is_external, runs_again
+from runner.core.files.doubt import asks_about, in_doubt, is_external, runs_again, was_put_back
 from runner.core.journal import Call, RunView
 from runner.core.permissions import Request, evaluate
 from runner.core.run import Ended, Waiting
@@ -52,7 +52,7 @@ def answer_calls(view: RunView, now: float) -> Step | None:
         if (result := _result_without_running(view, call)) is not None:
             return Record(ToolFinished(call.index, result, _tree_left_by(view, call)))
     if doubtful := [call for call in in_doubt(view) if asks_about(view, call)]:
-        return _ask_about(doubtful)
+        return _ask_about(view, doubtful)
     if undecided := [call for call in pending if call.decision is None]:
         return _decide(view, undecided)
     if group := _next_group(view, pending):
@@ -96,11 +96,12 @@ def _decide(view: RunView, undecided: Sequence[Call]) -> Step:
     )
 
 
-def _ask_about(doubtful: Sequence[Call]) -> Step:
+def _ask_about(view: RunView, doubtful: Sequence[Call]) -> Step:
     """A person is asked whether a call runs again: about where it would run, as with any question."""
     if unlocated := tuple(call for call in doubtful if call.setting is None):
         return LocateCalls(unlocated)
-    return Record(OutcomeAsked(doubtful[0].index))
+    index = doubtful[0].index
+    return Record(OutcomeAsked(index, view.unrecorded.get(index, "")))
 
 
 def _result_without_running(view: RunView, call: Call) -> ToolResult | None:
@@ -154,7 +155,7 @@ def _outcome_by_person(view: RunView, call: Call) -> ToolResult | None:
         said = _NOT_ANSWERED
     else:
         said = _NOT_AGAIN + (f": {call.answer.reason}" if call.answer.reason else "")
-    files = _not_recorded(view, call) or (_PUT_BACK if view.spec.is_recorded else "")
+    files = _PUT_BACK if was_put_back(view, call) else _not_recorded(view, call)
     text = f"{_UNKNOWN}{files} {said.rstrip('.')}."
     return with_edit_told(call, ToolResult(text, "unknown"))
 

@@ -92,9 +92,11 @@ class ToolsStarted:
 
 @dataclass(frozen=True, slots=True)
 class OutcomeAsked:
-    """A person is to say what becomes of a call whose outcome is unknown."""
+    """A person is to say what becomes of a call whose outcome is unknown. ``unrecorded`` is what it may
+    have changed that is in no tree: then nothing is put back for it."""
 
     index: int
+    unrecorded: str = ""
 
 
 @dataclass(frozen=True, slots=True)

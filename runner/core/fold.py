@@ -151,8 +151,10 @@ def _changed(view: RunView, call: Call, entry: CallsDecided | ToolsStarted | Out
             return replace(call, decision=decisions[call.index].in_short())
         case ToolsStarted(indexes) if call.index in indexes:
             return replace(call, started_by=view.attempt, asked_again=False)
-        case OutcomeAsked(index) if call.index == index:
-            return replace(call, decision=outcome_question(view), answer=None, asked_again=True)
+        case OutcomeAsked(index, unrecorded) if call.index == index:
+            return replace(
+                call, decision=outcome_question(view, unrecorded), answer=None, asked_again=True
+            )
         case _:
             return call
 

@@ -136,8 +136,8 @@ class Rows:
                     self._decide_call(view, index, decision)
                     if decision.effect == "ask":
                         self._questions.ask(view, view.calls[index], decision)
-            case OutcomeAsked(index):
-                decision = outcome_question(view)
+            case OutcomeAsked(index, unrecorded):
+                decision = outcome_question(view, unrecorded)
                 self._decide_call(view, index, decision, asked_again=True)
                 self._questions.ask_again(view, view.calls[index], decision)
             case ToolsStarted(indexes):

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from runner.workspace.git import Check, Git, GitError, shown
@@ -152,6 +152,18 @@ class Snapshots:
         """
         manifest = self._index.manifest_of(tree, lambda: None)
         return Manifest.from_bytes(manifest).note
+
+    def same_files(self, tree: str, other: str, check: Check = lambda: None) -> bool:
+        """Whether two recorded trees differ in nothing but their notes.
+
+        Raises:
+            GitError: they are not in the store.
+        """
+        if changes_between(self._reader, tree, other, check):
+            return False
+        contents = (self._index.manifest_of(each, check) for each in (tree, other))
+        one, two = (replace(Manifest.from_bytes(content), note="") for content in contents)
+        return one == two
 
     def unrecorded(self, tree: str, check: Check = lambda: None) -> list[bytes]:
         """What was in the workspace when a tree was recorded and is not in it, ignored files aside:

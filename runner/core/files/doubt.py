@@ -12,6 +12,7 @@ from runner.core.permissions import Decision, Policy, Request, Rule, evaluate
 
 OUTCOME_UNKNOWN = "its worker died while it ran, and whether it took effect is not known"
 
+_NOT_UNDONE = "; it was not undone, as nothing is recorded of {}"
 _BUILTIN = "builtin"
 
 
@@ -56,9 +57,20 @@ def asks_about(view: RunView, call: Call) -> bool:
     return asks and not runs_again(view, call)
 
 
-def outcome_question(view: RunView) -> Decision:
-    """The decision to ask a person what becomes of a call of unknown outcome."""
-    return Decision("ask", (), view.policy.snapshot, OUTCOME_UNKNOWN)
+def outcome_question(view: RunView, unrecorded: str) -> Decision:
+    """The decision to ask a person what becomes of a call of unknown outcome.
+
+    Args:
+        unrecorded: what it may have changed that is in no tree.
+    """
+    reason = f"{OUTCOME_UNKNOWN}{_NOT_UNDONE.format(unrecorded) if unrecorded else ''}"
+    return Decision("ask", (), view.policy.snapshot, reason)
+
+
+def was_put_back(view: RunView, call: Call) -> bool:
+    """Whether the files were put back before a person was asked about a call."""
+    asked = call.decision.reason if call.decision is not None else ""
+    return view.spec.is_recorded and asked == OUTCOME_UNKNOWN
 
 
 def undo_needed(view: RunView) -> bool:

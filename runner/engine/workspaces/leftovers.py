@@ -9,7 +9,7 @@ from pathlib import Path
 
 from runner.core.run import ENDED
 from runner.engine.workspaces.around import COPIES
-from runner.engine.workspaces.made import MadeFile, note_for
+from runner.engine.workspaces.made import MadeNote, note_for
 from runner.errors import RunnerError
 from runner.store import workspaces
 from runner.store.database import Database
@@ -185,7 +185,7 @@ class _Look:
             ignored=run.asked.snapshot_ignored,
             largest_file=run.asked.largest_file,
         )
-        made = MadeFile.beside(path).read()
+        made = MadeNote.beside(path, run.attempt).read()
         if repository is None or made is None:
             return snapshots.take()
         worktree = Worktree(repository, path)

@@ -53,28 +53,50 @@ def standing_of(note: str, made: Made) -> Head:
 
 
 @dataclass(frozen=True, slots=True)
-class MadeFile:
-    """The file that says so; it is not there while the workspace is being made."""
+class MadeNote:
+    """What attempts have said so, each in a file of its own, until a later one did: an attempt that has
+    lost its run, and does not know it yet, says nothing that counts for those after it. While a
+    workspace is being made, its attempt says that there is none.
 
-    path: Path
+    Args:
+        folder: of the files. attempt: the one that reads and writes.
+    """
+
+    folder: Path
+    attempt: int
 
     @classmethod
-    def beside(cls, workspace: Path) -> MadeFile:
-        return cls(workspace.with_name(f".{workspace.name}.made"))
+    def beside(cls, workspace: Path, attempt: int) -> MadeNote:
+        return cls(workspace.with_name(f".{workspace.name}.made"), attempt)
 
     def read(self) -> Made | None:
-        """What was noted; None when nothing whole was. Raises ``OSError``."""
+        """What was said last, up to this attempt; None when nothing whole is there. Raises
+        ``OSError``."""
+        if (content := self._content(self.attempt)) is None:
+            earlier = [each for each in self._attempts() if each < self.attempt]
+            content = self._content(max(earlier)) if earlier else None
         try:
-            return Made(**json.loads(self.path.read_bytes()))
-        except (FileNotFoundError, ValueError, TypeError):  # or another Runner's: made again
+            return None if content is None else Made(**json.loads(content))
+        except (ValueError, TypeError):  # that there is none, or another Runner's: made again
             return None
 
-    def write(self, made: Made) -> None:
-        """Note it, whole or not at all. Raises ``OSError``."""
-        draft = self.path.with_suffix(".draft")
-        draft.write_text(json.dumps(asdict(made)), encoding="utf-8")
-        draft.replace(self.path)
+    def write(self, made: Made | None) -> None:
+        """Say it, whole or not at all; None: nothing whole is there. Raises ``OSError``."""
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        draft = self.folder / f"{self.attempt}.draft"
+        draft.write_text(json.dumps(made and asdict(made)), encoding="utf-8")
+        draft.replace(self.folder / str(self.attempt))
+        for earlier in self._attempts():
+            if earlier < self.attempt:
+                (self.folder / str(earlier)).unlink(missing_ok=True)
 
-    def remove(self) -> None:
-        """Nothing whole is there any more. Raises ``OSError``."""
-        self.path.unlink(missing_ok=True)
+    def _content(self, attempt: int) -> bytes | None:
+        try:
+            return (self.folder / str(attempt)).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def _attempts(self) -> list[int]:
+        if not self.folder.is_dir():
+            return []
+        return [int(path.name) for path in self.folder.iterdir() if path.name.isdecimal()]

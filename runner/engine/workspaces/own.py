@@ -9,7 +9,7 @@ from typing import Any
 from runner.core.run import Ended
 from runner.engine.ports import Interrupt, Prepared, Surroundings
 from runner.engine.workspaces.around import explained
-from runner.engine.workspaces.made import Made, MadeFile, note_for, standing_of
+from runner.engine.workspaces.made import Made, MadeNote, note_for, standing_of
 from runner.engine.workspaces.making import make
 from runner.engine.workspaces.material import Material
 from runner.errors import WorkspaceError
@@ -36,7 +36,7 @@ class OwnWorkspace:
         self._assignment = assignment
         self._run_id = assignment.run_id
         self._store_id = store_id
-        self._file = MadeFile.beside(material.path)
+        self._made = MadeNote.beside(material.path, material.lease.attempt)
         worktree = material.worktree
         self._brought: set[str] = set()
         self._standing = None if worktree is None else Standing(worktree)
@@ -76,7 +76,7 @@ class OwnWorkspace:
     def restore(self, tree: str, interrupt: Interrupt) -> None:
         material, made = self._material, self._required()
         material.have_tree(tree, interrupt)
-        explained(lambda: self._file.write(replace(made, put_back=False)))
+        explained(lambda: self._made.write(replace(made, put_back=False)))
         material.around.below(
             "restore",
             self._run_id,
@@ -85,13 +85,13 @@ class OwnWorkspace:
             tree=tree,
             standing=self._standing_of(tree, made),
         )
-        explained(lambda: self._file.write(replace(made, put_back=True)))
+        explained(lambda: self._made.write(replace(made, put_back=True)))
         self._push(interrupt)
 
     def deliver(self, outcome: Ended, interrupt: Interrupt) -> str:
         material, assignment, made = self._material, self._assignment, self._required()
         note, _ = self._note(made)
-        explained(lambda: self._file.write(replace(made, delivering=note)))
+        explained(lambda: self._made.write(replace(made, delivering=note)))
         answer = material.around.below(
             "deliver",
             self._run_id,
@@ -114,7 +114,7 @@ class OwnWorkspace:
         )
         commit = str(answer["commit"])
         delivered = replace(made, delivered=commit, delivered_from=note)
-        explained(lambda: self._file.write(delivered))
+        explained(lambda: self._made.write(delivered))
         self._publish(made, commit, interrupt)
         workspaces.delivered(material.around.database, material.lease, commit)
         if assignment.kept is not None:
@@ -133,14 +133,14 @@ class OwnWorkspace:
             material.have_tree(tree, interrupt)
             if earlier is not None and material.path.is_dir():
                 found = explained(lambda: material.snapshots().take(interrupt.check))
-        explained(self._file.remove)
+        explained(lambda: self._made.write(None))
         made = make(material, self._assignment, self.surroundings, interrupt)
         if made.start_commit:
             self._bring([made.start_commit])
             explained(lambda: material.snapshots().start(made.start_commit))
         if earlier is not None and earlier.branch == made.branch:
             made = replace(made, delivered=earlier.delivered, delivered_from=earlier.delivered_from)
-        explained(lambda: self._file.write(made))
+        explained(lambda: self._made.write(made))
         if tree is None:
             return Prepared(self.surroundings, self.record(interrupt), "created")
         self.restore(tree, interrupt)
@@ -160,7 +160,9 @@ class OwnWorkspace:
         if not (undo or elsewhere) and made.put_back:
             return Prepared(self.surroundings, found, "changed")
         self.restore(tree, interrupt)
-        if found == tree or not made.put_back or (elsewhere and found == last):
+        # A delivery that was cut off has changed where the worktree stands, and no file.
+        ours = not made.put_back and self._material.snapshots().same_files(found, tree)
+        if found == tree or ours or (elsewhere and found == last):
             return Prepared(self.surroundings, tree)
         return Prepared(self.surroundings, tree, "restored", found)
 
@@ -182,14 +184,16 @@ class OwnWorkspace:
         left = replace(made, delivering=None, put_back=False)
         if tip not in (None, made.delivered) and is_delivery(worktree.own, tip, self._run_id):
             left = replace(left, delivered=tip, delivered_from=delivering)
-        explained(lambda: self._file.write(left))
+        explained(lambda: self._made.write(left))
         return left
 
     def _noted(self) -> Made | None:
-        noted = explained(self._file.read)
+        """What was said of it, and is said by this attempt from here on."""
+        noted = explained(self._made.read)
         if noted is None and self._is_from_before():
-            explained(lambda: self._file.write(Made()))
-            return Made()
+            noted = Made()
+        if noted is not None:
+            explained(lambda: self._made.write(noted))
         return noted
 
     def _is_from_before(self) -> bool:
@@ -198,7 +202,7 @@ class OwnWorkspace:
         return assignment.kept is None and assignment.path == str(self._material.path)
 
     def _required(self) -> Made:
-        made = explained(self._file.read)
+        made = explained(self._made.read)
         if made is None:
             raise WorkspaceError(f"the workspace {self._material.path} was removed while in use")
         return made

@@ -103,7 +103,7 @@ class Index:
 
     def manifest_of(self, tree: str, check: Check) -> bytes:
         """The manifest of a recorded tree."""
-        return self._content(self._reader.run("ls-tree", "-z", tree, "--", MANIFEST), check)
+        return self._content(self._beside().run("ls-tree", "-z", tree, "--", MANIFEST), check)
 
     def update(
         self, changed: Collection[bytes], before: bytes, manifest: bytes, check: Check
@@ -197,4 +197,11 @@ class Index:
             return b""
         about = listed.partition(b"\t")[0].split(b" ")
         blob = about[2] if about[1] == b"blob" else about[1]
-        return self._reader.run("cat-file", "blob", blob, check=check)
+        return self._beside().run("cat-file", "blob", blob, check=check)
+
+    def _beside(self) -> Git:
+        """git that reads objects, also where there is no work tree."""
+        variables = {**self._reader.variables}
+        for name in ("GIT_WORK_TREE", "GIT_INDEX_FILE"):
+            variables.pop(name, None)
+        return replace(self._reader, folder=self._store, variables=variables)

@@ -142,10 +142,11 @@ def test_command_beside_what_no_tree_holds_is_unknown_and_nothing_is_put_back():
 
 
 def test_files_beside_what_no_tree_holds_are_not_said_to_be_put_back():
-    story, _ = asked_story("git push")
-    cut = replace(story.view, attempt=3, unrecorded={0: "vendor"})
-    assert commands_left(cut) == cut.calls
+    story = a_story(on_unknown="ask")
+    story.reply("tool_use", *calls("git push"))
     story.view = replace(story.view, unrecorded={0: "vendor"})
+    assert die(story) == PARKED
+    assert story.view.calls[0].decision.reason.endswith("nothing is recorded of vendor")
     answer(story, 0, "denied")
     assert "vendor" in results(story)[0].content
     assert "as they were" not in results(story)[0].content

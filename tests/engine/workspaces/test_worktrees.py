@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
@@ -122,7 +123,7 @@ def test_a_half_made_worktree_is_made_again_from_scratch(
     lease = begin(setup=("test -e again && exit 1; touch again",))
     host.prepare(lease)
     # As if the attempt had been killed before it could say that the workspace is whole.
-    host.path(lease).with_name(f".{lease.run_id}.made").unlink()
+    shutil.rmtree(host.path(lease).with_name(f".{lease.run_id}.made"))
     again = claim_again(store, lease)
     assert host.prepare(again).cause == "created"
     assert branch_of(repository, host, again) == "runner/Mend-it/one"
