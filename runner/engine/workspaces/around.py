@@ -22,7 +22,7 @@ T = TypeVar("T")
 # Worktrees and copies lie here, in RUNNER_HOME, named after their runs.
 COPIES = "workspaces"
 
-REMOTE_SECONDS = 120.0
+REMOTE_SECONDS = 1_800.0
 _FIRST_PAUSE = 0.5
 _LONGEST_PAUSE = 10.0
 _CHILD_SECONDS = 7_200.0
