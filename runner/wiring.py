@@ -225,6 +225,8 @@ def _make_home(home: Path) -> None:
     """What runs say and see is their user's own."""
     try:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not (home / ".gitignore").exists():  # it may lie in a repository
+            (home / ".gitignore").write_text("*\n")
     except OSError as error:
         raise UsageError(
             f"the folder {home} cannot be made ({error.strerror}): choose another RUNNER_HOME"

@@ -179,7 +179,8 @@ def origins(database: Database, run_id: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class StoredWorkspace:
-    """A run that has, or may have, a workspace of its own. ``tree`` was recorded of it last."""
+    """A run that has, or may have, a workspace of its own. ``tree`` was recorded of it last, and
+    ``delivered`` is the commit that it has ended with, None when it went on since."""
 
     run_id: str
     job_id: str
@@ -189,6 +190,7 @@ class StoredWorkspace:
     attempt: int
     asked: Workspace | None
     tree: str | None
+    delivered: str | None
     kept: Kept | None
 
 
@@ -201,6 +203,7 @@ _STORED = (
         runs.c.state,
         runs.c.attempt,
         runs.c.progress["tree"].as_string().label("tree"),
+        runs.c.progress["delivered"].as_string().label("delivered"),
         jobs.c.spec["workspace"].label("asked"),
         run_workspaces.c.store_id,
         run_workspaces.c.path,
@@ -249,5 +252,6 @@ def _stored(row: Any) -> StoredWorkspace:
         attempt=row.attempt,
         asked=Workspace.from_json(row.asked) if row.asked else None,
         tree=row.tree,
+        delivered=row.delivered,
         kept=_kept(row),
     )

@@ -13,6 +13,7 @@ from runner.core.conversation import Tool, ToolResult
 from runner.core.permissions import Setting, digest_of
 from runner.engine.ports import Command, Interrupt, Surroundings, ToolCall
 from runner.tools import shell
+from runner.tools.checking import has_patterns, problem_found_apart
 from runner.tools.environment import tool_environment
 from runner.tools.failure import ToolFailure
 from runner.tools.files import editing, permission, reading
@@ -75,7 +76,10 @@ class LocalTools:
 
     def problem(self, tool: Tool, arguments: Mapping[str, Any]) -> str | None:
         """What is wrong with the input of a call, for the model; None when it fits the tool."""
-        return self._inputs.problem(tool.name, tool.input_schema, arguments)
+        schema = tool.input_schema
+        if has_patterns(schema):
+            return problem_found_apart(self.host, tool.name, schema, arguments)
+        return self._inputs.problem(tool.name, schema, arguments)
 
     def locate(self, paths: Sequence[str], surroundings: Surroundings) -> Setting:
         """Where a run's tools would work, and where ``paths`` lead from there. Never raises: a path

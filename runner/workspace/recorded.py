@@ -11,7 +11,8 @@ from runner.errors import RunnerError, WorkspaceError
 from runner.workspace.git import shown
 from runner.workspace.snapshots import Snapshots
 from runner.workspace.trees import stores
-from runner.workspace.trees.manifest import MANIFEST, Large, Manifest
+from runner.workspace.trees.manifest import MANIFEST, Manifest
+from runner.workspace.trees.restoring import submodules_in
 from runner.workspace.trees.stores import DiffStat
 
 Change = tuple[str, str]  # from one tree or commit to another
@@ -77,8 +78,16 @@ class Recorded:
         """The files that are in no diff, being larger than what is recorded whole, and that differ
         between two trees; safe to print."""
         folder, trees = self._found(where, [change])
-        before, after = (self._large(folder, tree) for tree in trees)
+        before, after = (self._manifest(folder, tree).large for tree in trees)
         return tuple(shown(path) for path in sorted({large.path for large in before ^ after}))
+
+    def unrecorded(self, where: Whereabouts, tree: str) -> tuple[str, ...]:
+        """What is in no diff, ignored files aside: repositories of their own and what could not be read,
+        as they were when a tree was recorded, and submodules; safe to print."""
+        folder, _ = self._found(where, [(tree, tree)])
+        git = stores.store_git(folder, self._environment)
+        found = {*self._manifest(folder, tree).unrecorded, *submodules_in(git, tree)}
+        return tuple(shown(path) for path in sorted(found))
 
     def commit(self, where: Whereabouts, commit: str) -> CommitText | None:
         """What a commit says beside its changes; None when it is not here."""
@@ -90,13 +99,11 @@ class Recorded:
         name, email, at, message = told.decode("utf-8", "replace").split("\0", 3)
         return CommitText(name, email, float(at), message)
 
-    def _large(self, folder: Path, tree: str) -> frozenset[Large]:
+    def _manifest(self, folder: Path, tree: str) -> Manifest:
         git = stores.store_git(folder, self._environment)
         if not git.run("ls-tree", "-z", tree, "--", MANIFEST):
-            return frozenset()
-        return Manifest.from_bytes(
-            git.run("cat-file", "blob", tree.encode() + b":" + MANIFEST)
-        ).large
+            return Manifest()
+        return Manifest.from_bytes(git.run("cat-file", "blob", tree.encode() + b":" + MANIFEST))
 
     def _found(self, where: Whereabouts, changes: Sequence[Change]) -> tuple[Path, Change]:
         """The store, and the first change that can be had whole: what is not here is fetched for it."""

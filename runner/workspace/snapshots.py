@@ -24,6 +24,7 @@ from runner.workspace.trees.refs import Recorded, Refs
 from runner.workspace.trees.restoring import Restorer, changes_between, submodules_in
 from runner.workspace.trees.stores import store_git
 from runner.workspace.trees.survey import Surveyor, is_reserved, literal
+from runner.workspace.trees.waiting import unless_waiting
 
 LARGEST_FILE = 20_000_000
 
@@ -94,6 +95,7 @@ class Snapshots:
         Raises:
             GitError: it cannot be recorded.
         """
+        check = unless_waiting(self._root, check)
         known = self._begin(check)
         found, left = self._surveyor.survey(check)
         manifest = found.manifest(note).to_bytes()
@@ -125,6 +127,7 @@ class Snapshots:
         """
         if not self.has(tree):
             raise GitError(f"the tree {tree} is not among the snapshots of this host")
+        check = unless_waiting(self._root, check)
         wanted = Manifest.from_bytes(self._index.manifest_of(tree, check))
         found = self.take(check, note=wanted.note)
         for _ in range(_ROUNDS):
@@ -193,11 +196,12 @@ class Snapshots:
         with suppress(OSError):
             if os.lstat(real).st_size > self._largest:
                 return False
-        self._begin(lambda: None)
-        if self._reader.run("ls-files", "-z", "--", literal(inner)):
+        check = unless_waiting(self._root, lambda: None)
+        self._begin(check)
+        if self._reader.run("ls-files", "-z", "--", literal(inner), check=check):
             return True
-        ignored = self._surveyor.ignored_among([inner], lambda: None)
-        return not ignored or self._surveyor.would_choose(inner, lambda: None)
+        ignored = self._surveyor.ignored_among([inner], check)
+        return not ignored or self._surveyor.would_choose(inner, check)
 
     def last(self) -> str | None:
         """The tree that this host recorded last for the run, in any attempt."""

@@ -3,6 +3,7 @@ them too, a check of the work, and a branch."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from hypothesis import strategies as st
@@ -13,13 +14,14 @@ from runner.core.ending.result import RESULT_TOOL, result_tool
 from runner.core.entries import (
     Delivered,
     Entry,
+    RunSettled,
     ToolFinished,
     TreeRecorded,
     Verified,
 )
-from runner.core.files.doubt import is_external, undo_needed
+from runner.core.files.doubt import is_external, runs_again, undo_needed
 from runner.core.journal import Call
-from runner.core.run import Ended
+from runner.core.run import Ended, Requeued
 from runner.core.steps import CallModel, Deliver, Done, Effect, RunTools, RunVerify
 from tests.core.story import DEPLOY, GREP, READ
 from tests.core.world import World
@@ -85,7 +87,7 @@ class Workshop(World):
         for call in self.draw(st.permutations(step.calls)):
             if self.chance():
                 self.files += (f"{call.id}?",)
-                self.die()
+                self.cut(step.calls)
                 return
             if call.name in ("Make", "Push"):
                 self.files += (call.id,)
@@ -94,6 +96,18 @@ class Workshop(World):
             return
         result = ToolResult("done", self.draw(st.sampled_from(["succeeded", "failed"])))
         self.append(*(ToolFinished(call.index, result, self.tree) for call in step.calls))
+
+    def cut(self, calls: Sequence[Call]) -> None:
+        """Calls are cut in the middle: by the end of their worker, or by its shutdown."""
+        if not self.draw(st.booleans()):
+            self.die()
+        elif all(runs_again(self.view, call) for call in calls):
+            shut_down = Requeued(self.now, "shutdown")
+            self.append(RunSettled(shut_down))
+            self.take_up(Done(shut_down))
+        else:
+            result = ToolResult("Interrupted by shutdown of the worker.", "interrupted")
+            self.append(*(ToolFinished(call.index, result, self.tree) for call in calls))
 
     def do(self, effect: Effect) -> None:
         match effect:

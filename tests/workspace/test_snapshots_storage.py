@@ -433,3 +433,17 @@ def as_owner(place: Place, script: str) -> str:
     done = subprocess.run(program, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def test_what_is_here_under_the_name_of_another_attempt_is_not_pushed(
+    place: Place, tmp_path: Path
+) -> None:
+    remote = tmp_path / "remote.git"
+    git(tmp_path, "init", "-q", "--bare", str(remote))
+    place.snapshots(2).take()  # by whoever looked at what is left here of attempt 1
+    write(place.work, {"a.py": "other\n"})
+    third = place.snapshots(3)
+    third.take()
+    third.push(str(remote))
+    names = git(remote, "for-each-ref", "--format=%(refname)").split("\n")
+    assert [name.rpartition("/")[2] for name in names] == ["3"]

@@ -43,6 +43,8 @@ def diff(settings: Settings, run: str, turn: int | None, stat: bool) -> None:
     large = () if change is None else recorded.too_large(where, change)
     for path in large:
         note(f"not shown: {path}, which is too large to be recorded whole")
+    for path in () if change is None else recorded.unrecorded(where, change[1]):
+        note(f"not shown: what is in {path}, of which nothing is recorded")
     if not content and not large:
         note("nothing was changed" + (f" in turn {turn}" if turn else ""))
     say_bytes(content)

@@ -76,7 +76,7 @@ def gather(settings: Settings, database: Database, job_id: str, now: float) -> R
     prices = wiring.load_prices(settings)
     spent = {s.key: s.spending for s in spent_by(database, prices, "run", job_id=job_id)}
     trees = {each.run_id: each for each in trees_in(database, job_id)}
-    stats, missing = _stats(settings, database, trees.values())
+    stats, unrecorded, missing = _changes(settings, database, trees.values())
     verified = last_verifications(database, job_id)
     answers = answer_counts(database, job_id)
     waiting = decisions.open_counts(database, job_id)
@@ -91,6 +91,7 @@ def gather(settings: Settings, database: Database, job_id: str, now: float) -> R
             answers=answers.get(run["id"], {}),
             waiting=waiting.get(run["id"], 0),
             unknown=unknown.get(run["id"], 0),
+            unrecorded=unrecorded.get(run["id"], ()),
         )
         for run in runs
         if run["id"] in trees
@@ -104,20 +105,25 @@ def gather(settings: Settings, database: Database, job_id: str, now: float) -> R
     )
 
 
-def _stats(
+def _changes(
     settings: Settings, database: Database, runs: Iterable[RunTrees]
-) -> tuple[dict[str, DiffStat], str]:
-    """How much each run changed, by its id, and why that cannot be told of some."""
+) -> tuple[dict[str, DiffStat], dict[str, tuple[str, ...]], str]:
+    """How much each run changed and where nothing is recorded of it, by its id; and why that cannot be
+    told of some."""
     from runner.cli.out.changes import delivered_or_recorded, recorded_in, whereabouts
 
     recorded = recorded_in(settings)
     found: dict[str, DiffStat] = {}
+    unrecorded: dict[str, tuple[str, ...]] = {}
     missing = ""
     for run in runs:
         if not run.is_recorded or not (changes := delivered_or_recorded(run)):
             continue
         try:
-            found[run.run_id] = recorded.stat(whereabouts(database, run), changes)
+            where = whereabouts(database, run)
+            found[run.run_id] = recorded.stat(where, changes)
+            if run.tree is not None:
+                unrecorded[run.run_id] = recorded.unrecorded(where, run.tree)
         except RunnerError as error:
             missing = missing or str(error)
-    return found, missing
+    return found, unrecorded, missing

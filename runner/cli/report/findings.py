@@ -22,7 +22,8 @@ _FAILED = ("failed", "stopped")
 @dataclass(frozen=True, slots=True)
 class Line:
     """A run in the report. ``stat`` is what it changed, None where that cannot be told; ``answers``
-    counts the answers to its questions by answer and by what it came from."""
+    counts the answers to its questions by answer and by what it came from; ``unrecorded`` names what is
+    in its workspace and of which nothing is recorded."""
 
     run: RunSummary
     trees: RunTrees
@@ -32,6 +33,7 @@ class Line:
     answers: Mapping[tuple[str, str], int] = field(default_factory=dict)
     waiting: int = 0
     unknown: int = 0
+    unrecorded: tuple[str, ...] = ()
 
     @property
     def id(self) -> str:

@@ -15,7 +15,8 @@ _LARGE = 400  # lines: about as much as a reviewer takes in at once
 
 def look_first(job_id: str, lines: Sequence[Line], groups: Sequence[FailureGroup]) -> list[str]:
     """Lines of Markdown, the most urgent first; never none."""
-    found = [*_waiting(job_id, lines), *_failed(groups), *_odd(lines), *_large(lines)]
+    odd = [*_odd(lines), *_unrecorded(lines)]
+    found = [*_waiting(job_id, lines), *_failed(groups), *odd, *_large(lines)]
     return found or ["Nothing stands out."]
 
 
@@ -57,6 +58,18 @@ def _odd(lines: Sequence[Line]) -> Iterator[str]:
         found = [line for line in succeeded if is_so(line)]
         if found:
             yield f"{_runs(found)} succeeded {words}: {_named(found, 'show')}"
+
+
+def _unrecorded(lines: Sequence[Line]) -> Iterator[str]:
+    """Work that is in no diff and no commit."""
+    found = [line for line in lines if line.unrecorded]
+    if found:
+        names = sorted({name for line in found for name in line.unrecorded})
+        told = ", ".join(map(code, names[:_MOST_NAMED])) + (
+            " …" if len(names) > _MOST_NAMED else ""
+        )
+        why = "may have changed what is recorded nowhere, repositories of their own or submodules"
+        yield f"{_runs(found)} {why} ({told}): {_named(found, 'diff')}"
 
 
 def _large(lines: Sequence[Line]) -> Iterator[str]:

@@ -15,6 +15,7 @@ from runner.store import workspaces
 from runner.store.database import Database
 from runner.store.workspaces import StoredWorkspace
 from runner.workspace.copy import remove
+from runner.workspace.git import shown
 from runner.workspace.snapshots import Snapshots
 from runner.workspace.trees.stores import make_store, store_id
 from runner.workspace.worktrees import Repository, Worktree
@@ -148,12 +149,17 @@ class _Look:
             return ""
         assert run.asked is not None, "only a job with a workspace has runs with their own"
         try:
-            changed = run.tree is not None and self._tree(run) != run.tree
+            snapshots, tree = self._recorded(run)
+            within = [shown(path) for path in snapshots.unrecorded(tree)]
         except (RunnerError, OSError) as error:
             return f"it cannot be compared with what is recorded of it: {error}"
-        if changed:
+        if run.tree not in (None, tree):
             return "its files were changed since they were recorded last"
-        if run.asked.mode == "git" and run.kept.commit is None:
+        if within:
+            return (
+                f"it holds what is recorded nowhere (a repository of its own): {', '.join(within)}"
+            )
+        if run.asked.mode == "git" and run.delivered is None:
             return "it was not delivered: no commit on its branch holds all of it"
         return ""
 
@@ -169,8 +175,8 @@ class _Look:
             return f"it cannot be removed: {error}"
         return ""
 
-    def _tree(self, run: StoredWorkspace) -> str:
-        """Record the workspace as it is."""
+    def _recorded(self, run: StoredWorkspace) -> tuple[Snapshots, str]:
+        """Record the workspace as it is; its snapshots, and the tree."""
         assert run.asked is not None
         assert run.kept is not None
         path, repository = Path(run.kept.path), self._repository(run)
@@ -187,11 +193,11 @@ class _Look:
         )
         made = MadeNote.beside(path, run.attempt).read()
         if repository is None or made is None:
-            return snapshots.take()
+            return snapshots, snapshots.take()
         worktree = Worktree(repository, path)
         note, keep = note_for(Standing(worktree).read(), made)
         bring(keep, run.asked.commit, worktree.own, store)
-        return snapshots.take(note=note, keep=keep)
+        return snapshots, snapshots.take(note=note, keep=keep)
 
     def _repository(self, run: StoredWorkspace) -> Repository | None:
         """Where a run's worktree is from; None for a copy."""

@@ -101,15 +101,15 @@ class Refs:
         self._unlock(self._attempt)
 
     def push(self, remote: str, check: Check) -> None:
-        """Send all that was recorded here to a remote, under the same names.
+        """Send what this attempt recorded to a remote, with all that it goes back to, under the same
+        name. Others' names are theirs: what is here under one may not be what its host recorded.
 
         Raises:
-            GitError: it does not take them.
+            GitError: it does not take it.
         """
-        recorded = self._git.run("for-each-ref", f"{_RUNS}/{self._run_id}")
+        recorded = self._git.run("for-each-ref", self._own)
         if not recorded or self._pushed == (remote, recorded):
             return
-        refs = f"{_RUNS}/{self._run_id}/*"
         self._remote.run(
             "push",
             "--quiet",
@@ -119,7 +119,7 @@ class Refs:
             "--recurse-submodules=no",
             "--",
             remote,
-            f"+{refs}:{refs}",
+            f"+{self._own}:{self._own}",
             check=check,
             seconds=REMOTE_SECONDS,
         )

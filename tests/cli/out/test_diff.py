@@ -180,6 +180,15 @@ def test_files_too_large_to_be_recorded_are_named(
     assert command("diff", run.id, "--turn", "5").err == ""
 
 
+def test_what_is_recorded_nowhere_is_named(command: Callable[..., Result], run: AtWork) -> None:
+    git(run.path, "init", "-q", "vendor\x1b")
+    run.write({"vendor\x1b/a": b"x", "small": b"x"})
+    for options in ((), ("--stat",)):
+        told = command("diff", run.id, *options)
+        assert told.code == 0
+        assert told.err == "not shown: what is in vendor\\x1b, of which nothing is recorded\n"
+
+
 @pytest.mark.parametrize(
     ("workspace", "said"),
     [

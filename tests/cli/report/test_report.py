@@ -19,7 +19,7 @@ from runner.store.steer.approvals import Reply, answer
 from runner.store.steer.control import Target, cancel
 from runner.store.steer.revive import retry
 from tests.cli.conftest import Result
-from tests.cli.out.recorded import AtWork, begin, git_spec, submit, with_verify
+from tests.cli.out.recorded import AtWork, begin, git, git_spec, submit, with_verify
 from tests.cli.report.test_markdown import cells_of
 from tests.cli.test_costs import PRICED
 from tests.cli.test_display import HOSTILE, steers
@@ -130,6 +130,20 @@ def test_what_to_look_at_first_comes_first(
         f"- 1 run succeeded only when verified again: {names[1].format('show')}",
         f"- 1 run changed more than 400 lines: {names[1].format('diff')}",
     ]
+
+
+def test_a_run_with_a_repository_of_its_own_is_told(
+    command: Callable[..., Result], database: Database, home: Path, repository: Path
+) -> None:
+    _, (run_id,) = submit(database, git_spec(repository), "one")
+    work = begin(database, home, run_id)
+    git(work.path, "init", "-q", "vendor")
+    work.write({"vendor/a": b"x"})
+    page = command("report", job_id(database, run_id)).out
+    (told,) = [line for line in page.splitlines() if "recorded nowhere" in line]
+    assert told.startswith("- 1 run may have changed what is recorded nowhere")
+    assert "`vendor`" in told
+    assert run_id[-8:] in told
 
 
 def test_a_job_without_worries_says_so(command: Callable[..., Result], database: Database) -> None:

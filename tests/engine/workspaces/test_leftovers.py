@@ -33,9 +33,15 @@ def pruned(store: Database, host: Host) -> Callable[..., list[Pruned]]:
     return lambda **options: prune(store, host.home, dict(os.environ), **options)
 
 
-def end(store: Database, lease: Lease, tree: str | None, state: str = "succeeded") -> None:
-    """The run ends with this tree recorded."""
-    progress = {**row(store, lease).progress, "tree": tree}
+def end(
+    store: Database,
+    lease: Lease,
+    tree: str | None,
+    state: str = "succeeded",
+    delivered: str | None = None,
+) -> None:
+    """The run ends with this tree recorded, and this commit delivered."""
+    progress = {**row(store, lease).progress, "tree": tree, "delivered": delivered}
     ended = {"state": state, "worker_id": None, "due_at": None, "progress": progress}
     change = update(runs).where(runs.c.id == lease.run_id).values(ended)
     store.write(lambda connection: connection.execute(change))
@@ -46,8 +52,8 @@ def done(store: Database, host: Host, lease: Lease) -> str:
     host.prepare(lease)
     (host.path(lease) / "a.py").write_text("2\n")
     tree = host.record(lease)
-    host.workspaces.deliver(lease, DONE, Interrupt())
-    end(store, lease, tree)
+    commit = host.workspaces.deliver(lease, DONE, Interrupt())
+    end(store, lease, tree, delivered=commit)
     return tree
 
 
@@ -101,6 +107,63 @@ def test_work_that_was_not_delivered_goes_only_by_force(
     (gone,) = pruned(force=True)
     assert gone.removed
     assert not host.path(lease).exists()
+
+
+def test_what_a_run_did_after_it_was_delivered_goes_only_by_force(
+    store: Database, host: Host, begin: Claim, pruned: Callable[..., list[Pruned]]
+) -> None:
+    lease = begin()
+    done(store, host, lease)
+    (host.path(lease) / "a.py").write_text("taken up again\n")
+    end(store, lease, host.record(lease), "cancelled")
+    (kept,) = pruned()
+    assert "not delivered" in kept.why_kept
+
+
+def test_a_workspace_with_a_repository_in_it_goes_only_by_force(
+    store: Database,
+    host: Host,
+    begin: Claim,
+    repository: Made,
+    pruned: Callable[..., list[Pruned]],
+) -> None:
+    lease = begin()
+    host.prepare(lease)
+    repository.git("init", "-q", str(host.path(lease) / "vendor"))
+    (host.path(lease) / "vendor" / "a.py").write_text("mine\n")
+    tree = host.record(lease)
+    commit = host.workspaces.deliver(lease, DONE, Interrupt())
+    end(store, lease, tree, delivered=commit)
+    (kept,) = pruned()
+    assert "a repository of its own): vendor" in kept.why_kept
+    assert (host.path(lease) / "vendor" / "a.py").exists()
+    assert pruned(force=True)[0].removed
+
+
+def test_a_filled_submodule_is_a_repository_of_its_own(
+    store: Database,
+    host: Host,
+    begin: Claim,
+    repository: Made,
+    tmp_path: Path,
+    pruned: Callable[..., list[Pruned]],
+) -> None:
+    repository.git("clone", "-q", str(repository.path), str(repository.path / "sub"))
+    repository.git("add", "sub")
+    repository.git("commit", "-q", "-m", "a submodule")
+    lease = begin()
+    done(store, host, lease)
+    assert [each.removed for each in pruned()] == [True], "its folder is empty"
+    lease = begin("two")
+    host.prepare(lease)
+    path = host.path(lease)
+    repository.git("clone", "-q", str(repository.path), str(path / "sub"))
+    tree = host.record(lease)
+    assert list(host.workspaces.unrecorded(lease, tree, Interrupt())) == ["sub"]
+    commit = host.workspaces.deliver(lease, DONE, Interrupt())
+    end(store, lease, tree, delivered=commit)
+    (kept,) = pruned()
+    assert "a repository of its own): sub" in kept.why_kept
 
 
 @pytest.mark.parametrize("change", ["a file", "a commit", "something staged"])

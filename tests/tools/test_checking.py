@@ -1,0 +1,61 @@
+"""Input that is checked against patterns: in a child, as a pattern may never end."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from runner.core.conversation import Tool
+from runner.tools import checking
+
+from .conftest import Workbench
+
+ENDLESS = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^(a+)+$"}}}
+
+
+def a_tool(schema: dict[str, object]) -> Tool:
+    return Tool("submit_result", "Takes it.", schema)
+
+
+def test_a_pattern_that_never_ends_is_a_problem_and_holds_nobody_up(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checking, "CHECK_SECONDS", 0.5)
+    turns = 0
+    ended = threading.Event()
+
+    def turn() -> None:
+        nonlocal turns
+        while not ended.wait(0.01):
+            turns += 1
+
+    other = threading.Thread(target=turn)
+    other.start()
+    problem = bench.tools.problem(a_tool(ENDLESS), {"a": "a" * 60 + "!"})
+    ended.set()
+    other.join()
+    assert problem is not None
+    assert "could not be checked in 0.5 s" in problem
+    assert turns > 10, "other threads of the worker went on"
+
+
+def test_what_fits_a_pattern_is_no_problem_and_what_does_not_is_told(bench: Workbench) -> None:
+    schema = {"type": "object", "patternProperties": {"^x": {"type": "integer"}}}
+    assert bench.tools.problem(a_tool(schema), {"x1": 1}) is None
+    problem = bench.tools.problem(a_tool(schema), {"x1": "one"})
+    assert problem is not None
+    assert "'one' is not of type 'integer'" in problem
+
+
+@pytest.mark.parametrize(
+    ("schema", "expected"),
+    [
+        ({"type": "object"}, False),
+        (ENDLESS, True),
+        ({"anyOf": [{"type": "object"}, {"patternProperties": {}}]}, True),
+        ({"properties": {"a": {"enum": ["pattern"]}}}, False),
+    ],
+)
+def test_schemas_with_patterns_are_known(schema: dict[str, object], expected: bool) -> None:
+    assert checking.has_patterns(schema) is expected
