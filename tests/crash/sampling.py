@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import pytest
@@ -12,35 +13,35 @@ from tests.crash.scenario import Scenario
 from tests.crash.sweep import Mode
 from tests.crash.variants import SCENARIOS
 
+SWEEPS_ALL = os.environ.get("RUNNER_SWEEP") == "all"
+DATABASES = ("sqlite", "postgresql")
+
 _LEAST_BOUNDARIES = 90  # every variant has more
 _PARTS_OF_ALL = 4
 
 # mode, scenario, database: one in so many boundaries is in the sample
 _SAMPLE: dict[tuple[Mode, str, str], int] = {
     ("kill", "all", "sqlite"): 29,
-    ("kill", "safe", "sqlite"): 31,
-    ("kill", "asked", "sqlite"): 37,
-    ("kill", "compacted", "sqlite"): 61,
-    ("kill", "files", "sqlite"): 19,
-    ("kill", "units", "sqlite"): 41,
-    ("kill", "hosts", "sqlite"): 43,
-    ("freeze", "all", "sqlite"): 37,
-    ("freeze", "safe", "sqlite"): 43,
-    ("freeze", "asked", "sqlite"): 47,
-    ("freeze", "compacted", "sqlite"): 89,
-    ("freeze", "files", "sqlite"): 43,
-    ("freeze", "units", "sqlite"): 61,
-    ("freeze", "hosts", "sqlite"): 53,
-    ("kill", "all", "postgresql"): 59,
-    ("kill", "safe", "postgresql"): 53,
-    ("kill", "asked", "postgresql"): 67,
-    ("kill", "compacted", "postgresql"): 83,
-    ("kill", "files", "postgresql"): 47,
-    ("kill", "hosts", "postgresql"): 73,
-    ("freeze", "all", "postgresql"): 71,
-    ("freeze", "safe", "postgresql"): 61,
-    ("freeze", "asked", "postgresql"): 79,
-    ("freeze", "files", "postgresql"): 67,
+    ("kill", "safe", "sqlite"): 37,
+    ("kill", "asked", "sqlite"): 41,
+    ("kill", "compacted", "sqlite"): 71,
+    ("kill", "files", "sqlite"): 31,
+    ("kill", "units", "sqlite"): 61,
+    ("kill", "hosts", "sqlite"): 59,
+    ("freeze", "all", "sqlite"): 47,
+    ("freeze", "safe", "sqlite"): 53,
+    ("freeze", "asked", "sqlite"): 61,
+    ("freeze", "compacted", "sqlite"): 107,
+    ("freeze", "files", "sqlite"): 67,
+    ("freeze", "units", "sqlite"): 73,
+    ("freeze", "hosts", "sqlite"): 79,
+    ("kill", "all", "postgresql"): 71,
+    ("kill", "asked", "postgresql"): 83,
+    ("kill", "compacted", "postgresql"): 101,
+    ("kill", "files", "postgresql"): 67,
+    ("freeze", "all", "postgresql"): 79,
+    ("freeze", "asked", "postgresql"): 89,
+    ("freeze", "files", "postgresql"): 97,
 }
 
 
@@ -55,20 +56,28 @@ class Part:
     @property
     def least(self) -> int:
         """How many runs are struck at the least: with fewer, the sweep swept something else."""
-        return (_LEAST_BOUNDARIES - self.first) // self.every
+        return max(1, (_LEAST_BOUNDARIES - self.first) // self.every)
 
 
 def parts(mode: Mode) -> list[Any]:
     """The parameters (database, part) of a mode's tests; their ids say what is in the sample."""
-    chosen = []
-    for (its_mode, name, database), every in _SAMPLE.items():
-        if its_mode != mode:
-            continue
-        if os.environ.get("RUNNER_SWEEP") == "all":
-            spans = [(first, _PARTS_OF_ALL) for first in range(1, _PARTS_OF_ALL + 1)]
-        else:
-            spans = [(every // 2, every)]
-        for first, step in spans:
-            what = f"{database}-{name}-from boundary {first} every {step}"
-            chosen.append(pytest.param(database, Part(SCENARIOS[name], first, step), id=what))
-    return chosen
+    if SWEEPS_ALL:
+        spans = [
+            (name, database, first, _PARTS_OF_ALL)
+            for name, database in product(SCENARIOS, DATABASES)
+            for first in range(1, _PARTS_OF_ALL + 1)
+        ]
+    else:
+        spans = [
+            (name, database, every // 2, every)
+            for (its_mode, name, database), every in _SAMPLE.items()
+            if its_mode == mode
+        ]
+    return [
+        pytest.param(
+            database,
+            Part(SCENARIOS[name], first, every),
+            id=f"{database}-{name}-from boundary {first} every {every}",
+        )
+        for name, database, first, every in spans
+    ]

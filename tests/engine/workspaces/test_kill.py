@@ -18,7 +18,7 @@ from .dying import DONE, Deed, dies_at
 
 pytestmark = pytest.mark.timeout(900)
 
-EVERY = 1 if os.environ.get("RUNNER_SWEEP") == "all" else 8
+EVERY = 1 if os.environ.get("RUNNER_SWEEP") == "all" else 14
 LEAST = 20  # each of the three calls git more often
 
 

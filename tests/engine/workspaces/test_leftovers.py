@@ -14,6 +14,7 @@ from runner.core.files.workspace import Workspace
 from runner.core.run import Ended, Lease
 from runner.engine.ports import Interrupt
 from runner.engine.workspaces.leftovers import Leftover, Pruned, list_workspaces, prune
+from runner.errors import WorkspaceError
 from runner.store.database import Database
 from runner.store.tables import runs
 from tests.workspace.repository.made import Made
@@ -266,3 +267,116 @@ def test_one_that_cannot_be_compared_is_kept(
     assert not kept.removed
     assert kept.why_kept.startswith("it cannot be compared with what is recorded of it: ")
     assert "\n" not in kept.why_kept
+
+
+def stored(host: Host) -> set[Path]:
+    """What lies in the stores of snapshots."""
+    return set((host.home / "snapshots").rglob("*"))
+
+
+def test_looking_at_a_workspace_records_nothing(
+    store: Database, host: Host, begin: Claim, listed: Callable[..., list[Leftover]]
+) -> None:
+    lease = begin()
+    done(store, host, lease)
+    assert listed()[0].unsaved == ""
+    before = stored(host)
+    (host.path(lease) / "mine").write_text("x")
+    assert "changed since" in listed()[0].unsaved
+    assert stored(host) == before
+
+
+def test_what_was_left_behind_on_another_host_is_compared_there(
+    store: Database,
+    hosts: Callable[[str], Host],
+    begin: Claim,
+    repository: Made,
+    tmp_path: Path,
+) -> None:
+    repository.git("init", "-q", "--bare", str(tmp_path / "remote"))
+    remote = str(tmp_path / "remote")
+    repository.git("push", "-q", remote, "main")
+    here, there = hosts("here"), hosts("there")
+    lease = begin(remote=remote)
+    here.prepare(lease)
+    (here.path(lease) / "a.py").write_text("2\n")
+    tree = here.record(lease)
+    again = claim_again(store, lease)
+    there.prepare(again, tree)
+    (there.path(again) / "a.py").write_text("3\n")
+    tree = there.record(again)
+    end(store, again, tree, delivered=there.workspaces.deliver(again, DONE, Interrupt()))
+
+    def unsaved() -> str:
+        (leftover,) = list_workspaces(store, here.home, dict(os.environ))
+        return leftover.unsaved
+
+    assert unsaved() == "", "all that is in it was recorded"
+    (here.path(lease) / "mine").write_text("x")
+    assert unsaved() == "its files were changed since they were recorded last"
+    (pruned,) = prune(store, here.home, dict(os.environ))
+    assert not pruned.removed
+
+
+def test_the_size_leaves_out_what_is_removed_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "stays").write_text("12345")
+    gone = [(str(tmp_path), [], ["gone", "stays"])]
+    monkeypatch.setattr(os, "walk", lambda _: iter(gone))
+    assert Leftover("run_1", tmp_path, None, "").size() == 5
+
+
+def test_nothing_is_left_beside_a_workspace_that_was_removed(
+    store: Database, host: Host, begin: Claim, pruned: Callable[..., list[Pruned]]
+) -> None:
+    done(store, host, begin())
+    assert [each.removed for each in pruned()] == [True]
+    assert list((host.home / "workspaces").iterdir()) == []
+
+
+def test_a_run_that_goes_on_after_it_was_removed_is_delivered_on_top(
+    store: Database,
+    host: Host,
+    begin: Claim,
+    repository: Made,
+    pruned: Callable[..., list[Pruned]],
+) -> None:
+    lease = begin()
+    tree = done(store, host, lease)
+    first = repository.git("rev-parse", "runner/Mend-it/one")
+    assert [each.removed for each in pruned()] == [True]
+    again = claim_again(store, lease)
+    host.prepare(again, tree)
+    (host.path(lease) / "a.py").write_text("3\n")
+    host.record(again)
+    host.workspaces.deliver(again, DONE, Interrupt())
+    assert repository.git("rev-parse", "runner/Mend-it/one^") == first
+
+
+def test_a_link_in_the_place_of_a_workspace_is_not_followed(
+    store: Database,
+    host: Host,
+    begin: Claim,
+    repository: Made,
+    pruned: Callable[..., list[Pruned]],
+) -> None:
+    lease = begin()
+    tree = done(store, host, lease)
+    path = host.path(lease)
+    shutil.rmtree(path)
+    path.symlink_to(repository.path)
+    for work in (
+        lambda: host.record(lease),
+        lambda: host.workspaces.restore(lease, tree, Interrupt()),
+        lambda: host.workspaces.deliver(lease, DONE, Interrupt()),
+    ):
+        with pytest.raises(WorkspaceError, match="a link is in the place of the workspace"):
+            work()
+    (kept,) = pruned()
+    assert "a link is in the place" in kept.why_kept
+    assert repository.git("status", "--porcelain") == ""
+    host.prepare(claim_again(store, lease), tree)
+    assert not path.is_symlink()
+    assert (path / "a.py").read_text() == "2\n"
+    assert (repository.path / "a.py").read_text() == "1\n"
