@@ -21,7 +21,7 @@ MessageCause = Literal["queued", "nudge", "continue", "resume", "verify", "resul
 
 # How a tree came to be the one that is recorded without a tool having made it: the workspace is new,
 # someone else changed it, or it was changed back to the recorded one.
-TreeCause = Literal["created", "changed", "restored"]
+TreeCause = Literal["created", "changed", "restored", "incomplete"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class ToolFinished:
 @dataclass(frozen=True, slots=True)
 class TreeRecorded:
     """The workspace's tree as an attempt found or made it when it began; ``found`` is one that was
-    put aside for it."""
+    put aside for it, or, where it is ``incomplete``, the one that names what could not be put back."""
 
     tree: str
     cause: TreeCause

@@ -142,11 +142,19 @@ class Workplace:
                 timeout=verify.timeout,
             )
             result = self.tools.command(command, self.interrupt)
+            if (
+                result.outcome == "interrupted"
+            ):  # it was killed from outside, and says nothing of the work
+                self._put_back(view)
+                result = self.tools.command(command, self.interrupt)
             if result.is_error:
                 break
+        self._put_back(view)
+        return [Verified(number, command.command, result)]
+
+    def _put_back(self, view: RunView) -> None:
         if (tree := view.progress.tree) is not None:
             self.insist(lambda: self.workspaces.restore(self.lease, tree, self.interrupt))
-        return [Verified(number, command.command, result)]
 
     def deliver(self, outcome: Ended) -> list[Entry]:
         """Commit what the run leaves."""

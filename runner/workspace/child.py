@@ -110,14 +110,15 @@ def _go_on(
     raise RunnerError(f"{repository} has none of the commits {', '.join(commits)}")
 
 
-def _restore(snapshots: dict[str, Any], tree: str, standing: dict[str, Any] | None) -> Answer:
+def _restore(
+    snapshots: dict[str, Any], tree: str, standing: dict[str, Any] | None, leave_out: bool
+) -> Answer:
     """Files first: they are what the run goes on with if a commit of its agent is not to be had."""
     if standing is None:
-        opened(**snapshots).restore(tree)
-        return {}
+        return {"tree": opened(**snapshots).restore(tree, leave_out=leave_out)}
     worktree = _worktree(standing["repository"], snapshots["work_tree"])
     worktree.unlock()
-    opened(**snapshots).restore(tree)
+    reached = opened(**snapshots).restore(tree, leave_out=leave_out)
     head, store = (
         Head(**{**standing["head"], "refs": _refs(standing["head"]["refs"])}),
         Path(snapshots["git_dir"]),
@@ -129,7 +130,7 @@ def _restore(snapshots: dict[str, Any], tree: str, standing: dict[str, Any] | No
         if head.index is not None and not worktree.has_tree(head.index):
             head = replace(head, index=None)
         worktree.stand_at(head)
-    return {}
+    return {"tree": reached}
 
 
 def _refs(given: dict[str, Any]) -> Refs:

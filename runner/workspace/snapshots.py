@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from runner.workspace.git import Check, Git, GitError, shown
-from runner.workspace.trees.index import Index, IndexFiles
+from runner.workspace.trees.index import Index, IndexFiles, index_folder
 from runner.workspace.trees.manifest import Manifest, ancestors
 from runner.workspace.trees.refs import Recorded, Refs
 from runner.workspace.trees.restoring import Restorer, changes_between, submodules_in
@@ -54,6 +54,8 @@ class Snapshots:
         environment: what git runs in (``tool_environment``).
         ignored: patterns of ignored files that are recorded all the same.
         largest_file: the most bytes of a file that is recorded whole; of larger ones only the digest.
+        aside: a folder for the index and for new objects: the store stays as it is then
+            (``runner.workspace.looking``).
     """
 
     def __init__(
@@ -66,14 +68,16 @@ class Snapshots:
         environment: Mapping[str, str],
         ignored: Sequence[str] = (),
         largest_file: int = LARGEST_FILE,
+        aside: Path | None = None,
     ) -> None:
         self._store = git_dir
         self._work_tree = work_tree
         self._environment = environment
         self._root = os.fsencode(work_tree)
         self._largest = largest_file
-        self._files = IndexFiles(git_dir / "runs" / run_id, attempt)
-        self._refs = Refs(git_dir, environment, run_id, attempt)
+        self._aside = aside
+        self._files = IndexFiles(aside or index_folder(git_dir, run_id), attempt)
+        self._refs = Refs(git_dir, environment, run_id, attempt, records=aside is None)
         self._reader = self._git(with_source=True)
         writer = self._git(with_source=False)
         self._index = Index(self._files, git_dir, self._reader, writer, self._root)
@@ -113,12 +117,20 @@ class Snapshots:
         self._known = _Known(self._files.stamp(), manifest, recorded)
         return tree
 
-    def restore(self, tree: str, check: Check = lambda: None) -> None:
+    def restore(self, tree: str, check: Check = lambda: None, *, leave_out: bool = False) -> str:
         """Put the workspace back to a recorded tree; it is this attempt's last one then, and so is
         what was found before it.
 
         Ignored files are left alone, save in folders that were not there when the tree was recorded:
         those go with all that is in them. The tree's note only stays in what is recorded.
+
+        Args:
+            leave_out: what the tree only names (``unrecorded``) and is not there is left out;
+                otherwise it cannot be put back.
+
+        Returns:
+            The tree that the workspace is at: another where what is only named is missing, or what
+            could not be read can be.
 
         Raises:
             GitError: it is not in the store or cannot be put back: a file over the limit, a nested
@@ -132,19 +144,28 @@ class Snapshots:
         found = self.take(check, note=wanted.note)
         for _ in range(_ROUNDS):
             if found == tree:
-                return
+                return found
             present = Manifest.from_bytes(self._index.manifest(check))
             restorer = Restorer(self._reader, self._surveyor, self._root, check)
-            restorer.put_back(found, present, tree, wanted)
+            restorer.put_back(found, present, tree, wanted, leave_out=leave_out)
             # Once more when the rules of what is ignored changed: others come to light then.
             found = self.take(check, note=wanted.note)
-        if found != tree:
-            raise GitError(self._differs(found, tree, check))
+            if self._lacks_names_alone(found, tree, wanted, check):
+                return found
+        raise GitError(self._differs(found, tree, check))
+
+    def _lacks_names_alone(self, found: str, tree: str, wanted: Manifest, check: Check) -> bool:
+        present = Manifest.from_bytes(self._index.manifest(check))
+        if not present.unrecorded <= wanted.unrecorded:
+            return False
+        if replace(present, unrecorded=wanted.unrecorded) != wanted:
+            return False
+        return not changes_between(self._reader, found, tree, check)
 
     def has(self, tree: str) -> bool:
         """Whether a tree is in the store."""
         given = f"{tree}^{{tree}}\n".encode()
-        git = store_git(self._store, self._environment)
+        git = self._plain_git()
         return git.run("cat-file", "--batch-check=%(objecttype)", given=given) == b"tree\n"
 
     def note_of(self, tree: str) -> str:
@@ -176,10 +197,9 @@ class Snapshots:
             GitError: it is not in the store.
         """
         manifest = Manifest.from_bytes(self._index.manifest_of(tree, check))
-        git = store_git(self._store, self._environment)
         filled = (
             path
-            for path in submodules_in(git, tree, check)
+            for path in submodules_in(self._plain_git(), tree, check)
             if os.path.lexists(self._root + b"/" + path + b"/.git")
         )
         return sorted({*manifest.unrecorded, *filled})
@@ -207,6 +227,10 @@ class Snapshots:
         """The tree that this host recorded last for the run, in any attempt."""
         last = self._refs.read().last
         return None if last is None else last.tree
+
+    def all_last(self) -> set[str]:
+        """The trees that this host's attempts at the run recorded last, each its own."""
+        return self._refs.trees()
 
     def start(self, commit: str) -> None:
         """Say which commit the workspace began as: the first snapshot's parent, so that a remote that
@@ -243,7 +267,16 @@ class Snapshots:
         self._index.forget()
         self._known = None
 
+    def _plain_git(self) -> Git:
+        return store_git(self._store, self._environment, objects=self._objects())
+
+    def _objects(self) -> Path | None:
+        return None if self._aside is None else self._aside / "objects"
+
     def _git(self, *, with_source: bool) -> Git:
+        whole = (
+            [] if self._aside is None else ["core.splitIndex=false"]
+        )  # its parts lie in the store
         return store_git(
             self._store,
             self._environment,
@@ -251,13 +284,19 @@ class Snapshots:
                 "GIT_WORK_TREE": str(self._work_tree),
                 "GIT_INDEX_FILE": str(self._files.index),
             },
-            settings=[f"core.excludesFile={self._files.exclude}"],
+            settings=[f"core.excludesFile={self._files.exclude}", *whole],
             folder=self._work_tree,
             with_source=with_source,
+            objects=self._objects(),
         )
 
     def _begin(self, check: Check) -> _Known:
         """Have an index, and know what it was left with."""
+        if self._work_tree.is_symlink():
+            raise GitError(
+                f"a link is in the place of the workspace {shown(self._root)}, and is not followed: "
+                "remove it, and retry the run to have its files put back"
+            )
         if not self._work_tree.is_dir():
             raise GitError(f"the workspace {shown(self._root)} is gone: it was removed or moved")
         self._index.make(self._refs, check)

@@ -297,6 +297,9 @@ def test_a_nested_repository_is_named_and_removed_when_it_is_new(
     assert contents(place.work) == before
     with pytest.raises(GitError, match=r"cannot put deps/nested back: .* only named"):
         snapshots.restore(with_nested)
+    write(place.work, {"a.py": "changed"})
+    assert snapshots.restore(with_nested, leave_out=True) == tree
+    assert contents(place.work) == before
 
 
 def test_a_submodules_commit_is_recorded_and_its_files_are_not(tmp_path: Path) -> None:

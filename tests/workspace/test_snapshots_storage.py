@@ -366,13 +366,35 @@ print(second)
 """
     )
     first, second = as_owner(place, script).split()
-    assert place.listed(first) == [".runner-snapshot", "a.py"]
+    assert place.listed(first) == [".runner-snapshot", "a.py", "folder/b.py"], "as it was"
     assert place.listed(second) == [".runner-snapshot", "a.py", "folder/b.py"]
     manifest = git(place.work, "show", f"{first}:.runner-snapshot", GIT_DIR=str(place.store))
     assert json.loads(manifest)["unrecorded"] == ["folder", "locked", "secret"]
     assert stat.S_IMODE((place.work / "folder").stat().st_mode) == 0o700
     assert stat.S_IMODE((place.work / "empty").stat().st_mode) == 0o700
     assert (place.work / "a.py").read_text() == "one\n"
+
+
+def test_a_tracked_file_that_cannot_be_read_keeps_its_recorded_content(place: Place) -> None:
+    script = (
+        AS_OWNER
+        + """
+before = snapshots.take()
+os.chmod({work!r} + "/a.py", 0)
+os.chmod({work!r} + "/folder", 0)
+os.utime({work!r} + "/a.py", (1, 1))
+closed = snapshots.take()
+print(before)
+print(closed)
+print(snapshots.restore(before))
+print(snapshots.restore(closed))
+"""
+    )
+    before, closed, opened, again = as_owner(place, script).split()
+    assert closed != before, "it is named"
+    assert diff(place.store, before, closed) == b""
+    assert opened == again == before, "what can be read again is all there"
+    assert contents(place.work) == contents(place.source)
 
 
 def test_a_folder_that_may_not_be_written_is_removed_all_the_same(place: Place) -> None:

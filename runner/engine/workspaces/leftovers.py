@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from runner.core.files.workspace import Workspace
 from runner.core.run import ENDED
 from runner.engine.workspaces.around import COPIES
 from runner.engine.workspaces.made import MadeNote, note_for
@@ -16,10 +18,9 @@ from runner.store.database import Database
 from runner.store.workspaces import StoredWorkspace
 from runner.workspace.copy import remove
 from runner.workspace.git import shown
-from runner.workspace.snapshots import Snapshots
+from runner.workspace.looking import looking
 from runner.workspace.trees.stores import make_store, store_id
 from runner.workspace.worktrees import Repository, Worktree
-from runner.workspace.worktrees.borrowing import bring
 from runner.workspace.worktrees.clones import clone_of
 from runner.workspace.worktrees.standing import Standing
 
@@ -46,11 +47,12 @@ class Leftover:
 
     def size(self) -> int:
         """The bytes of its files, which are all looked at for that."""
-        return sum(
-            os.lstat(os.path.join(folder, name)).st_size  # noqa: PTH118 - thousands of strings
-            for folder, _, names in os.walk(self.path)
-            for name in names
-        )
+        size = 0
+        for folder, _, names in os.walk(self.path):
+            for name in names:
+                with suppress(OSError):  # an agent at work removes files meanwhile
+                    size += os.lstat(os.path.join(folder, name)).st_size  # noqa: PTH118 - thousands
+        return size
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,7 @@ def list_workspaces(
             name,
             folder / name,
             found.get(name),
-            look.unsaved(found[name]) if name in found else _STRANGER,
+            look.unsaved(found[name], folder / name) if name in found else _STRANGER,
         )
         for name in sorted([*found, *strangers])
     ]
@@ -106,8 +108,8 @@ def prune(
     snapshots stay: a run that is taken up again finds its files.
 
     Args:
-        force: remove those with unsaved work too; what can be recorded of it is. A folder that no run
-            of this database knows may be at work for another: it stays.
+        force: remove those with unsaved work too. A folder that no run of this database knows may be
+            at work for another: it stays.
 
     Raises:
         UnreachableError: the database does not answer. WorkspaceError: nothing can be read in ``home``.
@@ -127,6 +129,7 @@ def prune(
 
 
 _STRANGER = "no run of this database knows it: if it is no one's, remove the folder"
+_NOT_RECORDED = "an earlier Runner made it, and nothing of it is recorded"
 _GOES_ON = "its run has not ended: cancel it first"
 
 
@@ -141,19 +144,21 @@ class _Look:
     home: Path
     environment: Mapping[str, str]
 
-    def unsaved(self, run: StoredWorkspace) -> str:
-        """What of a run's workspace is saved nowhere else, or empty."""
+    def unsaved(self, run: StoredWorkspace, path: Path) -> str:
+        """What of a run's workspace, which is at ``path``, is saved nowhere else, or empty."""
         if run.state not in ENDED:
             return _GOES_ON
-        if run.kept is None or not Path(run.kept.path).is_dir():
+        if run.asked is None or not path.is_dir():
             return ""
-        assert run.asked is not None, "only a job with a workspace has runs with their own"
+        if run.kept is None:
+            is_noted = MadeNote.beside(path, run.attempt).folder.is_dir()
+            return "" if is_noted else _NOT_RECORDED
         try:
-            snapshots, tree = self._recorded(run)
-            within = [shown(path) for path in snapshots.unrecorded(tree)]
+            is_recorded, found = self._compared(run, run.asked, path)
         except (RunnerError, OSError) as error:
             return f"it cannot be compared with what is recorded of it: {error}"
-        if run.tree not in (None, tree):
+        within = [shown(each) for each in found]
+        if not is_recorded:
             return "its files were changed since they were recorded last"
         if within:
             return (
@@ -171,33 +176,35 @@ class _Look:
                 remove(leftover.path)
             else:
                 Worktree(repository, leftover.path).remove()
+            remove(MadeNote.beside(leftover.path, 0).folder)
         except (RunnerError, OSError) as error:
             return f"it cannot be removed: {error}"
         return ""
 
-    def _recorded(self, run: StoredWorkspace) -> tuple[Snapshots, str]:
-        """Record the workspace as it is; its snapshots, and the tree."""
-        assert run.asked is not None
-        assert run.kept is not None
-        path, repository = Path(run.kept.path), self._repository(run)
+    def _compared(
+        self, run: StoredWorkspace, asked: Workspace, path: Path
+    ) -> tuple[bool, list[bytes]]:
+        """Whether the workspace is as it was recorded, and what in it no tree holds."""
+        repository = self._repository(run)
         common = repository.common_folder() if repository else None
-        store = make_store(self.home, run.asked.source, common, environment=self.environment)
-        snapshots = Snapshots(
+        store = make_store(self.home, asked.source, common, environment=self.environment)
+        made = MadeNote.beside(path, run.attempt).read()
+        note = ""
+        if repository is not None and made is not None:
+            note, _ = note_for(Standing(Worktree(repository, path)).read(), made)
+        with looking(
             store,
             path,
             run.run_id,
-            run.attempt,
             environment=self.environment,
-            ignored=run.asked.snapshot_ignored,
-            largest_file=run.asked.largest_file,
-        )
-        made = MadeNote.beside(path, run.attempt).read()
-        if repository is None or made is None:
-            return snapshots, snapshots.take()
-        worktree = Worktree(repository, path)
-        note, keep = note_for(Standing(worktree).read(), made)
-        bring(keep, run.asked.commit, worktree.own, store)
-        return snapshots, snapshots.take(note=note, keep=keep)
+            ignored=asked.snapshot_ignored,
+            largest_file=asked.largest_file,
+        ) as snapshots:
+            tree = snapshots.take(note=note)
+            known = {run.tree or tree}
+            if run.kept is None or run.kept.store_id != store_id(self.home):
+                known |= snapshots.all_last()  # another host went on from there
+            return tree in known, snapshots.unrecorded(tree)
 
     def _repository(self, run: StoredWorkspace) -> Repository | None:
         """Where a run's worktree is from; None for a copy."""

@@ -112,6 +112,8 @@ def _set_up(material: Material, surroundings: Surroundings, interrupt: Interrupt
             timeout=asked.setup_timeout,
         )
         result = material.around.tools.command(command, interrupt)
+        if result.outcome == "interrupted":  # it was killed from outside
+            result = material.around.tools.command(command, interrupt)
         if result.is_error:
             tail = " / ".join(result.content[-_LONGEST_TAIL:].strip().splitlines())
             raise WorkspaceError(f"the setup command {text!r} {result.outcome}: {tail}")

@@ -73,20 +73,23 @@ class OwnWorkspace:
         found = self._material.snapshots().unrecorded(tree, interrupt.check)
         return [shown(path) for path in found]
 
-    def restore(self, tree: str, interrupt: Interrupt) -> None:
+    def restore(self, tree: str, interrupt: Interrupt, *, leave_out: bool = False) -> str:
+        """See ``Snapshots.restore`` for the argument and the result."""
         material, made = self._material, self._required()
         material.have_tree(tree, interrupt)
         explained(lambda: self._made.write(replace(made, put_back=False)))
-        material.around.below(
+        answer = material.around.below(
             "restore",
             self._run_id,
             interrupt,
             snapshots=material.request(),
             tree=tree,
             standing=self._standing_of(tree, made),
+            leave_out=leave_out,
         )
         explained(lambda: self._made.write(replace(made, put_back=True)))
         self._push(interrupt)
+        return str(answer["tree"])
 
     def deliver(self, outcome: Ended, interrupt: Interrupt) -> str:
         material, assignment, made = self._material, self._assignment, self._required()
@@ -131,7 +134,7 @@ class OwnWorkspace:
         found = None
         if tree is not None:
             material.have_tree(tree, interrupt)
-            if earlier is not None and material.path.is_dir():
+            if earlier is not None and material.path.is_dir() and not material.path.is_symlink():
                 found = explained(lambda: material.snapshots().take(interrupt.check))
         explained(lambda: self._made.write(None))
         made = make(material, self._assignment, self.surroundings, interrupt)
@@ -140,13 +143,32 @@ class OwnWorkspace:
             explained(lambda: material.snapshots().start(made.start_commit))
         if earlier is not None and earlier.branch == made.branch:
             made = replace(made, delivered=earlier.delivered, delivered_from=earlier.delivered_from)
+        elif tree is not None:
+            made = self._as_delivered(made, tree)
         explained(lambda: self._made.write(made))
         if tree is None:
             return Prepared(self.surroundings, self.record(interrupt), "created")
-        self.restore(tree, interrupt)
+        return self._restored(tree, found, interrupt)
+
+    def _restored(self, tree: str, found: str | None, interrupt: Interrupt) -> Prepared:
+        """Put back to a tree; ``found`` was put aside for it."""
+        reached = self.restore(tree, interrupt, leave_out=True)
+        if reached != tree:
+            return Prepared(self.surroundings, reached, "incomplete", found or tree)
         if found in (None, tree):
             return Prepared(self.surroundings, tree)
         return Prepared(self.surroundings, tree, "restored", found)
+
+    def _as_delivered(self, made: Made, tree: str) -> Made:
+        """What was noted beside it is gone with it, or on another host: if it was delivered on top of
+        where it stood at a tree, it goes on from the delivery."""
+        kept, worktree = self._assignment.kept, self._material.worktree
+        if worktree is None or kept is None or kept.commit is None or kept.branch != made.branch:
+            return made
+        note = self._material.snapshots().note_of(tree)
+        if standing_of(note, made).commit != worktree.own.parent(kept.commit):
+            return made
+        return replace(made, delivered=kept.commit, delivered_from=note)
 
     def _prepare_found(
         self, made: Made, tree: str, interrupt: Interrupt, *, undo: bool
@@ -159,12 +181,12 @@ class OwnWorkspace:
             return Prepared(self.surroundings, tree)
         if not (undo or elsewhere) and made.put_back:
             return Prepared(self.surroundings, found, "changed")
-        self.restore(tree, interrupt)
+        prepared = self._restored(tree, found, interrupt)
         # A delivery that was cut off has changed where the worktree stands, and no file.
         ours = not made.put_back and self._material.snapshots().same_files(found, tree)
-        if found == tree or ours or (elsewhere and found == last):
+        if prepared.tree == tree and (ours or (elsewhere and found == last)):
             return Prepared(self.surroundings, tree)
-        return Prepared(self.surroundings, tree, "restored", found)
+        return prepared
 
     def _whole(self) -> Made | None:
         """What is here; None when it was never made, was half made, or is not whole any more."""

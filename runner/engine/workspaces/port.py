@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Lock
 
 from runner.core.files.workspace import Workspace
 from runner.core.run import Ended, Lease
@@ -41,6 +42,7 @@ class RunWorkspaces:
         self._around = Around(database, home, tools)
         self._seen: set[tuple[Path, str]] = set()
         self._open: dict[Lease, OwnWorkspace] = {}
+        self._opening = Lock()  # attempts work side by side
 
     def visible(self, path: Path, workspace_id: str) -> bool:
         """Whether this host can have a workspace: its trees are here, or the repository that it is to be
@@ -124,7 +126,8 @@ class RunWorkspaces:
 
     def _own(self, lease: Lease, interrupt: Interrupt) -> OwnWorkspace | None:
         """The run's own workspace, as ``prepare`` left it; None when it has none."""
-        own = self._open.get(lease)
+        with self._opening:
+            own = self._open.get(lease)
         if own is not None:
             return own
         assignment = workspaces.assignment_of(self._around.database, lease.run_id)
@@ -140,9 +143,10 @@ class RunWorkspaces:
             raise WorkspaceElsewhere(f"the recorded files of {lease.run_id} are on another host")
         material = material_of(self._around, asked, lease, interrupt)
         own = OwnWorkspace(material, assignment, here)
-        while len(self._open) >= _MOST_OPEN:
-            self._open.pop(next(iter(self._open)), None)
-        self._open[lease] = own
+        with self._opening:
+            while len(self._open) >= _MOST_OPEN:
+                del self._open[next(iter(self._open))]
+            self._open[lease] = own
         return own
 
     def _store_id(self) -> str:

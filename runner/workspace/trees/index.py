@@ -52,10 +52,15 @@ class IndexFiles:
         return status.st_ino, status.st_mtime_ns, status.st_size
 
     def earlier(self) -> Path | None:
-        """The index of the newest attempt before this one."""
+        """The index of the newest attempt before this one. Raises ``OSError``."""
         found = (_INDEX.fullmatch(path.name) for path in self.folder.iterdir())
         numbers = [int(match[1]) for match in found if match and int(match[1]) < self.attempt]
         return self.folder / f"index-{max(numbers)}" if numbers else None
+
+
+def index_folder(store: Path, run_id: str) -> Path:
+    """Where the indexes of a run's attempts lie."""
+    return store / "runs" / run_id
 
 
 class Index:

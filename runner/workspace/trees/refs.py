@@ -34,10 +34,17 @@ class Line:
 
 
 class Refs:
-    """The commits of one attempt at a run, and of the attempts before it. No work tree is needed."""
+    """The commits of one attempt at a run, and of the attempts before it. No work tree is needed. One
+    that does not record leaves the store as it is."""
 
     def __init__(
-        self, store: Path, environment: Mapping[str, str], run_id: str, attempt: int
+        self,
+        store: Path,
+        environment: Mapping[str, str],
+        run_id: str,
+        attempt: int,
+        *,
+        records: bool = True,
     ) -> None:
         self._store = store
         self._git = store_git(store, environment)
@@ -45,10 +52,21 @@ class Refs:
         self._run_id = run_id
         self._attempt = str(attempt)
         self._own = f"{_RUNS}/{run_id}/{attempt}"
+        self._records = records
         self._pushed: tuple[str, bytes] | None = None
 
     def read(self) -> Line:
         """What was recorded here."""
+        found = self._found()
+        attempts = [int(name) for name in found if name.isdecimal()]
+        last = found[str(max(attempts))] if attempts else None
+        return Line(found.get(self._attempt), last, found.get(_START))
+
+    def trees(self) -> set[str]:
+        """What each of the run's attempts here recorded last."""
+        return {recorded.tree for recorded in self._found().values()}
+
+    def _found(self) -> dict[str, Recorded]:
         folder = f"{_RUNS}/{self._run_id}"
         listed = self._git.run(
             "for-each-ref", "--format=%(refname) %(objectname) %(tree)", folder
@@ -57,9 +75,7 @@ class Refs:
         for line in listed.splitlines():
             ref, commit, tree = line.split(" ")
             found[ref.removeprefix(f"{folder}/")] = Recorded(commit, tree)
-        attempts = [int(name) for name in found if name.isdecimal()]
-        last = found[str(max(attempts))] if attempts else None
-        return Line(found.get(self._attempt), last, found.get(_START))
+        return found
 
     def start(self, commit: str) -> None:
         """Say what the workspace began as: the parent of the run's first snapshot."""
@@ -89,6 +105,8 @@ class Refs:
             before: what was recorded before it.
             keep: further commits that are kept, and pushed, with it.
         """
+        if not self._records:
+            return Recorded("", tree)
         parents = [before.commit] if before else []
         if not is_shallow(self._store):
             parents += keep
@@ -98,7 +116,8 @@ class Refs:
 
     def unlock(self) -> None:
         """Remove the lock on this attempt's ref that a killed git left: nobody else has this ref."""
-        self._unlock(self._attempt)
+        if self._records:
+            self._unlock(self._attempt)
 
     def push(self, remote: str, check: Check) -> None:
         """Send what this attempt recorded to a remote, with all that it goes back to, under the same

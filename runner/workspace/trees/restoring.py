@@ -61,11 +61,16 @@ class Restorer:
         self._hand = Hand(root)
         self._check = check
 
-    def put_back(self, found: str, present: Manifest, tree: str, wanted: Manifest) -> None:
+    def put_back(
+        self, found: str, present: Manifest, tree: str, wanted: Manifest, *, leave_out: bool
+    ) -> None:
         """Change the work tree, in which ``found`` was just recorded with the manifest ``present``,
         to ``tree`` with the manifest ``wanted``.
 
         What git ignores by the rules of ``tree`` is left alone, save in folders that were not there.
+
+        Args:
+            leave_out: what is only named in ``wanted``, and is not there, is left out.
 
         Raises:
             GitError: something that no tree holds would have to be put back (nothing was changed
@@ -73,6 +78,9 @@ class Restorer:
         """
         changes = changes_between(self._reader, found, tree, self._check)
         _expect_possible(changes, present, wanted)
+        gone = wanted.unrecorded - present.unrecorded
+        if not leave_out and (lost := gone - self._held(tree, gone)):
+            raise GitError(_only_named(min(lost)))
         try:
             self._put_back(changes, present, tree, wanted)
         except OSError as error:
@@ -91,6 +99,7 @@ class Restorer:
             if change.is_wanted and change.mode_wanted != _SUBMODULE
         }
         folders = self._folders_of(tree, wanted)
+        put |= self._unreadable_files(present, wanted, tree, folders)
         appeared |= self._appeared_aside(present, wanted, folders | put)
         strange = ancestors(appeared) | present.directories | ancestors(present.directories)
         # What takes the place of something else replaces it.
@@ -112,6 +121,24 @@ class Restorer:
             self._hand.make_folder(directory)
         for large in wanted.large - present.large:
             self._hand.set_executable(large.path, large.executable)
+
+    def _held(self, tree: str, paths: Collection[bytes]) -> set[bytes]:
+        """Those of the paths that a tree has something of."""
+        if not paths:
+            return set()
+        held = self._reader.run(
+            "ls-tree", "-z", "--name-only", tree, "--", *sorted(paths), check=self._check
+        )
+        return set(split(held)) & set(paths)
+
+    def _unreadable_files(
+        self, present: Manifest, wanted: Manifest, tree: str, folders: Collection[bytes]
+    ) -> set[bytes]:
+        """Files that can be read no more, taken away so that git writes them again."""
+        closed = self._held(tree, present.unrecorded - wanted.unrecorded) - set(folders)
+        for path in closed:
+            self._hand.remove(path)
+        return closed
 
     def _folders_of(self, tree: str, manifest: Manifest) -> set[bytes]:
         """All folders that a snapshot says are there."""
@@ -174,12 +201,13 @@ def _expect_possible(changes: Collection[Change], present: Manifest, wanted: Man
             f"cannot put {shown(min(moved))} back: it is a submodule that is at another commit now, "
             "and submodules are not recorded; check out the commit in it by hand"
         )
-    gone = wanted.unrecorded - present.unrecorded
-    if gone:
-        raise GitError(
-            f"cannot put {shown(min(gone))} back: it was a nested repository, or could not be read, "
-            "and such are only named in a snapshot, not recorded"
-        )
+
+
+def _only_named(path: bytes) -> str:
+    return (
+        f"cannot put {shown(path)} back: it was a nested repository, or could not be read, "
+        "and such are only named in a snapshot, not recorded"
+    )
 
 
 def _lost_large(large: Large) -> str:

@@ -148,6 +148,7 @@ def store_git(
     settings: Sequence[str] = (),
     folder: Path | None = None,
     with_source: bool = True,
+    objects: Path | None = None,
     remote: bool = False,
 ) -> Git:
     """git on a store.
@@ -156,12 +157,18 @@ def store_git(
         folder: where it runs; the store by default.
         with_source: whether it sees the source's objects. What writes does not, so that the store
             gets what the source's commits may lose.
+        objects: the folder that new objects go to instead of the store.
         remote: whether it talks to a remote, as the user would.
     """
     found: dict[str, str] = {"GIT_DIR": str(store), **_AUTHOR, **(variables or {})}
     source = _source_of(store) if with_source else None
-    if source is not None:
-        found["GIT_ALTERNATE_OBJECT_DIRECTORIES"] = quoted_alternate(str(source / "objects"))
+    others = [store] if objects is not None else []
+    others += [source] if source is not None else []
+    if objects is not None:
+        found["GIT_OBJECT_DIRECTORY"] = str(objects)
+    if others:
+        alternates = (quoted_alternate(str(each / "objects")) for each in others)
+        found["GIT_ALTERNATE_OBJECT_DIRECTORIES"] = os.pathsep.join(alternates)
     return Git(folder or store, environment, found, (*_SETTINGS, *settings), remote)
 
 

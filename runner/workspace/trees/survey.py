@@ -115,6 +115,8 @@ class Surveyor:
             kind, status = sight.look(path)
             if kind == "folder":
                 folders.append(path)
+            elif kind == "blocked":  # it stays as it was recorded
+                found.unrecorded.add(sight.blocked(path))
             elif kind == "link" or (
                 status is not None and not self._is_too_large(path, status, check)
             ):

@@ -72,6 +72,13 @@ class Repository:
             return False
         return True
 
+    def parent(self, commit: str) -> str | None:
+        """The commit below one; None when it is the first, or not there."""
+        try:
+            return self.git("rev-parse", "--verify", "--quiet", f"{commit}^")
+        except GitError:
+            return None
+
     def have(self, commit: str, known: str, store: Path) -> bool:
         """Whether it has a commit, now that one that it had not was looked for in the run's snapshots.
 

@@ -131,7 +131,15 @@ class Worktree:
         nested = [name.rstrip(b"/") for name in others if name.endswith(b"/")]
         wanted = [b":/", *(b":(exclude,top,literal)" + name for name in nested)]
         add = ("add", "--all", "--pathspec-from-file=-", "--pathspec-file-nul")
-        self._bytes(*add, given=b"\0".join(wanted))
+        try:
+            self._bytes(*add, given=b"\0".join(wanted))
+        except GitError as error:
+            if "Permission denied" not in str(error):
+                raise
+            raise GitError(
+                f"what cannot be read cannot be committed: {error}; let its owner read it "
+                f"(chmod -R u+rwX {self.path}), then retry the run"
+            ) from error
         return self._git("write-tree")
 
     def commit(self, tree: str, parent: str, message: str) -> str:
@@ -213,6 +221,10 @@ class Worktree:
         admin = self.admin()
         if admin is None:
             raise GitError(f"{self.path} is no worktree of {self.repository.folder} any more")
+        if self.path.is_symlink():
+            raise GitError(
+                f"a link is in the place of the workspace {self.path}: it is not followed"
+            )
         place = {"GIT_DIR": str(admin), "GIT_WORK_TREE": str(self.path)}
         git = users_git(self.path, self.repository.environment, {**place, **(variables or {})})
         return git.run(*arguments, given=given, seconds=SECONDS)

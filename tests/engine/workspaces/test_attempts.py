@@ -340,6 +340,16 @@ def test_a_verification_that_was_cut_off_is_run_again_on_what_was_recorded(
     assert bench.committed("a.py") == "1"
 
 
+def test_a_verification_that_was_killed_from_outside_is_run_again_once(
+    begin_bench: Begin, tmp_path: Path
+) -> None:
+    killed = f"echo half >> a.py; mkdir {tmp_path / 'once'} && kill -9 $PPID && sleep 600"
+    command = f"{killed}; test $(wc -l < a.py) = 2"
+    bench = begin_bench({"text": "Done."}, verify=Verify((command,), "fail"))
+    assert bench.work() == Ended("succeeded", "end_turn")
+    assert [data["outcome"] for data in bench.events("verified")] == ["succeeded"]
+
+
 def test_a_workspace_that_is_of_no_use_any_more_fails_the_run(
     begin_bench: Begin, tmp_path: Path
 ) -> None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from runner.engine.workspaces import COPIES, RunWorkspaces
+from runner.core.run import Lease
+from runner.engine.ports import Interrupt
+from runner.engine.workspaces import COPIES, RunWorkspaces, port
 from runner.workspace.identity import MARKER, identify
 from runner.workspace.trees.stores import store_id
 from tests.workspace.repository.made import Made
 
-from .conftest import Host
+from .conftest import Claim, Host
 
 
 @pytest.fixture
@@ -63,3 +67,22 @@ def test_a_repository_is_seen_where_it_has_the_commit(
     assert workspaces.visible(repository.path, f"git_{commit}")
     repository.path.rename(tmp_path / "other")
     assert not workspaces.visible(repository.path, f"git_{commit}")
+
+
+def test_attempts_that_open_workspaces_side_by_side_do_each_other_no_harm(
+    host: Host, begin: Claim, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Watched(dict[Lease, Any]):
+        """What must not grow while one looks for the oldest in it."""
+
+        def __iter__(self) -> Iterator[Lease]:
+            assert host.workspaces._opening.locked()
+            return super().__iter__()
+
+    monkeypatch.setattr(port, "_MOST_OPEN", 2)
+    monkeypatch.setattr(host.workspaces, "_open", Watched())
+    lease = begin()
+    for number in range(1, 5):
+        each = Lease(lease.run_id, number, lease.worker_id)
+        assert host.workspaces._own(each, Interrupt()) is not None
+    assert len(host.workspaces._open) == 2
