@@ -80,3 +80,27 @@ def database(empty_url: str, upgraded: Upgraded, open_database: Callable[[], Dat
     """A database that is up to date."""
     upgraded.copy_to(empty_url)
     return open_database()
+
+
+# What takes long, most of it waiting for processes: begun last, it would be all that still runs.
+_LONG = ("tests/crash/", "tests/lifecycle/", "tests/engine/workspaces/test_kill.py")
+_WORKERS = 4
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Have each of the processes that share the tests begin with its part of the long ones: they are
+    given stretches of the list. The tests of a lifecycle's file stay together, as some share a site."""
+    short = [item for item in items if not item.nodeid.startswith(_LONG)]
+    long: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.nodeid.startswith(_LONG):
+            file = item.nodeid.partition("::")[0]
+            together = file if file.startswith("tests/lifecycle/") else item.nodeid
+            long.setdefault(together, []).append(item)
+    size = -(-len(short) // _WORKERS)
+    items[:] = [
+        item
+        for number in range(_WORKERS)
+        for part in (*[*long.values()][number::_WORKERS], short[number * size :][:size])
+        for item in part
+    ]

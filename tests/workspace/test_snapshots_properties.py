@@ -22,7 +22,7 @@ FILES = {"a": "base\n", "d/a": "base\n", "d/e/b": "base\n", "x": "1"}
 NAMES = [b"a", b"b", b"d", b"e", b"x.log", b"new\nline", b"\xff"]
 RULES = [b"", b"*.log\n", b"d/\n", b"*\n!a\n", b"e\n", b".gitignore\n"]
 MANY = settings(
-    max_examples=25,
+    max_examples=12,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -20,7 +20,7 @@ VERIFY = st.none() | st.builds(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(
     st.data(),
     st.sampled_from(["safe", "all", "off"]),

@@ -16,7 +16,7 @@ from tests.core.story import RULES, a_run, a_spec
 from tests.core.world import World
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(
     st.data(),
     st.sampled_from(["safe", "all", "off"]),

@@ -18,8 +18,8 @@ from .dying import DONE, Deed, dies_at
 
 pytestmark = pytest.mark.timeout(900)
 
-EVERY = 1 if os.environ.get("RUNNER_SWEEP") == "all" else 14
-LEAST = 20  # each of the three calls git more often
+EVERY = 1 if os.environ.get("RUNNER_SWEEP") == "all" else 21
+LEAST = 15  # each of the three calls git more often
 
 
 def deed(what: str, host: Host, store: Database, lease: Lease, **more: object) -> Deed:
