@@ -68,11 +68,13 @@ def load_submission(path: Path, settings: Settings) -> Submission:
     from runner.jobfile.load import load
     from runner.llm.script import check_script
     from runner.tools.environment import tool_environment
+    from runner.tools.registry import resolve_hooks
     from runner.workspace.repository.look import look_at
 
     return load(
         path,
         resolve_tools=_resolve_tools,
+        resolve_hooks=resolve_hooks,
         check_script=check_script,
         look_at_repository=partial(
             look_at, home=settings.home, environment=tool_environment(os.environ, ())

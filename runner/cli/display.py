@@ -6,6 +6,7 @@ Tables and text show control characters instead of obeying them; JSON is plain A
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import datetime
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 _WIDE_TERMINAL = 130
 _WIDEST_COLUMN = 32
 _SHORT_ID = 8
+_CHILD_ID = re.compile(r"((?:run|call)_[0-9a-z]+)(\.[0-9._]+)")
 _STATE_STYLES = {
     "succeeded": "green",
     "failed": "red",
@@ -114,7 +116,7 @@ def _draw_table(columns: Sequence[str], cells: Sequence[list[str]]) -> None:
 
     console = console_on(sys.stdout)
     if console.width < _WIDE_TERMINAL:
-        cells = [[row[0][-_SHORT_ID:], *row[1:]] for row in cells]
+        cells = [[short_id(row[0]), *row[1:]] for row in cells]
     filled = [
         column for column in zip(columns, *cells, strict=True) if any(column[1:]) or not cells
     ]
@@ -132,6 +134,12 @@ def _draw_table(columns: Sequence[str], cells: Sequence[list[str]]) -> None:
     for row in zip(*(values for _, *values in filled), strict=True):
         table.add_row(*(Text(value, style=_STATE_STYLES.get(value, "")) for value in row))
     console.print(table)
+
+
+def short_id(name: str) -> str:
+    """The end of an id, which every command takes; a sub-agent's numbers are whole: ``k3x9f2ab.3.1``."""
+    found = _CHILD_ID.fullmatch(name)
+    return name[-_SHORT_ID:] if found is None else found[1][-_SHORT_ID:] + found[2]
 
 
 def say_fields(fields: Iterable[tuple[str, Any]]) -> None:

@@ -148,12 +148,20 @@ class _Watched:
         return self.interruption.happened or self.worker.wait(0)
 
     def rests(self, runs: Sequence[RunSummary]) -> bool:
-        """Nothing is left to do, and nothing to ask."""
+        """Nothing is left to do, and nothing to ask. A run that waits for its sub-agents rests when these
+        do: once the last has ended it goes on.
+
+        Args:
+            runs: all of the job, those of sub-agents included.
+        """
         asking = self.asker is not None and self.asker.can_ask
+        unended = [run for run in runs if run["state"] not in ENDED]
+        waited_for = {run["parent"] for run in unended}
         return all(
-            run["state"] in ENDED
-            or (run["state"] == "waiting" and not (asking and run["reason"] == "approval"))
-            for run in runs
+            run["state"] == "waiting"
+            and not (asking and run["reason"] == "approval")
+            and (run["reason"] != "children" or run["id"] in waited_for)
+            for run in unended
         )
 
 
@@ -164,11 +172,11 @@ def _watch(watched: _Watched, progress: Progress) -> bool:
         try:
             if watched.asker is not None:
                 watched.asker.ask(watched.job_id, watched.is_to_end, progress.paused)
-            runs = queries.current_runs(queries.list_runs(watched.database, watched.job_id))
+            runs = queries.list_runs(watched.database, watched.job_id, whole_trees=True)
         except UnreachableError as error:
             progress.say(f"waiting: {cell(error)}")
             continue
-        progress.update(runs)
+        progress.update([run for run in queries.current_runs(runs) if not run["depth"]])
         if watched.rests(runs):
             return True
         pause = _LOOK_SECONDS + len(runs) * _LOOK_SECONDS_PER_RUN
@@ -179,7 +187,7 @@ class Progress(Protocol):
     def __enter__(self) -> Progress: ...
     def __exit__(self, *error: Any) -> None: ...
     def update(self, runs: Sequence[RunSummary]) -> None:
-        """The job's runs as they are now."""
+        """The runs of the job's items as they are now."""
 
     def say(self, text: str) -> None:
         """Something that is worth a line."""
@@ -208,7 +216,8 @@ class _Lines:
     def update(self, runs: Sequence[RunSummary]) -> None:
         for run in runs:
             before, self._states[run["id"]] = self._states.get(run["id"]), run["state"]
-            if before != run["state"] and (run["state"] in ENDED or run["state"] == "waiting"):
+            rests = run["state"] in ENDED or (run["state"] == "waiting" and not _goes_on(run))
+            if before != run["state"] and rests:
                 ended = sum(state in ENDED for state in self._states.values())
                 self.say(f"[{ended}/{len(runs)}] {_run_in_words(run)}")
         if time.monotonic() - self._spoke > _STILL_ALIVE_SECONDS:
@@ -238,7 +247,7 @@ class _Drawing:
     def update(self, runs: Sequence[RunSummary]) -> None:
         from rich.text import Text
 
-        running = [run for run in runs if run["state"] == "running"]
+        running = [run for run in runs if run["state"] == "running" or _goes_on(run)]
         words = [_job_in_words(runs)]
         words += [f"  {_run_in_words(run)}" for run in running[:_MOST_SHOWN]]
         if len(running) > _MOST_SHOWN:
@@ -259,6 +268,11 @@ class _Drawing:
             self._live.start()
 
 
+def _goes_on(run: RunSummary) -> bool:
+    """Whether a run waits for nobody but its sub-agents."""
+    return (run["state"], run["reason"]) == ("waiting", "children")
+
+
 def _live_on(console: Console) -> Live:
     from rich.live import Live
 
@@ -272,7 +286,7 @@ def _job_in_words(runs: Sequence[RunSummary]) -> str:
     ended = sum(by_state.get(state, 0) for state in ENDED)
     words = [f"{ended}/{len(runs)} ended"]
     words += [f"{count} {state}" for state, count in sorted(by_state.items())]
-    tokens = sum(run["charged_tokens"] for run in runs)
+    tokens = sum(run["tree_tokens"] for run in runs)
     return ", ".join(words) + f"; {tokens:,} tokens"
 
 
@@ -282,4 +296,5 @@ def _run_in_words(run: RunSummary) -> str:
     if run["ended_at"] is not None and run["started_at"] is not None:
         took = f", {duration(run['ended_at'] - run['started_at'])}"
     turns = "1 turn" if run["turns"] == 1 else f"{run['turns']} turns"
-    return f"{run['state']}{why}  {cell(run['item_key'])}  {turns}{took}"
+    below = f", {run['below']} below" if run["below"] else ""
+    return f"{run['state']}{why}  {cell(run['item_key'])}  {turns}{below}{took}"

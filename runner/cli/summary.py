@@ -27,7 +27,7 @@ _MOST_DENIALS = 10
 def summarise(
     database: Database, prices: PriceList, job_id: str, *, interrupted: bool, as_json: bool
 ) -> int:
-    """Print what became of a job's runs.
+    """Print what became of the runs of a job's items; what they used is told with their sub-agents'.
 
     Returns:
         The exit code that says it.
@@ -38,7 +38,7 @@ def summarise(
     verified = last_verifications(database, job_id)
     waiting = decisions.open_counts(database, job_id)
     denied = decisions.denied_kinds(database, job_id)
-    spent = {s.key: s.spending for s in spent_by(database, prices, "run", job_id=job_id)}
+    spent = {s.key: s.spending for s in spent_by(database, prices, "tree", job_id=job_id)}
     total = sum(spent.values(), Spending())
     if as_json:
         job = queries.show_job(database, job_id)
@@ -70,7 +70,8 @@ def _say_runs(
     runs: Sequence[RunSummary], texts: Mapping[str, str], verified: Mapping[str, Verified]
 ) -> None:
     is_verified = ("verified",) if verified else ()
-    columns = ("turns", "tokens", "time", "denied", "last text")
+    is_tree = ("below",) if any(run["below"] for run in runs) else ()
+    columns = (*is_tree, "turns", "tokens", "time", "denied", "last text")
     say_table(
         ("run", "item", "state", "reason", *is_verified, *columns),
         (
@@ -80,10 +81,11 @@ def _say_runs(
                 run["state"],
                 run["reason"],
                 *(verdict(verified.get(run["id"])) for _ in is_verified),
+                *(run["below"] or "" for _ in is_tree),
                 run["turns"],
-                f"{run['charged_tokens']:,}",
+                f"{run['tree_tokens']:,}",
                 _took(run),
-                run["denials"] or "",
+                run["tree_denials"] or "",
                 first_line(run["detail"] or texts.get(run["id"], "")),
             )
             for run in runs
@@ -103,8 +105,10 @@ def _say_totals(runs: Sequence[RunSummary]) -> None:
         by_state[run["state"]] = by_state.get(run["state"], 0) + 1
     states = ", ".join(f"{count} {state}" for state, count in by_state.items())
     turns = sum(run["turns"] for run in runs)
-    tokens = sum(run["charged_tokens"] for run in runs)
-    say(f"\n{states}; {turns:,} turns, {tokens:,} tokens")
+    tokens = sum(run["tree_tokens"] for run in runs)
+    below = sum(run["below"] for run in runs)
+    started = f" and {below:,} {'sub-agent' if below == 1 else 'sub-agents'}" if below else ""
+    say(f"\n{states}{started}; {turns:,} turns, {tokens:,} tokens")
 
 
 def _say_denied(calls: int, in_runs: int, kinds: Sequence[DeniedKind]) -> None:

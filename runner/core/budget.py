@@ -115,6 +115,9 @@ class Charged:
     tokens: int
     cost: int = 0
 
+    def __add__(self, other: Charged) -> Charged:
+        return Charged(self.tokens + other.tokens, self.cost + other.cost)
+
 
 def billionths(usd: float) -> int:
     """A sum of money as a file or an option gives it, in whole billionths of a USD."""

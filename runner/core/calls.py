@@ -8,12 +8,27 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import takewhile
 
+from runner.core.agents.agent import AGENT_SOURCE, SPLIT_SOURCE
+from runner.core.agents.split import joined, refused_split
+from runner.core.agents.starting import (
+    cannot_start,
+    children_of,
+    next_children,
+)
 from runner.core.conversation import UNREADABLE_INPUT, Tool, ToolResult
 from runner.core.ending.result import RESULT_SOURCE
-from runner.core.entries import CallsDecided, OutcomeAsked, ToolFinished, ToolsStarted
+from runner.core.entries import (
+    CallsDecided,
+    ChildrenStarted,
+    OutcomeAsked,
+    ToolFinished,
+    ToolsStarted,
+)
 from runner.core.files.doubt import asks_about, in_doubt, is_external, runs_again, was_put_back
+from runner.core.hooks.due import after_calls, before_call, end_turn
+from runner.core.hooks.verdict import tightened
 from runner.core.journal import Call, RunView
-from runner.core.permissions import Request, evaluate
+from runner.core.permissions import Decision, Request, evaluate
 from runner.core.run import Ended, Waiting
 from runner.core.steps import LocateCalls, Record, Step, settle, stop_at_deadline
 
@@ -31,7 +46,10 @@ _NOT_AGAIN = "The person who was asked does not want it run again"
 _ACCEPTED = "The result is accepted."
 _SUBMITTED_BEFORE = "Another call of the same reply has submitted the result: that one stands."
 
-_EDITED = "The person who approved this call changed its input: {}. What follows is of that.\n\n"
+_EDITED = "{} changed the input of this call: {}. What follows is of that.\n\n"
+_BY_PERSON = "The person who approved it"
+_BY_HOOK = "A hook of this job"
+_BY_BOTH = "A hook of this job and the person who approved it"
 _MOST_EDIT_CHARACTERS = 1_000
 
 
@@ -42,8 +60,10 @@ def answer_calls(view: RunView, now: float) -> Step | None:
         now: seconds since the epoch.
     """
     pending = [call for call in view.calls if call.result is None]
+    if (hook := after_calls(view)) is not None:
+        return hook
     if not pending:
-        return None
+        return end_turn(view) if view.calls else None
     if view.spec.asking.on_timeout == "stop" and any(map(_expired, pending)):
         return settle(Ended("stopped", "approval_timeout", "nobody answered in time"))
     if approved := tuple(call for call in pending if _approved(call) and call.setting is None):
@@ -53,11 +73,22 @@ def answer_calls(view: RunView, now: float) -> Step | None:
             return Record(ToolFinished(call.index, result, _tree_left_by(view, call)))
     if doubtful := [call for call in in_doubt(view) if asks_about(view, call)]:
         return _ask_about(view, doubtful)
-    if undecided := [call for call in pending if call.decision is None]:
+    if undecided := [call for call in pending if _is_undecided(view, call)]:
         return _decide(view, undecided)
+    return _begin_next(view, pending, now)
+
+
+def _begin_next(view: RunView, pending: Sequence[Call], now: float) -> Step:
+    """Start what is next among calls that are decided on, or wait for what they wait for."""
+    is_over = view.ends_at is not None and view.ends_at <= now
+    if children := next_children(view, pending, now):
+        return stop_at_deadline(view) if is_over else Record(ChildrenStarted(children))
+    if any(child.result is None for child in view.children):
+        # The end of a child changes nothing while somebody is asked about another call.
+        asked = any(call.waits for call in pending)
+        return settle(Waiting("approval" if asked else "children"))
     if group := _next_group(view, pending):
-        waited = any(call.answer is not None for call in group)
-        if waited and view.ends_at is not None and view.ends_at <= now:
+        if is_over and any(call.answer is not None for call in group):
             return stop_at_deadline(view)
         return Record(ToolsStarted(tuple(call.index for call in group)))
     return settle(Waiting("approval"))
@@ -70,30 +101,41 @@ def changes_tree(view: RunView, calls: Sequence[Call]) -> bool:
 
 
 def with_edit_told(call: Call, result: ToolResult) -> ToolResult:
-    """The result of a call, with what a person changed of its input said in front of it."""
-    if not call.is_edited:
+    """The result of a call, with what a hook or a person changed of its input said in front of it."""
+    if not call.is_edited and call.updated_input is None:
         return result
+    who = _BY_PERSON if call.updated_input is None else _BY_BOTH if call.is_edited else _BY_HOOK
     given, edited = call.input, call.input_to_run
     changed = {name: edited.get(name) for name in {**given, **edited}}
     changed = {name: new for name, new in changed.items() if given.get(name) != new}
     told = json.dumps(changed, ensure_ascii=False)
     if len(told) > _MOST_EDIT_CHARACTERS:
         told = told[:_MOST_EDIT_CHARACTERS] + "…"
-    return replace(result, content=_EDITED.format(told) + result.content)
+    return replace(result, content=_EDITED.format(who, told) + result.content)
+
+
+def _with_update_told(call: Call, result: ToolResult) -> ToolResult:
+    """What a person is told of the call that they changed, they know."""
+    return result if call.is_edited else with_edit_told(call, result)
 
 
 def _decide(view: RunView, undecided: Sequence[Call]) -> Step:
     if unlocated := tuple(call for call in undecided if call.setting is None):
         return LocateCalls(unlocated)
+    decisions = {call.index: _by_rules(view, call) for call in undecided}
+    for call in undecided:
+        if decisions[call.index].effect != "deny" and (hook := before_call(view, call)) is not None:
+            return hook
     return Record(
         CallsDecided(
-            {
-                call.index: evaluate(view.policy, Request(call.name, call.input, call.setting))
-                for call in undecided
-                if call.setting is not None
-            }
+            {call.index: tightened(view, call, decisions[call.index]) for call in undecided}
         )
     )
+
+
+def _by_rules(view: RunView, call: Call) -> Decision:
+    assert call.setting is not None, "a call is located before it is decided on"
+    return evaluate(view.policy, Request(call.name, call.input_to_run, call.setting))
 
 
 def _ask_about(view: RunView, doubtful: Sequence[Call]) -> Step:
@@ -104,7 +146,18 @@ def _ask_about(view: RunView, doubtful: Sequence[Call]) -> Step:
     return Record(OutcomeAsked(index, view.unrecorded.get(index, "")))
 
 
+def _is_undecided(view: RunView, call: Call) -> bool:
+    """Whether the rules are to be asked about a call, or, for a split, its schema."""
+    needs_no_rule = view.spec.splits(call.name) and (
+        call.setting is not None or call.started_by is not None
+    )
+    return call.decision is None and not needs_no_rule
+
+
 def _result_without_running(view: RunView, call: Call) -> ToolResult | None:
+    if children := children_of(view, call):
+        result = joined(view, call, children)
+        return None if result is None else with_edit_told(call, result)
     if call.interrupted:
         text = "Interrupted: the run ended before this call had a result."
         return ToolResult(text, "interrupted")
@@ -112,16 +165,22 @@ def _result_without_running(view: RunView, call: Call) -> ToolResult | None:
     if tool is None:
         names = ", ".join(tool.name for tool in view.spec.tools) or "none"
         return ToolResult(f"Unknown tool {call.name!r}. Available tools: {names}.", "unknown_tool")
+    if tool.source == SPLIT_SOURCE:
+        return refused_split(view, call)
     if not isinstance(call.input, dict) or list(call.input) == [UNREADABLE_INPUT]:
         return ToolResult("The arguments must be a JSON object.", "invalid_input")
     if call.decision is None and call.setting is not None and call.setting.problem:
-        return ToolResult(call.setting.problem, "invalid_input")
+        return _with_update_told(call, ToolResult(call.setting.problem, "invalid_input"))
     if tool.source == RESULT_SOURCE:
         return _submission(view, call, tool)
+    if tool.source == AGENT_SOURCE and not call.waits:
+        refused = cannot_start(view, call)
+        if refused is not None:
+            return refused
     if call.asked_again:
         return _outcome_by_person(view, call)
     if (refusal := _refusal(view, call)) is not None:
-        return ToolResult(f"Permission {refusal.rstrip('.')}.", "denied")
+        return _with_update_told(call, ToolResult(f"Permission {refusal.rstrip('.')}.", "denied"))
     if _is_unknown(view, call) and not asks_about(view, call):
         return with_edit_told(call, ToolResult(f"{_UNKNOWN}{_not_recorded(view, call)}", "unknown"))
     return None
@@ -191,7 +250,7 @@ def _denial_since(view: RunView, call: Call) -> str | None:
     if call.setting is None or (call.started_by is not None and not call.asked_again):
         return None
     decision = evaluate(view.policy, Request(call.name, call.input_to_run, call.setting))
-    return decision.explain() if decision.effect == "deny" and decision.grounds else None
+    return decision.explain() if decision.is_final else None
 
 
 def _approved(call: Call) -> bool:
@@ -209,16 +268,13 @@ def _next_group(view: RunView, pending: Sequence[Call]) -> Sequence[Call]:
     waits when that, and all between, only read too. One whose effects leave the workspace is always
     alone: the others may have to run again when it may not."""
     mode = view.spec.parallel_tools
-    in_order = list(takewhile(lambda call: not _waits(call), pending))
+    pending = list(takewhile(lambda call: not view.spec.starts_children(call.name), pending))
+    in_order = list(takewhile(lambda call: not call.waits, pending))
     if mode == "all" and in_order:
         return list(takewhile(lambda call: not is_external(view, call), in_order)) or in_order[:1]
     reads = takewhile(lambda call: _only_reads(view, call), pending)
-    ready = [call for call in reads if not _waits(call)] or in_order[:1]
+    ready = [call for call in reads if not call.waits] or in_order[:1]
     return ready[: 1 if mode == "off" else MOST_PARALLEL_READS]
-
-
-def _waits(call: Call) -> bool:
-    return call.decision is not None and call.decision.effect == "ask" and call.answer is None
 
 
 def _only_reads(view: RunView, call: Call) -> bool:

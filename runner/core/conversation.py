@@ -104,8 +104,8 @@ class ModelRequest:
     """One model call. ``options`` are passed to the API as they are (thinking, output_config …).
 
     ``hour_cache``: what it writes to the prompt cache is to live for an hour. ``item_key``,
-    ``reply_number`` (0 for the conversation's first reply) and ``purpose`` let a scripted model find
-    its line; the API never sees them.
+    ``agent_type`` (empty for the run of an item), ``reply_number`` (0 for the conversation's first
+    reply) and ``purpose`` let a scripted model find its line; the API never sees them.
     """
 
     model: str
@@ -119,6 +119,7 @@ class ModelRequest:
     reply_number: int
     purpose: Purpose = "turn"
     hour_cache: bool = False
+    agent_type: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from runner.core.agents.split import coordinate
 from runner.core.calls import answer_calls
 from runner.core.context.plan import fit_context
 from runner.core.conversation import CONTEXT_EXCEEDED, CUT_REASONS
 from runner.core.ending.finish import deliver_first, finish, leave
 from runner.core.entries import ModelCallFailed, UserMessageAdded
 from runner.core.fold import Applied, apply
+from runner.core.hooks.due import hook_in_hand, start_run, stop_run
+from runner.core.hooks.verdict import objects, tell
 from runner.core.journal import RunView, Stop
 from runner.core.prompts import CONTINUE_TEXT, NUDGE_TEXT, RESUME_TEXT, SMALLER_STEPS_TEXT
 from runner.core.retry import IN_HAND_SECONDS
@@ -80,9 +83,21 @@ def _open_model_call(view: RunView, now: float, draining: bool) -> Step | None:
 def _tools_in_hand(view: RunView, now: float, draining: bool) -> Step | None:
     """Only an attempt that appends a result while others of its group are running sees these."""
     mine = tuple(
-        call for call in view.calls if call.result is None and call.started_by == view.attempt
+        call
+        for call in view.calls
+        if call.result is None
+        and call.started_by == view.attempt
+        and not view.spec.starts_children(call.name)
     )
     return RunTools(mine) if mine else None
+
+
+def _hook_in_hand(view: RunView, now: float, draining: bool) -> Step | None:
+    return hook_in_hand(view)
+
+
+def _stop_for_hook(view: RunView, now: float, draining: bool) -> Step | None:
+    return stop_run(view)
 
 
 def _leave_calls(view: RunView, now: float, draining: bool) -> Step | None:
@@ -93,12 +108,18 @@ def _answer_calls(view: RunView, now: float, draining: bool) -> Step | None:
     return answer_calls(view, now)
 
 
+def _coordinate(view: RunView, now: float, draining: bool) -> Step | None:
+    if view.progress.split == "whole" and (step := _leave(view, now, draining)) is not None:
+        return step
+    return coordinate(view)
+
+
 def _leave(view: RunView, now: float, draining: bool) -> Step | None:
     return leave(view, now, draining=draining)
 
 
 def _end_with_result(view: RunView, now: float, draining: bool) -> Step | None:
-    if not view.progress.submitted or view.queued:
+    if not view.progress.submitted or view.queued or objects(view):
         return None
     return finish(view, "submitted", now, draining=draining)
 
@@ -143,6 +164,14 @@ def _answer_whole_reply(view: RunView, stop: Stop) -> Step | None:
         case _:
             detail = f"stop_reason {stop.reason!r} is not one that Runner knows"
             return settle(Ended("failed", "unknown_stop_reason", detail))
+
+
+def _tell_of_hooks(view: RunView, now: float, draining: bool) -> Step | None:
+    return tell(view)
+
+
+def _start_run(view: RunView, now: float, draining: bool) -> Step | None:
+    return start_run(view)
 
 
 def _deliver_queued(view: RunView, now: float, draining: bool) -> Step | None:
@@ -209,11 +238,16 @@ _Rule = Callable[[RunView, float, bool], Step | None]
 _RULES: tuple[_Rule, ...] = (
     _open_model_call,
     _tools_in_hand,
+    _hook_in_hand,
+    _stop_for_hook,
     _leave_calls,
     _answer_calls,
+    _coordinate,
     _end_with_result,
     _answer_stop,
+    _tell_of_hooks,
     _leave,
+    _start_run,
     _deliver_queued,
     _after_failure,
     _speak_first,

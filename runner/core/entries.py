@@ -6,9 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from runner.core.agents.agent import NewChild
 from runner.core.budget import Reservation
 from runner.core.context.compaction import Compaction
 from runner.core.conversation import ModelReply, Purpose, ToolResult
+from runner.core.files.instructions import Instructions
+from runner.core.hooks.hook import HookEvent
+from runner.core.hooks.run import HookResult
 from runner.core.permissions import Decision, Setting
 from runner.core.run import Outcome
 
@@ -17,11 +21,13 @@ OUR_OWN_FAILURES = frozenset({"worker_lost", "shutdown"})
 # The API found the request too long: it is compacted and sent again.
 PROMPT_TOO_LONG = "prompt_too_long"
 
-MessageCause = Literal["queued", "nudge", "continue", "resume", "verify", "result"]
+MessageCause = Literal[
+    "queued", "nudge", "continue", "resume", "verify", "result", "hook", "split", "children"
+]
 
 # How a tree came to be the one that is recorded without a tool having made it: the workspace is new,
 # someone else changed it, or it was changed back to the recorded one.
-TreeCause = Literal["created", "changed", "restored", "incomplete"]
+TreeCause = Literal["created", "changed", "restored", "incomplete", "children"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +97,14 @@ class ToolsStarted:
 
 
 @dataclass(frozen=True, slots=True)
+class ChildrenStarted:
+    """Sub-agents that calls of the last reply ask for. Nothing else starts them: their rows are stored
+    with this entry."""
+
+    children: tuple[NewChild, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class OutcomeAsked:
     """A person is to say what becomes of a call whose outcome is unknown. ``unrecorded`` is what it may
     have changed that is in no tree: then nothing is put back for it."""
@@ -106,6 +120,41 @@ class ToolFinished:
     index: int
     result: ToolResult
     tree: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HookStarted:
+    """A hook (its place in the job's ``hooks``) begins; ``index`` is of the call that it is about. The
+    number is an earlier one's when that was left in the middle and is run again."""
+
+    number: int
+    hook: int
+    event: HookEvent
+    index: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HookFinished:
+    """``tree`` is the workspace's after the hook, None when that is as it was."""
+
+    number: int
+    result: HookResult
+    tree: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TurnEnded:
+    """The hooks of a turn are through: the results of its calls join the conversation. In jobs without
+    such hooks the last result does that."""
+
+
+@dataclass(frozen=True, slots=True)
+class InstructionsRead:
+    """What the run's system prompt goes on with. ``left_out`` says of files why they are not among
+    them, a line each."""
+
+    files: tuple[Instructions, ...]
+    left_out: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +212,13 @@ Entry = (
     | TimeWorked
     | CallsDecided
     | ToolsStarted
+    | ChildrenStarted
     | OutcomeAsked
     | ToolFinished
+    | HookStarted
+    | HookFinished
+    | TurnEnded
+    | InstructionsRead
     | TreeRecorded
     | VerificationStarted
     | Verified

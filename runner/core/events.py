@@ -8,13 +8,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from runner.core.agents.agent import NewChild, child_id
 from runner.core.author import LONGEST_NAME, LONGEST_WHY, RUNNER, Author
 from runner.core.context.compaction import Compaction
 from runner.core.conversation import ModelReply, ToolResult, Usage
 from runner.core.entries import (
     CallsDecided,
+    ChildrenStarted,
     ContextCompacted,
     Delivered,
+    HookFinished,
+    HookStarted,
+    InstructionsRead,
     ModelCallFailed,
     ModelCallStarted,
     ModelReplied,
@@ -24,11 +29,14 @@ from runner.core.entries import (
     ToolFinished,
     ToolsStarted,
     TreeRecorded,
+    TurnEnded,
     UserMessageAdded,
     VerificationStarted,
     Verified,
 )
 from runner.core.fold import Applied
+from runner.core.hooks.lookup import name_of
+from runner.core.hooks.run import HookRun
 from runner.core.journal import RunView
 from runner.core.permissions import Decision
 from runner.core.run import Ended, Outcome, Requeued, Waiting
@@ -145,6 +153,9 @@ def events_of(applied: Applied) -> Iterator[Event]:
             for index in indexes:
                 summary = summarise_input(view.calls[index].input)
                 yield Event("tool_started", _call(view, index) | {"input": summary})
+        case ChildrenStarted(children):
+            for child in children:
+                yield _child_started(view, child)
         case OutcomeAsked(index):
             call = view.calls[index]
             more = {"input": summarise_input(call.input_to_run), "started_by": call.started_by}
@@ -153,6 +164,15 @@ def events_of(applied: Applied) -> Iterator[Event]:
             yield _finished(view, entry)
             if not after.calls:
                 yield Event("turn_ended", {"turn": view.progress.turns})
+        case HookStarted(number):
+            (run,) = (run for run in after.hook_runs if run.number == number)
+            yield Event("hook_started", _hook(view, run))
+        case HookFinished() as entry:
+            yield _hook_finished(view, entry)
+        case TurnEnded():
+            yield Event("turn_ended", {"turn": view.progress.turns})
+        case InstructionsRead() as entry:
+            yield _instructions(entry)
         case TreeRecorded() | VerificationStarted() | Verified() | Delivered() as entry:
             yield _in_workspace(view, entry)
         case UserMessageAdded() as entry:
@@ -182,9 +202,58 @@ def _call(view: RunView, index: int) -> dict[str, Any]:
     }
 
 
+def _child_started(view: RunView, child: NewChild) -> Event:
+    """What asked for it is a call, if any."""
+    call = {"turn": view.progress.turns} if child.index is None else _call(view, child.index)
+    return Event(
+        "child_started",
+        call
+        | {
+            "child": child_id(view.run_id, child.number),
+            "agent_type": child.agent_type,
+            "description": shorten(child.description, INPUT_SUMMARY_LENGTH),
+            "snapshot": child.snapshot,
+            "token_ceiling": child.tokens,
+            "cost_ceiling": child.cost,
+            "deadline": child.deadline,
+        },
+    )
+
+
 def _finished(view: RunView, entry: ToolFinished) -> Event:
     tree = {} if entry.tree is None else {"tree": entry.tree}
     return Event("tool_done", _call(view, entry.index) | _result(entry.result) | tree)
+
+
+def _hook(view: RunView, run: HookRun) -> dict[str, Any]:
+    about = {"turn": view.progress.turns} if run.index is None else _call(view, run.index)
+    name = shorten(name_of(view.spec.hooks[run.hook]), INPUT_SUMMARY_LENGTH)
+    return about | {"hook_run": run.number, "event": run.event, "hook": name}
+
+
+def _hook_finished(view: RunView, entry: HookFinished) -> Event:
+    (run,) = (run for run in view.hook_runs if run.number == entry.number)
+    result, answer = entry.result, entry.result.answer
+    said = {
+        "outcome": answer.outcome,
+        "duration": round(result.duration, 4),
+        "updated": result.updated_input is not None,
+        "context": bool(answer.context),
+        "stops": answer.stops,
+    }
+    decision = {} if answer.decision is None else {"decision": answer.decision}
+    reason = {"reason": shorten(answer.reason, 300)} if answer.reason else {}
+    tree = {} if entry.tree is None else {"tree": entry.tree}
+    return Event("hook_finished", _hook(view, run) | said | decision | reason | tree)
+
+
+def _instructions(entry: InstructionsRead) -> Event:
+    files = [
+        {"path": file.path, "sha256": file.sha256, "characters": len(file.text)}
+        for file in entry.files
+    ]
+    left_out = [shorten(each, 300) for each in entry.left_out]
+    return Event("instructions_read", {"files": files, "left_out": left_out})
 
 
 def _result(result: ToolResult) -> dict[str, Any]:

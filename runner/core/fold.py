@@ -10,12 +10,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from runner.core.agents import fold as agents
 from runner.core.context.cache import paced
 from runner.core.context.compaction import Compaction, difference, tokens_of
 from runner.core.context.window import corrected, estimate_text, is_measurement
 from runner.core.conversation import (
     CONTEXT_EXCEEDED,
-    CUT_REASONS,
     Block,
     Message,
     ModelReply,
@@ -32,9 +32,13 @@ from runner.core.entries import (
     OUR_OWN_FAILURES,
     PROMPT_TOO_LONG,
     CallsDecided,
+    ChildrenStarted,
     ContextCompacted,
     Delivered,
     Entry,
+    HookFinished,
+    HookStarted,
+    InstructionsRead,
     ModelCallFailed,
     ModelCallStarted,
     ModelReplied,
@@ -45,11 +49,14 @@ from runner.core.entries import (
     ToolFinished,
     ToolsStarted,
     TreeRecorded,
+    TurnEnded,
     UserMessageAdded,
     VerificationStarted,
     Verified,
 )
 from runner.core.files.doubt import outcome_question
+from runner.core.hooks import fold as hooks
+from runner.core.hooks.lookup import end_turns
 from runner.core.journal import (
     Call,
     Failure,
@@ -101,8 +108,12 @@ def apply(view: RunView, entry: Entry) -> RunView:
             return _progress(view, worked=view.progress.worked + seconds)
         case CallsDecided() | ToolsStarted() | OutcomeAsked():
             return replace(view, calls=tuple(_changed(view, call, entry) for call in view.calls))
+        case ChildrenStarted():
+            return agents.started(view, entry)
         case ToolFinished():
             return _finished(view, entry)
+        case HookStarted() | HookFinished() | TurnEnded() | InstructionsRead():
+            return hooks.after(view, entry)
         case TreeRecorded() | VerificationStarted() | Verified() | Delivered():
             return replace(view, progress=ending.after(view.progress, entry))
         case UserMessageAdded():
@@ -138,6 +149,7 @@ def rested(progress: Progress) -> Progress:
         submitted=False,
         result_nudges=0,
         fullness=replace(progress.fullness, refused=0, must_shrink=False, summary_failed=False),
+        hooked=replace(progress.hooked, ended=progress.hooked.count),
     )
 
 
@@ -234,6 +246,7 @@ def _replied(view: RunView, reply: ModelReply, settings: tuple[Setting, ...]) ->
             )
             for index, block in enumerate(tool_uses(blocks))
         ),
+        hook_runs=(),
     )
     view = _replied_and_charged(
         view,
@@ -252,6 +265,7 @@ def _replied(view: RunView, reply: ModelReply, settings: tuple[Setting, ...]) ->
         tries=0,
         warms=False,
         submitted=False,
+        hooked=replace(progress.hooked, past=progress.hooked.count),
     )
     fullness = _measured(progress.fullness, reply)
     return _appended(view, blocks, appended_bytes=0, fullness=fullness)
@@ -325,20 +339,19 @@ def _failed(view: RunView, entry: ModelCallFailed) -> RunView:
 def _finished(view: RunView, entry: ToolFinished) -> RunView:
     call = view.calls[entry.index]
     block = result_block(call.id, entry.result)
-    calls = tuple(replace(c, result=block) if c.index == entry.index else c for c in view.calls)
+    finished = replace(call, result=block, outcome=entry.result.outcome)
+    calls = tuple(finished if c.index == entry.index else c for c in view.calls)
+    view = replace(view, calls=calls)
+    view = replace(view, progress=agents.answered(view, entry))
     tool = view.spec.tool(call.name)
     if tool is not None and tool.source == RESULT_SOURCE and not entry.result.is_error:
         view = _progress(view, submitted=True, result_nudges=0)
     if entry.tree is not None:
         view = _progress(view, tree=entry.tree)
     view = _appended(view, [block])
-    results = tuple(c.result for c in calls if c.result is not None)
-    if len(results) < len(calls):
-        return replace(view, calls=calls)
-    view = replace(view, calls=(), messages=(*view.messages, Message("user", results)))
-    stop = view.progress.stop
-    answered = stop is not None and stop.reason not in CUT_REASONS
-    return _progress(view, stop=None) if answered else view
+    if end_turns(view.spec) or any(c.result is None for c in calls):
+        return view
+    return hooks.joined(view)
 
 
 def _user_message(view: RunView, entry: UserMessageAdded) -> RunView:
@@ -348,10 +361,11 @@ def _user_message(view: RunView, entry: UserMessageAdded) -> RunView:
         messages = (*view.messages[:-1], Message("user", tail.blocks + blocks))
     else:
         messages = (*view.messages, Message("user", blocks))
-    progress = view.progress
     delivered = frozenset(entry.queued_ids)
     queued = tuple(message for message in view.queued if message.id not in delivered)
-    progress = ending.answered(progress, entry)
+    view = agents.told(view, entry)
+    progress = ending.answered(view.progress, entry)
+    progress = hooks.told(progress, entry)
     return _appended(
         replace(view, messages=messages, queued=queued, progress=progress),
         blocks,

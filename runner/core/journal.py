@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from runner.core.agents.agent import Child, Split
 from runner.core.budget import Ceiling, Charged, Limits, Purse, Reservation
 from runner.core.context.compaction import Compacted, sent_messages
 from runner.core.context.window import DEFAULT_WINDOW
-from runner.core.conversation import Block, Message, Purpose, Usage
+from runner.core.conversation import Block, Message, Purpose, ToolOutcome, Usage
 from runner.core.ending.verify import Verification
+from runner.core.hooks.run import Hooked, HookRun
 from runner.core.permissions import Answer, Decision, Policy, Setting
 from runner.core.prices import Tariff
 from runner.core.run import Outcome
@@ -22,7 +24,8 @@ class Call:
     """A tool call of the last reply. ``answer`` is a person's to a decision to ask; ``started_by`` is
     the attempt that started it; ``interrupted`` says that a cancel cut it off; ``asked_again`` that a
     person is asked, or was, what becomes of it as its outcome is unknown; ``result`` is its
-    ``tool_result`` block. ``setting`` is not stored: where the call would run, until it is decided."""
+    ``tool_result`` block, of that ``outcome``. ``updated_input`` is what a hook made of its input.
+    ``setting`` is not stored: where the call would run, until it is decided."""
 
     index: int
     id: str
@@ -35,12 +38,22 @@ class Call:
     interrupted: bool = False
     asked_again: bool = False
     result: Block | None = None
+    outcome: ToolOutcome | None = None
+    updated_input: Mapping[str, Any] | None = None
 
     @property
     def input_to_run(self) -> Any:
-        """The input as the model gave it, or as the person who approved the call changed it."""
-        edited = self.answer.input if self.answer is not None else None
-        return self.input if edited is None else dict(edited)
+        """The input as the model gave it, or as a hook, or last the person who approved the call, changed
+        it."""
+        changed = self.answer.input if self.answer is not None else None
+        if changed is None:
+            changed = self.updated_input
+        return self.input if changed is None else dict(changed)
+
+    @property
+    def waits(self) -> bool:
+        """Whether a person has been asked about it and has not answered."""
+        return self.decision is not None and self.decision.effect == "ask" and self.answer is None
 
     @property
     def is_edited(self) -> bool:
@@ -146,7 +159,8 @@ class Progress:
     ``verification`` is the newest and ``verify_failures`` counts those that went back to the model;
     ``submitted`` says that the last reply submitted a valid result, ``result_nudges`` how often in a
     row it had to be asked for. ``delivered`` is the commit that the run ends with, None once it goes
-    on."""
+    on. ``children`` counts those that it has started; ``split`` is how far a coordinator is.
+    ``instructed``: the workspace's instructions have been read."""
 
     turns: int = 0
     usage: Usage = field(default_factory=Usage)
@@ -167,6 +181,10 @@ class Progress:
     submitted: bool = False
     result_nudges: int = 0
     delivered: str | None = None
+    children: int = 0
+    split: Split = ""
+    hooked: Hooked = field(default_factory=Hooked)
+    instructed: bool = False
     fullness: Fullness = field(default_factory=Fullness)
     pace: Pace = field(default_factory=Pace)
     stop: Stop | None = None
@@ -181,10 +199,17 @@ class Progress:
 @dataclass(frozen=True, slots=True)
 class RunView:
     """A run as its journal tells it. ``messages`` is the conversation so far; ``calls`` are the last
-    reply's until each has its result, then they join ``messages`` as one user message.
+    reply's until each has its result and hooks are through with them, then they join ``messages`` as one
+    user message. ``hook_runs`` are those of the last turn. ``spec`` has the workspace's instructions in
+    its system prompt.
     ``policy`` are the rules of the newest snapshot. ``submitted_at`` is in seconds since the epoch;
     ``answer_count`` counts the answers to its questions, and ``revision`` the transactions that the
     run's attempts have stored.
+
+    ``depth`` is 0 for the run of an item, and ``agent_type`` empty. ``children`` are those that calls of
+    the last reply have started, and the one that has a coordinator's whole task until the model is told
+    what came of it; ``held_by_children`` is what all children of the run, these and
+    earlier ones, were charged or may still use, and ``tree_size`` how many its whole tree has.
 
     What is not compared is not the run's own: ``window`` is the model's, in tokens, and
     ``summary_window`` that of the one that writes summaries; ``tariffs`` are prices by model (those
@@ -209,6 +234,12 @@ class RunView:
     outcome: Outcome | None = None
     answer_count: int = 0
     revision: int = 0
+    depth: int = 0
+    agent_type: str = ""
+    children: tuple[Child, ...] = ()
+    held_by_children: Charged = field(default_factory=lambda: Charged(0))
+    tree_size: int = 0
+    hook_runs: tuple[HookRun, ...] = ()
     window: int = field(default=DEFAULT_WINDOW, compare=False)
     summary_window: int = field(default=DEFAULT_WINDOW, compare=False)
     tariffs: Mapping[str, Tariff] = field(default_factory=dict, compare=False)
@@ -216,6 +247,11 @@ class RunView:
     counted: Counted | None = field(default=None, compare=False)
     outputs: str = field(default="", compare=False)
     unrecorded: Mapping[int, str] = field(default_factory=dict, compare=False)
+
+    @property
+    def used(self) -> Charged:
+        """What the run was charged, with all that its children were or may still be."""
+        return self.progress.charged + self.held_by_children
 
     @property
     def sent(self) -> tuple[Message, ...]:

@@ -19,6 +19,18 @@ VERIFY_TEXT = (
     "Your work was verified and does not pass yet. This is what the command below gave; mend what "
     "it shows, and end your turn when it is mended.\n\n$ {command}\n{output}"
 )
+# To a coordinator, after its task.
+SPLIT_TEXT = (
+    "Do not do this task yourself. First look at as much as you need to see its parts, then call "
+    "split_task with the parts: others work on them side by side, each in a conversation of its own "
+    "that has nothing but what you write in its prompt, and in the same files. You are given what "
+    "they made of them, and join it."
+)
+SPLIT_AGAIN_TEXT = "You have not split the task. Call split_task with its parts now."
+WHOLE_TEXT = (
+    "As the task was not split, one sub-agent was given the whole of it. What it gave is below. Say "
+    "what came of the task.\n\n{result}"
+)
 # To a run that goes on from a turn of another, when that one's folders are named there.
 _FORKED = (
     "Where paths above have {theirs}, yours have {ours} in its place: use those, or paths below your "
@@ -30,4 +42,13 @@ FORKED_WITH_FILES_TEXT = (
     f"same files. {_FORKED}"
 )
 
-OWN_TEXTS = frozenset({CONTINUE_TEXT, NUDGE_TEXT, SMALLER_STEPS_TEXT, RESUME_TEXT, RESULT_TEXT})
+OWN_TEXTS = frozenset(
+    {
+        CONTINUE_TEXT,
+        NUDGE_TEXT,
+        SMALLER_STEPS_TEXT,
+        RESUME_TEXT,
+        RESULT_TEXT,
+        SPLIT_AGAIN_TEXT,
+    }
+)

@@ -36,6 +36,7 @@ def turn_request(view: RunView, call: OpenCall) -> ModelRequest:
         item_key=view.item_key,
         reply_number=view.progress.turns,
         hour_cache=call.reservation.hour_cache,
+        agent_type=view.agent_type,
     )
 
 
@@ -64,6 +65,7 @@ def summary_request(view: RunView, call: OpenCall) -> ModelRequest:
         reply_number=view.progress.turns,
         purpose="summary",
         hour_cache=call.reservation.hour_cache,
+        agent_type=view.agent_type,
     )
 
 

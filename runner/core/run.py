@@ -35,7 +35,7 @@ TRANSITIONS: dict[RunState, frozenset[RunState]] = {
     "stopped": frozenset({"queued"}),
 }
 
-WaitReason = Literal["paused", "workspace", "approval", "budget"]
+WaitReason = Literal["paused", "workspace", "approval", "budget", "children"]
 
 
 @dataclass(frozen=True, slots=True)

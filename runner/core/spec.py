@@ -6,12 +6,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from runner.core.agents.agent import AGENT_SOURCE, SPLIT_SOURCE, AgentType, Coordinator
 from runner.core.budget import Budget, Limits
 from runner.core.context.window import Context, estimate_text
 from runner.core.conversation import Message, Tool, content_bytes, content_text, text_bytes
 from runner.core.ending.result import RESULT_SOURCE
 from runner.core.ending.verify import Verify
 from runner.core.files.workspace import Workspace
+from runner.core.hooks.hook import Hook
 from runner.core.permissions import Default, Rule
 from runner.core.retry import Patience
 
@@ -37,7 +39,8 @@ class Asking:
 class JobSpec:
     """What every run of a job shares. ``rules`` are those that the job began with: the ones that hold
     are rows of their own. ``script`` maps an item's key to its scripted replies (``provider =
-    "scripted"`` only); the rendered prompts and the items are the runs' own."""
+    "scripted"`` only); the rendered prompts and the items are the runs' own. ``instructions``: the
+    system prompt goes on with AGENTS.md and CLAUDE.md of the workspace."""
 
     name: str
     model: str
@@ -55,10 +58,28 @@ class JobSpec:
     workspace: Workspace | None = None
     verify: Verify | None = None
     script: Mapping[str, Any] | None = None
+    agents: tuple[AgentType, ...] = ()
+    coordinator: Coordinator | None = None
+    hooks: tuple[Hook, ...] = ()
+    instructions: bool = False
 
     def tool(self, name: str) -> Tool | None:
         """The job's tool of that name, or None."""
         return next((tool for tool in self.tools if tool.name == name), None)
+
+    def agent(self, name: str) -> AgentType | None:
+        """The job's type of sub-agent of that name, or None."""
+        return next((agent for agent in self.agents if agent.name == name), None)
+
+    def splits(self, name: str) -> bool:
+        """Whether the tool of that name takes the parts of a coordinator's task."""
+        tool = self.tool(name)
+        return tool is not None and tool.source == SPLIT_SOURCE
+
+    def starts_children(self, name: str) -> bool:
+        """Whether the tool of that name starts sub-agents: no process runs for a call of it."""
+        tool = self.tool(name)
+        return tool is not None and tool.source in (AGENT_SOURCE, SPLIT_SOURCE)
 
     @property
     def is_recorded(self) -> bool:
@@ -115,6 +136,7 @@ class JobSpec:
     def from_json(cls, data: Mapping[str, Any]) -> JobSpec:
         """The spec that ``to_json`` gave."""
         workspace, verify = data["workspace"], data.get("verify")
+        coordinator = data.get("coordinator")
         return cls(
             **{
                 **data,
@@ -127,6 +149,9 @@ class JobSpec:
                 "retry": Patience(**data["retry"]),
                 "workspace": Workspace.from_json(workspace) if workspace else None,
                 "verify": Verify.from_json(verify) if verify else None,
+                "agents": tuple(map(AgentType.from_json, data.get("agents", ()))),
+                "coordinator": Coordinator(**coordinator) if coordinator else None,
+                "hooks": tuple(map(Hook.from_json, data.get("hooks", ()))),
             }
         )
 

@@ -70,7 +70,7 @@ def reserved(
         )
     return reserve(
         view.limits,
-        view.progress.charged,
+        view.used,
         prompt,
         most_output=most_output,
         thinking_tokens=view.spec.thinking_tokens if model == view.spec.model else 0,
@@ -128,10 +128,10 @@ def _is_cost_limited(view: RunView) -> bool:
 
 def stopped_by(view: RunView, ceiling: Ceiling) -> Step:
     """The step that ends a run which has used up one of its ceilings."""
-    charged, limits = view.progress.charged, view.limits
+    used_up, limits = view.used, view.limits
     if ceiling == "cost_ceiling":
-        used = f"{in_usd(charged.cost)} of {in_usd(limits.cost_ceiling or 0)} is used"
+        used = f"{in_usd(used_up.cost)} of {in_usd(limits.cost_ceiling or 0)} is used"
     else:
-        used = f"{charged.tokens:,} of {limits.token_ceiling:,} tokens are used"
+        used = f"{used_up.tokens:,} of {limits.token_ceiling:,} tokens are used"
     detail = f"{used}; what is left is too little for the next call"
     return settle(Ended("stopped", ceiling, detail))

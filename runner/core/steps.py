@@ -6,9 +6,12 @@ follows in the same transaction) or an effect that the engine carries out and re
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from runner.core.entries import Entry, RunSettled
+from runner.core.hooks.run import HookRun
 from runner.core.journal import Call, OpenCall, RunView
 from runner.core.run import Ended, Outcome
 
@@ -43,6 +46,14 @@ class RunTools:
 
 
 @dataclass(frozen=True, slots=True)
+class RunHook:
+    """Run a hook, which has started. ``told`` is what it is told, but for its folder."""
+
+    run: HookRun
+    told: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class RunVerify:
     """Run the job's verification, which has started."""
 
@@ -66,7 +77,9 @@ class Done:
     outcome: Outcome
 
 
-Effect = CallModel | CountTokens | LocateCalls | RunTools | RunVerify | Deliver | Sleep | Done
+Effect = (
+    CallModel | CountTokens | LocateCalls | RunTools | RunHook | RunVerify | Deliver | Sleep | Done
+)
 Step = Record | Effect
 
 

@@ -34,10 +34,12 @@ from runner.core.steps import (
     Done,
     Effect,
     LocateCalls,
+    RunHook,
     RunTools,
     RunVerify,
     Sleep,
 )
+from runner.engine.hooks import run_hook
 from runner.engine.ports import Clock, Interrupt, Journal, Live, Model, Tools, Workspaces
 from runner.engine.workplace import Workplace
 from runner.errors import (
@@ -115,6 +117,8 @@ class _Attempt:
                     happened = []
                 case RunTools(calls):
                     happened = self._work(lambda: self._run_tools(calls))
+                case RunHook() as step:
+                    happened = self._work(lambda: self._run_hook(step))
                 case RunVerify(number):
                     happened = self._work(lambda: self._workplace.verify(self._view, number))
                 case Deliver(outcome):
@@ -132,6 +136,8 @@ class _Attempt:
             nonlocal ready
             happened, self._here["unrecorded"] = self._workplace.prepare(self._view)
             ready = True
+            if self._view.spec.instructions and not self._view.progress.instructed:
+                happened.append(self._workplace.instructions())
             return happened
 
         happened = self._in_workspace(prepare)
@@ -300,6 +306,14 @@ class _Attempt:
     def _run_tools(self, calls: Sequence[Call]) -> list[Entry]:
         try:
             return self._workplace.run(self._view, calls, self._append)
+        except Interrupted as cut:
+            if cut.reason == "dropped":
+                raise
+            return [RunSettled(Requeued(self._ports.clock.now(), "shutdown"))]
+
+    def _run_hook(self, step: RunHook) -> list[Entry]:
+        try:
+            return run_hook(self._workplace, self._view, step)
         except Interrupted as cut:
             if cut.reason == "dropped":
                 raise

@@ -1,4 +1,5 @@
-"""Every worker's dispatcher: takes the runs of dead workers, and rings for those that are due."""
+"""Every worker's dispatcher: takes the runs of dead workers, attends to those that wait, and rings for
+those that are due."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from runner.engine.ports import Clock, Doorbell
 from runner.engine.questions import Questions
 from runner.errors import UnreachableError
 from runner.store import losses, runs, workers
+from runner.store.children import waking
 from runner.store.database import Database
 from runner.store.steer import budget
 
@@ -84,6 +86,7 @@ class Dispatcher:
         self._find_workspaces()
         self._questions.attend()
         budget.wake_overdue(self._database, self._clock.now())
+        waking.attend(self._database, self._clock.now())
         self._ring()
         self._last_good = self._clock.monotonic()
 

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from runner.core.conversation import ModelReply, ModelRequest, Tool, ToolResult, Usage
-from runner.core.entries import Entry, TreeCause
+from runner.core.entries import Entry, InstructionsRead, TreeCause
 from runner.core.fold import Applied
+from runner.core.hooks.answer import Said
+from runner.core.hooks.hook import Hook
 from runner.core.journal import RunView
 from runner.core.permissions import Permit, Setting
 from runner.core.run import Ended, Lease
@@ -179,6 +181,16 @@ class Command:
     timeout: float
 
 
+@dataclass(frozen=True, slots=True)
+class HookCall:
+    """A hook about to run. ``told`` is what it reads as JSON, but for the folder that it runs in."""
+
+    run_id: str
+    hook: Hook
+    told: Mapping[str, Any]
+    surroundings: Surroundings
+
+
 class Tools(Protocol):
     def problem(self, tool: Tool, arguments: Mapping[str, Any]) -> str | None:
         """What is wrong with the input of a call, for the model; None when it fits the tool."""
@@ -200,6 +212,16 @@ class Tools(Protocol):
         Raises:
             Interrupted: ``interrupt`` was set; all processes of the command are gone.
         """
+
+    def hook(self, call: HookCall, interrupt: Interrupt) -> Said:
+        """Run a hook of the job to its end, whatever that is.
+
+        Raises:
+            Interrupted: ``interrupt`` was set; all processes of the hook are gone.
+        """
+
+    def instructions(self, surroundings: Surroundings) -> InstructionsRead:
+        """What the workspace says to agents; nothing where there is none. Never raises."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,14 @@ from typing import Any, Protocol, TypeVar
 
 from runner.core.calls import changes_tree, with_edit_told
 from runner.core.conversation import ToolResult
-from runner.core.entries import Delivered, Entry, ToolFinished, TreeRecorded, Verified
+from runner.core.entries import (
+    Delivered,
+    Entry,
+    InstructionsRead,
+    ToolFinished,
+    TreeRecorded,
+    Verified,
+)
 from runner.core.files.doubt import commands_left, edits_left, in_doubt, runs_again, undo_needed
 from runner.core.journal import Call, RunView
 from runner.core.permissions import Permit, Setting, digest_of, paths_of
@@ -82,7 +89,14 @@ class Workplace:
                 unrecorded[call.index] = path
         if prepared.tree is None or prepared.cause is None:
             return [], unrecorded
-        return [TreeRecorded(prepared.tree, prepared.cause, prepared.found)], unrecorded
+        cause = prepared.cause
+        if cause == "changed" and _children_work_in(view):
+            cause = "children"
+        return [TreeRecorded(prepared.tree, cause, prepared.found)], unrecorded
+
+    def instructions(self) -> InstructionsRead:
+        """What the workspace says to agents."""
+        return self.tools.instructions(self.surroundings)
 
     def _beside(
         self, view: RunView, commands: Sequence[Call], interrupt: Interrupt
@@ -228,3 +242,9 @@ class Workplace:
                 raise
             return _Cut(call)
         return ToolFinished(call.index, with_edit_told(call, result))
+
+
+def _children_work_in(view: RunView) -> bool:
+    """Whether sub-agents that the run waits for may change the files of its workspace."""
+    types = (view.spec.agent(child.agent_type) for child in view.children)
+    return any(agent is not None and agent.workspace == "parent" for agent in types)

@@ -13,6 +13,13 @@ from runner.core.retry import Patience
 from runner.core.spec import ParallelTools, Provider
 from runner.errors import Problem
 from runner.jobfile.section import Section, shown
+from runner.jobfile.sections.agents import (
+    AGENT_KEYS,
+    AGENT_LIMITS,
+    COORDINATOR_KEYS,
+    AgentDrafts,
+    check_agents,
+)
 from runner.jobfile.sections.bounds import (
     CONTEXT_KEYS,
     LIMIT_KEYS,
@@ -28,15 +35,22 @@ from runner.jobfile.sections.ending import (
     check_schema,
     check_verify,
 )
+from runner.jobfile.sections.hooks import HOOK_KEYS, HookDraft, check_hooks
 from runner.jobfile.sections.options import check_options
-from runner.jobfile.sections.permissions import PERMISSION_KEYS, Permissions, check_permissions
+from runner.jobfile.sections.permissions import (
+    EFFECTS,
+    PERMISSION_KEYS,
+    Permissions,
+    check_permissions,
+)
 from runner.jobfile.sections.workspace import WORKSPACE_KEYS, WorkspaceDraft, check_workspace
+from runner.jobfile.texts import Text, system_of, text_of
 
-TextSource = Literal["text", "file"]
 ItemSource = Literal["list", "glob", "jsonl", "command"]
 
-# Every key that a job file may hold, by section ("" is the top). The reference in docs/job-file.md
-# lists the same; a test compares the two. [model_options] is looked at in jobfile.sections.options.
+# Every key that a job file may hold, by section ("" is the top; NAME and EVENT are the file's own). The
+# reference in docs/job-file.md lists the same; a test compares the two. [model_options] is looked at in
+# jobfile.sections.options.
 KEYS: dict[str, tuple[str, ...]] = {
     "": (
         "name",
@@ -52,6 +66,10 @@ KEYS: dict[str, tuple[str, ...]] = {
         "items",
         "workspace",
         "permissions",
+        "agents",
+        "coordinator",
+        "hooks",
+        "instructions",
         "limits",
         "context",
         "retry",
@@ -62,6 +80,11 @@ KEYS: dict[str, tuple[str, ...]] = {
     "items": get_args(ItemSource),
     "workspace": WORKSPACE_KEYS,
     "permissions": PERMISSION_KEYS,
+    "agents.NAME": AGENT_KEYS,
+    "agents.NAME.permissions": EFFECTS,
+    "agents.NAME.limits": AGENT_LIMITS,
+    "coordinator": COORDINATOR_KEYS,
+    "hooks.EVENT": HOOK_KEYS,
     "limits": LIMIT_KEYS,
     "context": CONTEXT_KEYS,
     "retry": tuple(bound.name for bound in fields(Patience)),
@@ -69,14 +92,6 @@ KEYS: dict[str, tuple[str, ...]] = {
 WORKSPACE_TOOLS = ("Bash", "Read", "Write", "Edit", "Glob", "Grep")
 MOST_NAME_CHARACTERS = 200
 MOST_ATTEMPTS = 1_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class Text:
-    """A text of the job: written in the file, or the path of the file that holds it."""
-
-    source: TextSource
-    value: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +122,9 @@ class Draft:
     schema: SchemaDraft | None
     tools: tuple[tuple[int, str], ...]
     permissions: Permissions
+    agents: AgentDrafts
+    hooks: tuple[HookDraft, ...]
+    instructions: bool
     parallel_tools: ParallelTools
     limits: Limits
     budget: Budget
@@ -141,6 +159,7 @@ def check(data: Mapping[str, Any]) -> tuple[Draft, list[Problem]]:
         top.note("is missing: the id of the model to call, such as claude-sonnet-5-5", "model")
     permissions = _section(top, "permissions")
     limits = _section(top, "limits")
+    is_recorded = workspace is not None and workspace.values.get("mode") in ("git", "copy")
     context = _section(top, "context")
     run_limits = limits_of(limits) if limits else Limits()
     draft = Draft(
@@ -149,13 +168,16 @@ def check(data: Mapping[str, Any]) -> tuple[Draft, list[Problem]]:
         provider=cast(Provider, provider),
         script=_script(top, provider),
         prompt=_prompt(top),
-        system=_system(top),
+        system=system_of(top),
         items=_items(top),
         workspace=check_workspace(workspace) if workspace else None,
         verify=check_verify(top, has_folder=_has_folder(top)),
         schema=check_schema(top),
         tools=tuple(_tools(top)),
         permissions=check_permissions(permissions) if permissions else Permissions(),
+        agents=check_agents(top, own_folder=is_recorded),
+        hooks=check_hooks(top),
+        instructions=_instructions(top),
         parallel_tools=cast(
             ParallelTools, top.choice("parallel_tools", get_args(ParallelTools), "safe")
         ),
@@ -179,6 +201,8 @@ def _elsewhere(name: str) -> dict[str, str]:
     """Keys of the other sections, and where they belong."""
     places: dict[str, str] = {}
     for section, keys in KEYS.items():
+        if "." in section:  # their keys are those of other sections, for a part of the job
+            continue
         place = (
             f"in [{section}]" if section else "at the top of the file, above the first [section]"
         )
@@ -203,20 +227,7 @@ def _prompt(top: Section) -> Text | None:
         case None:
             return None
         case key:
-            return _text(top, key)
-
-
-def _system(top: Section) -> Text | None:
-    there = [key for key in ("system", "system_file") if top.has(key)]
-    if not there:
-        return None
-    key = top.exactly_one(("system", "system_file"), "")
-    return _text(top, key) if key else None
-
-
-def _text(top: Section, key: str) -> Text | None:
-    value = top.text(key)
-    return Text("file" if key.endswith("_file") else "text", value) if value else None
+            return text_of(top, key)
 
 
 def _items(top: Section) -> Items | None:
@@ -261,6 +272,13 @@ def _tools(top: Section) -> list[tuple[int, str]]:
             f"{', '.join(homeless)} {needs} a folder to work in: {do}", "tools", tools[homeless[0]]
         )
     return [(index, name) for name, index in tools.items()]
+
+
+def _instructions(top: Section) -> bool:
+    wanted = top.flag("instructions")
+    if wanted and not _has_folder(top):
+        top.note("needs a folder with AGENTS.md or CLAUDE.md: add a [workspace]", "instructions")
+    return wanted
 
 
 def _has_folder(top: Section) -> bool:

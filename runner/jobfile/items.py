@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import tempfile
@@ -22,6 +23,7 @@ MOST_REPORTED = 20
 COMMAND_SECONDS = 60.0
 
 Keyed = tuple[str, Any]
+_CHILD_KEY = re.compile(r"(.+)\+[0-9]+", re.DOTALL)
 # A place in the job file, words that say where in it the item stands ("line 3 of x.jsonl: "), the item.
 _Found = tuple[str, str, Any]
 
@@ -61,6 +63,39 @@ def read(
         more = len(problems) - MOST_REPORTED
         problems = [*problems[:MOST_REPORTED], Problem(origin, f"and {more:,} more such problems")]
     return keyed, problems
+
+
+def key_problems(
+    items: Items | None, keyed: Sequence[Keyed], *, scripted: bool, has_agents: bool
+) -> list[Problem]:
+    """Keys that are those of something else: of a type of sub-agent in a script, of a sub-agent.
+
+    Args:
+        items: from the checked job file; None for the job that is one run.
+        keyed: the items, each with its key.
+    """
+    keys = {key for key, _ in keyed}
+    problems = []
+    for index, (key, _) in enumerate(keyed):
+        parent = next(filter(keys.__contains__, _parents(key)), None)
+        if scripted and key.startswith("@"):
+            message = "begins with '@', as do the keys of sub-agents' replies in a script"
+        elif has_agents and parent is not None:
+            message = f"is also that of a sub-agent of the item {shown(parent)}"
+        else:
+            continue
+        origin = "name"
+        if items is not None:
+            origin = f"items.list[{index}]" if items.source == "list" else f"items.{items.source}"
+        problems.append(Problem(origin, f"the key {shown(key)} {message}: choose another"))
+    return problems[:MOST_REPORTED]
+
+
+def _parents(key: str) -> Iterator[str]:
+    """The keys of the runs that a run with this key could be a sub-agent of."""
+    while child := _CHILD_KEY.fullmatch(key):
+        key = child[1]
+        yield key
 
 
 def _keyed(found: Iterable[_Found], problems: list[Problem]) -> list[Keyed]:

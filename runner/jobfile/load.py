@@ -4,32 +4,25 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from runner.core.conversation import Tool
-from runner.core.ending.result import RESULT_TOOL, result_tool
 from runner.core.files.repository import LookAtRepository
 from runner.core.files.workspace import Workspace
 from runner.core.prices import PriceList
 from runner.core.spec import JobSpec, NewRun, Submission
 from runner.errors import Problem, SpecError
 from runner.jobfile import items, prompts
-from runner.jobfile.check import MOST_NAME_CHARACTERS, Draft, Text, check
-from runner.jobfile.content import line_problem, read_bytes, text_problem
-from runner.jobfile.lines import locate
+from runner.jobfile.check import MOST_NAME_CHARACTERS, Draft, check
+from runner.jobfile.content import line_problem, read_bytes
+from runner.jobfile.lines import locate, place
+from runner.jobfile.means import ResolveTools, find_means
 from runner.jobfile.script import CheckScript, load_script
-from runner.jobfile.section import shown
-from runner.jobfile.sections.ending import schema_of
-from runner.jobfile.sections.permissions import Expanded, about_no_tool, expand
+from runner.jobfile.sections.hooks import ResolveHooks
 from runner.jobfile.source import Source, look_at_source, rules_in_copies
-
-# Takes the names under ``tools`` and the job file's folder, from which own tools are imported.
-# Gives the tools in the order of the names, and (name, what is wrong with it) for each other name.
-ResolveTools = Callable[[Sequence[str], Path], tuple[tuple[Tool, ...], tuple[tuple[str, str], ...]]]
+from runner.jobfile.texts import read_text
 
 _TOML_POSITION = re.compile(r" \(at line (\d+), column (\d+)\)$")
 
@@ -38,6 +31,7 @@ def load(
     path: Path,
     *,
     resolve_tools: ResolveTools,
+    resolve_hooks: ResolveHooks,
     check_script: CheckScript,
     look_at_repository: LookAtRepository,
     prices: PriceList,
@@ -47,6 +41,7 @@ def load(
     Args:
         path: the TOML file. Paths in it are relative to its folder.
         resolve_tools: finds the tools by name.
+        resolve_hooks: finds the functions that are hooks.
         check_script: says what is wrong with the contents of a script file (scripted jobs only).
         look_at_repository: says what a repository holds and what is wrong with it (mode "git" only).
         prices: what models cost, and their windows: only what has a price can be limited in USD.
@@ -60,13 +55,11 @@ def load(
     folder = path.parent
     name = _name(draft, path, problems)
     source = look_at_source(draft.workspace, name, folder, look_at_repository, problems)
-    tools = _tools(draft, folder, resolve_tools, problems)
-    permissions = _permissions(draft, tools, folder, source, problems)
-    tools = _with_result(draft, tools, folder, problems)
+    means = find_means(draft, folder, source, (resolve_tools, resolve_hooks), problems)
     keyed = _items(draft, name, folder, source, problems)
     runs = _runs(draft, folder, keyed, problems)
     script = _script(draft, folder, keyed, check_script, problems)
-    system = _text(draft.system, "system", folder, problems)
+    system = read_text(draft.system, ("system",), folder, problems)
     problems += _bounds(draft, prices, problems)
     if problems:
         raise SpecError(str(path), _placed(problems, text))
@@ -74,12 +67,14 @@ def load(
         source=str(path),
         text=text,
         runs=runs,
-        notes=(*permissions.notes, *source.notes),
+        notes=(*means.notes, *source.notes),
         spec=replace(
             _as_drafted(draft, name),
             system=system,
-            tools=tools,
-            rules=permissions.rules,
+            tools=means.tools,
+            rules=means.rules,
+            agents=means.agents,
+            hooks=means.hooks,
             workspace=_workspace(draft, source, folder),
             script=script,
         ),
@@ -100,6 +95,8 @@ def _as_drafted(draft: Draft, name: str) -> JobSpec:
         model_options=draft.model_options,
         parallel_tools=draft.parallel_tools,
         verify=draft.verify,
+        coordinator=draft.agents.coordinator,
+        instructions=draft.instructions,
     )
 
 
@@ -148,50 +145,6 @@ def _workspace(draft: Draft, source: Source, folder: Path) -> Workspace | None:
     return replace(workspace, external=external)
 
 
-def _tools(
-    draft: Draft, folder: Path, resolve_tools: ResolveTools, problems: list[Problem]
-) -> tuple[Tool, ...]:
-    index = {name: index for index, name in draft.tools}
-    tools, unknown = resolve_tools(tuple(index), folder)
-    problems += [Problem(f"tools[{index[name]}]", message) for name, message in unknown]
-    counted = Counter(tool.name for tool in tools)
-    problems += [
-        Problem("tools", f"{number} tools are called {shown(name)}; the model could not choose")
-        for name, number in counted.items()
-        if number > 1
-    ]
-    return tools
-
-
-def _permissions(
-    draft: Draft, tools: Sequence[Tool], folder: Path, source: Source, problems: list[Problem]
-) -> Expanded:
-    names = {tool.name for tool in tools}
-    listed = sorted(names | {name.rpartition(":")[2] for _, name in draft.tools})
-    in_order = tuple(tool.name for tool in tools)
-    expanded = expand(draft.permissions, in_order, listed, folder)
-    problems += expanded.problems
-    external = draft.workspace.external if draft.workspace else ()
-    problems += about_no_tool(
-        [(f"workspace.external[{index}]", rule) for index, rule in external], listed
-    )
-    rules = rules_in_copies(expanded.rules, source.workspace, draft.workspace, folder)
-    return replace(expanded, rules=rules)
-
-
-def _with_result(
-    draft: Draft, tools: tuple[Tool, ...], folder: Path, problems: list[Problem]
-) -> tuple[Tool, ...]:
-    """The tools, and the one that takes the result that the job asks for."""
-    schema, found = schema_of(draft.schema, folder)
-    problems += found
-    index = {name.rpartition(":")[2]: index for index, name in draft.tools}
-    if draft.schema is not None and RESULT_TOOL in index:
-        message = f"{RESULT_TOOL} is how results of output_schema are submitted: rename this tool"
-        problems.append(Problem(f"tools[{index[RESULT_TOOL]}]", message))
-    return tools if schema is None else (*tools, result_tool(schema))
-
-
 def _bounds(draft: Draft, prices: PriceList, problems: Sequence[Problem]) -> list[Problem]:
     """What does not fit the job's models, as far as what it depends on has no problem of its own."""
     wrong = {problem.place for problem in problems}
@@ -200,6 +153,10 @@ def _bounds(draft: Draft, prices: PriceList, problems: Sequence[Problem]) -> lis
         found += draft.bounds.window_problems(prices)
     if not any(place.startswith(("model", "provider", "context")) for place in wrong):
         found += draft.bounds.price_problems(prices)
+    for each in draft.agents.types:
+        needed = (place("agents", each.name), "model", "provider", "context", "limits")
+        if not any(at.startswith(needed) for at in wrong):
+            found += draft.bounds.agent_problems(each.agent, prices)
     return found
 
 
@@ -212,20 +169,30 @@ def _name(draft: Draft, path: Path, problems: list[Problem]) -> str:
 def _items(
     draft: Draft, name: str, folder: Path, source: Source, problems: list[Problem]
 ) -> list[items.Keyed]:
-    if draft.items is None:
-        return [(name, None)]
-    if draft.items.source == "glob" and source.folder is None and source.files is None:
-        return []
-    root = source.files if source.folder is None else source.folder
-    keyed, found = items.read(draft.items, folder, root or ())
-    problems += found
+    keyed, found = _keyed(draft, name, folder, source)
+    script = draft.provider == "scripted"
+    has_agents = bool(draft.agents.types)
+    problems += found or items.key_problems(
+        draft.items, keyed, scripted=script, has_agents=has_agents
+    )
     return keyed
+
+
+def _keyed(
+    draft: Draft, name: str, folder: Path, source: Source
+) -> tuple[list[items.Keyed], list[Problem]]:
+    if draft.items is None:
+        return [(name, None)], []
+    if draft.items.source == "glob" and source.folder is None and source.files is None:
+        return [], []
+    root = source.files if source.folder is None else source.folder
+    return items.read(draft.items, folder, root or ())
 
 
 def _runs(
     draft: Draft, folder: Path, keyed: Sequence[items.Keyed], problems: list[Problem]
 ) -> tuple[NewRun, ...]:
-    text = _text(draft.prompt, "prompt", folder, problems)
+    text = read_text(draft.prompt, ("prompt",), folder, problems)
     prompt_from = "prompt_file" if draft.prompt and draft.prompt.source == "file" else "prompt"
     prompts_of = _rendered(draft, text, prompt_from, "prompt", keyed, problems)
     message = draft.workspace.commit_message if draft.workspace else None
@@ -273,25 +240,7 @@ def _script(
     if draft.provider != "scripted" or not draft.script:
         return None
     keys = [key for key, _ in keyed]
-    script, found = load_script(folder / draft.script, check_script, keys)
+    types = [each.name for each in draft.agents.types]
+    script, found = load_script(folder / draft.script, check_script, keys, types)
     problems += found
     return script
-
-
-def _text(text: Text | None, name: str, folder: Path, problems: list[Problem]) -> str | None:
-    """The text itself, or None without one (or with a problem)."""
-    if text is None or text.source == "text":
-        return text.value if text else None
-    path = folder / text.value
-    content = ""
-    try:
-        content = read_bytes(path).decode().replace("\r\n", "\n")
-        problem = text_problem(content) if content.strip() else "is empty"
-    except OSError as error:
-        problem = f"cannot be read: {error.strerror or error}"
-    except UnicodeDecodeError:
-        problem = "is not UTF-8 text"
-    if problem:
-        problems.append(Problem(f"{name}_file", f"{path} {problem}"))
-        return None
-    return content

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ CheckScript = Callable[[Mapping[str, Any]], Sequence[Problem]]
 
 
 def load_script(
-    path: Path, check_script: CheckScript, keys: Sequence[str]
+    path: Path, check_script: CheckScript, keys: Sequence[str], types: Sequence[str] = ()
 ) -> tuple[Mapping[str, Any] | None, list[Problem]]:
     """Read a script file (TOML or JSON, by the end of its name).
 
@@ -26,6 +26,7 @@ def load_script(
         path: the file.
         check_script: says what is wrong with its contents.
         keys: the items' keys; each needs replies, its own or those of ``"*"``.
+        types: the names of the job's types of sub-agents.
 
     Returns:
         The contents, or None with problems.
@@ -33,9 +34,10 @@ def load_script(
     script, problem = _read(path)
     if problem:
         return None, [Problem("script", problem)]
-    problems = [
-        Problem("script", f"{path.name}: {found}") for found in check_script(script)
-    ] or _without_replies(script, keys, path.name)
+    problems = [Problem("script", f"{path.name}: {found}") for found in check_script(script)] or [
+        *_without_replies(script, keys, path.name),
+        *_of_no_type(script, types, path.name),
+    ]
     return (None if problems else script), problems
 
 
@@ -46,6 +48,16 @@ def _without_replies(script: Mapping[str, Any], keys: Sequence[str], name: str) 
     others = f" and {len(silent) - 1:,} more" if len(silent) > 1 else ""
     message = f"{name} has no replies for the item {shown(silent[0])}{others}, and none under '*'"
     return [Problem("script", message)]
+
+
+def _of_no_type(script: Mapping[str, Any], types: Sequence[str], name: str) -> Iterator[Problem]:
+    there = f"there are {', '.join(types)}" if types else "the job has none"
+    for key in script:
+        if key.startswith("@") and key[1:] not in types:
+            message = (
+                f"{name} has replies under {shown(key)}, which is no type of sub-agent: {there}"
+            )
+            yield Problem("script", message)
 
 
 def _read(path: Path) -> tuple[dict[str, Any], str | None]:

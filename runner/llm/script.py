@@ -16,6 +16,9 @@ A reply is a table with any of:
 As TOML: ``[["src/a.py"]]`` begins a reply. A text under the name ``summary`` is what the model says
 when a conversation has become too long and it is to sum it up; a list there is the replies of an item
 with that key.
+
+A sub-agent has the replies under its own key (``"src/a.py+2"`` is the second that the run of
+``src/a.py`` starts), or those under ``@`` and the name of its type (``"@reviewer"``).
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from runner.core.spec import ANY_ITEM
 from runner.errors import Problem
 
 SUMMARY = "summary"
+AGENT = "@"  # what the keys of sub-agents' replies, by their types, begin with
 
 _TEXTS = ("text", "thinking", "stop_reason")
 _REPLY = frozenset({*_TEXTS, "tools", "delay", "usage", "error"})
@@ -46,6 +50,8 @@ def check_script(script: Any) -> list[Problem]:
 
 def _check_list(key: str, replies: Any) -> Iterator[Problem]:
     place = f"script.{key}"
+    if key == AGENT:
+        yield Problem(place, f'names no type of sub-agent: write "{AGENT}" and its name')
     if key == SUMMARY and isinstance(replies, str):
         if not replies.strip():
             yield Problem(place, "must be a text that is not blank, or a list of replies")

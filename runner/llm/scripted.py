@@ -20,7 +20,7 @@ from runner.core.conversation import (
 from runner.core.spec import ANY_ITEM
 from runner.engine.ports import Interrupt
 from runner.errors import ModelCallError
-from runner.llm.script import SUMMARY
+from runner.llm.script import AGENT, SUMMARY
 
 BYTES_PER_TOKEN = 4
 _PLAIN_SUMMARY = "What came before went as the script says; the next line follows."
@@ -73,9 +73,10 @@ class ScriptedModel:
         return {"text": given if isinstance(given, str) else _PLAIN_SUMMARY}
 
     def _due(self, request: ModelRequest) -> Mapping[str, Any]:
+        anyone = f"{AGENT}{request.agent_type}" if request.agent_type else ANY_ITEM
         replies = self._script.get(request.item_key)
         if not isinstance(replies, Sequence) or isinstance(replies, str):
-            replies = self._script.get(ANY_ITEM, ())
+            replies = self._script.get(anyone, ())
         if request.reply_number < len(replies):
             due: Mapping[str, Any] = replies[request.reply_number]
             return due
@@ -94,7 +95,7 @@ def _blocks(reply: Mapping[str, Any], request: ModelRequest) -> tuple[Block, ...
         blocks.append(thinking)
     if "text" in reply:
         blocks.append({"type": "text", "text": reply["text"]})
-    suffix = request.run_id.rpartition("_")[2]
+    suffix = request.run_id.rpartition("_")[2].replace(".", "-")
     for index, call in enumerate(_calls(reply)):
         call_id = f"toolu_{suffix}_{request.reply_number}_{index}"
         arguments = dict(call.get("input", {}))

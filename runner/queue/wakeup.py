@@ -13,7 +13,7 @@ FUNCTION_NAME = "runner.wake_up"
 nothing that is named in Redis. A stock RQ worker on this queue fails the wake-up, and the
 dispatcher rings again."""
 
-_RUN_ID = re.compile(r"run_[0-9a-z]{26}", re.ASCII)
+_RUN_ID = re.compile(r"run_[0-9a-z]{26}(\.[0-9]{1,4}){0,3}", re.ASCII)
 _LONGEST_DATA = 4096
 
 

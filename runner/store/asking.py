@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from runner.core.events import summarise_input, visible
+from runner.core.hooks.verdict import asks
 from runner.core.journal import Call, RunView
 from runner.core.permissions import Decision, Request, digest_of
 from runner.core.permissions.suggestion import suggest
@@ -16,6 +17,8 @@ from runner.store.tables import approvals
 # A question about what became of a call is no question about such calls: the two are not answered
 # together, and no rule answers it.
 _OF_OUTCOME = " (outcome unknown)"
+# Nor does a rule answer what a hook asks.
+_OF_HOOK = " (a hook asks)"
 
 _UNANSWERED: dict[str, Any] = {
     "answer": None,
@@ -44,7 +47,11 @@ class Questions:
 
     def ask(self, view: RunView, call: Call, decision: Decision) -> None:
         """Whether a call may run."""
-        self._insert(view, call, self._question(view, call, decision))
+        question = self._question(view, call, decision)
+        if asks(view, call):
+            key = question["group_key"] + _OF_HOOK
+            question |= {"group_key": key, "suggested_rule": "", "by_hook": True}
+        self._insert(view, call, question)
 
     def ask_again(self, view: RunView, call: Call, decision: Decision) -> None:
         """Whether a call runs again of which nobody knows what it did. It had one question at most

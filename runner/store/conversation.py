@@ -43,12 +43,13 @@ RulesOf = Callable[[int], tuple[Rule, ...]]
 
 
 def load_conversation(
-    connection: Connection, run_id: str, rules_of: RulesOf
+    connection: Connection, run_id: str, rules_of: RulesOf, *, closed: bool = True
 ) -> tuple[tuple[Message, ...], tuple[Call, ...]]:
     """The whole messages of a run, and the last reply's calls while any of them has no result.
 
     Args:
         rules_of: finds the rules that calls were decided on by.
+        closed: its last turn is over once all of them have results: no hook is still to run for them.
     """
     contents: dict[int, dict[int, Any]] = {}
     roles: dict[int, Any] = {}
@@ -56,7 +57,9 @@ def load_conversation(
         contents.setdefault(row.message, {})[row.position] = row.content
         roles[row.message] = row.role
     reply = max((number for number, role in roles.items() if role == "assistant"), default=None)
-    calls = () if reply is None else _open_calls(connection, run_id, reply, contents, rules_of)
+    calls: tuple[Call, ...] = ()
+    if reply is not None:
+        calls = _open_calls(connection, run_id, reply, contents, rules_of, closed=closed)
     whole = [n for n in contents if not (calls and reply is not None and n > reply)]
     return tuple(Message(roles[n], tuple(contents[n].values())) for n in whole), calls
 
@@ -67,9 +70,11 @@ def _open_calls(
     reply: int,
     contents: dict[int, dict[int, Any]],
     rules_of: RulesOf,
+    *,
+    closed: bool,
 ) -> tuple[Call, ...]:
     rows = find(connection, _CALLS, {"run": run_id, "reply": reply})
-    if all(row.ended_at is not None for row in rows):
+    if not rows or (closed and all(row.ended_at is not None for row in rows)):
         return ()
     uses = tool_uses(contents[reply].values())
     answers = answers_to(connection, run_id, reply)
@@ -86,6 +91,8 @@ def _open_calls(
             interrupted=row.interrupted,
             asked_again=row.asked_again,
             result=results.get(row.position),
+            outcome=row.outcome,
+            updated_input=row.updated_input,
         )
         for row, use in zip(rows, uses, strict=True)
     )
@@ -93,9 +100,16 @@ def _open_calls(
 
 def _decision(row: Any, rules_of: RulesOf) -> Decision:
     snapshot = row.decision_snapshot or 1
-    rules = (rule for rule in rules_of(snapshot) if rule.position == row.rule_position)
-    grounds = tuple(Ground(rule, "") for rule in rules)
-    return Decision(row.decision, grounds, snapshot, row.decision_reason or "")
+    grounds = tuple(Ground(rule, "") for rule in rules_of(snapshot) if _decided(row, rule))
+    return Decision(row.decision, grounds[:1], snapshot, row.decision_reason or "")
+
+
+def _decided(row: Any, rule: Rule) -> bool:
+    """Whether a decision rests on a rule: the job's have a place in it, those of a type of sub-agent are
+    known by what they say."""
+    if row.rule_position is not None:
+        return bool(rule.position == row.rule_position)
+    return rule.position is None and bool((rule.text, rule.effect) == (row.rule, row.decision))
 
 
 def answers_to(connection: Connection, run_id: str, reply: int) -> dict[int, Answer]:

@@ -14,7 +14,8 @@ from typing import Literal
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 _RANDOM_BITS = 80
-_CALL_ID = re.compile(r"call_([0-9a-z]+)_([0-9]{1,9})_([0-9]{1,9})")  # what an INTEGER can hold
+# A child's id goes on with its numbers in its parents. INTEGER can hold nine digits.
+_CALL_ID = re.compile(r"call_([0-9a-z]+(?:\.[0-9]{1,9})*)_([0-9]{1,9})_([0-9]{1,9})")
 
 Kind = Literal["job", "run", "worker", "apr"]
 

@@ -8,29 +8,37 @@ the run; after it the purse is locked, if the job has one: in the order that ``s
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import Connection, bindparam, select
 
 from runner.core import decide
+from runner.core.agents.agent import lineage
 from runner.core.budget import Limits
 from runner.core.context.compaction import Compacted
-from runner.core.entries import Entry
-from runner.core.fold import fold
+from runner.core.entries import ChildrenStarted, Entry
+from runner.core.files.instructions import with_instructions
+from runner.core.fold import Applied, fold
+from runner.core.hooks.lookup import end_turns
 from runner.core.journal import Call, QueuedMessage, RunView
 from runner.core.permissions import Answer
 from runner.core.prices import Tariff
-from runner.core.run import Lease
+from runner.core.run import Ended, Lease, Waiting
 from runner.core.spec import JobSpec
 from runner.core.steps import Effect
 from runner.engine.ports import Observer, Stored
-from runner.errors import LeaseLost, StaleView
+from runner.errors import LeaseLost, StaleView, UnreachableError
 from runner.store import purse as money
 from runner.store import warming
+from runner.store.children.reading import children_waited_for, family_of
+from runner.store.children.starting import lock_tree, start_children
+from runner.store.children.waking import wake
 from runner.store.compactions import load_compacted
 from runner.store.conversation import answers_to, load_conversation
 from runner.store.database import Database
+from runner.store.hooks import load_hook_runs, load_instructions
 from runner.store.job_cache import JobCache, JobReader
 from runner.store.progress import counted, progress_from_row, progress_to_json
 from runner.store.rows import Rows
@@ -130,11 +138,11 @@ class StoredJournal:
             purse = money.lock(connection, row.job_id) if view.spec.budget.is_set else None
             before = replace(_as_it_stands(connection, jobs_read, row, view), purse=purse)
             now = self._now()
-            applied, effect = fold(before, entries), None
-            if draining is not None:
-                after = applied[-1].after if applied else before
-                decided, effect = decide.advance(after, now, draining)
-                applied += decided
+            applied, effect = _what_follows(before, entries, now, draining)
+            if any(isinstance(one.entry, ChildrenStarted) for one in applied):
+                lock_tree(connection, lease.run_id)
+                before = _as_its_tree_stands(connection, before)
+                applied, effect = _what_follows(before, entries, now, draining)
             if not applied:
                 return before, effect, jobs_read
             after = replace(applied[-1].after, revision=before.revision + 1)
@@ -146,15 +154,30 @@ class StoredJournal:
             if after.purse is not None and after.purse != purse:
                 writes.change(purses, money.sums(after.purse), job_id=row.job_id)
             writes.run(connection)
+            start_children(connection, jobs_read, applied, now)
             if before.progress.warms and (after.outcome is not None or not after.progress.warms):
                 warming.let_siblings_start(connection, row.job_id, now)
             return after, effect, jobs_read
 
         after, effect, jobs_read = self._database.write(work)
         jobs_read.keep()
+        self._wake(after)
         if self._observer is not None and stored is not None:
             self._observer.stored(stored)
         return after, effect
+
+    def _wake(self, view: RunView) -> None:
+        """Have a parent see that the run has ended, or the run itself that those it waits for have since
+        it was loaded. Should this fail, a dispatcher finds it."""
+        woken = None
+        match view.outcome:
+            case Ended() if view.depth:
+                woken = lineage(view.run_id)[-2]
+            case Waiting("children"):
+                woken = view.run_id
+        if woken is not None:
+            with suppress(UnreachableError):
+                wake(self._database, woken, self._now())
 
     def _guard(self, connection: Connection, lease: Lease, view: RunView) -> Any:
         held = {"run": lease.run_id, "lease_attempt": lease.attempt}
@@ -173,13 +196,22 @@ def _load(connection: Connection, jobs_read: JobReader, lease: Lease) -> RunView
     if not found:
         raise LeaseLost(f"attempt {lease.attempt} no longer holds {lease.run_id}")
     (row,) = found
-    spec = jobs_read.spec(row.job_id)
+    spec = jobs_read.spec_of_run(row.job_id, row.id)
     if row.model is not None:
         spec = replace(spec, model=row.model)
+    progress = progress_from_row(row)
+    if progress.instructed:
+        read = load_instructions(connection, row.id)
+        spec = replace(spec, system=with_instructions(spec.system, read))
+    hooked = progress.hooked
     messages, calls = load_conversation(
-        connection, row.id, lambda snapshot: jobs_read.rules(row.job_id, snapshot)
+        connection,
+        row.id,
+        lambda snapshot: jobs_read.rules_in(row.job_id, row.id, snapshot),
+        closed=not end_turns(spec) or hooked.closed >= progress.turns,
     )
-    return RunView(
+    progress = counted(progress, spec, messages, calls)
+    view = RunView(
         run_id=row.id,
         item_key=row.item_key,
         attempt=row.attempt,
@@ -189,19 +221,40 @@ def _load(connection: Connection, jobs_read: JobReader, lease: Lease) -> RunView
         submitted_at=row.created_at,
         messages=messages,
         calls=calls,
-        progress=counted(progress_from_row(row), spec, messages, calls),
+        progress=progress,
         compacted=load_compacted(connection, row.id) if row.compaction_count else Compacted(),
         queued=_undelivered(connection, lease.run_id) if row.queued_count else (),
         pause_requested=row.pause_requested,
         answer_count=row.answer_count,
         revision=row.revision,
+        depth=row.depth,
+        agent_type=row.agent_type or "",
+        hook_runs=load_hook_runs(connection, row.id, hooked.past)
+        if hooked.count > hooked.past
+        else (),
+    )
+    return _with_children(connection, view) if row.depth or progress.children else view
+
+
+def _with_children(connection: Connection, view: RunView) -> RunView:
+    """The view with its children as they stand. What they give is looked at here alone: the workspace
+    is recorded once a run is loaded, and what they changed in it since would be taken for the next
+    call's doing."""
+    family = family_of(connection, view.run_id)
+    reply = len(view.messages) - 1 if view.calls else None
+    whole = view.progress.split == "whole"
+    children = children_waited_for(connection, family, reply, whole=whole)
+    return replace(
+        view, children=children, held_by_children=family.held, tree_size=family.tree_size
     )
 
 
 def limits_of(row: Any, spec: JobSpec) -> Limits:
     """The limits of a run: those of its job, with what its own row says instead."""
+    own = {"deadline": row.deadline} if row.depth else {}
     return replace(
         spec.limits,
+        **own,
         max_turns=row.max_turns,
         token_ceiling=row.token_ceiling,
         cost_ceiling_usd=row.cost_ceiling_usd,
@@ -217,7 +270,7 @@ def _as_it_stands(connection: Connection, jobs_read: JobReader, row: Any, view: 
         calls = tuple(_answered(call, answers.get(call.index)) for call in calls)
     if row.rules_snapshot != policy.snapshot:
         policy = jobs_read.policy(row.job_id, run_id, row.rules_snapshot)
-    return replace(
+    view = replace(
         view,
         calls=calls,
         policy=policy,
@@ -225,6 +278,24 @@ def _as_it_stands(connection: Connection, jobs_read: JobReader, row: Any, view: 
         queued=_undelivered(connection, run_id) if row.queued_count else (),
         pause_requested=row.pause_requested,
     )
+    return _as_its_tree_stands(connection, view) if view.progress.children else view
+
+
+def _as_its_tree_stands(connection: Connection, view: RunView) -> RunView:
+    """The view with what its children use by now, and how many runs its tree has."""
+    family = family_of(connection, view.run_id)
+    return replace(view, held_by_children=family.held, tree_size=family.tree_size)
+
+
+def _what_follows(
+    view: RunView, entries: Sequence[Entry], now: float, draining: bool | None
+) -> tuple[list[Applied], Effect | None]:
+    """The entries, and what is decided after them if anything is to be (``draining`` says whether)."""
+    applied = fold(view, entries)
+    if draining is None:
+        return applied, None
+    decided, effect = decide.advance(applied[-1].after if applied else view, now, draining)
+    return applied + decided, effect
 
 
 def _answered(call: Call, answer: Answer | None) -> Call:

@@ -10,6 +10,7 @@ from runner.core.budget import Reservation
 from runner.core.context.window import estimate
 from runner.core.conversation import Message, Usage
 from runner.core.ending.verify import Verification
+from runner.core.hooks.run import Hooked
 from runner.core.journal import Call, Failure, Fullness, OpenCall, Pace, Progress, Stop
 from runner.core.spec import JobSpec
 
@@ -34,6 +35,10 @@ def progress_to_json(progress: Progress) -> dict[str, Any]:
         "submitted": progress.submitted,
         "result_nudges": progress.result_nudges,
         "delivered": progress.delivered,
+        "children": progress.children,
+        "split": progress.split,
+        "hooked": _fields(progress.hooked),
+        "instructed": progress.instructed,
         "fullness": _fields(progress.fullness),
         "pace": _fields(progress.pace),
         "stop": _fields(progress.stop),
@@ -49,7 +54,7 @@ def progress_to_json(progress: Progress) -> dict[str, Any]:
 
 
 def _fields(
-    value: Stop | Failure | Fullness | Pace | Reservation | Verification | None,
+    value: Stop | Failure | Fullness | Pace | Reservation | Verification | Hooked | None,
 ) -> dict[str, Any] | None:
     return None if value is None else {name: getattr(value, name) for name in value.__slots__}
 
@@ -59,7 +64,7 @@ def progress_from_row(row: Any) -> Progress:
     data = dict(row.progress)
     stop, failure, open_call = data.pop("stop"), data.pop("failure"), data.pop("open_call")
     fullness, pace = data.pop("fullness", {}), data.pop("pace", {})
-    verification = data.pop("verification", None)
+    verification, hooked = data.pop("verification", None), data.pop("hooked", {})
     return Progress(
         **data,
         turns=row.turns,
@@ -69,6 +74,7 @@ def progress_from_row(row: Any) -> Progress:
         charged_tokens=row.charged_tokens,
         fullness=Fullness(**fullness),
         pace=Pace(**pace),
+        hooked=Hooked(**hooked),
         verification=Verification(**verification) if verification else None,
         stop=Stop(**stop) if stop else None,
         failure=Failure(**failure) if failure else None,

@@ -19,9 +19,13 @@ from runner.core.conversation import (
 )
 from runner.core.entries import (
     CallsDecided,
+    ChildrenStarted,
     ContextCompacted,
     Delivered,
     Entry,
+    HookFinished,
+    HookStarted,
+    InstructionsRead,
     ModelCallFailed,
     ModelCallStarted,
     ModelReplied,
@@ -32,6 +36,7 @@ from runner.core.entries import (
     ToolFinished,
     ToolsStarted,
     TreeRecorded,
+    TurnEnded,
     UserMessageAdded,
     VerificationStarted,
     Verified,
@@ -44,6 +49,7 @@ from runner.core.permissions import Decision
 from runner.core.run import Ended, Lease, Outcome, Requeued, Waiting
 from runner.store.asking import Questions
 from runner.store.compactions import compaction_row
+from runner.store.hooks import HookRows
 from runner.store.model_calls import (
     failure_changes,
     reply_changes,
@@ -88,6 +94,7 @@ class Rows:
         self._outputs: list[dict[str, Any]] = []
         self._compactions: list[dict[str, Any]] = []
         self._questions = Questions(lease.run_id, job_id, now)
+        self._hooks = HookRows(lease.run_id, lease.attempt, now)
         self._delivered: dict[int, int] = {}
         self._verifications: list[dict[str, Any]] = []
         self._verified: dict[int, dict[str, Any]] = {}
@@ -129,8 +136,14 @@ class Rows:
                 self._add_summary(view, entry)
             case ContextCompacted(compaction):
                 self._add_compaction(view, compaction, None)
-            case TimeWorked():
-                pass  # the run's progress holds the sum
+            case TimeWorked() | TurnEnded():
+                pass  # the run's progress says so
+            case HookStarted():
+                self._hooks.start(view, entry)
+            case HookFinished():
+                self._finish_hook(view, entry)
+            case InstructionsRead():
+                self._hooks.instruct(entry)
             case CallsDecided(decisions):
                 for index, decision in decisions.items():
                     self._decide_call(view, index, decision)
@@ -142,6 +155,10 @@ class Rows:
                 self._questions.ask_again(view, view.calls[index], decision)
             case ToolsStarted(indexes):
                 self._start_calls(view, indexes)
+            case ChildrenStarted(children):
+                # Their own rows are stored after those that they may be copies of.
+                asking = {child.index for child in children if child.index is not None}
+                self._start_calls(view, sorted(asking))
             case ToolFinished():
                 self._finish_call(view, entry)
             case TreeRecorded(tree):
@@ -232,6 +249,14 @@ class Rows:
             self._verified[entry.number] = verified_changes(entry, self._attempt, self._now)
             self._note_result()
 
+    def _finish_hook(self, view: RunView, entry: HookFinished) -> None:
+        self._hooks.finish(entry)
+        updated = entry.result.updated_input
+        (run,) = (run for run in view.hook_runs if run.number == entry.number)
+        if updated is not None and run.index is not None:
+            self._change_call(view, run.index, updated_input=updated)
+        self._note_result()
+
     def _finish_call(self, view: RunView, entry: ToolFinished) -> None:
         result, message = entry.result, len(view.messages)
         self.denials += result.outcome == "denied"
@@ -321,6 +346,7 @@ class Rows:
         ):
             writes.insert(table, rows)
         self._questions.add_to(writes)
+        self._hooks.add_to(writes)
         for (message, position), changes in self._changed_calls.items():
             key = {"run_id": self._run_id, "message": message, "position": position}
             writes.change(tool_calls, changes, **key)

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from sqlalchemy import Connection, Row, func, insert, select, update
 
+from runner.core.agents.agent import lineage
 from runner.core.author import Author
 from runner.core.events import shorten, signed_event
 from runner.core.permissions import Effect, Place, Policy, Rule, Setting
@@ -106,14 +107,29 @@ def rules_at(connection: Connection, job_id: str, snapshot: int) -> tuple[Rule, 
     return tuple(Rule(*row) for row in connection.execute(query))
 
 
-def policy_for(rules: Sequence[Rule], run_id: str, spec: JobSpec, snapshot: int) -> Policy:
-    """What holds for one run: the rules of its job and its own, and the job's default.
+def policy_for(
+    rules: Sequence[Rule],
+    run_id: str,
+    spec: JobSpec,
+    snapshot: int,
+    types: Sequence[str] = (),
+) -> Policy:
+    """What holds for one run: the rules of its job, its own and those of the runs that it works for,
+    and the job's default; for a sub-agent, no more than its types let it.
 
     Args:
         rules: of the job's snapshot, as ``rules_at`` gives them.
+        types: of the job's, from the outermost on, as ``store.children.types`` gives them.
     """
-    own = tuple(rule for rule in rules if rule.run_id in (None, run_id))
-    return Policy(own, spec.asking.default, snapshot)
+    line = (None, *lineage(run_id))
+    policy = Policy(
+        tuple(rule for rule in rules if rule.run_id in line), spec.asking.default, snapshot
+    )
+    for name in types:
+        agent = spec.agent(name)
+        assert agent is not None, name
+        policy = policy.narrowed(name, agent.rules)
+    return policy
 
 
 def list_rules(database: Database, job_id: str) -> list[StoredRule]:

@@ -22,6 +22,7 @@ from sqlalchemy import (
 from runner.core.author import RUNNER
 from runner.core.events import Event, signed_event
 from runner.core.run import Lease
+from runner.store.children.ready import IS_READY
 from runner.store.database import Database
 from runner.store.statement import Statement, Writes
 from runner.store.tables import events, runs, workers
@@ -288,6 +289,7 @@ _UNFINISHED = (
                     *(runs.c.reason == reason for reason in WAITS_FOR_SIBLINGS),
                 ),
             ),
+            IS_READY,
         )
     )
     .limit(1)
@@ -295,7 +297,8 @@ _UNFINISHED = (
 
 
 def unfinished(database: Database, now: float) -> bool:
-    """Whether any run is being worked, is due now, or waits for a moment until its siblings let it."""
+    """Whether any run is being worked, is due now, or waits for a moment until its siblings let it, or
+    somebody sees that its sub-agents have ended."""
     return bool(database.find(_UNFINISHED, {"now": now}))
 
 

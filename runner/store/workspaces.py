@@ -13,10 +13,15 @@ from runner.core.author import Author
 from runner.core.events import shorten, signed_event
 from runner.core.files.workspace import Workspace
 from runner.core.run import ENDED, Lease
+from runner.core.spec import JobSpec
 from runner.errors import LeaseLost
 from runner.store.database import Database
+from runner.store.job_cache import JobCache, JobReader
 from runner.store.runs import add_event
+from runner.store.statement import find
 from runner.store.tables import jobs, run_items, run_workspaces, runs
+
+SNAPSHOTS = "snap_"  # what ids of workspaces begin with whose trees are on one host
 
 _MOST_IDS = 500
 _LONGEST_TEXT = 1_000
@@ -58,8 +63,6 @@ _ASSIGNMENT = (
         jobs.c.name,
         runs.c.item_key,
         runs.c.model,
-        jobs.c.spec["model"].as_string().label("job_model"),
-        jobs.c.spec["workspace"].label("asked"),
         runs.c.workspace_path,
         runs.c.start_tree,
         run_items.c.commit_message,
@@ -76,16 +79,30 @@ _ASSIGNMENT = (
 )
 
 
-def assignment_of(database: Database, run_id: str) -> Assignment:
-    """What is stored of a run's workspace. Raises ``UnreachableError``."""
-    (row,) = database.find(_ASSIGNMENT, {"run": run_id})
+def assignment_of(database: Database, run_id: str, cache: JobCache | None = None) -> Assignment:
+    """What is stored of a run's workspace.
+
+    Args:
+        cache: of what the runs of a job share.
+
+    Raises:
+        UnreachableError: the database does not answer.
+    """
+
+    def work(connection: Connection) -> tuple[Any, JobSpec, JobReader]:
+        (row,) = find(connection, _ASSIGNMENT, {"run": run_id})
+        jobs_read = (cache or JobCache()).on(connection)
+        return row, jobs_read.spec_of_run(row.job_id, run_id), jobs_read
+
+    row, spec, jobs_read = database.read(work)
+    jobs_read.keep()
     return Assignment(
         run_id=run_id,
         job_id=row.job_id,
         job_name=row.name,
         item_key=row.item_key,
-        model=row.model or row.job_model,
-        asked=Workspace.from_json(row.asked) if row.asked else None,
+        model=row.model or spec.model,
+        asked=spec.workspace,
         path=row.workspace_path,
         commit_message=row.commit_message,
         start_tree=row.start_tree,
@@ -196,16 +213,18 @@ def others_have(database: Database, run_id: str, branch: str) -> bool:
     return database.read(lambda connection: connection.execute(query).first()) is not None
 
 
-_ORIGIN = select(runs.c.fork_of).where(runs.c.id == bindparam("run"))
+_ORIGIN = select(runs.c.fork_of, runs.c.parent_run).where(runs.c.id == bindparam("run"))
 
 
 def origins(database: Database, run_id: str) -> list[str]:
-    """The run that a run was forked from, the one that that was forked from, and so on."""
+    """The run whose files a run began with, as a fork of it or a sub-agent, the one whose that began
+    with, and so on."""
     found: list[str] = []
     while rows := database.find(_ORIGIN, {"run": found[-1] if found else run_id}):
-        if rows[0].fork_of is None:
+        origin = rows[0].fork_of or rows[0].parent_run
+        if origin is None:
             break
-        found.append(rows[0].fork_of)
+        found.append(origin)
     return found
 
 
@@ -234,9 +253,7 @@ _STORED = (
         runs.c.item_key,
         runs.c.state,
         runs.c.attempt,
-        runs.c.progress["tree"].as_string().label("tree"),
-        runs.c.progress["delivered"].as_string().label("delivered"),
-        jobs.c.spec["workspace"].label("asked"),
+        runs.c.progress,
         run_workspaces.c.store_id,
         run_workspaces.c.path,
         run_workspaces.c.branch,
@@ -266,15 +283,16 @@ def on_host(
         mine = [run_workspaces.c.store_id == store_id]
         for start in range(0, len(run_ids), _MOST_IDS):
             mine.append(runs.c.id.in_(run_ids[start : start + _MOST_IDS]))
+        jobs_read = JobCache().on(connection)
         for condition in mine:
             for row in connection.execute(query.where(condition)):
-                found[row.id] = _stored(row)
+                found[row.id] = _stored(row, jobs_read.spec_of_run(row.job_id, row.id))
 
     database.read(work)
     return [found[run_id] for run_id in sorted(found)]
 
 
-def _stored(row: Any) -> StoredWorkspace:
+def _stored(row: Any, spec: JobSpec) -> StoredWorkspace:
     return StoredWorkspace(
         run_id=row.id,
         job_id=row.job_id,
@@ -282,8 +300,8 @@ def _stored(row: Any) -> StoredWorkspace:
         item_key=row.item_key,
         state=row.state,
         attempt=row.attempt,
-        asked=Workspace.from_json(row.asked) if row.asked else None,
-        tree=row.tree,
-        delivered=row.delivered,
+        asked=spec.workspace,
+        tree=row.progress.get("tree"),
+        delivered=row.progress.get("delivered"),
         kept=_kept(row),
     )

@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 import tempfile
 from pathlib import Path
 
+from runner.core.plain import plain
+
 MOST_CHARACTERS = 50_000
 NO_OUTPUT = "(no output)"
-
-# Every control character but tab and newline, and what UTF-8 cannot hold.
-_HARMFUL = re.compile(r"\r\n?|[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-
-
-def visible(text: str) -> str:
-    """The text with control characters written as escapes (``\\x1b``), carriage returns as line ends,
-    and lone surrogates replaced."""
-    return _HARMFUL.sub(_spell, text)
 
 
 def present(
@@ -43,7 +35,7 @@ def present(
         ending = f"[only the first {len(printed):,} bytes of the output were kept]\n{ending}"
     room = MOST_CHARACTERS - len(ending) - 1
     if len(text) <= room:
-        shown = visible(text)
+        shown = plain(text)
         if len(shown) <= room:
             return _join(shown, ending.rstrip("\n")), None
     whole = text.encode("utf-8", "replace")
@@ -52,8 +44,8 @@ def present(
         f"{_where(copy, whole)} …]\n"
     )
     half = (room - len(note)) // 2
-    head = visible(text[:half])[:half]
-    tail = visible(text[-half:])[-half:]
+    head = plain(text[:half])[:half]
+    tail = plain(text[-half:])[-half:]
     return _join(head + note + tail, ending.rstrip("\n")), whole
 
 
@@ -92,13 +84,3 @@ def _join(shown: str, ending: str) -> str:
     if not ending:
         return shown
     return shown + ending if shown.endswith("\n") else f"{shown}\n{ending}"
-
-
-def _spell(harmful: re.Match[str]) -> str:
-    character = harmful[0]
-    if character in ("\r", "\r\n"):
-        return "\n"
-    if "\ud800" <= character <= "\udfff":
-        return "\ufffd"
-    code = ord(character)
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"

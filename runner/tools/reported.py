@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from runner.core.conversation import ToolOutcome, ToolResult
+from runner.core.plain import plain
 from runner.engine.ports import Interrupt, ToolCall
 from runner.tools.failure import ToolFailure
 from runner.tools.host.client import Start, ToolHost
-from runner.tools.output import present, visible
+from runner.tools.output import present
 
 _OUTCOMES: dict[bytes, ToolOutcome] = {
     b"succeeded": "succeeded",
@@ -38,7 +39,7 @@ def run_reporting(call: ToolCall, start: Start, host: ToolHost, interrupt: Inter
     word, newline, text = ended.output.partition(b"\n")
     outcome = _OUTCOMES.get(word)
     if not newline or outcome is None:
-        said = visible(ended.errors.decode("utf-8", "replace")[-_LAST_WORDS:]).strip()
+        said = plain(ended.errors.decode("utf-8", "replace")[-_LAST_WORDS:]).strip()
         how = (
             f"signal {-ended.exit_code}" if ended.exit_code < 0 else f"exit code {ended.exit_code}"
         )

@@ -46,18 +46,26 @@ def run(
     Raises:
         ToolFailure: it could not be started. Interrupted: it was cut.
     """
-    text = _checked(command.command)
+    text = checked(command.command)
     workspace = command.surroundings.workspace
     if workspace is None:
         raise ToolFailure("this job has no workspace, so there is no folder to run commands in")
-    path = shutil.which("bash", path=environment.get("PATH"))
-    if path is None:
-        raise ToolFailure("bash is not on the PATH of this worker: it has to be installed there")
-    start = Start([path, "-c", text], workspace, command.run_id, command.timeout, merge=True)
+    start = Start(
+        [bash_path(environment), "-c", text], workspace, command.run_id, command.timeout, merge=True
+    )
     return _result(command, host.call(start, interrupt), hint)
 
 
-def _checked(command: str) -> str:
+def bash_path(environment: Mapping[str, str]) -> str:
+    """Where bash is. Raises ``ToolFailure`` when it is not there."""
+    path = shutil.which("bash", path=environment.get("PATH"))
+    if path is None:
+        raise ToolFailure("bash is not on the PATH of this worker: it has to be installed there")
+    return path
+
+
+def checked(command: str) -> str:
+    """The command. Raises ``ToolFailure`` when it cannot be passed to a process."""
     if "\0" in command:
         raise ToolFailure("the command contains a NUL character: leave it out", "invalid_input")
     size = len(command.encode("utf-8", "surrogatepass"))

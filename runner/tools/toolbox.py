@@ -10,15 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from runner.core.conversation import Tool, ToolResult
+from runner.core.entries import InstructionsRead
+from runner.core.hooks.answer import Said
 from runner.core.permissions import Setting, digest_of
-from runner.engine.ports import Command, Interrupt, Surroundings, ToolCall
+from runner.engine.ports import Command, HookCall, Interrupt, Surroundings, ToolCall
 from runner.tools import shell
 from runner.tools.checking import has_patterns, problem_found_apart
 from runner.tools.environment import tool_environment
 from runner.tools.failure import ToolFailure
 from runner.tools.files import editing, permission, reading
 from runner.tools.files.places import Places
+from runner.tools.hooks import run_hook
 from runner.tools.host.client import WATCHDOG_SECONDS, ToolHost
+from runner.tools.instructions import read_instructions
 from runner.tools.output import present, restore_output
 from runner.tools.own.source import OwnSource
 from runner.tools.own.tool import run_own
@@ -120,6 +124,23 @@ class LocalTools:
             lambda: shell.run(command, self.host, self.environment, interrupt),
             command.surroundings.outputs / f"{command.name}{_OUTPUT_SUFFIX}",
         )
+
+    def hook(self, call: HookCall, interrupt: Interrupt) -> Said:
+        """Run a hook of the job to its end, whatever that is.
+
+        Raises:
+            Interrupted: ``interrupt`` was set, or the watchdog cut the hook (``dropped``); all processes
+                of it are gone.
+        """
+        interrupt.check()
+        return run_hook(call, self.host, self.environment, interrupt)
+
+    def instructions(self, surroundings: Surroundings) -> InstructionsRead:
+        """What the workspace says to agents; nothing where there is none. Never raises."""
+        if surroundings.workspace is None:
+            return InstructionsRead(())
+        files, left_out = read_instructions(surroundings.workspace)
+        return InstructionsRead(tuple(files), tuple(left_out))
 
     def alive(self) -> None:
         """Say that this worker holds its leases. While calls are in hand this has to be said more

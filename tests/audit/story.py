@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import insert, select, text
+from sqlalchemy import insert, select, text, update
 
 from runner.core.author import Author
 from runner.core.budget import Limits
@@ -20,7 +20,7 @@ from runner.store.steer import jobs as jobs_store
 from runner.store.steer.approvals import Reply, answer, waiting
 from runner.store.steer.control import Target, cancel
 from runner.store.steer.fork import fork
-from runner.store.tables import jobs, metadata, run_workspaces, runs
+from runner.store.tables import hook_runs, jobs, metadata, run_workspaces, runs, tool_calls
 from tests.core.story import replied
 from tests.docs.happenings import play
 from tests.store.asked import BASH, run_ids
@@ -28,6 +28,7 @@ from tests.store.attempts import Attempt, claim, submit_one, tool_use
 from tests.store.attempts import text as says
 from tests.store.compacting import ask_for_summary, stand_in, summarise
 from tests.store.examples import NOW, SPEC, submission
+from tests.store.family import end_child, parent_with_two, start_child, work_child
 
 HOUR = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
 USAGE = Usage(
@@ -55,6 +56,7 @@ def tell(database: Database) -> None:
     ask(database)
     say_odd_things(database)
     pay(database)
+    delegate(database)
 
 
 def mend(database: Database) -> None:
@@ -163,6 +165,39 @@ def say_odd_things(database: Database) -> None:
     attempt.reply(tool_use(99, "Bash", command=True, file_path=5, path="p"), stop="tool_use")
     finish(attempt, ToolResult("no"))
     attempt.reply(says("Done."))
+
+
+def delegate(database: Database) -> None:
+    """A run has two sub-agents, and hooks run at what one of them does."""
+    _, first, second = parent_with_two(database)
+    work_child(database, start_child(database, second, 1, message=None, position=None))
+    end_child(database, first)
+    hook = {
+        "run_id": first,
+        "hook": 0,
+        "turn": 1,
+        "attempt": 1,
+        "started_at": NOW,
+        "ended_at": NOW + 2,
+        "duration": 2.0,
+        "outcome": "succeeded",
+        "exit_code": 0,
+    }
+    about = {"message": 1, "position": 1, "decision": "allow", "reason": "It is safe."}
+    trees = {"tree_before": "aaa", "tree_after": "bbb"}
+    said = {"context": "Mind the gap.", "output": "{}", "errors": "one\n", "stops": True}
+    rows = (
+        {**hook, "number": 1, "event": "PreToolUse", "name": "check.sh", **about},
+        {**hook, "number": 2, "event": "RunEnd", "name": "module:done", **trees, **said},
+    )
+    changed = update(tool_calls).where(tool_calls.c.run_id == first, tool_calls.c.position == 1)
+
+    def work(connection: Any) -> None:
+        for row in rows:
+            connection.execute(insert(hook_runs).values(row))
+        connection.execute(changed.values(updated_input={"file_path": "b"}))
+
+    database.write(work)
 
 
 def pay(database: Database) -> None:

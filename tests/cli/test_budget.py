@@ -16,7 +16,7 @@ from runner.core.prices import Rates, Tariff
 from runner.core.spec import JobSpec
 from runner.llm.prices import load_prices
 from runner.store.database import Database
-from runner.store.look import queries
+from runner.store.look.family.events import events_after
 from tests.cli.conftest import Result
 from tests.store.attempts import USAGE, claim, run_row, submit_one, text
 from tests.store.examples import SPEC
@@ -63,7 +63,7 @@ def test_a_raised_budget_wakes_what_waits_for_it(
     assert "1 run goes on" in raised.err
     assert f"runner run --resume {job_id}" in raised.err
     assert run_row(database, run_id).state == "queued"
-    last = queries.events_after(database, run_id, 0)[-1]
+    last = events_after(database, run_id, 0)[-1]
     assert (last["type"], last["data"]["by"]) == ("resumed", "lena")
 
 

@@ -76,6 +76,7 @@ def test_costs_are_told_by_any_of_them(
     assert {
         "job": job_of(database, run_id),
         "run": run_id,
+        "tree": run_id,
         "model": "claude-test",
         "day": "2023-11-14",
         "purpose": "turn",

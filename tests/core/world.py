@@ -10,12 +10,20 @@ from typing import Any
 from hypothesis import strategies as st
 
 from runner.core.context.summary import summarised
-from runner.core.conversation import Block, ModelReply, ToolResult, Usage
+from runner.core.conversation import (
+    Block,
+    ModelReply,
+    ToolResult,
+    Usage,
+    message_blocks,
+    tool_uses,
+)
 from runner.core.decide import advance
 from runner.core.entries import (
     PROMPT_TOO_LONG,
     Entry,
     ModelCallFailed,
+    ModelReplied,
     SummaryReplied,
     ToolFinished,
     ToolsStarted,
@@ -28,7 +36,7 @@ from runner.core.requests import summary_request
 from runner.core.run import Ended, Requeued, Waiting
 from runner.core.steps import CallModel, CountTokens, Done, Effect, LocateCalls, RunTools, Sleep
 from tests.core.sendable import faults
-from tests.core.story import replied, says, thinks, uses
+from tests.core.story import says, thinks, uses
 
 MOST_STEPS = 2_000
 RARE = ["refusal", "model_context_window_exceeded", "out_of_cheese"]
@@ -65,6 +73,7 @@ class World:
     steps: int = 0
     call_ids: int = 0
     names: tuple[str, ...] = ("Read", "Grep", "Edit", "Bash", "Deploy", "Nothing")
+    most_calls: int = 5
 
     def chance(self) -> bool:
         """Whether something goes wrong now."""
@@ -159,8 +168,16 @@ class World:
 
     def locate(self, indexes: set[int]) -> None:
         self.change_calls(
-            lambda call: replace(call, setting=Setting()) if call.index in indexes else call
+            lambda call: (
+                replace(call, setting=self.setting(call.name, call.input))
+                if call.index in indexes
+                else call
+            )
         )
+
+    def setting(self, name: str, arguments: Any) -> Setting:
+        """Where a call would run."""
+        return Setting()
 
     def change_calls(self, change: Callable[[Call], Call]) -> None:
         self.view = replace(self.view, calls=tuple(map(change, self.view.calls)))
@@ -205,7 +222,7 @@ class World:
         self.check_request()
         if not self.chance():
             is_summary = step.call.purpose == "summary"
-            self.append(self.summary(step) if is_summary else replied(self.reply(step)))
+            self.append(self.summary(step) if is_summary else self.replied(step))
         elif self.draw(st.booleans()):
             self.die()
         else:
@@ -240,13 +257,21 @@ class World:
         reason = self.draw(st.sampled_from(["end_turn", "end_turn", "max_tokens", "refusal"]))
         return summarised(self.view, ModelReply((says(text),), reason, self.usage(step), "m"))
 
+    def replied(self, step: CallModel) -> ModelReplied:
+        reply = self.reply(step)
+        calls = tool_uses(message_blocks(reply))
+        return ModelReplied(reply, tuple(self.setting(c["name"], c["input"]) for c in calls))
+
     def reply(self, step: CallModel) -> ModelReply:
         usage = self.usage(step)
         speech = self.draw(SPEECH)
-        asked = st.lists(st.tuples(st.sampled_from(self.names), INPUTS), max_size=5)
-        calls = [self.use(name, arguments) for name, arguments in self.draw(asked)]
+        asked = self.draw(st.lists(st.sampled_from(self.names), max_size=self.most_calls))
+        calls = [self.use(name, self.arguments(name)) for name in asked]
         reason = self.draw(st.sampled_from(REASONS_WITH_CALLS if calls else REASONS_WITHOUT))
         return ModelReply((*speech, *calls), reason, usage, "a-model")
+
+    def arguments(self, name: str) -> Any:
+        return self.draw(INPUTS)
 
     def use(self, name: str, arguments: Any) -> Block:
         self.call_ids += 1

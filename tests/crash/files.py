@@ -29,7 +29,8 @@ def check(record: Record, folder: Path, home: Path, variant: Scenario) -> None:
     if variant.workspace not in ("git", "copy"):
         return
     objects = folder / "workspace" / ".git" / "objects"
-    stores = _Stores(list(home.glob("snapshots/*.git")), objects)
+    clones = home.glob("repositories/*/objects")
+    stores = _Stores(list(home.glob("snapshots/*.git")), [objects, *clones])
     last = record.run.progress["tree"]
     _check_chain(record, last)
     for tree in sorted({call.tree_after for call in record.calls if call.tree_after}):
@@ -48,10 +49,11 @@ def check(record: Record, folder: Path, home: Path, variant: Scenario) -> None:
 class _Stores:
     """Where trees are: the git folder of a home, which has what its source has not."""
 
-    def __init__(self, folders: Sequence[Path], source: Path) -> None:
+    def __init__(self, folders: Sequence[Path], sources: Sequence[Path]) -> None:
         hold(len(folders) == 1, "snapshots are in one store", folders)
         self._folder = folders[0]
-        self._environment = {**os.environ, "GIT_ALTERNATE_OBJECT_DIRECTORIES": str(source)}
+        alternates = os.pathsep.join(map(str, sources))
+        self._environment = {**os.environ, "GIT_ALTERNATE_OBJECT_DIRECTORIES": alternates}
 
     def files(self, tree: str) -> dict[str, bytes]:
         """The files of a tree."""

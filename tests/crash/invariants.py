@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from runner.core.agents.agent import AGENT_TOOL
 from runner.core.ending.result import RESULT_TOOL
 from runner.core.prompts import OWN_TEXTS, VERIFY_TEXT
 from tests.crash import purse, questions, scenario, sent
@@ -20,9 +21,10 @@ _REPEATABLE = frozenset({"Read", "Grep", "note"})
 
 @dataclass
 class Served:
-    """What the model's side saw: the requests for a turn, how many there were for a summary, and what
-    was used: tokens, and billionths of a USD."""
+    """What the model's side saw: the requests for a turn, or only how many were ``asked``, how many
+    there were for a summary, and what was used: tokens, and billionths of a USD."""
 
+    asked: int = 0
     turns: list[Asked] = field(default_factory=list)
     summaries: int = 0
     refusals: list[str] = field(default_factory=list)
@@ -34,12 +36,12 @@ def check(record: Record, served: Served, variant: scenario.Scenario) -> None:
     """Raise ``Violation``, with everything that does not hold, unless it all does."""
     checks: tuple[Callable[[], None], ...] = (
         lambda: _check_end(record, variant),
-        lambda: _check_conversation(record, served),
+        lambda: check_conversation(record, served),
         lambda: _check_calls(record, variant),
         lambda: _check_side_effects(record, variant),
         lambda: _check_counters(record, served, variant),
         lambda: _check_messages(record),
-        lambda: _check_events(record),
+        lambda: check_events(record),
         lambda: questions.check(record, variant),
         lambda: sent.check(record, served.turns, variant),
         lambda: purse.check(record, variant),
@@ -62,7 +64,8 @@ def _check_end(record: Record, variant: scenario.Scenario) -> None:
     hold(run.bugs == 0, "an exception that nobody classified ended an attempt")
 
 
-def _check_conversation(record: Record, served: Served) -> None:
+def check_conversation(record: Record, served: Served) -> None:
+    """Raise ``Violation`` unless the API takes the conversation, with one result for each call."""
     hold(not served.refusals, "the API refused a request", *served.refusals)
     try:
         check_messages(record.messages, ())
@@ -180,7 +183,8 @@ def _is_our_own(text: str) -> bool:
     return text in OWN_TEXTS or text.startswith(VERIFY_TEXT.partition("{")[0])
 
 
-def _check_events(record: Record) -> None:
+def check_events(record: Record) -> None:
+    """Raise ``Violation`` unless the events tell each thing that happened once."""
     events, run = record.events, record.run
     numbers = [event.number for event in events]
     hold(numbers == list(range(1, run.event_count + 1)), "events have gaps", numbers)
@@ -222,7 +226,7 @@ def _check_tool_events(record: Record, events: Sequence[Any]) -> None:
     for name, call in calls.items():
         again = call.name in _REPEATABLE or call.tree_before is not None
         most = record.run.attempt if again else 1
-        least = int(call.outcome != "denied" and call.name != RESULT_TOOL)
+        least = int(call.outcome != "denied" and call.name not in (RESULT_TOOL, AGENT_TOOL))
         hold(least <= started[name] <= most * least, "tool_started", name, started[name])
 
 

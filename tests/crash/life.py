@@ -1,5 +1,5 @@
-"""The life of one worker process in the sweep: it works one run until that no longer waits for it,
-or until it is killed or frozen at the boundary that it was told."""
+"""The life of one worker process in the sweep: it works one run, and those that it starts, until they
+have ended, or until it is killed or frozen at the boundary that it was told."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import os
 import threading
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import select
 
 from runner.core.prices import Tariff, Terms
-from runner.core.run import Lease
+from runner.core.run import ENDED, Lease
 from runner.core.spec import JobSpec
 from runner.engine.attempt import Ports, run_attempt
 from runner.engine.ports import Command, Interrupt, ToolCall
@@ -23,6 +24,7 @@ from runner.llm.anthropic import AnthropicModel
 from runner.llm.prices import load_prices
 from runner.store import ids, losses, runs, workers
 from runner.store import tables as stored
+from runner.store.children import waking as children
 from runner.store.database import Database
 from runner.store.journal import StoredJournal
 from runner.store.look.outputs import tool_output
@@ -187,9 +189,11 @@ def _work(
         slots=1,
         now=clock.now(),
     )
-    while (due_at := _due_at(database, task.run_id)) is not None:
+    while (due := _next_due(database, task.run_id, clock)) is not None:
+        run_id, due_at = due
         clock.leap(due_at - clock.now())
-        lease = boundaries.around("runs.claim", lambda: _claim(task, database, clock))
+        claim = partial(_claim, task, run_id, database, clock)
+        lease = boundaries.around("runs.claim", claim)
         if lease is None:
             continue
         try:
@@ -201,18 +205,23 @@ def _work(
     return 0
 
 
-def _claim(task: Task, database: Database, clock: LeapingClock) -> Lease | None:
-    run = runs.look_at(database, task.run_id, clock.now())
+def _claim(task: Task, run_id: str, database: Database, clock: LeapingClock) -> Lease | None:
+    run = runs.look_at(database, run_id, clock.now())
     return runs.claim(database, run, task.worker_id, clock.now()) if run else None
 
 
-def _due_at(database: Database, run_id: str) -> float | None:
-    """When the run is due, after a person has answered what it waits for; None when it has ended."""
-    columns = (stored.runs.c.due_at, stored.runs.c.state, stored.runs.c.reason)
-    query = select(*columns).where(stored.runs.c.id == run_id)
+def _next_due(database: Database, root: str, clock: LeapingClock) -> tuple[str, float] | None:
+    """The run of the tree that is due first, and when, after a person has answered what others wait
+    for; None when all have ended. What a dispatcher does for parents is done here."""
+    columns = (stored.runs.c.id, stored.runs.c.due_at, stored.runs.c.state)
+    of_tree = (stored.runs.c.id == root) | (stored.runs.c.root_run == root)
+    query = select(*columns).where(of_tree)
     while True:
-        run = database.read(lambda connection: connection.execute(query).one())
-        if (run.state, run.reason) != ("waiting", "approval"):
-            due_at: float | None = run.due_at
-            return due_at
-        threading.Event().wait(_LOOK_SECONDS)
+        found = database.read(lambda connection: connection.execute(query).all())
+        if due := [(run.due_at, run.id) for run in found if run.state == "queued"]:
+            due_at, run_id = min(due)
+            return run_id, due_at
+        if all(run.state in ENDED for run in found):
+            return None
+        if not children.attend(database, clock.now()):
+            threading.Event().wait(_LOOK_SECONDS)

@@ -202,6 +202,11 @@ def cost_of(answer: Reply) -> int:
     return tariff.cost(usage, hour_cache=False)
 
 
+def failing(answer: Reply) -> Reply:
+    """The reply as it fails the first time."""
+    return replace(answer, broken=answer.fail_first[0])
+
+
 def with_usage(answer: Reply, prompt_tokens: int) -> Reply:
     """The reply, with tokens of all four kinds that are known exactly."""
     quarter = prompt_tokens // 4

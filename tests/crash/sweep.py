@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import Any, Literal
@@ -40,12 +41,156 @@ _FROZEN_WATCHDOG_SECONDS = 0.5
 _PATIENCE = 30.0
 
 
+class Iteration:
+    """One run, its model, and its two workers."""
+
+    def __init__(
+        self,
+        zygote: Zygote,
+        database: Database,
+        folder: Path,
+        run_id: str,
+        variant: scenario.Scenario,
+    ) -> None:
+        self._zygote = zygote
+        self.database = database
+        self.folder = folder
+        self.run_id = run_id
+        self._variant = variant
+        self.served = Served()
+        self._failed: set[int] = set()
+        self._frozen_at = 0.0
+        self._said = False
+        self._home = folder / "home"
+        self._person = Person(database, run_id, folder / "workspace", variant)
+
+    def run(self, task: Task) -> bool:
+        """Strike, and let another worker go on; whether the first one was struck."""
+        self.begin()
+        with MessagesServer(self.plan) as server, self._person:
+            struck = self._work(replace(task, api_url=server.url))
+            self.served.refusals += [refusal.message for refusal in server.refusals]
+        _wait(lambda: not self._processes(), "processes survived the workers", self._processes)
+        self.check()
+        return struck
+
+    def begin(self) -> None:
+        """What happens before any worker comes."""
+        say(self.database, self.run_id, scenario.SAID_FIRST, time.time())
+
+    def plan(self, request: Received) -> Reply:
+        """The model: its reply depends on the conversation alone; some calls fail the first time."""
+        messages = request.body["messages"]
+        prompt_tokens = len(request.raw) // 4
+        if "tools" not in request.body:
+            self.served.summaries += 1
+            reply = scenario.summary(messages, self.served.summaries)
+            return self.billed(scenario.with_usage(reply, prompt_tokens), prompt_tokens)
+        position = scenario.position_of(messages)
+        self.served.turns.append(Asked(position, request.raw, _content_of(messages)))
+        if position == scenario.SAID_LATER_AT and not self._said:
+            self._said = True
+            say(self.database, self.run_id, scenario.SAID_LATER, time.time())
+        reply = scenario.with_usage(self._variant.reply(position), prompt_tokens)
+        if reply.fail_first and position not in self._failed:
+            self._failed.add(position)
+            reply = scenario.failing(reply)
+        return self.billed(reply, prompt_tokens)
+
+    def billed(self, reply: Reply, prompt_tokens: int) -> Reply:
+        """The reply, counted if it is paid for."""
+        if reply.broken is None or reply.broken.kind != "status":
+            self.served.tokens += prompt_tokens + reply.output_tokens()
+            self.served.cost += scenario.cost_of(reply)
+        return reply
+
+    def records(self) -> list[record.Record]:
+        """All that the workers may write to: the run first."""
+        return [record.read(self.database, self.run_id)]
+
+    def check(self) -> None:
+        """Raise ``Violation`` unless everything holds of what has ended."""
+        found = self.records()[0]
+        invariants.check(found, self.served, self._variant)
+        files.check(found, self.folder, self._home, self._variant)
+        sent.check_told_again(self.database, found, self.served.turns)
+
+    def _work(self, task: Task) -> bool:
+        frozen = task.signal == signal.SIGSTOP
+        watchdog = _FROZEN_WATCHDOG_SECONDS if frozen else task.watchdog_seconds
+        first = replace(task, worker_id=_new_worker(), watchdog_seconds=watchdog)
+        pid = self._zygote.start(first)
+        end = self._zygote.wait(pid)
+        if end == 0:
+            return False
+        if end != -task.signal:
+            raise Violation(f"the worker ended with {end}")
+        if frozen:
+            self._frozen_at = time.monotonic()
+            _wait(lambda: not _has_tools(pid), "tools outlive their worker's lease")
+        purse.check(self.records()[0], self._variant)
+        self._person.answer_all()
+        other = "home-2" if self._variant.files.hosts else task.home
+        if self.records()[0].run.ended_at is None:
+            self._home = self.folder / other  # whoever ends it leaves its trees there
+        self._take_from(first.worker_id)
+        self._finish(replace(task, worker_id=_new_worker(), boundary=None, home=other))
+        if frozen:
+            self._thaw(pid)
+        return True
+
+    def _take_from(self, worker_id: str) -> None:
+        locks = self.folder / "locks"
+        for each in self.records():
+            _wait(partial(run_is_quiet, locks, each.run.id), "the run does not become quiet")
+        tools = [p for p in self._processes() if serve.__name__ not in p]
+        if tools:
+            raise Violation(f"tools outlive their worker: {tools}")
+        losses.take_from(self.database, [worker_id], time.time())
+        purse.check(self.records()[0], self._variant)
+
+    def _finish(self, task: Task) -> None:
+        end = self._zygote.wait(self._zygote.start(task))
+        if end != 0:
+            raise Violation(f"the worker that went on ended with {end}")
+
+    def _thaw(self, pid: int) -> None:
+        """Let the worker that lost its run go on: it appends nothing, and touches nothing."""
+        woken_at = self._frozen_at + _FROZEN_WATCHDOG_SECONDS
+        _wait(lambda: time.monotonic() > woken_at, "time stands still")
+        before = self.records()
+        asleep = [_files(each.own_workspace) for each in before]
+        os.kill(pid, signal.SIGCONT)
+        end = self._zygote.wait(pid)
+        if end not in (0, DROPPED):
+            raise Violation(f"the worker that was frozen ended with {end}")
+        if self.records() != before:
+            raise Violation("a worker that had lost its run wrote to it")
+        if (left := [_files(each.own_workspace) for each in before]) != asleep:
+            raise Violation(f"a worker that had lost its run ran a tool: {asleep} then {left}")
+
+    def _processes(self) -> list[str]:
+        """The command lines of what the workers started and still runs."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get(MARK) != str(self.folder):
+                    continue
+                if command := process.cmdline():  # it has none once it has exited
+                    found.append(" ".join(command))
+            except (psutil.NoSuchProcess, psutil.AccessDenied):
+                continue
+        return found
+
+
 class Sweep:
-    """A scenario, swept in one way.
+    """A scenario, swept in one way. ``iteration`` is what each strike goes through.
 
     Args:
         fault: seeded into every worker process.
     """
+
+    iteration: type[Iteration] = Iteration
 
     def __init__(
         self,
@@ -106,8 +251,7 @@ class Sweep:
         job_id = jobs.submit(self._database, submission, time.time(), workspace_id=workspace_id)
         query = select(tables.runs.c.id).where(tables.runs.c.job_id == job_id)
         run_id: str = self._database.read(lambda c: c.execute(query).scalar_one())
-        say(self._database, run_id, scenario.SAID_FIRST, time.time())
-        iteration = _Iteration(self._zygote, self._database, folder, run_id, self._variant)
+        iteration = self.iteration(self._zygote, self._database, folder, run_id, self._variant)
         try:
             struck = iteration.run(
                 Task(
@@ -128,137 +272,6 @@ class Sweep:
             raise Violation(f"{self._mode} at {where}: {violation}\n{said}") from violation
         shutil.rmtree(folder)
         return struck
-
-
-class _Iteration:
-    """One run, its model, and its two workers."""
-
-    def __init__(
-        self,
-        zygote: Zygote,
-        database: Database,
-        folder: Path,
-        run_id: str,
-        variant: scenario.Scenario,
-    ) -> None:
-        self._zygote = zygote
-        self._database = database
-        self._folder = folder
-        self._run_id = run_id
-        self._variant = variant
-        self._served = Served()
-        self._failed: set[int] = set()
-        self._frozen_at = 0.0
-        self._said = False
-        self._home = folder / "home"
-        self._person = Person(database, run_id, folder / "workspace", variant)
-
-    def run(self, task: Task) -> bool:
-        """Strike, and let another worker go on; whether the first one was struck."""
-        with MessagesServer(self._plan) as server, self._person:
-            struck = self._work(replace(task, api_url=server.url))
-            self._served.refusals += [refusal.message for refusal in server.refusals]
-        _wait(lambda: not self._processes(), "processes survived the workers", self._processes)
-        self._check(self._record())
-        return struck
-
-    def _work(self, task: Task) -> bool:
-        frozen = task.signal == signal.SIGSTOP
-        watchdog = _FROZEN_WATCHDOG_SECONDS if frozen else task.watchdog_seconds
-        first = replace(task, worker_id=_new_worker(), watchdog_seconds=watchdog)
-        pid = self._zygote.start(first)
-        end = self._zygote.wait(pid)
-        if end == 0:
-            return False
-        if end != -task.signal:
-            raise Violation(f"the worker ended with {end}")
-        if frozen:
-            self._frozen_at = time.monotonic()
-            _wait(lambda: not _has_tools(pid), "tools outlive their worker's lease")
-        purse.check(self._record(), self._variant)
-        self._person.answer_all()
-        other = "home-2" if self._variant.files.hosts else task.home
-        self._home = self._folder / other
-        self._take_from(first.worker_id)
-        self._finish(replace(task, worker_id=_new_worker(), boundary=None, home=other))
-        if frozen:
-            self._thaw(pid)
-        return True
-
-    def _take_from(self, worker_id: str) -> None:
-        locks = self._folder / "locks"
-        _wait(lambda: run_is_quiet(locks, self._run_id), "the run does not become quiet")
-        tools = [p for p in self._processes() if serve.__name__ not in p]
-        if tools:
-            raise Violation(f"tools outlive their worker: {tools}")
-        losses.take_from(self._database, [worker_id], time.time())
-        purse.check(self._record(), self._variant)
-
-    def _finish(self, task: Task) -> None:
-        end = self._zygote.wait(self._zygote.start(task))
-        if end != 0:
-            raise Violation(f"the worker that went on ended with {end}")
-
-    def _thaw(self, pid: int) -> None:
-        """Let the worker that lost its run go on: it appends nothing, and touches nothing."""
-        woken_at = self._frozen_at + _FROZEN_WATCHDOG_SECONDS
-        _wait(lambda: time.monotonic() > woken_at, "time stands still")
-        before = self._record()
-        asleep = _files(before.own_workspace)
-        os.kill(pid, signal.SIGCONT)
-        end = self._zygote.wait(pid)
-        if end not in (0, DROPPED):
-            raise Violation(f"the worker that was frozen ended with {end}")
-        if self._record() != before:
-            raise Violation("a worker that had lost its run wrote to it")
-        if (left := _files(before.own_workspace)) != asleep:
-            raise Violation(f"a worker that had lost its run ran a tool: {asleep} then {left}")
-
-    def _plan(self, request: Received) -> Reply:
-        """The model: its reply depends on the conversation alone; some calls fail the first time."""
-        messages = request.body["messages"]
-        prompt_tokens = len(request.raw) // 4
-        if "tools" not in request.body:
-            self._served.summaries += 1
-            reply = scenario.summary(messages, self._served.summaries)
-            return self._billed(scenario.with_usage(reply, prompt_tokens), prompt_tokens)
-        position = scenario.position_of(messages)
-        self._served.turns.append(Asked(position, request.raw, _content_of(messages)))
-        if position == scenario.SAID_LATER_AT and not self._said:
-            self._said = True
-            say(self._database, self._run_id, scenario.SAID_LATER, time.time())
-        reply = scenario.with_usage(self._variant.reply(position), prompt_tokens)
-        if reply.fail_first and position not in self._failed:
-            self._failed.add(position)
-            reply = replace(reply, broken=reply.fail_first[0])
-        return self._billed(reply, prompt_tokens)
-
-    def _billed(self, reply: Reply, prompt_tokens: int) -> Reply:
-        if reply.broken is None or reply.broken.kind != "status":
-            self._served.tokens += prompt_tokens + reply.output_tokens()
-            self._served.cost += scenario.cost_of(reply)
-        return reply
-
-    def _record(self) -> record.Record:
-        return record.read(self._database, self._run_id)
-
-    def _check(self, found: record.Record) -> None:
-        invariants.check(found, self._served, self._variant)
-        files.check(found, self._folder, self._home, self._variant)
-        sent.check_told_again(self._database, found, self._served.turns)
-
-    def _processes(self) -> list[str]:
-        """The command lines of what the workers started and still runs."""
-        found = []
-        for process in psutil.process_iter():
-            try:
-                if process.environ().get(MARK) != str(self._folder):
-                    continue
-                if command := process.cmdline():  # it has none once it has exited
-                    found.append(" ".join(command))
-            except (psutil.NoSuchProcess, psutil.AccessDenied):
-                continue
-        return found
 
 
 def _content_of(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

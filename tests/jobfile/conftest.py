@@ -40,6 +40,14 @@ def resolve_names(
     return tools, tuple((name, f"there is no tool {name!r}") for name in unknown)
 
 
+def find_functions(
+    names: Sequence[str], folder: Path
+) -> tuple[dict[str, str], tuple[tuple[str, str], ...]]:
+    """Functions in the module ``hooks``, and none in any other."""
+    found = {name: f"{name}@{folder}" for name in names if name.startswith("hooks:")}
+    return found, tuple((name, f"there is no {name}") for name in names if name not in found)
+
+
 def accept_script(script: object) -> list[Problem]:
     return []
 
@@ -63,6 +71,7 @@ def load_text(tmp_path: Path) -> Load:
         return load(
             path,
             resolve_tools=resolve_names,
+            resolve_hooks=find_functions,
             check_script=accept_script,
             look_at_repository=find_repository,
             prices=PRICES,

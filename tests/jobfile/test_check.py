@@ -11,9 +11,10 @@ from runner.core.context.window import Context
 from runner.core.ending.verify import Verify
 from runner.core.permissions import Rule
 from runner.core.retry import Patience
-from runner.jobfile.check import KEYS, Items, Text, check
+from runner.jobfile.check import KEYS, Items, check
 from runner.jobfile.sections.ending import SchemaDraft
 from runner.jobfile.sections.workspace import WorkspaceDraft, is_url
+from runner.jobfile.texts import Text
 
 
 @pytest.mark.parametrize(

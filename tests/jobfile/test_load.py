@@ -13,7 +13,7 @@ from runner.core.spec import JobSpec, NewRun
 from runner.errors import Problem, SpecError
 from runner.jobfile.load import load
 
-from .conftest import PRICES, Load, Problems, find_repository, resolve_names
+from .conftest import PRICES, Load, Problems, find_functions, find_repository, resolve_names
 
 LEAST = 'model = "m"\nprompt = "Do it."\n'
 
@@ -127,6 +127,7 @@ def test_a_file_that_cannot_be_read_is_a_problem(tmp_path: Path) -> None:
             load(
                 tmp_path / name,
                 resolve_tools=resolve_names,
+                resolve_hooks=find_functions,
                 check_script=lambda _: [],
                 look_at_repository=find_repository,
                 prices=PRICES,
@@ -233,6 +234,7 @@ def test_what_the_player_finds_wrong_with_a_script_is_a_problem(tmp_path: Path) 
         load(
             job,
             resolve_tools=resolve_names,
+            resolve_hooks=find_functions,
             check_script=refuse,
             look_at_repository=find_repository,
             prices=PRICES,

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from runner.core.agents.agent import AgentType, Coordinator
 from runner.core.budget import Budget, Limits
 from runner.core.context.window import Context
 from runner.core.ending.verify import Verify
+from runner.core.hooks.hook import Hook
 from runner.core.permissions import Rule
 from runner.core.permissions.examples import matches
 from runner.core.permissions.language.syntax import problem
@@ -31,9 +33,12 @@ NO_DEFAULT = (
     "see below",
     "the model's",
     "the job's model",
+    "the job's",
+    "all of the job's",
     "the branch checked out",
     "needed in `shared` and `copy",
     "needed in `git",
+    "needed",
 )
 
 
@@ -43,7 +48,7 @@ def tables() -> dict[str, dict[str, str]]:
     section = None
     for line in REFERENCE.splitlines():
         if line.startswith("#"):
-            named = re.fullmatch(r"## `\[(\w+)\]`", line)
+            named = re.fullmatch(r"##+ `\[+([\w.]+)\]+`", line)
             section = named[1] if named else "" if line == "## The top of the file" else None
         elif line.startswith("| key of a rule |"):
             section = "rule"
@@ -78,11 +83,18 @@ def test_the_defaults_in_the_reference_are_the_real_ones() -> None:
         "limits": {**asdict(Limits()), "budget_usd": None, "budget_tokens": None},
         "context": asdict(Context()),
         "retry": asdict(Patience()),
+        "agents.NAME.limits": asdict(AgentType("", "")),
+        "coordinator": asdict(Coordinator("")) | {"agent": None},
         "workspace": asdict(WorkspaceDraft()) | {"accept": WorkspaceDraft().accepted},
     }
     for section, real in defaults.items():
         for key, default in written[section].items():
             assert is_written(default, real[key]), (section, key)
+    for key in ("timeout", "on_failure", "repeatable"):
+        assert is_written(written["hooks.EVENT"][key], getattr(Hook("PreToolUse"), key))
+    agent = AgentType("", "")
+    for key in ("system", "model", "tools", "workspace", "snapshot"):
+        assert is_written(written["agents.NAME"][key], getattr(agent, key))
     verify = Verify(commands=())
     assert written[""]["on_failure"] == f'"{verify.on_failure}"'
     assert int(written[""]["verify_rounds"]) == verify.rounds
@@ -130,6 +142,8 @@ def test_every_rule_in_the_reference_is_one() -> None:
         ("Bash(npm run *)", ["npm run", "npm run x"], ["npm runaway"]),
         ("Bash(npm run:*)", ["npm run", "npm run x"], ["npm runaway"]),
         ("Bash(ls*)", ["ls -l", "lsof"], ["als"]),
+        ("Agent", ["Agent(reviewer)"], ["Read(a)"]),
+        ("Agent(reviewer)", ["Agent(reviewer)"], ["Agent(tester)"]),
         ("Read", ["Read(a)", "Grep(a)", "Glob"], ["Edit(a)"]),
         ("Read(src/**)", ["Read(src/a/b)", "Grep(src)"], ["Read(x/src/a)", "Read(a)"]),
         ("Read(/src/**)", ["Read(src/a)"], ["Read(/src/a)"]),

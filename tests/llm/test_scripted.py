@@ -172,3 +172,27 @@ def test_script_counts_nothing_and_has_no_window():
     model = ScriptedModel({})
     assert model.count(make_request(), Interrupt()) is None
     assert model.window("claude-opus-5") is None
+
+
+def test_sub_agent_has_its_own_replies_or_those_of_its_type_and_never_those_of_an_item():
+    script = {
+        "a": [{"text": "for a"}],
+        "a+1": [{"text": "for the first of a"}],
+        "@reviewer": [{"text": "for a reviewer"}],
+        "*": [{"text": "for any item"}],
+    }
+
+    def said(item_key: str, agent_type: str) -> str:
+        return play(script, item_key=item_key, agent_type=agent_type).blocks[0]["text"]
+
+    assert said("a", "") == "for a"
+    assert said("a+1", "reviewer") == "for the first of a"
+    assert said("a+2", "reviewer") == "for a reviewer"
+    assert said("b+1+2", "reviewer") == "for a reviewer"
+    assert said("a+2", "tester") == "That was the last line of my script."
+
+
+def test_calls_of_a_sub_agent_have_ids_that_the_api_takes():
+    script = {"@reviewer": [{"tools": [{"name": "Glob"}]}]}
+    reply = play(script, run_id="run_01abc.3.1", item_key="a+3+1", agent_type="reviewer")
+    assert reply.blocks[0]["id"] == "toolu_01abc-3-1_0_0"

@@ -18,7 +18,7 @@ from runner.core.spec import Asking
 from runner.store import rules, workspaces
 from runner.store.database import Database
 from runner.store.look.changes import changes_of
-from runner.store.look.queries import events_after
+from runner.store.look.family.events import events_after
 from runner.store.steer import control, revive
 from runner.store.steer.approvals import Reply, answer
 from runner.store.steer.budget import set_budget

@@ -64,6 +64,7 @@ def test_calls_are_summed_for_each(database: Database, by: By) -> None:
     assert [(each.key, each.label, each.spending.calls) for each in found] == {
         "job": [(job_id, "mend", 3)],
         "run": [(first, "a", 2), (second, "b", 1)],
+        "tree": [(first, "a", 2), (second, "b", 1)],
         "model": [("claude-test", "", 3)],
         "day": [(days[0], "", 2), (days[1], "", 1)],
         "purpose": [("turn", "", 3)],

@@ -11,6 +11,7 @@ from runner.core.run import STATES, RunState
 from runner.errors import NotFoundError
 from runner.store.database import Database
 from runner.store.look import queries, transcript
+from runner.store.look.family.events import events_after
 from runner.store.runs import look_at, wait_for_workspace
 from runner.store.steer import jobs as jobs_store
 from runner.store.steer.control import Target, cancel, pause
@@ -191,10 +192,10 @@ def test_call_that_is_not_there_is_not_shown(database: Database) -> None:
 def test_events_go_on_from_a_number(database: Database) -> None:
     run_id = submit_one(database)
     pause(database, Target("run", run_id), NOW)
-    numbers = [event["number"] for event in queries.events_after(database, run_id, 0)]
+    numbers = [event["number"] for event in events_after(database, run_id, 0)]
     assert numbers == [1, 2]
-    assert [event["type"] for event in queries.events_after(database, run_id, 1)] == ["paused"]
-    assert queries.events_after(database, run_id, 2) == []
+    assert [event["type"] for event in events_after(database, run_id, 1)] == ["paused"]
+    assert events_after(database, run_id, 2) == []
 
 
 def test_runs_that_wait_for_a_workspace_are_counted(database: Database) -> None:

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from runner.core.plain import plain
 from runner.tools.environment import tool_environment
-from runner.tools.output import MOST_CHARACTERS, present, visible
+from runner.tools.output import MOST_CHARACTERS, present
 from runner.tools.validation import InputCheck
 
 
@@ -28,7 +29,7 @@ from runner.tools.validation import InputCheck
     ],
 )
 def test_control_characters_are_made_visible(text: str, shown: str) -> None:
-    assert visible(text) == shown
+    assert plain(text) == shown
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -49,7 +50,7 @@ def test_any_bytes_become_text_within_the_cap(
     text, whole = present(printed, copy, cut=cut, ending=ending)
     assert len(text) <= MOST_CHARACTERS
     assert text.strip()
-    assert visible(text) == text
+    assert plain(text) == text
     assert text.endswith(ending)
     assert (whole is None) == (str(copy) not in text)
     if whole is not None:

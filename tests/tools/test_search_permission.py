@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -145,6 +146,21 @@ class TestShown:
             assert under.run(tool, **given).content == f"open/.env\n{left_out(8)}"
 
 
+def test_sub_agent_is_shown_what_its_type_may_read_too(tree: Workbench) -> None:
+    def shown_to(*lines: str) -> list[str]:
+        under = tree.under("allow Read", "deny Read(.env)")
+        child = replace(under, policy=under.policy.narrowed("reviewer", policy(*lines).rules))
+        return child.run("Grep", pattern="needle").content.split("\n")
+
+    assert shown_to("allow Read(open/**)") == ["open/d.py", left_out(4)]
+    assert shown_to("deny Read(closed/**)") == ["a.py", "open/d.py", left_out(3)]
+    assert (
+        shown_to("allow Read")
+        == shown_to("deny Bash")
+        == [*sorted(set(FILES) - {"open/.env"}), left_out(1)]
+    )
+
+
 def test_long_result_still_ends_with_what_was_left_out(tree: Workbench) -> None:
     under = tree.under("allow Read", "deny Read(closed/**)")
     result = under.run("Grep", pattern="needle", head_limit=1)
@@ -205,6 +221,15 @@ def _permit(rules: Policy) -> Permit:
     return Permit(Decision("allow"), None, "digest", rules)
 
 
+def test_rules_of_a_type_that_may_leave_something_out_are_handed_over() -> None:
+    def is_handed_over(*lines: str) -> bool:
+        narrowed = policy("allow Read").narrowed("reviewer", policy(*lines).rules)
+        return packed(_permit(narrowed), "Grep", "/w", Setting("/w")) is not None
+
+    assert not any(map(is_handed_over, ("allow Read", "deny Bash", "deny Glob")))
+    assert all(map(is_handed_over, ("allow Bash", "deny Grep", "ask Read(a)", "allow Read(a)")))
+
+
 class TestWalk:
     def test_symlink_on_the_way_is_not_followed(self, tree: Workbench) -> None:
         with pytest.raises(OSError, match="symbolic links"):
@@ -260,7 +285,37 @@ _RULES = st.builds(
 def test_each_file_is_judged_as_it_is_alone(
     rules: list[Rule], paths: list[str], named: str, setting: Setting, default: Any
 ) -> None:
-    permit = _permit(Policy(tuple(rules), default))
+    _compare(Policy(tuple(rules), default), paths, named, setting)
+
+
+@with_values(
+    st.lists(_RULES, max_size=4),
+    st.lists(st.lists(_RULES, max_size=4), min_size=1, max_size=3),
+    st.lists(_PATHS, max_size=6),
+    st.sampled_from(["/w", "/w/link"]),
+    st.sampled_from([Setting("/w", "/w/a", "/w/b"), Setting("/W", None, None)]),
+    st.sampled_from(["ask", "deny"]),
+)
+@example(
+    [EVERY_FILE], [[Rule("allow", "Read(src/**)")]], ["a", "src/a"], "/w", Setting("/w"), "ask"
+)
+def test_each_file_is_judged_as_it_is_alone_for_a_sub_agent(
+    rules: list[Rule],
+    layers: list[list[Rule]],
+    paths: list[str],
+    named: str,
+    setting: Setting,
+    default: Any,
+) -> None:
+    narrowed = Policy((EVERY_FILE, *rules), default)
+    for layer in layers:
+        narrowed = narrowed.narrowed("reviewer", layer)
+    _compare(narrowed, paths, named, setting)
+
+
+def _compare(rules: Policy, paths: list[str], named: str, setting: Setting) -> None:
+    """What a search shows, with what its permit says of each file."""
+    permit = _permit(rules)
     files = [f"/w/{path}" for path in paths]
     expected = [
         path
@@ -268,4 +323,5 @@ def test_each_file_is_judged_as_it_is_alone(
         if permit.check("Grep", Place(named + path[2:], path), setting).effect == "allow"
     ]
     request = packed(permit, "Grep", named, setting)
-    assert (files if request is None else shown(files, "/w", request)) == expected
+    handed = None if request is None else json.loads(json.dumps(request))
+    assert (files if handed is None else shown(files, "/w", handed)) == expected

@@ -90,7 +90,7 @@ def filter_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     for decorate in (
         click.option("--model", metavar="NAME", help="Only of this model, as the API names it."),
-        click.option("--item", metavar="KEY", help="Only of runs of this item."),
+        click.option("--item", metavar="KEY", help="Only of runs of this item, sub-agents too."),
         click.option("--tool", metavar="NAME", help="Only of this tool."),
         click.option("--until", type=Moment(), help="Only before this time."),
         click.option(
@@ -98,7 +98,7 @@ def filter_options(command: Callable[..., Any]) -> Callable[..., Any]:
             type=Moment(),
             help="Only from this time on: 2026-11-22, 2026-11-22T22:00 (here), 3d, 12h, 30m (ago).",
         ),
-        click.option("--run", metavar="ID", help="Only of this run."),
+        click.option("--run", metavar="ID", help="Only of this run and its sub-agents."),
         click.option("--job", metavar="ID", help="Only of this job."),
     ):
         run = decorate(run)

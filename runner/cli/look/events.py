@@ -13,9 +13,10 @@ from runner.settings import Settings
 @click.command()
 @click.argument("id", metavar="RUN|JOB")
 @click.option("-f", "--follow", is_flag=True, help="Go on until the run ends, with live text.")
+@click.option("--tree", "whole_tree", is_flag=True, help="Of the run and its sub-agents together.")
 @json_option
 @with_settings
-def events(settings: Settings, id: str, follow: bool, as_json: bool) -> None:
+def events(settings: Settings, id: str, follow: bool, whole_tree: bool, as_json: bool) -> None:
     """Show what happened in a run, step by step; of a job, what was done to it and its runs.
 
     Of a job it shows who submitted it, and every change since: who made it (`runner` is what Runner
@@ -24,25 +25,37 @@ def events(settings: Settings, id: str, follow: bool, as_json: bool) -> None:
     With -f it goes on until the run has ended, and shows the model's text as it is written. With
     --json -f each line is an object.
 
+    With --tree it is of the run and of all the sub-agents below it, in order of time. Each event says
+    whose it is: 3 is the third sub-agent that the run has started, 3.1 the first that this one has;
+    of a tool call 3.2 is the second of the third sub-agent, and 2 the second of the run itself.
+
     \b
     Example:
       runner events k3x9f2 -f
+      runner events k3x9f2 --tree
       runner events job_01jd9k
     """
     from runner.cli.look.following import follow_run, say_change, say_event
     from runner.store.look.changes import changes_of
+    from runner.store.look.family.events import events_after, tree_events_after
     from runner.store.look.find import find
-    from runner.store.look.queries import events_after
 
     with stored(settings) as database:
         named = find(database, id, "job", "run")
         is_run = named.kind == "run"
         if follow and not is_run:
             raise UsageError("-f follows one run: name a run of the job (see `runner list JOB`)")
+        if whole_tree and not is_run:
+            raise UsageError("--tree is of one run: name a run of the job (see `runner list JOB`)")
         if follow:
-            follow_run(settings, database, named.id, as_json=as_json)
+            follow_run(settings, database, named.id, whole_tree=whole_tree, as_json=as_json)
             return
-        found = events_after(database, named.id, 0) if is_run else changes_of(database, named.id)
+        if not is_run:
+            found = changes_of(database, named.id)
+        elif whole_tree:
+            found = tree_events_after(database, named.id, {})
+        else:
+            found = events_after(database, named.id, 0)
     if as_json:
         say_json(found)
         return

@@ -10,31 +10,43 @@ from datetime import datetime
 from typing import Any
 
 from runner.cli.display import cell, lines, moment, note, say, say_json
-from runner.core.run import ENDED
+from runner.core.agents.place import place_of
 from runner.errors import UnreachableError
 from runner.settings import Settings
 from runner.store.database import Database
-from runner.store.look import queries
+from runner.store.look.family.children import is_over
+from runner.store.look.family.events import events_after, tree_events_after
 
 _LOOK_SECONDS = 0.5
 
 
-def follow_run(settings: Settings, database: Database, run_id: str, *, as_json: bool) -> None:
+def follow_run(
+    settings: Settings, database: Database, run_id: str, *, whole_tree: bool, as_json: bool
+) -> None:
     """Print a run's events until it has ended.
+
+    Args:
+        whole_tree: those of the runs below it, too, until these have ended as well. Live text is the
+            run's own.
 
     Raises:
         UnreachableError: the database does not answer.
     """
-    last, in_text = 0, False
+    last: dict[str, int] = {}
+    in_text = False
     with _live_text(settings, run_id) as texts:
         for text in texts:
             if text is not None:
-                _say_text(text, as_json)
+                _say_text(run_id, text, as_json)
                 in_text = not text.endswith("\n")
                 continue
-            ended = queries.state_of(database, run_id) in ENDED
-            for event in queries.events_after(database, run_id, last):
-                last = event["number"]
+            ended = is_over(database, run_id, whole_tree=whole_tree)
+            if whole_tree:
+                found = tree_events_after(database, run_id, last)
+            else:
+                found = events_after(database, run_id, last.get(run_id, 0))
+            for event in found:
+                last[event["run_id"]] = event["number"]
                 if in_text and not as_json:
                     say()
                     in_text = False
@@ -45,10 +57,10 @@ def follow_run(settings: Settings, database: Database, run_id: str, *, as_json: 
 
 
 def say_event(event: dict[str, Any]) -> None:
-    """Print one event on a line."""
+    """Print one event of a run on a line, with whose it is."""
     at = datetime.fromtimestamp(event["at"]).astimezone().strftime("%H:%M:%S")
-    data = _data(event)
-    say(f"{event['number']:>5}  {at}  #{event['attempt']}  {event['type']:<18}  {data}".rstrip())
+    told = f"{event['number']:>5}  {at}  #{event['attempt']}  {event['label']:<5}"
+    say(f"{told}  {event['type']:<18}  {_data(event)}".rstrip())
 
 
 def say_change(event: dict[str, Any]) -> None:
@@ -75,9 +87,10 @@ def _short(value: Any) -> str:
     return f'"{text}"' if " " in text else text
 
 
-def _say_text(text: str, as_json: bool) -> None:
+def _say_text(run_id: str, text: str, as_json: bool) -> None:
     if as_json:
-        say_json({"type": "text_delta", "text": text}, on_one_line=True)
+        told = {"type": "text_delta", "run_id": run_id, **place_of(run_id), "text": text}
+        say_json(told, on_one_line=True)
     else:
         sys.stdout.write(lines(text))
     sys.stdout.flush()

@@ -13,9 +13,11 @@ from runner.cli.money.budget import waits_for
 from runner.cli.money.costs import with_costs
 from runner.cli.options import json_option, state_option, stored, with_settings
 from runner.core.run import RunState
+from runner.errors import UsageError
 from runner.settings import Settings
 
 if TYPE_CHECKING:
+    from runner.store.look.costs import By
     from runner.store.look.queries import JobSummary, RunSummary
     from runner.store.look.trees import RunTrees
     from runner.store.look.verifications import Verified
@@ -24,15 +26,27 @@ if TYPE_CHECKING:
 @click.command("list")
 @click.argument("job", required=False)
 @state_option
+@click.option(
+    "--tree",
+    "whole_trees",
+    is_flag=True,
+    help="Of a job: with the sub-agents that runs have started.",
+)
 @json_option
 @with_settings
-def list_(settings: Settings, job: str | None, state: RunState | None, as_json: bool) -> None:
+def list_(
+    settings: Settings, job: str | None, state: RunState | None, whole_trees: bool, as_json: bool
+) -> None:
     """List the jobs, or the runs of a job.
+
+    Runs are those of items. What they have used and what was denied to them is told with all that the
+    sub-agents below them have; with --tree these have lines of their own, and each run tells its own.
 
     \b
     Example:
       runner list
       runner list job_01jd9k --state failed
+      runner list job_01jd9k --tree
     """
     from runner.store.look import queries
     from runner.store.look.find import find
@@ -41,18 +55,22 @@ def list_(settings: Settings, job: str | None, state: RunState | None, as_json: 
 
     with stored(settings) as database:
         if job is None:
+            if whole_trees:
+                raise UsageError("--tree is of one job: name it")
             jobs = queries.list_jobs(database, state)
             say_json(with_costs(settings, database, "job", jobs)) if as_json else _say_jobs(jobs)
         else:
             job_id = find(database, job, "job").id
-            runs = queries.list_runs(database, job_id, state)
+            runs = queries.list_runs(database, job_id, state, whole_trees=whole_trees)
             verified = last_verifications(database, job_id)
-            trees = {each.run_id: each for each in trees_in(database, job_id, replaced=True)}
+            trees = {each.run_id: each for each in trees_in(database, job_id, every_run=True)}
             if as_json:
                 rows = [_whole(run, trees[run["id"]], verified.get(run["id"])) for run in runs]
-                say_json(with_costs(settings, database, "run", rows, job_id=job_id))
+                by: By = "run" if whole_trees else "tree"
+                say_json(with_costs(settings, database, by, rows, job_id=job_id))
             else:
-                _say_runs(runs, waits_for(database, runs), verified, trees)
+                told = [_own(run) for run in runs] if whole_trees else runs
+                _say_runs(told, waits_for(database, runs), verified, trees)
 
 
 def _say_jobs(jobs: list[JobSummary]) -> None:
@@ -100,25 +118,42 @@ def _say_runs(
     trees: Mapping[str, RunTrees],
 ) -> None:
     """Print runs in lines; ``waiting`` says what to do about those that wait. Only a job that verifies
-    has a column for it."""
+    has a column for it, and only one whose runs have started others."""
     is_verified = ("verified",) if verified else ()
+    is_tree = ("below",) if any(run["below"] for run in runs) else ()
     say_table(
-        ("run", "item", "state", "reason", *is_verified, "turns", "tokens", "denied", "detail"),
+        (
+            *("run", "item", "state", "reason", *is_verified, *is_tree),
+            *("turns", "tokens", "denied", "detail"),
+        ),
         (
             (
                 run["id"],
-                run["item_key"],
+                _named(run),
                 run["state"],
                 run["reason"],
                 *(verdict(verified.get(run["id"])) for _ in is_verified),
+                *(run["below"] or "" for _ in is_tree),
                 run["turns"],
-                f"{run['charged_tokens']:,}",
-                run["denials"] or "",
+                f"{run['tree_tokens']:,}",
+                run["tree_denials"] or "",
                 waiting.get(run["id"]) or run["detail"] or _descent(run, trees[run["id"]]),
             )
             for run in runs
         ),
     )
+
+
+def _own(run: RunSummary) -> RunSummary:
+    """A run that is told of by itself, as those below it are."""
+    return {**run, "tree_tokens": run["charged_tokens"], "tree_denials": run["denials"]}
+
+
+def _named(run: RunSummary) -> str:
+    """The item, or which sub-agent of it a run is, below its parent."""
+    if not run["depth"]:
+        return run["item_key"]
+    return f"{'  ' * run['depth']}{run['label']} {run['agent_type'] or ''}".rstrip()
 
 
 def _descent(run: RunSummary, trees: RunTrees) -> str:

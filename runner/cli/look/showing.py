@@ -11,11 +11,21 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from runner.cli.display import cell, duration, lines, moment, say, say_fields, say_json
+from runner.cli.look.family import (
+    descent,
+    family_fields,
+    family_of,
+    say_children,
+    started_by,
+    tree_line,
+    words,
+)
 from runner.cli.look.listing import counts
 from runner.cli.look.verified import verified
 from runner.cli.money.budget import budget_fields, usd_of, waits_for
 from runner.cli.money.costs import cost_fields, cost_line, dollars, spending_of
 from runner.cli.options import json_option, stored, with_settings
+from runner.core.agents.place import place_of
 from runner.core.run import ENDED
 from runner.page.parts import text_of
 from runner.settings import Settings
@@ -54,9 +64,12 @@ def show(settings: Settings, id: str, as_json: bool) -> None:
             case "call":
                 shown, say_it = transcript.show_call(database, found.id), _say_call
                 shown |= decisions.why_of(database, found.id)
+                shown["children"] = started_by(database, found.id)
         if not as_json:
             say_it(shown)
             return
+        if found.kind == "run":
+            shown = family_fields(shown)
         spending = shown.pop("spending", None)
         say_json(shown | (cost_fields(spending) if spending is not None else {}))
 
@@ -72,6 +85,8 @@ def _run(settings: Settings, database: Database, run_id: str) -> dict[str, Any]:
     shown = queries.show_run(database, run_id)
     trees = trees_of(database, run_id)
     return shown | {
+        **place_of(run_id),
+        **family_of(settings, database, run_id),
         "spending": spending_of(settings, database, run_id=run_id),
         "window": _window(settings, shown),
         "left_out": asdict(turns_left_out(database, shown["job_id"], run_id)),
@@ -144,6 +159,7 @@ def _say_run(run: dict[str, Any]) -> None:
         (
             ("run", run["id"]),
             ("item", run["item_key"]),
+            *descent(run),
             ("job", f"{run['job_id']} {run['job_name']}"),
             ("state", run["state"]),
             ("reason", run["reason"]),
@@ -153,6 +169,7 @@ def _say_run(run: dict[str, Any]) -> None:
             ("turns", f"{run['turns']} of {run['max_turns']}"),
             ("tokens", f"{_tokens(run)} of {run['token_ceiling']:,}"),
             ("cost", cost_line(run["spending"])),
+            ("its tree", tree_line(run)),
             ("charged", _charged(run)),
             ("context", _fullness(run)),
             ("compacted", _compactions(run)),
@@ -177,6 +194,7 @@ def _say_run(run: dict[str, Any]) -> None:
             ("queued", "; ".join(each["text"] for each in run["queued_messages"])),
         )
     )
+    say_children(run)
     _say_decisions(run)
     say(f"\nWhat was said: runner transcript {run['id']}")
     if run["tree"]:
@@ -267,6 +285,7 @@ def _say_call(call: dict[str, Any]) -> None:
     say_fields(
         (
             ("call", call["id"]),
+            ("label", call["label"]),
             ("run", call["run_id"]),
             ("turn", call["turn"]),
             ("tool", call["name"]),
@@ -284,6 +303,7 @@ def _say_call(call: dict[str, Any]) -> None:
             ("started", moment(call["started_at"])),
             ("took", duration(call["duration"])),
             ("files", _files(call["tree_before"], call["tree_after"])),
+            *(("sub-agent", words(child)) for child in call["children"]),
         )
     )
     say("\ninput:")

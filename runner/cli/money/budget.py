@@ -63,7 +63,7 @@ def budget(
                 lambda: set_budget(database, job_id, now, author=author, usd=usd, tokens=tokens)
             )
         purse = budget_of(database, job_id) or Purse()
-        runs = queries.list_runs(database, job_id, "waiting")
+        runs = queries.list_runs(database, job_id, "waiting", whole_trees=True)
         waiting = sum(run["reason"] == "budget" for run in runs)
         if as_json:
             say_json(_as_json(job_id, purse, waiting, woken))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from runner.store.steer.control import Target
 
 # Those of the store, which `runner --help` does without.
-BY = ("job", "run", "model", "day", "purpose")
+BY = ("job", "run", "tree", "model", "day", "purpose")
 
 
 @click.command()
@@ -28,7 +28,8 @@ BY = ("job", "run", "model", "day", "purpose")
 @click.option(
     "--by",
     type=click.Choice(BY),
-    help="A line for each of these (default: job; of one job: run). Days are UTC.",
+    help="A line for each of these (default: job; of one job: run). A tree is the run of an item with "
+    "the sub-agents that it has started. Days are UTC.",
 )
 @json_option
 @with_settings
@@ -102,7 +103,7 @@ def _number(usd: Decimal) -> float:
 
 
 def _say(prices: PriceList, by: By, found: Sequence[Spent], total: Spending) -> None:
-    names = {"job": "name", "run": "item"}
+    names = {"job": "name", "run": "item", "tree": "item"}
     heads = (by, names[by]) if by in names else (by,)
     say_table(
         (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from runner.cli.authors import signed_with
 from runner.cli.control import measured_now, patiently, say_who_works
 from runner.cli.display import cell, duration, note, say, say_json, say_table
 from runner.cli.options import json_option, stored, with_settings
+from runner.core.agents.place import is_within, place_of
 from runner.core.author import Author
 from runner.errors import UsageError
 from runner.settings import Settings
@@ -36,7 +37,8 @@ _LONGEST_KEY = 80
 def approvals(settings: Settings, id: str | None, as_json: bool) -> None:
     """List the tool calls that wait for a person, those that ask for the same together.
 
-    Runs that wait for an answer take no worker, and wait as long as it takes.
+    Runs that wait for an answer take no worker, and wait as long as it takes. Of a run are also the
+    calls of the sub-agents below it: "3.2 in its tree" is the second call of the third of these.
 
     One that asks whether to run again had started when its worker died, and may have taken effect
     outside the workspace (on_unknown = "ask"): `approve` runs it again from the files as they were
@@ -47,33 +49,43 @@ def approvals(settings: Settings, id: str | None, as_json: bool) -> None:
       runner approvals
       runner approve grp_3f9c2a71d0 --remember job
     """
-    from runner.cli.permissions.groups import grouped
+    from runner.cli.permissions.groups import grouped, labels_of
     from runner.store.look import decisions
-    from runner.store.look.find import find
-    from runner.store.steer.approvals import waiting
-    from runner.store.steer.control import Target
 
     with stored(settings) as database:
-        target = None
-        if id is not None:
-            found = find(database, id, "job", "run")
-            kind: Any = found.kind
-            target = Target(kind, found.id)
-        groups = grouped(waiting(database, target))
+        asked = _waiting(database, id)
+        groups, labels = grouped(asked), labels_of(database, asked)
         if as_json:
-            say_json([group.to_json() for group in groups])
+            say_json([group.to_json(labels) for group in groups])
             return
         reasons = decisions.whys(database, [group.asked[0].id for group in groups])
         now = measured_now(database)
     for group in groups:
-        _say_group(group, reasons.get(group.asked[0].id), now)
+        _say_group(group, labels, reasons.get(group.asked[0].id), now)
     if groups:
         note("answer: `runner approve ID` or `runner deny ID`; a call whole: `runner show CALL`")
     else:
         note("nothing waits for an answer")
 
 
-def _say_group(group: Group, why: Why | None, now: float) -> None:
+def _waiting(database: Database, id: str | None) -> Sequence[Asked]:
+    """What waits: all of it, or of a job, or of a run and all below it."""
+    from runner.store.look import queries
+    from runner.store.look.find import find
+    from runner.store.steer.approvals import waiting
+    from runner.store.steer.control import Target
+
+    if id is None:
+        return waiting(database)
+    found = find(database, id, "job", "run")
+    if found.kind == "job":
+        return waiting(database, Target("job", found.id))
+    job_id = queries.show_run(database, found.id)["job_id"]
+    of_job = waiting(database, Target("job", job_id))
+    return [each for each in of_job if is_within(each.run_id, found.id)]
+
+
+def _say_group(group: Group, labels: Mapping[str, str], why: Why | None, now: float) -> None:
     from runner.cli.permissions.groups import call_id
     from runner.cli.permissions.words import decider
     from runner.core.events import shorten
@@ -98,7 +110,8 @@ def _say_group(group: Group, why: Why | None, now: float) -> None:
         first = alike[0]
         more = f", and {len(alike) - 1} more" if len(alike) > 1 else ""
         say(f"  {'call':<8}  {cell(first.summary)}")
-        say(f"  {'':<8}    {call_id(first)} of {cell(first.item_key)}{more}")
+        place = f", {labels[first.id]} in its tree" if place_of(first.run_id)["depth"] else ""
+        say(f"  {'':<8}    {call_id(first)} of {cell(first.item_key)}{place}{more}")
     if len(inputs) > _MOST_INPUTS:
         say(f"  {'':<8}  … and {len(inputs) - _MOST_INPUTS} other inputs (all: --json)")
     say()
@@ -143,9 +156,9 @@ def approve(
 ) -> int:
     """Let tool calls run that wait for a person: a call, a group, or all of a run or a job.
 
-    With --edit a call runs with another input, and the model is told. With --remember run or job the
-    rule that is stored answers all others that it covers, at once. Exits with 1 when nothing was
-    changed: somebody else had answered, or the run has ended.
+    A run is meant with the sub-agents below it. With --edit a call runs with another input, and the
+    model is told. With --remember run or job the rule that is stored answers all others that it covers,
+    at once. Exits with 1 when nothing was changed: somebody else had answered, or the run has ended.
 
     \b
     Example:
@@ -285,6 +298,6 @@ def _say_answered(answered: Sequence[Answered]) -> None:
 def _say_who_works(database: Database, job_ids: Sequence[str], now: float) -> None:
     from runner.store.look import queries
 
-    queued = (queries.list_runs(database, job_id, "queued") for job_id in job_ids)
+    queued = (queries.list_runs(database, job_id, "queued", whole_trees=True) for job_id in job_ids)
     first = next((runs[0]["id"] for runs in queued if runs), None)
     say_who_works(database, first, now)

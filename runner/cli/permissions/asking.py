@@ -14,7 +14,9 @@ from typing import IO, TYPE_CHECKING
 
 from runner.cli.control import measured_now, patiently
 from runner.cli.display import cell, duration, refuse
+from runner.cli.permissions.groups import labels_of
 from runner.cli.permissions.words import decider, input_lines
+from runner.core.agents.place import place_of
 from runner.core.events import shorten
 from runner.errors import UsageError
 from runner.store.database import Database
@@ -180,7 +182,10 @@ class Asker:
         waited = duration(max(measured_now(self._database) - one.asked_at, 0))
         item, tool = shorten(one.item_key, _LONGEST_NAME), shorten(one.tool, _LONGEST_NAME)
         wish = f"was cut off in the middle of {tool}" if one.asked_again else f"asks to use {tool}"
-        yield f"\n{item} {wish} ({one.run_id}, waiting {waited})"
+        place = ""
+        if place_of(one.run_id)["depth"]:
+            place = f" as {labels_of(self._database, [one])[one.id]} of its tree"
+        yield f"\n{item}{place} {wish} ({one.run_id}, waiting {waited})"
         lines = _broken(input_lines(one.input))
         yield from lines[:_MOST_LINES]
         if len(lines) > _MOST_LINES:

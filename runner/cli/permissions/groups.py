@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from runner.core.agents.place import is_within, place_of
 from runner.errors import NotFoundError, UsageError
 from runner.store import ids
 
@@ -55,7 +56,12 @@ class Group:
             found.setdefault(each.input_digest, []).append(each)
         return sorted(found.values(), key=len, reverse=True)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self, labels: Mapping[str, str]) -> dict[str, Any]:
+        """The group for JSON.
+
+        Args:
+            labels: what the calls are called in their trees, by the ids of their questions.
+        """
         one = self.asked[0]
         return {
             "id": self.id,
@@ -67,7 +73,7 @@ class Group:
             "asked_at": one.asked_at,
             "expires_at": self.expires_at,
             "suggested_rule": self.suggested_rule,
-            "calls": [_call_to_json(each) for each in self.asked],
+            "calls": [_call_to_json(each, labels[each.id]) for each in self.asked],
         }
 
 
@@ -76,11 +82,13 @@ def call_id(asked: Asked) -> str:
     return ids.call_id(asked.run_id, asked.turn, asked.position)
 
 
-def _call_to_json(asked: Asked) -> dict[str, Any]:
+def _call_to_json(asked: Asked, label: str) -> dict[str, Any]:
     return {
         "id": asked.id,
         "call_id": call_id(asked),
         "run_id": asked.run_id,
+        **place_of(asked.run_id),
+        "label": label,
         "item_key": asked.item_key,
         "turn": asked.turn,
         "input": asked.input,
@@ -91,6 +99,16 @@ def _call_to_json(asked: Asked) -> dict[str, Any]:
         "asked_at": asked.asked_at,
         "expires_at": asked.expires_at,
     }
+
+
+def labels_of(database: Database, asked: Iterable[Asked]) -> dict[str, str]:
+    """What the calls that questions are about are called in their trees, by the questions' ids."""
+    from runner.store.look.family.places import call_labels
+
+    questions = list(asked)
+    run_ids = {each.run_id for each in questions}
+    labels = database.read(lambda connection: call_labels(connection, run_ids))
+    return {each.id: labels[each.run_id, each.turn, each.position] for each in questions}
 
 
 def grouped(asked: Iterable[Asked]) -> list[Group]:
@@ -109,7 +127,7 @@ def chosen(
     Args:
         waiting: all questions that wait.
         texts: each an id, or a beginning or an ending of one, of a group, an approval, a tool call, a
-            run or a job; none of them: all that waits in ``group_key``.
+            run (with all below it) or a job; none of them: all that waits in ``group_key``.
         group_key: only questions that ask for this, as ``runner approvals`` shows it.
 
     Returns:
@@ -156,7 +174,9 @@ def _named(database: Database, waiting: Sequence[Asked], text: str) -> list[str]
         if about is None:
             raise UsageError(f"nobody was asked about {thing.id}: see `runner show {thing.id}`")
         return [about]
-    return [each.id for each in waiting if thing.id in (each.job_id, each.run_id)]
+    if thing.kind == "job":
+        return [each.id for each in waiting if each.job_id == thing.id]
+    return [each.id for each in waiting if is_within(each.run_id, thing.id)]
 
 
 def _candidates(waiting: Sequence[Asked], text: str) -> dict[str, list[str]]:

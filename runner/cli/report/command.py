@@ -74,7 +74,7 @@ def gather(settings: Settings, database: Database, job_id: str, now: float) -> R
 
     runs = queries.current_runs(queries.list_runs(database, job_id))
     prices = wiring.load_prices(settings)
-    spent = {s.key: s.spending for s in spent_by(database, prices, "run", job_id=job_id)}
+    spent = {s.key: s.spending for s in spent_by(database, prices, "tree", job_id=job_id)}
     trees = {each.run_id: each for each in trees_in(database, job_id)}
     stats, unrecorded, missing = _changes(settings, database, trees.values())
     verified = last_verifications(database, job_id)

@@ -49,7 +49,7 @@ def _odd(lines: Sequence[Line]) -> Iterator[str]:
     """What a success may hide."""
     oddities: tuple[tuple[str, Callable[[Line], bool]], ...] = (
         ("with tool calls whose outcome nobody knows", lambda line: bool(line.unknown)),
-        ("although tool calls were denied", lambda line: bool(line.run["denials"])),
+        ("although tool calls were denied", lambda line: bool(line.run["tree_denials"])),
         ("and changed nothing", lambda line: line.stat is not None and not line.stat.files),
         ("only when verified again", lambda line: (line.verified or {"number": 1})["number"] > 1),
     )

@@ -137,7 +137,7 @@ def _excerpt(text: str) -> str:
 def _runs(lines: Sequence[Line]) -> str:
     columns = (
         *("run", "item", "outcome", "changes", "verify", "cost", "time", "turns"),
-        *("denied", "approvals"),
+        *("sub-agents", "denied", "approvals"),
     )
     return table(
         columns,
@@ -151,7 +151,8 @@ def _runs(lines: Sequence[Line]) -> str:
                 cost(line.spending) if line.spending.calls else "",
                 duration(line.seconds),
                 str(line.run["turns"]),
-                str(line.run["denials"] or ""),
+                str(line.run["below"] or ""),
+                str(line.run["tree_denials"] or ""),
                 _answered(line),
             )
             for line in lines

@@ -45,17 +45,17 @@ def clipped(view: RunView, result: Result, most: int) -> Clip | None:
     what is sent now."""
     if len(result.sent) <= most:
         return None
-    text = _shortened(result.block["content"], most, _where(view, result.block))
+    where = place_of_output(view, str(result.block["tool_use_id"]))
+    text = _shortened(result.block["content"], most, where)
     if len(text) >= len(result.sent):
         return None
     return Clip(result.message, result.position, text)
 
 
-def _where(view: RunView, block: Block) -> str:
-    """How the model gets at the whole of a result."""
-    name = str(block["tool_use_id"])
-    if view.outputs and view.spec.tool("Read") and _FILE_NAME.fullmatch(name):
-        return f"all of it is in {view.outputs}/{name}.txt: Read it with offset and limit"
+def place_of_output(view: RunView, call_id: str) -> str:
+    """How the model gets at the whole of a call's result."""
+    if view.outputs and view.spec.tool("Read") and _FILE_NAME.fullmatch(call_id):
+        return f"all of it is in {view.outputs}/{call_id}.txt: Read it with offset and limit"
     return "run the call again to see them"
 
 

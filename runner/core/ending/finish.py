@@ -3,12 +3,14 @@ leaves is committed."""
 
 from __future__ import annotations
 
+from runner.core.agents.split import split_first
 from runner.core.ending.verify import Verification
 from runner.core.entries import RunSettled, UserMessageAdded, VerificationStarted
+from runner.core.hooks.due import end_run
 from runner.core.journal import RunView
 from runner.core.prompts import RESULT_TEXT, VERIFY_TEXT
 from runner.core.run import Ended, Requeued, Waiting
-from runner.core.steps import Deliver, Record, RunVerify, Step, settle
+from runner.core.steps import Deliver, Record, RunHook, RunVerify, Step, settle
 
 MOST_RESULT_NUDGES = 2
 
@@ -20,6 +22,8 @@ def finish(view: RunView, reason: str, now: float, *, draining: bool) -> Step:
         reason: of the end, if nothing stands in its way.
         now: seconds since the epoch. draining: the worker is shutting down.
     """
+    if (step := split_first(view, now)) is not None:
+        return step
     if view.spec.result_tool is not None and not view.progress.submitted:
         return _ask_for_result(view)
     if (step := _verify(view, now, draining=draining)) is not None:
@@ -28,15 +32,23 @@ def finish(view: RunView, reason: str, now: float, *, draining: bool) -> Step:
 
 
 def deliver_first(view: RunView, step: Step, now: float, *, draining: bool) -> Step:
-    """``step``, or what comes before it: a run that ends on a branch of its own ends with a commit."""
-    workspace = view.spec.workspace
-    if workspace is None or workspace.mode != "git" or view.progress.delivered is not None:
-        return step
+    """``step``, or what comes before it: a run that ends on a branch of its own ends with a commit, and
+    last of all come the hooks of its end."""
     match step:
         case Record(RunSettled(Ended() as outcome)):
-            return settle(Requeued(now, "shutdown")) if draining else Deliver(outcome)
+            workspace = view.spec.workspace
+            if workspace is not None and workspace.mode == "git" and not view.progress.delivered:
+                return settle(Requeued(now, "shutdown")) if draining else Deliver(outcome)
+            return _hooks_first(view, step, outcome, now, draining=draining)
         case _:
             return step
+
+
+def _hooks_first(view: RunView, step: Step, outcome: Ended, now: float, *, draining: bool) -> Step:
+    hook = end_run(view, outcome)
+    if hook is None or isinstance(hook, RunHook):
+        return hook or step
+    return leave(view, now, draining=draining) or hook
 
 
 def leave(view: RunView, now: float, *, draining: bool) -> Step | None:

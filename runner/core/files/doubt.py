@@ -4,11 +4,11 @@ reached beyond the workspace, so that their outcome is unknown."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from functools import lru_cache
 
+from runner.core.hooks.lookup import repeats_hook
 from runner.core.journal import Call, RunView
-from runner.core.permissions import Decision, Policy, Request, Rule, evaluate
+from runner.core.permissions import Decision, Request
+from runner.core.permissions.about import is_about
 
 OUTCOME_UNKNOWN = "its worker died while it ran, and whether it took effect is not known"
 
@@ -31,8 +31,7 @@ def is_external(view: RunView, call: Call) -> bool:
     arguments = call.input_to_run
     if not isinstance(arguments, Mapping):
         return False
-    decision = evaluate(_asking_about(workspace.external), Request(call.name, arguments))
-    return decision.effect == "deny" or bool(decision.grounds)
+    return is_about(workspace.external, Request(call.name, arguments))
 
 
 def runs_again(view: RunView, call: Call) -> bool:
@@ -78,6 +77,7 @@ def undo_needed(view: RunView) -> bool:
     written was cut off, and it is done again or a person decides whether it is."""
     return view.spec.is_recorded and (
         _is_verifying(view)
+        or repeats_hook(view)
         or any(
             not _only_reads(view, call)
             and call.index not in view.unrecorded
@@ -100,13 +100,15 @@ def commands_left(view: RunView) -> tuple[Call, ...]:
 
 
 def _left(view: RunView) -> tuple[Call, ...]:
-    """The calls that an earlier attempt started and that have no result."""
+    """The calls that an earlier attempt started and that have no result: what a sub-agent does is not
+    cut off with its parent's worker."""
     return tuple(
         call
         for call in view.calls
         if call.result is None
         and call.started_by not in (None, view.attempt)
         and not call.interrupted
+        and not view.spec.starts_children(call.name)
     )
 
 
@@ -128,9 +130,3 @@ def _is_recorded(view: RunView, call: Call, name: str) -> bool:
     """Whether a call is of Runner's own tool of that name, in a workspace that is recorded."""
     tool = view.spec.tool(name) if view.spec.is_recorded and call.name == name else None
     return tool is not None and tool.source == _BUILTIN
-
-
-@lru_cache(maxsize=64)
-def _asking_about(rules: tuple[Rule, ...]) -> Policy:
-    """A policy that has grounds for what one of the rules matches, and none for anything else."""
-    return Policy(tuple(replace(rule, effect="ask", origin="job") for rule in rules), "ask")

@@ -1,4 +1,5 @@
-"""What there is to decide on in a call: each command and redirect of a script, each path, the host.
+"""What there is to decide on in a call: each command and redirect of a script, each path, the host,
+the type of sub-agent.
 
 An aspect says of a rule whether it catches it (deny and ask: any reading of it will do) and whether
 it grants it (allow: every reading of it must be covered).
@@ -11,7 +12,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from runner.core.permissions.language.paths import PathPattern, absolute, is_below
-from runner.core.permissions.language.patterns import CommandPattern, HostPattern, host_of, hosts_in
+from runner.core.permissions.language.patterns import (
+    AgentPattern,
+    CommandPattern,
+    HostPattern,
+    host_of,
+    hosts_in,
+)
 from runner.core.permissions.language.syntax import (
     READING,
     WRITING,
@@ -252,6 +259,34 @@ class Host:
         return host is not None and line.specifier.matches(host)
 
 
+@dataclass(frozen=True, slots=True)
+class SubAgent:
+    """The type of sub-agent that a call starts."""
+
+    agent_type: str
+    obstacle: str = ""
+    required: bool = True
+    unplaced: bool = False
+    words: tuple[str, ...] = ()
+
+    @property
+    def tools(self) -> tuple[str, ...]:
+        return ("Agent",)
+
+    @property
+    def shown(self) -> str:
+        return self.agent_type
+
+    def catches(self, line: Line) -> str | None:
+        return self.shown if line.blanket or self._is_named(line) else None
+
+    def grants(self, line: Line) -> bool:
+        return not line.broken and (line.blanket or self._is_named(line))
+
+    def _is_named(self, line: Line) -> bool:
+        return line.specifier == AgentPattern(self.agent_type)
+
+
 def aspects_of(tool: str, arguments: Mapping[str, Any], setting: Setting) -> tuple[Aspect, ...]:
     """What there is to decide on in a call; at least one thing that must be granted."""
     if tool == "Bash":
@@ -266,6 +301,9 @@ def aspects_of(tool: str, arguments: Mapping[str, Any], setting: Setting) -> tup
     url = arguments.get("url")
     if tool == "WebFetch" and isinstance(url, str):
         return (Host(url),)
+    agent_type = arguments.get("agent_type")
+    if tool == "Agent" and isinstance(agent_type, str):
+        return (SubAgent(agent_type),)
     return (Call(tool, tool),)
 
 

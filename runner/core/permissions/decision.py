@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from runner.core.permissions.rule import Effect, Rule
 
@@ -22,13 +22,20 @@ class Decision:
     ``grounds`` are the rules that decided: one for a denial or a question, for an allowed command
     one for each of its parts; none when the job's default decided. ``reason`` says for a reader why
     nothing allowed the call, where there is more to say than that no rule matched (a command that
-    hides what it runs), or why a rule asks that may not be about it.
+    hides what it runs), or why a rule asks that may not be about it. A ``barred`` call is denied as
+    no rule of a sub-agent's type allows it.
     """
 
     effect: Effect
     grounds: tuple[Ground, ...] = ()
     snapshot: int = 1
     reason: str = ""
+    barred: bool = field(default=False, compare=False)
+
+    @property
+    def is_final(self) -> bool:
+        """Whether it is a denial that stands above a person's approval: not the job's default."""
+        return self.effect == "deny" and (self.barred or bool(self.grounds))
 
     def in_short(self) -> Decision:
         """The decision with the first rule that decided alone: all that a run goes by later."""

@@ -29,7 +29,7 @@ def call_of(text: str) -> tuple[str, dict[str, Any]]:
     tool, what = found.group(1), found.group(2) or ""
     if tool in ("Grep", "Glob"):
         return tool, {"path": what} if what else {}
-    if tool not in ("Read", "Edit", "Write", "Bash", "WebFetch"):
+    if tool not in ("Read", "Edit", "Write", "Bash", "WebFetch", "Agent"):
         return tool, {}
     if not what.strip():
         raise ValueError(f"{_shown(text)} does not say what {tool} works on: write {tool}(…)")
@@ -38,7 +38,7 @@ def call_of(text: str) -> tuple[str, dict[str, Any]]:
     if tool == "WebFetch":
         is_host = what.startswith("domain:")
         return tool, {"url": f"https://{what.removeprefix('domain:')}/" if is_host else what}
-    return tool, {"file_path": what}
+    return tool, {"agent_type" if tool == "Agent" else "file_path": what}
 
 
 def matches(rule: Rule, example: str) -> bool:

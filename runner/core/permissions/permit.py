@@ -80,8 +80,8 @@ class Permit:
         return self._settled(evaluate(self.policy, request), request.setting.places.values())
 
     def _settled(self, decision: Decision, places: Iterable[Place]) -> Decision:
-        """A person's approval stands above everything but a rule that denies."""
-        if decision.effect == "allow" or (decision.effect == "deny" and decision.grounds):
+        """A person's approval stands above everything but a denial that is final."""
+        if decision.effect == "allow" or decision.is_final:
             return decision
         approved = self.answer is not None and all(map(self.answer.covers, places))
         return replace(decision, effect="allow" if approved else "deny")

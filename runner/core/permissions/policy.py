@@ -9,94 +9,53 @@ Source: https://code.claude.com/docs/en/permissions#manage-permissions.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from operator import itemgetter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from runner.core.permissions import aspects
-from runner.core.permissions.aspects import Aspect, Line, aspects_of, shorten
+from runner.core.permissions.aspects import Aspect, aspects_of, shorten
 from runner.core.permissions.decision import Decision, Ground
 from runner.core.permissions.language.paths import PathPattern
-from runner.core.permissions.language.patterns import CommandPattern
-from runner.core.permissions.language.syntax import covers
 from runner.core.permissions.request import Place, Request, Setting
-from runner.core.permissions.rule import REMEMBERED, Effect, Rule
+from runner.core.permissions.rule import Effect, Rule
+from runner.core.permissions.shelf import Ruled, Shelf
 
 Default = Literal["ask", "deny"]
 
 
 @dataclass(frozen=True)
-class Policy:
-    """The rules that hold for a run, in order, and their snapshot's number."""
+class Narrowing(Ruled):
+    """The rules of a type of sub-agent: they tighten what the job's allow, and never loosen it.
 
-    rules: tuple[Rule, ...] = ()
+    Its deny and ask rules always count. A ``closed`` one has rules that allow: what none of them
+    matches is denied, whoever approves it. Without any it says nothing of what none of its rules matches.
+    """
+
+    agent_type: str = ""
+    closed: bool = False
+
+
+@dataclass(frozen=True)
+class Policy(Ruled):
+    """The rules that hold for a run, in order, and their snapshot's number. A sub-agent has to keep to
+    ``narrowing`` too: the rules of its type, and of the types of those that it works for."""
+
     default: Default = "deny"
     snapshot: int = 1
+    narrowing: tuple[Narrowing, ...] = ()
 
-    def lines(self, tools: Iterable[str]) -> _Lines:
-        """The rules that have a say in calls of one of the tools."""
-        key = tuple(tools)
-        found = self._looked_up.get(key)
-        if found is None:
-            lines = [line for line in self._lines if any(covers(line.name, tool) for tool in key)]
-            found = _Lines(
-                Shelf.of(line for line in lines if line.rule.effect == "deny"),
-                Shelf.of(line for line in lines if _is_remembered(line.rule)),
-                Shelf.of(line for line in lines if line.rule.effect == "ask"),
-                Shelf.of(line for line in lines if line.rule.effect == "allow"),
-            )
-            if len(self._looked_up) < _MOST_KEPT:
-                self._looked_up[key] = found
-        return found
+    def narrowed(self, agent_type: str, rules: Iterable[Rule]) -> Policy:
+        """What holds for a sub-agent of that type, started by whoever this holds for.
 
-    @cached_property
-    def _lines(self) -> tuple[Line, ...]:
-        return tuple(map(Line.of, self.rules))
-
-    @cached_property
-    def _looked_up(self) -> dict[tuple[str, ...], _Lines]:
-        return {}
-
-
-_MOST_KEPT = 64  # a model can make up names of tools
-
-
-@dataclass(frozen=True, slots=True)
-class Shelf:
-    """Rules with their places in order, by the first word of the commands that they match; under
-    None those that must always be looked at."""
-
-    by_word: Mapping[str | None, tuple[tuple[int, Line], ...]]
-    always: Sequence[Line]
-
-    @classmethod
-    def of(cls, lines: Iterable[Line]) -> Shelf:
-        """Puts the rules where they are found."""
-        found: dict[str | None, tuple[tuple[int, Line], ...]] = {}
-        for place, line in enumerate(lines):
-            word = line.specifier.word if isinstance(line.specifier, CommandPattern) else None
-            found[word] = (*found.get(word, ()), (place, line))
-        return cls(found, tuple(line for _, line in found.get(None, ())))
-
-    def beside(self, words: Collection[str]) -> Sequence[Line]:
-        """The rules that can match commands which begin with one of the words, in order."""
-        found = [entry for word in words for entry in self.by_word.get(word, ())]
-        if not found:
-            return self.always
-        return [line for _, line in sorted((*self.by_word.get(None, ()), *found), key=_PLACE)]
-
-
-_PLACE = itemgetter(0)
-
-
-@dataclass(frozen=True, slots=True)
-class _Lines:
-    deny: Shelf
-    remembered: Shelf
-    ask: Shelf
-    allow: Shelf
+        Args:
+            rules: the type's own, if it has any.
+        """
+        own = tuple(rules)
+        if not own:
+            return self
+        closed = any(rule.effect == "allow" for rule in own)
+        return replace(self, narrowing=(*self.narrowing, Narrowing(own, agent_type, closed)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +89,7 @@ def evaluate(policy: Policy, request: Request) -> Decision:
     found = aspects_of(request.tool, arguments, request.setting)
     if len(found) > MOST_ASPECTS:
         return Decision("deny", (), policy.snapshot, _TOO_MUCH)
-    return _sum(policy, [_judge(policy, aspect) for aspect in found])
+    return _decide(policy, found)
 
 
 def evaluate_each(policy: Policy, request: Request) -> tuple[tuple[Aspect, Decision], ...]:
@@ -142,11 +101,11 @@ def evaluate_each(policy: Policy, request: Request) -> tuple[tuple[Aspect, Decis
     """
     arguments = request.input if isinstance(request.input, Mapping) else {}
     found = aspects_of(request.tool, arguments, request.setting)
-    verdicts = [_judge(policy, aspect) for aspect in found]
+    decided = ((aspect, _decide(policy, (aspect,))) for aspect in found)
     return tuple(
-        (verdict.aspect, _sum(policy, [verdict]))
-        for verdict in verdicts
-        if verdict.aspect.required or verdict.is_open or verdict.effect in ("deny", "ask")
+        (aspect, decision)
+        for aspect, decision in decided
+        if aspect.required or decision.effect != "allow"
     )
 
 
@@ -157,20 +116,68 @@ def may_touch(policy: Policy, tool: str, place: Place, setting: Setting) -> Deci
         place: absolute paths, as the tool found them.
         setting: where the workspace, the outputs and the home are.
     """
-    return _sum(policy, [_judge(policy, aspects.file(tool, place, setting))])
+    return _decide(policy, (aspects.file(tool, place, setting),))
+
+
+def _decide(policy: Policy, found: Sequence[Aspect]) -> Decision:
+    """The strictest of what the policy's own rules say and each of those that narrow it."""
+    decision = _sum(policy, [_judge(policy, aspect) for aspect in found])
+    if not policy.narrowing or decision.is_final:
+        return decision
+    narrower = (_narrow(policy, narrowing, found) for narrowing in policy.narrowing)
+    return min((decision, *filter(None, narrower)), key=_leniency)
+
+
+def _leniency(decision: Decision) -> int:
+    return 0 if decision.is_final else _LENIENCY[decision.effect]
+
+
+_LENIENCY: Mapping[Effect, int] = {"deny": 1, "ask": 2, "allow": 3}
+
+
+def _narrow(policy: Policy, narrowing: Narrowing, found: Sequence[Aspect]) -> Decision | None:
+    """What rules that narrow a policy say of a call; None when they let it be."""
+    verdicts = [_judge_narrowly(policy, narrowing, aspect) for aspect in found]
+    if not narrowing.closed:
+        said = [each for each in verdicts if each.effect is not None or each.doubt]
+        return _sum(policy, said) if said else None
+    closed = replace(policy, default="deny")
+    decision = _sum(closed, verdicts, f"the agent type {shorten(narrowing.agent_type)}")
+    return replace(decision, barred=decision.effect == "deny")
+
+
+def _judge_narrowly(policy: Policy, narrowing: Narrowing, aspect: Aspect) -> _Verdict:
+    """What a person remembered for the runs of a job answers the questions of these rules as well,
+    and allows nothing else."""
+    lines = narrowing.lines(aspect.tools)
+    denied = _denied(aspect, lines.deny)
+    if denied is not None:
+        return denied
+    asked = _asked(aspect, lines.ask)
+    if asked is not None:
+        return _granted(aspect, policy.lines(aspect.tools).remembered) or asked
+    return _granted(aspect, lines.allow) or _Verdict(aspect, None)
 
 
 def _judge(policy: Policy, aspect: Aspect) -> _Verdict:
     lines = policy.lines(aspect.tools)
     return (
-        _caught(aspect, "deny", lines.deny)
-        or (_doubted(aspect, None, lines.deny) if aspect.unplaced else None)
+        _denied(aspect, lines.deny)
         or _granted(aspect, lines.remembered)
-        or _caught(aspect, "ask", lines.ask)
-        or (_doubted(aspect, "ask", lines.ask) if aspect.unplaced else None)
+        or _asked(aspect, lines.ask)
         or _granted(aspect, lines.allow)
         or _Verdict(aspect, None)
     )
+
+
+def _denied(aspect: Aspect, lines: Shelf) -> _Verdict | None:
+    found = _caught(aspect, "deny", lines)
+    return found or (_doubted(aspect, None, lines) if aspect.unplaced else None)
+
+
+def _asked(aspect: Aspect, lines: Shelf) -> _Verdict | None:
+    found = _caught(aspect, "ask", lines)
+    return found or (_doubted(aspect, "ask", lines) if aspect.unplaced else None)
 
 
 def _caught(aspect: Aspect, effect: Effect, lines: Shelf) -> _Verdict | None:
@@ -198,8 +205,8 @@ def _granted(aspect: Aspect, lines: Shelf) -> _Verdict | None:
     return None
 
 
-def _sum(policy: Policy, verdicts: list[_Verdict]) -> Decision:
-    """The least allowed of what was said of each aspect."""
+def _sum(policy: Policy, verdicts: list[_Verdict], whose: str = "") -> Decision:
+    """The least allowed of what was said of each aspect. ``whose`` the rules are, if not the job's."""
     by_effect: dict[Effect, list[Ground]] = {"deny": [], "ask": [], "allow": []}
     doubts = []
     for verdict in verdicts:
@@ -212,21 +219,17 @@ def _sum(policy: Policy, verdicts: list[_Verdict]) -> Decision:
     if by_effect["deny"]:
         return Decision("deny", tuple(by_effect["deny"][:1]), policy.snapshot)
     if unmatched and not (policy.default == "ask" and by_effect["ask"]):
-        return Decision(policy.default, (), policy.snapshot, _reason(unmatched[0], verdicts))
+        return Decision(policy.default, (), policy.snapshot, _reason(unmatched[0], verdicts, whose))
     if by_effect["ask"]:
         return Decision("ask", tuple(by_effect["ask"][:1]), policy.snapshot, doubts[0])
     return Decision("allow", tuple(by_effect["allow"]), policy.snapshot)
 
 
-def _reason(verdict: _Verdict, verdicts: list[_Verdict]) -> str:
+def _reason(verdict: _Verdict, verdicts: list[_Verdict], whose: str) -> str:
     """Why an aspect that no rule matched was not allowed, where there is more to say than that."""
     aspect = verdict.aspect
     if verdict.doubt or aspect.obstacle:
         return verdict.doubt or aspect.obstacle
-    if len(verdicts) == 1:
+    if len(verdicts) == 1 and not whose:
         return ""
-    return f"no permission rule of this job allows {shorten(aspect.shown)}"
-
-
-def _is_remembered(rule: Rule) -> bool:
-    return rule.effect == "allow" and rule.origin == REMEMBERED
+    return f"no permission rule of {whose or 'this job'} allows {shorten(aspect.shown)}"

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from runner.core.permissions.language.patterns import AGENT_NAME
 from runner.core.permissions.policy import Policy, evaluate
 from runner.core.permissions.request import Request, paths_of
 from runner.core.permissions.rule import REMEMBERED, Rule
@@ -33,7 +34,13 @@ class Suggestion:
 
 def suggest(policy: Policy, request: Request) -> Suggestion:
     """Group a call that is asked about, and suggest what may be remembered of the answer."""
-    key, rule = _of_command(request) if request.tool == "Bash" else _of_input(request)
+    match request.tool:
+        case "Bash":
+            key, rule = _of_command(request)
+        case "Agent":
+            key, rule = _of_agent(request)
+        case _:
+            key, rule = _of_input(request)
     if not rule.isprintable() or (rule and _with(policy, rule, request) != "allow"):
         rule = ""
     return Suggestion(_bounded(key), rule)
@@ -49,6 +56,14 @@ def _of_command(request: Request) -> tuple[str, str]:
     says_all = alone and not (script.opaque or script.sources or script.writes)
     literal = " " in whole and not _NOT_LITERAL.search(whole)
     return whole or "(nothing)", f"Bash({whole})" if says_all and literal else ""
+
+
+def _of_agent(request: Request) -> tuple[str, str]:
+    """Two sub-agents of one type do what their prompts say; a rule can name no more than the type."""
+    agent_type = request.input.get("agent_type")
+    whole = f"{agent_type} {_digest(_canonical(request.input))}"
+    is_name = isinstance(agent_type, str) and AGENT_NAME.fullmatch(agent_type)
+    return whole, f"Agent({agent_type})" if is_name else ""
 
 
 def _of_input(request: Request) -> tuple[str, str]:

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from runner.core.plain import plain
 from runner.engine.ports import Interrupt
 from runner.errors import UsageError, WorkspaceError
 from runner.store.database import Database
 from runner.tools.host.client import Ended, Start, boot
-from runner.tools.output import visible
 from runner.tools.toolbox import LocalTools
 from runner.workspace import child
 
@@ -102,7 +102,7 @@ def explained(work: Callable[[], T]) -> T:
 
 
 def _ending(what: str, ended: Ended) -> str:
-    said = visible(ended.errors.decode("utf-8", "replace")[-_LAST_WORDS:]).split("\n")
+    said = plain(ended.errors.decode("utf-8", "replace")[-_LAST_WORDS:]).split("\n")
     how = {
         "timed_out": f"took more than {_CHILD_SECONDS:.0f} s",
         "not_started": f"could not be started ({ended.output.decode('utf-8', 'replace')})",

@@ -14,14 +14,12 @@ from runner.engine.workspaces.making import make
 from runner.engine.workspaces.material import Material
 from runner.errors import WorkspaceError
 from runner.store import workspaces
-from runner.store.workspaces import Assignment, Kept
+from runner.store.workspaces import SNAPSHOTS, Assignment, Kept
 from runner.workspace.git import shown
 from runner.workspace.worktrees import Head
 from runner.workspace.worktrees.borrowing import bring
 from runner.workspace.worktrees.delivery import commit_message, is_delivery
 from runner.workspace.worktrees.standing import Standing
-
-SNAPSHOTS = "snap_"  # what ids of workspaces begin with whose trees are on one host
 
 
 class OwnWorkspace:

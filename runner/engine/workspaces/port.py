@@ -13,11 +13,12 @@ from runner.core.run import Ended, Lease
 from runner.engine.ports import Interrupt, Prepared, Surroundings
 from runner.engine.workspaces.around import COPIES, Around, explained
 from runner.engine.workspaces.material import material_of
-from runner.engine.workspaces.own import SNAPSHOTS, OwnWorkspace
+from runner.engine.workspaces.own import OwnWorkspace
 from runner.errors import WorkspaceElsewhere, WorkspaceError
 from runner.store import workspaces
 from runner.store.database import Database
-from runner.store.workspaces import Assignment
+from runner.store.job_cache import JobCache
+from runner.store.workspaces import SNAPSHOTS, Assignment
 from runner.tools.toolbox import LocalTools
 from runner.workspace.identity import restore, visible
 from runner.workspace.trees.stores import store_id
@@ -40,6 +41,7 @@ class RunWorkspaces:
 
     def __init__(self, database: Database, home: Path, tools: LocalTools) -> None:
         self._around = Around(database, home, tools)
+        self._jobs = JobCache()
         self._seen: set[tuple[Path, str]] = set()
         self._open: dict[Lease, OwnWorkspace] = {}
         self._opening = Lock()  # attempts work side by side
@@ -65,7 +67,7 @@ class RunWorkspaces:
         self, lease: Lease, tree: str | None, interrupt: Interrupt, *, undo: bool
     ) -> Prepared:
         """See ``engine.ports.Workspaces``."""
-        assignment = workspaces.assignment_of(self._around.database, lease.run_id)
+        assignment = self._assignment(lease)
         asked = assignment.asked
         if asked is None or not asked.is_recorded:
             shared = asked is not None and asked.mode == "shared" and assignment.path
@@ -130,10 +132,13 @@ class RunWorkspaces:
             own = self._open.get(lease)
         if own is not None:
             return own
-        assignment = workspaces.assignment_of(self._around.database, lease.run_id)
+        assignment = self._assignment(lease)
         if assignment.asked is None or not assignment.asked.is_recorded:
             return None
         return self._open_own(assignment, assignment.asked, lease, interrupt)
+
+    def _assignment(self, lease: Lease) -> Assignment:
+        return workspaces.assignment_of(self._around.database, lease.run_id, self._jobs)
 
     def _open_own(
         self, assignment: Assignment, asked: Workspace, lease: Lease, interrupt: Interrupt

@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, cast
 
+from runner.core.agents.agent import AgentType
 from runner.core.budget import Budget, Limits
 from runner.core.context.window import DEFAULT_WINDOW, Context
 from runner.core.prices import PriceList, Terms
 from runner.errors import Problem
+from runner.jobfile.lines import place
 from runner.jobfile.section import Section, shown
 
 LIMIT_KEYS = (*(limit.name for limit in fields(Limits)), "budget_usd", "budget_tokens")
@@ -114,6 +116,29 @@ class Bounds:
             return []
         missing = missing_prices(prices, self.provider, self.model, self.options, self.context)
         return [Problem(place, message) for place in places for message in missing]
+
+    def agent_problems(self, agent: AgentType, prices: PriceList) -> list[Problem]:
+        """A type of sub-agent whose model has too small a window, or no price where USD are limited."""
+        at = ("agents", agent.name)
+        found = []
+        model = agent.model or self.model
+        is_other = model != self.model
+        window = prices.window(model) or DEFAULT_WINDOW
+        reserve = self.context.reserve_in(window, self.limits.max_output_tokens)
+        if is_other and reserve > window // 2:
+            message = (
+                f"{shown(model)} has a window of {window:,} tokens, and {reserve:,} are to stay free for a "
+                "reply, over half of it: lower limits.max_output_tokens or context.reserve"
+            )
+            found.append(Problem(place(*at, "model"), message))
+        of_job = any(map(self._has, _COST_LIMITS))
+        missing = missing_prices(prices, self.provider, model, self.options, self.context)
+        if agent.cost_ceiling_usd is not None:
+            where = place(*at, "limits", "cost_ceiling_usd")
+            found += [Problem(where, message) for message in missing]
+        elif of_job and is_other:
+            found += [Problem(place(*at, "model"), message) for message in missing]
+        return found
 
     def _has(self, key: str) -> bool:
         value = self.budget.usd if key == "budget_usd" else self.limits.cost_ceiling_usd

@@ -11,7 +11,7 @@ from runner.core.rows import Column, Rows
 from runner.store import ids
 from runner.store.audit.filters import Filters
 from runner.store.audit.finding.calls import between, run_conditions, turns_of_model
-from runner.store.audit.finding.shown import at_most, cut
+from runner.store.audit.finding.shown import at_most, cut, labelled
 from runner.store.database import Database
 from runner.store.look.decisions import IS_OPEN
 from runner.store.tables import approvals as asked
@@ -66,7 +66,7 @@ def approvals(database: Database, filters: Filters, *, limit: int | None = None)
         .limit(at_most(limit))
     )
     rows = database.read(lambda connection: connection.execute(query).all())
-    return cut(COLUMNS, [_row(row) for row in rows], limit, "the newest")
+    return labelled(database, cut(COLUMNS, [_row(row) for row in rows], limit, "the newest"))
 
 
 def _conditions(filters: Filters) -> Iterator[ColumnElement[bool]]:

@@ -11,7 +11,7 @@ from runner.store import ids
 from runner.store.audit.filters import Filters
 from runner.store.audit.finding.candidates import candidates
 from runner.store.audit.finding.patterns import command_pattern
-from runner.store.audit.finding.shown import at_most, cut
+from runner.store.audit.finding.shown import at_most, cut, labelled
 from runner.store.audit.finding.walk import Walked, walk
 from runner.store.database import Database
 from runner.store.tables import tool_calls
@@ -70,7 +70,7 @@ def commands(
         return found, False
 
     found, is_given_up = database.read(work)
-    answer = cut(COLUMNS, found, limit, "the newest")
+    answer = labelled(database, cut(COLUMNS, found, limit, "the newest"))
     if is_given_up:
         answer.note = (
             f"only the newest {MOST_TAKEN_APART:,} commands were looked at: narrow with --job or "

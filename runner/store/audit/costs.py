@@ -27,7 +27,7 @@ SPENT = (
 )
 
 # What else names a row.
-_LABELS: Mapping[By, str] = {"job": "name", "run": "item"}
+_LABELS: Mapping[By, str] = {"job": "name", "run": "item", "tree": "item"}
 
 
 def costs(

@@ -34,7 +34,7 @@ from runner.store.audit.finding.calls import (
     run_conditions,
     with_answers,
 )
-from runner.store.audit.finding.shown import at_most, cut
+from runner.store.audit.finding.shown import at_most, cut, labelled
 from runner.store.database import Database
 from runner.store.look.decisions import was_denied
 from runner.store.tables import approvals, permission_rules, runs, tool_calls
@@ -104,7 +104,7 @@ def decisions(
     """
     if each:
         found = database.read(partial(_each, filters=filters, limit=limit))
-        return cut(CALLS, found, limit, "the newest")
+        return labelled(database, cut(CALLS, found, limit, "the newest"))
     groups = database.read(partial(_groups, filters=filters))
     rows = sorted(
         ((*key[:3], calls, *key[3:]) for key, calls in groups.items()),

@@ -15,7 +15,7 @@ from runner.store.audit.filters import Filters
 from runner.store.audit.finding.calls import CALLED_AT, KEY, NEWEST_FIRST, of_calls
 from runner.store.audit.finding.candidates import Message, candidates
 from runner.store.audit.finding.patterns import Pattern, path_pattern
-from runner.store.audit.finding.shown import at_most, cut
+from runner.store.audit.finding.shown import at_most, cut, labelled
 from runner.store.audit.finding.walk import Walked, walk
 from runner.store.database import Database
 from runner.store.tables import runs, tool_calls
@@ -100,7 +100,7 @@ def files(
     recorded = list(_recorded(changing, differences, wanted)) if differences is not None else []
     found = _without_doubles(told, recorded)
     found.sort(key=lambda row: (row[1], *row), reverse=True)
-    answer = cut(COLUMNS, found, limit, "the newest")
+    answer = labelled(database, cut(COLUMNS, found, limit, "the newest"))
     if wanted is not None and compared is not None and len(changing) == compared:
         newest = f"the trees of the newest {compared:,} calls were compared: narrow with --since or --run"
         answer.note = f"{answer.note}; {newest}" if answer.note else newest

@@ -10,8 +10,8 @@ class Filters:
     """Each that is set must hold. Times are seconds since the epoch: from ``since`` on, before ``until``.
 
     Args:
-        job_id, run_id: whole ids.
-        item: an item's key.
+        job_id, run_id: whole ids. With a run go all that it has started, and that these have.
+        item: an item's key; with its runs go what these have started.
         tool: a tool's name.
         model: as the API names it.
     """

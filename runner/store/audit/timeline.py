@@ -10,13 +10,14 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, select
 
+from runner.core.agents.place import is_within, item_of
 from runner.core.prices import PriceList
 from runner.core.rows import Column, Rows
 from runner.errors import NotFoundError
 from runner.store import ids
 from runner.store.audit.costs import usd
 from runner.store.audit.filters import Filters
-from runner.store.audit.finding.shown import cut
+from runner.store.audit.finding.shown import cut, labelled
 from runner.store.database import Database
 from runner.store.look.reading.turn_costs import CallSpent, spent_in_calls
 from runner.store.tables import events, job_events, model_calls, runs
@@ -110,7 +111,7 @@ def timeline(
         for number, each in enumerate(record.events)
         if _is_meant(each, record.models, filters)
     ]
-    return cut(COLUMNS, rows, limit, "the first")
+    return labelled(database, cut(COLUMNS, rows, limit, "the first"))
 
 
 def _record(connection: Connection, run_id: str, filters: Filters) -> _Record:
@@ -141,9 +142,9 @@ def _record(connection: Connection, run_id: str, filters: Filters) -> _Record:
 
 def _agree(run: Row[Any], filters: Filters) -> bool:
     return (
-        filters.run_id in (None, run.id)
+        (filters.run_id is None or is_within(run.id, filters.run_id))
         and filters.job_id in (None, run.job_id)
-        and filters.item in (None, run.item_key)
+        and filters.item in (None, item_of(run.id, run.item_key), run.item_key)
     )
 
 

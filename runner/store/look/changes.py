@@ -8,6 +8,7 @@ from sqlalchemy import Connection, select
 
 from runner.core.events import SIGNED
 from runner.store.database import Database
+from runner.store.look.family.events import with_places
 from runner.store.tables import events, job_events, runs
 
 # The job's own event tells of all the runs that were submitted with it.
@@ -18,7 +19,8 @@ def changes_of(database: Database, job_id: str) -> list[dict[str, Any]]:
     """The events of a job, and those of its runs that say who did something; in order of time.
 
     Returns:
-        ``job_id`` and ``run_id`` (None: of the job), then ``events``' columns.
+        ``job_id`` and ``run_id`` (None: of the job), then ``events``' columns; those of a run with its
+        place in its tree, as ``family.events`` has them.
     """
     of_job = select(job_events).where(job_events.c.job_id == job_id).order_by(job_events.c.number)
     of_runs = (
@@ -34,6 +36,6 @@ def changes_of(database: Database, job_id: str) -> list[dict[str, Any]]:
             for row in connection.execute(of_job).mappings()
         ]
         found += [{"job_id": job_id, **row} for row in connection.execute(of_runs).mappings()]
-        return sorted(found, key=lambda event: event["at"])
+        return with_places(connection, sorted(found, key=lambda event: event["at"]))
 
     return database.read(work)

@@ -24,9 +24,11 @@ from sqlalchemy.sql.functions import FunctionElement
 from runner.core.conversation import Purpose, Usage
 from runner.core.prices import Calls, PriceList, Spending, Terms, spending
 from runner.store.database import Database
+from runner.store.job_cache import JobCache
+from runner.store.look.family.places import ROOT
 from runner.store.tables import jobs, model_calls, runs
 
-By = Literal["job", "run", "model", "day", "purpose"]
+By = Literal["job", "run", "tree", "model", "day", "purpose"]
 BY: tuple[By, ...] = get_args(By)
 
 _TOKENS = ("input_tokens", "cache_read_tokens", "cache_creation_tokens", "output_tokens")
@@ -37,8 +39,9 @@ _TermsByCall = dict[tuple[str, Purpose], Terms]  # by the job's id and what a ca
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """What one job, run, model, day or purpose has cost. ``key`` is its id, name or date (in UTC, of the
-    calls' beginnings) or ``turn`` or ``summary``, ``label`` the name of a job and the item of a run."""
+    """What one job, run, model, day or purpose has cost, or the run of an item with all that it has
+    started (``tree``). ``key`` is its id, name or date (in UTC, of the calls' beginnings) or ``turn`` or
+    ``summary``, ``label`` the name of a job and the item of a run."""
 
     key: str
     label: str
@@ -76,7 +79,7 @@ def spent_by(
 
     Args:
         by: one line for each of these.
-        job_id: only this job's calls. run_id: only this run's.
+        job_id: only this job's calls. run_id: only this run's, without those that it has started.
         conditions: only calls that meet these, of ``model_calls`` and ``runs``.
     """
     lines, labels = _priced(database, prices, by, job_id, run_id, conditions, {})
@@ -143,20 +146,13 @@ def _priced(
 def _terms(connection: Connection, job_ids: Collection[str]) -> _TermsByCall:
     if not job_ids:
         return {}
-    spec = jobs.c.spec
-    query = select(
-        jobs.c.id,
-        spec["provider"].as_string().label("provider"),
-        spec["model"].as_string().label("model"),
-        spec["context"]["summary_model"].as_string().label("summary_model"),
-        spec["model_options"].label("options"),
-    )
     terms: _TermsByCall = {}
-    for job in connection.execute(query.where(jobs.c.id.in_(job_ids))):
-        own = job.summary_model in (None, job.model)
-        options = job.options or {}
-        terms[job.id, "turn"] = Terms.of(job.provider, options)
-        terms[job.id, "summary"] = Terms.of(job.provider, options, own_model=own)
+    jobs_read = JobCache().on(connection)
+    for job_id in sorted(job_ids):
+        spec = jobs_read.spec(job_id)
+        own = spec.summary_model == spec.model
+        terms[job_id, "turn"] = Terms.of(spec.provider, spec.model_options)
+        terms[job_id, "summary"] = Terms.of(spec.provider, spec.model_options, own_model=own)
     return terms
 
 
@@ -200,6 +196,8 @@ def _sums(
     }
     if by == "run":
         shared["key"] = calls.run_id
+    elif by == "tree":
+        shared["key"] = ROOT
     elif by == "day":
         shared["key"] = _UtcDay(calls.started_at)
     summed: dict[str, ColumnElement[Any]] = {
@@ -252,7 +250,7 @@ def _labels(
     if by == "job":
         query = select(jobs.c.id, jobs.c.name)
         query = query.where(jobs.c.id == job_id) if job_id else query
-    elif by == "run":
+    elif by in ("run", "tree"):
         query = select(runs.c.id, runs.c.item_key)
         query = query.where(runs.c.job_id == job_id) if job_id else query
         query = query.where(runs.c.id == run_id) if run_id else query

@@ -11,6 +11,7 @@ from sqlalchemy import ColumnElement, Connection, Row, RowMapping, Select, and_,
 from runner.core.run import ENDED
 from runner.store import ids
 from runner.store.database import Database
+from runner.store.look.family.places import ROOT
 from runner.store.look.find import call_key
 from runner.store.tables import approvals, permission_rules, runs, tool_calls
 
@@ -145,8 +146,8 @@ def denied_calls(database: Database, run_id: str) -> list[DeniedCall]:
 
 
 def denied_kinds(database: Database, job_id: str) -> list[DeniedKind]:
-    """What was denied in a job's runs, by reason; the most frequent first. Runs that were begun
-    afresh are left out, as in ``queries.current_runs``."""
+    """What was denied in a job's runs and to their sub-agents, by reason; the most frequent first.
+    Runs that were begun afresh are left out, as in ``queries.current_runs``."""
     columns = (
         tool_calls.c.name.label("tool"),
         *(column for column in _WHY_COLUMNS if column is not tool_calls.c.matched),
@@ -226,12 +227,13 @@ def approvals_of(database: Database, run_id: str) -> list[dict[str, Any]]:
 
 
 def open_counts(database: Database, job_id: str) -> dict[str, int]:
-    """How many questions of each run of a job wait for an answer; runs without one are left out."""
+    """How many questions wait for an answer, by the run of the item in whose tree they were asked; runs
+    without one are left out."""
     query = (
-        select(approvals.c.run_id, func.count())
-        .join(runs, runs.c.id == approvals.c.run_id)
+        select(ROOT, func.count())
+        .join_from(approvals, runs, runs.c.id == approvals.c.run_id)
         .where(approvals.c.job_id == job_id, IS_OPEN)
-        .group_by(approvals.c.run_id)
+        .group_by(ROOT)
     )
     rows = database.read(lambda connection: connection.execute(query).all())
     return {row[0]: row[1] for row in rows}
@@ -267,7 +269,7 @@ def _denied_in(job_id: str) -> tuple[ColumnElement[bool], ...]:
     begun_afresh = select(runs.c.fresh_of).where(
         runs.c.job_id == job_id, runs.c.fresh_of.is_not(None)
     )
-    return runs.c.job_id == job_id, runs.c.id.not_in(begun_afresh), IS_ITS_OWN, _WAS_DENIED
+    return runs.c.job_id == job_id, ROOT.not_in(begun_afresh), IS_ITS_OWN, _WAS_DENIED
 
 
 def _of_calls(*columns: Any) -> Select[Any]:

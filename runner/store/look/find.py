@@ -18,8 +18,12 @@ Kind = Literal["job", "run", "call"]
 
 SHORTEST_ENDING = 6
 _MOST_CANDIDATES = 5
-_CALL_ENDING = re.compile(r"([0-9a-z]*)_([0-9]{1,9})_([0-9]{1,9})")
-_CALL_BEGINNING = re.compile(r"call_([0-9a-z]+)(?:_([0-9]{1,9}))?(?:_([0-9]{1,9})?)?")
+# A sub-agent's id goes on with its numbers in its parents: ``.3.1``.
+_NUMBERS = r"((?:\.[0-9]{1,9})*)"
+_CALL_ENDING = re.compile(rf"([0-9a-z]*){_NUMBERS}_([0-9]{{1,9}})_([0-9]{{1,9}})")
+_CALL_BEGINNING = re.compile(
+    rf"call_([0-9a-z]+){_NUMBERS}(?:_([0-9]{{1,9}}))?(?:_([0-9]{{1,9}})?)?"
+)
 _NAMES = {"job": "job", "run": "run", "call": "tool call"}
 
 
@@ -40,7 +44,9 @@ class CallKey:
 
 def find(database: Database, text: str, *kinds: Kind) -> Found:
     """The one thing of these kinds that ``text`` names: its whole id, a beginning that no other has,
-    or an ending of at least six characters. A tool call also goes by the API's ``tool_use`` id.
+    or an ending of at least six characters. A tool call also goes by the API's ``tool_use`` id. Of a
+    sub-agent the part before the first dot is shortened, what follows it is given whole: without it,
+    the run of the item is meant.
 
     Raises:
         NotFoundError: nothing is named so, or more than one thing is; says which.
@@ -78,13 +84,15 @@ def _candidates(connection: Connection, text: str, kinds: Collection[Kind]) -> l
     if exact:
         return exact
     shortened = text.lower()
-    beginning = list(_shortened(connection, shortened, kinds, from_start=True))
-    if beginning or len(shortened) < SHORTEST_ENDING:
-        return beginning
-    ending = list(_shortened(connection, shortened, kinds, from_start=False))
-    if ending or "call" not in kinds:
-        return ending
-    return list(_calls(connection, tool_calls.c.tool_use_id == text))
+    head = shortened.partition(".")[0]
+    found: list[Found] = []
+    if head:
+        found = list(_shortened(connection, shortened, kinds, from_start=True))
+    if not found and len(head) >= SHORTEST_ENDING:
+        found = list(_shortened(connection, shortened, kinds, from_start=False))
+    if not found and "call" in kinds and len(text) >= SHORTEST_ENDING:
+        found = list(_calls(connection, tool_calls.c.tool_use_id == text))
+    return found
 
 
 def _exact(connection: Connection, text: str, kinds: Collection[Kind]) -> Iterator[Found]:
@@ -101,14 +109,11 @@ def _exact(connection: Connection, text: str, kinds: Collection[Kind]) -> Iterat
 def _shortened(
     connection: Connection, text: str, kinds: Collection[Kind], *, from_start: bool
 ) -> Iterator[Found]:
+    head, dot, numbers = text.partition(".")
     for kind, table in (("job", jobs), ("run", runs)):
         if kind in kinds:
             id_ = table.c.id
-            matches = (
-                id_.startswith(text, autoescape=True)
-                if from_start
-                else id_.endswith(text, autoescape=True)
-            )
+            matches = _of_run(id_, head, dot + numbers, from_start=from_start)
             for row in connection.execute(_few(select(id_).where(matches).order_by(id_))):
                 yield Found("job" if table is jobs else "run", row.id)
     if "call" in kinds:
@@ -117,14 +122,28 @@ def _shortened(
             yield from _calls(connection, condition)
 
 
+def _of_run(
+    id_: ColumnElement[str], head: str, numbers: str, *, from_start: bool
+) -> ColumnElement[bool]:
+    """Whether an id is that of an item's run (or a job) that begins or ends with ``head``, and then goes
+    on with ``numbers``, as a sub-agent's does: ``.3.1``."""
+    dots = numbers.count(".")
+    is_as_deep = id_.like("%" + ".%" * dots) & id_.not_like("%" + ".%" * (dots + 1))
+    if not from_start:
+        return id_.endswith(head + numbers, autoescape=True) & is_as_deep
+    return (
+        id_.startswith(head, autoescape=True) & id_.endswith(numbers, autoescape=True) & is_as_deep
+    )
+
+
 def _call_beginning(text: str) -> ColumnElement[bool] | None:
     """What the first characters of a call's id say; a number that another could begin with counts
     as whole."""
     parts = _CALL_BEGINNING.fullmatch(text)
     if parts is None:
         return None
-    run, turn, position = parts.groups()
-    condition = tool_calls.c.run_id.startswith(f"run_{run}", autoescape=True)
+    run, numbers, turn, position = parts.groups()
+    condition = _of_run(tool_calls.c.run_id, f"run_{run}", numbers, from_start=True)
     if turn is not None:
         condition &= tool_calls.c.turn == int(turn)
     if position is not None:
@@ -136,9 +155,9 @@ def _call_ending(text: str) -> ColumnElement[bool] | None:
     parts = _CALL_ENDING.fullmatch(text)
     if parts is None:
         return None
-    run, turn, position = parts.groups()
+    run, numbers, turn, position = parts.groups()
     return (
-        tool_calls.c.run_id.endswith(run, autoescape=True)
+        _of_run(tool_calls.c.run_id, run, numbers, from_start=False)
         & (tool_calls.c.turn == int(turn))
         & (tool_calls.c.position == int(position) - 1)
     )

@@ -8,16 +8,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict, cast
 
-from sqlalchemy import ColumnElement, Connection, Row, case, func, select
+from sqlalchemy import ColumnElement, Connection, Row, and_, case, func, select
 
+from runner.core.agents.place import Place, place_of, tree_order
 from runner.core.run import STATES, RunState
 from runner.errors import NotFoundError
 from runner.store.database import Database
+from runner.store.look.family.children import Below, below_each
+from runner.store.look.family.places import IS_OF_ITEM
 from runner.store.progress import progress_from_row
 from runner.store.tables import (
     blocks,
     compactions,
-    events,
     jobs,
     permission_rules,
     purses,
@@ -56,8 +58,9 @@ _JOB_STATE_ORDER: tuple[RunState, ...] = (
 
 
 class JobSummary(TypedDict):
-    """A job and its runs in numbers. ``runs`` counts them by state; those that were begun afresh
-    count as their successors, in it and in ``state``, and fully in the counters."""
+    """A job and its runs in numbers. ``runs`` counts those of items by state; those that were begun
+    afresh count as their successors, in it and in ``state``. The counters are of all runs, also of those
+    that others have started."""
 
     id: str
     key: str | None
@@ -77,8 +80,10 @@ class JobSummary(TypedDict):
     charged_tokens: int
 
 
-class RunSummary(TypedDict):
-    """A run in a line. ``fresh_run`` is the run that it was begun afresh as."""
+class RunSummary(Place):
+    """A run in a line. ``fresh_run`` is the run that it was begun afresh as. ``agent_type`` is None for
+    the run of an item; ``below`` counts the runs that it has started, and that these have, and
+    ``tree_tokens`` and ``tree_denials`` are of all of them and the run itself."""
 
     id: str
     job_id: str
@@ -100,10 +105,15 @@ class RunSummary(TypedDict):
     output_tokens: int
     charged_tokens: int
     fresh_of: str | None
+    agent_type: str | None
     fresh_run: str | None
+    below: int
+    tree_tokens: int
+    tree_denials: int
 
 
-_SUMMARY_COLUMNS = tuple(name for name in RunSummary.__annotations__ if name != "fresh_run")
+_REST = frozenset({"fresh_run", "below", "tree_tokens", "tree_denials", *Place.__annotations__})
+_SUMMARY_COLUMNS = tuple(name for name in RunSummary.__annotations__ if name not in _REST)
 
 
 def job_state(counts: Mapping[RunState, int]) -> RunState:
@@ -122,10 +132,18 @@ def list_jobs(database: Database, state: RunState | None = None) -> list[JobSumm
     return [job for job in found if state is None or job["state"] == state]
 
 
-def list_runs(database: Database, job_id: str, state: RunState | None = None) -> list[RunSummary]:
-    """The runs of a job in the order of its items; with ``state`` only those in it."""
+def list_runs(
+    database: Database, job_id: str, state: RunState | None = None, *, whole_trees: bool = False
+) -> list[RunSummary]:
+    """The runs of a job's items in the order of these; with ``state`` only those in it.
+
+    Args:
+        whole_trees: also the runs that these have started, each after the one that has.
+    """
     columns = (runs.c[name] for name in _SUMMARY_COLUMNS)
     query = select(*columns).where(runs.c.job_id == job_id).order_by(runs.c.id)
+    if not whole_trees:
+        query = query.where(IS_OF_ITEM)
     if state is not None:
         query = query.where(runs.c.state == state)
     afresh = select(runs.c.fresh_of, runs.c.id).where(
@@ -134,12 +152,24 @@ def list_runs(database: Database, job_id: str, state: RunState | None = None) ->
 
     def work(connection: Connection) -> list[RunSummary]:
         successors = {row.fresh_of: row.id for row in connection.execute(afresh)}
-        return [
-            cast(RunSummary, row | {"fresh_run": successors.get(row["id"])})
-            for row in map(dict, connection.execute(query).mappings())
+        under = below_each(connection, runs.c.job_id == job_id, of_children=whole_trees)
+        found = [
+            _run_summary(dict(row), successors, under.get(row["id"], Below()))
+            for row in connection.execute(query).mappings()
         ]
+        return sorted(found, key=lambda run: tree_order(run["id"])) if whole_trees else found
 
     return database.read(work)
+
+
+def _run_summary(row: dict[str, Any], successors: Mapping[str, str], under: Below) -> RunSummary:
+    sums = {
+        "below": under.runs,
+        "tree_tokens": row["charged_tokens"] + under.tokens,
+        "tree_denials": row["denials"] + under.denials,
+    }
+    place = place_of(row["id"])
+    return cast(RunSummary, {**row, **place, **sums, "fresh_run": successors.get(row["id"])})
 
 
 def current_runs(found: Sequence[RunSummary]) -> list[RunSummary]:
@@ -148,7 +178,7 @@ def current_runs(found: Sequence[RunSummary]) -> list[RunSummary]:
 
 
 def last_texts(database: Database, job_id: str) -> dict[str, str]:
-    """The last text that the model wrote, by run; runs without one are left out."""
+    """The last text that the model wrote, by run of an item; runs without one are left out."""
     last = (
         select(blocks.c.content)
         .where(blocks.c.run_id == runs.c.id, blocks.c.role == "assistant", blocks.c.type == "text")
@@ -156,7 +186,7 @@ def last_texts(database: Database, job_id: str) -> dict[str, str]:
         .limit(1)
         .scalar_subquery()
     )
-    query = select(runs.c.id, last.label("content")).where(runs.c.job_id == job_id)
+    query = select(runs.c.id, last.label("content")).where(runs.c.job_id == job_id, IS_OF_ITEM)
     rows = database.read(lambda connection: connection.execute(query).all())
     return {row.id: row.content["text"] for row in rows if row.content}
 
@@ -261,27 +291,6 @@ def _context_of(connection: Connection, run: Row[Any]) -> dict[str, Any]:
     }
 
 
-def events_after(
-    database: Database, run_id: str, number: int, limit: int | None = None
-) -> list[dict[str, Any]]:
-    """The events of a run whose numbers are greater, in order."""
-    query = (
-        select(events)
-        .where(events.c.run_id == run_id, events.c.number > number)
-        .order_by(events.c.number)
-        .limit(limit)
-    )
-    rows = database.read(lambda connection: connection.execute(query).mappings().all())
-    return [dict(row) for row in rows]
-
-
-def state_of(database: Database, run_id: str) -> RunState:
-    """A run's state."""
-    query = select(runs.c.state).where(runs.c.id == run_id)
-    state: RunState = database.read(lambda connection: connection.execute(query).scalar_one())
-    return state
-
-
 def waiting_for_workspaces(database: Database) -> dict[str, int]:
     """How many runs wait for each workspace path that no worker sees."""
     query = (
@@ -296,7 +305,10 @@ def waiting_for_workspaces(database: Database) -> dict[str, int]:
 def _job_summaries(
     connection: Connection, condition: ColumnElement[bool] | None = None
 ) -> list[JobSummary]:
-    counts = [func.coalesce(func.sum(case((runs.c.state == s, 1), else_=0)), 0) for s in STATES]
+    counts = [
+        func.coalesce(func.sum(case((and_(IS_OF_ITEM, runs.c.state == state), 1), else_=0)), 0)
+        for state in STATES
+    ]
     sums = [func.coalesce(func.sum(runs.c[name]), 0).label(name) for name in _COUNTERS]
     columns = [jobs.c[name] for name in _JOB_COLUMNS]
     query = (

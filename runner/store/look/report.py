@@ -9,16 +9,18 @@ from sqlalchemy import func, select
 
 from runner.store.database import Database
 from runner.store.look.decisions import IS_ITS_OWN
+from runner.store.look.family.places import ROOT
 from runner.store.tables import approvals, runs, tool_calls
 
 
 def answer_counts(database: Database, job_id: str) -> dict[str, dict[tuple[str, str], int]]:
-    """How the questions of each run of a job were answered and how often: by the run's id, then by
-    the answer and what it came from (``approved`` by a ``person``). Open ones are left out."""
+    """How the questions of each tree of a job were answered and how often: by the id of the item's run,
+    then by the answer and what it came from (``approved`` by a ``person``). Open ones are left out."""
     query = (
-        select(approvals.c.run_id, approvals.c.answer, approvals.c.answered_via, func.count())
+        select(ROOT, approvals.c.answer, approvals.c.answered_via, func.count())
+        .join_from(approvals, runs, runs.c.id == approvals.c.run_id)
         .where(approvals.c.job_id == job_id, approvals.c.answer.is_not(None))
-        .group_by(approvals.c.run_id, approvals.c.answer, approvals.c.answered_via)
+        .group_by(ROOT, approvals.c.answer, approvals.c.answered_via)
     )
     found: dict[str, dict[tuple[str, str], int]] = {}
     for run_id, answer, via, count in database.read(
@@ -29,13 +31,13 @@ def answer_counts(database: Database, job_id: str) -> dict[str, dict[tuple[str, 
 
 
 def unknown_outcomes(database: Database, job_id: str) -> Mapping[str, int]:
-    """How many tool calls of each run of a job have an outcome that nobody knows; runs without one
-    are left out."""
+    """How many tool calls of each tree of a job have an outcome that nobody knows, by the id of the
+    item's run; those without one are left out."""
     query = (
-        select(tool_calls.c.run_id, func.count())
-        .join(runs, runs.c.id == tool_calls.c.run_id)
+        select(ROOT, func.count())
+        .join_from(tool_calls, runs, runs.c.id == tool_calls.c.run_id)
         .where(runs.c.job_id == job_id, IS_ITS_OWN, tool_calls.c.outcome == "unknown")
-        .group_by(tool_calls.c.run_id)
+        .group_by(ROOT)
     )
     rows: Any = database.read(lambda connection: connection.execute(query).all())
     return {row[0]: row[1] for row in rows}

@@ -12,6 +12,7 @@ from runner.core.events import visible
 from runner.core.run import RunState
 from runner.store.database import Database
 from runner.store.look.decisions import IS_ITS_OWN
+from runner.store.look.family.places import IS_OF_ITEM
 from runner.store.tables import blocks, runs, tool_calls
 
 
@@ -28,16 +29,16 @@ class RunResult:
 
 
 def results_in(database: Database, job_id: str) -> list[RunResult]:
-    """The results of a job's runs in their order; runs that were begun afresh are left out, as in
-    ``queries.current_runs``."""
+    """The results of the runs of a job's items in their order; runs that were begun afresh are left out,
+    as in ``queries.current_runs``."""
     afresh = select(runs.c.fresh_of).where(runs.c.job_id == job_id, runs.c.fresh_of.is_not(None))
     query = (
         select(runs.c.id, runs.c.item_key, runs.c.state, runs.c.reason, runs.c.fork_of)
-        .where(runs.c.job_id == job_id, runs.c.id.not_in(afresh))
+        .where(runs.c.job_id == job_id, runs.c.id.not_in(afresh), IS_OF_ITEM)
         .order_by(runs.c.id)
     )
     found = database.read(lambda connection: connection.execute(query).all())
-    submitted = _submitted(database, runs.c.job_id == job_id)
+    submitted = _submitted(database, and_(runs.c.job_id == job_id, IS_OF_ITEM))
     return [
         RunResult(
             run_id=row.id,

@@ -16,6 +16,7 @@ from runner.errors import NotFoundError
 from runner.store import ids
 from runner.store.conversation import load_conversation
 from runner.store.database import Database
+from runner.store.look.family.places import call_labels
 from runner.store.look.find import call_key
 from runner.store.tables import blocks, tool_calls, tool_outputs
 from runner.store.tables import compactions as compaction_table
@@ -133,7 +134,8 @@ def compactions(database: Database, run_id: str) -> list[CompactionLine]:
 
 
 def show_call(database: Database, call_id: str) -> dict[str, Any]:
-    """A tool call: its row, the whole input, and the whole output as far as it was kept.
+    """A tool call: its row, what it is called in its tree (``label``), the whole input, and the whole
+    output as far as it was kept.
 
     Raises:
         NotFoundError: there is no such call.
@@ -167,6 +169,8 @@ def show_call(database: Database, call_id: str) -> dict[str, Any]:
             elif block.get("tool_use_id") == call["tool_use_id"]:
                 call["result"] = block["content"]
         kept = _kept_output(connection, key.run_id, key.message, key.position)
+        labels = call_labels(connection, [key.run_id])
+        call["label"] = labels[key.run_id, call["turn"], key.position]
         return {**call, "output": call["result"] if kept is None else kept}
 
     return database.read(work)

@@ -9,8 +9,11 @@ from typing import Any
 from sqlalchemy import Connection, Row, Select, select
 
 from runner.core.run import RunState
+from runner.core.spec import JobSpec
 from runner.errors import NotFoundError
 from runner.store.database import Database
+from runner.store.job_cache import JobCache
+from runner.store.look.family.places import IS_OF_ITEM
 from runner.store.tables import jobs, run_items, run_workspaces, runs, tool_calls, workers
 
 
@@ -55,25 +58,24 @@ class RunTrees:
 def trees_of(database: Database, run_id: str) -> RunTrees:
     """The trees of a run. Raises ``NotFoundError`` when there is no such run."""
     query = _query().where(runs.c.id == run_id)
-    row = database.read(lambda connection: connection.execute(query).one_or_none())
-    if row is None:
+    found = database.read(lambda connection: _found(connection, query))
+    if not found:
         raise NotFoundError(f"no run is named {run_id}")
-    return _run_trees(row)
+    return found[0]
 
 
-def trees_in(database: Database, job_id: str, *, replaced: bool = False) -> list[RunTrees]:
-    """The trees of a job's runs in their order.
+def trees_in(database: Database, job_id: str, *, every_run: bool = False) -> list[RunTrees]:
+    """The trees of the runs of a job's items in their order.
 
     Args:
-        replaced: those of runs that were begun afresh, too; they are left out otherwise, as in
-            ``queries.current_runs``.
+        every_run: those of runs that were begun afresh, too, which are left out otherwise, as in
+            ``queries.current_runs``, and those of sub-agents.
     """
     afresh = select(runs.c.fresh_of).where(runs.c.job_id == job_id, runs.c.fresh_of.is_not(None))
     query = _query().where(runs.c.job_id == job_id).order_by(runs.c.id)
-    if not replaced:
-        query = query.where(runs.c.id.not_in(afresh))
-    rows = database.read(lambda connection: connection.execute(query).all())
-    return [_run_trees(row) for row in rows]
+    if not every_run:
+        query = query.where(runs.c.id.not_in(afresh), IS_OF_ITEM)
+    return database.read(lambda connection: _found(connection, query))
 
 
 def turn_trees(database: Database, run_id: str, turn: int) -> tuple[str, str] | None:
@@ -122,23 +124,14 @@ def items_of(database: Database, run_ids: Sequence[str]) -> dict[str, Any]:
 
 
 def _query() -> Select[Any]:
-    workspace = jobs.c.spec["workspace"]
     return (
         select(
             runs.c.id.label("run_id"),
             *(runs.c[name] for name in ("job_id", "item_key", "state", "reason", "ended_at")),
-            *(runs.c[name] for name in ("fork_of", "fork_turn", "start_tree")),
+            *(runs.c[name] for name in ("fork_of", "fork_turn", "start_tree", "model", "progress")),
             jobs.c.name.label("job_name"),
-            runs.c.model.label("own_model"),
-            jobs.c.spec["model"].as_string().label("job_model"),
-            workspace["mode"].as_string().label("mode"),
-            workspace["url"].as_string().label("url"),
-            workspace["path"].as_string().label("folder"),
-            workspace["remote"].as_string().label("remote"),
             *(run_workspaces.c[name] for name in ("store_id", "path", "branch", "start_commit")),
             workers.c.hostname,
-            runs.c.progress["tree"].as_string().label("tree"),
-            runs.c.progress["delivered"].as_string().label("commit"),
             run_items.c.commit_message,
         )
         .join_from(runs, jobs, jobs.c.id == runs.c.job_id)
@@ -148,8 +141,24 @@ def _query() -> Select[Any]:
     )
 
 
-def _run_trees(row: Row[Any]) -> RunTrees:
+def _found(connection: Connection, query: Select[Any]) -> list[RunTrees]:
+    """What is in JSON is read here: Postgres can take nothing out of a value that has a NUL anywhere."""
+    jobs_read = JobCache().on(connection)
+    return [
+        _run_trees(row, jobs_read.spec_of_run(row.job_id, row.run_id))
+        for row in connection.execute(query)
+    ]
+
+
+def _run_trees(row: Row[Any], spec: JobSpec) -> RunTrees:
     found = dict(row._mapping)
-    own, of_job = found.pop("own_model"), found.pop("job_model")
-    url, folder = found.pop("url"), found.pop("folder")
-    return RunTrees(**found, model=own or of_job, source=url or folder)
+    progress, workspace = found.pop("progress"), spec.workspace
+    found["model"] = found["model"] or spec.model
+    return RunTrees(
+        **found,
+        mode=workspace.mode if workspace else None,
+        source=workspace.url or workspace.path if workspace else None,
+        remote=workspace.remote if workspace else None,
+        tree=progress.get("tree"),
+        commit=progress.get("delivered"),
+    )

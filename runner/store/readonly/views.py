@@ -1,6 +1,7 @@
 """The views of the record, as docs/audit.md lists them: their names, columns and what these mean.
 
-Migration 0006 creates them. They are stable: a column keeps its name, its kind and its meaning.
+Migrations 0006 and 0010 create them. They are stable: a column keeps its name, its kind and its
+meaning.
 """
 
 from __future__ import annotations
@@ -57,6 +58,20 @@ cache_creation_tokens integer tokens of input that were written to the cache
 output_tokens integer tokens of output
 """
 
+# What comes to a view after its first version stands at its end.
+_OF_TREE = """
+root_run text the run of the item at the top of the run's tree, the run itself if it is one
+parent_run text of a sub-agent: the run that started it
+depth integer how many runs are above it: 0 for the run of an item
+agent_type text of a sub-agent: its type, as the job file names it
+"""
+_RUN_LABEL = """
+label text what the run is called in its tree: `3.1` is the first child of the third; empty for a root
+"""
+_CALL_LABEL = """
+label text what the call is called in its tree: `3.2` is the second call of the third child
+"""
+
 _RUNS = _view(
     "v_runs",
     "One row for each run.",
@@ -85,6 +100,9 @@ fresh_of text the run that it began afresh
 workspace text the path of its own workspace
 branch text the branch that it works on
 commit_id text the commit that it was delivered in
+{_OF_TREE.strip()}
+{_RUN_LABEL.strip()}
+parent_call text of a sub-agent: the tool call that asked for it
 """,
 )
 
@@ -104,6 +122,8 @@ failed_calls integer tool calls with another outcome than `succeeded` and `denie
 denied_calls integer tool calls that were denied
 stop_reason text why the model stopped
 {_TOKENS.strip()}
+{_OF_TREE.strip()}
+{_RUN_LABEL.strip()}
 """,
 )
 
@@ -122,7 +142,9 @@ text text what it says: a text, thinking, a tool's input as JSON, a result as th
 tool text of a `tool_use`: the tool's name
 tool_use_id text of a `tool_use` and its `tool_result`: the API's id of the call
 content text the whole block as JSON
-copied integer 1: of a fork, copied from the run that it was forked from
+copied integer 1: of a fork, copied from the run that it was forked from; of a sub-agent, from its parent
+{_OF_TREE.strip()}
+{_RUN_LABEL.strip()}
 """,
 )
 
@@ -147,6 +169,9 @@ output text the result, as the model was shown it
 whole_output_bytes integer size of the whole output, where the model was shown less
 tree_before text the workspace's recorded tree before it, of calls that may write
 tree_after text the one after it
+{_OF_TREE.strip()}
+{_CALL_LABEL.strip()}
+updated_input text the input as a hook changed it, as JSON
 """,
 )
 
@@ -179,6 +204,10 @@ answered_via text `person`, `rule`, `timeout`, `cancel` or `end`
 answer_reason text why, as the one who answered said
 edited_input text the input as the answer changed it, as JSON
 outcome text what became of the call
+{_OF_TREE.strip()}
+{_CALL_LABEL.strip()}
+updated_input text the input as a hook changed it, as JSON
+asked_by_hook integer 1: a hook asked, where the rules allowed
 """,
 )
 
@@ -198,6 +227,8 @@ seconds seconds how long it took
 usd usd what it cost at list prices; NULL where nobody knows
 usd_at_most usd what it can have cost, where nobody knows what it used
 basis text `usage`, `at most` (usage unknown), `no price` (of its model) or `scripted` (free)
+{_OF_TREE.strip()}
+{_RUN_LABEL.strip()}
 """,
 )
 
@@ -205,7 +236,7 @@ _EVENTS = _view(
     "v_events",
     "One row for each event of a run, and for each of a job as a whole (then `run_id`, `item` and "
     "`attempt` are NULL).",
-    """
+    f"""
 job_id text the job
 run_id text the run
 item text the key of the run's item
@@ -218,7 +249,39 @@ why text the reason that was given, or why it happened
 old_value text of a change: what was, as JSON
 new_value text of a change: what is, as JSON
 data text all that the event says, as JSON
+{_OF_TREE.strip()}
+{_RUN_LABEL.strip()}
 """,
 )
 
-VIEWS = (_RUNS, _TURNS, _MESSAGES, _TOOL_CALLS, _DECISIONS, _COSTS, _EVENTS)
+_HOOKS = _view(
+    "v_hooks",
+    "One row for each time that a hook ran.",
+    f"""
+{_OF_RUN.strip()}
+number integer its number among those of the run, from 1
+event text what it ran at: `RunStart`, `PreToolUse`, `PostToolUse`, `TurnEnd` or `RunEnd`
+name text its command, or its function in Python
+turn integer the turn; 0 before the first
+call_id text of a tool call: the call, as `runner show` takes it
+tool text of a tool call: the tool's name
+attempt integer the attempt of the run
+started_at time when it began
+ended_at time when it ended
+seconds seconds how long it ran
+outcome text `succeeded`, `failed`, `timed_out`, `interrupted` or `unknown`; NULL before it ended
+exit_code integer what it exited with
+decision text `allow`, `ask`, `deny` or `block`, where it said one
+reason text why it decided so
+context text what it said to the model beside
+stops integer 1: it said that the run is to stop
+output text what it printed, as far as that is kept
+errors text what it printed as errors, as far as that is kept
+tree_before text the workspace's recorded tree before it
+tree_after text the one after it, where it changed files
+{_OF_TREE.strip()}
+label text what the call is called in its tree, or the run where there is no call
+""",
+)
+
+VIEWS = (_RUNS, _TURNS, _MESSAGES, _TOOL_CALLS, _DECISIONS, _COSTS, _EVENTS, _HOOKS)

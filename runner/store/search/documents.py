@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal, NamedTuple
 
+from runner.core.agents.place import item_of
 from runner.core.conversation import Block
 from runner.core.search.query import Role, Source
 from runner.core.search.words import LONG, LONGEST_WORD, MARK, facet, words_of
@@ -110,6 +111,8 @@ def _facets(document: Document, now: float) -> Iterator[str]:
         yield facet("model", document.model)
     if document.item is not None:
         yield facet("item", document.item)
+        if (of_tree := item_of(place.run_id, document.item)) != document.item:
+            yield facet("item", of_tree)
 
 
 def day_of(at: float, now: float) -> str:

@@ -25,16 +25,19 @@ def needs_of(
     sources: Collection[Source],
     role: Role | None,
     now: float,
+    *,
+    run_ids: Collection[str] = (),
 ) -> Needs:
     """What a document must have to be found, perhaps with others that the texts themselves rule out.
 
     Args:
         now: seconds since the epoch.
+        run_ids: what is below the run of the filters.
 
     Raises:
         UsageError: too many words of the index have the exact text in them.
     """
-    groups = list(_narrowed(filters, sources, role))
+    groups = list(_narrowed(filters, sources, role, run_ids))
     days = sorted(set(_days(filters.since, filters.until, now)))
     if days:
         groups.append(_any_of(*(facet("day", day) for day in days)))
@@ -43,9 +46,12 @@ def needs_of(
     return Needs(query.wanted, tuple(groups), query.unwanted, filters.since, filters.until)
 
 
-def _narrowed(filters: Filters, sources: Collection[Source], role: Role | None) -> Iterator[_Group]:
+def _narrowed(
+    filters: Filters, sources: Collection[Source], role: Role | None, run_ids: Collection[str]
+) -> Iterator[_Group]:
+    if filters.run_id is not None:
+        yield _any_of(*(facet("run", run) for run in (filters.run_id, *sorted(run_ids))))
     for kind, value in (
-        ("run", filters.run_id),
         ("job", filters.job_id),
         ("tool", filters.tool),
         ("model", filters.model),

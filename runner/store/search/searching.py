@@ -13,6 +13,7 @@ from runner.core.search.matching import Matcher
 from runner.core.search.query import Query, Role, Source, Term
 from runner.store.audit.filters import Filters
 from runner.store.database import Database
+from runner.store.look.family.places import ids_below
 from runner.store.search.catching_up import Progress, Tell, nobody, nothing, searcher
 from runner.store.search.documents import SOURCES, UNREAD, Place
 from runner.store.search.index import MOST_MATCHES, Match, Matches, Unusable
@@ -158,10 +159,11 @@ def search(
     def look() -> Found:
         with catching_up.up_to_date(progress) as index:
             now = time.time()
+            under = ids_below(database, filters.run_id) if filters.run_id else ()
             only = replace(filters, tool=None, model=None)  # nobody knows them of what is unread
-            unread = needs_of(index, _UNREAD, only, sources, None, now)
+            unread = needs_of(index, _UNREAD, only, sources, None, now, run_ids=under)
             missing = index.matches(unread).count
-            needs = needs_of(index, query, filters, sources, role, now)
+            needs = needs_of(index, query, filters, sources, role, now, run_ids=under)
             found = _found(database, query, index.matches(needs), most, offset)
             return replace(found, unread=missing)
 

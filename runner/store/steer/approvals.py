@@ -185,6 +185,10 @@ def _rules_to_remember(asked: Sequence[Asked], reply: Reply) -> dict[str, Rule]:
             raise UsageError(
                 f"no rule says what became of `{one.summary}`, which ran before: answer this call only"
             )
+        if one.by_hook and reply.effect == "approved":
+            raise UsageError(
+                f"a hook asks about `{one.summary}`, and no rule answers for it: answer this call only"
+            )
         text = one.suggested_rule if reply.rule is None else reply.rule
         if not text:
             raise UsageError(
@@ -232,7 +236,7 @@ def _problem(asked: Asked, reply: Reply, rules: JobRules, rule: Rule | None) -> 
         return None
     changed = asked if reply.edited is None else replace(asked, input=reply.edited)
     decision = rules.decide(changed)
-    if reply.effect == "approved" and decision.effect == "deny" and decision.grounds:
+    if reply.effect == "approved" and decision.is_final:
         return f"`{asked.summary}` cannot be approved so: it is {decision.explain()}"
     if rule is not None and decision.effect != rule.effect:
         why = f" ({decision.reason})" if decision.reason else ""

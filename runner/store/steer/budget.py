@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Connection, func, select, update
+from sqlalchemy import Connection, select, update
 
 from runner.core.author import RUNNER, Author
 from runner.core.budget import Budget, Purse, billionths, in_usd
@@ -27,6 +27,7 @@ from runner.store.steer.control import (
 from runner.store.steer.job_events import add_job_events
 from runner.store.tables import jobs, purses, runs
 
+_BATCH = 200
 _WAITS = (runs.c.state == "waiting") & (runs.c.reason == "budget")
 
 
@@ -89,25 +90,28 @@ def wake_overdue(database: Database, now: float) -> list[str]:
         Their ids.
     """
     woken = _Woken("deadline", RUNNER, {}, {})
+    late = database.read(lambda connection: _overdue(connection, now))
     return [
         change.id
-        for job_id, before in database.read(lambda connection: _overdue(connection, now))
-        for run_ids in batches(database, Target("job", job_id), _WAITS, runs.c.created_at <= before)
-        for change in database.write(partial(_wake, run_ids=run_ids, woken=woken, now=now))
+        for start in range(0, len(late), _BATCH)
+        for change in database.write(
+            partial(_wake, run_ids=late[start : start + _BATCH], woken=woken, now=now)
+        )
     ]
 
 
-def _overdue(connection: Connection, now: float) -> list[tuple[str, float]]:
-    """The jobs of which some run has waited for too long, with the time until when these were
-    submitted."""
-    first = func.min(runs.c.created_at).label("created_at")
-    waiting = select(runs.c.job_id, first).where(_WAITS).group_by(runs.c.job_id).subquery()
-    deadline = jobs.c.spec["limits"]["deadline"].as_float()
-    query = select(jobs.c.id, deadline.label("deadline")).join(
-        waiting, waiting.c.job_id == jobs.c.id
-    )
-    late = query.where(waiting.c.created_at + deadline <= now).order_by(jobs.c.id)
-    return [(row.id, now - row.deadline) for row in connection.execute(late)]
+def _overdue(connection: Connection, now: float) -> list[str]:
+    """The runs that have waited for too long, in order. A sub-agent has a deadline of its own."""
+    columns = (runs.c.id, runs.c.job_id, runs.c.created_at, runs.c.parent_run, runs.c.deadline)
+    waiting = connection.execute(select(*columns).where(_WAITS).order_by(runs.c.id)).all()
+    specs = select(jobs.c.id, jobs.c.spec).where(jobs.c.id.in_({run.job_id for run in waiting}))
+    of_jobs = {job.id: job.spec["limits"]["deadline"] for job in connection.execute(specs)}
+    late = []
+    for run in waiting:
+        deadline = of_jobs[run.job_id] if run.parent_run is None else run.deadline
+        if deadline is not None and run.created_at + deadline <= now:
+            late.append(run.id)
+    return late
 
 
 def _set(

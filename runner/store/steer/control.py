@@ -1,4 +1,4 @@
-"""Cancelling, pausing and resuming runs from outside their attempts.
+"""Cancelling, pausing and resuming runs, and all that they have started, from outside their attempts.
 
 Each takes runs in lots: a transaction locks them, looks at their states, and writes what changes with
 its events.
@@ -13,9 +13,12 @@ from typing import Any, Literal
 
 from sqlalchemy import ColumnElement, Connection, Row, insert, select, update
 
+from runner.core.agents.agent import lineage
+from runner.core.agents.place import is_within
 from runner.core.author import UNKNOWN, Author
 from runner.core.events import Event, signed_event
 from runner.core.run import ENDED, TRANSITIONS, RunState
+from runner.errors import UsageError
 from runner.store import warming
 from runner.store.database import Database
 from runner.store.progress import progress_from_row
@@ -162,17 +165,47 @@ def unchanged(run: Row[Any], detail: str) -> Change:
     return Change(run.id, run.item_key, run.state, False, detail)
 
 
+def refuse_child(run_id: str, what: str) -> None:
+    """Refuse what only the run of an item can be: its sub-agents go on and end with it.
+
+    Raises:
+        UsageError: the run is a sub-agent; which one to take instead.
+    """
+    root, *below = lineage(run_id)
+    if below:
+        raise UsageError(
+            f"{run_id} is a sub-agent and cannot be {what}: take {root}, which it is of"
+        )
+
+
 def _each(
     database: Database, target: Target, act: Callable[[Connection, Row[Any]], Change]
 ) -> list[Change]:
+    """Act on the target's runs and on all below them, until no more are found: who was not acted on yet
+    may have started another. Of those below, the ones that changed are told."""
+
     def work(connection: Connection, run_ids: Sequence[str]) -> list[Change]:
         return [act(connection, run) for run in locked_runs(connection, run_ids)]
 
-    return [
-        change
-        for run_ids in batches(database, target)
-        for change in database.write(partial(work, run_ids=run_ids))
-    ]
+    changes: list[Change] = []
+    seen: set[str] = set()
+    while found := [each for each in _with_children(database, target) if each not in seen]:
+        for start in range(0, len(found), _BATCH):
+            lot = found[start : start + _BATCH]
+            changes += database.write(partial(work, run_ids=lot))
+        seen.update(found)
+    return [one for one in changes if one.changed or one.id == target.id or "." not in one.id]
+
+
+def _with_children(database: Database, target: Target) -> Sequence[str]:
+    """The ids of the target's runs and of all below them, in order."""
+    query = select(runs.c.id).order_by(runs.c.id)
+    if target.kind == "job":
+        query = query.where(runs.c.job_id == target.id)
+        return database.read(lambda connection: connection.execute(query).scalars().all())
+    query = query.where(runs.c.root_run == lineage(target.id)[0])
+    tree = database.read(lambda connection: connection.execute(query).scalars().all())
+    return [target.id, *(each for each in tree if is_within(each, target.id) and each != target.id)]
 
 
 def cancel_locked(connection: Connection, run: Row[Any], now: float, author: Author) -> Change:
@@ -236,7 +269,7 @@ def _pause(connection: Connection, run: Row[Any], now: float, author: Author) ->
         return unchanged(run, f"has ended: {run.state}")
     if run.pause_requested and run.state != "queued":
         return unchanged(run, "is being paused already")
-    if run.state == "queued" or (run.state == "waiting" and run.reason == "budget"):
+    if run.state == "queued" or (run.state == "waiting" and run.reason in _NOTHING_IN_HAND):
         paused = {"state": "waiting", "reason": "paused", "detail": "", "due_at": None}
         event = change_event("paused", author, run, paused)
         store_change(connection, run, now, [event], **paused, pause_requested=False)
@@ -253,6 +286,10 @@ def _pause(connection: Connection, run: Row[Any], now: float, author: Author) ->
     else:
         when = "at its first step in its workspace"
     return changed(run, run.state, f"pauses {when}")
+
+
+# What a run waits for that is paused at once: it has nothing in hand that it would lose.
+_NOTHING_IN_HAND = ("budget", "children")
 
 
 def _resume(connection: Connection, run: Row[Any], now: float, author: Author) -> Change:
@@ -276,6 +313,8 @@ def _resume(connection: Connection, run: Row[Any], now: float, author: Author) -
             f"waits for its job's budget: raise it with `runner budget {run.job_id}` and --usd N "
             "or --tokens N",
         )
+    if run.state == "waiting" and run.reason == "children":
+        return unchanged(run, "waits for its sub-agents")
     if run.state == "waiting":
         return unchanged(run, "waits for its workspace: start a worker that can see it")
     return unchanged(run, "is not paused")

@@ -16,11 +16,9 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Row,
-    Table,
     and_,
     exists,
     insert,
-    literal,
     or_,
     select,
     update,
@@ -38,15 +36,17 @@ from runner.core.conversation import (
     content_text,
 )
 from runner.core.events import INPUT_SUMMARY_LENGTH, Event, shorten, signed_event
+from runner.core.hooks.run import Hooked
 from runner.core.journal import Fullness, Progress, Stop
 from runner.core.prompts import FORKED_TEXT, FORKED_WITH_FILES_TEXT
 from runner.core.spec import JobSpec, NewRun
 from runner.errors import NotFoundError, UsageError
 from runner.store.compactions import load_compacted
+from runner.store.copying import copy_rows
 from runner.store.database import Database
 from runner.store.progress import progress_from_row, progress_to_json
 from runner.store.steer import jobs as job_rows
-from runner.store.steer.control import Change
+from runner.store.steer.control import Change, refuse_child
 from runner.store.tables import (
     blocks,
     compactions,
@@ -114,8 +114,8 @@ def fork(
     Raises:
         NotFoundError: there is no such run.
         UsageError: it has no such turn, or the turn has not ended, or nobody says how to go on after
-            a final reply, or the files of that turn are not known, or it is a session of Claude
-            Code's; what to do.
+            a final reply, or the files of that turn are not known, or it is a sub-agent, or a session
+            of Claude Code's; what to do.
     """
     for what, given in (("message", text), ("model's name", model)):
         if given is not None and not given.strip():
@@ -125,6 +125,7 @@ def fork(
 
     def work(connection: Connection) -> Change:
         run = _load_run(connection, run_id)
+        refuse_child(run.id, "forked")
         spec = job_rows.spec_to_go_on(connection, run.job_id)
         _refuse_unfinished(connection, run, turn)
         found = _load_turn(connection, run, spec, turn)
@@ -316,37 +317,19 @@ def _where_it_is(run: Row[Any], spec: JobSpec, turn: _Turn, fork_id: str) -> str
 
 def _copy(connection: Connection, run_id: str, fork_id: str, turn: int) -> None:
     """Copy the rows of a conversation up to a turn's end."""
-    _copy_rows(connection, run_items, run_id, fork_id)
-    _copy_rows(connection, blocks, run_id, fork_id, _is_copied(turn))
-    _copy_rows(connection, tool_calls, run_id, fork_id, tool_calls.c.turn <= turn)
+    copy_rows(connection, run_items, run_id, fork_id)
+    copy_rows(connection, blocks, run_id, fork_id, _is_copied(turn))
+    copy_rows(connection, tool_calls, run_id, fork_id, tool_calls.c.turn <= turn)
     of_calls = and_(
         tool_calls.c.run_id == tool_outputs.c.run_id,
         tool_calls.c.message == tool_outputs.c.message,
         tool_calls.c.position == tool_outputs.c.position,
         tool_calls.c.turn <= turn,
     )
-    _copy_rows(connection, tool_outputs, run_id, fork_id, exists().where(of_calls))
+    copy_rows(connection, tool_outputs, run_id, fork_id, exists().where(of_calls))
     # Its first model call is sent all of them; none of its own has made one.
     own = {"made_by_call": None, "first_sent_in": 1}
-    _copy_rows(connection, compactions, run_id, fork_id, compactions.c.turn <= turn, **own)
-
-
-def _copy_rows(
-    connection: Connection,
-    table: Table,
-    run_id: str,
-    fork_id: str,
-    *conditions: ColumnElement[bool],
-    **changes: Any,
-) -> None:
-    """Copy rows of a run, in the database itself."""
-    given = {"run_id": fork_id, **changes}
-    columns = [
-        literal(given[column.name], column.type) if column.name in given else column
-        for column in table.c
-    ]
-    query = select(*columns).where(table.c.run_id == run_id, *conditions)
-    connection.execute(insert(table).from_select(list(table.c.keys()), query))
+    copy_rows(connection, compactions, run_id, fork_id, compactions.c.turn <= turn, **own)
 
 
 def _progress(
@@ -360,6 +343,7 @@ def _progress(
         turns=turn.number,
         tree=turn.tree,
         stop=turn.stop,
+        hooked=Hooked(closed=turn.number),
         appended_bytes=spec.request_bytes(sent),
         fullness=Fullness(sent=spec.shared_tokens + tokens_of(sent, per_token)),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,11 +91,19 @@ def open_run(
     author: Author,
     *,
     warms: bool = False,
+    run_id: str | None = None,
+    told: Mapping[str, Any] | None = None,
 ) -> OpenedRun:
-    """A run that is queued and due, as rows; ``warms``: its siblings wait for its first reply."""
+    """A run that is queued and due, as rows.
+
+    Args:
+        warms: its siblings wait for its first reply.
+        run_id: its id; None: a new one.
+        told: what else its first event tells.
+    """
     (message,), progress = opening(spec, new.prompt, warms=warms)
     (content,) = message.blocks
-    run_id = ids.new("run", now)
+    run_id = run_id or ids.new("run", now)
     workspace = spec.workspace
     run = {
         "id": run_id,
@@ -132,15 +140,12 @@ def open_run(
         "item": new.item,
         "commit_message": new.commit_message or None,
     }
-    return OpenedRun(run, item, block, _run_submitted(run_id, job_id, new.key, now, author))
+    named = {"job_id": job_id, "item_key": shorten(new.key, INPUT_SUMMARY_LENGTH)}
+    event = signed_event("run_submitted", author, named | dict(told or {}))
+    return OpenedRun(run, item, block, _first_event(run_id, event, now))
 
 
-def _run_submitted(
-    run_id: str, job_id: str, key: str, now: float, author: Author
-) -> dict[str, Any]:
-    """A run's first event, as a row."""
-    named = {"job_id": job_id, "item_key": shorten(key, INPUT_SUMMARY_LENGTH)}
-    event = signed_event("run_submitted", author, named)
+def _first_event(run_id: str, event: Event, now: float) -> dict[str, Any]:
     return {
         "run_id": run_id,
         "number": 1,

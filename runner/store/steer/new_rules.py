@@ -38,7 +38,8 @@ class JobRules:
     def decide(self, asked: Asked) -> Decision:
         """What they say of a call that was asked about: whether it may run. Whether one runs again
         of which nobody knows what it did is for a person to say."""
-        policy = policy_for(self.rules, asked.run_id, self.spec, self.snapshot)
+        types = asked.agent_types
+        policy = policy_for(self.rules, asked.run_id, self.spec, self.snapshot, types)
         return evaluate(policy, Request(asked.tool, asked.input, asked.setting))
 
 
@@ -85,10 +86,11 @@ def apply_rules(database: Database, now: float, most: int, job_id: str | None = 
 
 
 def _by_itself(asked: Asked, rules: JobRules) -> Decision:
-    """What the rules answer without a person."""
-    if asked.asked_again:
+    """What the rules answer without a person. What a hook asks they can only deny."""
+    decision = rules.decide(asked)
+    if asked.asked_again or (asked.by_hook and decision.effect != "deny"):
         return Decision("ask", snapshot=rules.snapshot)
-    return rules.decide(asked)
+    return decision
 
 
 def _jobs_with_older_questions(connection: Connection) -> Sequence[str]:

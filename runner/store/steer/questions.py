@@ -16,6 +16,7 @@ from runner.core.author import RUNNER, Author
 from runner.core.events import INPUT_SUMMARY_LENGTH, Event, shorten, signed_event, summarise_input
 from runner.core.permissions import AnswerEffect, Setting
 from runner.core.run import ENDED
+from runner.store.children.types import agent_types
 from runner.store.database import Database
 from runner.store.look.decisions import IS_ABOUT_CALL, IS_OPEN
 from runner.store.rules import setting_from_json
@@ -31,8 +32,9 @@ Via = Literal["person", "rule", "timeout"]
 class Asked:
     """A call that was asked about. ``message`` and ``position`` are its key in the run, ``input`` what
     it would run with. ``asked_again``: it had started, nobody knows what it did, and the question is
-    whether it runs again. Times are seconds since the epoch; ``expires_at`` is None for a question that
-    waits as long as it takes."""
+    whether it runs again; ``by_hook``: a hook wants it asked. ``agent_types`` are those that the run is
+    narrowed by, as ``store.children.types`` gives them. Times are seconds since the epoch;
+    ``expires_at`` is None for a question that waits as long as it takes."""
 
     id: str
     run_id: str
@@ -52,6 +54,8 @@ class Asked:
     asked_at: float
     expires_at: float | None
     asked_again: bool = False
+    by_hook: bool = False
+    agent_types: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +99,13 @@ def load_asked(
         condition: over the columns of approvals, runs and jobs.
     """
     query = (
-        select(approvals, runs.c.item_key, jobs.c.name.label("job_name"), tool_calls.c.asked_again)
+        select(
+            approvals,
+            runs.c.item_key,
+            jobs.c.name.label("job_name"),
+            tool_calls.c.asked_again,
+            tool_calls.c.updated_input,
+        )
         .join(tool_calls, IS_ABOUT_CALL)
         .join(runs, runs.c.id == approvals.c.run_id)
         .join(jobs, jobs.c.id == approvals.c.job_id)
@@ -105,11 +115,17 @@ def load_asked(
     )
     rows = connection.execute(query).all()
     inputs = _inputs(connection, list(dict.fromkeys((row.run_id, row.message) for row in rows)))
-    return [_asked(row, inputs[row.run_id, row.message][row.position]) for row in rows]
+    types = {run_id: agent_types(connection, run_id) for run_id in {row.run_id for row in rows}}
+    return [
+        _asked(row, inputs[row.run_id, row.message][row.position], types[row.run_id])
+        for row in rows
+    ]
 
 
-def _asked(row: Row[Any], arguments: Mapping[str, Any]) -> Asked:
+def _asked(row: Row[Any], arguments: Mapping[str, Any], types: tuple[str, ...]) -> Asked:
     kept = {name: getattr(row, name) for name in Asked.__slots__ if hasattr(row, name)}
+    if row.updated_input is not None:
+        arguments = row.updated_input
     if row.answer is None and row.edited_input is not None:  # by who let it run the first time
         arguments = row.edited_input
     return Asked(
@@ -117,6 +133,7 @@ def _asked(row: Row[Any], arguments: Mapping[str, Any]) -> Asked:
             **kept,
             "input": arguments,
             "setting": setting_from_json(row.setting),
+            "agent_types": types,
         }
     )
 

@@ -21,6 +21,7 @@ from runner.core.journal import Progress
 from runner.core.run import ENDED
 from runner.core.spec import JobSpec, NewRun
 from runner.errors import UsageError
+from runner.store.children.reading import family_of
 from runner.store.database import Database
 from runner.store.progress import progress_from_row, progress_to_json
 from runner.store.steer import jobs as job_rows
@@ -31,6 +32,7 @@ from runner.store.steer.control import (
     change_event,
     changed,
     locked_runs,
+    refuse_child,
     store_change,
     unchanged,
 )
@@ -78,8 +80,8 @@ def retry(
         author: who says so, for the record.
 
     Raises:
-        UsageError: the target is one run, and it cannot be retried; what to do. Or its runs are
-            sessions of Claude Code's.
+        UsageError: the target is one run, and it cannot be retried (a sub-agent never can); what to
+            do. Or its runs are sessions of Claude Code's.
     """
     raised = raised or Raised()
 
@@ -106,7 +108,7 @@ def retry(
 
     return [
         change
-        for run_ids in batches(database, target)
+        for run_ids in batches(database, target, runs.c.parent_run.is_(None))
         for change in database.write(partial(work, run_ids=run_ids))
     ]
 
@@ -122,7 +124,7 @@ def say(
 
     Raises:
         UsageError: the text is blank or cannot be stored, or a limit of an ended run is used up, or
-            it is a session of Claude Code's.
+            it is a session of Claude Code's, or a sub-agent.
     """
     if not text.strip():
         raise UsageError("the message is empty: say something")
@@ -131,10 +133,11 @@ def say(
 
     def work(connection: Connection) -> Change:
         (run,) = locked_runs(connection, [run_id])
+        refuse_child(run.id, "spoken to")
         changes: dict[str, Any] = {"queued_count": run.queued_count + 1}
         if run.state in ENDED:
             spec = job_rows.spec_to_go_on(connection, run.job_id)
-            changes |= _taken_up(run, spec, Raised(), now)
+            changes |= _taken_up(connection, run, spec, Raised(), now)
         connection.execute(insert(queued_messages).values(run_id=run.id, text=text, created_at=now))
         summary = {"text": shorten(text, INPUT_SUMMARY_LENGTH)}
         event = change_event("message_queued", author, run, changes, summary)
@@ -160,6 +163,7 @@ def _is_retried_with_job(run: Row[Any], afresh: dict[str, str], only_failed: boo
 
 
 def _refuse_retry(run: Row[Any], afresh: dict[str, str], fresh: bool) -> None:
+    refuse_child(run.id, "retried")
     if run.state not in ENDED:
         raise UsageError(
             f"{run.id} has not ended (it is {run.state}): cancel it first, or let it go on"
@@ -182,13 +186,15 @@ def _retry(
     now: float,
     author: Author,
 ) -> Change:
-    changes = _taken_up(run, spec, raised, now)
+    changes = _taken_up(connection, run, spec, raised, now)
     event = change_event("retried", author, run, changes)
     store_change(connection, run, now, [event], **changes)
     return changed(run, "queued", "queued again")
 
 
-def _taken_up(run: Row[Any], spec: JobSpec, raised: Raised, now: float) -> dict[str, Any]:
+def _taken_up(
+    connection: Connection, run: Row[Any], spec: JobSpec, raised: Raised, now: float
+) -> dict[str, Any]:
     """What changes in the row of an ended run that goes on.
 
     Raises:
@@ -196,7 +202,8 @@ def _taken_up(run: Row[Any], spec: JobSpec, raised: Raised, now: float) -> dict[
     """
     progress = progress_from_row(run)
     own = raised.of(run)
-    _refuse_used_up(run, progress, replace(spec.limits, **own), now)
+    held = family_of(connection, run.id).held if progress.children else budget.Charged(0)
+    _refuse_used_up(run, progress, progress.charged + held, replace(spec.limits, **own), now)
     return {
         "state": "queued",
         "reason": "",
@@ -211,7 +218,14 @@ def _taken_up(run: Row[Any], spec: JobSpec, raised: Raised, now: float) -> dict[
     }
 
 
-def _refuse_used_up(run: Row[Any], progress: Progress, limits: budget.Limits, now: float) -> None:
+def _refuse_used_up(
+    run: Row[Any],
+    progress: Progress,
+    used: budget.Charged,
+    limits: budget.Limits,
+    now: float,
+) -> None:
+    """``used`` is what the run was charged, with what those that it has started were or may be."""
     if limits.deadline is not None and now >= run.created_at + limits.deadline:
         raise UsageError(
             f"{run.id} is past its deadline of {limits.deadline:g} s: {_how_to_begin_anew(run)}"
@@ -226,12 +240,13 @@ def _refuse_used_up(run: Row[Any], progress: Progress, limits: budget.Limits, no
             f"{run.id} has worked {progress.worked:,.0f} s of {limits.working_time:g} s: "
             + _how_to_raise(run, "--working-time D", f"more than {math.ceil(progress.worked)}s")
         )
-    _refuse_used_tokens(run, progress, limits)
-    _refuse_used_cost(run, progress, limits)
+    _refuse_used_tokens(run, progress, used.tokens, limits)
+    _refuse_used_cost(run, used.cost, limits)
 
 
-def _refuse_used_tokens(run: Row[Any], progress: Progress, limits: budget.Limits) -> None:
-    charged = progress.charged_tokens
+def _refuse_used_tokens(
+    run: Row[Any], progress: Progress, charged: int, limits: budget.Limits
+) -> None:
     if progress.open_call is not None:
         charged += progress.open_call.reservation.worst_case
     limits = replace(limits, cost_ceiling_usd=None)
@@ -252,17 +267,17 @@ def _refuse_used_tokens(run: Row[Any], progress: Progress, limits: budget.Limits
         )
 
 
-def _refuse_used_cost(run: Row[Any], progress: Progress, limits: budget.Limits) -> None:
+def _refuse_used_cost(run: Row[Any], cost: int, limits: budget.Limits) -> None:
     """What the next call costs is not known here: a higher ceiling may stop the run again."""
     ceiling = limits.cost_ceiling
     if ceiling is None:
         return
     was = None if run.cost_ceiling_usd is None else budget.billionths(run.cost_ceiling_usd)
     cut_before = run.reason == "cost_ceiling" and was is not None and ceiling <= was
-    if cut_before or progress.charged_cost >= ceiling:
-        most = budget.in_usd(max(was or 0, progress.charged_cost))
+    if cut_before or cost >= ceiling:
+        most = budget.in_usd(max(was or 0, cost))
         raise UsageError(
-            f"{run.id} has used {budget.in_usd(progress.charged_cost)} of {budget.in_usd(ceiling)}: "
+            f"{run.id} has used {budget.in_usd(cost)} of {budget.in_usd(ceiling)}: "
             + _how_to_raise(run, "--cost-ceiling USD", f"more than {most}")
         )
 

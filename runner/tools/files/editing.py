@@ -12,6 +12,7 @@ import stat
 from contextlib import suppress
 
 from runner.core.conversation import ToolResult
+from runner.core.plain import plain
 from runner.engine.ports import Interrupt, ToolCall
 from runner.tools.failure import ToolFailure
 from runner.tools.files.permission import permitted
@@ -23,7 +24,6 @@ from runner.tools.files.places import (
     open_file,
     open_folder,
 )
-from runner.tools.output import visible
 
 MOST_EDITED_BYTES = 64 << 20
 MOST_COMPARED_BYTES = 4 << 20  # past that, the lines of a file would take hundreds of megabytes
@@ -44,7 +44,7 @@ def write(call: ToolCall, places: Places, interrupt: Interrupt) -> ToolResult:
     except OSError as error:
         raise ToolFailure(f"the folder of {path} cannot be made: {error.strerror}") from error
     made = _replace(real, path, content)
-    return ToolResult(f"{'Made' if made else 'Replaced'} {visible(path)} ({len(content):,} bytes).")
+    return ToolResult(f"{'Made' if made else 'Replaced'} {plain(path)} ({len(content):,} bytes).")
 
 
 def edit(call: ToolCall, places: Places, interrupt: Interrupt) -> ToolResult:
@@ -75,7 +75,7 @@ def edit(call: ToolCall, places: Places, interrupt: Interrupt) -> ToolResult:
         )
     _replace(real, path, content.replace(old, new))
     times = "1 place" if found == 1 else f"{found} places"
-    return ToolResult(f"Edited {visible(path)} in {times} (line {_places_of(content, old)}).")
+    return ToolResult(f"Edited {plain(path)} in {times} (line {_places_of(content, old)}).")
 
 
 def _encode(text: str, name: str) -> bytes:

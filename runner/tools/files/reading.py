@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterator
 from io import BufferedReader
 
 from runner.core.conversation import ToolResult
+from runner.core.plain import plain
 from runner.engine.ports import Interrupt, ToolCall
 from runner.tools.failure import ToolFailure
 from runner.tools.files.permission import permitted
 from runner.tools.files.places import Places, explain, open_file
-from runner.tools.output import MOST_CHARACTERS, visible
+from runner.tools.output import MOST_CHARACTERS
 
 MOST_LINES = 2_000
 MOST_LINE_CHARACTERS = 2_000
@@ -88,7 +89,7 @@ class _Shown:
             self._notes[
                 "lines end with \\r\\n, which an Edit over several lines has to give too"
             ] = None
-        text = visible(text)
+        text = plain(text)
         if not whole or len(text) > MOST_LINE_CHARACTERS:
             text = f"{text[:MOST_LINE_CHARACTERS]} [… the line goes on]"
         shown = f"{number:6}\t{text}"

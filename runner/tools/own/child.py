@@ -1,4 +1,5 @@
-"""The child that holds an own tool: describes it, or runs it once. The only place that imports it."""
+"""The child that holds an own function: describes it as a tool, looks whether it can be a hook, or runs
+it once. The only place that imports it."""
 
 from __future__ import annotations
 
@@ -32,8 +33,8 @@ class InvalidInput(Exception):  # noqa: N818 - a result for the model
 
 
 def main() -> None:
-    """``describe`` or ``run`` (the first argument) the function that the others name: its folder, its
-    module, itself. The input of ``run`` is a JSON object on stdin."""
+    """``describe``, ``look`` at, ``run`` as a tool or as a ``hook`` (the first argument) the function that
+    the others name: its folder, its module, itself. What it is given is a JSON object on stdin."""
     report = Report()
     action, folder, module, name = sys.argv[1:]
     sys.path.insert(0, folder)
@@ -41,11 +42,12 @@ def main() -> None:
         function = _load(module, name)
         if action == "describe":
             report.end("succeeded", json.dumps(_describe(function, name)))
+        if action == "look":
+            report.end("succeeded", _look(function))
+        if action == "hook":
+            report.end("succeeded", _as_answer(_ended(function(json.load(sys.stdin)))))
         arguments, keywords = _validated(function, json.load(sys.stdin))
-        result = function(*arguments, **keywords)
-        if inspect.iscoroutine(result):
-            result = asyncio.run(result)
-        report.end("succeeded", _as_text(result))
+        report.end("succeeded", _as_text(_ended(function(*arguments, **keywords))))
     except Unusable as error:
         report.end("failed", str(error))
     except InvalidInput as error:
@@ -109,6 +111,14 @@ def _describe(function: Callable[..., Any], name: str) -> dict[str, Any]:
     return {"name": name, "description": description, "input_schema": schema, **declared}
 
 
+def _look(function: Callable[..., Any]) -> str:
+    try:
+        inspect.signature(function).bind({})
+    except TypeError as error:
+        raise Unusable(f"it cannot be called with one argument, the event: {error}") from error
+    return ""
+
+
 def _parted(documentation: str) -> tuple[str, dict[str, str]]:
     """A docstring without its ``Args:`` section, and what that says of each argument."""
     section = _ARGUMENTS.search(documentation)
@@ -124,6 +134,18 @@ def _parted(documentation: str) -> tuple[str, dict[str, str]]:
             arguments[current] = f"{arguments[current]} {line.strip()}".strip()
     rest = documentation[: section.start()] + documentation[section.end() :]
     return rest.strip(), arguments
+
+
+def _ended(result: Any) -> Any:
+    return asyncio.run(result) if inspect.iscoroutine(result) else result
+
+
+def _as_answer(result: Any) -> str:
+    if result is None:
+        return ""
+    if not isinstance(result, dict):
+        raise Unusable(f"it returned {type(result).__name__}: a hook returns a dict or None")
+    return _as_text(result)
 
 
 def _as_text(result: Any) -> str:

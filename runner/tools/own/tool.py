@@ -1,4 +1,5 @@
-"""Own tools from outside their child: describing them for a job, and running a call of one."""
+"""Own functions from outside their child: describing tools for a job, looking at hooks, and running a
+call of a tool."""
 
 from __future__ import annotations
 
@@ -27,9 +28,23 @@ def describe(source: OwnSource, environment: Mapping[str, str]) -> Tool:
     Raises:
         Undescribed: it cannot be imported, or cannot be a tool.
     """
+    return Tool(**json.loads(_asked("describe", source, environment)), source=str(source))
+
+
+def look_at(source: OwnSource, environment: Mapping[str, str]) -> None:
+    """Whether a function can be a hook: called with one argument, the event.
+
+    Raises:
+        Undescribed: it cannot be imported, or cannot be called so.
+    """
+    _asked("look", source, environment)
+
+
+def _asked(action: str, source: OwnSource, environment: Mapping[str, str]) -> str:
+    """What a child process that imports the function says of it. Raises Undescribed."""
     try:
         child = subprocess.run(
-            _command("describe", source),
+            command_of(action, source),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             env=dict(environment),
@@ -40,7 +55,7 @@ def describe(source: OwnSource, environment: Mapping[str, str]) -> Tool:
         raise Undescribed(f"importing {source.module} took over {_DESCRIBE_SECONDS:g} s") from None
     outcome, _, text = child.stdout.decode("utf-8", "replace").partition("\n")
     if outcome == "succeeded":
-        return Tool(**json.loads(text), source=str(source))
+        return text
     if outcome == "failed":
         raise Undescribed(f"{text} (imported from {source.folder})".replace("\n", " "))
     said = child.stderr.decode("utf-8", "replace").strip().splitlines()
@@ -62,10 +77,11 @@ def run_own(call: ToolCall, source: OwnSource, host: ToolHost, interrupt: Interr
         raise ToolFailure(
             f"the input of {call.tool.name} is nested too deeply", "invalid_input"
         ) from error
-    start = Start(_command("run", source), folder, call.run_id, call.timeout, stdin=given)
+    start = Start(command_of("run", source), folder, call.run_id, call.timeout, stdin=given)
     return run_reporting(call, start, host, interrupt)
 
 
-def _command(action: str, source: OwnSource) -> list[str]:
+def command_of(action: str, source: OwnSource) -> list[str]:
+    """The command that does something with a function: see the child."""
     named = (str(source.folder), source.module, source.function)
     return boot(_CHILD, action, *named, site=True, isolated=False)

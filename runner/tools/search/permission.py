@@ -5,13 +5,17 @@ The worker packs what the rules need into the child's request, when there is som
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
 from runner.core.permissions import Answer, Decision, Permit, Place, Policy, Rule, Setting
 from runner.core.permissions.language.syntax import names, parse, problem
+from runner.core.permissions.policy import Narrowing
 from runner.tools.search.screen import Screen
+
+# Of a policy's own rules, then of each of those that narrow it: the positions of some of them.
+_Positions = tuple[tuple[int, ...], ...]
 
 
 def packed(permit: Permit, tool: str, named_base: str, setting: Setting) -> dict[str, Any] | None:
@@ -20,9 +24,15 @@ def packed(permit: Permit, tool: str, named_base: str, setting: Setting) -> dict
     Args:
         named_base: the path that is searched, as ``Place.named``.
     """
-    rules = permit.policy.rules
-    positions = [at for at, rule in enumerate(rules) if names(rule.text, tool)]
-    if positions and all(_shows_everything(rules[at]) for at in positions):
+    layers = _layers(permit.policy)
+    positions = tuple(
+        tuple(at for at, rule in enumerate(rules) if names(rule.text, tool)) for rules in layers
+    )
+    needed = (True, *(narrowing.closed for narrowing in permit.policy.narrowing))
+    if all(
+        (found or not is_needed) and all(_shows_everything(rules[at]) for at in found)
+        for rules, found, is_needed in zip(layers, positions, needed, strict=True)
+    ):
         return None
     return {
         "tool": tool,
@@ -44,15 +54,13 @@ def shown(files: Sequence[str], base: str, permission: dict[str, Any]) -> list[s
     permit = _unpacked(permission["permit"])
     tool = permission["tool"]
     setting = Setting(permission["workspace"], permission["outputs"], permission["home"])
-    screen = Screen(permit.policy.rules, setting)
+    screens = [Screen(rules, setting) for rules in _layers(permit.policy)]
     named_base, start = permission["named_base"].rstrip("/"), len(base.rstrip("/"))
-    narrowed: dict[tuple[int, ...], Permit] = {}
+    narrowed: dict[_Positions, Permit] = {}
     kept = []
     for path in files:
         place = Place(named_base + path[start:], path)
-        relevant = screen.relevant(path)
-        if place.named != path:
-            relevant = tuple(sorted({*relevant, *screen.relevant(place.named)}))
+        relevant = tuple(_relevant(screen, place) for screen in screens)
         if relevant not in narrowed:
             narrowed[relevant] = _narrowed(permit, relevant)
         if narrowed[relevant].check(tool, place, setting).effect == "allow":
@@ -60,10 +68,31 @@ def shown(files: Sequence[str], base: str, permission: dict[str, Any]) -> list[s
     return kept
 
 
-def _narrowed(permit: Permit, positions: Sequence[int]) -> Permit:
+def _layers(policy: Policy) -> list[tuple[Rule, ...]]:
+    """A policy's own rules, then those of each of those that narrow it."""
+    return [policy.rules, *(narrowing.rules for narrowing in policy.narrowing)]
+
+
+def _relevant(screen: Screen, place: Place) -> tuple[int, ...]:
+    relevant = screen.relevant(place.real)
+    if place.named == place.real:
+        return relevant
+    return tuple(sorted({*relevant, *screen.relevant(place.named)}))
+
+
+def _narrowed(permit: Permit, positions: _Positions) -> Permit:
     """The permit with some of its rules."""
-    rules = tuple(permit.policy.rules[position] for position in positions)
-    return replace(permit, policy=replace(permit.policy, rules=rules))
+    policy = permit.policy
+    own, *narrower = (
+        tuple(rules[at] for at in found)
+        for rules, found in zip(_layers(policy), positions, strict=True)
+    )
+    narrowing = tuple(map(_with_rules, policy.narrowing, narrower))
+    return replace(permit, policy=replace(policy, rules=own, narrowing=narrowing))
+
+
+def _with_rules(narrowing: Narrowing, rules: tuple[Rule, ...]) -> Narrowing:
+    return replace(narrowing, rules=rules)  # it is as closed as it was
 
 
 def _shows_everything(rule: Rule) -> bool:
@@ -76,10 +105,14 @@ def _unpacked(permit: dict[str, Any]) -> Permit:
     answer, policy = permit["answer"], permit["policy"]
     if answer is not None:
         answer = Answer(**{**answer, "places": tuple(answer["places"])})
-    rules = tuple(Rule(**rule) for rule in policy["rules"])
+    narrowing = tuple(Narrowing(**{**each, "rules": _rules(each)}) for each in policy["narrowing"])
     return Permit(
         decision=Decision(permit["decision"]["effect"]),
         answer=answer,
         input_digest=permit["input_digest"],
-        policy=Policy(rules, policy["default"], policy["snapshot"]),
+        policy=Policy(_rules(policy), policy["default"], policy["snapshot"], narrowing),
     )
+
+
+def _rules(packed: Mapping[str, Any]) -> tuple[Rule, ...]:
+    return tuple(Rule(**rule) for rule in packed["rules"])

@@ -31,7 +31,7 @@ def test_what_is_left_out_is_said_line_by_line():
     data = {
         "permissions": {
             "allow": ["WebSearch", "Bash(", "Bash(:opaque)"],
-            "deny": ["WebFetch(x)", "Agent(Explore)", "Write(a)"],
+            "deny": ["WebFetch(x)", "Agent(Explore)", "WebSearch(x)", "Write(a)"],
             "defaultMode": "acceptEdits",
             "additionalDirectories": ["../x"],
             "made_up": True,
@@ -44,8 +44,10 @@ def test_what_is_left_out_is_said_line_by_line():
     assert taken.left_out == (
         f"{ORIGIN}: permissions.deny: the rule 'WebFetch(x)' is not 'domain:' and a host, such as "
         "WebFetch(domain:example.com)",
-        f"{ORIGIN}: permissions.deny: the rule 'Agent(Explore)' has brackets, which mean nothing for "
-        "Agent: write 'Agent'",
+        f"{ORIGIN}: permissions.deny: the rule 'Agent(Explore)' is about Agent, which this job does not "
+        "have",
+        f"{ORIGIN}: permissions.deny: the rule 'WebSearch(x)' has brackets, which mean nothing for "
+        "WebSearch: write 'WebSearch'",
         f"{ORIGIN}: permissions.deny: the rule 'Write(a)' is about Write, which this job does not "
         "have",
         f"{ORIGIN}: permissions.allow: the rule 'WebSearch' is about WebSearch, "

@@ -24,6 +24,7 @@ from runner.store.database import Database
 from runner.store.look import queries
 from runner.store.look.costs import BY, By, spent_by
 from runner.store.look.decisions import approvals_of, denied_calls, denied_counts
+from runner.store.look.family.events import events_after
 from runner.store.look.trees import trees_in
 from runner.store.look.verifications import last_verifications
 from runner.store.steer.approvals import waiting
@@ -142,7 +143,7 @@ def test_timeline_has_every_event_of_a_run_in_the_order_of_the_record(database: 
     job = play(database)
     for run_id in job.runs:
         found = list(timeline(database, ALL, run_id, PRICES))
-        record = queries.events_after(database, run_id, 0)
+        record = events_after(database, run_id, 0)
         assert [(row["at"], row["event"]) for row in found] == [
             (event["at"], event["type"]) for event in record
         ]

@@ -1,9 +1,9 @@
-"""What a specifier of Bash or WebFetch matches: commands and hosts.
+"""What a specifier of Bash, WebFetch or Agent matches: commands, hosts, types of sub-agents.
 
 Commands are matched piece by piece with string searches, never with a regular expression: the time
 is proportional to the command's length, whatever a rule or a model wrote.
 
-Source: https://code.claude.com/docs/en/permissions (Bash rules, WebFetch rules).
+Source: https://code.claude.com/docs/en/permissions (Bash rules, WebFetch rules, Agent rules).
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from functools import lru_cache
 from urllib.parse import unquote, urlsplit
 
 OPAQUE = ":opaque"  # Bash(:opaque): a command that hides what it runs, or where it writes
+
+AGENT_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
 _HOST = re.compile(r"(?:\*\.)?(?:[a-z0-9_-]{1,63}\.)*[a-z0-9_-]{1,63}|\*")
@@ -77,6 +79,13 @@ class HostPattern:
         return host == self.host
 
 
+@dataclass(frozen=True, slots=True)
+class AgentPattern:
+    """The specifier of an Agent rule: the name of a type of sub-agent."""
+
+    agent_type: str
+
+
 @lru_cache(maxsize=8192)
 def command_pattern(specifier: str) -> CommandPattern:
     """Reads the specifier of a Bash rule.
@@ -127,6 +136,17 @@ def host_pattern(specifier: str) -> HostPattern:
     if not _HOST.fullmatch(host.removesuffix(".")) or host == "*.":
         raise ValueError("has no host after 'domain:': write it without scheme, port and path")
     return HostPattern(host.removesuffix("."))
+
+
+def agent_pattern(specifier: str) -> AgentPattern:
+    """Reads the specifier of an Agent rule.
+
+    Raises:
+        ValueError: it is no name that a type of sub-agent can have.
+    """
+    if not AGENT_NAME.fullmatch(specifier):
+        raise ValueError("does not name a type of sub-agent, as in Agent(reviewer)")
+    return AgentPattern(specifier)
 
 
 def host_of(url: str) -> str | None:

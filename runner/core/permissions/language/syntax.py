@@ -13,13 +13,15 @@ from functools import lru_cache
 from runner.core.permissions.language.paths import PathPattern, path_pattern
 from runner.core.permissions.language.patterns import (
     OPAQUE,
+    AgentPattern,
     CommandPattern,
     HostPattern,
+    agent_pattern,
     command_pattern,
     host_pattern,
 )
 
-Specifier = CommandPattern | PathPattern | HostPattern
+Specifier = CommandPattern | PathPattern | HostPattern | AgentPattern
 
 READING = frozenset({"Read", "Grep", "Glob"})
 WRITING = frozenset({"Edit", "Write"})
@@ -134,4 +136,6 @@ def _specifier(name: str, text: str) -> Specifier:
         return path_pattern(text)
     if name == "WebFetch":
         return host_pattern(text)
+    if name == "Agent":
+        return agent_pattern(text)
     raise ValueError(f"has brackets, which mean nothing for {name}: write {name!r}")

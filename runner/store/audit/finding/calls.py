@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, case, func, select, tuple_
+from sqlalchemy import ColumnElement, Select, case, func, or_, select, tuple_
 
 from runner.store.audit.filters import Filters
 from runner.store.look.decisions import IS_ABOUT_CALL, IS_ITS_OWN
+from runner.store.look.family.places import within
 from runner.store.tables import approvals, blocks, model_calls, runs, tool_calls
 
 _ASKED_AT = (
@@ -33,6 +34,8 @@ STATE: ColumnElement[str] = func.coalesce(
 )
 # Of a call that did not run, none.
 TOOK: ColumnElement[float] = case((tool_calls.c.started_at.is_not(None), tool_calls.c.duration))
+_TOP = runs.alias()
+_OF_ITEM = select(_TOP.c.id).where(_TOP.c.parent_run.is_(None))
 KEY = (tool_calls.c.run_id, tool_calls.c.message, tool_calls.c.position)
 NEWEST_FIRST = (CALLED_AT.desc(), *(column.desc() for column in KEY))
 
@@ -55,13 +58,14 @@ def call_conditions(filters: Filters) -> Iterator[ColumnElement[bool]]:
 
 
 def run_conditions(filters: Filters) -> Iterator[ColumnElement[bool]]:
-    """What the filters say of a run itself: which job, run and item."""
+    """What the filters say of a run itself: which job, run and item. What is below a run goes with it."""
     if filters.job_id is not None:
         yield runs.c.job_id == filters.job_id
     if filters.run_id is not None:
-        yield runs.c.id == filters.run_id
+        yield within(filters.run_id)
     if filters.item is not None:
-        yield runs.c.item_key == filters.item
+        of_item = _OF_ITEM.where(_TOP.c.item_key == filters.item)
+        yield or_(runs.c.item_key == filters.item, runs.c.root_run.in_(of_item))
 
 
 def between(at: ColumnElement[Any], filters: Filters) -> Iterator[ColumnElement[bool]]:

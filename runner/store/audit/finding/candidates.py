@@ -9,6 +9,7 @@ from runner.core.search.query import Query, Term
 from runner.errors import RunnerError
 from runner.store.audit.filters import Filters
 from runner.store.database import Database
+from runner.store.look.family.places import ids_below
 from runner.store.search.catching_up import searcher
 from runner.store.search.needs import needs_of
 
@@ -44,7 +45,8 @@ def candidates(
     try:
         with searcher(database).up_to_date(_refuse_to_wait) as index:
             query = Query(tuple(terms))
-            needs = needs_of(index, query, only, ["input"], "assistant", time.time())
+            under = ids_below(database, only.run_id) if only.run_id else ()
+            needs = needs_of(index, query, only, ["input"], "assistant", time.time(), run_ids=under)
             matches = index.matches(needs)
             if matches.count > MOST_CANDIDATES:
                 return None

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from runner.core.rows import Column, Rows
+from runner.store import ids
+from runner.store.database import Database
+from runner.store.look.family.places import Call, call_labels
 
 
 def at_most(limit: int | None) -> int | None:
@@ -25,3 +28,25 @@ def cut(
         return Rows(columns, found)
     note = f"only {which} {limit:,}: there are more (--limit 0 gives all)"
     return Rows(columns, found[:limit], note)
+
+
+def labelled(database: Database, answer: Rows) -> Rows:
+    """The same rows of calls, with what each call is called in its tree (``label``) after its id."""
+    names = [column.name for column in answer.columns]
+    at = names.index("call_id")
+    rows = [tuple(row.values()) for row in answer]
+    calls = [_call(row[at]) for row in rows]
+    run_ids = {call[0] for call in calls if call is not None}
+    labels = database.read(lambda connection: call_labels(connection, run_ids))
+    return Rows(
+        (*answer.columns[: at + 1], Column("label"), *answer.columns[at + 1 :]),
+        [
+            (*row[: at + 1], None if call is None else labels.get(call), *row[at + 1 :])
+            for row, call in zip(rows, calls, strict=True)
+        ],
+        answer.note,
+    )
+
+
+def _call(call_id: str | None) -> Call | None:
+    return None if call_id is None else ids.parse_call_id(call_id)

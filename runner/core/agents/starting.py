@@ -1,0 +1,100 @@
+"""Which calls of a reply start sub-agents, which of them may, and which are next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
+from typing import Any
+
+from runner.core.agents.agent import (
+    MOST_AT_ONCE,
+    MOST_DEPTH,
+    MOST_OF_TREE,
+    SPLIT_TOOL,
+    AgentType,
+    Child,
+    NewChild,
+)
+from runner.core.agents.allot import allot
+from runner.core.agents.split import parts_of
+from runner.core.conversation import ToolResult
+from runner.core.journal import Call, RunView
+
+_TOO_DEEP = (
+    "A sub-agent as deep as this one can start none itself: do this part of the work yourself."
+)
+_TREE_IS_FULL = (
+    f"{MOST_OF_TREE} sub-agents have been started for this task, which is the most: "
+    "do the rest of the work yourself."
+)
+_SPLIT_FIRST = f"Split the task with {SPLIT_TOOL} first."
+_BLANK_PROMPT = "The prompt of a sub-agent must not be blank."
+
+
+def children_of(view: RunView, call: Call) -> tuple[Child, ...]:
+    """The sub-agents that a call has started, in order."""
+    return tuple(child for child in view.children if child.index == call.index)
+
+
+def cannot_start(view: RunView, call: Call) -> ToolResult | None:
+    """Why a call for a sub-agent that has none starts none, whatever the rules say; None if it may."""
+    if view.depth >= MOST_DEPTH:
+        return ToolResult(_TOO_DEEP, "failed")
+    if view.spec.coordinator is not None and view.progress.split != "done":
+        return ToolResult(_SPLIT_FIRST, "failed")
+    if view.tree_size >= MOST_OF_TREE:
+        return ToolResult(_TREE_IS_FULL, "failed")
+    if call.setting is not None and call.setting.problem:
+        return ToolResult(call.setting.problem, "invalid_input")
+    arguments = call.input_to_run
+    if view.spec.agent(str(arguments.get("agent_type"))) is None:
+        names = ", ".join(agent.name for agent in view.spec.agents) or "none"
+        unknown = f"Unknown type of sub-agent {arguments.get('agent_type')!r}. Types: {names}."
+        return ToolResult(unknown, "invalid_input")
+    if not str(arguments.get("prompt", "")).strip():
+        return ToolResult(_BLANK_PROMPT, "invalid_input")
+    return None
+
+
+def next_children(view: RunView, pending: Sequence[Call], now: float) -> tuple[NewChild, ...]:
+    """The sub-agents that are to start now: of neighbouring calls together, those that wait for an
+    answer left out; never before a call of another kind that comes first.
+
+    Args:
+        pending: the calls without results, each with its decision.
+        now: seconds since the epoch.
+    """
+    unstarted = [call for call in pending if not children_of(view, call)]
+    block = list(takewhile(lambda call: view.spec.starts_children(call.name), unstarted))
+    if block and view.spec.splits(block[0].name):
+        return parts_of(view, block[0], now)
+    unended = sum(child.result is None for child in view.children)
+    room = max(0, min(MOST_AT_ONCE - unended, MOST_OF_TREE - view.tree_size))
+    ready = [call for call in block if not call.waits and not view.spec.splits(call.name)][:room]
+    return tuple(_new_children(view, ready, now))
+
+
+def _new_children(view: RunView, calls: Sequence[Call], now: float) -> Iterator[NewChild]:
+    first = view.progress.children + 1
+    for number, call in enumerate(calls, first):
+        arguments: Mapping[str, Any] = call.input_to_run
+        agent = _type_of(view, arguments)
+        share = allot(view, agent, len(calls), now)
+        snapshot = arguments.get("snapshot")
+        yield NewChild(
+            number,
+            call.index,
+            agent.name,
+            str(arguments.get("description", "")),
+            str(arguments["prompt"]),
+            agent.snapshot if snapshot is None else bool(snapshot),
+            share.tokens,
+            share.cost,
+            share.deadline,
+        )
+
+
+def _type_of(view: RunView, arguments: Mapping[str, Any]) -> AgentType:
+    agent = view.spec.agent(str(arguments["agent_type"]))
+    assert agent is not None, "a call with an unknown type has its result by now"
+    return agent

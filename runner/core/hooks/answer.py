@@ -1,0 +1,167 @@
+"""What a hook answers, by Claude Code's protocol.
+
+Exit code 0: what it printed may be a JSON object. 2: it objects, and stderr says why. Anything else: it
+has failed. Source: https://code.claude.com/docs/en/hooks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from runner.core.hooks.hook import HookEvent
+from runner.core.hooks.run import HookAnswer, HookDecision, HookOutcome, HookResult
+from runner.core.plain import plain
+from runner.core.strict_json import read_json
+
+OBJECTS = 2  # the exit code
+MOST_CHARACTERS = 10_000  # of a text that is kept or shown
+MOST_JSON_BYTES = 1_000_000
+
+_PERMISSIONS: Mapping[str, HookDecision] = {"allow": "allow", "ask": "ask", "deny": "deny"}
+_OLD_PERMISSIONS: Mapping[str, HookDecision] = {"approve": "allow", "block": "deny"}
+_BLOCKS: Mapping[str, HookDecision | None] = {"approve": None, "block": "block"}
+
+End = Literal["exited", "timed_out", "not_started", "lost", "shut_down"]
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """How a hook's process ended, and what it printed. ``exit_code`` is negative for a signal; ``cut``:
+    there was more than was kept. ``lost``: it was killed from outside. ``duration`` is in seconds."""
+
+    end: End
+    exit_code: int = 0
+    output: bytes = b""
+    errors: bytes = b""
+    cut: bool = False
+    duration: float = 0.0
+
+
+class _Unfit(Exception):  # noqa: N818 - what is wrong with the answer, for who wrote the hook
+    """The answer is not one that a hook can give; the text says why."""
+
+
+def read_answer(event: HookEvent, said: Said, timeout: float) -> HookResult:
+    """What a hook's end amounts to; whatever it printed.
+
+    Args:
+        timeout: how many seconds it was given.
+    """
+    updated = None
+    try:
+        answer, updated = _answer(event, said, timeout)
+    except _Unfit as unfit:
+        answer = HookAnswer("failed", reason=str(unfit))
+    return HookResult(
+        answer,
+        updated,
+        output=_shown(said.output),
+        errors=_shown(said.errors),
+        exit_code=said.exit_code if said.end == "exited" else None,
+        duration=said.duration,
+    )
+
+
+def _answer(
+    event: HookEvent, said: Said, timeout: float
+) -> tuple[HookAnswer, Mapping[str, Any] | None]:
+    if said.end != "exited":
+        return _no_answer(said, timeout), None
+    if said.exit_code == OBJECTS:
+        reason = _shown(said.errors).strip() or "it gave no reason"
+        objection: HookDecision = "deny" if event == "PreToolUse" else "block"
+        return HookAnswer("succeeded", objection, reason), None
+    if said.exit_code:
+        how = f"signal {-said.exit_code}" if said.exit_code < 0 else f"exit code {said.exit_code}"
+        return HookAnswer("failed", reason=f"{how} {_shown(said.errors).strip()}".strip()), None
+    if not said.output.lstrip().startswith(b"{"):
+        # As Claude Code does with what a SessionStart hook prints.
+        context = _shown(said.output).strip() if event == "RunStart" else ""
+        return HookAnswer("succeeded", context=context), None
+    return _from_json(event, _object(said))
+
+
+def _no_answer(said: Said, timeout: float) -> HookAnswer:
+    outcomes: dict[str, tuple[HookOutcome, str]] = {
+        "timed_out": ("timed_out", f"it took more than {timeout:g} s"),
+        "not_started": ("failed", f"it could not be started: {_shown(said.output)}"),
+        "lost": ("unknown", "it was killed from outside"),
+        "shut_down": ("interrupted", "it was cut off by a shutdown of the worker"),
+    }
+    outcome, reason = outcomes[said.end]
+    return HookAnswer(outcome, reason=reason)
+
+
+def _object(said: Said) -> Mapping[str, Any]:
+    if said.cut or len(said.output) > MOST_JSON_BYTES:
+        raise _Unfit(f"it printed more than the {MOST_JSON_BYTES:,} bytes that an answer can have")
+    try:
+        found = read_json(said.output.decode())
+    except (ValueError, RecursionError) as error:
+        raise _Unfit(f"what it printed begins with {{ and is not JSON: {error}") from error
+    assert isinstance(found, dict), "what begins with { is an object"
+    return found
+
+
+def _from_json(
+    event: HookEvent, data: Mapping[str, Any]
+) -> tuple[HookAnswer, Mapping[str, Any] | None]:
+    specific = data.get("hookSpecificOutput")
+    if specific is None:
+        specific = {}
+    if not isinstance(specific, dict):
+        raise _Unfit("hookSpecificOutput is not an object")
+    stops = data.get("continue", True)
+    if not isinstance(stops, bool):
+        raise _Unfit("continue is neither true nor false")
+    decision, reason = _decision(event, data, specific)
+    if not stops:
+        reason = _text(data, "stopReason") or reason
+    updated = specific.get("updatedInput") if event == "PreToolUse" else None
+    if updated is not None and not isinstance(updated, dict):
+        raise _Unfit("updatedInput is not an object")
+    context = _text(specific, "additionalContext")
+    return HookAnswer("succeeded", decision, reason, context, stops=not stops), updated
+
+
+def _decision(
+    event: HookEvent, data: Mapping[str, Any], specific: Mapping[str, Any]
+) -> tuple[HookDecision | None, str]:
+    if event != "PreToolUse":
+        return _known(data, "decision", _BLOCKS), _text(data, "reason")
+    if specific.get("permissionDecision") is None:
+        return _known(data, "decision", _OLD_PERMISSIONS), _text(data, "reason")
+    decision = _known(specific, "permissionDecision", _PERMISSIONS)
+    return decision, _text(specific, "permissionDecisionReason")
+
+
+def _known(
+    data: Mapping[str, Any], name: str, known: Mapping[str, HookDecision | None]
+) -> HookDecision | None:
+    given = data.get(name)
+    if given is None:
+        return None
+    if not isinstance(given, str) or given not in known:
+        raise _Unfit(f"{name} is none of {', '.join(known)}")
+    return known[given]
+
+
+def _text(data: Mapping[str, Any], name: str) -> str:
+    given = data.get(name)
+    if given is None:
+        return ""
+    if not isinstance(given, str):
+        raise _Unfit(f"{name} is not a text")
+    return _cut(plain(given))
+
+
+def _shown(printed: bytes) -> str:
+    return _cut(plain(printed.decode("utf-8", "replace")))
+
+
+def _cut(text: str) -> str:
+    if len(text) <= MOST_CHARACTERS:
+        return text
+    return f"{text[:MOST_CHARACTERS]}\n[… {len(text) - MOST_CHARACTERS:,} characters are left out]"

@@ -1,0 +1,113 @@
+"""What hooks said, put together: whether a call may run, and what the model is told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from runner.core.entries import UserMessageAdded
+from runner.core.events import shorten
+from runner.core.hooks.lookup import name_of
+from runner.core.hooks.run import HookAnswer, HookRun
+from runner.core.journal import Call, RunView
+from runner.core.permissions import Decision
+from runner.core.steps import Record, Step
+
+_LONGEST_NAME = 100
+_LONGEST_REASON = 1_000
+
+_CONTEXT = "The {event} hook `{name}`{about} says:\n{text}"
+_OBJECTION = "The {event} hook `{name}`{about} objects:\n{text}"
+
+
+def tightened(view: RunView, call: Call, decision: Decision) -> Decision:
+    """The rules' decision on a call, or what its PreToolUse hooks make of it: never a looser one."""
+    if decision.effect == "deny":
+        return decision
+    for run, answer in _said_before(view, call):
+        if _denies(view, run, answer):
+            return Decision("deny", (), decision.snapshot, objection(view, run))
+    if (asking := _asking(view, call)) is None:
+        return decision
+    reason = objection(view, asking)
+    if decision.effect == "ask":
+        reason = "; ".join(filter(None, (decision.reason, reason)))
+        return replace(decision, reason=reason)
+    return Decision("ask", (), decision.snapshot, reason)
+
+
+def refuses(view: RunView, call: Call) -> bool:
+    """Whether one of the PreToolUse hooks of a call denies it."""
+    return any(_denies(view, run, answer) for run, answer in _said_before(view, call))
+
+
+def asks(view: RunView, call: Call) -> bool:
+    """Whether a person is asked about a call because a hook wants it: no rule answers that."""
+    return _asking(view, call) is not None
+
+
+def objection(view: RunView, run: HookRun) -> str:
+    """In one line, what a hook has against something."""
+    answer = run.answer
+    name = shorten(name_of(view.spec.hooks[run.hook]), _LONGEST_NAME)
+    if answer is None or answer.outcome == "succeeded":
+        verb = "asks" if answer is not None and answer.decision == "ask" else "objects"
+        if answer is not None and answer.stops:
+            verb = "stops the run"
+    else:
+        verb = "gave no answer"
+    reason = shorten(answer.reason, _LONGEST_REASON) if answer is not None else ""
+    return f"the {run.event} hook `{name}` {verb}{f': {reason}' if reason else ''}"
+
+
+def tell(view: RunView) -> Step | None:
+    """The message with what hooks have said since the last one; None when there is nothing to tell, or
+    nobody to tell it: what is no objection holds up no end."""
+    untold = [run for run in view.hook_runs if run.number > view.progress.hooked.told]
+    texts = tuple(text for run in untold for text in _texts(view, run))
+    if not texts or view.progress.stop is not None:
+        return None
+    if view.progress.submitted and not view.queued and not objects(view):
+        return None
+    return Record(UserMessageAdded(texts, "hook"))
+
+
+def objects(view: RunView) -> bool:
+    """Whether a hook has an objection that the model has not been told."""
+    return any(
+        run.answer is not None and run.answer.decision == "block" and run.event != "RunEnd"
+        for run in view.hook_runs
+        if run.number > view.progress.hooked.told
+    )
+
+
+def _texts(view: RunView, run: HookRun) -> Iterator[str]:
+    answer = run.answer
+    if answer is None or run.event == "RunEnd":
+        return
+    about = ""
+    if run.index is not None:
+        about = f" of call {run.index + 1} of the last turn"
+    name = shorten(name_of(view.spec.hooks[run.hook]), _LONGEST_NAME)
+    told = {"event": run.event, "name": name, "about": about}
+    if answer.decision == "block":
+        yield _OBJECTION.format(**told, text=answer.reason or "it gave no reason")
+    if answer.context.strip():
+        yield _CONTEXT.format(**told, text=answer.context)
+
+
+def _said_before(view: RunView, call: Call) -> Iterator[tuple[HookRun, HookAnswer]]:
+    for run in view.hook_runs:
+        if run.event == "PreToolUse" and run.index == call.index and run.answer is not None:
+            yield run, run.answer
+
+
+def _denies(view: RunView, run: HookRun, answer: HookAnswer) -> bool:
+    if answer.outcome == "succeeded":
+        return answer.decision == "deny"
+    return view.spec.hooks[run.hook].on_failure == "deny"
+
+
+def _asking(view: RunView, call: Call) -> HookRun | None:
+    asking = (run for run, answer in _said_before(view, call) if answer.decision == "ask")
+    return next(asking, None)

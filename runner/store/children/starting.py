@@ -1,0 +1,148 @@
+"""Storing sub-agents, in the transaction of the step that starts them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from sqlalchemy import Connection, Row, insert, select
+
+from runner.core.agents.agent import NewChild, child_id, lineage
+from runner.core.author import RUNNER
+from runner.core.budget import BILLIONTHS
+from runner.core.entries import ChildrenStarted
+from runner.core.fold import Applied
+from runner.core.journal import RunView
+from runner.core.spec import JobSpec, NewRun
+from runner.store.children.snapshot import Opening, copy_conversation, opening_of
+from runner.store.job_cache import JobReader
+from runner.store.progress import progress_to_json
+from runner.store.steer import jobs as job_rows
+from runner.store.tables import blocks, events, run_items, run_workspaces, runs
+from runner.store.workspaces import SNAPSHOTS
+
+
+def lock_tree(connection: Connection, run_id: str) -> None:
+    """Keep others from starting sub-agents in the run's tree until the transaction ends: only so many
+    may be in it. Who locks it has locked everything else before."""
+    root = run_items.c.run_id == lineage(run_id)[0]
+    connection.execute(select(run_items.c.run_id).where(root).with_for_update())
+
+
+def start_children(
+    connection: Connection, jobs_read: JobReader, applied: Sequence[Applied], now: float
+) -> None:
+    """Store the children that an attempt's entries start. The rows of the entries are stored, and the
+    run's own is locked."""
+    for one in applied:
+        if isinstance(one.entry, ChildrenStarted):
+            query = select(runs).where(runs.c.id == one.before.run_id)
+            parent = connection.execute(query).one()
+            for child in one.entry.children:
+                _start(connection, jobs_read, one.before, parent, child, now)
+
+
+def _start(
+    connection: Connection,
+    jobs_read: JobReader,
+    view: RunView,
+    parent: Row[Any],
+    child: NewChild,
+    now: float,
+) -> None:
+    """Store a child with its conversation, queued and due."""
+    run_id = child_id(view.run_id, child.number)
+    types = (*jobs_read.types(view.run_id), child.agent_type)
+    spec = jobs_read.spec(parent.job_id, *types)
+    agent = spec.agent(child.agent_type)
+    assert agent is not None, child.agent_type
+    model = parent.model if agent.model is None else None
+    begins = opening_of(view, spec if model is None else replace(spec, model=model), child)
+    opened = job_rows.open_run(
+        parent.job_id,
+        NewRun(f"{parent.item_key}+{child.number}", None, child.prompt),
+        spec,
+        None,
+        now,
+        RUNNER,
+        run_id=run_id,
+        told={
+            "parent": view.run_id,
+            "agent_type": child.agent_type,
+            "snapshot": child.snapshot,
+        },
+    )
+    tree = _newest_tree(connection, view) if spec.is_recorded else None
+    opened.run.update(
+        _place(connection, view, parent, spec),
+        model=model,
+        token_ceiling=child.tokens,
+        cost_ceiling_usd=None if child.cost is None else child.cost / BILLIONTHS,
+        deadline=child.deadline,
+        start_tree=tree,
+        progress=progress_to_json(replace(begins.progress, tree=tree)),
+        message_count=begins.number + 1,
+        compaction_count=view.compacted.count if child.snapshot else 0,
+        parent_run=view.run_id,
+        parent_message=len(view.messages) - 1,
+        parent_position=child.index,
+        root_run=lineage(run_id)[0],
+        depth=view.depth + 1,
+        child_number=child.number,
+        agent_type=child.agent_type,
+    )
+    connection.execute(insert(runs).values(opened.run))
+    connection.execute(insert(run_items).values(opened.item))
+    if child.snapshot:
+        copy_conversation(connection, view, run_id, spec)
+    connection.execute(insert(blocks), _block_rows(run_id, begins, now))
+    connection.execute(insert(events).values(opened.event))
+
+
+def _block_rows(run_id: str, begins: Opening, now: float) -> list[dict[str, Any]]:
+    return [
+        {
+            "run_id": run_id,
+            "message": begins.number,
+            "position": position,
+            "role": begins.message.role,
+            "type": block["type"],
+            "turn": 0,
+            "content": block,
+            "created_at": now,
+        }
+        for position, block in enumerate(begins.message.blocks)
+    ]
+
+
+def _place(
+    connection: Connection, view: RunView, parent: Row[Any], spec: JobSpec
+) -> dict[str, str | None]:
+    """Which worker can have a child: one that sees the folder that it works in, or the trees that its
+    own begins with, and these are where its parent works."""
+    here = {"workspace_path": parent.workspace_path, "workspace_id": parent.workspace_id}
+    if spec.workspace is None or spec.workspace.remote is None:
+        return here
+    if spec.is_recorded:
+        return {"workspace_path": None, "workspace_id": None}
+    line = lineage(view.run_id)
+    query = select(run_workspaces).where(run_workspaces.c.run_id.in_(line))
+    kept = {row.run_id: row for row in connection.execute(query)}
+    nearest = next((kept[each] for each in reversed(line) if each in kept), None)
+    if nearest is None:
+        return here
+    return {
+        "workspace_path": nearest.path,
+        "workspace_id": f"{SNAPSHOTS}{nearest.store_id}",
+    }
+
+
+def _newest_tree(connection: Connection, view: RunView) -> str | None:
+    """The tree that was recorded last of the folder that the parent works in."""
+    if view.progress.tree is not None:
+        return view.progress.tree
+    line = lineage(view.run_id)[:-1]
+    query = select(runs.c.id, runs.c.progress).where(runs.c.id.in_(line))
+    trees = {row.id: row.progress.get("tree") for row in connection.execute(query)}
+    return next((trees[each] for each in reversed(line) if trees.get(each) is not None), None)

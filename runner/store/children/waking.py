@@ -1,0 +1,88 @@
+"""Waking runs when their sub-agents have ended, and ending the sub-agents of runs that have.
+
+A child does not touch its parent's row while it holds its own: runs are locked in the order of their
+ids. So a parent is woken after the child's end is stored. Should nobody come to that, every worker's
+dispatcher looks for such parents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from sqlalchemy import Connection, not_, select
+
+from runner.core.author import RUNNERS_NAME, Author
+from runner.core.events import signed_event
+from runner.store.children.ready import IS_READY, is_unended
+from runner.store.database import Database
+from runner.store.steer.control import cancel_locked, locked_runs, store_change
+from runner.store.tables import runs
+
+_MOST_AT_ONCE = 200
+_PARENT_ENDED = Author(RUNNERS_NAME, "its parent has ended")
+
+_parent = runs.alias("parent")
+_ORPHANS = (
+    select(runs.c.id)
+    .join(_parent, _parent.c.id == runs.c.parent_run)
+    .where(
+        runs.c.parent_run.is_not(None),
+        is_unended(runs),
+        not_(is_unended(_parent)),
+    )
+    .order_by(runs.c.id)
+    .limit(_MOST_AT_ONCE)
+)
+_READY = select(runs.c.id).where(IS_READY).order_by(runs.c.id).limit(_MOST_AT_ONCE)
+
+_RESUMED = signed_event(
+    "resumed",
+    Author(RUNNERS_NAME),
+    {"reason": "children"},
+    old={"state": "waiting", "reason": "children"},
+    new={"state": "queued", "reason": ""},
+)
+
+
+def wake(database: Database, run_id: str, now: float) -> bool:
+    """Queue a run again that waits for its sub-agents, if it has something to do by now.
+
+    Args:
+        now: seconds since the epoch.
+
+    Returns:
+        Whether it did.
+    """
+
+    def work(connection: Connection) -> bool:
+        # What is looked at has to be newer than the lock: the run may have begun to wait before it.
+        locked = locked_runs(connection, [run_id])
+        ready = select(runs.c.id).where(runs.c.id == run_id, IS_READY)
+        if not locked or connection.execute(ready).first() is None:
+            return False
+        goes_on = {"state": "queued", "reason": "", "detail": "", "due_at": now, "rung_at": None}
+        store_change(connection, locked[0], now, [_RESUMED], **goes_on)
+        return True
+
+    return database.write(work)
+
+
+def attend(database: Database, now: float) -> list[str]:
+    """See to sub-agents whose parents have ended, and to parents whose sub-agents have.
+
+    Args:
+        now: seconds since the epoch.
+
+    Returns:
+        The ids of the runs that are queued again.
+    """
+    orphans = [row.id for row in database.find(_ORPHANS, {})]
+    if orphans:
+        database.write(partial(_cancel, run_ids=orphans, now=now))
+    return [row.id for row in database.find(_READY, {}) if wake(database, row.id, now)]
+
+
+def _cancel(connection: Connection, run_ids: Sequence[str], now: float) -> None:
+    for run in locked_runs(connection, run_ids):
+        cancel_locked(connection, run, now, _PARENT_ENDED)

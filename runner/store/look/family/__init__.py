@@ -1,0 +1,1 @@
+"""Runs and the sub-agents that they have started."""

@@ -1,0 +1,244 @@
+"""The world of a run that has sub-agents: they end in any way and at any time, whatever becomes of the
+worker of their parent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from hypothesis import strategies as st
+
+from runner.core.agents.agent import (
+    AGENT_SOURCE,
+    AGENT_TOOL,
+    MOST_AT_ONCE,
+    MOST_DEPTH,
+    MOST_OF_TREE,
+    SPLIT_SOURCE,
+    SPLIT_TOOL,
+    AgentType,
+    NewChild,
+)
+from runner.core.agents.split import joined
+from runner.core.budget import Charged
+from runner.core.conversation import ModelReply, Tool, ToolResult
+from runner.core.entries import ChildrenStarted, Entry, ToolFinished, ToolsStarted, UserMessageAdded
+from runner.core.journal import Call
+from runner.core.permissions import Permit, Setting, digest_of
+from runner.core.run import Ended, Waiting
+from runner.core.steps import CallModel, Done
+from tests.core.story import TOOLS, says
+from tests.core.world import World
+
+AGENT = Tool(AGENT_TOOL, "Start a sub-agent.", {"type": "object"}, source=AGENT_SOURCE)
+SPLIT = Tool(SPLIT_TOOL, "Split the task.", {"type": "object"}, source=SPLIT_SOURCE)
+WITH_AGENTS = (*TOOLS, AGENT)
+REVIEWER = AgentType("reviewer", "Looks at what another made.")
+TESTER = AgentType(
+    "tester",
+    "Tests it.",
+    snapshot=True,
+    token_ceiling=30_000,
+    cost_ceiling_usd=0.5,
+    deadline=600.0,
+)
+TYPES = (REVIEWER, TESTER)
+NAMES = ("Read", "Bash", *[AGENT_TOOL] * 5, "Nothing")
+NAMES_OF_COORDINATORS = ("Read", *[AGENT_TOOL] * 2, *[SPLIT_TOOL] * 2)
+
+
+def asks(agent_type: str = "reviewer", prompt: str = "Look at it.", **more: Any) -> dict[str, Any]:
+    """The input of a call for a sub-agent."""
+    return {"description": "look", "prompt": prompt, "agent_type": agent_type} | more
+
+
+def splits(*parts: str) -> dict[str, Any]:
+    """The input of a call that splits the task."""
+    return {"parts": [{"description": part, "prompt": f"Do {part}."} for part in parts]}
+
+
+@dataclass
+class Grown:
+    """A child as it is stored: what it has used, its own children too, and its result."""
+
+    new: NewChild
+    used: Charged = field(default_factory=lambda: Charged(0))
+    result: ToolResult | None = None
+
+    @property
+    def held(self) -> Charged:
+        return Charged(self.new.tokens, self.new.cost or 0) if self.result is None else self.used
+
+
+@dataclass
+class Family(World):
+    """``grown`` are the run's children by number, and ``asked_for`` those of each call, by its id."""
+
+    names: tuple[str, ...] = NAMES
+    most_calls: int = 12
+    grown: dict[int, Grown] = field(default_factory=dict)
+    asked_for: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+    # --- what the model does ---
+
+    def reply(self, step: CallModel) -> ModelReply:
+        if self.draw(st.integers(0, 4)):
+            return super().reply(step)
+        return ModelReply((says(),), "end_turn", self.usage(step), "a-model")
+
+    def arguments(self, name: str) -> Any:
+        match name:
+            case "Agent":
+                bad = [asks("nobody"), asks(prompt=" "), asks(what="?")]
+                good = [asks(), asks("tester"), asks(snapshot=True), asks("tester", snapshot=False)]
+                return self.draw(st.sampled_from([*good, *good, *good, *bad]))
+            case "split_task":
+                two, eight = splits("a", "b"), splits(*"abcdefgh")
+                return self.draw(
+                    st.sampled_from([two, eight, splits("a"), {}, [], splits("", "b")])
+                )
+            case _:
+                return super().arguments(name)
+
+    def setting(self, name: str, arguments: Any) -> Setting:
+        problem = ""
+        if isinstance(arguments, Mapping) and name == AGENT_TOOL and "what" in arguments:
+            problem = "what: not expected"
+        if isinstance(arguments, Mapping) and name == SPLIT_TOOL:
+            problem = "" if len(arguments.get("parts", ())) > 1 else "parts: too few"
+        return Setting(problem=problem)
+
+    # --- what the children do ---
+
+    def unended(self) -> list[int]:
+        return [number for number, child in self.grown.items() if child.result is None]
+
+    def end_child(self) -> None:
+        """One of the children that are under way ends, having used what it may or less."""
+        if not (unended := self.unended()):
+            return
+        child = self.grown[self.draw(st.sampled_from(unended))]
+        used = Charged(
+            self.draw(st.integers(0, child.new.tokens)),
+            self.draw(st.integers(0, child.new.cost or 0)),
+        )
+        outcome = self.draw(st.sampled_from(["succeeded", "succeeded", "failed"]))
+        child.used, child.result = used, ToolResult(f"child {child.new.number}", outcome)
+
+    def look_at_children(self) -> None:
+        """What the store reads with the run."""
+        children = tuple(
+            replace(
+                child, held=self.grown[child.number].held, result=self.grown[child.number].result
+            )
+            for child in self.view.children
+        )
+        held = sum((child.held for child in self.grown.values()), Charged(0))
+        self.view = replace(self.view, children=children, held_by_children=held)
+
+    def people(self) -> None:
+        if self.draw(st.booleans()):
+            super().people()
+            return
+        self.end_child()
+        if self.draw(st.booleans()):
+            self.look_at_children()
+
+    def die(self) -> None:
+        super().die()
+        self.look_at_children()
+
+    def take_up(self, done: Done) -> None:
+        match done.outcome:
+            case Waiting("children"):
+                assert any(child.result is None for child in self.view.children)
+                assert not self.waiting()
+                self.end_child()
+                while self.unended() and not self.chance():
+                    self.end_child()
+                self.view = replace(self.view, outcome=None)
+                self.die()
+            case Waiting("approval"):
+                super().take_up(done)
+            case _:
+                if isinstance(done.outcome, Ended):
+                    while self.unended():
+                        self.end_child()  # cancelled with their parent
+                super().take_up(done)
+
+    # --- what is promised ---
+
+    def watch(self, entry: Entry) -> None:
+        super().watch(entry)
+        match entry:
+            case ChildrenStarted(children):
+                self.watch_start(children)
+            case ToolsStarted():
+                assert not any(child.result is None for child in self.view.children)
+            case ToolFinished(index, result):
+                call = self.view.calls[index]
+                numbers = self.asked_for.get(call.id, ())
+                mine = tuple(child for child in self.view.children if child.number in numbers)
+                assert len(mine) == len(numbers)
+                assert not numbers or result == joined(self.view, call, mine)
+                assert not numbers or all(self.grown[number].result for number in numbers)
+            case UserMessageAdded(cause=cause):
+                assert cause == "children" or self.view.progress.split != "whole"
+
+    def watch_start(self, children: tuple[NewChild, ...]) -> None:
+        """What the start of sub-agents may never do."""
+        view = self.view
+        assert children
+        assert view.depth < MOST_DEPTH
+        first = len(self.grown) + 1
+        assert [child.number for child in children] == [*range(first, first + len(children))]
+        for child in children:
+            assert view.spec.agent(child.agent_type) is not None
+            assert child.prompt.strip()
+            assert child.tokens >= 0
+            assert view.limits.cost_ceiling is None or child.cost is not None
+            self.grown[child.number] = Grown(child)
+        assert len(self.unended()) <= MOST_AT_ONCE
+        assert view.tree_size + len(children) <= MOST_OF_TREE
+        for index in {child.index for child in children}:
+            if index is None:
+                assert not view.calls
+            else:
+                assert not self.draining
+                mine = tuple(child.number for child in children if child.index == index)
+                self.watch_call(view.calls[index], mine)
+
+    def watch_call(self, call: Call, numbers: tuple[int, ...]) -> None:
+        """A call starts its children once, when it may, and when it is its turn."""
+        assert call.result is None
+        assert call.id not in self.asked_for
+        self.asked_for[call.id] = numbers
+        if call.name == AGENT_TOOL:
+            assert len(numbers) == 1
+            assert call.decision is not None
+            Permit(call.decision, call.answer, digest_of(call.input), self.view.policy)
+        for before in self.view.calls[: call.index]:
+            assert before.result is not None or before.name in (AGENT_TOOL, SPLIT_TOOL)
+
+    def check_order(self, group: list[Call]) -> None:
+        super().check_order(group)
+        for before in self.view.calls[: group[0].index]:
+            assert before.result is not None or before.name not in (AGENT_TOOL, SPLIT_TOOL)
+
+    def check(self) -> None:
+        super().check()
+        progress, limits = self.view.progress, self.view.limits
+        call = progress.open_call.reservation if progress.open_call else None
+        held = sum((child.held for child in self.grown.values()), progress.charged)
+        tokens, cost = (call.worst_case, call.worst_cost) if call else (0, 0)
+        assert held.tokens + tokens <= limits.token_ceiling
+        assert limits.cost_ceiling is None or held.cost + cost <= limits.cost_ceiling
+        assert progress.children == len(self.grown)
+        if isinstance(self.view.outcome, Ended) and self.view.outcome.state == "succeeded":
+            assert not self.unended()
+            assert self.view.spec.coordinator is None or progress.split == "done"
+
+    def call_model(self, step: CallModel) -> None:
+        assert not self.unended(), "the model goes on without what its sub-agents give"
+        super().call_model(step)

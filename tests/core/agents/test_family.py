@@ -1,0 +1,89 @@
+"""Runs with sub-agents in a world where everything goes wrong: they come to an end, each call has one
+result, no child is started twice, and together they never use more than their parent may."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from decimal import Decimal
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runner.core.agents.agent import AGENT_TOOL, MOST_DEPTH, MOST_OF_TREE, Coordinator
+from runner.core.budget import Limits
+from runner.core.permissions import Rule
+from runner.core.prices import Rates, Tariff
+from tests.core.agents.family import (
+    NAMES_OF_COORDINATORS,
+    SPLIT,
+    TYPES,
+    WITH_AGENTS,
+    Family,
+)
+from tests.core.story import RULES, a_run, a_spec
+
+TARIFFS = {"a-model": Tariff(Rates(*[Decimal(10)] * 5))}
+
+
+TOKENS = st.sampled_from([5_000_000, 400_000, 60_000])
+USD = st.sampled_from([None, 30.0, 2.0])
+MODES = st.sampled_from(["safe", "all", "off"])
+
+
+@settings(max_examples=100)
+@given(
+    st.data(),
+    MODES,
+    st.integers(0, 14),
+    st.integers(2, 5),
+    TOKENS,
+    USD,
+    st.sets(st.sampled_from(["Read", "Bash", AGENT_TOOL])),
+    st.sampled_from([0, 0, 0, MOST_DEPTH - 1, MOST_DEPTH]),
+    st.sampled_from([0, 0, MOST_OF_TREE - 3]),
+)
+def test_whatever_becomes_of_its_children_a_run_ends_and_keeps_its_promises(
+    data, mode, mischief, turns, tokens, usd, asked, depth, others
+):
+    limits = Limits(max_turns=turns, token_ceiling=tokens, cost_ceiling_usd=usd)
+    rules = (*RULES, *(Rule("ask", name) for name in sorted(asked)))
+    spec = a_spec(tools=WITH_AGENTS, agents=TYPES, rules=rules, parallel_tools=mode)
+    view = replace(a_run(spec, limits), tariffs=TARIFFS, depth=depth, tree_size=others)
+    family = Family(data.draw, view, mischief)
+    family.drive()
+    check_end(family)
+    assert depth < MOST_DEPTH or not family.grown
+    assert len(family.grown) <= MOST_OF_TREE - others
+
+
+@settings(max_examples=100)
+@given(st.data(), MODES, st.integers(0, 14), st.integers(2, 5), TOKENS, USD)
+def test_whatever_becomes_of_its_parts_a_coordinator_ends_and_keeps_its_promises(
+    data, mode, mischief, turns, tokens, usd
+):
+    limits = Limits(max_turns=turns, token_ceiling=tokens, cost_ceiling_usd=usd)
+    spec = a_spec(
+        tools=(*WITH_AGENTS, SPLIT),
+        agents=TYPES,
+        coordinator=Coordinator("tester"),
+        parallel_tools=mode,
+    )
+    view = replace(a_run(spec, limits), tariffs=TARIFFS)
+    family = Family(data.draw, view, mischief, names=NAMES_OF_COORDINATORS)
+    family.drive()
+    check_end(family)
+
+
+def check_end(family: Family) -> None:
+    assert family.view.outcome is not None
+    results = Counter(
+        block["tool_use_id"]
+        for message in family.view.messages
+        for block in message.blocks
+        if block["type"] == "tool_result"
+    )
+    assert max(results.values(), default=1) == 1
+    assert set(results) <= set(family.finished)
+    unanswered = {call.id for call in family.view.calls if call.result is None}
+    assert set(family.asked_for) <= set(family.finished) | unanswered

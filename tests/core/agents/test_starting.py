@@ -1,0 +1,257 @@
+"""Which calls start sub-agents, which of them together, what they wait for and what they give."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from runner.core.agents.agent import MOST_AT_ONCE, MOST_DEPTH, MOST_OF_TREE
+from runner.core.budget import Limits
+from runner.core.entries import ChildrenStarted, ToolFinished, ToolsStarted
+from runner.core.events import events_of
+from runner.core.fold import fold
+from runner.core.permissions import Answer, Rule, Setting, digest_of
+from runner.core.prices import FREE
+from runner.core.run import Ended, Waiting
+from runner.core.steps import CallModel, LocateCalls
+from tests.core.agents.telling import Parent, asks
+from tests.core.story import RULES, outcome_of, started, uses
+
+CHILDREN = Waiting("children")
+ASKING = (*RULES, Rule("ask", "Agent"))
+
+
+def test_neighbouring_calls_start_together_and_the_run_waits_without_a_worker():
+    parent = Parent()
+    assert outcome_of(parent.ask(asks(), asks("tester"))) == CHILDREN
+    starts = [entry for entry in parent.entries if isinstance(entry, ChildrenStarted)]
+    assert [[child.number for child in entry.children] for entry in starts] == [[1, 2]]
+    assert [child.agent_type for child in parent.started] == ["reviewer", "tester"]
+    assert [call.started_by for call in parent.view.calls] == [1, 1]
+
+
+def test_results_stand_in_the_order_asked_whatever_child_ends_first():
+    parent = Parent()
+    parent.ask(asks(), asks())
+    parent.child_ends(2, "second")
+    assert outcome_of(parent.claim()) == CHILDREN
+    parent.child_ends(1, "first", "failed")
+    assert isinstance(parent.claim(), CallModel)
+    assert list(parent.results().items()) == [("a0", "first"), ("a1", "second")]
+    assert [block.get("is_error", False) for block in parent.tail] == [True, False]
+    assert parent.view.children == ()
+
+
+def test_an_attempt_that_takes_up_a_waiting_run_starts_no_child_again():
+    parent = Parent()
+    parent.ask(asks())
+    for _ in range(3):
+        assert outcome_of(parent.claim()) == CHILDREN
+    assert len(parent.started) == 1
+
+
+def test_no_more_than_eight_are_under_way_at_once_and_a_free_slot_is_filled():
+    parent = Parent()
+    parent.ask(*[asks()] * 10)
+    assert len(parent.started) == MOST_AT_ONCE
+    parent.child_ends(3)
+    assert outcome_of(parent.claim()) == CHILDREN
+    assert [child.index for child in parent.started] == [*range(9)]
+
+
+def test_what_comes_after_an_agent_waits_for_it_and_what_comes_before_runs_first():
+    parent = Parent()
+    bash = uses("Bash", "b", {"command": "ls"})
+    effect = parent.reply("tool_use", bash, uses("Agent", "a", asks()), uses("Read", "r"))
+    assert started(effect) == [0]
+    assert not parent.started
+    assert outcome_of(parent.finish(0)) == CHILDREN
+    parent.child_ends(1)
+    assert started(parent.claim()) == [2]
+
+
+@pytest.mark.parametrize("mode", ["safe", "all", "off"])
+def test_agents_start_side_by_side_whatever_holds_for_other_tools(mode):
+    parent = Parent(parallel_tools=mode)
+    assert outcome_of(parent.ask(asks(), asks(), after=(uses("Read", "r"),))) == CHILDREN
+    assert len(parent.started) == 2
+    assert not any(isinstance(entry, ToolsStarted) for entry in parent.entries)
+
+
+def test_a_snapshot_is_asked_for_by_the_call_or_else_by_the_type():
+    parent = Parent()
+    parent.ask(asks(), asks("tester"), asks(snapshot=True), asks("tester", snapshot=False))
+    assert [child.snapshot for child in parent.started] == [False, True, True, False]
+
+
+def test_a_run_at_the_greatest_depth_starts_none():
+    parent = Parent(depth=MOST_DEPTH)
+    assert isinstance(parent.ask(asks()), CallModel)
+    assert "this part of the work yourself" in parent.results()["a0"]
+    assert not parent.started
+
+
+def test_a_full_tree_gives_error_results_past_its_limit():
+    parent = Parent(tree_size=MOST_OF_TREE - 2)
+    assert outcome_of(parent.ask(asks(), asks(), asks())) == CHILDREN
+    assert len(parent.started) == 2
+    finished = [entry for entry in parent.entries if isinstance(entry, ToolFinished)]
+    assert [(entry.index, entry.result.outcome) for entry in finished] == [(2, "failed")]
+    assert "50 sub-agents" in finished[0].result.content
+
+
+def test_an_unknown_type_is_told_the_types_that_there_are():
+    parent = Parent()
+    parent.ask(asks("nobody"))
+    assert parent.results()["a0"] == (
+        "Unknown type of sub-agent 'nobody'. Types: reviewer, tester."
+    )
+
+
+def test_a_blank_prompt_starts_nothing():
+    parent = Parent()
+    parent.ask(asks(prompt=" \n"))
+    assert "must not be blank" in parent.results()["a0"]
+    assert not parent.started
+
+
+def test_a_denied_agent_is_an_error_result_and_its_neighbour_starts():
+    parent = Parent(rules=(Rule("allow", "*"), Rule("deny", "Agent(tester)")))
+    assert outcome_of(parent.ask(asks("tester"), asks())) == CHILDREN
+    assert [child.agent_type for child in parent.started] == ["reviewer"]
+
+
+def test_who_has_to_ask_for_one_agent_starts_the_others_and_waits_for_the_answer():
+    parent = Parent(rules=(*RULES, Rule("ask", "Agent(tester)")))
+    assert outcome_of(parent.ask(asks("tester"), asks())) == Waiting("approval")
+    assert [child.index for child in parent.started] == [1]
+    parent.child_ends(1)
+    assert outcome_of(parent.claim()) == Waiting("approval")
+    answered = answer(parent, 0, "approved")
+    assert isinstance(answered, LocateCalls)
+    parent.view = located(parent, answered)
+    assert outcome_of(parent.go_on()) == CHILDREN
+    assert [child.index for child in parent.started] == [1, 0]
+
+
+def test_an_agent_that_a_person_refuses_never_starts():
+    parent = Parent(rules=ASKING)
+    parent.ask(asks())
+    assert isinstance(answer(parent, 0, "denied"), CallModel)
+    assert not parent.started
+    assert "denied by the person" in parent.results()["a0"]
+
+
+def test_the_input_that_a_person_changed_is_what_the_child_gets():
+    parent = Parent(rules=ASKING)
+    parent.ask(asks())
+    answered = answer(parent, 0, "approved", asks("tester", "Run it."))
+    assert isinstance(answered, LocateCalls)
+    parent.view = located(parent, answered)
+    parent.go_on()
+    (child,) = parent.started
+    assert (child.agent_type, child.prompt) == ("tester", "Run it.")
+    parent.child_ends(1)
+    parent.claim()
+    assert "changed its input" in parent.results()["a0"]
+
+
+def test_a_call_cut_off_by_the_end_of_its_run_still_gets_what_its_child_gives():
+    parent = Parent()
+    parent.ask(asks(), asks())
+    parent.child_ends(1, "done in time")
+    parent.child_ends(2, "cancelled: its parent has ended", "failed")
+    parent.view = replace(
+        parent.view, calls=tuple(replace(call, interrupted=True) for call in parent.view.calls)
+    )
+    assert isinstance(parent.claim(), CallModel)
+    assert parent.results() == {"a0": "done in time", "a1": "cancelled: its parent has ended"}
+
+
+def test_a_call_cut_off_before_its_child_started_is_interrupted():
+    parent = Parent(rules=ASKING)
+    parent.ask(asks())
+    parent.view = replace(
+        parent.view, calls=tuple(replace(call, interrupted=True) for call in parent.view.calls)
+    )
+    parent.claim()
+    assert "Interrupted" in parent.results()["a0"]
+    assert not parent.started
+
+
+def test_a_run_past_its_deadline_starts_no_children():
+    parent = Parent(Limits(deadline=500.0), rules=ASKING)
+    parent.now = 400.0
+    parent.ask(asks())
+    parent.now = 600.0
+    answered = answer(parent, 0, "approved")
+    assert isinstance(answered, LocateCalls)
+    parent.view = located(parent, answered)
+    ended = outcome_of(parent.go_on())
+    assert isinstance(ended, Ended)
+    assert ended.reason == "deadline"
+    assert not parent.started
+
+
+def test_a_pause_comes_before_children_start():
+    parent = Parent()
+    parent.go_on()
+    parent.view = replace(parent.view, pause_requested=True)
+    assert outcome_of(parent.ask(asks())) == Waiting("paused")
+    assert not parent.started
+
+
+def test_what_children_hold_leaves_less_for_the_parent_until_they_end():
+    parent = Parent(Limits(token_ceiling=100_000))
+    parent.ask(asks(), asks())
+    view = parent.view
+    assert view.held_by_children.tokens == sum(child.tokens for child in parent.started)
+    assert view.used.tokens == view.progress.charged_tokens + view.held_by_children.tokens
+    assert view.tree_size == view.progress.children == 2
+
+
+def test_a_start_is_an_event_with_the_childs_id_type_and_allotment():
+    parent = Parent(Limits(token_ceiling=100_110, cost_ceiling_usd=3.0, deadline=2_000.0))
+    parent.view = replace(parent.view, tariffs={"a-model": FREE})
+    parent.go_on()
+    before = parent.view
+    parent.ask(asks("tester"))
+    (happened,) = [
+        event
+        for applied in fold(before, parent.entries[1:])
+        for event in events_of(applied)
+        if event.type == "child_started"
+    ]
+    assert happened.data == {
+        "turn": 1,
+        "call_index": 0,
+        "tool_use_id": "a0",
+        "name": "Agent",
+        "child": "run_1.1",
+        "agent_type": "tester",
+        "description": "look",
+        "snapshot": True,
+        "token_ceiling": 30_000,
+        "cost_ceiling": 500_000_000,
+        "deadline": 600.0,
+    }
+
+
+def answer(parent, index, effect, edited=None):
+    call = parent.view.calls[index]
+    given = Answer(effect, digest_of(edited or call.input), input=edited)
+    calls = tuple(replace(c, answer=given) if c.index == index else c for c in parent.view.calls)
+    calls = tuple(replace(c, setting=None) for c in calls)
+    return parent.claim(calls=calls)
+
+
+def located(parent, step):
+    indexes = {call.index for call in step.calls}
+    return replace(
+        parent.view,
+        calls=tuple(
+            replace(call, setting=Setting()) if call.index in indexes else call
+            for call in parent.view.calls
+        ),
+    )

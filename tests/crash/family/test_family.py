@@ -1,0 +1,46 @@
+"""Kill or freeze the worker of a family at the n-th boundary, let another go on, look at everything."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from runner.core.conversation import Tool
+from runner.store.database import Database
+from tests.crash.family.scenario import FAMILY
+from tests.crash.family.sweep import FamilySweep
+from tests.crash.sampling import DATABASES, SWEEPS_ALL
+from tests.crash.sweep import Mode
+from tests.crash.zygote import Zygote
+
+_PARTS = 4
+_LEAST_BOUNDARIES = 120
+_SAMPLE: list[tuple[Mode, str, int, int]] = [
+    ("kill", "sqlite", 20, 41),
+    ("freeze", "sqlite", 35, 97),
+    ("kill", "postgresql", 55, 83),
+]
+_ALL: list[tuple[Mode, str, int, int]] = [
+    (mode, database, first, _PARTS)
+    for mode, database, first in product(("kill", "freeze"), DATABASES, range(1, _PARTS + 1))
+]
+
+
+@pytest.mark.parametrize(
+    ("mode", "empty_url", "first", "every"),
+    _ALL if SWEEPS_ALL else _SAMPLE,
+    indirect=["empty_url"],
+)
+def test_no_strike_at_any_boundary_breaks_a_guarantee_of_a_family(
+    mode: Mode,
+    first: int,
+    every: int,
+    database: Database,
+    zygote: Zygote,
+    tools: tuple[Tool, ...],
+    tmp_path: Path,
+) -> None:
+    sweep = FamilySweep(zygote, database, tmp_path, mode, FAMILY, tools)
+    assert sweep.run(first, every) >= max(1, (_LEAST_BOUNDARIES - first) // every)

@@ -1,0 +1,233 @@
+"""Sub-agents are stored with the step of their parent that asks for them, or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from sqlalchemy import update
+
+from runner.core.agents.agent import MOST_OF_TREE
+from runner.core.steps import CallModel
+from runner.errors import LeaseLost
+from runner.store import losses
+from runner.store.children import starting
+from runner.store.database import Database
+from runner.store.journal import StoredJournal
+from runner.store.tables import runs
+from tests.store.attempts import WORKER, claim, event_types, free, run_row, text, tool_use
+from tests.store.children.family import (
+    PARENT,
+    WAITS,
+    asks,
+    end,
+    said_in,
+    start,
+    submit_parent,
+    told,
+    tree_of,
+)
+from tests.store.examples import NOW
+
+SOON = NOW + 60
+
+
+class _CrashError(Exception):
+    """The process dies."""
+
+
+def test_children_are_stored_with_the_reply_that_asks_for_them(database: Database) -> None:
+    parent = start(database, asks(1), asks(2, "tester", "Test it.", snapshot=False))
+    assert parent.effect == WAITS
+    reviewer, tester = tree_of(database, parent.view.run_id).values()
+    assert [reviewer.id, tester.id] == [f"{parent.view.run_id}.1", f"{parent.view.run_id}.2"]
+    assert (reviewer.item_key, reviewer.agent_type) == ("src/a.py+1", "reviewer")
+    assert (tester.parent_run, tester.parent_message, tester.parent_position) == (
+        parent.view.run_id,
+        1,
+        1,
+    )
+    assert (tester.root_run, tester.depth, tester.child_number) == (parent.view.run_id, 1, 2)
+    assert (tester.max_turns, tester.working_time) == (7, 60.0)
+    assert tester.token_ceiling == 30_000
+    left = 1_000_000 - parent.view.progress.charged_tokens
+    assert reviewer.token_ceiling == left // 3
+    assert (tester.state, tester.due_at) == ("queued", NOW)
+    assert said_in(database, tester.id) == [("user", [text("Test it.")])]
+    (submitted,) = told(database, tester.id, "run_submitted")
+    assert (
+        submitted
+        | {
+            "parent": parent.view.run_id,
+            "agent_type": "tester",
+            "snapshot": False,
+            "by": "runner",
+        }
+        == submitted
+    )
+    assert run_row(database, parent.view.run_id).reason == "children"
+    assert event_types(database, tester.id) == ["run_submitted"]
+
+
+def test_a_child_works_by_its_type_and_within_what_it_was_given(database: Database) -> None:
+    parent = start(database, asks(1, "tester", snapshot=False))
+    child = claim(database, f"{parent.view.run_id}.1")
+    assert isinstance(child.effect, CallModel)
+    spec, view = child.view.spec, child.view
+    assert (spec.model, spec.system) == ("claude-other", "Test it.")
+    assert [tool.name for tool in spec.tools] == ["Read", "Agent"]
+    assert (view.limits.token_ceiling, view.limits.deadline) == (30_000, 600.0)
+    assert [one.agent_type for one in view.policy.narrowing] == ["tester"]
+    assert (view.depth, view.agent_type, view.tree_size) == (1, "tester", 1)
+
+
+def test_a_crash_before_the_commit_starts_nobody_and_the_next_attempt_starts_them_once(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_id = submit_parent(database)
+    parent = claim(database, run_id)
+
+    def dies(*args: object) -> None:
+        raise _CrashError
+
+    with monkeypatch.context() as dying:
+        dying.setattr("runner.store.journal.start_children", dies)
+        with pytest.raises(_CrashError):
+            parent.reply(asks(1), asks(2), stop="tool_use")
+    assert not tree_of(database, run_id)
+    assert said_in(database, run_id) == [("user", [text("Mend src/a.py.")])]
+    losses.take_from(database, [WORKER], NOW)
+    claim(database, run_id, SOON).reply(asks(1), asks(2), stop="tool_use")
+    assert len(tree_of(database, run_id)) == 2
+
+
+def test_a_crash_after_the_commit_starts_nobody_twice(database: Database) -> None:
+    parent = start(database, asks(1), asks(2))
+    run_id = parent.view.run_id
+    end(database, f"{run_id}.1", "One.")
+    end(database, f"{run_id}.2", "Two.")
+    again = claim(database, run_id)
+    losses.take_from(database, [WORKER], NOW)
+    last = claim(database, run_id, SOON)
+    assert again.view.messages == last.view.messages
+    assert len(tree_of(database, run_id)) == 2
+    results = last.view.messages[-1].blocks
+    assert [block["content"] for block in results] == ["One.", "Two."]
+
+
+def test_a_stale_attempt_starts_nobody(database: Database) -> None:
+    run_id = submit_parent(database)
+    stale = claim(database, run_id)
+    losses.take_from(database, [WORKER], NOW)
+    claim(database, run_id, SOON)
+    with pytest.raises(LeaseLost):
+        stale.reply(asks(1), stop="tool_use")
+    assert not tree_of(database, run_id)
+
+
+def test_a_snapshot_has_what_was_said_up_to_the_call_and_a_result_for_each(
+    database: Database,
+) -> None:
+    run_id = submit_parent(database)
+    parent = claim(database, run_id).reply(
+        {"type": "thinking", "thinking": "Hm.", "signature": "s"},
+        text("I ask."),
+        asks(1, "tester", "Test it."),
+        asks(2, snapshot=True),
+        stop="tool_use",
+    )
+    assert parent.effect == WAITS
+    (first, asked, own) = said_in(database, f"{run_id}.1")
+    assert first == ("user", [text("Mend src/a.py.")])
+    assert [block["type"] for block in asked[1]] == ["text", "tool_use", "tool_use"]
+    assert [block["type"] for block in own[1]] == ["tool_result", "tool_result", "text"]
+    assert [block.get("tool_use_id") for block in own[1]] == ["toolu_1", "toolu_2", None]
+    assert own[1][-1] == text("Test it.")
+    assert own[1][0]["content"] != own[1][1]["content"]
+    child = claim(database, f"{run_id}.1")
+    assert isinstance(child.effect, CallModel)
+    assert (child.view.progress.turns, child.view.calls) == (0, ())
+    child.reply(text("Fine."))
+    assert run_row(database, f"{run_id}.1").state == "succeeded"
+
+
+def test_a_snapshot_of_one_with_the_same_tools_and_system_keeps_its_thinking(
+    database: Database,
+) -> None:
+    run_id = submit_parent(database)
+    thought = {"type": "thinking", "thinking": "Hm.", "signature": "s"}
+    claim(database, run_id).reply(thought, asks(1, snapshot=True), stop="tool_use")
+    assert said_in(database, f"{run_id}.1")[1][1][0] == thought
+
+
+def test_no_more_are_started_than_a_tree_may_have_though_others_start_some_meanwhile(
+    database: Database, open_database: Callable[[], Database], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parent = start(database, asks(1), asks(2))
+    root = parent.view.run_id
+    child = claim(database, f"{root}.1")
+
+    def meanwhile(connection, run_id: str) -> None:
+        """A sibling has started all that there is room for, between the look and the lock."""
+        first = starting.runs.c.id == f"{root}.2"
+        row = connection.execute(starting.select(runs).where(first)).one()._mapping
+        for number in range(1, MOST_OF_TREE - 1):
+            grown = {**row, "id": f"{root}.2.{number}", "parent_run": f"{root}.2", "depth": 2}
+            connection.execute(starting.insert(runs).values({**grown, "child_number": number}))
+
+    monkeypatch.setattr("runner.store.journal.lock_tree", meanwhile)
+    child.reply(asks(3), stop="tool_use")
+    assert isinstance(child.effect, CallModel)
+    (refused,) = child.view.messages[-1].blocks
+    assert refused["is_error"]
+    assert str(MOST_OF_TREE) in refused["content"]
+    assert len(tree_of(database, root)) == MOST_OF_TREE
+
+
+def test_a_child_of_a_run_with_a_model_of_its_own_has_that_model(database: Database) -> None:
+    run_id = submit_parent(database)
+    own = update(runs).where(runs.c.id == run_id).values(model="claude-own")
+    database.write(lambda connection: connection.execute(own))
+    start(database, asks(1), asks(2, "tester", snapshot=False), run_id=run_id)
+    assert claim(database, f"{run_id}.1").view.spec.model == "claude-own"
+    assert claim(database, f"{run_id}.2").view.spec.model == "claude-other"
+
+
+def test_children_of_children_have_no_tool_and_no_right_that_these_lack(
+    database: Database,
+) -> None:
+    parent = start(database, asks(1, "tester", snapshot=False))
+    child = claim(database, f"{parent.view.run_id}.1").reply(asks(2), stop="tool_use")
+    assert child.effect == WAITS
+    grandchild = claim(database, f"{parent.view.run_id}.1.1")
+    assert [tool.name for tool in grandchild.view.spec.tools] == ["Read", "Agent"]
+    assert [one.agent_type for one in grandchild.view.policy.narrowing] == ["tester"]
+    assert grandchild.view.spec.model == "claude-test"
+    assert run_row(database, grandchild.view.run_id).item_key == "src/a.py+1+1"
+
+
+def test_a_decision_by_a_type_s_rule_is_read_back_as_it_was_made(database: Database) -> None:
+    parent = start(database, asks(1, "tester", snapshot=False))
+    child = claim(database, f"{parent.view.run_id}.1")
+    call = tool_use(2, "Read", file_path="secret")
+    child.append()
+    child.reply(call, tool_use(3, "Read", file_path="a"), stop="tool_use")
+    journal = StoredJournal(database, lambda: NOW, free)
+    loaded = journal.load(child.lease)
+    assert loaded.calls == child.view.calls
+    (denied, _) = loaded.calls
+    assert denied.decision is not None
+    assert denied.decision.rule == "Read(secret)"
+
+
+def test_workers_that_know_nothing_of_types_are_told_apart(database: Database) -> None:
+    """Two types of one job share a cache and nothing else."""
+    parent = start(database, asks(1), asks(2, "tester", snapshot=False))
+    journal = StoredJournal(database, lambda: NOW, free)
+    leases = [claim(database, f"{parent.view.run_id}.{number}").lease for number in (1, 2)]
+    first, second = (journal.load(lease) for lease in leases)
+    assert (first.spec.model, second.spec.model) == ("claude-test", "claude-other")
+    assert not first.policy.narrowing
+    assert second.policy.narrowing
+    assert first.spec == replace(PARENT, verify=None)

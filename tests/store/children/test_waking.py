@@ -1,0 +1,228 @@
+"""A parent goes on when its sub-agents have ended, whoever comes first and whoever dies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from runner.core.agents.agent import MOST_AT_ONCE
+from runner.core.conversation import ModelReply
+from runner.core.entries import RunSettled
+from runner.core.journal import RunView
+from runner.core.run import Ended, Lease, Waiting
+from runner.core.steps import CallModel, Done, RunTools
+from runner.errors import UnreachableError
+from runner.store import runs as runs_store
+from runner.store.children.waking import attend, wake
+from runner.store.database import Database
+from runner.store.journal import StoredJournal
+from runner.store.steer.approvals import Reply, answer, waiting
+from runner.store.steer.control import Target, cancel, pause, resume
+from tests.core.story import replied
+from tests.store.attempts import USAGE, WORKER, Attempt, claim, free, run_row, text, tool_use
+from tests.store.children.family import WAITS, asks, end, start, told, tree_of
+from tests.store.examples import NOW
+from tests.store.locks import waiting_for_locks
+
+LATER = NOW + 5
+
+
+def state(database: Database, run_id: str) -> tuple[str, str]:
+    row = run_row(database, run_id)
+    return row.state, row.reason
+
+
+def results(attempt: Attempt) -> list[tuple[str, bool]]:
+    """What the calls of the last reply gave, and whether it is an error."""
+    blocks = attempt.view.messages[-1].blocks
+    return [(block["content"], block.get("is_error", False)) for block in blocks]
+
+
+def load(database: Database, run_id: str) -> tuple[Lease, RunView]:
+    """An attempt of a run that waits begins, as somebody paused it and let it go on."""
+    pause(database, Target("run", run_id), NOW)
+    resume(database, Target("run", run_id), NOW)
+    run = runs_store.look_at(database, run_id, NOW)
+    assert run is not None
+    lease = runs_store.claim(database, run, WORKER, NOW)
+    assert lease is not None
+    return lease, StoredJournal(database, lambda: NOW, free).load(lease)
+
+
+def test_a_parent_is_woken_by_the_last_of_its_children(database: Database) -> None:
+    run_id = start(database, asks(1), asks(2)).view.run_id
+    end(database, f"{run_id}.2", "Two.")
+    assert state(database, run_id) == ("waiting", "children")
+    end(database, f"{run_id}.1", "One.")
+    assert state(database, run_id) == ("queued", "")
+    (resumed,) = told(database, run_id, "resumed")
+    assert (resumed["reason"], resumed["by"]) == ("children", "runner")
+    again = claim(database, run_id)
+    assert isinstance(again.effect, CallModel)
+    assert results(again) == [("One.", False), ("Two.", False)]
+
+
+def test_a_child_that_ends_after_its_parent_was_loaded_wakes_it(database: Database) -> None:
+    run_id = start(database).view.run_id
+    lease, view = load(database, run_id)
+    end(database, f"{run_id}.1", "One.")
+    assert state(database, run_id) == ("running", "")
+    journal = StoredJournal(database, lambda: NOW, free)
+    _, effect = journal.advance(lease, view, (), draining=False)
+    assert effect == WAITS
+    assert state(database, run_id) == ("queued", "")
+    assert results(claim(database, run_id)) == [("One.", False)]
+
+
+@pytest.mark.parametrize("empty_url", ["postgresql"], indirect=True)
+def test_a_child_that_ends_while_its_parent_begins_to_wait_wakes_it(
+    database: Database, open_database: Callable[[], Database]
+) -> None:
+    """The child's end is stored while the parent has its own row and has not stored that it waits."""
+    run_id = start(database).view.run_id
+    lease, view = load(database, run_id)
+    other, watcher = open_database(), open_database()
+
+    def meanwhile() -> float:
+        if not ended:
+            ended.append(pool.submit(end, other, f"{run_id}.1", "One."))
+            while not waiting_for_locks(watcher):
+                assert not ended[0].done()
+        return NOW
+
+    with ThreadPoolExecutor(1) as pool:
+        ended = []
+        journal = StoredJournal(database, meanwhile, free)
+        journal.advance(lease, view, (), draining=False)
+        ended[0].result()
+    assert state(database, run_id) == ("queued", "")
+    assert results(claim(database, run_id)) == [("One.", False)]
+
+
+@pytest.mark.parametrize("empty_url", ["postgresql"], indirect=True)
+def test_a_parent_that_begins_to_wait_while_its_child_ends_is_woken(
+    database: Database, open_database: Callable[[], Database]
+) -> None:
+    """The parent stores that it waits while the child has not stored its end."""
+    run_id = start(database).view.run_id
+    lease, view = load(database, run_id)
+    child = claim(database, f"{run_id}.1")
+    other = open_database()
+    waited: list[object] = []
+
+    def meanwhile() -> float:
+        if not waited:
+            journal = StoredJournal(other, lambda: NOW, free)
+            with ThreadPoolExecutor(1) as pool:
+                step = pool.submit(journal.advance, lease, view, (), draining=False)
+                waited.append(step.result()[1])
+            assert state(other, run_id) == ("waiting", "children")
+        return NOW
+
+    said = replied(ModelReply((text("One."),), "end_turn", USAGE, "claude-test", "req_1"))
+    journal = StoredJournal(database, meanwhile, free)
+    journal.advance(child.lease, child.view, [said], draining=False)
+    assert waited == [WAITS]
+    assert state(database, run_id) == ("queued", "")
+
+
+def test_a_parent_whose_child_s_worker_died_before_it_could_wake_it_is_found(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_id = start(database).view.run_id
+
+    def dies(*args: object) -> None:
+        raise UnreachableError("the database is away")
+
+    with monkeypatch.context() as away:
+        away.setattr("runner.store.journal.wake", dies)
+        end(database, f"{run_id}.1")
+    assert state(database, run_id) == ("waiting", "children")
+    assert runs_store.unfinished(database, NOW)
+    assert attend(database, LATER) == [run_id]
+    assert state(database, run_id) == ("queued", "")
+    assert attend(database, LATER) == []
+
+
+def test_a_parent_whose_children_are_under_way_is_left_alone(database: Database) -> None:
+    """Also where another call of the same reply has not begun."""
+    run_id = start(database, asks(1), tool_use(2, "Read", file_path="a"), asks(3)).view.run_id
+    assert len(tree_of(database, run_id)) == 1
+    assert attend(database, LATER) == []
+    assert not wake(database, run_id, LATER)
+    assert state(database, run_id) == ("waiting", "children")
+    cancel(database, Target("run", f"{run_id}.1"), NOW)
+    assert attend(database, LATER) == [run_id]
+
+
+def test_another_child_starts_when_one_of_many_has_ended(database: Database) -> None:
+    many = [asks(number) for number in range(MOST_AT_ONCE + 2)]
+    run_id = start(database, *many).view.run_id
+    assert len(tree_of(database, run_id)) == MOST_AT_ONCE
+    end(database, f"{run_id}.3", "Three.")
+    assert state(database, run_id) == ("queued", "")
+    assert claim(database, run_id).effect == WAITS
+    assert len(tree_of(database, run_id)) == MOST_AT_ONCE + 1
+    assert state(database, run_id) == ("waiting", "children")
+    for number in (1, 2):
+        end(database, f"{run_id}.{number}")
+    assert claim(database, run_id).effect == WAITS
+    assert len(tree_of(database, run_id)) == MOST_AT_ONCE + 2
+
+
+@pytest.mark.parametrize(
+    ("how", "told_why"),
+    [("cancelled", "cancelled"), ("failed", "the model refused"), ("stopped", "max_tokens")],
+)
+def test_a_child_that_comes_to_no_good_end_is_an_error_for_its_parent(
+    database: Database, how: str, told_why: str
+) -> None:
+    run_id = start(database, asks(1), asks(2)).view.run_id
+    end(database, f"{run_id}.1", "One.")
+    if how == "cancelled":
+        cancel(database, Target("run", f"{run_id}.2"), NOW)
+        attend(database, NOW)
+    elif how == "failed":
+        claim(database, f"{run_id}.2").reply(stop="refusal")
+    else:
+        child = claim(database, f"{run_id}.2")
+        for _ in range(3):
+            child.reply(text("…"), stop="max_tokens")
+    again = claim(database, run_id)
+    assert isinstance(again.effect, CallModel)
+    (_, (why, is_error)) = results(again)
+    assert is_error
+    assert told_why in why
+    assert "\n" not in why
+
+
+def test_a_child_that_asks_a_person_keeps_its_parent_waiting(database: Database) -> None:
+    run_id = start(database).view.run_id
+    child = claim(database, f"{run_id}.1")
+    child.reply(tool_use(2, "Bash", command="make"), stop="tool_use")
+    assert child.effect == Done(Waiting("approval"))
+    assert attend(database, LATER) == []
+    assert not runs_store.unfinished(database, NOW)
+    (asked,) = waiting(database, Target("run", f"{run_id}.1"))
+    answer(database, [asked.id], Reply("approved", "ada"), NOW)
+    child = claim(database, f"{run_id}.1").locate()
+    assert isinstance(child.effect, RunTools)
+    child.finish("made").reply(text("Made."))
+    assert results(claim(database, run_id)) == [("Made.", False)]
+
+
+def test_orphans_are_cancelled(database: Database) -> None:
+    """A parent that ends by itself leaves them to whoever looks next."""
+    run_id = start(database, asks(1), asks(2, "tester", snapshot=False)).view.run_id
+    claim(database, f"{run_id}.1").reply(asks(3), stop="tool_use")
+    end(database, f"{run_id}.2")
+    lease, view = load(database, run_id)
+    journal = StoredJournal(database, lambda: NOW, free)
+    journal.append(lease, view, [RunSettled(Ended("stopped", "approval_timeout"))])
+    assert attend(database, LATER) == []
+    attend(database, LATER)
+    assert {row.state for row in tree_of(database, run_id).values()} == {"cancelled", "succeeded"}
+    (cancelled,) = told(database, f"{run_id}.1.1", "cancelled")
+    assert (cancelled["by"], cancelled["why"]) == ("runner", "its parent has ended")
