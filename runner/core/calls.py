@@ -46,10 +46,10 @@ _NOT_AGAIN = "The person who was asked does not want it run again"
 _ACCEPTED = "The result is accepted."
 _SUBMITTED_BEFORE = "Another call of the same reply has submitted the result: that one stands."
 
-_EDITED = "{} changed the input of this call: {}. What follows is of that.\n\n"
-_BY_PERSON = "The person who approved it"
-_BY_HOOK = "A hook of this job"
-_BY_BOTH = "A hook of this job and the person who approved it"
+_EDITED = "{} changed its input: {}. What follows is of that.\n\n"
+_BY_PERSON = "The person who approved this call"
+_BY_HOOK = "A hook that looked at this call"
+_BY_BOTH = "A hook that looked at this call and the person who approved it"
 _MOST_EDIT_CHARACTERS = 1_000
 
 
@@ -115,7 +115,7 @@ def with_edit_told(call: Call, result: ToolResult) -> ToolResult:
 
 
 def _with_update_told(call: Call, result: ToolResult) -> ToolResult:
-    """What a person is told of the call that they changed, they know."""
+    """The result of a call that did not run, with what a hook changed of its input."""
     return result if call.is_edited else with_edit_told(call, result)
 
 

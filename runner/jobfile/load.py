@@ -18,7 +18,7 @@ from runner.jobfile import items, prompts
 from runner.jobfile.check import MOST_NAME_CHARACTERS, Draft, check
 from runner.jobfile.content import line_problem, read_bytes
 from runner.jobfile.lines import locate, place
-from runner.jobfile.means import ResolveTools, find_means
+from runner.jobfile.means import Means, ResolveTools, find_means
 from runner.jobfile.script import CheckScript, load_script
 from runner.jobfile.sections.hooks import ResolveHooks
 from runner.jobfile.source import Source, look_at_source, rules_in_copies
@@ -69,20 +69,16 @@ def load(
         runs=runs,
         notes=(*means.notes, *source.notes),
         spec=replace(
-            _as_drafted(draft, name),
+            _as_drafted(draft, name, means),
             system=system,
-            tools=means.tools,
-            rules=means.rules,
-            agents=means.agents,
-            hooks=means.hooks,
             workspace=_workspace(draft, source, folder),
             script=script,
         ),
     )
 
 
-def _as_drafted(draft: Draft, name: str) -> JobSpec:
-    """What the file says by itself, without what it names."""
+def _as_drafted(draft: Draft, name: str, means: Means) -> JobSpec:
+    """What the file says by itself, with what runs work with, and without what else it names."""
     return JobSpec(
         name=name,
         model=draft.model,
@@ -95,6 +91,10 @@ def _as_drafted(draft: Draft, name: str) -> JobSpec:
         model_options=draft.model_options,
         parallel_tools=draft.parallel_tools,
         verify=draft.verify,
+        tools=means.tools,
+        rules=means.rules,
+        agents=means.agents,
+        hooks=means.hooks,
         coordinator=draft.agents.coordinator,
         instructions=draft.instructions,
     )

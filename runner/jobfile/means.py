@@ -20,7 +20,7 @@ from runner.jobfile.section import shown
 from runner.jobfile.sections.agents import AgentDrafts, resolve_agents
 from runner.jobfile.sections.ending import schema_of
 from runner.jobfile.sections.hooks import ResolveHooks, resolve_hooks
-from runner.jobfile.sections.permissions import Expanded, about_no_tool, expand
+from runner.jobfile.sections.permissions import Expanded, about_no_agent, about_no_tool, expand
 from runner.jobfile.source import Source, rules_in_copies
 
 # Takes the names under ``tools`` and the job file's folder, from which own tools are imported.
@@ -110,9 +110,13 @@ def _permissions(
     expanded = expand(draft.permissions, in_order, listed, folder)
     problems += expanded.problems
     external = draft.workspace.external if draft.workspace else ()
-    problems += about_no_tool(
-        [(f"workspace.external[{index}]", rule) for index, rule in external], listed
-    )
+    outside = [(f"workspace.external[{index}]", rule) for index, rule in external]
+    problems += about_no_tool(outside, listed)
+    if AGENT_TOOL in listed:
+        rules = [*draft.permissions.placed, *outside]
+        rules += [placed for each in draft.agents.types for placed in each.placed]
+        rules += [placed for each in draft.hooks for placed in each.placed]
+        problems += about_no_agent(rules, [each.name for each in draft.agents.types])
     return expanded
 
 

@@ -85,7 +85,8 @@ class Section:
             return None
         if isinstance(value, Mapping):
             return Section(value, (*self.path, key), self.problems)
-        self.note(f"must be a table, written [{key}], not {kind(value)}", key)
+        written = place(*self.path, key)
+        self.note(f"must be a table, written [{written}], not {kind(value)}", key)
         return None
 
     def text(self, key: str) -> str | None:

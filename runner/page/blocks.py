@@ -138,15 +138,17 @@ def _call(call: ToolCall) -> str:
     edited = ""
     if call.edited is not None:
         edited = f'<p class="note wait">Ran with this input instead:</p>{_input(call.edited)}'
+    started = "".join(f'<p class="started">{note(each)}</p>' for each in call.started)
     return (
-        f'<section class="call"><h3>{_tool(call.tool, call.id)}'
+        f'<section class="call"><h3>{_tool(call.tool, call.id, call.label)}'
         f"{''.join(map(note, call.decided))}</h3>"
-        f"{_input(call.arguments)}{edited}</section>"
+        f"{_input(call.arguments)}{edited}{started}</section>"
     )
 
 
-def _tool(name: str, call_id: str) -> str:
-    return f'<bdi class="tool">{shown(name)}</bdi><code class="id">{shown(call_id)}</code>'
+def _tool(name: str, call_id: str, label: str = "") -> str:
+    number = f'<span class="label">{shown(label)}</span>' if label else ""
+    return f'<bdi class="tool">{shown(name)}</bdi>{number}<code class="id">{shown(call_id)}</code>'
 
 
 def _input(arguments: Any) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from html import escape
 from importlib.resources import files
@@ -16,7 +16,16 @@ from importlib.resources import files
 from runner.core.events import visible
 from runner.page.blocks import folded, note, piece
 from runner.page.characters import shown
-from runner.page.parts import Compaction, Event, Message, Part, Reading, ToolResult, Verification
+from runner.page.parts import (
+    Compaction,
+    Event,
+    Message,
+    Part,
+    Reading,
+    SubAgent,
+    ToolResult,
+    Verification,
+)
 
 _BAR = """\
 <div class="bar" role="search" hidden>
@@ -58,9 +67,7 @@ def page(reading: Reading) -> Iterator[str]:
         f"<style>{style}</style>\n</head>\n<body>\n{_BAR}<main>\n"
     )
     yield _head(reading)
-    seen: set[str] = set()
-    for part in reading.parts:
-        yield _part(part, seen)
+    yield from _parts(reading.parts, "")
     yield f"</main>\n{_FOOT}<script>{script}</script>\n</body>\n</html>\n"
 
 
@@ -74,6 +81,13 @@ def _digest(content: str) -> str:
 
 
 def _head(reading: Reading) -> str:
+    return (
+        f'<header class="run"><h1><bdi>{shown(reading.title)}</bdi></h1>'
+        f'<p class="state">{note(reading.state)}</p>{_facts(reading)}</header>\n'
+    )
+
+
+def _facts(reading: Reading) -> str:
     facts = "".join(
         f"<div><dt>{shown(name)}</dt><dd>{_fact(value)}</dd></div>"
         for name, value in reading.facts
@@ -83,10 +97,7 @@ def _head(reading: Reading) -> str:
     if reading.system:
         text = folded(reading.system)
         system = f"<details><summary>System prompt</summary>{text}</details>"
-    return (
-        f'<header class="run"><h1><bdi>{shown(reading.title)}</bdi></h1>'
-        f'<p class="state">{note(reading.state)}</p><dl>{facts}</dl>{system}</header>\n'
-    )
+    return f'<dl class="facts">{facts}</dl>{system}'
 
 
 def _fact(value: str | float) -> str:
@@ -98,10 +109,27 @@ def _time(seconds: float) -> str:
     return f'<time datetime="{at.isoformat()}">{at:%Y-%m-%d %H:%M:%S}</time>'
 
 
-def _part(part: Part, seen: set[str]) -> str:
+def _parts(parts: Iterable[Part], label: str) -> Iterator[str]:
+    """What was said and done in a run, a piece at a time.
+
+    Args:
+        label: what the run is called in its tree.
+    """
+    seen: set[str] = set()
+    for part in parts:
+        if isinstance(part, SubAgent):
+            head = f"Sub-agent {shown(part.label)} {note(part.note)}"
+            yield f'<details class="agent"><summary>{head}</summary>\n{_facts(part.reading)}\n'
+            yield from _parts(part.reading.parts, part.label)
+            yield "</details>\n"
+        else:
+            yield _part(part, seen, label)
+
+
+def _part(part: Message | Compaction | Verification | Event, seen: set[str], label: str) -> str:
     match part:
         case Message():
-            return _message(part, seen)
+            return _message(part, seen, label)
         case Compaction():
             notes = "".join(f"<p>{note(each)}</p>" for each in part.notes)
             text = folded(part.text) if part.text else ""
@@ -117,7 +145,7 @@ def _part(part: Part, seen: set[str]) -> str:
             return f'<p class="event{who}">{note(part.note)} {_time(part.at)}</p>\n'
 
 
-def _message(message: Message, seen: set[str]) -> str:
+def _message(message: Message, seen: set[str], label: str) -> str:
     is_results = all(isinstance(each, ToolResult) for each in message.pieces)
     name, kind = message.role.capitalize(), message.role
     if message.role == "user" and is_results:
@@ -126,8 +154,9 @@ def _message(message: Message, seen: set[str]) -> str:
     turn = f"turn {message.turn}" if message.turn else ""
     if turn and f"turn-{message.turn}" not in seen:
         seen.add(f"turn-{message.turn}")
-        anchor = f' id="turn-{message.turn}"'
-        turn = f'<a href="#turn-{message.turn}">{turn}</a>'
+        name_of_turn = escape(f"{f'agent-{label}-' if label else ''}turn-{message.turn}")
+        anchor = f' id="{name_of_turn}"'
+        turn = f'<a href="#{name_of_turn}">{turn}</a>'
     head = _heading(f"{name} {turn}".rstrip(), message.at, message.words)
     body = "".join(map(piece, message.pieces))
     return f'<article class="{kind}"{anchor}>{head}{body}</article>\n'

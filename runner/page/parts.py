@@ -38,14 +38,17 @@ class Thinking:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call as the model asked for it. ``edited`` is the input that a person had it run with instead,
-    None: there is none."""
+    """A call as the model asked for it. ``edited`` is the input that a person or a hook had it run with
+    instead, None: there is none. ``label`` is what it is called in its tree, and ``started`` says what
+    became of the sub-agents that it has started."""
 
     id: str
     tool: str
     arguments: Any
     decided: tuple[Note, ...] = ()
     edited: Any = None
+    label: str = ""
+    started: tuple[Note, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +117,16 @@ class Event:
     is_by_person: bool
 
 
-Part = Message | Compaction | Verification | Event
+@dataclass(frozen=True, slots=True)
+class SubAgent:
+    """A run that another has started, told where it was. ``note`` says what became of it."""
+
+    label: str
+    note: Note
+    reading: Reading
+
+
+Part = Message | Compaction | Verification | Event | SubAgent
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +137,7 @@ class Reading:
         title: the run's item, in words.
         facts: names with words (job, state, cost …) or times in seconds since the epoch.
         state: where the run stands.
-        system: the system prompt as the job has it.
+        system: the system prompt as the run has it.
         parts: what was said and done; read once.
     """
 

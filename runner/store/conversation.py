@@ -43,13 +43,13 @@ RulesOf = Callable[[int], tuple[Rule, ...]]
 
 
 def load_conversation(
-    connection: Connection, run_id: str, rules_of: RulesOf, *, closed: bool = True
+    connection: Connection, run_id: str, rules_of: RulesOf, closed: int | None = None
 ) -> tuple[tuple[Message, ...], tuple[Call, ...]]:
     """The whole messages of a run, and the last reply's calls while any of them has no result.
 
     Args:
         rules_of: finds the rules that calls were decided on by.
-        closed: its last turn is over once all of them have results: no hook is still to run for them.
+        closed: the last turn whose hooks are through; None: its turns have no hooks.
     """
     contents: dict[int, dict[int, Any]] = {}
     roles: dict[int, Any] = {}
@@ -59,7 +59,7 @@ def load_conversation(
     reply = max((number for number, role in roles.items() if role == "assistant"), default=None)
     calls: tuple[Call, ...] = ()
     if reply is not None:
-        calls = _open_calls(connection, run_id, reply, contents, rules_of, closed=closed)
+        calls = _open_calls(connection, run_id, reply, contents, rules_of, closed)
     whole = [n for n in contents if not (calls and reply is not None and n > reply)]
     return tuple(Message(roles[n], tuple(contents[n].values())) for n in whole), calls
 
@@ -70,11 +70,11 @@ def _open_calls(
     reply: int,
     contents: dict[int, dict[int, Any]],
     rules_of: RulesOf,
-    *,
-    closed: bool,
+    closed: int | None,
 ) -> tuple[Call, ...]:
     rows = find(connection, _CALLS, {"run": run_id, "reply": reply})
-    if not rows or (closed and all(row.ended_at is not None for row in rows)):
+    is_closed = not rows or closed is None or closed >= rows[0].turn
+    if is_closed and all(row.ended_at is not None for row in rows):
         return ()
     uses = tool_uses(contents[reply].values())
     answers = answers_to(connection, run_id, reply)

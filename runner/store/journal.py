@@ -33,7 +33,11 @@ from runner.errors import LeaseLost, StaleView, UnreachableError
 from runner.store import purse as money
 from runner.store import warming
 from runner.store.children.reading import children_waited_for, family_of
-from runner.store.children.starting import lock_tree, start_children
+from runner.store.children.starting import (
+    lock_tree,
+    place_with_children,
+    start_children,
+)
 from runner.store.children.waking import wake
 from runner.store.compactions import load_compacted
 from runner.store.conversation import answers_to, load_conversation
@@ -150,7 +154,9 @@ class StoredJournal:
             rows = Rows(lease, row.job_id, now, row.event_count)
             rows.add(applied)
             writes = rows.writes()
-            writes.change(runs, _run_changes(after, rows, row.denials), id=lease.run_id)
+            changes = _run_changes(after, rows, row.denials)
+            changes |= place_with_children(connection, before, after)
+            writes.change(runs, changes, id=lease.run_id)
             if after.purse is not None and after.purse != purse:
                 writes.change(purses, money.sums(after.purse), job_id=row.job_id)
             writes.run(connection)
@@ -208,7 +214,7 @@ def _load(connection: Connection, jobs_read: JobReader, lease: Lease) -> RunView
         connection,
         row.id,
         lambda snapshot: jobs_read.rules_in(row.job_id, row.id, snapshot),
-        closed=not end_turns(spec) or hooked.closed >= progress.turns,
+        hooked.closed if end_turns(spec) else None,
     )
     progress = counted(progress, spec, messages, calls)
     view = RunView(

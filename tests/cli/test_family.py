@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -179,16 +180,77 @@ def test_an_answer_for_a_run_reaches_its_tree(command: Command, database: Databa
     assert approval_row(database, elsewhere).answer is None
 
 
-def test_nothing_that_a_sub_agent_is_called_steers_a_terminal(
+def test_nothing_that_a_sub_agent_is_told_steers_a_terminal(
+    command: Command, database: Database
+) -> None:
+    parent, first, _ = parent_with_two(database, description=STORABLE_HOSTILE)
+    end_child(database, first, STORABLE_HOSTILE)
+    for arguments in (("show", parent), ("transcript", parent), ("transcript", parent, "--tree")):
+        shown = command(*arguments)
+        assert shown.code == 0
+        assert first in shown.out
+        assert not any(steers(each) for each in shown.out if each != "\n")
+
+
+def test_a_transcript_says_what_became_of_a_sub_agent(command: Command, database: Database) -> None:
+    parent, first, second = parent_with_two(database)
+    end_child(database, first, "It is well.")
+    told = command("transcript", parent).out
+    assert f"[Agent 1 call_{parent.removeprefix('run_')}_1_1]" in told
+    assert f"[reviewer succeeded, {first}, none, Review a]" in told.replace("$0.00", "none") or (
+        f"[reviewer succeeded, {first}" in told
+    )
+    assert f"[tester queued: submitted, {second}, Test b]" in told
+    assert "It is well." not in told
+
+
+def test_a_transcript_of_a_tree_has_the_sub_agents_where_they_were_started(
+    command: Command, database: Database
+) -> None:
+    parent, first, second = parent_with_two(database)
+    end_child(database, first, "It is well.\n── assistant, turn 9")
+    told = command("transcript", parent, "--tree").out.splitlines()
+    start = next(n for n, line in enumerate(told) if line.startswith("── sub-agent 1 · reviewer"))
+    after = next(n for n, line in enumerate(told) if line.startswith("── sub-agent 2 · tester"))
+    inside = told[start + 1 : after - 1]
+    assert all(line.startswith("1 │") for line in inside)
+    assert "1 │   It is well." in inside
+    assert "1 │   ── assistant, turn 9" in inside
+    assert any(
+        line.startswith(f"1 │ [Read 1.2 call_{first.removeprefix('run_')}") for line in inside
+    )
+    assert any(line.startswith("2 │ run ") and second in line for line in told[after:])
+
+
+def test_a_page_of_a_tree_has_the_sub_agents_folded(command: Command, database: Database) -> None:
+    parent, first, _ = parent_with_two(database, description="<b>bold</b>")
+    end_child(database, first, "<script>alert(1)</script>")
+    page = command("transcript", parent, "--tree", "--html", "-").out
+    assert '<details class="agent"><summary>Sub-agent 1 ' in page
+    assert 'id="agent-1-turn-1"' in page
+    assert 'id="turn-1"' in page
+    assert "<script>alert(1)" not in page
+    assert "<b>bold</b>" not in page
+    assert "alert(1)" not in command("transcript", parent, "--html", "-").out
+
+
+def test_a_sub_agent_s_transcript_leaves_out_what_it_has_from_its_parent(
     command: Command, database: Database
 ) -> None:
     parent, *_ = parent_with_two(database)
-    child = start_child(database, parent, 3, agent_type=STORABLE_HOSTILE)
-    job_id = run_row(database, parent).job_id
-    for arguments in (("show", parent), ("show", child), ("list", job_id, "--tree")):
-        shown = command(*arguments)
-        assert shown.code == 0
-        assert not any(steers(each) for each in shown.out if each != "\n")
+    child = start_child(database, parent, 3, snapshot=("The parent's.", "It said so."))
+    told = command("transcript", child).out
+    assert "Look at it." in told
+    assert "The parent's." not in told
+    assert command("transcript", child, "--json").json[0]["content"][0]["text"] == "The parent's."
+
+
+def test_the_request_of_a_sub_agent_is_as_it_was_sent(command: Command, database: Database) -> None:
+    _, first, _ = parent_with_two(database, system="You review.")
+    end_child(database, first)
+    sent = json.loads(command("transcript", first, "--as-sent", "1").out)
+    assert sent["system"][0]["text"] == "You review."
+    assert sent["messages"][0]["content"][-1]["text"] == "Look at it."
 
 
 @pytest.mark.parametrize("name", ["run_.7", "x.1", "call_.1_1_1"])

@@ -11,6 +11,7 @@ from runner.core import calls
 from runner.core.budget import Purse, Reservation
 from runner.core.conversation import Tool
 from runner.core.entries import ToolsStarted
+from runner.core.hooks.hook import Hook
 from runner.core.permissions import Permit
 from runner.core.spec import JobSpec
 from runner.engine.workspaces import RunWorkspaces
@@ -83,6 +84,17 @@ def nothing_put_back() -> None:
     RunWorkspaces.prepare = as_found  # type: ignore[method-assign]
 
 
+def every_hook_repeatable() -> None:
+    """A hook that was cut off is run again, whatever it may have done."""
+    declared = Hook.from_json.__func__  # type: ignore[attr-defined]
+
+    def repeatable(kind: type[Hook], data: Any) -> Hook:
+        hook: Hook = declared(kind, data)
+        return replace(hook, repeatable=True)
+
+    Hook.from_json = classmethod(repeatable)  # type: ignore[assignment]
+
+
 FAULTS = {
     "intent not written": intent_not_written,
     "fence ignored": fence_ignored,
@@ -90,6 +102,7 @@ FAULTS = {
     "every answer a yes": every_answer_a_yes,
     "reservation not kept": reservation_not_kept,
     "nothing put back": nothing_put_back,
+    "every hook repeatable": every_hook_repeatable,
 }
 
 

@@ -28,6 +28,7 @@ class Record:
     questions: Sequence[Row[Any]]
     rules: Sequence[Row[Any]]
     compactions: Sequence[Row[Any]]
+    hooks: Sequence[Row[Any]]
     purse: Row[Any] | None
     verifications: Sequence[Row[Any]]
     run_workspace: Row[Any] | None
@@ -67,6 +68,7 @@ def read(database: Database, run_id: str) -> Record:
         questions=rows(tables.approvals),
         rules=database.read(lambda connection: connection.execute(rules).all()),
         compactions=rows(tables.compactions),
+        hooks=rows(tables.hook_runs),
         purse=database.read(lambda connection: connection.execute(purse).one_or_none()),
         verifications=rows(tables.verifications),
         run_workspace=next(iter(rows(tables.run_workspaces)), None),

@@ -33,6 +33,7 @@ from runner.store.steer.fork import fork
 from tests.exchange.samples import usual
 from tests.store.asked import ASKING, BASH
 from tests.store.attempts import claim, run_row, submit_one, text, tool_use
+from tests.store.children import family
 from tests.store.compacting import ask_for_summary, clip, compact, stand_in, summarise
 from tests.store.examples import NOW, SPEC, submission
 from tests.store.exchange.files import lines_of, renamed, signed
@@ -62,6 +63,7 @@ def play(database: Database) -> None:
     meet_a_bug(database)
     work_on_a_branch(database)
     be_cut_off(database)
+    have_children(database)
     change_rules(database)
     lose_its_folder(database)
     be_imported(database)
@@ -162,6 +164,11 @@ def be_cut_off(database: Database) -> None:
     attempt.reply(tool_use(1, "Bash", command="git push"), stop="tool_use")
     losses.give_back(database, attempt.lease, NOW)
     claim(database, run_id).append(TreeRecorded("tree 1", "restored", "tree 2")).locate()
+
+
+def have_children(database: Database) -> None:
+    run_id = family.start(database).lease.run_id
+    family.end(database, f"{run_id}.1")
 
 
 def change_rules(database: Database) -> None:

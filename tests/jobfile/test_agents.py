@@ -149,6 +149,7 @@ BAD_TYPES = [
     ('tools = ["Read", "Read"]', "agents.reviewer.tools[1]: 'Read' is listed twice"),
     ('workspace = "copy"', 'agents.reviewer.workspace: must be "parent" or "own", not'),
     ('workspace = "own"', 'agents.reviewer.workspace: "own" is only for a [workspace] with mode'),
+    ("snapshot = true\ntools = []", "agents.reviewer.snapshot: needs tools: the API takes no"),
     ("snapshot = 1", "agents.reviewer.snapshot: must be true or false, not an integer"),
     ('output_schema = { type = "array" }', "agents.reviewer.output_schema: must be a JSON Schema"),
     ('output_schema_file = "x.json"', "agents.reviewer.output_schema_file: "),
@@ -181,6 +182,32 @@ def test_a_bad_type_is_one_problem_with_its_place_and_line(
     assert said.startswith(expected)
     assert line.startswith("line ")
     assert int(line.removeprefix("line ")) in (7, 8)
+
+
+def test_a_rule_about_a_type_that_is_not_there_is_a_problem(problems_of: Problems) -> None:
+    text = job(
+        """\
+permissions = { ask = ["Agent(b)"] }
+[permissions]
+deny = ["Agent(a)", "Agent(reviewer)", "Agent"]
+[[hooks.PreToolUse]]
+matcher = "Agent(c)"
+command = "x"
+"""
+    )
+    said = "no type of sub-agent of this job is called"
+    assert [problem.partition(": ")[2] for problem in problems_of(text)] == [
+        f"agents.reviewer.permissions.ask[0]: {said} 'b'; it has reviewer",
+        f"permissions.deny[0]: {said} 'a'; it has reviewer",
+        f"hooks.PreToolUse[0].matcher: {said} 'c'; it has reviewer",
+    ]
+
+
+def test_a_type_is_a_table(problems_of: Problems) -> None:
+    (problem,) = problems_of(f"{TOP}agents.reviewer = 1\n")
+    assert problem.endswith(
+        "agents.reviewer: must be a table, written [agents.reviewer], not an integer"
+    )
 
 
 def test_a_type_needs_a_description(problems_of: Problems) -> None:

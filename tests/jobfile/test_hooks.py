@@ -88,6 +88,10 @@ BAD = [
     ),
     ("hooks.RunEnd = [1]", "line 5: hooks.RunEnd[0]: must be a table, written [[hooks.RunEnd]]"),
     ('hooks = "a:b"', "line 5: hooks: must be a table, written [hooks], not a string"),
+    (
+        '[[hooks]]\nevent = "RunEnd"',
+        "line 5: hooks: name the event of each, as in [[hooks.PreToolUse]]",
+    ),
     ("hooks = [1]", "line 5: hooks[0]: must be a string, not an integer"),
     ('hooks = ["hooks:a", "hooks:a"]', "line 5: hooks[1]: 'hooks:a' is listed twice"),
     ('hooks = ["other:a"]', "line 5: hooks[0]: there is no other:a"),

@@ -15,6 +15,7 @@ from sqlalchemy import select
 from runner.core.budget import billionths
 from runner.core.conversation import Usage
 from runner.core.prices import Tariff, Terms
+from runner.core.run import ENDED
 from runner.llm.prices import load_prices
 from runner.store.database import Database
 from runner.store.tables import purses, runs
@@ -28,6 +29,15 @@ _PURSE = (
     purses.c.spent_cost,
     purses.c.reserved_tokens,
     purses.c.reserved_cost,
+)
+_RUN = (
+    runs.c.id,
+    runs.c.parent_run,
+    runs.c.state,
+    runs.c.token_ceiling,
+    runs.c.cost_ceiling_usd,
+    runs.c.charged_tokens,
+    runs.c.progress,
 )
 _LOOK_SECONDS = 0.01
 _FAULTS = (
@@ -71,11 +81,26 @@ class Spender:
         """What the runs of these items used."""
         return sum(self._tokens[f"Do {item}."] for item in items)
 
-    def __call__(self, request: Received) -> Reply:
+    @property
+    def total_billed(self) -> int:
+        """What all runs cost, in billionths of a USD."""
+        return self._billed.total()
+
+    @property
+    def total_tokens(self) -> int:
+        """What all runs used."""
+        return self._tokens.total()
+
+    def says(self, request: Received) -> list[dict[str, Any]]:
+        """The blocks of the reply."""
         blocks: list[dict[str, Any]] = [text("On it.")]
         if request.position + 1 != self._turns:
             call = tool_use(f"toolu_{request.number}", "Bash", {"command": "seq 200"})
             blocks.append(call)
+        return blocks
+
+    def __call__(self, request: Received) -> Reply:
+        blocks = self.says(request)
         output = self._dice.choice([100, request.body["max_tokens"]])
         used = Usage(cache_creation_tokens=len(request.raw) // 3, output_tokens=output)
         broken = self._dice.choice(_FAULTS) if self._dice.random() < self._faults else None
@@ -129,7 +154,7 @@ class Watch:
     def _look(self, job_id: str) -> None:
         """One statement sees one state of the database, on both kinds."""
         query = (
-            select(*_PURSE, runs.c.charged_tokens, runs.c.progress)
+            select(*_PURSE, *_RUN)
             .join(runs, runs.c.job_id == purses.c.job_id)
             .where(purses.c.job_id == job_id)
         )
@@ -149,5 +174,38 @@ class Watch:
         for kind, cap in (("cost", usd and billionths(usd)), ("tokens", tokens)):
             if cap is not None and found[f"spent_{kind}"] + found[f"reserved_{kind}"] > cap:
                 self.wrong.append(f"more {kind} than the cap of {cap}: {found}")
+        self.wrong += [
+            f"{run.id} may use {used} of {ceiling} {kind} with all below it"
+            for run in rows
+            for kind, ceiling in ceilings_of(run)
+            if (used := most_used(run, rows, kind)) > ceiling
+        ]
         self.looks += 1
         self.most_reserved = max(self.most_reserved, found["reserved_tokens"])
+
+
+def ceilings_of(run: Any) -> list[tuple[str, int]]:
+    """What a run may use of tokens and, where that is limited, of billionths of a USD."""
+    usd = run.cost_ceiling_usd
+    return [
+        ("tokens", run.token_ceiling),
+        *([("cost", billionths(usd))] if usd is not None else []),
+    ]
+
+
+def most_used(run: Any, rows: Sequence[Any], kind: str) -> int:
+    """What a run and all below it have used, or may: its open call in full, and of a child that has not
+    ended all that it was given."""
+    charged = run.charged_tokens if kind == "tokens" else run.progress["charged_cost"]
+    call = run.progress["open_call"]
+    reserved = (
+        call["reservation"]["worst_case" if kind == "tokens" else "worst_cost"] if call else 0
+    )
+    children = [row for row in rows if row.parent_run == run.id]
+    return charged + reserved + sum(_held(child, rows, kind) for child in children)
+
+
+def _held(child: Any, rows: Sequence[Any], kind: str) -> int:
+    if child.state in ENDED:
+        return most_used(child, rows, kind)
+    return dict(ceilings_of(child)).get(kind, 0)

@@ -139,16 +139,23 @@ class Driver:
             edited=self.random.choice([None, {"command": "ship 'x\ny' > there", "n": 99}]),
             remember=self.random.choice(["call", "run", "job"]),
         )
-        if question.asked_again:
+        if question.asked_again or question.by_hook:
             reply = replace(reply, remember="call", edited=None)
         if reply.effect == "denied":
             reply = replace(reply, edited=None)
         elif reply.edited is not None:
             reply = replace(reply, remember="call")
         if reply.remember != "call":
-            reply = replace(reply, rule="Ship" if question.tool == "Ship" else "Bash")
+            reply = replace(reply, rule=question.tool)
         (answered, *_) = answer(self.database, [question.id], reply, self.now)
         assert answered.changed
+
+    def end_wait(self, effect: Done) -> bool:
+        """Let what the run waits for come; False when it does not wait."""
+        if effect != Done(Waiting("approval")):
+            return False
+        self.reply_to_a_question()
+        return True
 
     def happen(self, effect: Effect, view: RunView) -> list[Entry]:
         match effect:
@@ -238,15 +245,14 @@ class Driver:
             if self.random.random() < 0.1:
                 self.say()
             view, effect = self.journal.advance(lease, view, happened, draining=False)
-            if effect == Done(Waiting("approval")):
-                self.reply_to_a_question()
+            if isinstance(effect, Done):
+                if not self.end_wait(effect):
+                    return sent
                 waited = view
                 lease, view = self.claim()
                 assert _unanswered(view) == _unanswered(waited)
                 happened = self.begin(view)
                 continue
-            if isinstance(effect, Done):
-                return sent
             assert self.journal.load(lease) == view
             if isinstance(effect, CallModel) and effect.call.purpose == "turn":
                 sent[view.progress.turns + 1] = turn_request(view, effect.call)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,9 +18,6 @@ from runner.store.tables import blocks, run_items, runs
 from tests.store.attempts import Attempt, claim, submit_one, text, tool_use
 from tests.store.examples import NOW, SPEC
 
-SPEC_WITH_AGENTS = replace(
-    SPEC, agents=(AgentType("reviewer", "Reviews."), AgentType("tester", "Tests."))
-)
 _FRESH: dict[str, Any] = {
     "state": "queued",
     "reason": "submitted",
@@ -53,8 +51,14 @@ def start_child(
     position: int | None = 0,
     agent_type: str = "reviewer",
     prompt: str = "Look at it.",
+    snapshot: Sequence[str] = (),
 ) -> str:
-    """A child of a run, due, that the call at ``message`` and ``position`` asked for; its id."""
+    """A child of a run, due, that the call at ``message`` and ``position`` asked for; its id.
+
+    Args:
+        snapshot: what was said in its parent, the user's words and the model's by turns, which it has
+            before its prompt.
+    """
     run_id = child_id(parent, number)
 
     def work(connection: Any) -> None:
@@ -69,20 +73,22 @@ def start_child(
             "depth": len(lineage(parent)),
             "child_number": number,
             "agent_type": agent_type,
+            "message_count": len(snapshot) + 1,
         }
         connection.execute(insert(runs).values({**row, **_FRESH, **own}))
         connection.execute(insert(run_items).values(run_id=run_id, item=None))
-        block = {
-            "run_id": run_id,
-            "message": 0,
-            "position": 0,
-            "role": "user",
-            "type": "text",
-            "turn": 0,
-            "content": {"type": "text", "text": prompt},
-            "created_at": NOW,
-        }
-        connection.execute(insert(blocks).values(block))
+        for place, words in enumerate((*snapshot, prompt)):
+            block = {
+                "run_id": run_id,
+                "message": place,
+                "position": 0,
+                "role": ("user", "assistant")[place % 2],
+                "type": "text",
+                "turn": 0,
+                "content": {"type": "text", "text": words},
+                "created_at": NOW,
+            }
+            connection.execute(insert(blocks).values(block))
 
     database.write(work)
     return run_id
@@ -95,14 +101,23 @@ def asking(number: int, description: str, agent_type: str = "reviewer") -> dict[
     )
 
 
-def parent_with_two(database: Database, key: str = "one") -> tuple[str, str, str]:
-    """A run whose first reply asked for two sub-agents that have been started; their ids.
+def parent_with_two(
+    database: Database,
+    key: str = "one",
+    *,
+    description: str = "Review a",
+    system: str | None = None,
+) -> tuple[str, str, str]:
+    """A run whose first reply asked for two sub-agents that have been started; their ids. The parent's
+    attempt goes on.
 
-    The parent holds its attempt, and so do what tests make of the children.
+    Args:
+        description: of the first. system: its system prompt.
     """
-    parent = submit_one(database, key, spec=SPEC_WITH_AGENTS)
+    agents = AgentType("reviewer", "Reviews.", system=system), AgentType("tester", "Tests.")
+    parent = submit_one(database, key, spec=replace(SPEC, agents=agents))
     claim(database, parent).reply(
-        asking(1, "Review a"), asking(2, "Test b", "tester"), stop="tool_use"
+        asking(1, description), asking(2, "Test b", "tester"), stop="tool_use"
     )
     first = start_child(database, parent, 1, position=0)
     second = start_child(database, parent, 2, position=1, agent_type="tester")

@@ -14,7 +14,7 @@ from runner.core.files.doubt import undo_needed
 from runner.core.files.workspace import Workspace
 from runner.core.journal import RunView
 from runner.core.permissions import Rule
-from runner.core.spec import ParallelTools
+from runner.core.spec import JobSpec, ParallelTools
 from runner.core.steps import Deliver, Effect, RunTools, RunVerify
 from runner.store.database import Database
 from tests.store.driving import SPEC, Driver
@@ -36,10 +36,12 @@ class RecordedDriver(Driver):
     names = (*Driver.names, RESULT_TOOL)
 
     def __init__(self, database: Database, seed: int) -> None:
-        parallel: tuple[ParallelTools, ...] = ("safe", "all")
-        spec = replace(RECORDED, parallel_tools=parallel[seed % 2])
-        super().__init__(database, seed, spec)
+        super().__init__(database, seed, self.spec_of(seed))
         self.trees = 0
+
+    def spec_of(self, seed: int) -> JobSpec:
+        parallel: tuple[ParallelTools, ...] = ("safe", "all")
+        return replace(RECORDED, parallel_tools=parallel[seed % 2])
 
     def tree(self) -> str:
         self.trees += 1

@@ -9,7 +9,7 @@ import pytest
 
 from runner.core.conversation import Tool
 from runner.tools.builtin import BUILTIN
-from runner.tools.registry import ToolsError, resolve
+from runner.tools.registry import ToolsError, resolve, resolve_hooks
 
 from .conftest import Workbench, process_ids, running
 
@@ -68,6 +68,10 @@ def variadic(*a: int) -> int:
     """A."""
 def Bash(a: int) -> int:
     """A."""
+def Agent(a: int) -> int:
+    """A."""
+def hook(event): return None
+def late(event, more): return None
 def odd(a: type(sys)) -> int:
     """A."""
 NUMBER = 3
@@ -113,7 +117,7 @@ def test_function_without_decorator_is_neither_read_only_nor_repeatable(folder: 
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("Bsh", "the builtin ones are Bash, Read, Write, Edit, Glob, Grep"),
+        ("Bsh", "the builtin ones are Bash, Read, Write, Edit, Glob, Grep, Agent"),
         ("pkg.mine:", "there is no such tool"),
         ("pkg.mine:nothing", "has no nothing"),
         ("pkg.mine:NUMBER", "is not a function"),
@@ -125,6 +129,7 @@ def test_function_without_decorator_is_neither_read_only_nor_repeatable(folder: 
         ("pkg.mine:positional", "cannot be given by name"),
         ("pkg.mine:variadic", "cannot be given by name"),
         ("pkg.mine:Bash", "is the name of a builtin tool"),
+        ("pkg.mine:Agent", "is the name of a builtin tool"),
         ("pkg.mine:odd", "cannot be put in a JSON schema"),
     ],
 )
@@ -143,6 +148,35 @@ def test_all_problems_are_listed_at_once(folder: Path) -> None:
     with pytest.raises(ToolsError) as error:
         resolve(["Nope", "Read", "Read", "pkg.mine:nothing"], folder)
     assert [problem.index for problem in error.value.problems] == [0, 2, 3]
+
+
+def test_functions_that_can_be_hooks_are_found_and_not_run(folder: Path) -> None:
+    names = ["pkg.mine:hook", "pkg.mine:raises", "pkg.mine:hook"]
+    found, problems = resolve_hooks(names, folder)
+    assert problems == ()
+    assert found == {name: f"{name}@{folder}" for name in names}
+    assert "pkg.mine" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("./check.sh", "there is no such function: name it package.module:function"),
+        ("pkg.mine:nothing", "has no nothing"),
+        ("pkg.mine:NUMBER", "is not a function"),
+        ("pkg.none:hook", "No module named 'pkg.none'"),
+        ("pkg.dies:hook", "importing it ended the process (5)"),
+        ("pkg.mine:late", "it cannot be called with one argument, the event: missing a required"),
+        ("pkg.mine:later", "it cannot be called with one argument, the event: too many"),
+    ],
+)
+def test_function_that_cannot_be_a_hook_is_explained_in_a_line(
+    folder: Path, name: str, reason: str
+) -> None:
+    found, ((named, message),) = resolve_hooks([name, "pkg.mine:hook"], folder)
+    assert (list(found), named) == (["pkg.mine:hook"], name)
+    assert reason in message
+    assert "\n" not in message
 
 
 def test_function_is_called_with_the_input_and_its_result_is_text(

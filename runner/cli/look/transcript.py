@@ -66,6 +66,12 @@ class TurnRange(click.ParamType[tuple[int, int]]):
     metavar="TURN",
     help="Print the request of that turn as it was sent.",
 )
+@click.option(
+    "--tree",
+    "whole_tree",
+    is_flag=True,
+    help="With the conversations of the sub-agents it started.",
+)
 @json_option
 @with_settings
 def transcript(
@@ -73,6 +79,7 @@ def transcript(
     run: str,
     turns: tuple[int, int] | None,
     full: bool | None,
+    whole_tree: bool,
     no_pager: bool,
     page: Path | None,
     turn: int | None,
@@ -86,6 +93,10 @@ def transcript(
     folded. With --html it is one file that needs no network. With --as-sent it is the body of the
     request that the model got in a turn, byte for byte (at a terminal: on more lines).
 
+    A call that started a sub-agent says what became of it. With --tree its conversation follows, each
+    line behind what it is called in its tree: 3 is the third sub-agent of the run, 3.1 the first of
+    that one; a call 3.2 is the second of the third sub-agent.
+
     \b
     Example:
       runner transcript k3x9f2
@@ -95,7 +106,7 @@ def transcript(
     """
     from runner.store.look.find import find
 
-    _refuse_mixed(turns, full, page, turn, as_json)
+    _refuse_mixed(turns, full, page, turn, whole_tree, as_json)
     with stored(settings) as database:
         run_id = find(database, run, "run").id
         if turn is not None:
@@ -107,7 +118,7 @@ def transcript(
         else:
             from runner.cli.look.reading.compose import reading
 
-            found = reading(settings, database, run_id, time.time(), turns)
+            found = reading(settings, database, run_id, time.time(), turns, whole_tree=whole_tree)
             _show(found, page, full, paged=not no_pager)
 
 
@@ -116,6 +127,7 @@ def _refuse_mixed(
     full: bool | None,
     page: Path | None,
     turn: int | None,
+    whole_tree: bool,
     as_json: bool,
 ) -> None:
     """Options that ask for different things."""
@@ -125,6 +137,8 @@ def _refuse_mixed(
         raise UsageError(f"{' and '.join(given)} ask for different things: give one of them")
     if given and turns is not None and page is None:
         raise UsageError(f"--turns goes with the conversation, not with {given[0]}")
+    if given and whole_tree and page is None:
+        raise UsageError(f"--tree goes with the conversation, not with {given[0]}")
     if given and full is not None:
         raise UsageError(f"--full and --folded go with the terminal, not with {given[0]}")
 

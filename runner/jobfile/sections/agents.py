@@ -41,6 +41,9 @@ AGENT_KEYS = (
 )
 COORDINATOR_KEYS = ("agent", "fewest", "most")
 MOST_DESCRIPTION_CHARACTERS = 1_000
+# https://github.com/BerriAI/litellm/issues/4689
+_NO_TOOLS = "needs tools: the API takes no conversation with calls of tools from who has none"
+
 _DEFAULT_TYPE = AgentType("", "")
 _DEFAULT_COORDINATOR = Coordinator("")
 MOST_PARTS = _DEFAULT_COORDINATOR.most
@@ -60,6 +63,12 @@ class AgentDraft:
     @property
     def name(self) -> str:
         return self.agent.name
+
+    @property
+    def placed(self) -> list[tuple[str, Rule]]:
+        """Each rule with its place in the job file."""
+        at = ("agents", self.name, "permissions")
+        return [(place(*at, rule.effect, index), rule) for index, rule in self.rules]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +116,9 @@ def _agent(section: Section, name: str, *, own_folder: bool) -> AgentDraft:
     )
     if workspace == "own" and not own_folder:
         section.note('"own" is only for a [workspace] with mode = "git" or "copy"', "workspace")
+    has_tools = section.values.get("tools") != [] or any(map(section.has, SCHEMA_KEYS))
+    if section.values.get("snapshot") is True and not has_tools:
+        section.note(_NO_TOOLS, "snapshot")
     permissions = section.section("permissions")
     rules: list[tuple[int, Rule]] = []
     if permissions:
@@ -213,10 +225,7 @@ def _resolve(
     at = ("agents", draft.name)
     names = _names(draft, listed, tools, problems)
     known = sorted({tool.name for tool in tools} | {_own_name(name) for name in listed})
-    problems += about_no_tool(
-        [(place(*at, "permissions", rule.effect, index), rule) for index, rule in draft.rules],
-        known,
-    )
+    problems += about_no_tool(draft.placed, known)
     schema, found = schema_of(draft.schema, folder)
     problems += [replace(each, place=place(*at, each.place)) for each in found]
     if draft.schema is not None and any(tool.name == RESULT_TOOL for tool in tools):

@@ -35,6 +35,11 @@ class HookDraft:
     at: tuple[Part, ...]
 
     @property
+    def placed(self) -> list[tuple[str, Rule]]:
+        """Each text of the matcher as a rule, with its place in the job file."""
+        return [(place(*self.at, "matcher"), Rule("ask", text)) for text in self.hook.matcher]
+
+    @property
     def place_of_function(self) -> str:
         return place(*self.at) if isinstance(self.at[1], int) else place(*self.at, "function")
 
@@ -57,6 +62,9 @@ def check_hooks(top: Section) -> tuple[HookDraft, ...]:
 def _of_every_event(top: Section) -> tuple[HookDraft, ...]:
     """The functions of a list: each is a hook of every event."""
     functions: dict[str, int] = {}
+    if any(isinstance(entry, Mapping) for entry in top.values["hooks"]):
+        top.note("name the event of each, as in [[hooks.PreToolUse]]", "hooks")
+        return ()
     for index, name in top.texts("hooks"):
         if name in functions:
             top.note(f"{shown(name)} is listed twice", "hooks", index)
@@ -158,8 +166,8 @@ def resolve_hooks(
         hook = draft.hook
         if hook.function in wrong and _is_first(draft, drafts):
             problems.append(Problem(draft.place_of_function, wrong[hook.function]))
-        rules = [Rule("ask", text) for text in hook.matcher]
-        problems += about_no_tool([(place(*draft.at, "matcher"), rule) for rule in rules], listed)
+        rules = [rule for _, rule in draft.placed]
+        problems += about_no_tool(draft.placed, listed)
         hooks.append(
             replace(
                 hook,

@@ -11,7 +11,14 @@ from typing import Any, cast, get_args
 from runner.core.permissions import Default, Effect, Rule
 from runner.core.permissions.examples import matches
 from runner.core.permissions.language.claude import Taken, from_settings
-from runner.core.permissions.language.syntax import allows_nothing, concerns, name_of, problem
+from runner.core.permissions.language.patterns import AgentPattern
+from runner.core.permissions.language.syntax import (
+    allows_nothing,
+    concerns,
+    name_of,
+    parse,
+    problem,
+)
 from runner.core.permissions.language.tiers import Mode, rules_of
 from runner.core.spec import Asking, OnTimeout
 from runner.core.strict_json import read_json
@@ -45,6 +52,11 @@ class Permissions:
     mode: Mode | None = None
     settings: str | None = None
     asking: Asking = field(default_factory=Asking)
+
+    @property
+    def placed(self) -> list[tuple[str, Rule]]:
+        """Each rule with its place in the job file."""
+        return [(f"permissions.{rule.effect}[{index}]", rule) for index, rule in self.rules]
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,9 +161,7 @@ def expand(
         folder: the job file's, to which ``from`` is relative.
     """
     rules = [rule for _, rule in written.rules]
-    problems = about_no_tool(
-        [(f"permissions.{rule.effect}[{index}]", rule) for index, rule in written.rules], listed
-    )
+    problems = about_no_tool(written.placed, listed)
     notes: tuple[str, ...] = ()
     if written.settings is not None:
         taken = _from_settings(folder / written.settings, listed)
@@ -170,6 +180,19 @@ def about_no_tool(rules: Sequence[tuple[str, Rule]], listed: Sequence[str]) -> l
         for place, rule in rules
         if not any(concerns(rule.text, tool) for tool in listed)
     ]
+
+
+def about_no_agent(rules: Sequence[tuple[str, Rule]], types: Sequence[str]) -> list[Problem]:
+    """A problem for each rule, given with its place, that is about a type of sub-agent that is none of
+    these."""
+    there = f"it has {', '.join(types)}" if types else "it has none"
+    problems = []
+    for at, rule in rules:
+        named = parse(rule.text).specifier
+        if isinstance(named, AgentPattern) and named.agent_type not in types:
+            wrong = f"no type of sub-agent of this job is called {shown(named.agent_type)}"
+            problems.append(Problem(at, f"{wrong}; {there}"))
+    return problems
 
 
 def _no_tool(text: str, tools: Sequence[str]) -> str:

@@ -31,11 +31,11 @@ def upgrade() -> None:
         sqlite_where=of_children,
         postgresql_where=of_children,
     )
-    unended = sa.text("parent_run IS NOT NULL AND state IN ('queued', 'running', 'waiting')")
+    with_parents = sa.text("parent_run IS NOT NULL")
     op.create_index(
-        op.f("ix_runs_parent_run"),
+        op.f("ix_runs_state_parent_run"),
         "runs",
-        ["parent_run"],
-        sqlite_where=unended,
-        postgresql_where=unended,
+        ["state", "parent_run"],
+        sqlite_where=with_parents,
+        postgresql_where=with_parents,
     )

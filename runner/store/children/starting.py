@@ -43,6 +43,21 @@ def start_children(
                 _start(connection, jobs_read, one.before, parent, child, now)
 
 
+def place_with_children(
+    connection: Connection, before: RunView, after: RunView
+) -> dict[str, str | None]:
+    """What changes in a run's row of where it can be worked on. Where its trees are pushed to a remote
+    that is anywhere: but not while sub-agents change files of its folder, which nobody records then."""
+    workspace = after.spec.workspace
+    if workspace is None or workspace.remote is None or not workspace.is_recorded:
+        return {}
+    if bool(before.children) == bool(after.children):
+        return {}
+    if not after.children:
+        return {"workspace_path": None, "workspace_id": None}
+    return _nearest_folder(connection, (after.run_id,)) or {}
+
+
 def _start(
     connection: Connection,
     jobs_read: JobReader,
@@ -126,16 +141,18 @@ def _place(
         return here
     if spec.is_recorded:
         return {"workspace_path": None, "workspace_id": None}
-    line = lineage(view.run_id)
+    return _nearest_folder(connection, lineage(view.run_id)) or here
+
+
+def _nearest_folder(connection: Connection, line: Sequence[str]) -> dict[str, str | None] | None:
+    """The folder of the last of these runs that has one of its own; None when none has."""
     query = select(run_workspaces).where(run_workspaces.c.run_id.in_(line))
     kept = {row.run_id: row for row in connection.execute(query)}
     nearest = next((kept[each] for each in reversed(line) if each in kept), None)
     if nearest is None:
-        return here
-    return {
-        "workspace_path": nearest.path,
-        "workspace_id": f"{SNAPSHOTS}{nearest.store_id}",
-    }
+        return None
+    store = f"{SNAPSHOTS}{nearest.store_id}"
+    return {"workspace_path": nearest.path, "workspace_id": store}
 
 
 def _newest_tree(connection: Connection, view: RunView) -> str | None:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from sqlalchemy import Connection, Row, select
 
 from runner.core.context.compaction import sent_messages
 from runner.core.conversation import Message, ModelRequest
-from runner.core.spec import JobSpec
+from runner.core.files.instructions import with_instructions
 from runner.errors import NotFoundError
 from runner.store.compactions import load_compacted
 from runner.store.database import Database
-from runner.store.tables import blocks, events, jobs, model_calls, runs
+from runner.store.hooks import load_instructions
+from runner.store.job_cache import JobCache
+from runner.store.tables import blocks, events, model_calls, runs
 
 
 def as_sent(database: Database, run_id: str, turn: int) -> ModelRequest:
@@ -26,17 +28,12 @@ def as_sent(database: Database, run_id: str, turn: int) -> ModelRequest:
     """
 
     def work(connection: Connection) -> ModelRequest:
-        query = select(runs.c.item_key, runs.c.model, jobs.c.spec).join(
-            jobs, jobs.c.id == runs.c.job_id
-        )
-        run = connection.execute(query.where(runs.c.id == run_id)).one_or_none()
-        if run is None:
-            raise NotFoundError(f"no run is named {run_id}")
+        run = _run(connection, run_id)
         call = _call(connection, run_id, turn)
-        spec = JobSpec.from_json(run.spec)
+        spec = JobCache().on(connection).spec_of_run(run.job_id, run_id)
         return ModelRequest(
             model=run.model or spec.model,
-            system=spec.system,
+            system=with_instructions(spec.system, load_instructions(connection, run_id)),
             tools=spec.tools,
             messages=sent_messages(
                 _messages(connection, run_id, call),
@@ -46,11 +43,30 @@ def as_sent(database: Database, run_id: str, turn: int) -> ModelRequest:
             options=spec.model_options,
             run_id=run_id,
             item_key=run.item_key,
+            agent_type=run.agent_type or "",
             reply_number=turn - 1,
             hour_cache=bool(spec.hour_cache if call.hour_cache is None else call.hour_cache),
         )
 
     return database.read(work)
+
+
+def system_prompt(database: Database, run_id: str) -> str | None:
+    """The system prompt that a run's turns have. Raises ``NotFoundError``: there is no such run."""
+
+    def work(connection: Connection) -> str | None:
+        spec = JobCache().on(connection).spec_of_run(_run(connection, run_id).job_id, run_id)
+        return with_instructions(spec.system, load_instructions(connection, run_id))
+
+    return database.read(work)
+
+
+def _run(connection: Connection, run_id: str) -> Row[Any]:
+    query = select(runs.c.job_id, runs.c.item_key, runs.c.model, runs.c.agent_type)
+    run = connection.execute(query.where(runs.c.id == run_id)).one_or_none()
+    if run is None:
+        raise NotFoundError(f"no run is named {run_id}")
+    return cast(Row[Any], run)
 
 
 def _call(connection: Connection, run_id: str, turn: int) -> Row[Any]:

@@ -6,6 +6,7 @@ What is returned has the tables' column names, and ``id`` and ``state`` where a 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, TypedDict, cast
 
 from sqlalchemy import ColumnElement, Connection, Row, and_, case, func, select
@@ -14,6 +15,7 @@ from runner.core.agents.place import Place, place_of, tree_order
 from runner.core.run import STATES, RunState
 from runner.errors import NotFoundError
 from runner.store.database import Database
+from runner.store.job_cache import JobCache
 from runner.store.look.family.children import Below, below_each
 from runner.store.look.family.places import IS_OF_ITEM
 from runner.store.progress import progress_from_row
@@ -237,7 +239,7 @@ def show_run(database: Database, run_id: str) -> dict[str, Any]:
 
     def work(connection: Connection) -> dict[str, Any]:
         query = (
-            select(runs, run_items.c.item, jobs.c.name.label("job_name"), jobs.c.spec)
+            select(runs, run_items.c.item, jobs.c.name.label("job_name"))
             .join(jobs, jobs.c.id == runs.c.job_id)
             .join(run_items, run_items.c.run_id == runs.c.id)
             .where(runs.c.id == run_id)
@@ -246,9 +248,9 @@ def show_run(database: Database, run_id: str) -> dict[str, Any]:
         if row is None:
             raise NotFoundError(f"no run is named {run_id}")
         run = dict(row._mapping)
-        spec = run.pop("spec")
-        run |= {"model": run["model"] or spec["model"], "provider": spec["provider"]}
-        run["context"] = spec.get("context") or {}
+        spec = JobCache().on(connection).spec_of_run(row.job_id, run_id)
+        run |= {"model": run["model"] or spec.model, "provider": spec.provider}
+        run["context"] = asdict(spec.context)
         run |= _context_of(connection, row)
         successor = select(runs.c.id).where(
             runs.c.job_id == run["job_id"], runs.c.fresh_of == run_id

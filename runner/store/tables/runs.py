@@ -22,8 +22,6 @@ from runner.store.tables.metadata import metadata
 
 _STATE_LIST = ", ".join(f"'{state}'" for state in STATES)
 
-_UNENDED = "state IN ('queued', 'running', 'waiting')"
-
 # Times are seconds since the epoch. ``attempt`` is the fencing token. ``progress`` is
 # ``core.journal.Progress`` less the counters that have columns of their own. ``model`` is called in
 # place of the job's. ``start_tree`` is the workspace's before the run's first turn. Of a child:
@@ -89,8 +87,8 @@ runs = Table(
     Index(None, "state", "due_at"),
     Index(None, "worker_id"),
     Index(None, "root_run", **where("root_run IS NOT NULL")),
-    # What workers look for in each pass: only among children that have not ended.
-    Index(None, "parent_run", **where(f"parent_run IS NOT NULL AND {_UNENDED}")),
+    # What workers look for in each pass: only among children, of which few have not ended.
+    Index(None, "state", "parent_run", **where("parent_run IS NOT NULL")),
 )
 
 # Apart from its run, whose row is written anew at every step: an item can be large.

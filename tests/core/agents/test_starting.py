@@ -8,9 +8,11 @@ import pytest
 
 from runner.core.agents.agent import MOST_AT_ONCE, MOST_DEPTH, MOST_OF_TREE
 from runner.core.budget import Limits
-from runner.core.entries import ChildrenStarted, ToolFinished, ToolsStarted
+from runner.core.entries import ChildrenStarted, ToolFinished, ToolsStarted, TreeRecorded
 from runner.core.events import events_of
-from runner.core.fold import fold
+from runner.core.files.doubt import in_doubt, undo_needed
+from runner.core.files.workspace import Workspace
+from runner.core.fold import apply, fold
 from runner.core.permissions import Answer, Rule, Setting, digest_of
 from runner.core.prices import FREE
 from runner.core.run import Ended, Waiting
@@ -51,6 +53,15 @@ def test_an_attempt_that_takes_up_a_waiting_run_starts_no_child_again():
     assert len(parent.started) == 1
 
 
+def test_a_child_is_never_in_doubt_when_the_worker_of_its_parent_died():
+    parent = Parent(workspace=Workspace("/repo", "git", on_unknown="ask"))
+    parent.view = apply(parent.view, TreeRecorded("tree 1", "created"))
+    parent.ask(asks())
+    assert outcome_of(parent.claim()) == CHILDREN
+    assert in_doubt(parent.view) == ()
+    assert not undo_needed(parent.view)
+
+
 def test_no_more_than_eight_are_under_way_at_once_and_a_free_slot_is_filled():
     parent = Parent()
     parent.ask(*[asks()] * 10)
@@ -60,8 +71,9 @@ def test_no_more_than_eight_are_under_way_at_once_and_a_free_slot_is_filled():
     assert [child.index for child in parent.started] == [*range(9)]
 
 
-def test_what_comes_after_an_agent_waits_for_it_and_what_comes_before_runs_first():
-    parent = Parent()
+@pytest.mark.parametrize("mode", ["safe", "all", "off"])
+def test_what_comes_after_an_agent_waits_for_it_and_what_comes_before_runs_first(mode):
+    parent = Parent(parallel_tools=mode)
     bash = uses("Bash", "b", {"command": "ls"})
     effect = parent.reply("tool_use", bash, uses("Agent", "a", asks()), uses("Read", "r"))
     assert started(effect) == [0]

@@ -58,7 +58,7 @@ def test_what_is_left_out_is_said_line_by_line():
         f"{ORIGIN}: permissions.defaultMode: say 'mode' or 'default' in the job file",
         f"{ORIGIN}: permissions.additionalDirectories: tools work in the job's workspace",
         f"{ORIGIN}: permissions.made_up: Runner does not know it",
-        f"{ORIGIN}: hooks: Runner runs no hooks: what they would have refused needs deny rules",
+        f"{ORIGIN}: hooks: Runner runs the job file's own: write those that refuse calls there",
     )
 
 

@@ -17,6 +17,7 @@ from runner.core.permissions.examples import call_of, matches
         ("Glob", ("Glob", {})),
         ("WebFetch(domain:a.example)", ("WebFetch", {"url": "https://a.example/"})),
         ("WebFetch(http://a.example/x)", ("WebFetch", {"url": "http://a.example/x"})),
+        ("Agent(reviewer)", ("Agent", {"agent_type": "reviewer"})),
         ("mcp__git__push", ("mcp__git__push", {})),
         ("own(x)", ("own", {})),
     ],
@@ -46,6 +47,8 @@ def test_what_is_not_a_call_says_so_in_one_line(text):
         ("deny", "Edit(.env)", "Bash(echo > .env)", True),
         ("allow", "Edit(.env)", "Bash(echo > .env)", False),
         ("allow", "mcp__git", "mcp__git__push", True),
+        ("deny", "Agent(reviewer)", "Agent(reviewer)", True),
+        ("deny", "Agent(reviewer)", "Agent(tester)", False),
         ("allow", "WebFetch(domain:a.example)", "WebFetch(https://a.example/x)", True),
     ],
 )

@@ -45,6 +45,7 @@ def check(records: Sequence[Record], served: Served, folder: Path) -> None:
         lambda: _check_answers(records),
         lambda: _check_calls(records),
         lambda: _check_side_effects(records),
+        lambda: _check_hooks(records, folder),
         lambda: _check_money(records, served),
     )
     found = []
@@ -151,7 +152,7 @@ def _check_hooks(records: Sequence[Record], folder: Path) -> None:
     log = folder / HOOKED
     ran = Counter(log.read_text().splitlines() if log.exists() else ())
     for who, record in _everyone(records):
-        outcomes = record.hook_outcomes
+        outcomes = _told(record)
         for call in _own_calls(who, record):
             if call.name != "Bash":
                 continue
@@ -161,9 +162,18 @@ def _check_hooks(records: Sequence[Record], folder: Path) -> None:
                 hold(times <= 1, "a hook ran twice", event, call.tool_use_id)
                 expected = 0 if event == "PostToolUse" and call.outcome == "denied" else 1
                 hold(len(told) == expected, "a hook is not recorded once", event, call, told)
-                if told == ["passed"]:
+                if told == ["succeeded"]:
                     hold(times == 1, "a hook that passed did not run", event, call.tool_use_id)
     hold(not ran, "hooks of no call ran", ran)
+
+
+def _told(record: Record) -> dict[tuple[str, str], list[str]]:
+    """The outcomes of hooks, by event and the call's id."""
+    ids = {(call.message, call.position): call.tool_use_id for call in record.calls}
+    found: dict[tuple[str, str], list[str]] = {}
+    for row in record.hooks:
+        found.setdefault((row.event, ids[row.message, row.position]), []).append(row.outcome)
+    return found
 
 
 def _check_money(records: Sequence[Record], served: Served) -> None:

@@ -72,11 +72,11 @@ SCRIPTS: Mapping[Who, tuple[Reply, ...]] = {
 def _notes(event: Literal["PreToolUse", "PostToolUse"]) -> Hook:
     """A hook that appends what it is told of: its event, and the call's id or the run's."""
     named = r"""s/.*"tool_use_id": *"\([^"]*\)".*/\1/p"""
-    command = f"sed -n '{named}' | sed 's/^/{event} /' >> \"$CRASH_SWEEP_MARK/{HOOKED}\""
+    command = f'echo "{event} $(sed -n \'{named}\')" >> "$CRASH_SWEEP_MARK/{HOOKED}"'
     return Hook(event, ("Bash",), command=command)
 
 
-HOOKS = () and (
+HOOKS = (
     _notes("PreToolUse"),
     Hook(
         "PreToolUse", ("Write",), command="cat > /dev/null; echo 'nothing is written' >&2; exit 2"
@@ -117,7 +117,7 @@ FAMILY = FamilyScenario(
     notes=False,
     script={},
     denied=frozenset({"toolu_parent_2_1"}),
-    rules=(Rule("allow", "*"), Rule("deny", "Write")),
+    rules=(Rule("allow", "*"),),
 )
 
 

@@ -22,6 +22,7 @@ _SAMPLE: list[tuple[Mode, str, int, int]] = [
     ("freeze", "sqlite", 35, 97),
     ("kill", "postgresql", 55, 83),
 ]
+_AROUND_THE_FIRST_HOOK = range(26, 30)
 _ALL: list[tuple[Mode, str, int, int]] = [
     (mode, database, first, _PARTS)
     for mode, database, first in product(("kill", "freeze"), DATABASES, range(1, _PARTS + 1))
@@ -44,3 +45,14 @@ def test_no_strike_at_any_boundary_breaks_a_guarantee_of_a_family(
 ) -> None:
     sweep = FamilySweep(zygote, database, tmp_path, mode, FAMILY, tools)
     assert sweep.run(first, every) >= max(1, (_LEAST_BOUNDARIES - first) // every)
+
+
+@pytest.mark.parametrize("empty_url", ["sqlite"], indirect=True)
+def test_the_sweep_of_a_family_finds_a_hook_that_runs_again(
+    database: Database, zygote: Zygote, tools: tuple[Tool, ...], tmp_path: Path
+) -> None:
+    sweep = FamilySweep(
+        zygote, database, tmp_path, "kill", FAMILY, tools, fault="every hook repeatable"
+    )
+    what = "a hook ran twice"
+    assert what in sweep.find(what, _AROUND_THE_FIRST_HOOK)

@@ -11,26 +11,15 @@ import pytest
 from runner.core.hooks.hook import Hook
 from runner.core.permissions import Rule, digest_of
 from runner.core.run import Ended, Waiting
-from runner.engine.attempt import Ports
 from runner.errors import UsageError
-from runner.store.database import Database
 from runner.store.steer.approvals import Reply
 from runner.store.steer.new_rules import apply_new_rules
 from tests.engine.hooks.bench import Bench, bash, decides, function, says, telling
 from tests.engine.test_asking import reply, write
-from tests.engine.test_attempt import ports, row
+from tests.engine.test_attempt import row
 from tests.store.asked import add_rules
 
-__all__ = ["ports"]
-
 SUCCEEDED = Ended("succeeded", "end_turn")
-
-
-@pytest.fixture
-def bench(database: Database, ports: Ports, tmp_path: Path) -> Bench:
-    folder = tmp_path / "workspace"
-    folder.mkdir()
-    return Bench(database, ports, folder)
 
 
 def test_a_hook_is_told_of_the_call_as_claude_code_tells_it(bench: Bench) -> None:

@@ -4,13 +4,16 @@ where they happened."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from runner.cli.display import cell, duration
+from runner.cli.look.family import descent, family_of, tree_line
+from runner.cli.look.family import words as sub_agent
 from runner.cli.look.reading import words
 from runner.cli.look.verified import verdict, verified
-from runner.cli.money.costs import cost_line, spending_of
+from runner.cli.money.costs import cost, cost_line, spending_of
+from runner.core.agents.place import place_of
 from runner.errors import UsageError
 from runner.page import parts
 from runner.settings import Settings
@@ -18,6 +21,7 @@ from runner.settings import Settings
 if TYPE_CHECKING:
     from runner.store.database import Database
     from runner.store.look.decisions import DeniedCall
+    from runner.store.look.family.children import ChildSummary
     from runner.store.look.reading.happened import Happened
     from runner.store.look.reading.turn_costs import CallSpent
     from runner.store.look.transcript import CompactionLine, Line
@@ -27,7 +31,13 @@ Turns = tuple[int, int]
 
 
 def reading(
-    settings: Settings, database: Database, run_id: str, now: float, turns: Turns | None = None
+    settings: Settings,
+    database: Database,
+    run_id: str,
+    now: float,
+    turns: Turns | None = None,
+    *,
+    whole_tree: bool = False,
 ) -> parts.Reading:
     """A run, read while its parts are.
 
@@ -35,25 +45,35 @@ def reading(
         now: seconds since the epoch.
         turns: only the turns from the first number to the last; what was said before turn 1 belongs
             to that, and so does the system prompt.
+        whole_tree: with the readings of the sub-agents that it has started, where it did.
 
     Raises:
         UsageError: the run has not come so far.
     """
     from runner.store.look import queries
+    from runner.store.look.as_sent import system_prompt
 
-    run = queries.show_run(database, run_id)
+    run: dict[str, Any] = {**queries.show_run(database, run_id), **place_of(run_id)}
+    family = family_of(settings, database, run_id)
     if turns and turns[0] > max(run["turns"], 1):
         raise UsageError(f"there is no turn {turns[0]} yet: the last one is {run['turns']}")
-    job = queries.show_job(database, run["job_id"])
     shown = turns and (turns[0] if turns[0] > 1 else 0, turns[1])
+
+    def inner(child: str) -> parts.Reading | None:
+        if not whole_tree:
+            return None
+        return reading(settings, database, child, now, whole_tree=True)
+
     facts = (
         ("run", run_id),
         ("item", cell(run["item_key"])),
+        *((name, cell(value)) for name, value in descent(run)),
         ("job", f"{run['job_id']} {cell(run['job_name'])}"),
         ("state", words.state(run)),
         ("model", cell(run["model"])),
         ("turns", _turns(run["turns"], turns)),
         ("cost", cost_line(spending_of(settings, database, run_id=run_id))),
+        ("its tree", tree_line(run | family)),
         ("fork of", f"{run['fork_of']}@{run['fork_turn']}" if run["fork_of"] else ""),
         ("submitted", run["created_at"]),
         ("ended", run["ended_at"]),
@@ -65,8 +85,8 @@ def reading(
         title=cell(run["item_key"]),
         facts=tuple((name, value) for name, value in facts if value),
         state=parts.Note(words.state(run), words.TONES.get(run["state"], "plain")),
-        system="" if turns and turns[0] > 1 else job["spec"].get("system") or "",
-        parts=_Composer(settings, database, run_id, shown).in_order(),
+        system="" if turns and turns[0] > 1 else system_prompt(database, run_id) or "",
+        parts=_Composer(settings, database, run_id, shown, family, inner).in_order(),
     )
 
 
@@ -84,15 +104,27 @@ class _Composer:
     """Takes what happened beside the messages and puts it between them."""
 
     def __init__(
-        self, settings: Settings, database: Database, run_id: str, turns: Turns | None
+        self,
+        settings: Settings,
+        database: Database,
+        run_id: str,
+        turns: Turns | None,
+        family: Mapping[str, Any],
+        inner: Callable[[str], parts.Reading | None],
     ) -> None:
         from runner import wiring
         from runner.store.look import decisions, transcript
+        from runner.store.look.family.places import call_labels
         from runner.store.look.reading.happened import happened
         from runner.store.look.reading.turn_costs import spent_in_calls
         from runner.store.look.verifications import verifications_of
 
-        self._messages = transcript.said(database, run_id, turns)
+        said = transcript.said(database, run_id, turns)
+        self._messages = said if place_of(run_id)["parent"] is None else _own(said)
+        self._labels = database.read(lambda connection: call_labels(connection, [run_id]))
+        self._children = {child["id"]: child for child in family["children"]}
+        self._child_spending = family["child_spending"]
+        self._inner = inner
         self._denied = {call["id"]: call for call in decisions.denied_calls(database, run_id)}
         self._asked = {each["call_id"]: each for each in decisions.approvals_of(database, run_id)}
         self._compactions = [
@@ -133,6 +165,11 @@ class _Composer:
                 while self._compactions and self._compactions[0]["turn"] <= turn:
                     yield self._compaction(self._compactions.pop(0))
             yield self._message(message)
+            if role == "assistant":
+                for child in self._started_by(
+                    {line["call"]["id"] for line in message if line["call"]}
+                ):
+                    yield from self._sub_agent(child)
         yield from map(_verification, self._verifications)
         yield from self._events_before(None, 0)
         yield from map(self._compaction, self._compactions)
@@ -140,7 +177,7 @@ class _Composer:
     def _beginning(self) -> Iterator[parts.Part]:
         """How the run came to be is told before what it was told."""
         while self._events and self._events[0].type == "run_submitted":
-            yield from _event(self._events.pop(0))
+            yield from self._event(self._events.pop(0))
 
     def _events_before(self, turn: int | None, stage: int) -> Iterator[parts.Part]:
         """What happened before a turn was as far as ``stage``; without a turn all that is left."""
@@ -148,7 +185,34 @@ class _Composer:
             place = self._events[0].place
             if turn is not None and (place.turn, place.stage) >= (turn, stage):
                 return
-            yield from _event(self._events.pop(0))
+            yield from self._event(self._events.pop(0))
+
+    def _event(self, event: Happened) -> Iterator[parts.Part]:
+        note = words.event(event.type, event.data, event.attempt)
+        if note is not None:
+            yield parts.Event(event.at, note, words.is_by_person(event.type, event.data))
+        if event.type == "child_started" and "call_index" not in event.data:
+            child = self._children.get(str(event.data.get("child")))
+            yield from self._sub_agent(child) if child is not None else ()
+
+    def _started_by(self, call_ids: Collection[str]) -> list[ChildSummary]:
+        return [child for child in self._children.values() if child["call_id"] in call_ids]
+
+    def _sub_agent(self, child: ChildSummary) -> Iterator[parts.Part]:
+        """Its own reading, where the whole tree is told."""
+        reading = self._inner(child["id"])
+        if reading is not None:
+            yield parts.SubAgent(child["label"], self._outcome(child), reading)
+
+    def _outcome(self, child: ChildSummary) -> parts.Note:
+        spending = self._child_spending[child["id"]]
+        told = (
+            sub_agent(child),
+            cost(spending) if spending.calls else "",
+            cell(child["description"]),
+        )
+        tone = words.TONES.get(child["state"], "plain")
+        return parts.Note(", ".join(filter(None, told)), tone)
 
     def _message(self, message: list[Line]) -> parts.Message:
         first = message[0]
@@ -183,12 +247,15 @@ class _Composer:
 
     def _call(self, content: dict[str, Any], call: dict[str, Any]) -> parts.ToolCall:
         denied, asked = self._denied.get(call["id"]), self._asked.get(call["id"])
+        edited = asked["edited_input"] if asked else None
         return parts.ToolCall(
             id=call["id"],
             tool=cell(content["name"]),
             arguments=content["input"],
             decided=_decided(call, denied, asked),
-            edited=asked["edited_input"] if asked else None,
+            edited=call["updated_input"] if edited is None else edited,
+            label=self._labels.get((call["run_id"], call["turn"], call["position"]), ""),
+            started=tuple(map(self._outcome, self._started_by({call["id"]}))),
         )
 
     def _compaction(self, compaction: CompactionLine) -> parts.Compaction:
@@ -202,6 +269,22 @@ class _Composer:
             notes=tuple(parts.Note(note) for note in words.compacted(compaction)),
             text=compaction["text"],
         )
+
+
+def _own(messages: Iterable[list[Line]]) -> Iterator[list[Line]]:
+    """The messages of a sub-agent: of what its conversation began with, the rest of which it has from
+    its parent, the last block is its own."""
+    began: list[Line] = []
+    for message in messages:
+        if message[0]["turn"] == 0:
+            began = message
+            continue
+        if began:
+            yield began[-1:]
+            began = []
+        yield message
+    if began:
+        yield began[-1:]
 
 
 def _follows(line: Line, verification: Verified) -> bool:
@@ -220,12 +303,6 @@ def _verification(verification: Verified) -> parts.Verification:
         verdict=parts.Note(verified(verification), tone[verdict(verification)]),
         output=verification["output"] or "",
     )
-
-
-def _event(event: Happened) -> Iterator[parts.Part]:
-    note = words.event(event.type, event.data, event.attempt)
-    if note is not None:
-        yield parts.Event(event.at, note, words.is_by_person(event.type, event.data))
 
 
 def _decided(

@@ -20,6 +20,7 @@ from runner.page.parts import (
     Part,
     Piece,
     Reading,
+    SubAgent,
     Text,
     Thinking,
     Tone,
@@ -102,6 +103,21 @@ def _part(part: Part, look: Look) -> Iterator[str]:
             if part.is_by_person:
                 said = look.style(part.note.words, f"{_BOLD};{_MAGENTA}")
             yield f"{look.style('•', _DIM)} {said}{look.style(f' · {moment(part.at)}', _DIM)}"
+        case SubAgent():
+            yield from _sub_agent(part, look)
+
+
+def _sub_agent(part: SubAgent, look: Look) -> Iterator[str]:
+    """All of it behind its label, so that it cannot pass for a part of the run that started it."""
+    before = look.style(f"{part.label} │ ", _DIM)
+    yield (
+        look.style(f"── sub-agent {part.label}", f"{_BOLD};{_MAGENTA}")
+        + " · "
+        + look.note(part.note)
+    )
+    for line in lines_of(part.reading, look):
+        yield f"{before}{line}".rstrip()
+    yield ""
 
 
 def _heading(name: str, at: float, words: str, look: Look) -> str:
@@ -148,12 +164,13 @@ def _encoded(block: Any) -> str:
 
 def _call(call: ToolCall, look: Look) -> Iterator[str]:
     name = look.style(call.tool, f"{_BOLD};{_YELLOW}")
-    yield look.style("[", _DIM) + name + look.style(f" {call.id}]", _DIM)
+    label = f" {call.label}" if call.label else ""
+    yield look.style("[", _DIM) + name + look.style(f"{label} {call.id}]", _DIM)
     yield from _folded(list(input_lines(call.arguments)), look)
     if call.edited is not None:
         yield look.style("[ran with this input instead]", _YELLOW)
         yield from _folded(list(input_lines(call.edited)), look)
-    yield from (look.note(note, f"[{note.words}]") for note in call.decided)
+    yield from (look.note(note, f"[{note.words}]") for note in (*call.decided, *call.started))
 
 
 def _indented(text: str, look: Look, style: str = "") -> Iterator[str]:

@@ -202,6 +202,37 @@ def _queued(data: Mapping[str, Any], attempt: int | None) -> Note:
     return Note(f"message queued{_who(data)}: {cell(data['text'])}")
 
 
+def _child_started(data: Mapping[str, Any], attempt: int | None) -> Note | None:
+    """What a call starts is told with it."""
+    if "call_index" in data:
+        return None
+    return Note(f"{cell(data.get('agent_type'))} {cell(data.get('child'))} is given the whole task")
+
+
+def _hook_started(data: Mapping[str, Any], attempt: int | None) -> None:
+    """Its end tells of it."""
+    return
+
+
+def _hook_finished(data: Mapping[str, Any], attempt: int | None) -> Note:
+    of = f" of {cell(data['name'])}" if data.get("name") else ""
+    told = [cell(data[name]) for name in ("outcome", "decision") if data.get(name)]
+    reason = f": {cell(data['reason'])}" if data.get("reason") else ""
+    took = data.get("duration")
+    time = f" ({duration(took)})" if isinstance(took, float | int) else ""
+    tone: Tone = "bad" if data.get("outcome") != "succeeded" else "plain"
+    said = f"hook {cell(data.get('hook'))} at {cell(data.get('event'))}{of}: {', '.join(told)}"
+    return Note(
+        f"{said}{reason}{time}", "wait" if data.get("decision") in ("ask", "deny") else tone
+    )
+
+
+def _instructions(data: Mapping[str, Any], attempt: int | None) -> Note | None:
+    files = data.get("files")
+    names = [file.get("path") for file in files] if isinstance(files, list) else []
+    return Note(f"instructions read: {cell(', '.join(map(str, names)))}") if names else None
+
+
 def _rule(happened: str, told: str) -> Callable[[Mapping[str, Any], int | None], Note]:
     def words(data: Mapping[str, Any], attempt: int | None) -> Note:
         rule = data.get(told) or {}
@@ -218,6 +249,10 @@ _SPECIAL: dict[str, Callable[[Mapping[str, Any], int | None], Note | None]] = {
     "attempt_ended": _attempt_ended,
     "error": _error,
     "done": _done,
+    "child_started": _child_started,
+    "hook_started": _hook_started,
+    "hook_finished": _hook_finished,
+    "instructions_read": _instructions,
     "approval_answered": _answered,
     "message_queued": _queued,
     "rule_added": _rule("for the whole job: new rule", "new"),

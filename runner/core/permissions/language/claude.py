@@ -25,7 +25,7 @@ _ELSEWHERE = {
     "disableBypassPermissionsMode": "no job bypasses its rules",
 }
 _BESIDE = {
-    "hooks": "Runner runs no hooks: what they would have refused needs deny rules",
+    "hooks": "Runner runs the job file's own: write those that refuse calls there",
     "sandbox": "Runner does not read it",
     "enabledMcpjsonServers": "Runner does not read it",
     "disabledMcpjsonServers": "Runner does not read it",

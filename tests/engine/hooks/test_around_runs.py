@@ -1,0 +1,238 @@
+"""PostToolUse, TurnEnd, RunStart and RunEnd hooks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from runner.core.ending.result import RESULT_TOOL, result_tool
+from runner.core.hooks.hook import Hook
+from runner.core.permissions import Rule
+from runner.core.run import Ended, Waiting
+from runner.core.spec import Asking
+from runner.store.steer.approvals import Reply
+from runner.store.steer.control import Target
+from runner.store.steer.revive import retry
+from runner.tools.registry import resolve
+from tests.engine.hooks.bench import Bench, bash, function, says, telling, texts
+from tests.engine.test_asking import DONE, reply, write
+
+SUCCEEDED = Ended("succeeded", "end_turn")
+
+
+def context(event: str, text: str) -> dict[str, object]:
+    return {"hookSpecificOutput": {"hookEventName": event, "additionalContext": text}}
+
+
+def test_hooks_after_a_call_run_in_reverse_and_are_told_of_its_result(bench: Bench) -> None:
+    hooks = [Hook("PostToolUse", command=f"echo {name} >> order.txt") for name in "abc"]
+    lease = bench.run_with([*hooks, telling("PostToolUse")], bash("echo hi; exit 3"))
+    assert bench.work(lease) == SUCCEEDED
+    assert (bench.folder / "order.txt").read_text().split() == ["c", "b", "a"]
+    (told,) = bench.told
+    assert told["tool_response"]["outcome"] == "failed"
+    assert told["tool_response"]["is_error"] is True
+    assert told["tool_response"]["content"].startswith("hi\n")
+    bench.check_requests()
+
+
+def test_hooks_after_a_call_run_before_the_next_one_starts(bench: Bench) -> None:
+    hook = Hook("PostToolUse", command="echo hook >> order.txt")
+    calls = reply(*(bash(f"echo {n} >> order.txt")["tools"][0] for n in (1, 2)))
+    lease = bench.run_with([hook], calls)
+    assert bench.work(lease) == SUCCEEDED
+    assert (bench.folder / "order.txt").read_text().split() == ["1", "hook", "2", "hook"]
+    bench.check_requests()
+
+
+def test_what_hooks_say_after_a_call_goes_to_the_model(bench: Bench) -> None:
+    hooks = [
+        says("PostToolUse", context("PostToolUse", "two lines\nare long")),
+        says("PostToolUse", {"decision": "block", "reason": "tests are missing"}),
+        Hook("PostToolUse", command="echo oh >&2; exit 2"),
+        Hook("PostToolUse", command="echo not for the model"),
+        Hook("PostToolUse", command="exit 1"),
+    ]
+    lease = bench.run_with(hooks, bash("echo hi"))
+    assert bench.work(lease) == SUCCEEDED
+    assert bench.model.results == ["hi\n"]
+    heard = bench.heard
+    assert [text.partition("\n")[2] for text in heard] == [
+        "oh",
+        "tests are missing",
+        "two lines\nare long",
+    ]
+    assert heard[0].startswith("The PostToolUse hook `echo oh >&2; exit 2` of call 1")
+    outcomes = [row.outcome for row in bench.rows()]
+    assert outcomes == ["failed", "succeeded", "succeeded", "succeeded", "succeeded"]
+    bench.check_requests()
+
+
+def test_there_are_no_hooks_after_calls_that_never_ran(bench: Bench) -> None:
+    rules = [Rule("allow", "Bash(echo *)")]
+    calls = reply(
+        *bash("touch made")["tools"],
+        {"name": "Bash", "input": {}},
+        {"name": "Nothing", "input": {}},
+        *bash("echo hi")["tools"],
+    )
+    lease = bench.run_with([telling("PostToolUse")], calls, rules=rules)
+    assert bench.work(lease) == SUCCEEDED
+    assert [told["tool_input"] for told in bench.told] == [{"command": "echo hi"}]
+    bench.check_requests()
+
+
+def test_a_matcher_about_a_path_holds_after_the_call_too(bench: Bench) -> None:
+    hook = telling("PostToolUse", matcher=("Edit(docs/**)",))
+    lease = bench.run_with([hook], reply(write("docs/a"), write("b")))
+    assert bench.work(lease) == SUCCEEDED
+    assert [told["tool_input"]["file_path"] for told in bench.told] == ["docs/a"]
+
+
+def test_hooks_are_told_of_the_input_that_ran(bench: Bench) -> None:
+    hook = telling("PostToolUse", matcher=("Bash(touch edited)",))
+    rules = [Rule("ask", "Bash")]
+    lease = bench.run_with([hook], bash("touch made"), rules=rules, asking=Asking("ask"))
+    assert bench.work(lease) == Waiting("approval")
+    bench.answer(Reply("approved", "ann", edited={"command": "touch edited"}))
+    assert bench.work() == SUCCEEDED
+    (told,) = bench.told
+    assert told["tool_input"] == {"command": "touch edited"}
+
+
+def test_the_end_of_a_turn_comes_when_all_its_results_are_there(bench: Bench) -> None:
+    hook = says("TurnEnd", context("TurnEnd", "that was a turn"))
+    calls = reply(*bash("echo 1")["tools"], *bash("echo 2")["tools"])
+    lease = bench.run_with([hook, telling("PostToolUse")], calls, bash("echo 3"))
+    assert bench.work(lease) == SUCCEEDED
+    assert [told["hook_event_name"] for told in bench.told] == [
+        "PostToolUse",
+        "PostToolUse",
+        "TurnEnd",
+        "PostToolUse",
+        "TurnEnd",
+    ]
+    assert [told["turn"] for told in bench.told] == [1, 1, 1, 2, 2]
+    assert bench.heard == [
+        bench.heard[0],
+    ]
+    assert bench.heard[0].endswith("says:\nthat was a turn")
+    assert [event["turn"] for event in bench.happened("turn_ended")] == [1, 2, 3]
+    bench.check_requests()
+
+
+def test_what_a_hook_says_when_the_run_starts_comes_after_the_prompt(bench: Bench) -> None:
+    hooks = [Hook("RunStart", command="echo It is Monday."), telling("RunStart")]
+    lease = bench.run_with(hooks, bash("echo hi"))
+    assert bench.work(lease) == SUCCEEDED
+    (told,) = bench.told
+    assert told["turn"] == 0
+    first = bench.model.requests[0].messages[0].blocks
+    assert [block["text"].splitlines()[-1] for block in first] == ["Mend one.", "It is Monday."]
+    assert len(bench.rows()) == 2
+    bench.check_requests()
+
+
+def test_a_hook_can_keep_a_run_from_starting(bench: Bench) -> None:
+    hook = telling("RunStart", "test -e ready || { echo not yet >&2; exit 2; }")
+    lease = bench.run_with([hook])
+    outcome = bench.work(lease)
+    assert isinstance(outcome, Ended)
+    assert (outcome.state, outcome.reason) == ("failed", "hook")
+    assert outcome.detail.endswith("objects: not yet")
+    assert bench.model.requests == []
+    (bench.folder / "ready").touch()
+    retry(bench.database, Target("run", lease.run_id), bench.ports.clock.now())
+    assert bench.work() == SUCCEEDED
+    assert len(bench.told) == 2
+
+
+def test_the_end_of_a_run_is_told_last_and_holds_nothing_up(bench: Bench) -> None:
+    objecting = telling("RunEnd", "echo no >&2; exit 2")
+    stopping = says("RunEnd", {"continue": False})
+    lease = bench.run_with([objecting, stopping], bash("echo hi"))
+    assert bench.work(lease) == SUCCEEDED
+    assert [(told["state"], told["reason"]) for told in bench.told] == [
+        ("succeeded", "end_turn")
+    ] * 2
+    assert [row.decision for row in bench.rows()] == ["block", None]
+    assert len(bench.model.requests) == 2
+
+
+def test_each_end_of_a_run_is_told_once(bench: Bench) -> None:
+    broken = {"error": {"kind": "invalid_request_error", "status": 400}}
+    lease = bench.run_with([telling("RunEnd")], broken)
+    outcome = bench.work(lease)
+    assert isinstance(outcome, Ended)
+    assert outcome.state == "failed"
+    retry(bench.database, Target("run", lease.run_id), bench.ports.clock.now())
+    assert bench.work() == outcome
+    assert [told["state"] for told in bench.told] == ["failed", "failed"]
+
+
+def test_an_objection_holds_up_a_result_and_a_remark_does_not(bench: Bench) -> None:
+    script = "test -e seen && exit 0; touch seen; echo look again >&2; exit 2"
+    hooks = [
+        Hook("TurnEnd", command=script),
+        Hook("TurnEnd", command='echo \'{"hookSpecificOutput": {"additionalContext": "so"}}\''),
+    ]
+    submit = {"name": RESULT_TOOL, "input": {"n": 1}}
+    tools = (*resolve(("Bash",), bench.folder), result_tool({"type": "object"}))
+    lease = bench.run_with(hooks, reply(submit), reply(submit), tools=tools)
+    assert bench.work(lease) == Ended("succeeded", "submitted")
+    assert len(bench.model.requests) == 2
+    assert "look again" in texts(bench.model.requests[1])
+    bench.check_requests()
+
+
+def test_there_are_no_hooks_around_the_submission_of_a_result(bench: Bench) -> None:
+    hooks = [Hook("PreToolUse", command="exit 2"), telling("PostToolUse")]
+    submit = {"name": RESULT_TOOL, "input": {"n": 1}}
+    tools = (*resolve(("Bash",), bench.folder), result_tool({"type": "object"}))
+    lease = bench.run_with(hooks, reply(submit), tools=tools)
+    assert bench.work(lease) == Ended("succeeded", "submitted")
+    assert bench.rows() == []
+
+
+def test_a_job_without_a_workspace_can_have_hooks(bench: Bench, tmp_path: Path) -> None:
+    hook = function(tmp_path, "RunStart", "return {'stopReason': event['cwd'], 'continue': False}")
+    lease = bench.run_with([hook], workspace=None)
+    outcome = bench.work(lease)
+    assert isinstance(outcome, Ended)
+    assert outcome.detail.endswith(lease.run_id)
+
+
+def test_all_five_events_of_a_run_are_recorded_in_order(bench: Bench, tmp_path: Path) -> None:
+    events = ("RunStart", "PreToolUse", "PostToolUse", "TurnEnd", "RunEnd")
+    hooks = [function(tmp_path, event, "return None") for event in events]
+    lease = bench.run_with(hooks, bash("echo hi"))
+    assert bench.work(lease) == SUCCEEDED
+    assert [(row.number, row.event, row.turn) for row in bench.rows()] == [
+        (1, "RunStart", 0),
+        (2, "PreToolUse", 1),
+        (3, "PostToolUse", 1),
+        (4, "TurnEnd", 1),
+        (5, "RunEnd", 2),
+    ]
+    started = bench.happened("hook_started")
+    assert [event["event"] for event in started] == [*events]
+    assert started[1]["tool_use_id"]
+    finished = bench.happened("hook_finished")
+    assert {event["outcome"] for event in finished} == {"succeeded"}
+    assert [event["hook"] for event in finished] == [f"hooks_{n}:hook" for n in range(5)]
+
+
+@pytest.mark.parametrize("event", ["PostToolUse", "TurnEnd"])
+def test_a_run_that_waited_with_such_hooks_goes_on(bench: Bench, event: str) -> None:
+    """The calls are read back while some have results and others wait."""
+    hook = Hook(event, command="echo hook >> order.txt")  # type: ignore[arg-type]
+    calls = reply(*(bash(f"echo {n} >> order.txt")["tools"][0] for n in (1, 2)))
+    rules = [Rule("allow", "Bash(echo 1 *)"), Rule("ask", "Bash(echo 2 *)")]
+    lease = bench.run_with([hook], calls, DONE, rules=rules, asking=Asking("ask"))
+    assert bench.work(lease) == Waiting("approval")
+    bench.answer(Reply("approved", "ann"))
+    assert bench.work() == SUCCEEDED
+    order = (bench.folder / "order.txt").read_text().split()
+    assert order == (["1", "hook", "2", "hook"] if event == "PostToolUse" else ["1", "2", "hook"])
+    bench.check_requests()

@@ -1,0 +1,325 @@
+"""Real workers, a strict Messages API, and runs with sub-agents: they work side by side and below each
+other, they come to every kind of end, and nothing is done twice though workers die."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+
+from runner.settings import Settings
+from runner.store.database import Database
+from runner.store.tables import events, runs
+from tests.lifecycle.family import Api, Family, delegates, family_job, runs_bash
+from tests.lifecycle.site import Site, wait_until
+from tests.messages_api import Received, Reply, text
+
+pytestmark = pytest.mark.timeout(300)
+
+
+class Tree:
+    """A site whose workers talk to a model of a family."""
+
+    def __init__(self, site: Site, plan: Callable[[Received], Reply]) -> None:
+        self.site = site
+        self.api = Api(site, plan)
+        self.database = Database(Settings.load(site.environment).database_url)
+
+    def close(self) -> None:
+        self.site.stop_all()
+        self.api.server.stop()
+        self.database.close()
+
+    def states(self) -> dict[str, tuple[str, str]]:
+        """State and reason of every run, by its item's key and its place below."""
+        return {row.item_key: (row.state, row.reason) for row in self.rows(select(runs))}
+
+    def rows(self, query: Any) -> Any:
+        return self.database.read(lambda connection: connection.execute(query).all())
+
+    def told(self, kind: str, item_key: str) -> list[dict[str, Any]]:
+        query = select(events.c.data).join(runs, runs.c.id == events.c.run_id)
+        query = query.where(events.c.type == kind, runs.c.item_key == item_key)
+        return [row.data for row in self.rows(query.order_by(events.c.number))]
+
+    def work(self) -> None:
+        """One worker until nothing is due; the API has taken every request."""
+        self.site.run("worker", "-c", "8", "--burst")
+        assert self.api.server.refusals == []
+
+
+@pytest.fixture
+def tree(site_of_either: Site) -> Iterator[Callable[..., Tree]]:
+    trees: list[Tree] = []
+
+    def plant(tasks: dict[str, Any]) -> Tree:
+        trees.append(Tree(site_of_either, Family(tasks)))
+        return trees[-1]
+
+    yield plant
+    for each in trees:
+        each.close()
+
+
+only_sqlite = pytest.mark.parametrize("empty_url", ["sqlite"], indirect=True)
+
+
+def logs(name: str, then: str = "") -> list[list[dict[str, Any]]]:
+    """The turns of a task that appends its name to a file, once."""
+    return [runs_bash(f"echo {name} >> log{then}", f"toolu_log_{name}")]
+
+
+def logged(site: Site) -> list[str]:
+    log = site.workspace / "log"
+    return sorted(log.read_text().split()) if log.exists() else []
+
+
+def test_children_side_by_side_and_below_each_other_give_their_results_in_order(
+    tree: Callable[..., Tree],
+) -> None:
+    here = tree(
+        {
+            "a": [
+                [
+                    text("I have it looked at."),
+                    *delegates("one"),
+                    *delegates("two", agent_type="tester"),
+                    *delegates("three"),
+                ]
+            ],
+            "one": logs("one"),
+            "two": logs("two"),
+            "three": [delegates("four", "five"), *logs("three")],
+            "four": logs("four"),
+            "five": logs("five"),
+        }
+    )
+    family_job(here.site, "a")
+    here.work()
+    assert set(here.states().values()) == {("succeeded", "end_turn")}
+    assert set(here.states()) == {"a", "a+1", "a+2", "a+3", "a+3+1", "a+3+2"}
+    assert logged(here.site) == ["five", "four", "one", "three", "two"]
+    (_, joined) = here.api.moments("a")
+    assert joined.results == ("one is done.", "two is done.", "three is done.")
+    (_, below, _) = here.api.moments("three")
+    assert below.results == ("four is done.", "five is done.")
+    snapshot = here.api.moments("two")[0].request.body
+    assert [message["role"] for message in snapshot["messages"]] == ["user", "assistant", "user"]
+    assert snapshot["system"] != here.api.moments("one")[0].request.body.get("system")
+    assert len(here.api.moments("one")[0].request.body["messages"]) == 1
+
+
+def test_children_work_at_the_same_time(tree: Callable[..., Tree]) -> None:
+    """Each waits for a file that another makes."""
+    meet = "touch {0}; while [ ! -e {1} ]; do sleep 0.05; done"
+    here = tree(
+        {
+            "a": [delegates("one", "two")],
+            "one": [runs_bash(meet.format("here-1", "here-2"), "toolu_1")],
+            "two": [runs_bash(meet.format("here-2", "here-1"), "toolu_2")],
+        }
+    )
+    family_job(here.site, "a")
+    here.work()
+    assert set(here.states().values()) == {("succeeded", "end_turn")}
+
+
+def test_a_parent_waits_without_a_worker(tree: Callable[..., Tree]) -> None:
+    """One slot is enough for a family."""
+    here = tree({"a": [delegates("one")], "one": [delegates("two")], "two": logs("two")})
+    family_job(here.site, "a")
+    here.site.run("worker", "-c", "1", "--burst")
+    assert set(here.states().values()) == {("succeeded", "end_turn")}
+    assert len(here.states()) == 3
+
+
+def test_a_child_s_bad_end_is_an_error_for_its_parent_and_not_its_parent_s_end(
+    tree: Callable[..., Tree],
+) -> None:
+    here = tree(
+        {
+            "a": [delegates("refuses", "loops", "asks"), delegates("good")],
+            "refuses": [lambda now: [text("No.")]],
+            "loops": [runs_bash("true", f"toolu_{turn}") for turn in range(9)],
+            "asks": [runs_bash("make it", "toolu_make"), *logs("asked")],
+        }
+    )
+    refusing = here.api.server._plan
+
+    def plan(request: Received) -> Reply:
+        reply = refusing(request)
+        is_no = reply.blocks and reply.blocks[0].get("text") == "No."
+        return Reply([], stop_reason="refusal") if is_no else reply
+
+    here.api.server._plan = plan
+    job = family_job(
+        here.site,
+        "a",
+        **{
+            "agents.reviewer.limits": {"max_turns": 4},
+            "permissions": {"allow": ["Bash", "Agent"], "ask": ["Bash(make *)"]},
+        },
+    )
+    here.work()
+    assert here.states()["a"] == ("waiting", "children")
+    assert here.states()["a+3"] == ("waiting", "approval")
+    (group,) = here.site.json("approvals", job)
+    here.site.run("deny", group["calls"][0]["id"], "--reason", "not now")
+    here.work()
+    assert here.states() == {
+        "a": ("succeeded", "end_turn"),
+        "a+1": ("failed", "refused"),
+        "a+2": ("stopped", "max_turns"),
+        "a+3": ("succeeded", "end_turn"),
+        "a+4": ("succeeded", "end_turn"),
+    }
+    refused, stopped, asked = here.api.moments("a")[1].results
+    assert "failed (refused)" in refused
+    assert "stopped (max_turns)" in stopped
+    assert asked == "asks is done."
+    assert "not now" in here.api.moments("asks")[1].results[0]
+
+
+@only_sqlite
+def test_a_child_that_is_cancelled_is_an_error_and_its_processes_are_gone(
+    tree: Callable[..., Tree],
+) -> None:
+    here = tree(
+        {
+            "a": [delegates("long", "short")],
+            "long": [runs_bash("touch began; sleep 604.5", "toolu_long")],
+            "short": logs("short"),
+        }
+    )
+    family_job(here.site, "a")
+    here.site.start("worker", "-c", "8")
+    here.site.wait_for_file_made("began")
+    ((child,),) = here.rows(select(runs.c.id).where(runs.c.item_key == "a+1"))
+    here.site.run("cancel", child)
+    wait_until(lambda: here.states()["a"][0] == "succeeded", "the parent to go on")
+    cancelled, short = here.api.moments("a")[1].results
+    assert "cancelled" in cancelled
+    assert short == "short is done."
+
+
+@only_sqlite
+def test_cancel_and_pause_reach_the_whole_tree(tree: Callable[..., Tree]) -> None:
+    here = tree(
+        {
+            "a": [delegates("one")],
+            "one": [delegates("two")],
+            "two": [runs_bash("touch began; while [ ! -e go ]; do sleep 0.05; done", "toolu_two")],
+        }
+    )
+    job = family_job(here.site, "a")
+    here.site.start("worker", "-c", "8")
+    here.site.wait_for_file_made("began")
+    here.site.run("pause", job)
+    assert [here.states()[key] for key in ("a", "a+1")] == [("waiting", "paused")] * 2
+    (here.site.workspace / "go").touch()
+    wait_until(lambda: here.states()["a+1+1"] == ("waiting", "paused"), "the last to pause")
+    here.site.run("resume", job)
+    wait_until(lambda: here.states()["a"][0] == "succeeded", "the tree to go on")
+    assert len(here.api.moments("two")) == 2
+
+
+def in_a_repository(site: Site) -> None:
+    """Have the site's workspace be a repository with a file in it."""
+    git = ["git", "-c", "user.name=ann", "-c", "user.email=ann@example.org"]
+    (site.workspace / "kept").write_text("as it was\n")
+    for command in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "first"]):
+        subprocess.run([*git, *command], cwd=site.workspace, check=True)
+
+
+def test_children_work_in_their_parent_s_worktree_or_in_one_of_their_own(
+    tree: Callable[..., Tree],
+) -> None:
+    here = tree(
+        {
+            "a": [
+                runs_bash("echo parent > made", "toolu_made"),
+                [*delegates("shares"), *delegates("own", agent_type="apart")],
+                runs_bash("cat made shared; ls", "toolu_look"),
+            ],
+            "shares": [runs_bash("cat made; echo child > shared", "toolu_shares")],
+            "own": [runs_bash("cat made; echo own > made; echo x > apart", "toolu_own")],
+        }
+    )
+    in_a_repository(here.site)
+    apart = {"description": "Tries it elsewhere.", "workspace": "own"}
+    family_job(
+        here.site,
+        "a",
+        workspace={"repo": "workspace", "mode": "git"},
+        **{"agents.apart": apart},
+    )
+    here.work()
+    assert set(here.states().values()) == {("succeeded", "end_turn")}
+    looked = here.api.moments("a")[3].results[0]
+    assert looked.split() == ["parent", "child", "kept", "made", "shared"]
+    assert here.api.moments("shares")[1].results[0].strip() == "parent"
+    assert here.api.moments("own")[1].results[0].strip() == "parent"
+    _, own = here.api.moments("a")[2].results
+    assert "on the branch runner/job/a-2" in own
+    branch = ["git", "show", "runner/job/a-2:made"]
+    shown = subprocess.run(branch, cwd=here.site.workspace, check=True, capture_output=True)
+    assert shown.stdout == b"own\n"
+    assert [data["cause"] for data in here.told("tree_recorded", "a")] == ["created", "children"]
+    assert here.told("tree_recorded", "a+1") == []
+
+
+@pytest.mark.parametrize("moment", ["children", "parent"])
+def test_nothing_is_done_twice_when_workers_die(tree: Callable[..., Tree], moment: str) -> None:
+    """Killed while the children run their commands, and while the parent starts."""
+    held = "; touch began; while [ ! -e go ]; do sleep 0.05; done"
+    here = tree(
+        {
+            "a": [*logs("a"), delegates("one", "two")],
+            "one": logs("one", held if moment == "children" else ""),
+            "two": [delegates("three")],
+            "three": logs("three"),
+        }
+    )
+    family_job(here.site, "a")
+    worker = here.site.start("worker", "-c", "8")
+    if moment == "children":
+        here.site.wait_for_file_made("began")
+    else:
+        here.api.server.wait_for(lambda server: len(server.requests) >= 2, 60)
+    worker.kill()
+    worker.communicate()
+    (here.site.workspace / "go").touch()
+    here.work()
+    assert set(here.states()) == {"a", "a+1", "a+2", "a+2+1"}
+    assert here.states()["a"] == ("succeeded", "end_turn")
+    assert logged(here.site) in (["a", "one", "three"], ["one", "three"])
+    for key, task in (("a+1", "one"), ("a+2", "two"), ("a+2+1", "three")):
+        assert here.states()[key][0] == "succeeded", (key, task)
+        assert len(here.told("run_submitted", key)) == 1
+    assert here.api.moments("a")[-1].results == ("one is done.", "two is done.")
+
+
+def test_a_family_comes_through_many_deaths(tree: Callable[..., Tree]) -> None:
+    """Workers are killed again and again; what each said it did is done once."""
+    names = [f"n{number}" for number in range(6)]
+    here = tree(
+        {
+            "a": [delegates(*names)],
+            **{name: [*logs(name), *logs(f"{name}b"), *logs(f"{name}c")] for name in names},
+        }
+    )
+    family_job(here.site, "a")
+    for enough in (4, 9, 14):
+        worker = here.site.start("worker", "-c", "4")
+        here.api.server.wait_for(lambda server: server.count >= enough, 60)  # noqa: B023
+        worker.kill()
+        worker.communicate()
+    here.work()
+    assert set(here.states().values()) == {("succeeded", "end_turn")}
+    assert len(here.states()) == 7
+    assert len(logged(here.site)) == len(set(logged(here.site)))
+    (*_, last) = here.api.moments("a")
+    assert last.results == tuple(f"{name} is done." for name in names)

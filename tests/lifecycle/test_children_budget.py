@@ -1,0 +1,127 @@
+"""What a run and all below it use never passes what the run may, nor the budget of its job, though
+workers and sub-agents die at any moment."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+
+from runner.core.budget import billionths
+from runner.core.run import ENDED
+from runner.settings import Settings
+from runner.store.database import Database
+from runner.store.tables import purses, runs
+from tests.lifecycle.family import delegates, family_job, moment
+from tests.lifecycle.site import Site, wait_until
+from tests.lifecycle.spender import Spender, Watch, most_used
+from tests.messages_api import API_KEY, MessagesServer, Received, text, tool_use
+
+WORKERS = 3
+KILLS = 3
+
+pytestmark = pytest.mark.timeout(500)
+
+
+class FamilySpender(Spender):
+    """Each agent has two turns of its own, and in the first of them two sub-agents down to ``depth``."""
+
+    def __init__(self, seed: int, depth: int = 2) -> None:
+        super().__init__(turns=None, seed=seed)
+        self._depth = depth
+
+    def says(self, request: Received) -> list[dict[str, Any]]:
+        now = moment(request)
+        below = now.task.count("-")
+        if now.turn == 0 and below < self._depth:
+            return delegates(*(f"{now.task}-{number}" for number in (1, 2)))
+        if now.turn < 3:
+            number = f"{now.task}_{now.turn}"
+            return [tool_use(f"toolu_{number}", "Bash", {"command": "seq 200"})]
+        return [text("Done.")]
+
+
+class Family:
+    """A site whose workers talk to a model that bills, with what is stored."""
+
+    def __init__(self, site: Site, model: Spender) -> None:
+        self.site = site
+        self.server = MessagesServer(model).start()
+        site.environment |= {"ANTHROPIC_BASE_URL": self.server.url, "ANTHROPIC_API_KEY": API_KEY}
+        self.database = Database(Settings.load(site.environment).database_url)
+
+    def close(self) -> None:
+        self.site.stop_all()
+        self.server.stop()
+        self.database.close()
+
+    def rows(self, query: Any) -> Any:
+        return self.database.read(lambda connection: connection.execute(query).all())
+
+    def over(self, job: str) -> bool:
+        """Whether all runs have ended, or wait for the budget or for those that do."""
+        rows = self.rows(select(runs.c.state, runs.c.reason).where(runs.c.job_id == job))
+        at_rest = {("waiting", "budget"), ("waiting", "children")}
+        return all(row.state in ENDED or tuple(row) in at_rest for row in rows)
+
+    def work_and_die(self, job: str, seed: int) -> None:
+        """Several workers until it is over; some are killed on the way, and others come. Some of the
+        sub-agents are cancelled."""
+        dice = random.Random(seed)
+        workers = [self.site.start("worker", "-c", "4") for _ in range(WORKERS)]
+        for _ in range(KILLS):
+            enough = self.server.count + dice.randint(3, 8)
+            wait_until(lambda: self.over(job) or self.server.count >= enough, "requests")  # noqa: B023
+            victim = workers.pop(dice.randrange(len(workers)))
+            victim.kill()
+            victim.communicate()
+            unended = self.rows(
+                select(runs.c.id).where(runs.c.parent_run.is_not(None), runs.c.state == "queued")
+            )
+            if unended:
+                self.site.run("cancel", dice.choice(unended).id)
+            workers.append(self.site.start("worker", "-c", "4"))
+        wait_until(lambda: self.over(job), "the families to be through", 120)
+
+
+@pytest.fixture
+def family(site_of_either: Site) -> Iterator[Callable[[Spender], Family]]:
+    families: list[Family] = []
+
+    def found(model: Spender) -> Family:
+        families.append(Family(site_of_either, model))
+        return families[-1]
+
+    yield found
+    for each in families:
+        each.close()
+
+
+@pytest.mark.parametrize("limited", ["tokens", "usd"])
+def test_a_family_stays_within_its_run_s_ceilings_and_its_job_s_budget(
+    family: Callable[[Spender], Family], limited: str
+) -> None:
+    model = FamilySpender(seed=8)
+    here = family(model)
+    in_usd = {"budget_usd": 0.9, "cost_ceiling_usd": 0.6}
+    limits = {"budget_tokens": 200_000, "token_ceiling": 120_000} if limited == "tokens" else in_usd
+    job = family_job(here.site, "a", "b", limits={"max_output_tokens": 1_500} | limits)
+    with Watch(here.database, [job]) as watch:
+        here.work_and_die(job, seed=9)
+        wait_until(lambda: watch.wrong or watch.looks > 100, "it to be watched")
+    assert watch.wrong == []
+    assert watch.most_reserved > 0
+    rows = here.rows(select(runs).where(runs.c.job_id == job))
+    assert len(rows) > 6
+    (purse,) = here.rows(select(purses).where(purses.c.job_id == job))
+    assert (purse.reserved_tokens, purse.reserved_cost) == (0, 0)
+    assert model.total_billed <= purse.spent_cost
+    assert model.total_tokens <= purse.spent_tokens
+    for run in rows:
+        if run.parent_run is None and limited == "tokens":
+            assert most_used(run, rows, "tokens") <= 120_000
+        elif run.parent_run is None:
+            assert most_used(run, rows, "cost") <= billionths(0.6)
