@@ -10,7 +10,7 @@ from uuid import uuid4
 import pytest
 
 from runner.store.database import Database
-from tests import runner_process
+from tests import runner_process, statements
 from tests.leftovers import private_temporary_folder
 from tests.postgres import execute, postgres_server, url_on
 from tests.recycled import Recycled
@@ -22,6 +22,7 @@ DATABASES = ("sqlite", "postgresql")
 def pytest_configure() -> None:
     """Whoever ends the tests from outside is told what they found, and no server is left behind."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    statements.share()
 
 
 @pytest.fixture(scope="session", autouse=True)

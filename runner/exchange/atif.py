@@ -26,11 +26,14 @@ _BOUNDARIES = {
 Step = dict[str, Any]
 
 
-def trajectory(recorded: Recorded, version: str) -> dict[str, Any]:
+def trajectory(
+    recorded: Recorded, version: str, subagents: Sequence[dict[str, Any]] = ()
+) -> dict[str, Any]:
     """The trajectory of a run, as one JSON object.
 
     Args:
         version: Runner's.
+        subagents: the trajectories of the runs that it has started.
     """
     steps = _Steps(recorded).all()
     run, session = recorded.run, recorded.session
@@ -43,7 +46,7 @@ def trajectory(recorded: Recorded, version: str) -> dict[str, Any]:
     state = {name: run[name] for name in ("state", "reason", "detail")}
     return {
         "schema_version": VERSION,
-        "session_id": recorded.id,
+        "session_id": recorded.root,
         "trajectory_id": recorded.id,
         "agent": agent,
         "steps": steps,
@@ -57,7 +60,10 @@ def trajectory(recorded: Recorded, version: str) -> dict[str, Any]:
             **state,
             "fork_of": run["fork_of"],
             "fork_turn": run["fork_turn"],
+            "parent_run": run["parent_run"],
+            "agent_type": run["agent_type"],
         },
+        **({"subagent_trajectories": list(subagents)} if subagents else {}),
     }
 
 
@@ -78,6 +84,7 @@ class _Steps:
         self._recorded = recorded
         self._replies = recorded.replies()
         self._copied = recorded.run["fork_turn"] if recorded.run["fork_of"] is not None else None
+        self._inherited = recorded.inherited
         self._compactions = list(recorded.compactions)
         self._verifications = list(recorded.verifications)
         self._steps: list[Step] = []
@@ -192,7 +199,11 @@ class _Steps:
         results = agent.setdefault("observation", {"results": []})["results"]
         for row in rows:
             call = self._recorded.calls.get((message.number - 1, row["position"]))
-            results.append(_result(row["content"], call, asked))
+            started = self._recorded.children.get((message.number - 1, row["position"]), ())
+            result = _result(row["content"], call, asked)
+            if started:
+                result["subagent_trajectory_ref"] = [{"trajectory_id": each} for each in started]
+            results.append(result)
         self._first_step.setdefault(message.number, agent["step_id"])
 
     def _common(self, message: RecordedMessage, source: str, *, copied: bool) -> Step:
@@ -204,10 +215,10 @@ class _Steps:
         return step | ({"is_copied_context": True} if copied else {})
 
     def _is_copied(self, row: Row) -> bool:
-        """Whether a fork has a block from the other run. Of its last copied turn those are the reply and
-        the results; words that follow are its own."""
+        """Whether a fork has a block from the other run, or a sub-agent from its parent. Of a fork's
+        last copied turn those are the reply and the results; words that follow are its own."""
         if self._copied is None:
-            return False
+            return (row["message"], row["position"]) in self._inherited
         if row["turn"] != self._copied:
             return bool(row["turn"] < self._copied)
         is_prompt = row["message"] == row["position"] == 0

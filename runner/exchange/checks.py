@@ -5,15 +5,18 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
+from runner.core.agents.place import place_of
 from runner.core.events import visible
+from runner.core.hooks.hook import HookEvent
 from runner.core.run import ENDED, STATES
 from runner.core.spec import JobSpec
 from runner.exchange.events import check_event
 from runner.exchange.fitting import misfit
 
-_ID = re.compile(r"(job|run|apr)_[0-9a-z]{26}")
+# A sub-agent's id goes on with its numbers in its parents.
+_ID = re.compile(r"(?:job|apr)_[0-9a-z]{26}|run_[0-9a-z]{26}(?:\.[1-9][0-9]{0,3}){0,3}", re.ASCII)
 LARGEST_OUTPUT = 64 * 1024 * 1024  # bytes; a tool's whole output has 10 MB at most
 
 Row = Mapping[str, Any]
@@ -30,10 +33,11 @@ def check_id(value: str, kind: str) -> None:
 
 
 class JobCheck:
-    """The rows of a job's own section, one after the other."""
+    """The rows of a job's own section, one after the other. ``agents`` are the types of its sub-agents."""
 
     def __init__(self, job_id: str) -> None:
         self._job_id = job_id
+        self.agents: frozenset[str] = frozenset()
 
     def add(self, table: str, row: Row) -> None:
         """Look at a row. Raises ``ValueError``."""
@@ -57,6 +61,7 @@ class JobCheck:
         wrong = misfit(spec, JobSpec)
         if wrong is not None:
             raise ValueError(f"jobs.spec is no job's ({wrong} is of another kind)")
+        self.agents = frozenset(agent.name for agent in spec.agents)
 
 
 class RunCheck:
@@ -64,11 +69,15 @@ class RunCheck:
 
     Args:
         known: the runs that came before it in the file.
+        agents: the types of the job's sub-agents.
     """
 
-    def __init__(self, job_id: str, known: frozenset[str] | set[str]) -> None:
+    def __init__(
+        self, job_id: str, known: frozenset[str] | set[str], agents: frozenset[str] = frozenset()
+    ) -> None:
         self._job_id = job_id
         self._known = known
+        self._agents = agents
         self._run: Row = {}
         self._events = 0
         self._uses: dict[int, list[Mapping[str, Any]]] = {}
@@ -111,6 +120,8 @@ class RunCheck:
                 self._of_the_job(table, row)
             case "model_calls" | "compactions" | "verifications":
                 _check_small(table, row)
+            case "hook_runs":
+                self._add_hook(row)
 
     def end(self) -> None:
         """Look at the section as a whole. Raises ``ValueError``."""
@@ -141,6 +152,27 @@ class RunCheck:
                 raise ValueError(f"runs.{name} names no run that is in the file before it")
         if (row["fork_of"] is None) != (row["fork_turn"] is None):
             raise ValueError("runs.fork_turn goes with runs.fork_of")
+        self._check_place(row)
+
+    def _check_place(self, row: Row) -> None:
+        """Whether a run is where its id says that it is."""
+        place = place_of(row["id"])
+        parent, is_child = place["parent"], place["parent"] is not None
+        wanted = {
+            "parent_run": parent,
+            "root_run": place["root"] if is_child else None,
+            "depth": place["depth"],
+            "child_number": int(row["id"].rpartition(".")[2]) if is_child else None,
+        }
+        for name, value in wanted.items():
+            if row[name] != value:
+                raise ValueError(f"runs.{name} is not what the run's id says")
+        if parent is not None and parent not in self._known:
+            raise ValueError("runs.parent_run names no run that is in the file before it")
+        if row["agent_type"] not in (self._agents if is_child else (None,)):
+            raise ValueError("runs.agent_type is no type of sub-agent that the job has")
+        if (row["parent_position"] is not None) and not is_child:
+            raise ValueError("runs.parent_position is for sub-agents")
 
     def _of_the_job(self, table: str, row: Row) -> None:
         if row["job_id"] != self._job_id:
@@ -153,7 +185,9 @@ class RunCheck:
         if row["role"] not in ("user", "assistant"):
             raise ValueError("blocks.role is neither user nor assistant")
         _check_block(content)
-        if row["type"] == "tool_use" and row["role"] == "assistant":
+        # What a sub-agent's conversation began with are its parent's calls.
+        is_own = row["turn"] > 0 or self._run["parent_run"] is None
+        if row["type"] == "tool_use" and row["role"] == "assistant" and is_own:
             self._uses.setdefault(row["message"], []).append(content)
 
     def _add_call(self, row: Row) -> None:
@@ -162,6 +196,9 @@ class RunCheck:
         if position >= len(uses) or position != self._calls.get(message, 0):
             raise ValueError(f"tool_calls has a row that no block of message {message} asks for")
         use = uses[position]
+        updated = row["updated_input"]
+        if not (updated is None or isinstance(updated, dict)):
+            raise ValueError("tool_calls.updated_input is no object")
         if row["tool_use_id"] != visible(use["id"]) or row["name"] != visible(use["name"]):
             raise ValueError("tool_calls names another call than its block")
         self._calls[message] = position + 1
@@ -182,6 +219,16 @@ class RunCheck:
         if not (edited is None or isinstance(edited, dict)):
             raise ValueError("approvals.edited_input is no object")
         self.has_open_questions |= row["answer"] is None
+
+    def _add_hook(self, row: Row) -> None:
+        if row["event"] not in get_args(HookEvent):
+            raise ValueError("hook_runs.event is none at which hooks run")
+        if row["decision"] not in (None, "allow", "ask", "deny", "block"):
+            raise ValueError("hook_runs.decision is neither allow, ask, deny nor block")
+        if (row["message"] is None) != (row["position"] is None):
+            raise ValueError("hook_runs.position goes with hook_runs.message")
+        if row["message"] is not None:
+            self._of_a_call("hook_runs", row)
 
     def _add_event(self, row: Row) -> None:
         self._events += 1

@@ -21,13 +21,22 @@ Line = dict[str, Any]
 
 def session_id(recorded: Recorded) -> str:
     """The id of a run's session, which names its file: its own where it was one, else made of the
-    run's id, as it is for what was forked from one or begun afresh."""
+    run's id, as it is for what was forked from one or begun afresh. Sub-agents share that of the run
+    of the item."""
     is_another = recorded.run["fork_of"] or recorded.run["fresh_of"]
     known = None if is_another else (recorded.session or {}).get("session_id")
     try:
         return str(UUID(str(known)))
     except ValueError:
-        return str(uuid5(_NAMES, recorded.id))
+        return str(uuid5(_NAMES, recorded.root))
+
+
+def agent_id(recorded: Recorded) -> str | None:
+    """The id of an agent in its session, which names its file; None for what is no agent's."""
+    if recorded.run["parent_run"] is not None:
+        return uuid5(_NAMES, recorded.id).hex[:8]
+    known = (recorded.session or {}).get("agent_id")
+    return None if known is None else str(known)
 
 
 def session_lines(recorded: Recorded, version: str) -> Iterator[Line]:
@@ -49,15 +58,15 @@ class _Session:
         self._count = 0
         self._asked: dict[str, str] = {}  # the line that asked for a call, by the call's id
         self._base = {
-            "isSidechain": session.get("agent_id") is not None,
+            "isSidechain": agent_id(recorded) is not None,
             "userType": "external",
             "cwd": session.get("cwd") or recorded.run["workspace_path"] or "/",
             "sessionId": session_id(recorded),
             "version": session.get("version") or version,
             "gitBranch": session.get("git_branch") or "",
         }
-        if session.get("agent_id") is not None:
-            self._base["agentId"] = session["agent_id"]
+        if (agent := agent_id(recorded)) is not None:
+            self._base["agentId"] = agent
 
     def lines(self) -> Iterator[Line]:
         for message in self._recorded.messages():

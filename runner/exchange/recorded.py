@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
+from runner.core.agents.place import place_of
 from runner.core.conversation import Block, Usage
 from runner.core.prices import Calls, PriceList, Terms, spending
 from runner.core.spec import JobSpec
@@ -41,8 +42,9 @@ class RecordedMessage:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A run with what belongs to it: rows by the names of their columns. ``calls`` are tool calls by
-    message and position; ``prices`` price its model calls."""
+    """A run with what belongs to it: rows by the names of their columns. ``spec`` is what it works by,
+    ``calls`` are tool calls by message and position, ``children`` the runs that it has started by the
+    call that asked for them (None: no call did); ``prices`` price its model calls."""
 
     run: Row
     item: Any
@@ -54,10 +56,25 @@ class Recorded:
     compactions: tuple[Row, ...]
     verifications: tuple[Row, ...]
     prices: PriceList
+    children: Mapping[tuple[int, int] | None, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def id(self) -> str:
         return str(self.run["id"])
+
+    @property
+    def root(self) -> str:
+        """The run of the item in whose tree it is."""
+        return place_of(self.id)["root"]
+
+    @property
+    def inherited(self) -> frozenset[tuple[int, int]]:
+        """The places of the blocks that a sub-agent has from its parent: of those that its conversation
+        began with all but the last."""
+        if self.run["parent_run"] is None:
+            return frozenset()
+        began = [(row["message"], row["position"]) for row in self.blocks if row["turn"] == 0]
+        return frozenset(began[:-1])
 
     @property
     def model(self) -> str:

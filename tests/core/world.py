@@ -197,7 +197,7 @@ class World:
     def answer(self) -> None:
         call = self.draw(st.sampled_from(self.waiting()))
         effect = self.draw(st.sampled_from(["approved", "approved", "denied", "expired"]))
-        given = Answer(effect, digest_of(call.input))
+        given = Answer(effect, digest_of(call.input_to_run))
         self.change_calls(lambda c: replace(c, answer=given) if c.index == call.index else c)
 
     def people(self) -> None:
@@ -311,7 +311,7 @@ class World:
                     assert tool is not None
                     assert isinstance(call.input, dict)
                     assert call.decision is not None
-                    Permit(call.decision, call.answer, digest_of(call.input), self.view.policy)
+                    Permit(call.decision, call.answer, digest_of(call.input_to_run), self.view.policy)
                     assert call.result is None
                     assert not call.interrupted
                     assert not self.started[call.id] or self.may_start_again(call)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.crash.scenario import Scenario
-from tests.crash.sweep import Mode
+from tests.crash.sweep import Mode, Sweep
 from tests.crash.variants import SCENARIOS
 
 SWEEPS_ALL = os.environ.get("RUNNER_SWEEP") == "all"
@@ -19,51 +19,54 @@ DATABASES = ("sqlite", "postgresql")
 _LEAST_BOUNDARIES = 90  # every variant has more
 _PARTS_OF_ALL = 4
 
-# mode, scenario, database: one in so many boundaries is in the sample
-_SAMPLE: dict[tuple[Mode, str, str], int] = {
-    ("kill", "all", "sqlite"): 47,
-    ("kill", "asked", "sqlite"): 73,
-    ("kill", "compacted", "sqlite"): 127,
-    ("kill", "files", "sqlite"): 43,
-    ("kill", "hosts", "sqlite"): 97,
-    ("freeze", "files", "sqlite"): 83,
-    ("freeze", "all", "postgresql"): 103,
+# mode, scenario, database: the boundaries that are in the sample
+_SAMPLE: dict[tuple[Mode, str, str], tuple[int, ...]] = {
+    ("kill", "all", "sqlite"): (23, 70),
+    ("kill", "asked", "sqlite"): (36, 85),
+    ("kill", "compacted", "sqlite"): (63,),
+    ("kill", "files", "sqlite"): (21, 64),
+    ("kill", "hosts", "sqlite"): (48,),
+    ("freeze", "files", "sqlite"): (41,),
+    ("freeze", "all", "postgresql"): (51,),
 }
 
 
 @dataclass(frozen=True)
 class Part:
-    """Every ``every``-th boundary from ``first`` on, of a scenario."""
+    """Boundaries of a scenario: these, or every ``every``-th from ``first`` on."""
 
     scenario: Scenario
     first: int
     every: int
+    only: tuple[int, ...] = ()
 
-    @property
-    def least(self) -> int:
-        """How many runs are struck at the least: with fewer, the sweep swept something else."""
-        return max(1, (_LEAST_BOUNDARIES - self.first) // self.every)
+    def sweep(self, sweep: Sweep) -> None:
+        """Strike at them; with fewer struck than there are, the sweep swept something else."""
+        if self.only:
+            assert sweep.strike(self.only) == len(self.only)
+        else:
+            least = (_LEAST_BOUNDARIES - self.first) // self.every
+            assert sweep.run(self.first, self.every) >= least
 
 
 def parts(mode: Mode) -> list[Any]:
     """The parameters (database, part) of a mode's tests; their ids say what is in the sample."""
-    if SWEEPS_ALL:
-        spans = [
-            (name, database, first, _PARTS_OF_ALL)
-            for name, database in product(SCENARIOS, DATABASES)
-            for first in range(1, _PARTS_OF_ALL + 1)
-        ]
-    else:
-        spans = [
-            (name, database, every // 2, every)
-            for (its_mode, name, database), every in _SAMPLE.items()
+    if not SWEEPS_ALL:
+        return [
+            pytest.param(
+                database,
+                Part(SCENARIOS[name], only[0], 1, only),
+                id=f"{database}-{name}-boundary {' and '.join(map(str, only))}",
+            )
+            for (its_mode, name, database), only in _SAMPLE.items()
             if its_mode == mode
         ]
     return [
         pytest.param(
             database,
-            Part(SCENARIOS[name], first, every),
-            id=f"{database}-{name}-from boundary {first} every {every}",
+            Part(SCENARIOS[name], first, _PARTS_OF_ALL),
+            id=f"{database}-{name}-from boundary {first} every {_PARTS_OF_ALL}",
         )
-        for name, database, first, every in spans
+        for name, database in product(SCENARIOS, DATABASES)
+        for first in range(1, _PARTS_OF_ALL + 1)
     ]

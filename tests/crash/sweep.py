@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -224,7 +224,11 @@ class Sweep:
             boundary, struck = boundary + every, struck + 1
         return struck
 
-    def find(self, what: str, boundaries: range) -> str:
+    def strike(self, boundaries: Iterable[int]) -> int:
+        """Strike at each of these boundaries: how many runs were struck. Raises ``Violation``."""
+        return sum(self._strike(boundary) for boundary in boundaries)
+
+    def find(self, what: str, boundaries: Iterable[int]) -> str:
         """Strike at ``boundaries`` until a violation says ``what``; its text.
 
         Raises:

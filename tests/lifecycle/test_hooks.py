@@ -167,7 +167,7 @@ def edit(old: str, new: str) -> dict[str, Any]:
 def git_job(site: Site, script: Mapping[str, Any], hooks: str) -> str:
     repository(site)
     path = site.job(script, tools=("Edit", "Bash", "Read"), allow=("Edit", "Bash", "Read"))
-    body = path.read_text().replace('path = "workspace"', 'path = "workspace"\nmode = "git"')
+    body = path.read_text().replace('path = "workspace"', 'mode = "git"\nrepo = "workspace"')
     path.write_text(f"{body}\n{hooks}")
     return site.submit(path)
 
@@ -249,19 +249,15 @@ OBJECTING = "if [ -e seen ]; then exit 0; fi; touch seen; echo mend this >&2; ex
 def test_a_strict_api_takes_all_that_hooks_make_of_a_conversation(tmp_path: Path) -> None:
     """Five calls side by side (allowed, denied, changed, unknown, without sense), hooks that say
     something wherever they can, instructions, and a reply that was cut off."""
-    calls = [
-        tool_use("Bash", {"command": "echo 1"}, "toolu_1"),
-        tool_use("Bash", {"command": "rm x"}, "toolu_2"),
-        tool_use("Bash", {"command": "ls"}, "toolu_3"),
-        tool_use("Nothing", {}, "toolu_4"),
-        tool_use("Bash", {"command": 7}, "toolu_5"),
-    ]
+    inputs = [("Bash", {"command": command}) for command in ("echo 1", "rm x", "ls", 7)]
 
     def model(request: Received) -> Reply:
         replies = sum(message["role"] == "assistant" for message in request.body["messages"])
-        if replies < 2:
-            return Reply([text("So."), *calls])
-        return Reply([text("Half")] if replies == 2 else [text("Done.")])
+        calls = [
+            tool_use(f"toolu_{replies}_{number}", name, arguments)
+            for number, (name, arguments) in enumerate([*inputs, ("Nothing", {})])
+        ]
+        return Reply([text("So."), *calls] if replies < 2 else [text("Done.")])
 
     says = f"printf %s '{json.dumps(SPEAKING)}'"
     change = json.dumps({"hookSpecificOutput": {"updatedInput": {"command": "echo changed"}}})
@@ -287,6 +283,7 @@ def test_a_strict_api_takes_all_that_hooks_make_of_a_conversation(tmp_path: Path
             assert run["state"] == "succeeded", run
         finally:
             site.stop_all()
+    assert server.refusals == []
     asked = [request for request in server.requests if request.path == "/v1/messages"]
     assert len(asked) == 3
     assert asked[0].body["system"][0]["text"].endswith("Be kind.")

@@ -4,23 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from sqlalchemy import Connection
 
 from runner.core.author import Author
+from runner.core.budget import Budget
 from runner.core.permissions import Rule
 from runner.core.steps import CallModel
+from runner.errors import LeaseLost
 from runner.store import losses, purse
+from runner.store.children.starting import lock_tree
+from runner.store.children.waking import attend
 from runner.store.database import Database
 from runner.store.steer.approvals import Reply, answer
 from runner.store.steer.budget import budget_of, set_budget
-from runner.store.steer.control import Target, cancel, locked_runs
+from runner.store.steer.control import Target, cancel, locked_runs, pause, resume
 from runner.store.steer.new_rules import apply_new_rules
 from runner.store.steer.revive import retry
 from tests.store.asked import add_rules, answers, ask
-from tests.store.attempts import WORKER, claim, run_row
+from tests.store.attempts import WORKER, claim, run_row, text
+from tests.store.children.family import PARENT, asks, end, start, tree_of
 from tests.store.examples import NOW
 from tests.store.locks import waiting_for_locks
 from tests.store.priced import submit_budgeted
@@ -135,3 +142,61 @@ def test_purses_of_a_dead_worker_s_runs_are_locked_in_order(
         left = budget_of(database, job_id)
         assert left is not None
         assert left.reserved_tokens == 0 < left.spent_tokens
+
+
+def test_who_has_the_purse_may_start_sub_agents_while_others_of_its_tree_do(
+    database: Database, open_database: Callable[[], Database]
+) -> None:
+    """Only so many may be in a tree: who starts some has its own run and the purse before it looks."""
+    spec = replace(PARENT, budget=Budget(tokens=5_000_000))
+    root = start(database, asks(1), asks(2), spec=spec).view.run_id
+    job_id = run_row(database, root).job_id
+    first, second = (claim(database, f"{root}.{number}") for number in (1, 2))
+    second.database = other = open_database()
+    watcher = open_database()
+
+    def work(connection: Connection) -> Future[Any]:
+        locked_runs(connection, [f"{root}.1"])
+        assert purse.lock(connection, job_id) is not None
+        waits = pool.submit(second.reply, asks(3), stop="tool_use")
+        while not waiting_for_locks(watcher):
+            assert not waits.done()
+        lock_tree(connection, f"{root}.1")
+        return waits
+
+    with ThreadPoolExecutor(1) as pool:
+        database.write(work).result()
+    first.reply(asks(4), stop="tool_use")
+    assert {f"{root}.1.1", f"{root}.2.1"} <= set(tree_of(other, root))
+
+
+def test_families_that_start_end_and_are_steered_at_once_lock_nobody_out(
+    database: Database, open_database: Callable[[], Database]
+) -> None:
+    """A deadlock would be told as a database that does not answer."""
+    spec = replace(PARENT, budget=Budget(tokens=50_000_000))
+    root = start(database, *map(asks, range(6)), spec=spec).view.run_id
+    children = [f"{root}.{number}" for number in range(1, 7)]
+
+    def lives(child: str) -> None:
+        own = open_database()
+        with suppress(LeaseLost, AssertionError):  # it was paused or cancelled meanwhile
+            claim(own, child).reply(asks(1), asks(2), stop="tool_use")
+            for below in (f"{child}.1", f"{child}.2"):
+                end(own, below)
+            claim(own, child).reply(text("Done."))
+
+    def steers(act: Callable[..., Any], run_id: str) -> None:
+        act(open_database(), Target("run", run_id), NOW)
+
+    with ThreadPoolExecutor(12) as pool:
+        doing = [pool.submit(lives, child) for child in children]
+        doing += [pool.submit(steers, act, root) for act in (pause, resume, pause, resume)]
+        doing += [pool.submit(steers, cancel, child) for child in children[3:]]
+        doing += [pool.submit(attend, open_database(), NOW) for _ in range(3)]
+        for each in doing:
+            each.result()
+    cancel(database, Target("run", root), NOW)
+    attend(database, NOW)
+    assert run_row(database, root).state == "cancelled"
+    assert {row.state for row in tree_of(database, root).values()} <= {"cancelled", "succeeded"}

@@ -65,6 +65,8 @@ class TestPermitIsForThisCall:
             "tools/reported.py",
             "tools/own/tool.py",
             "tools/search/tool.py",
+            # What a job itself runs around calls: no model chooses it.
+            "tools/hooks.py",
             # Children of Runner's own, which are no tools.
             "tools/checking.py",
             "engine/workspaces/around.py",

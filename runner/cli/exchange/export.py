@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -14,6 +14,7 @@ from runner.cli.display import cell, note
 from runner.cli.exchange.writing import output
 from runner.cli.options import stored, with_settings
 from runner.cli.out.files import file_names, make_folder
+from runner.core.agents.place import place_of, tree_order
 from runner.errors import UsageError
 from runner.settings import Settings
 
@@ -85,10 +86,10 @@ def _export_whole(database: Database, found: Found, path: Path | None) -> None:
         path = path / f"{found.id}.jsonl"
     with output(path) as write:
         if found.kind == "job":
-            count = take(database, job_id=found.id, write=write)
+            run_ids = take(database, job_id=found.id, write=write)
         else:
-            count = take(database, run_id=found.id, write=write)
-    _note(count, path)
+            run_ids = take(database, run_id=found.id, write=write)
+    _note(run_ids, path)
 
 
 def _export_each(
@@ -102,12 +103,17 @@ def _export_each(
             names = file_names([(found.id, str(recorded.run["item_key"]))], _SUFFIXES[shape])
             path = path / _name(recorded, shape, names)
         _write(database, recorded, shape, path)
-        _note(1, path)
+        _note([found.id], path)
         return
     if path is None:
         raise UsageError(f"{found.id} is a job: say with -o which folder its runs are written to")
     make_folder(path)
-    keys = run_ids(database, found.id)
+    # A trajectory has those of its sub-agents in it.
+    keys = [
+        (run_id, key)
+        for run_id, key in run_ids(database, found.id)
+        if shape != "atif" or place_of(run_id)["parent"] is None
+    ]
     names = file_names(keys, _SUFFIXES[shape])
     written: set[str] = set()
     for run_id, _ in keys:
@@ -120,16 +126,18 @@ def _export_each(
             )
         written.add(name)
         _write(database, recorded, shape, path / name)
-    _note(len(keys), path)
+    _note([run_id for run_id, _ in keys], path)
 
 
 def _name(recorded: Recorded, shape: Format, names: dict[str, str]) -> str:
     """Claude Code finds a session by its file's name."""
     if shape != "claude-code":
         return names[recorded.id]
-    from runner.exchange.claude_code import session_id
+    from runner.exchange.claude_code import agent_id, session_id
 
-    agent = (recorded.session or {}).get("agent_id")
+    if recorded.run["parent_run"] is not None:
+        return f"agent-{agent_id(recorded)}.jsonl"
+    agent = agent_id(recorded)
     return f"agent-{names[recorded.id]}" if agent else f"{session_id(recorded)}.jsonl"
 
 
@@ -143,9 +151,7 @@ def _parts(database: Database, recorded: Recorded, shape: Format) -> Iterator[by
     """ASCII only, so that no terminal obeys what is in it."""
     match shape:
         case "atif":
-            from runner.exchange.atif import trajectory
-
-            yield json.dumps(trajectory(recorded, runner.__version__), indent=2).encode() + b"\n"
+            yield json.dumps(_trajectory(database, recorded), indent=2).encode() + b"\n"
         case "claude-code":
             from runner.exchange.claude_code import session_lines
             from runner.exchange.lines import encoded
@@ -157,7 +163,24 @@ def _parts(database: Database, recorded: Recorded, shape: Format) -> Iterator[by
             yield json.dumps(messages(database, recorded.id), indent=2).encode() + b"\n"
 
 
-def _note(count: int, path: Path | None) -> None:
-    runs = "1 run" if count == 1 else f"{count:,} runs"
+def _trajectory(database: Database, recorded: Recorded) -> dict[str, Any]:
+    """The trajectory of a run, with those of all below it."""
+    from runner.exchange.atif import trajectory
+    from runner.store.exchange.recorded import load_recorded
+
+    children = sorted(
+        (child for started in recorded.children.values() for child in started), key=tree_order
+    )
+    below = [
+        _trajectory(database, load_recorded(database, child, recorded.prices)) for child in children
+    ]
+    return trajectory(recorded, runner.__version__, below)
+
+
+def _note(run_ids: Sequence[str], path: Path | None) -> None:
+    below = sum(place_of(run_id)["depth"] > 0 for run_id in run_ids)
+    count = len(run_ids) - below
+    told = [f"{count:,} {'run' if count == 1 else 'runs'}"] if count else []
+    told += [f"{below:,} {'sub-agent' if below == 1 else 'sub-agents'}"] if below else []
     where = "" if path is None else f" to {cell(path)}"
-    note(f"{runs} written{where}: {_SECRETS}")
+    note(f"{' and '.join(told) or 'no runs'} written{where}: {_SECRETS}")

@@ -8,7 +8,7 @@ from runner.core.agents.agent import AGENT_TOOL, MOST_AT_ONCE
 from runner.core.run import ENDED, STATES
 from runner.store.tables import runs, tool_calls
 
-# As literals: a parameter would not meet the index of children that have not ended.
+# As literals: statements that are run on the driver itself take no lists.
 _UNENDED: list[ColumnElement[str]] = [
     literal_column(f"'{state}'") for state in STATES if state not in ENDED
 ]

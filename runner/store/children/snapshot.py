@@ -2,8 +2,8 @@
 
 Some models refuse thinking whose system prompt, tools or messages before it have changed
 (https://platform.claude.com/docs/en/build-with-claude/preserved-thinking), so a child that has others
-than its parent is given none of it: save where the API asks for some in the newest reply, which is for
-models that look at it alone.
+than its parent is given none of it. Not so where ``model_options`` give thinking a budget: there the
+API asks for some in the newest reply, and looks at nothing else.
 """
 
 from __future__ import annotations
@@ -115,8 +115,7 @@ def _kept(view: RunView, spec: JobSpec) -> tuple[Message, ...]:
 
 
 def _keeps_thinking(view: RunView, spec: JobSpec) -> bool:
-    thinking = spec.model_options.get("thinking") or {}
-    return thinking.get("type") == "enabled" or _has_the_same_prefix(view, spec)
+    return spec.thinking_tokens > 0 or _has_the_same_prefix(view, spec)
 
 
 def _has_the_same_prefix(view: RunView, spec: JobSpec) -> bool:

@@ -68,29 +68,22 @@ def _start(
 ) -> None:
     """Store a child with its conversation, queued and due."""
     run_id = child_id(view.run_id, child.number)
-    types = (*jobs_read.types(view.run_id), child.agent_type)
-    spec = jobs_read.spec(parent.job_id, *types)
-    agent = spec.agent(child.agent_type)
-    assert agent is not None, child.agent_type
-    model = parent.model if agent.model is None else None
-    begins = opening_of(view, spec if model is None else replace(spec, model=model), child)
+    spec, model = _spec_of(jobs_read, view, parent, child)
+    begins = opening_of(view, spec, child)
+    told = {
+        "parent": view.run_id,
+        "agent_type": child.agent_type,
+        "snapshot": child.snapshot,
+    }
+    key = f"{parent.item_key}+{child.number}"
+    new = NewRun(key, None, child.prompt)
     opened = job_rows.open_run(
-        parent.job_id,
-        NewRun(f"{parent.item_key}+{child.number}", None, child.prompt),
-        spec,
-        None,
-        now,
-        RUNNER,
-        run_id=run_id,
-        told={
-            "parent": view.run_id,
-            "agent_type": child.agent_type,
-            "snapshot": child.snapshot,
-        },
+        parent.job_id, new, spec, None, now, RUNNER, run_id=run_id, told=told
     )
     tree = _newest_tree(connection, view) if spec.is_recorded else None
     opened.run.update(
-        _place(connection, view, parent, spec),
+        _lineage(view, child),
+        **_place(connection, view, parent, spec),
         model=model,
         token_ceiling=child.tokens,
         cost_ceiling_usd=None if child.cost is None else child.cost / BILLIONTHS,
@@ -99,13 +92,6 @@ def _start(
         progress=progress_to_json(replace(begins.progress, tree=tree)),
         message_count=begins.number + 1,
         compaction_count=view.compacted.count if child.snapshot else 0,
-        parent_run=view.run_id,
-        parent_message=len(view.messages) - 1,
-        parent_position=child.index,
-        root_run=lineage(run_id)[0],
-        depth=view.depth + 1,
-        child_number=child.number,
-        agent_type=child.agent_type,
     )
     connection.execute(insert(runs).values(opened.run))
     connection.execute(insert(run_items).values(opened.item))
@@ -113,6 +99,33 @@ def _start(
         copy_conversation(connection, view, run_id, spec)
     connection.execute(insert(blocks), _block_rows(run_id, begins, now))
     connection.execute(insert(events).values(opened.event))
+
+
+def _spec_of(
+    jobs_read: JobReader, view: RunView, parent: Row[Any], child: NewChild
+) -> tuple[JobSpec, str | None]:
+    """What a child works by, and the model that it calls in place of the one that is the job's or its
+    type's: a parent that has one of its own hands it on."""
+    types = (*jobs_read.types(view.run_id), child.agent_type)
+    spec = jobs_read.spec(parent.job_id, *types)
+    agent = spec.agent(child.agent_type)
+    assert agent is not None, child.agent_type
+    if parent.model is None or agent.model is not None:
+        return spec, None
+    return replace(spec, model=parent.model), parent.model
+
+
+def _lineage(view: RunView, child: NewChild) -> dict[str, Any]:
+    """The columns that say whose a child is."""
+    return {
+        "parent_run": view.run_id,
+        "parent_message": len(view.messages) - 1,
+        "parent_position": child.index,
+        "root_run": lineage(view.run_id)[0],
+        "depth": view.depth + 1,
+        "child_number": child.number,
+        "agent_type": child.agent_type,
+    }
 
 
 def _block_rows(run_id: str, begins: Opening, now: float) -> list[dict[str, Any]]:

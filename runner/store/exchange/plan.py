@@ -92,6 +92,7 @@ class _Looking:
         self._key: str | None = None
         self._runs: list[Section] = []
         self._known: set[str] = set()
+        self._agents: frozenset[str] = frozenset()
         self._at: Section | None = None
         self._check: JobCheck | RunCheck | None = None
         self._digest = hashlib.sha256()
@@ -137,7 +138,7 @@ class _Looking:
             self._check = JobCheck(self._job_id)
         else:
             self._at = Section("run", id_, line.start, line.number)
-            self._check = RunCheck(self._job_id, frozenset(self._known))
+            self._check = RunCheck(self._job_id, frozenset(self._known), self._agents)
 
     def _finish_section(self) -> None:
         section, check = self._at, self._check
@@ -149,6 +150,8 @@ class _Looking:
             section.has_ended = check.has_ended
             self._runs.append(section)
             self._known.add(section.id)
+        elif check is not None:
+            self._agents = check.agents
 
     def _check_order(self, table: str, key: Sequence[Any]) -> None:
         """Each row once, and in the order in which they are written."""

@@ -7,11 +7,13 @@ from typing import Any
 
 from sqlalchemy import Connection, Table, select
 
+from runner.core.agents.place import tree_order
 from runner.core.prices import PriceList
-from runner.core.spec import JobSpec
 from runner.errors import NotFoundError
 from runner.exchange.recorded import Recorded
 from runner.store.database import Database
+from runner.store.job_cache import JobCache
+from runner.store.look.family.places import within
 from runner.store.tables import (
     blocks,
     compactions,
@@ -45,7 +47,7 @@ def load_recorded(database: Database, run_id: str, prices: PriceList) -> Recorde
             run=run,
             item=None if item is None else item["item"],
             job_name=job["name"],
-            spec=JobSpec.from_json(job["spec"]),
+            spec=JobCache().on(connection).spec_of_run(run["job_id"], run_id),
             blocks=_all(connection, blocks, run_id),
             calls={
                 (row["message"], row["position"]): row
@@ -55,16 +57,27 @@ def load_recorded(database: Database, run_id: str, prices: PriceList) -> Recorde
             compactions=_all(connection, compactions, run_id),
             verifications=_all(connection, verifications, run_id),
             prices=prices,
+            children=_children(connection, run_id),
         )
 
     return database.read(work)
 
 
 def run_ids(database: Database, job_id: str) -> Sequence[tuple[str, str]]:
-    """The ids of a job's runs with their items' keys, in order."""
-    query = select(runs.c.id, runs.c.item_key).where(runs.c.job_id == job_id).order_by(runs.c.id)
+    """The ids of a job's runs with their keys, in order, each before those that it has started."""
+    query = select(runs.c.id, runs.c.item_key).where(runs.c.job_id == job_id)
     rows = database.read(lambda connection: connection.execute(query).all())
-    return [(row.id, row.item_key) for row in rows]
+    return sorted(((row.id, row.item_key) for row in rows), key=lambda run: tree_order(run[0]))
+
+
+def _children(connection: Connection, run_id: str) -> dict[tuple[int, int] | None, tuple[str, ...]]:
+    columns = (runs.c.id, runs.c.parent_message, runs.c.parent_position)
+    query = select(*columns).where(runs.c.parent_run == run_id, within(run_id))
+    found: dict[tuple[int, int] | None, tuple[str, ...]] = {}
+    for row in sorted(connection.execute(query).all(), key=lambda row: tree_order(row.id)):
+        at = None if row.parent_position is None else (row.parent_message, row.parent_position)
+        found[at] = (*found.get(at, ()), row.id)
+    return found
 
 
 def _one(connection: Connection, table: Table, condition: Any) -> dict[str, Any] | None:

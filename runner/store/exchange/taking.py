@@ -8,10 +8,13 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Table, literal, or_, select, true, tuple_
 
+from runner.core.agents.agent import lineage
+from runner.core.agents.place import tree_order
 from runner.errors import NotFoundError
 from runner.exchange.lines import Header, Writing, encoded_row
 from runner.store.database import Database
 from runner.store.exchange.shapes import IMPORTED, JOB_TABLES, RUN_TABLES, SHAPES
+from runner.store.look.family.places import within
 from runner.store.tables import job_events, permission_rules, queued_messages, runs
 
 _ROWS_AT_ONCE = 100
@@ -25,22 +28,23 @@ def export(
     job_id: str | None = None,
     run_id: str | None = None,
     write: Callable[[bytes], object],
-) -> int:
+) -> list[str]:
     """Write a job with all of its runs, or one run with those that it came from, as Runner's own
-    export: the same rows give the same bytes.
+    export: the same rows give the same bytes. A run comes with all that it has started, a sub-agent
+    with those that it works for, too.
 
     Args:
         job_id, run_id: the whole id of one of them.
         write: takes the bytes, in order.
 
     Returns:
-        How many runs were written.
+        The runs that were written.
 
     Raises:
         NotFoundError: there is no such job or run. UnreachableError: the database does not answer.
     """
 
-    def work(connection: Connection) -> int:
+    def work(connection: Connection) -> list[str]:
         of_job, run_ids = _meant(connection, job_id, run_id)
         writing = Writing(write, Header(of_job, run_id))
         for table, row in job_rows(connection, of_job):
@@ -49,7 +53,7 @@ def export(
             for table, row in run_rows(connection, each):
                 writing.row(table, row)
         writing.end()
-        return len(run_ids)
+        return run_ids
 
     return database.read(work)
 
@@ -102,15 +106,17 @@ def _rows(
 
 
 def _meant(connection: Connection, job_id: str | None, run_id: str | None) -> tuple[str, list[str]]:
-    """The job, and the runs in the order of their ids: an older one comes before what came of it."""
+    """The job, and the runs in the order of their ids: an older one comes before what came of it, and
+    each before what it has started."""
     if run_id is None:
-        query = select(runs.c.id).where(runs.c.job_id == job_id).order_by(runs.c.id)
-        return str(job_id), [*connection.execute(query).scalars()]
+        query = select(runs.c.id).where(runs.c.job_id == job_id)
+        return str(job_id), sorted(connection.execute(query).scalars(), key=tree_order)
     found: dict[str, str] = {}
     wanted = [run_id]
     while wanted:
+        above = {each for one in wanted for each in lineage(one)[:-1]}
         query = select(runs.c.id, runs.c.job_id, runs.c.fresh_of, runs.c.fork_of).where(
-            or_(*(runs.c.id == each for each in wanted))
+            or_(*map(within, wanted), *(runs.c.id == each for each in above))
         )
         rows = connection.execute(query).all()
         found |= {row.id: row.job_id for row in rows}
@@ -118,4 +124,4 @@ def _meant(connection: Connection, job_id: str | None, run_id: str | None) -> tu
         wanted = [each for each in origins if each is not None and each not in found]
     if run_id not in found:
         raise NotFoundError(f"no run is named {run_id}: look with `runner list`")
-    return found[run_id], sorted(found)
+    return found[run_id], sorted(found, key=tree_order)

@@ -21,6 +21,7 @@ from tests.core.agents.family import (
     WITH_AGENTS,
     Family,
 )
+from tests.core.agents.hooked import HOOKS, Hooked
 from tests.core.story import RULES, a_run, a_spec
 
 TARIFFS = {"a-model": Tariff(Rates(*[Decimal(10)] * 5))}
@@ -73,6 +74,31 @@ def test_whatever_becomes_of_its_parts_a_coordinator_ends_and_keeps_its_promises
     family = Family(data.draw, view, mischief, names=NAMES_OF_COORDINATORS)
     family.drive()
     check_end(family)
+
+
+@settings(max_examples=40)
+@given(
+    st.data(),
+    MODES,
+    st.integers(0, 12),
+    st.integers(2, 4),
+    st.sets(st.sampled_from(HOOKS), min_size=1),
+    st.booleans(),
+)
+def test_hooks_around_agents_run_once_and_what_they_deny_starts_nothing(
+    data, mode, mischief, turns, hooks, asked
+):
+    spec = a_spec(
+        tools=WITH_AGENTS,
+        agents=TYPES,
+        parallel_tools=mode,
+        hooks=tuple(sorted(hooks, key=HOOKS.index)),
+        rules=(*RULES, *([Rule("ask", AGENT_TOOL)] if asked else [])),
+    )
+    view = replace(a_run(spec, Limits(max_turns=turns)), tariffs=TARIFFS)
+    hooked = Hooked(data.draw, view, mischief, most_calls=4)
+    hooked.drive()
+    check_end(hooked)
 
 
 def check_end(family: Family) -> None:

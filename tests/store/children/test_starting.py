@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from sqlalchemy import update
 
 from runner.core.agents.agent import MOST_OF_TREE
+from runner.core.entries import TreeRecorded
+from runner.core.files.workspace import Workspace
 from runner.core.steps import CallModel
 from runner.errors import LeaseLost
 from runner.store import losses
 from runner.store.children import starting
+from runner.store.children.waking import attend
 from runner.store.database import Database
 from runner.store.journal import StoredJournal
+from runner.store.steer.control import Target, cancel
 from runner.store.tables import runs
+from runner.store.workspaces import Kept, assignment_of, keep, origins
 from tests.store.attempts import WORKER, claim, event_types, free, run_row, text, tool_use
 from tests.store.children.family import (
     PARENT,
@@ -152,12 +158,18 @@ def test_a_snapshot_has_what_was_said_up_to_the_call_and_a_result_for_each(
     assert run_row(database, f"{run_id}.1").state == "succeeded"
 
 
-def test_a_snapshot_of_one_with_the_same_tools_and_system_keeps_its_thinking(
-    database: Database,
+@pytest.mark.parametrize(
+    ("agent_type", "options"),
+    [("reviewer", {}), ("tester", {"thinking": {"type": "enabled", "budget_tokens": 1_024}})],
+)
+def test_a_snapshot_keeps_its_thinking_where_the_api_takes_it_or_asks_for_it(
+    database: Database, agent_type: str, options: dict[str, Any]
 ) -> None:
-    run_id = submit_parent(database)
+    """A reviewer has its parent's system prompt and tools; a tester has others."""
+    run_id = submit_parent(database, replace(PARENT, model_options=options))
     thought = {"type": "thinking", "thinking": "Hm.", "signature": "s"}
-    claim(database, run_id).reply(thought, asks(1, snapshot=True), stop="tool_use")
+    parent = claim(database, run_id)
+    parent.reply(thought, asks(1, agent_type, snapshot=True), stop="tool_use")
     assert said_in(database, f"{run_id}.1")[1][1][0] == thought
 
 
@@ -231,3 +243,34 @@ def test_workers_that_know_nothing_of_types_are_told_apart(database: Database) -
     assert not first.policy.narrowing
     assert second.policy.narrowing
     assert first.spec == replace(PARENT, verify=None)
+
+
+def test_while_children_work_in_a_folder_only_its_host_can_have_it(database: Database) -> None:
+    """Elsewhere what they changed would not be there: nobody has recorded it."""
+    workspace = Workspace("/project", "git", commit="c0ffee", remote="/elsewhere")
+    apart = replace(PARENT.agents[0], name="apart", workspace="own")
+    spec = replace(PARENT, workspace=workspace, agents=(*PARENT.agents, apart))
+    run_id = submit_parent(database, spec)
+    parent = claim(database, run_id)
+    kept = Kept("here", "/home/workspaces/1", "runner/mend/one", "5ta47")
+    keep(database, parent.lease, kept, None, NOW)
+    parent.append(TreeRecorded("7ree", "created"))
+    parent.reply(asks(1), asks(2, "apart"), stop="tool_use")
+    assert places(database, run_id) == ("/home/workspaces/1", "snap_here")
+    assert places(database, f"{run_id}.1") == ("/home/workspaces/1", "snap_here")
+    assert places(database, f"{run_id}.2") == (None, None)
+    first, second = (run_row(database, f"{run_id}.{number}") for number in (1, 2))
+    assert (first.start_tree, second.start_tree) == (None, "7ree")
+    assert second.progress["tree"] == "7ree"
+    assert assignment_of(database, f"{run_id}.1").asked == replace(workspace, mode="shared")
+    assert origins(database, f"{run_id}.2") == [run_id]
+    for number in (1, 2):
+        cancel(database, Target("run", f"{run_id}.{number}"), NOW)
+    attend(database, NOW)
+    claim(database, run_id)
+    assert places(database, run_id) == (None, None)
+
+
+def places(database: Database, run_id: str) -> tuple[str | None, str | None]:
+    row = run_row(database, run_id)
+    return row.workspace_path, row.workspace_id

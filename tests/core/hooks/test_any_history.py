@@ -1,0 +1,268 @@
+"""Runs with hooks that say whatever they like, in a world where everything goes wrong."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runner.core.budget import Limits
+from runner.core.ending.verify import Verify
+from runner.core.entries import (
+    CallsDecided,
+    Entry,
+    HookFinished,
+    HookStarted,
+    RunSettled,
+    ToolsStarted,
+    TurnEnded,
+)
+from runner.core.files.workspace import Workspace
+from runner.core.hooks.answer import Said, read_answer
+from runner.core.hooks.hook import Hook
+from runner.core.hooks.lookup import has_run, hooks_of, is_matched
+from runner.core.journal import Call, RunView
+from runner.core.permissions import Request, Rule, evaluate
+from runner.core.run import Ended, Requeued
+from runner.core.spec import Asking
+from runner.core.steps import CallModel, Effect, RunHook
+from tests.core.story import RULES, a_run, a_spec
+from tests.core.workshop import TOOLS, Workshop
+from tests.core.world import World
+
+RANK = {"deny": 0, "ask": 1, "allow": 2}
+EVENTS = st.sampled_from(["RunStart", "PreToolUse", "PostToolUse", "TurnEnd", "RunEnd"])
+MATCHERS = st.sampled_from([(), ("Bash",), ("Read(a)", "Edit"), ("Make", "Push")])
+HOOKS = st.builds(
+    lambda event, matcher, on_failure, repeatable: Hook(
+        event,
+        matcher if event in ("PreToolUse", "PostToolUse") else (),
+        command="say",
+        on_failure=on_failure,
+        repeatable=repeatable,
+    ),
+    EVENTS,
+    MATCHERS,
+    st.sampled_from(["deny", "continue"]),
+    st.booleans(),
+)
+SAID = st.sampled_from(
+    [
+        *[Said("exited")] * 6,
+        Said("exited", 2, errors=b"no"),
+        Said("exited", 1),
+        Said("timed_out"),
+        Said("lost"),
+        Said("exited", output=b"{"),
+        Said("exited", output=b'{"continue": false}'),
+        Said("exited", output=b'{"decision": "block", "reason": "why"}'),
+        Said("exited", output=b'{"hookSpecificOutput": {"additionalContext": "so"}}'),
+        *(
+            Said("exited", output=b'{"hookSpecificOutput": {"permissionDecision": "%s"}}' % word)
+            for word in (b"allow", b"ask", b"deny", b"ask")
+        ),
+        Said("exited", output=b'{"hookSpecificOutput": {"updatedInput": {"path": "b"}}}'),
+    ]
+)
+
+
+@dataclass
+class HookedWorld(World):
+    """A world with hooks in it, and what is promised of them."""
+
+    ended_hooks: Counter[int] = field(default_factory=Counter)
+
+    def do(self, effect: Effect) -> None:
+        if isinstance(effect, RunHook):
+            self.run_hook(effect)
+        else:
+            super().do(effect)
+
+    def run_hook(self, step: RunHook) -> None:
+        hook = self.view.spec.hooks[step.run.hook]
+        if self.chance():
+            self.leave_half()
+            if self.draw(st.booleans()):
+                self.die()
+            elif hook.repeatable:
+                self.append(RunSettled(Requeued(self.now, "shutdown")))
+                self.view = replace(self.view, outcome=None)
+                self.die()
+            else:
+                self.end_hook(step, Said("shut_down"))
+        else:
+            self.end_hook(step, self.draw(SAID))
+
+    def leave_half(self) -> None:
+        """A hook was cut off in the middle of what it does to files."""
+
+    def end_hook(self, step: RunHook, said: Said) -> None:
+        result = read_answer(step.run.event, said, 60.0)
+        self.append(HookFinished(step.run.number, result, self.left_by(step)))
+
+    def left_by(self, step: RunHook) -> str | None:
+        return None
+
+    def call_model(self, step: CallModel) -> None:
+        if step.call.purpose == "turn" and self.view.progress.stop is None:
+            for run in self.view.hook_runs:
+                said = run.answer and (run.answer.decision == "block" or run.answer.context)
+                told = run.number <= self.view.progress.hooked.told
+                assert not said or told or run.event == "RunEnd", "the model is not told"
+        super().call_model(step)
+
+    def watch(self, entry: Entry) -> None:
+        super().watch(entry)
+        match entry:
+            case HookStarted():
+                self.watch_start(entry)
+            case HookFinished(number):
+                (run,) = (run for run in self.view.hook_runs if run.number == number)
+                assert run.answer is None
+                self.ended_hooks[number] += 1
+                assert self.ended_hooks[number] == 1, "a hook ended twice"
+            case CallsDecided(decisions):
+                for index, decision in decisions.items():
+                    self.watch_decision(self.view.calls[index], decision.effect)
+            case ToolsStarted(indexes):
+                for index in indexes:
+                    self.watch_tool(self.view.calls[index])
+            case TurnEnded():
+                self.watch_turn_end()
+            case RunSettled(Ended()):
+                self.watch_end()
+
+    def watch_start(self, entry: HookStarted) -> None:
+        hook = self.view.spec.hooks[entry.hook]
+        before = [run for run in self.view.hook_runs if run.number == entry.number]
+        assert not self.ended_hooks[entry.number], "a hook began again after it had ended"
+        if before:
+            assert hook.repeatable
+            assert before[0].started_by != self.view.attempt
+        else:
+            assert entry.number == self.view.progress.hooked.count + 1
+        if entry.event == "PreToolUse":
+            call = self.view.calls[entry.index]
+            assert call.decision is None
+            assert call.started_by is None
+            assert self.rules_say(call) != "deny", "a hook is asked about what rules deny"
+        if entry.event == "PostToolUse":
+            call = self.view.calls[entry.index]
+            assert has_run(self.view, call)
+            later = [
+                run.hook
+                for run in self.view.hook_runs
+                if run.event == "PostToolUse" and run.index == entry.index
+            ]
+            assert all(entry.hook <= other for other in later), "hooks after calls go in reverse"
+
+    def rules_say(self, call: Call) -> str:
+        assert call.setting is not None
+        request = Request(call.name, call.input_to_run, call.setting)
+        return evaluate(self.view.policy, request).effect
+
+    def watch_decision(self, call: Call, effect: str) -> None:
+        assert RANK[effect] <= RANK[self.rules_say(call)], "a hook has loosened a decision"
+
+    def watch_tool(self, call: Call) -> None:
+        said = [
+            (self.view.spec.hooks[run.hook], run.answer)
+            for run in self.view.hook_runs
+            if run.event == "PreToolUse" and run.index == call.index
+        ]
+        for hook, answer in said:
+            assert answer is not None, "a call begins before its hooks have ended"
+            assert answer.decision != "deny"
+            assert answer.outcome == "succeeded" or hook.on_failure == "continue"
+            asked = answer.decision == "ask"
+            assert not asked or (call.answer is not None and call.answer.effect == "approved")
+        ran = {run.hook for run in self.view.hook_runs if run.index == call.index}
+        for place, hook in hooks_of(self.view.spec, "PreToolUse"):
+            located = call.setting is not None and call.answer is None
+            assert not located or not is_matched(hook, call) or place in ran
+
+    def watch_turn_end(self) -> None:
+        view = self.view
+        assert all(call.result is not None for call in view.calls)
+        done = {(run.hook, run.index) for run in view.hook_runs if run.answer is not None}
+        for place, _ in hooks_of(view.spec, "TurnEnd"):
+            assert (place, None) in done
+        for call in view.calls:
+            for place, hook in hooks_of(view.spec, "PostToolUse"):
+                due = has_run(view, call) and is_matched(hook, call)
+                assert not due or (place, call.index) in done
+
+    def watch_end(self) -> None:
+        view = self.view
+        done = {
+            run.hook
+            for run in view.hook_runs
+            if run.answer is not None and run.number > view.progress.hooked.ended
+        }
+        for place, _ in hooks_of(view.spec, "RunEnd"):
+            assert place in done, "a run ends before its hooks have run"
+
+
+@dataclass
+class HookedWorkshop(HookedWorld, Workshop):
+    """The same where the files are recorded, and hooks change them."""
+
+    def leave_half(self) -> None:
+        if self.draw(st.booleans()):
+            self.files += ("half a hook",)
+
+    def run_hook(self, step: RunHook) -> None:
+        assert self.tree == self.view.progress.tree, "a hook runs on files that are not recorded"
+        super().run_hook(step)
+
+    def left_by(self, step: RunHook) -> str | None:
+        before = self.view.progress.tree
+        assert before is not None
+        if step.run.event == "RunEnd":
+            self.files = tuple(before.split())
+            return None
+        if self.draw(st.booleans()):
+            self.files += (f"hook{step.run.number}",)
+        return None if self.tree == before else self.tree
+
+
+def a_hooked_run(data: st.DataObject, limits: Limits, **changes: object) -> RunView:
+    hooks = tuple(data.draw(st.lists(HOOKS, min_size=1, max_size=6)))
+    return a_run(a_spec(hooks=hooks, **changes), limits)
+
+
+@settings(max_examples=200)
+@given(
+    st.data(),
+    st.sampled_from(["safe", "all", "off"]),
+    st.integers(0, 12),
+    st.integers(1, 8),
+    st.sets(st.sampled_from(["Grep", "Edit", "Bash"])),
+)
+def test_whatever_hooks_say_the_run_ends_and_keeps_its_promises(data, mode, mischief, turns, asked):
+    rules = (*RULES, *(Rule("ask", name) for name in sorted(asked)))
+    limits = Limits(max_turns=turns, token_ceiling=5_000_000, max_output_tokens=4_000)
+    run = a_hooked_run(data, limits, parallel_tools=mode, rules=rules, asking=Asking("ask"))
+    world = HookedWorld(data.draw, run, mischief)
+    outcome = world.drive()
+    assert world.view.outcome == outcome
+
+
+@settings(max_examples=100)
+@given(st.data(), st.integers(0, 12), st.booleans())
+def test_whatever_hooks_change_is_recorded_and_the_end_is_what_was_delivered(
+    data, mischief, verified
+):
+    limits = Limits(max_turns=4, token_ceiling=5_000_000, max_output_tokens=4_000)
+    run = a_hooked_run(
+        data,
+        limits,
+        tools=TOOLS,
+        rules=(Rule("allow", "*"), Rule("deny", "Deploy")),
+        workspace=Workspace("/repo", "git", external=(Rule("ask", "Push"),)),
+        verify=Verify(("pytest",), rounds=1) if verified else None,
+    )
+    world = HookedWorkshop(data.draw, run, mischief)
+    world.drive()

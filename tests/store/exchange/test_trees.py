@@ -1,0 +1,179 @@
+"""Runs that have started others, taken out of a database and brought into another."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from runner.errors import UsageError
+from runner.exchange.atif import trajectory
+from runner.exchange.claude_code import agent_id, session_id, session_lines
+from runner.llm.prices import load_prices
+from runner.store.database import Database
+from runner.store.exchange.recorded import load_recorded
+from runner.store.look.family.children import children_of
+from runner.store.steer.control import Target, cancel
+from tests.audit.story import delegate
+from tests.exchange.atif_rules import problems
+from tests.store.attempts import run_row
+from tests.store.examples import NOW
+from tests.store.exchange.conftest import MakeDatabase
+from tests.store.exchange.files import Lines, lines_of, signed
+from tests.store.exchange.looking import look_everywhere
+from tests.store.exchange.test_round_trip import KINDS, brought, exported
+from tests.store.family import end_child, parent_with_two, start_child
+
+PRICES = load_prices()
+
+
+def ended_tree(database: Database) -> tuple[str, str, str, str]:
+    """A run of an item, its children and a grandchild, which have all ended."""
+    parent, first, second = parent_with_two(database)
+    grandchild = start_child(database, second, 10, message=None, position=None)
+    end_child(database, first)
+    end_child(database, grandchild)
+    for run_id in (second, parent):
+        cancel(database, Target("run", run_id), NOW + 9)
+    return parent, first, second, grandchild
+
+
+def ids_in(content: bytes) -> list[str]:
+    rows = [json.loads(line) for line in content.splitlines()]
+    return [row["row"]["id"] for row in rows if row.get("table") == "runs"]
+
+
+@pytest.mark.parametrize(("here", "there"), [KINDS, KINDS[::-1]])
+def test_a_tree_is_the_same_in_another_database(
+    make_database: MakeDatabase, here: str, there: str
+) -> None:
+    first, second = make_database(here), make_database(there)
+    tree = ended_tree(first)
+    content = exported(first, run_id=tree[0])
+    assert ids_in(content) == list(tree)
+    assert [what for what, _ in brought(second, content)] == ["imported"] * 4
+    assert exported(second, run_id=tree[0]) == content
+    assert [what for what, _ in brought(second, content)] == ["there"] * 4
+    assert children_of(second, tree[0]) == children_of(first, tree[0])
+    for run_id in tree:
+        look_everywhere(second, run_id)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_hooks_and_what_they_changed_come_along(make_database: MakeDatabase, kind: str) -> None:
+    first, second = make_database("sqlite"), make_database(kind)
+    delegate(first)
+    from runner.store.look.queries import list_jobs
+
+    (job,) = list_jobs(first)
+    content = exported(first, job_id=job["id"])
+    assert b'"hook_runs"' in content
+    assert {what for what, _ in brought(second, content)} == {"imported"}
+    hooks = [line for line in content.splitlines() if b'"table": "hook_runs"' in line]
+    again = exported(second, job_id=job["id"])
+    assert hooks == [line for line in again.splitlines() if b'"table": "hook_runs"' in line]
+
+
+def test_a_sub_agent_comes_with_those_that_it_works_for_and_all_below_it(
+    database: Database,
+) -> None:
+    parent, _, second, grandchild = ended_tree(database)
+    assert ids_in(exported(database, run_id=second)) == [parent, second, grandchild]
+
+
+def test_a_tree_that_had_not_ended_is_cancelled_where_it_is_imported(
+    make_database: MakeDatabase,
+) -> None:
+    first, second = make_database("sqlite"), make_database("sqlite")
+    parent, *children = parent_with_two(first)
+    states = brought(second, exported(first, run_id=parent))
+    assert states == [("imported", "cancelled")] * 3
+    assert {run_row(second, run_id).state for run_id in (parent, *children)} == {"cancelled"}
+
+
+def _row(lines: Lines, run_id: str) -> dict[str, Any]:
+    rows = (line["row"] for line in lines if line.get("table") == "runs")
+    return next(row for row in rows if row["id"] == run_id)
+
+
+def _set(name: str, value: Any) -> Callable[[Lines, str], None]:
+    return lambda lines, run_id: _row(lines, run_id).update({name: value})
+
+
+@pytest.mark.parametrize(
+    ("change", "refusal"),
+    [
+        (_set("id", "run_x.1"), "no id of ours"),
+        (_set("parent_run", None), "parent_run is not what the run's id says"),
+        (_set("root_run", None), "root_run is not what the run's id says"),
+        (_set("depth", 2), "depth is not what the run's id says"),
+        (_set("child_number", 7), "child_number is not what the run's id says"),
+        (_set("agent_type", "nobody"), "no type of sub-agent that the job has"),
+        (_set("agent_type", None), "no type of sub-agent that the job has"),
+    ],
+)
+def test_a_run_that_is_not_where_its_id_says_is_refused(
+    make_database: MakeDatabase, change: Callable[[Lines, str], None], refusal: str
+) -> None:
+    first, second = make_database("sqlite"), make_database("sqlite")
+    parent, child, _ = parent_with_two(first)
+    lines = lines_of(first, run_row(first, parent).job_id)
+    change(lines, child)
+    with pytest.raises(UsageError, match=refusal):
+        brought(second, signed(lines))
+
+
+@pytest.mark.parametrize("end", [".0", ".01", ".1.1.1.1", ".99999", ".", "..1", ".1/../x", ".²"])
+def test_an_id_that_no_sub_agent_can_have_is_refused(make_database: MakeDatabase, end: str) -> None:
+    first, second = make_database("sqlite"), make_database("sqlite")
+    parent, child, _ = parent_with_two(first)
+    lines = lines_of(first, run_row(first, parent).job_id)
+    _row(lines, child)["id"] = parent + end
+    with pytest.raises(UsageError, match="no id of ours"):
+        brought(second, signed(lines))
+
+
+def test_what_a_snapshot_holds_asks_for_no_rows_of_calls(make_database: MakeDatabase) -> None:
+    first, second = make_database("sqlite"), make_database("sqlite")
+    parent, *_ = parent_with_two(first)
+    child = start_child(first, parent, 3, snapshot=("Said.", "Replied."))
+    content = exported(first, run_id=parent)
+    brought(second, content)
+    assert load_recorded(second, child, PRICES).inherited == {(0, 0), (1, 0)}
+
+
+def test_a_trajectory_has_those_of_its_sub_agents_in_it(database: Database) -> None:
+    parent, first, second, grandchild = ended_tree(database)
+
+    def made(run_id: str) -> dict[str, Any]:
+        recorded = load_recorded(database, run_id, PRICES)
+        below = [made(child) for started in recorded.children.values() for child in started]
+        return trajectory(recorded, "1", below)
+
+    found = json.loads(json.dumps(made(parent)))
+    assert problems(found) == []
+    assert [each["trajectory_id"] for each in found["subagent_trajectories"]] == [first, second]
+    (below,) = found["subagent_trajectories"][1]["subagent_trajectories"]
+    assert (below["trajectory_id"], below["session_id"]) == (grandchild, parent)
+    results = [
+        result
+        for step in found["steps"]
+        for result in step.get("observation", {}).get("results", ())
+    ]
+    refs = [result["subagent_trajectory_ref"] for result in results]
+    assert refs == [[{"trajectory_id": first}], [{"trajectory_id": second}]]
+
+
+def test_a_session_has_its_sub_agents_as_sidechains(database: Database) -> None:
+    parent, first, _, grandchild = ended_tree(database)
+    of = {run_id: load_recorded(database, run_id, PRICES) for run_id in (parent, first, grandchild)}
+    assert len({session_id(recorded) for recorded in of.values()}) == 1
+    assert agent_id(of[parent]) is None
+    assert len({agent_id(recorded) for recorded in of.values()}) == 3
+    for run_id in (first, grandchild):
+        for line in session_lines(of[run_id], "1"):
+            assert line["isSidechain"] is True
+            assert line["agentId"] == agent_id(of[run_id])
+    assert not any(line["isSidechain"] for line in session_lines(of[parent], "1"))
