@@ -8,6 +8,7 @@ process. What tests the start itself starts ``python -m runner``.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import gc
 import importlib
@@ -22,7 +23,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
@@ -30,6 +31,8 @@ from typing import IO, Any
 ROOT = Path(__file__).parents[1]
 _PR_SET_PDEATHSIG = 1
 _MOST_BYTES = 1 << 20
+# Commands that threads and processes end with: these end as a whole.
+_WITH_THREADS = ("run", "worker")
 _LIBRARIES = ("alembic.command", "anthropic.types", "psycopg", "redis", "rq", "rich.console")
 # They run something when they are imported, or need what is not always installed.
 _NOT_IMPORTED = ("runner.__main__", "runner.migrations", "runner.telemetry")
@@ -275,7 +278,27 @@ def _main() -> None:
     gc.freeze()
     arguments = _serve(orders)
     sys.argv = ["runner", *arguments]
-    main()
+    if arguments and arguments[0] in _WITH_THREADS:
+        main()
+    else:
+        _end_at_once(main)
+
+
+def _end_at_once(main: Callable[[], None]) -> None:
+    """Run a command, and end as Python does, save that nothing is taken apart: that would copy, page
+    by page, what is shared with the process that forks, and takes more than most commands do."""
+    status: Any = 0
+    try:
+        main()
+    except SystemExit as end:
+        status = end.code or 0
+    if not isinstance(status, int):
+        sys.exit(status)
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 if __name__ == "__main__":

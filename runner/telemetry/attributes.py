@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from runner.core.agents.place import place_of
 from runner.core.budget import BILLIONTHS
 from runner.core.conversation import Purpose, Usage
 from runner.core.journal import RunView
@@ -15,13 +16,23 @@ from runner.engine.ports import Stored
 
 def of_run(stored: Stored, view: RunView, operation: str) -> dict[str, Any]:
     """What every span of a run says."""
+    place = place_of(stored.lease.run_id)
+    below = {} if place["parent"] is None else {"runner.run.parent": place["parent"]}
     return {
         "gen_ai.operation.name": operation,
         "gen_ai.provider.name": view.spec.provider,
-        "gen_ai.agent.name": view.spec.name,
+        "gen_ai.agent.name": name_of(view),
         "gen_ai.conversation.id": stored.lease.run_id,
         "runner.job.id": stored.job_id,
+        "runner.run.root": place["root"],
+        "runner.run.depth": place["depth"],
+        **below,
     }
+
+
+def name_of(view: RunView) -> str:
+    """What an agent is called: a sub-agent by its type, the run of an item by its job."""
+    return view.agent_type or view.spec.name
 
 
 def of_attempt(stored: Stored, view: RunView, operation: str) -> dict[str, Any]:

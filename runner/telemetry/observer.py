@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from opentelemetry.metrics import Meter
@@ -13,12 +13,14 @@ from opentelemetry.trace import SpanKind
 
 from runner.core.conversation import ModelReply
 from runner.core.entries import (
+    ChildrenStarted,
     ModelCallFailed,
     ModelCallStarted,
     ModelReplied,
     RunSettled,
     SummaryReplied,
     ToolFinished,
+    UserMessageAdded,
 )
 from runner.core.events import shorten
 from runner.core.fold import Applied
@@ -27,7 +29,7 @@ from runner.core.run import Ended
 from runner.engine.ports import Ending, Stored
 from runner.telemetry import attributes, content
 from runner.telemetry.instruments import Instruments
-from runner.telemetry.spans import Spans, Told
+from runner.telemetry.spans import Spans, Told, for_child
 
 logger = logging.getLogger(__name__)
 
@@ -38,14 +40,16 @@ _WHY_LENGTH = 300
 
 @dataclass(slots=True)
 class _Run:
-    """A run whose end is not told yet. ``calls`` says when those in hand began (seconds since the epoch);
-    ``is_over`` that it was found to have ended."""
+    """A run whose end is not told yet. ``calls`` says when those in hand began (seconds since the epoch),
+    ``children`` when those that it has started did, by their numbers; ``is_over`` that it was found to
+    have ended."""
 
     begun: float
     name: str
     worker_id: str
     says: Mapping[str, Any]
     calls: dict[int, float] = field(default_factory=dict)
+    children: dict[int, float] = field(default_factory=dict)
     is_over: bool = False
 
 
@@ -104,8 +108,12 @@ class Telemetry:
                 self._tell_reply(run, stored, applied, reply)
             case ModelCallFailed() as failed:
                 self._tell_failure(run, stored, view, failed)
+            case ChildrenStarted(children):
+                run.children |= {child.number: stored.at for child in children}
             case ToolFinished() as finished:
-                self._tell_tool(stored, view, finished)
+                self._tell_tool(run, stored, view, finished)
+            case UserMessageAdded(_, "children"):
+                self._tell_whole_task(run, stored, view)
             case RunSettled(Ended() as outcome):
                 progress = applied.after.progress
                 used = attributes.of_usage(progress.usage)
@@ -121,7 +129,8 @@ class Telemetry:
             says["runner.item"] = view.item_key
             if view.spec.system:
                 says["gen_ai.system_instructions"] = content.system_instructions(view.spec.system)
-        return _Run(view.submitted_at, view.spec.name, stored.lease.worker_id, says)
+        name = attributes.name_of(view)
+        return _Run(view.submitted_at, name, stored.lease.worker_id, says)
 
     def _tell_reply(self, run: _Run, stored: Stored, applied: Applied, reply: ModelReply) -> None:
         view = applied.before
@@ -159,8 +168,14 @@ class Telemetry:
         counted = attributes.measured(view, model) | {"error.type": failed.kind}
         self._instruments.calls.record(max(0.0, stored.at - begun), counted)
 
-    def _tell_tool(self, stored: Stored, view: RunView, finished: ToolFinished) -> None:
+    def _tell_tool(self, run: _Run, stored: Stored, view: RunView, finished: ToolFinished) -> None:
+        """A call that started children has a span for each of them, which theirs are below."""
         call, result = view.calls[finished.index], finished.result
+        numbers = [child.number for child in view.children if child.index == finished.index]
+        begun = min(
+            (run.children.pop(number, stored.at) for number in numbers),
+            default=stored.at - result.duration,
+        )
         failed = {} if result.outcome == "succeeded" else {"error.type": result.outcome}
         tool = attributes.tool_of(view, call.name)
         says = {
@@ -176,19 +191,21 @@ class Telemetry:
             says["gen_ai.tool.name"] = call.name
             says["gen_ai.tool.call.arguments"] = content.arguments(call.input_to_run)
             says["gen_ai.tool.call.result"] = content.arguments(result.content)
-        self._spans.tell(
-            Told(
-                stored.lease.run_id,
-                ("tool", view.progress.turns, finished.index),
-                f"execute_tool {tool}",
-                stored.at - result.duration,
-                stored.at,
-                error=failed.get("error.type"),
-                attributes=says,
-            )
-        )
+        own = ("tool", view.progress.turns, finished.index)
+        for what in map(for_child, numbers) if numbers else (own,):
+            told = Told(stored.lease.run_id, what, f"execute_tool {tool}", begun, stored.at)
+            self._spans.tell(replace(told, error=failed.get("error.type"), attributes=says))
         counted = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": tool}
-        self._instruments.tools.record(result.duration, {**counted, **failed})
+        self._instruments.tools.record(stored.at - begun, {**counted, **failed})
+
+    def _tell_whole_task(self, run: _Run, stored: Stored, view: RunView) -> None:
+        """A child that no call asked for has ended."""
+        for number in (child.number for child in view.children if child.index is None):
+            says = attributes.of_attempt(stored, view, "execute_tool")
+            begun = run.children.pop(number, stored.at)
+            run_id, name = stored.lease.run_id, "execute_tool whole_task"
+            told = Told(run_id, for_child(number), name, begun, stored.at, attributes=says)
+            self._spans.tell(told)
 
     def _tell_end(self, run_id: str, outcome: Ended, at: float, used: Mapping[str, Any]) -> None:
         run = self._open.pop(run_id, None)

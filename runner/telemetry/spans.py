@@ -1,6 +1,8 @@
-"""Spans of runs: every worker gives a run's trace the same id, and a span the id of what it tells.
+"""Spans of runs: every worker gives the trace of a run and of all below it the same id, and a span the
+id of what it tells.
 
-So the parts that several workers told are one trace, and what is told twice is one span.
+So the parts that several workers told are one trace, and what is told twice is one span. The span of a
+sub-agent is below that of the tool call which it is the work of.
 """
 
 from __future__ import annotations
@@ -25,19 +27,34 @@ from opentelemetry.trace import (
     set_span_in_context,
 )
 
+from runner.core.agents.agent import lineage
+
 _TRACE_BYTES = 16
 _SPAN_BYTES = 8
 _NANOSECONDS = 1_000_000_000
 
 
 def trace_id(run_id: str) -> int:
-    """The id of a run's trace."""
-    return _derived(_TRACE_BYTES, "trace", run_id)
+    """The id of the trace that a run is in: that of the run of an item, and of all below it."""
+    return _derived(_TRACE_BYTES, "trace", lineage(run_id)[0])
 
 
 def span_id(run_id: str, *what: str | int) -> int:
     """The id of the span that tells of ``what`` in a run; of the run itself when that is empty."""
     return _derived(_SPAN_BYTES, "span", run_id, *what)
+
+
+def for_child(number: int) -> tuple[str | int, ...]:
+    """What the span of a call tells of that has started a child: the child knows its number alone."""
+    return ("child", number)
+
+
+def _above(told: Told) -> int | None:
+    """The id of the span that one is below, None for the top of a trace."""
+    if told.what:
+        return span_id(told.run_id)
+    *_, parent, run_id = ("", *lineage(told.run_id))
+    return span_id(parent, *for_child(int(run_id.rpartition(".")[2]))) if parent else None
 
 
 def _derived(size: int, *parts: str | int) -> int:
@@ -99,7 +116,7 @@ class Spans:
         failed = {} if told.error is None else {"error.type": told.error}
         span = self._tracer.start_span(
             told.name,
-            context=self._below_the_run(told.run_id, trace) if told.what else Context(),
+            context=self._context(_above(told), trace),
             kind=told.kind,
             attributes={**told.attributes, **failed},
             start_time=int(min(told.begun, told.ended) * _NANOSECONDS),
@@ -108,15 +125,17 @@ class Spans:
             span.set_status(Status(StatusCode.ERROR, told.why or None))
         span.end(int(told.ended * _NANOSECONDS))
 
-    def _below_the_run(self, run_id: str, trace: int) -> Context:
-        """The context of the run's own span, which another worker may tell, hours later: whether it is
-        sampled is asked here as it will be there."""
+    def _context(self, above: int | None, trace: int) -> Context:
+        """The context of a span that another worker may tell, hours later: whether it is sampled is
+        asked here as it will be there."""
+        if above is None:
+            return Context()
         decision = self._provider.sampler.should_sample(None, trace, "").decision
         sampled = decision is Decision.RECORD_AND_SAMPLE
         flags = TraceFlags.SAMPLED if sampled else TraceFlags.DEFAULT
         parent = SpanContext(
             trace,
-            span_id(run_id),
+            above,
             is_remote=True,
             trace_flags=TraceFlags(flags | TraceFlags.RANDOM_TRACE_ID),
         )

@@ -15,7 +15,9 @@ from runner.audit import Audit
 from runner.core.prices import Price, PriceList, Rates, Spending
 from runner.llm.prices import load_prices
 from runner.store.database import Database
+from runner.store.ids import call_id
 from runner.store.look.costs import spent_by
+from runner.store.look.family.events import events_after
 from runner.store.look.reading.turn_costs import spent_in_calls
 from runner.store.look.transcript import lines, show_call
 from runner.store.readonly.price_list import keep
@@ -167,6 +169,34 @@ def test_call_is_named_and_shown_as_everywhere(record: Database) -> None:
             assert row["command"] == _readable(command)
         if isinstance(call["result"], str):
             assert row["output"] == _readable(call["result"])
+
+
+def test_what_a_sub_agent_is_called_and_works_by(record: Database) -> None:
+    runs_of = {row["label"]: row for row in rows_of(record, "v_runs") if row["agent_type"]}
+    assert set(runs_of) == {"1", "2", "2.1"}
+    root = runs_of["1"]["root_run"]
+    assert {row["root_run"] for row in runs_of.values()} == {root}
+    assert (runs_of["2.1"]["parent_run"], runs_of["2.1"]["depth"]) == (f"{root}.2", 2)
+    assert (runs_of["1"]["model"], runs_of["2"]["model"]) == ("claude-test", "claude-small")
+    name = root.removeprefix("run_")
+    assert runs_of["2"]["parent_call"] == f"call_{name}_1_2"
+    assert runs_of["2.1"]["parent_call"] is None
+
+
+def test_calls_and_hooks_are_called_what_the_events_call_them(record: Database) -> None:
+    labels = {row["call_id"]: row["label"] for row in rows_of(record, "v_tool_calls")}
+    told = {}
+    for run in rows_of(record, "v_runs"):
+        for event in events_after(record, run["run_id"], 0):
+            if "call_index" in event["data"] and event["type"] == "tool_done":
+                turn, index = event["data"]["turn"], event["data"]["call_index"]
+                told[call_id(run["run_id"], turn, index)] = event["label"]
+    assert told.items() <= labels.items()
+    assert "2.1.2" in told.values()
+    decided = {row["call_id"]: row["label"] for row in rows_of(record, "v_decisions")}
+    assert decided.items() <= labels.items()
+    about = {row["event"]: row["label"] for row in rows_of(record, "v_hooks")}
+    assert about == {"PreToolUse": "1.2", "RunEnd": "1"}
 
 
 def test_texts_that_no_column_holds_are_readable(record: Database) -> None:

@@ -76,7 +76,7 @@ def test_a_parent_is_shown_with_what_became_of_its_sub_agents(
     told = command("show", parent, "--json").json
     assert [child["id"] for child in told["children"]] == [first, f"{parent}.2"]
     used = run_row(database, parent).charged_tokens + run_row(database, first).charged_tokens
-    assert (told["tree"]["runs"], told["tree"]["charged_tokens"]) == (3, used)
+    assert (told["used_by_tree"]["runs"], told["used_by_tree"]["charged_tokens"]) == (3, used)
     assert (told["root"], told["parent"], told["depth"], told["label"]) == (parent, None, 0, "")
 
 

@@ -311,7 +311,9 @@ class World:
                     assert tool is not None
                     assert isinstance(call.input, dict)
                     assert call.decision is not None
-                    Permit(call.decision, call.answer, digest_of(call.input_to_run), self.view.policy)
+                    Permit(
+                        call.decision, call.answer, digest_of(call.input_to_run), self.view.policy
+                    )
                     assert call.result is None
                     assert not call.interrupted
                     assert not self.started[call.id] or self.may_start_again(call)

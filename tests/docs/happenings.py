@@ -11,13 +11,18 @@ from runner.core.conversation import ToolResult
 from runner.core.ending.verify import Verify
 from runner.core.entries import (
     Delivered,
+    HookFinished,
+    InstructionsRead,
     ModelCallFailed,
     RunSettled,
     ToolFinished,
     TreeRecorded,
     Verified,
 )
+from runner.core.files.instructions import Instructions
 from runner.core.files.workspace import Workspace
+from runner.core.hooks.hook import Hook
+from runner.core.hooks.run import HookAnswer, HookResult
 from runner.core.permissions import Rule
 from runner.core.run import Ended, Requeued
 from runner.exchange.sessions.lines import ReadingSession
@@ -64,6 +69,7 @@ def play(database: Database) -> None:
     work_on_a_branch(database)
     be_cut_off(database)
     have_children(database)
+    have_hooks(database)
     change_rules(database)
     lose_its_folder(database)
     be_imported(database)
@@ -169,6 +175,17 @@ def be_cut_off(database: Database) -> None:
 def have_children(database: Database) -> None:
     run_id = family.start(database).lease.run_id
     family.end(database, f"{run_id}.1")
+
+
+def have_hooks(database: Database) -> None:
+    hooks = (Hook("RunStart", command="./begin"), Hook("PreToolUse", command="./check"))
+    run_id = submit_one(database, spec=replace(RECORDED, hooks=hooks, instructions=True))
+    attempt = claim(database, run_id).append(TreeRecorded("tree 1", "created"))
+    attempt.append(InstructionsRead((Instructions("AGENTS.md", "c0ffee", "Be kind."),)))
+    attempt.append(HookFinished(1, HookResult(HookAnswer("succeeded")), "tree 2"))
+    attempt.reply(tool_use(1, "Bash", command="make"), stop="tool_use")
+    stopped = HookAnswer("succeeded", "deny", "not on a Friday", stops=True)
+    attempt.append(HookFinished(2, HookResult(stopped)), Delivered("c0ffee"))
 
 
 def change_rules(database: Database) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 from runner.core.budget import Budget
 from runner.core.files.workspace import Workspace
@@ -20,7 +20,8 @@ from runner.store.database import Database
 from runner.store.steer import jobs
 from runner.store.steer.notices import Notice
 from runner.store.tables import runs as run_table
-from tests.store.attempts import claim, submit_one
+from tests.store.attempts import claim, run_row, submit_one
+from tests.store.children.family import asks, end, start
 from tests.store.examples import NOW, SPEC, submission
 
 
@@ -226,3 +227,27 @@ def test_a_run_that_waits_for_its_budget_is_queued_to_end_at_its_deadline(post: 
     post.pass_at(61)
     assert post.state(run_id) == "queued"
     assert run_id in post.bell.rung
+
+
+def test_a_pass_rings_for_a_parent_whose_children_have_ended_unseen(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who ended the last of them died before it could wake the parent."""
+    parent = start(database, asks(1)).view.run_id
+    with monkeypatch.context() as dead:
+        dead.setattr("runner.store.journal.wake", lambda *arguments: False)
+        end(database, f"{parent}.1")
+    post = Post(database, tmp_path)
+    post.dispatcher.dispatch()
+    assert post.bell.rung == [parent]
+
+
+def test_a_pass_cancels_what_a_run_that_has_failed_had_started(
+    database: Database, tmp_path: Path
+) -> None:
+    parent = start(database, asks(1)).view.run_id
+    failed = {"state": "failed", "reason": "crash_loop", "ended_at": NOW}
+    change = update(run_table).where(run_table.c.id == parent).values(**failed)
+    database.write(lambda connection: connection.execute(change))
+    Post(database, tmp_path).dispatcher.dispatch()
+    assert run_row(database, f"{parent}.1").state == "cancelled"

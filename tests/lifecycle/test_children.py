@@ -13,9 +13,9 @@ from sqlalchemy import select
 from runner.settings import Settings
 from runner.store.database import Database
 from runner.store.tables import events, runs
-from tests.lifecycle.family import Api, Family, delegates, family_job, runs_bash
+from tests.lifecycle.family import Api, Family, Moment, delegates, family_job, runs_bash
 from tests.lifecycle.site import Site, wait_until
-from tests.messages_api import Received, Reply, text
+from tests.messages_api import Received, Reply, text, tool_use
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -323,3 +323,61 @@ def test_a_family_comes_through_many_deaths(tree: Callable[..., Tree]) -> None:
     assert len(logged(here.site)) == len(set(logged(here.site)))
     (*_, last) = here.api.moments("a")
     assert last.results == tuple(f"{name} is done." for name in names)
+
+
+@only_sqlite
+def test_a_coordinator_s_parts_are_worked_on_and_joined(tree: Callable[..., Tree]) -> None:
+    parts = [{"description": part, "prompt": f"Task {part}."} for part in ("left", "right")]
+    here = tree(
+        {
+            "a": [
+                [tool_use("toolu_split", "split_task", {"parts": parts})],
+                lambda now: [text(f"Joined: {now.results[0]}")],
+            ],
+            "left": logs("left"),
+            "right": logs("right"),
+        }
+    )
+    family_job(here.site, "a", coordinator={"agent": "reviewer"})
+    here.work()
+    assert set(here.states().values()) == {("succeeded", "end_turn")}
+    assert logged(here.site) == ["left", "right"]
+    (_, joining) = here.api.moments("a")
+    assert joining.results[0].index("left is done.") < joining.results[0].index("right is done.")
+
+
+@only_sqlite
+def test_a_task_that_its_coordinator_does_not_split_is_one_child_s(
+    tree: Callable[..., Tree],
+) -> None:
+    """The child's task is its parent's: who it is shows in what it is sent."""
+    here = tree({"a": [lambda now: [text("I cannot."), *_log_of_child(now)]]})
+    family_job(here.site, "a", coordinator={"agent": "reviewer"})
+    here.work()
+    assert here.states() == {"a": ("succeeded", "end_turn"), "a+1": ("succeeded", "end_turn")}
+    assert logged(here.site) == ["whole"]
+
+
+def _log_of_child(now: Moment) -> list[dict[str, Any]]:
+    tools = {tool["name"] for tool in now.request.body["tools"]}
+    return [] if "split_task" in tools else runs_bash("echo whole >> log", "toolu_whole")
+
+
+@only_sqlite
+def test_what_cannot_be_started_is_an_error_and_starts_nobody(tree: Callable[..., Tree]) -> None:
+    here = tree(
+        {
+            "a": [[*delegates("none", agent_type="nobody"), *delegates("1")]],
+            "1": [delegates("2")],
+            "2": [delegates("3")],
+            "3": [delegates("4")],
+        }
+    )
+    family_job(here.site, "a")
+    here.work()
+    assert set(here.states()) == {"a", "a+1", "a+1+1", "a+1+1+1"}
+    unknown, first = here.api.moments("a")[1].results
+    assert "Unknown type" in unknown or "nobody" in unknown
+    assert first == "1 is done."
+    (too_deep,) = here.api.moments("3")[1].results
+    assert "as deep as this one" in too_deep

@@ -114,7 +114,10 @@ def parent_with_two(
     Args:
         description: of the first. system: its system prompt.
     """
-    agents = AgentType("reviewer", "Reviews.", system=system), AgentType("tester", "Tests.")
+    agents = (
+        AgentType("reviewer", "Reviews.", system=system),
+        AgentType("tester", "Tests.", model="claude-small"),
+    )
     parent = submit_one(database, key, spec=replace(SPEC, agents=agents))
     claim(database, parent).reply(
         asking(1, description), asking(2, "Test b", "tester"), stop="tool_use"

@@ -27,6 +27,7 @@ from tests.store.attempts import Attempt, claim, run_row, submit_one, text, tool
 from tests.store.compacting import clip, compact, use_tool
 from tests.store.examples import NOW, SPEC
 from tests.store.test_costs import PRICES
+from tests.upgraded import Upgraded
 
 OLDER = "0002"
 
@@ -43,16 +44,17 @@ HOUR = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
 
 
 @pytest.fixture
-def newer(tmp_path: Path) -> Iterator[Database]:
+def newer(tmp_path: Path, upgraded: Upgraded) -> Iterator[Database]:
     """A database of this version, where runs are driven to where a test wants them."""
-    database = Database(f"sqlite:///{tmp_path / 'newer.db'}")
-    migrate.upgrade(database)
+    url = f"sqlite:///{tmp_path / 'newer.db'}"
+    upgraded.copy_to(url)
+    database = Database(url)
     yield database
     database.close()
 
 
 @pytest.fixture
-def upgraded(open_database: Callable[[], Database]) -> Callable[[Database], Database]:
+def brought_up(open_database: Callable[[], Database]) -> Callable[[Database], Database]:
     """Stores what is in a database as the older Runner would have, and upgrades that."""
 
     def copy(source: Database) -> Database:
@@ -116,14 +118,14 @@ def after_a_failure(attempt: Attempt) -> None:
 )
 def test_sums_of_an_older_run_s_context_are_those_that_it_would_have_kept(
     newer: Database,
-    upgraded: Callable[[Database], Database],
+    brought_up: Callable[[Database], Database],
     drive: Callable[[Attempt], None],
 ) -> None:
     run_id = submit_one(newer)
     attempt = claim(newer, run_id)
     drive(attempt)
     losses.give_back(newer, attempt.lease, NOW)
-    database = upgraded(newer)
+    database = brought_up(newer)
     older, now = claim(database, run_id).view, claim(newer, run_id).view
     kept = replace(now.progress.fullness, correction=1.0, window=None)
     assert replace(older.progress.fullness, window=None) == kept != Fullness()
@@ -132,12 +134,12 @@ def test_sums_of_an_older_run_s_context_are_those_that_it_would_have_kept(
 
 
 def test_older_run_goes_on_to_its_end(
-    newer: Database, upgraded: Callable[[Database], Database]
+    newer: Database, brought_up: Callable[[Database], Database]
 ) -> None:
     run_id = submit_one(newer)
     attempt = use_tool(claim(newer, run_id), "a")
     losses.give_back(newer, attempt.lease, NOW)
-    database = upgraded(newer)
+    database = brought_up(newer)
     again = compact(use_tool(claim(database, run_id), "b"), clip(2))
     request = turn_request(again.view, again.effect.call)  # type: ignore[union-attr]
     again.reply(text("Done."))
@@ -148,7 +150,7 @@ def test_older_run_goes_on_to_its_end(
 
 @pytest.mark.parametrize("options", [{}, HOUR])
 def test_turns_of_an_older_run_can_be_shown_as_they_were_sent(
-    newer: Database, upgraded: Callable[[Database], Database], options: dict[str, Any]
+    newer: Database, brought_up: Callable[[Database], Database], options: dict[str, Any]
 ) -> None:
     run_id = submit_one(newer, spec=replace(SPEC, model_options=options))
     attempt = claim(newer, run_id)
@@ -157,27 +159,27 @@ def test_turns_of_an_older_run_can_be_shown_as_they_were_sent(
         assert isinstance(attempt.effect, CallModel)
         sent.append(turn_request(attempt.view, attempt.effect.call))
         use_tool(attempt, content)
-    database = upgraded(newer)
+    database = brought_up(newer)
     assert [as_sent(database, run_id, turn) for turn in (1, 2)] == sent
     assert transcript.compactions(database, run_id) == []
 
 
 @pytest.mark.parametrize("options", [{}, HOUR])
 def test_older_calls_were_turns_and_cost_what_they_did(
-    newer: Database, upgraded: Callable[[Database], Database], options: dict[str, Any]
+    newer: Database, brought_up: Callable[[Database], Database], options: dict[str, Any]
 ) -> None:
     use_tool(claim(newer, submit_one(newer, spec=replace(SPEC, model_options=options))), "a")
     (kept,) = spent_by(newer, PRICES, "purpose")
     assert kept.key == "turn"
-    assert spent_by(upgraded(newer), PRICES, "purpose") == [kept]
+    assert spent_by(brought_up(newer), PRICES, "purpose") == [kept]
 
 
 def test_older_run_is_shown_without_sums_until_it_is_taken_up(
-    newer: Database, upgraded: Callable[[Database], Database]
+    newer: Database, brought_up: Callable[[Database], Database]
 ) -> None:
     run_id = submit_one(newer)
     losses.give_back(newer, use_tool(claim(newer, run_id), "a").lease, NOW)
-    database = upgraded(newer)
+    database = brought_up(newer)
     run = queries.show_run(database, run_id)
     assert (run["fullness"], run["context"], run["compactions"]) == (None, {}, {})
     assert (run["charged_cost"], run["worked"]) == (0, 0)
@@ -187,12 +189,12 @@ def test_older_run_is_shown_without_sums_until_it_is_taken_up(
 
 
 def test_older_run_that_was_cancelled_is_counted_when_it_goes_on(
-    newer: Database, upgraded: Callable[[Database], Database]
+    newer: Database, brought_up: Callable[[Database], Database]
 ) -> None:
     """What is written on the way to it knows neither its messages nor its sums."""
     run_id = submit_one(newer)
     use_tool(claim(newer, run_id), "a" * 500)
-    database = upgraded(newer)
+    database = brought_up(newer)
     for there in (newer, database):
         cancel(there, Target("run", run_id), NOW)
         retry(there, Target("run", run_id), NOW)

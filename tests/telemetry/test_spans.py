@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.sdk.trace import TracerProvider
@@ -8,7 +10,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 
 from runner.store import ids
-from runner.telemetry.spans import GivenIds, Spans, Told, span_id, trace_id
+from runner.telemetry.spans import GivenIds, Spans, Told, for_child, span_id, trace_id
 
 
 def spans_of(ratio: float) -> tuple[Spans, InMemorySpanExporter]:
@@ -37,6 +39,24 @@ def test_what_two_workers_tell_of_a_run_is_one_trace() -> None:
     assert (root.start_time, root.end_time) == (1_000_000_000, 2_500_000_000)
 
 
+def test_what_is_told_of_a_tree_is_one_trace_with_each_child_below_its_call() -> None:
+    worker, exporter = spans_of(1.0)
+    for each in (
+        told("run_a.2.1", "chat", 1),
+        told("run_a.2.1"),
+        told("run_a.2", *for_child(1)),
+        told("run_a.2"),
+        told("run_a", *for_child(2)),
+        told("run_a"),
+    ):
+        worker.tell(each)
+    spans = exporter.get_finished_spans()
+    assert {span.context.trace_id for span in spans} == {trace_id("run_a")}
+    for span, above in pairwise(spans):
+        assert span.parent.span_id == above.context.span_id
+    assert spans[-1].parent is None
+
+
 def test_what_is_told_twice_is_one_span() -> None:
     ids_seen = set()
     for _ in range(2):
@@ -46,7 +66,10 @@ def test_what_is_told_twice_is_one_span() -> None:
     assert len(ids_seen) == 1
 
 
-@given(st.lists(st.text(), min_size=2, max_size=2, unique=True))
+_NAMES = st.text(st.characters(exclude_characters="."))  # of runs of items
+
+
+@given(st.lists(_NAMES, min_size=2, max_size=2, unique=True))
 def test_two_runs_have_two_traces(run_ids: list[str]) -> None:
     one, other = run_ids
     assert trace_id(one) != trace_id(other)

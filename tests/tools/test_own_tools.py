@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -78,15 +80,18 @@ NUMBER = 3
 '''
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "pkg").mkdir()
-    (tmp_path / "pkg" / "mine.py").write_text(MODULE)
-    (tmp_path / "pkg" / "dies.py").write_text("import os; os._exit(5)")
-    (tmp_path / "pkg" / "exits.py").write_text("raise SystemExit('bye')")
-    return tmp_path
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that no test changes."""
+    folder = tmp_path_factory.mktemp("own")
+    (folder / "pkg").mkdir()
+    (folder / "pkg" / "mine.py").write_text(MODULE)
+    (folder / "pkg" / "dies.py").write_text("import os; os._exit(5)")
+    (folder / "pkg" / "exits.py").write_text("raise SystemExit('bye')")
+    return folder
 
 
+@cache  # each is described by a process of its own
 def own(folder: Path, function: str) -> Tool:
     return resolve([f"pkg.mine:{function}"], folder)[0]
 
@@ -268,9 +273,10 @@ def test_source_that_this_worker_does_not_know_is_a_result(bench: Workbench, sou
     assert result.outcome == "failed"
 
 
-def test_module_that_is_gone_is_a_result(bench: Workbench, folder: Path) -> None:
-    tool = own(folder, "look_up")
-    (folder / "pkg" / "mine.py").unlink()
+def test_module_that_is_gone_is_a_result(bench: Workbench, folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "pkg", tmp_path / "pkg")
+    tool = own(tmp_path, "look_up")
+    (tmp_path / "pkg" / "mine.py").unlink()
     result = bench.run(tool, word="a")
     assert (result.outcome, "No module named" in result.content) == ("failed", True)
 

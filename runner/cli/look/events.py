@@ -25,9 +25,10 @@ def events(settings: Settings, id: str, follow: bool, whole_tree: bool, as_json:
     With -f it goes on until the run has ended, and shows the model's text as it is written. With
     --json -f each line is an object.
 
-    With --tree it is of the run and of all the sub-agents below it, in order of time. Each event says
-    whose it is: 3 is the third sub-agent that the run has started, 3.1 the first that this one has;
-    of a tool call 3.2 is the second of the third sub-agent, and 2 the second of the run itself.
+    With --tree it is of the run and of all the sub-agents below it, in order of time. Before its type an
+    event has whose it is: 3 is the third sub-agent that the run has started, 3.1 the first that this
+    one has. Behind it, which tool call it is of: 3.2 is the second of the third sub-agent, 2 the
+    second of the run itself. In JSON that is its label, of other events that of the run.
 
     \b
     Example:

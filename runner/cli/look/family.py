@@ -54,7 +54,7 @@ def family_fields(run: Mapping[str, Any]) -> dict[str, Any]:
         **{name: value for name, value in run.items() if name not in _NO_JSON},
         "children": [{**child, **cost_fields(spent[child["id"]])} for child in children],
         "below": run["below"].runs,
-        "tree": {
+        "used_by_tree": {
             "runs": run["below"].runs + 1,
             "turns": run["below"].turns + run["turns"],
             "charged_tokens": run["below"].tokens + run["charged_tokens"],

@@ -57,10 +57,13 @@ def follow_run(
 
 
 def say_event(event: dict[str, Any]) -> None:
-    """Print one event of a run on a line, with whose it is."""
+    """Print one event of a run on a line: what the run is called before its type, what a call is called
+    after it."""
     at = datetime.fromtimestamp(event["at"]).astimezone().strftime("%H:%M:%S")
-    told = f"{event['number']:>5}  {at}  #{event['attempt']}  {event['label']:<5}"
-    say(f"{told}  {event['type']:<18}  {_data(event)}".rstrip())
+    run = place_of(event["run_id"])["label"]
+    call = event["label"] if event["label"] != run else ""
+    told = f"{event['number']:>5}  {at}  #{event['attempt']}  {run:<4}  {event['type']:<18}"
+    say(f"{told}  {call:<5}  {_data(event)}".rstrip())
 
 
 def say_change(event: dict[str, Any]) -> None:

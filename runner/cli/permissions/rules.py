@@ -17,6 +17,7 @@ from runner.errors import UsageError
 from runner.settings import Settings
 
 if TYPE_CHECKING:
+    from runner.core.agents.agent import AgentType
     from runner.core.permissions import Decision, Policy, Request
     from runner.core.permissions.aspects import Aspect
     from runner.core.spec import JobSpec
@@ -37,9 +38,17 @@ def rules() -> None:
 @rules.command()
 @click.argument("spec", type=click.Path(path_type=Path))
 @click.argument("calls", metavar="[CALL]...", nargs=-1)
+@click.option(
+    "--agent",
+    "agent",
+    metavar="TYPE",
+    help="As a sub-agent of this type, started by an item's run.",
+)
 @json_option
 @with_settings
-def check(settings: Settings, spec: Path, calls: tuple[str, ...], as_json: bool) -> None:
+def check(
+    settings: Settings, spec: Path, calls: tuple[str, ...], agent: str | None, as_json: bool
+) -> None:
     """Say what a job file's rules would make of calls, and why; without calls, list the rules.
 
     A call is written as a rule is: a tool with what it is called with. Nothing is run or stored.
@@ -48,12 +57,14 @@ def check(settings: Settings, spec: Path, calls: tuple[str, ...], as_json: bool)
     Example:
       runner rules check jobs/refactor.toml
       runner rules check jobs/refactor.toml 'Bash(git push -f)' 'Read(src/x.py)'
+      runner rules check jobs/team.toml --agent reviewer 'Bash(git stash)'
     """
-    submission = loaded(settings, spec)
+    job = loaded(settings, spec).spec
+    type_ = None if agent is None else _type(job, agent)
     if not calls:
-        _list(submission.spec, as_json)
+        _list(job, type_, as_json)
         return
-    checked = [_check(submission.spec, settings.home, *call) for call in _read(calls)]
+    checked = [_check(job, type_, settings.home, *call) for call in _read(calls)]
     if as_json:
         say_json(checked)
         return
@@ -63,7 +74,17 @@ def check(settings: Settings, spec: Path, calls: tuple[str, ...], as_json: bool)
             _say_decision(part["part"], part, indent="  ")
 
 
-def _list(spec: JobSpec, as_json: bool) -> None:
+def _type(spec: JobSpec, name: str) -> AgentType:
+    """A type of sub-agent of a job. Raises ``UsageError``: it has none of that name."""
+    found = spec.agent(name)
+    if found is None:
+        there = ", ".join(agent.name for agent in spec.agents) or "none"
+        raise UsageError(f"the job has no type of sub-agent {name[:60]!a}; it has {there}")
+    return found
+
+
+def _list(spec: JobSpec, type_: AgentType | None, as_json: bool) -> None:
+    own = () if type_ is None else type_.rules
     listed = [
         {
             "position": position,
@@ -72,7 +93,7 @@ def _list(spec: JobSpec, as_json: bool) -> None:
             "origin": rule.origin,
             "why": rule.why,
         }
-        for position, rule in enumerate(spec.rules)
+        for position, rule in [*enumerate(spec.rules), *((None, rule) for rule in own)]
     ]
     if as_json:
         say_json(listed)
@@ -81,6 +102,8 @@ def _list(spec: JobSpec, as_json: bool) -> None:
         ("position", "effect", "rule", "from", "why"), (tuple(rule.values()) for rule in listed)
     )
     say(f"what no rule matches: {spec.asking.default}")
+    if any(rule.effect == "allow" for rule in own):
+        say(f"what no rule of {cell(type_ and type_.name)} allows: deny")
 
 
 def _read(calls: Sequence[str]) -> list[tuple[str, str, dict[str, Any]]]:
@@ -97,24 +120,34 @@ def _read(calls: Sequence[str]) -> list[tuple[str, str, dict[str, Any]]]:
 
 
 def _check(
-    spec: JobSpec, home: Path, text: str, tool: str, arguments: dict[str, Any]
+    spec: JobSpec,
+    type_: AgentType | None,
+    home: Path,
+    text: str,
+    tool: str,
+    arguments: dict[str, Any],
 ) -> dict[str, Any]:
     """What would become of a call, as it is printed in JSON.
 
     Args:
+        type_: the type of the sub-agent that makes it, None for the run of an item.
         text: the call as it was written.
         home: RUNNER_HOME.
     """
     from runner.cli.permissions.scene import Scene
+    from runner.core.agents.spec import spec_of
     from runner.core.permissions import Decision, Policy, evaluate
 
     policy = Policy(spec.rules, spec.asking.default)
+    tools = spec.tools
+    if type_ is not None:
+        policy = policy.narrowed(type_.name, type_.rules)
+        tools = spec_of(spec, type_.name).tools
     parts: list[dict[str, Any]] = []
-    if spec.tool(tool) is None:
-        there = (
-            f"it has {', '.join(each.name for each in spec.tools)}" if spec.tools else "it has none"
-        )
-        decision = Decision("deny", reason=f"the job has no tool {tool!r}; {there}")
+    if tool not in {each.name for each in tools}:
+        who = "the job" if type_ is None else type_.name
+        there = f"it has {', '.join(each.name for each in tools)}" if tools else "it has none"
+        decision = Decision("deny", reason=f"{who} has no tool {tool!r}; {there}")
     else:
         scene = Scene.of(spec.workspace, home)
         request = scene.request(tool, arguments)

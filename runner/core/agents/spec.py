@@ -46,6 +46,18 @@ def spec_of(spec: JobSpec, *types: str) -> JobSpec:
     )
 
 
+def takes_snapshot(spec: JobSpec, agent: AgentType, asked: bool | None) -> bool:
+    """Whether a child begins with its parent's conversation: as the call for it says, or else its type.
+    One without tools never does: the API refuses calls and results in a request that defines none.
+
+    Args:
+        spec: the parent's.
+        asked: what the call says, None when it says nothing.
+    """
+    wanted = agent.snapshot if asked is None else asked
+    return wanted and bool(spec_of(spec, agent.name).tools)
+
+
 def _agent(spec: JobSpec, name: str) -> AgentType:
     agent = spec.agent(name)
     if agent is None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from runner.core.agents.agent import SPLIT_TOOL, Child, NewChild, child_id
 from runner.core.agents.allot import allot
 from runner.core.agents.outcome import MOST_CHARACTERS, fitted
+from runner.core.agents.spec import takes_snapshot
 from runner.core.context.clips import place_of_output, shortened
 from runner.core.conversation import UNREADABLE_INPUT, ToolResult
 from runner.core.entries import ChildrenStarted, UserMessageAdded
@@ -145,7 +146,7 @@ def _child(
         agent.name,
         description,
         prompt,
-        agent.snapshot,
+        takes_snapshot(view.spec, agent, None),
         share.tokens,
         share.cost,
         share.deadline,

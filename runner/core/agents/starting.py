@@ -16,6 +16,7 @@ from runner.core.agents.agent import (
     NewChild,
 )
 from runner.core.agents.allot import allot
+from runner.core.agents.spec import takes_snapshot
 from runner.core.agents.split import parts_of
 from runner.core.conversation import ToolResult
 from runner.core.journal import Call, RunView
@@ -80,14 +81,13 @@ def _new_children(view: RunView, calls: Sequence[Call], now: float) -> Iterator[
         arguments: Mapping[str, Any] = call.input_to_run
         agent = _type_of(view, arguments)
         share = allot(view, agent, len(calls), now)
-        snapshot = arguments.get("snapshot")
         yield NewChild(
             number,
             call.index,
             agent.name,
             str(arguments.get("description", "")),
             str(arguments["prompt"]),
-            agent.snapshot if snapshot is None else bool(snapshot),
+            takes_snapshot(view.spec, agent, arguments.get("snapshot")),
             share.tokens,
             share.cost,
             share.deadline,

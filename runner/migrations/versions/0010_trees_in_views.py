@@ -63,7 +63,21 @@ def _insert(query: str, columns: str, before: str) -> str:
 def _runs(views: Any) -> str:
     asked = f"""(SELECT {views._call_id("p")} FROM tool_calls p WHERE p.run_id = r.parent_run
         AND p.message = r.parent_message AND p.position = r.parent_position) AS parent_call"""
-    return _insert(views.runs(), f"{_OF_RUN}, {asked}", "FROM runs r JOIN jobs ")
+    query = _insert(views.runs(), f"{_OF_RUN}, {asked}", "FROM runs r JOIN jobs ")
+    head, own, tail = query.partition("coalesce(r.model, ")
+    assert own
+    return f"{head}{own}{_model_of_type(views)}, {tail}"
+
+
+def _model_of_type(views: Any) -> str:
+    """The model that a sub-agent's type has of its own."""
+    each = "json_each(s.readable, '$.agents')"
+    if not views._sqlite:
+        each = "json_array_elements(s.readable::json -> 'agents')"
+    name, model = views._string("a.value", "name"), views._string("a.value", "model")
+    spec = f"SELECT {views._readable('j.spec')} AS readable FROM jobs j WHERE j.id = r.job_id"
+    found = f"SELECT {model} FROM ({spec}) AS s, {each} AS a WHERE {name} = r.agent_type"
+    return f"CASE WHEN r.agent_type IS NOT NULL THEN ({found}) END"
 
 
 def _messages(views: Any) -> str:

@@ -24,7 +24,6 @@ from sqlalchemy.sql.functions import FunctionElement
 from runner.core.conversation import Purpose, Usage
 from runner.core.prices import Calls, PriceList, Spending, Terms, spending
 from runner.store.database import Database
-from runner.store.job_cache import JobCache
 from runner.store.look.family.places import ROOT
 from runner.store.tables import jobs, model_calls, runs
 
@@ -146,13 +145,15 @@ def _priced(
 def _terms(connection: Connection, job_ids: Collection[str]) -> _TermsByCall:
     if not job_ids:
         return {}
+    # Read whole: Postgres can take nothing out of JSON that has a NUL anywhere.
+    query = select(jobs.c.id, jobs.c.spec).where(jobs.c.id.in_(job_ids))
     terms: _TermsByCall = {}
-    jobs_read = JobCache().on(connection)
-    for job_id in sorted(job_ids):
-        spec = jobs_read.spec(job_id)
-        own = spec.summary_model == spec.model
-        terms[job_id, "turn"] = Terms.of(spec.provider, spec.model_options)
-        terms[job_id, "summary"] = Terms.of(spec.provider, spec.model_options, own_model=own)
+    for job_id, spec in connection.execute(query):
+        summary_model = (spec.get("context") or {}).get("summary_model")
+        own = summary_model in (None, spec["model"])
+        provider, options = spec["provider"], spec.get("model_options") or {}
+        terms[job_id, "turn"] = Terms.of(provider, options)
+        terms[job_id, "summary"] = Terms.of(provider, options, own_model=own)
     return terms
 
 

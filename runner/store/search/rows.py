@@ -5,7 +5,19 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from sqlalchemy import JSON, ColumnElement, Connection, Select, Table, Text, and_, cast, select
+from sqlalchemy import (
+    JSON,
+    ColumnElement,
+    Connection,
+    Select,
+    Table,
+    Text,
+    and_,
+    cast,
+    exists,
+    select,
+    tuple_,
+)
 
 from runner.core.conversation import Block
 from runner.store.search.documents import Document, Place, block_text, kind_of, output_text
@@ -30,7 +42,7 @@ class Jobs:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._models: dict[str, str | None] = {}
+        self._models: dict[str, tuple[str | None, dict[str, str | None]]] = {}
         self._sources: dict[str, str | None] = {}
 
     def source(self, job_id: str) -> str | None:
@@ -41,13 +53,17 @@ class Jobs:
         return self._sources[job_id]
 
     def model(self, row: Any) -> str | None:
-        """The model that a run calls, of whose row ``row`` has ``job_id`` and ``own_model``."""
+        """The model that a run calls, of whose row ``row`` has ``job_id``, ``own_model`` and
+        ``agent_type``."""
         if row.own_model is not None:
             return str(row.own_model)
         if row.job_id not in self._models:
             query = select(jobs.c.spec).where(jobs.c.id == row.job_id)
-            self._models[row.job_id] = self._connection.execute(query).scalar_one().get("model")
-        return self._models[row.job_id]
+            spec = self._connection.execute(query).scalar_one()
+            models = {agent["name"]: agent["model"] for agent in spec.get("agents", ())}
+            self._models[row.job_id] = spec.get("model"), models
+        of_job, by_type = self._models[row.job_id]
+        return by_type.get(row.agent_type) or of_job
 
 
 def system_rows() -> Select[Any]:
@@ -62,6 +78,19 @@ def system_document(row: Any) -> Document | None:
         return None
     model = spec.get("model")
     return Document(Place("system", row.id), row.created_at, str(text), model=model)
+
+
+_LATER = blocks.alias()
+# Of what a sub-agent's conversation began with only the last block is its own.
+_IS_INHERITED = and_(
+    runs.c.depth > 0,
+    blocks.c.turn == 0,
+    exists().where(
+        _LATER.c.run_id == blocks.c.run_id,
+        _LATER.c.turn == 0,
+        tuple_(_LATER.c.message, _LATER.c.position) > tuple_(blocks.c.message, blocks.c.position),
+    ),
+)
 
 
 def block_rows() -> Select[Any]:
@@ -84,8 +113,10 @@ def block_rows() -> Select[Any]:
             runs.c.job_id,
             runs.c.item_key,
             runs.c.model.label("own_model"),
+            runs.c.agent_type,
             tool_outputs.c.compressed,
             tool_calls.c.name.label("answered_tool"),
+            _IS_INHERITED.label("is_inherited"),
         )
         .join(runs, runs.c.id == blocks.c.run_id)
         .outerjoin(tool_outputs, output_is_of)
@@ -103,8 +134,11 @@ def block_place(row: Any) -> Place:
     return Place(kind_of(row.type), row.job_id, row.run_id, row.message, row.position)
 
 
-def block_document(row: Any, jobs_read: Jobs) -> Document:
-    """A block, its whole output where it is a result of which more was kept."""
+def block_document(row: Any, jobs_read: Jobs) -> Document | None:
+    """A block, its whole output where it is a result of which more was kept. None for what a sub-agent
+    has from its parent: it is found there."""
+    if row.is_inherited:
+        return None
     content = content_of(row)
     return Document(
         block_place(row),
@@ -177,7 +211,11 @@ def verification_place(row: Any) -> Place:
 
 def _of_runs(table: Table) -> Select[Any]:
     return select(
-        *_columns(table), runs.c.job_id, runs.c.item_key, runs.c.model.label("own_model")
+        *_columns(table),
+        runs.c.job_id,
+        runs.c.item_key,
+        runs.c.model.label("own_model"),
+        runs.c.agent_type,
     ).join(runs, runs.c.id == table.c.run_id)
 
 

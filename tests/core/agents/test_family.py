@@ -76,7 +76,7 @@ def test_whatever_becomes_of_its_parts_a_coordinator_ends_and_keeps_its_promises
     check_end(family)
 
 
-@settings(max_examples=40)
+@settings(max_examples=100)
 @given(
     st.data(),
     MODES,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from runner.core.agents.agent import MOST_AT_ONCE, MOST_DEPTH, MOST_OF_TREE
+from runner.core.agents.agent import MOST_AT_ONCE, MOST_DEPTH, MOST_OF_TREE, AgentType
 from runner.core.budget import Limits
 from runner.core.entries import ChildrenStarted, ToolFinished, ToolsStarted, TreeRecorded
 from runner.core.events import events_of
@@ -95,6 +95,14 @@ def test_a_snapshot_is_asked_for_by_the_call_or_else_by_the_type():
     parent = Parent()
     parent.ask(asks(), asks("tester"), asks(snapshot=True), asks("tester", snapshot=False))
     assert [child.snapshot for child in parent.started] == [False, True, True, False]
+
+
+def test_a_child_without_tools_is_shown_no_conversation_that_has_calls():
+    bare = AgentType("bare", "Thinks.", tools=(), snapshot=True)
+    submits = replace(bare, name="submits", result_schema={"type": "object"})
+    parent = Parent(agents=(bare, submits))
+    parent.ask(asks("bare"), asks("bare", snapshot=True), asks("submits"))
+    assert [child.snapshot for child in parent.started] == [False, False, True]
 
 
 def test_a_run_at_the_greatest_depth_starts_none():

@@ -81,14 +81,16 @@ def inputs(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("empty_url", "seed"), histories(sqlite=8, postgresql=4), indirect=["empty_url"]
 )
-@pytest.mark.parametrize("splits", [False, True])
+@pytest.mark.parametrize("splits", ["never asked", "sometimes", "never"])
 def test_loading_gives_the_view_of_a_run_with_sub_agents(
-    database: Database, seed: int, splits: bool
+    database: Database, seed: int, splits: str
 ) -> None:
     spec = FAMILY
-    if splits:
+    if splits != "never asked":
         spec = replace(FAMILY, tools=(*FAMILY.tools, SPLIT), coordinator=Coordinator("reviewer"))
     driver = FamilyDriver(database, seed, spec)
+    if splits == "never":
+        driver.names = ("Read", "Nothing")
     sent = driver.drive()
     check_events_and_charges(database, driver.run_id)
     assert {turn: as_sent(database, driver.run_id, turn) for turn in sent} == sent

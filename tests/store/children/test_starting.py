@@ -16,6 +16,7 @@ from runner.core.steps import CallModel
 from runner.errors import LeaseLost
 from runner.store import losses
 from runner.store.children import starting
+from runner.store.children.reading import Family, family_of
 from runner.store.children.waking import attend
 from runner.store.database import Database
 from runner.store.journal import StoredJournal
@@ -274,3 +275,30 @@ def test_while_children_work_in_a_folder_only_its_host_can_have_it(database: Dat
 def places(database: Database, run_id: str) -> tuple[str | None, str | None]:
     row = run_row(database, run_id)
     return row.workspace_path, row.workspace_id
+
+
+def test_what_children_may_use_is_held_from_their_parent_until_they_have_ended(
+    database: Database,
+) -> None:
+    """And what those below them were charged, or may use, is the parent's as well."""
+    parent = start(database, asks(1), asks(2))
+    root = parent.view.run_id
+    own = parent.view.progress.charged_tokens
+    given = [run_row(database, f"{root}.{number}").token_ceiling for number in (1, 2)]
+    assert family(database, root).held.tokens == sum(given)
+    first = claim(database, f"{root}.1").reply(asks(3), stop="tool_use")
+    below = run_row(database, f"{root}.1.1").token_ceiling
+    assert first.view.used.tokens == 110 + below
+    assert below < given[0] - 110
+    end(database, f"{root}.1.1")
+    end(database, f"{root}.2")
+    assert family(database, root).held.tokens == given[0] + 110
+    claim(database, f"{root}.1").reply(text("Fine."))
+    assert family(database, root).held.tokens == 2 * 110 + 110 + 110
+    again = claim(database, root)
+    assert again.view.used.tokens == own + 4 * 110
+    assert again.view.tree_size == 3
+
+
+def family(database: Database, run_id: str) -> Family:
+    return database.read(lambda connection: family_of(connection, run_id))
