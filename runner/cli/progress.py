@@ -147,22 +147,26 @@ class _Watched:
     def is_to_end(self) -> bool:
         return self.interruption.happened or self.worker.wait(0)
 
-    def rests(self, runs: Sequence[RunSummary]) -> bool:
-        """Nothing is left to do, and nothing to ask. A run that waits for its sub-agents rests when these
-        do: once the last has ended it goes on.
+    def is_at_rest(self, runs: Sequence[RunSummary]) -> bool:
+        return rests(runs, asks=self.asker is not None and self.asker.can_ask)
 
-        Args:
-            runs: all of the job, those of sub-agents included.
-        """
-        asking = self.asker is not None and self.asker.can_ask
-        unended = [run for run in runs if run["state"] not in ENDED]
-        waited_for = {run["parent"] for run in unended}
-        return all(
-            run["state"] == "waiting"
-            and not (asking and run["reason"] == "approval")
-            and (run["reason"] != "children" or run["id"] in waited_for)
-            for run in unended
-        )
+
+def rests(runs: Sequence[RunSummary], *, asks: bool) -> bool:
+    """Whether nothing is left to do of a job, and nothing to ask. A run that waits for its sub-agents
+    rests when these do: once the last of them has ended it goes on.
+
+    Args:
+        runs: all of the job, those of sub-agents included.
+        asks: a person is there who is asked what runs wait for.
+    """
+    unended = [run for run in runs if run["state"] not in ENDED]
+    waited_for = {run["parent"] for run in unended}
+    return all(
+        run["state"] == "waiting"
+        and not (asks and run["reason"] == "approval")
+        and (run["reason"] != "children" or run["id"] in waited_for)
+        for run in unended
+    )
 
 
 def _watch(watched: _Watched, progress: Progress) -> bool:
@@ -177,7 +181,7 @@ def _watch(watched: _Watched, progress: Progress) -> bool:
             progress.say(f"waiting: {cell(error)}")
             continue
         progress.update([run for run in queries.current_runs(runs) if not run["depth"]])
-        if watched.rests(runs):
+        if watched.is_at_rest(runs):
             return True
         pause = _LOOK_SECONDS + len(runs) * _LOOK_SECONDS_PER_RUN
     return False

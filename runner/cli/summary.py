@@ -104,7 +104,7 @@ def _say_totals(runs: Sequence[RunSummary]) -> None:
     for run in runs:
         by_state[run["state"]] = by_state.get(run["state"], 0) + 1
     states = ", ".join(f"{count} {state}" for state, count in by_state.items())
-    turns = sum(run["turns"] for run in runs)
+    turns = sum(run["tree_turns"] for run in runs)
     tokens = sum(run["tree_tokens"] for run in runs)
     below = sum(run["below"] for run in runs)
     started = f" and {below:,} {'sub-agent' if below == 1 else 'sub-agents'}" if below else ""

@@ -11,9 +11,11 @@ from itertools import takewhile
 from runner.core.agents.agent import AGENT_SOURCE, SPLIT_SOURCE
 from runner.core.agents.split import joined, refused_split
 from runner.core.agents.starting import (
+    begins_with_shared,
     cannot_start,
     children_of,
     next_children,
+    waiting_for_room,
 )
 from runner.core.conversation import UNREADABLE_INPUT, Tool, ToolResult
 from runner.core.ending.result import RESULT_SOURCE
@@ -26,11 +28,11 @@ from runner.core.entries import (
 )
 from runner.core.files.doubt import asks_about, in_doubt, is_external, runs_again, was_put_back
 from runner.core.hooks.due import after_calls, before_call, end_turn
-from runner.core.hooks.verdict import tightened
+from runner.core.hooks.verdict import refused_edit, tightened
 from runner.core.journal import Call, RunView
 from runner.core.permissions import Decision, Request, evaluate
 from runner.core.run import Ended, Waiting
-from runner.core.steps import LocateCalls, Record, Step, settle, stop_at_deadline
+from runner.core.steps import LocateCalls, Record, RecordShared, Step, settle, stop_at_deadline
 
 MOST_PARALLEL_READS = 8
 
@@ -75,17 +77,33 @@ def answer_calls(view: RunView, now: float) -> Step | None:
         return _ask_about(view, doubtful)
     if undecided := [call for call in pending if _is_undecided(view, call)]:
         return _decide(view, undecided)
+    if (hook := _look_at_edits(view, pending)) is not None:
+        return hook
     return _begin_next(view, pending, now)
+
+
+def _look_at_edits(view: RunView, pending: Sequence[Call]) -> Step | None:
+    """The next hook that looks at what a person has made of a call before that runs. What can only run
+    after sub-agents is looked at after them."""
+    for call in pending:
+        if view.awaits_children and not view.spec.starts_children(call.name):
+            continue
+        is_to_run = _approved(call) and (call.started_by is None or call.asked_again)
+        if is_to_run and call.is_edited and (hook := before_call(view, call)) is not None:
+            return hook
+    return None
 
 
 def _begin_next(view: RunView, pending: Sequence[Call], now: float) -> Step:
     """Start what is next among calls that are decided on, or wait for what they wait for."""
     is_over = view.ends_at is not None and view.ends_at <= now
     if children := next_children(view, pending, now):
+        if not is_over and begins_with_shared(view, children):
+            return RecordShared()
         return stop_at_deadline(view) if is_over else Record(ChildrenStarted(children))
-    if any(child.result is None for child in view.children):
-        # The end of a child changes nothing while somebody is asked about another call.
-        asked = any(call.waits for call in pending)
+    if view.awaits_children:
+        # While somebody is asked the end of a child changes nothing, unless another may start then.
+        asked = any(call.waits for call in pending) and not waiting_for_room(view, pending)
         return settle(Waiting("approval" if asked else "children"))
     if group := _next_group(view, pending):
         if is_over and any(call.answer is not None for call in group):
@@ -246,11 +264,11 @@ def _refusal(view: RunView, call: Call) -> str | None:
 
 def _denial_since(view: RunView, call: Call) -> str | None:
     """A rule that denies holds for what a person approved, too: it may be newer than the question,
-    and what they made of the call may be another one."""
+    and what they made of the call may be another one. So does a hook that is against that."""
     if call.setting is None or (call.started_by is not None and not call.asked_again):
         return None
     decision = evaluate(view.policy, Request(call.name, call.input_to_run, call.setting))
-    return decision.explain() if decision.is_final else None
+    return decision.explain() if decision.is_final else refused_edit(view, call)
 
 
 def _approved(call: Call) -> bool:

@@ -106,8 +106,10 @@ def apply(view: RunView, entry: Entry) -> RunView:
             return _compacted(view, compaction)
         case TimeWorked(seconds):
             return _progress(view, worked=view.progress.worked + seconds)
-        case CallsDecided() | ToolsStarted() | OutcomeAsked():
-            return replace(view, calls=tuple(_changed(view, call, entry) for call in view.calls))
+        case CallsDecided() | OutcomeAsked():
+            return hooks.decided(_with_calls(view, entry), entry)
+        case ToolsStarted():
+            return _with_calls(view, entry)
         case ChildrenStarted():
             return agents.started(view, entry)
         case ToolFinished():
@@ -155,6 +157,10 @@ def rested(progress: Progress) -> Progress:
 
 def _progress(view: RunView, **changes: Any) -> RunView:
     return replace(view, progress=replace(view.progress, **changes))
+
+
+def _with_calls(view: RunView, entry: CallsDecided | ToolsStarted | OutcomeAsked) -> RunView:
+    return replace(view, calls=tuple(_changed(view, call, entry) for call in view.calls))
 
 
 def _changed(view: RunView, call: Call, entry: CallsDecided | ToolsStarted | OutcomeAsked) -> Call:
@@ -265,7 +271,7 @@ def _replied(view: RunView, reply: ModelReply, settings: tuple[Setting, ...]) ->
         tries=0,
         warms=False,
         submitted=False,
-        hooked=replace(progress.hooked, past=progress.hooked.count),
+        hooked=replace(progress.hooked, past=progress.hooked.count, decided=()),
     )
     fullness = _measured(progress.fullness, reply)
     return _appended(view, blocks, appended_bytes=0, fullness=fullness)

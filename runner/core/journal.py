@@ -216,7 +216,9 @@ class RunView:
     that have one), ``purse`` is the job's as it stands (None without a budget), ``counted`` what the
     API said of the next prompt, and ``outputs`` the folder where tools find whole results;
     ``unrecorded`` are the calls in doubt that cannot be undone, with what they may have changed of which
-    no tree is recorded."""
+    no tree is recorded. ``shared_tree`` is what was recorded of the folder that the run shares with one
+    above it, for sub-agents that are about to start: empty when there is none, None when it has not been
+    recorded."""
 
     run_id: str
     item_key: str
@@ -247,11 +249,19 @@ class RunView:
     counted: Counted | None = field(default=None, compare=False)
     outputs: str = field(default="", compare=False)
     unrecorded: Mapping[int, str] = field(default_factory=dict, compare=False)
+    shared_tree: str | None = field(default=None, compare=False)
 
     @property
     def used(self) -> Charged:
         """What the run was charged, with all that its children were or may still be."""
         return self.progress.charged + self.held_by_children
+
+    @property
+    def awaits_children(self) -> bool:
+        """Whether what one of ``children`` gives is not recorded: it is under way, or has changed files
+        since the workspace was recorded."""
+        given = {call.index for call in self.calls if call.result is not None}
+        return any(child.index not in given for child in self.children)
 
     @property
     def sent(self) -> tuple[Message, ...]:

@@ -22,9 +22,8 @@ VERIFY_TEXT = (
 # To a coordinator, after its task.
 SPLIT_TEXT = (
     "Do not do this task yourself. First look at as much as you need to see its parts, then call "
-    "split_task with the parts: others work on them side by side, each in a conversation of its own "
-    "that has nothing but what you write in its prompt, and in the same files. You are given what "
-    "they made of them, and join it."
+    "split_task with the parts: others work on them side by side. You are given what they made of "
+    "them, and join it."
 )
 SPLIT_AGAIN_TEXT = "You have not split the task. Call split_task with its parts now."
 WHOLE_TEXT = (
@@ -40,6 +39,12 @@ FORKED_TEXT = f"From here on this conversation is another run's. {_FORKED}"
 FORKED_WITH_FILES_TEXT = (
     "From here on this conversation is another run's, which works in a folder of its own with the "
     f"same files. {_FORKED}"
+)
+
+# To a sub-agent that begins with the conversation of another, when that one's outputs are named there.
+SNAPSHOT_TEXT = (
+    "What the paths of outputs above say is in the folder outputs/{theirs} is for you in "
+    "outputs/{ours}, under the same name."
 )
 
 OWN_TEXTS = frozenset(

@@ -39,6 +39,11 @@ class LocateCalls:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordShared:
+    """Record the folder that the run shares with one above it: a sub-agent begins with its files."""
+
+
+@dataclass(frozen=True, slots=True)
 class RunTools:
     """Run these calls (started, without results) side by side."""
 
@@ -78,7 +83,16 @@ class Done:
 
 
 Effect = (
-    CallModel | CountTokens | LocateCalls | RunTools | RunHook | RunVerify | Deliver | Sleep | Done
+    CallModel
+    | CountTokens
+    | LocateCalls
+    | RecordShared
+    | RunTools
+    | RunHook
+    | RunVerify
+    | Deliver
+    | Sleep
+    | Done
 )
 Step = Record | Effect
 

@@ -34,6 +34,7 @@ from runner.core.steps import (
     Done,
     Effect,
     LocateCalls,
+    RecordShared,
     RunHook,
     RunTools,
     RunVerify,
@@ -115,6 +116,8 @@ class _Attempt:
                 case LocateCalls(calls):
                     self._locate(calls)
                     happened = []
+                case RecordShared():
+                    happened = self._in_workspace(self._record_shared)
                 case RunTools(calls):
                     happened = self._work(lambda: self._run_tools(calls))
                 case RunHook() as step:
@@ -279,6 +282,10 @@ class _Attempt:
         self._view = replace(
             self._view, calls=tuple(located.get(call.index, call) for call in self._view.calls)
         )
+
+    def _record_shared(self) -> list[Entry]:
+        self._view = replace(self._view, shared_tree=self._workplace.record_shared())
+        return []
 
     def _failed(
         self, call: OpenCall, error: ModelCallError, *, retry_now: bool = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from runner.core.entries import Entry, HookFinished
 from runner.core.hooks.answer import Said, read_answer
+from runner.core.hooks.verdict import kept_as_edited
 from runner.core.journal import RunView
 from runner.core.steps import RunHook
 from runner.engine.ports import HookCall
@@ -29,14 +30,17 @@ def run_hook(place: Workplace, view: RunView, step: RunHook) -> list[Entry]:
         if cut.reason == "dropped" or hook.repeatable:
             raise
         said = _SHUT_DOWN
-    result = read_answer(hook.event, said, hook.timeout)
+    result = kept_as_edited(view, step.run, read_answer(hook.event, said, hook.timeout))
     return [HookFinished(step.run.number, result, _tree_left(place, view, hook.event))]
 
 
 def _tree_left(place: Workplace, view: RunView, event: str) -> str | None:
-    """The workspace's tree after a hook; None when it is as it was, or none is recorded."""
+    """The workspace's tree after a hook; None when it is as it was, or none is recorded. What sub-agents
+    have half done is no tree to go back to: with theirs, the next attempt records what a hook did."""
     before = view.progress.tree
     if not view.spec.is_recorded or before is None:
+        return None
+    if view.awaits_children:
         return None
     with place.interrupt.past_shutdown() as interrupt:
         if event == "RunEnd":

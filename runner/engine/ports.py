@@ -259,6 +259,10 @@ class Workspaces(Protocol):
         """Record the workspace's tree as it is, and push it where the job has a remote; None when
         none is recorded of it."""
 
+    def record_shared(self, lease: Lease, interrupt: Interrupt) -> str | None:
+        """Record the folder of the run above that this one works in, as it is; None when none is recorded
+        of it, or the run has a folder of its own."""
+
     def holds(self, lease: Lease, path: str) -> bool:
         """Whether trees hold a file of the workspace: false for one that git ignores."""
 

@@ -299,7 +299,7 @@ class Worker:
                 machine.run_apart(run_id, self._ports.stopping)
             elif not self._sees_workspace(run):
                 runs.wait_for_workspace(machine.database, run, machine.clock.now())
-            elif run.last_host_id == machine.locks.host_id and not machine.quiet(run_id):
+            elif not self._is_quiet(run):
                 runs.postpone(machine.database, run, machine.clock.now() + QUIET_SECONDS)
             else:
                 self._work(run)
@@ -310,6 +310,15 @@ class Worker:
         if run.workspace_path is None:
             return True
         return self._machine.visible(Path(run.workspace_path), run.workspace_id or "")
+
+    def _is_quiet(self, run: runs.DueRun) -> bool:
+        """Whether no process is left here of the run's last attempt, nor of sub-agents of it that have
+        ended: one that was cancelled a moment ago may still write in the run's folder."""
+        machine = self._machine
+        ids = [run.id] if run.last_host_id == machine.locks.host_id else []
+        if run.of_family:
+            ids += runs.ended_below(machine.database, run.id)
+        return all(map(machine.quiet, ids))
 
     def _work(self, run: runs.DueRun) -> None:
         machine = self._machine

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
+from runner.core.agents.starting import children_work_in
 from runner.core.calls import changes_tree, with_edit_told
 from runner.core.conversation import ToolResult
 from runner.core.entries import (
@@ -90,7 +91,7 @@ class Workplace:
         if prepared.tree is None or prepared.cause is None:
             return [], unrecorded
         cause = prepared.cause
-        if cause == "changed" and _children_work_in(view):
+        if cause == "changed" and children_work_in(view):
             cause = "children"
         return [TreeRecorded(prepared.tree, cause, prepared.found)], unrecorded
 
@@ -165,6 +166,11 @@ class Workplace:
                 break
         self._put_back(view)
         return [Verified(number, command.command, result)]
+
+    def record_shared(self) -> str:
+        """Record the folder that the run shares with one above it; empty when none is recorded of it."""
+        record = self.workspaces.record_shared
+        return self.insist(lambda: record(self.lease, self.interrupt)) or ""
 
     def _put_back(self, view: RunView) -> None:
         if (tree := view.progress.tree) is not None:
@@ -242,9 +248,3 @@ class Workplace:
                 raise
             return _Cut(call)
         return ToolFinished(call.index, with_edit_told(call, result))
-
-
-def _children_work_in(view: RunView) -> bool:
-    """Whether sub-agents that the run waits for may change the files of its workspace."""
-    types = (view.spec.agent(child.agent_type) for child in view.children)
-    return any(agent is not None and agent.workspace == "parent" for agent in types)

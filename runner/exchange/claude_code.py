@@ -34,7 +34,7 @@ def session_id(recorded: Recorded) -> str:
 def agent_id(recorded: Recorded) -> str | None:
     """The id of an agent in its session, which names its file; None for what is no agent's."""
     if recorded.run["parent_run"] is not None:
-        return uuid5(_NAMES, recorded.id).hex[:8]
+        return uuid5(_NAMES, recorded.id).hex
     known = (recorded.session or {}).get("agent_id")
     return None if known is None else str(known)
 

@@ -19,7 +19,7 @@ from runner.store.database import BUSY_TIMEOUT_SECONDS, Database, reachable
 from runner.store.tables import metadata
 
 # Every migration, in order; a test compares it with the files.
-REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", "0010")
+REVISIONS = tuple(f"{number:04}" for number in range(1, 12))
 HEAD = REVISIONS[-1]
 
 _ADVISORY_LOCK = 0x72756E6E6572  # "runner"; every upgrade of a Postgres database takes it

@@ -74,7 +74,7 @@ def progress_from_row(row: Any) -> Progress:
         charged_tokens=row.charged_tokens,
         fullness=Fullness(**fullness),
         pace=Pace(**pace),
-        hooked=Hooked(**hooked),
+        hooked=Hooked(**{**hooked, "decided": tuple(hooked.get("decided", ()))}),
         verification=Verification(**verification) if verification else None,
         stop=Stop(**stop) if stop else None,
         failure=Failure(**failure) if failure else None,

@@ -136,7 +136,7 @@ class Rows:
                 self._add_summary(view, entry)
             case ContextCompacted(compaction):
                 self._add_compaction(view, compaction, None)
-            case TimeWorked() | TurnEnded():
+            case TimeWorked() | TurnEnded() | Delivered():
                 pass  # the run's progress says so
             case HookStarted():
                 self._hooks.start(view, entry)
@@ -156,7 +156,6 @@ class Rows:
             case ToolsStarted(indexes):
                 self._start_calls(view, indexes)
             case ChildrenStarted(children):
-                # Their own rows are stored after those that they may be copies of.
                 asking = {child.index for child in children if child.index is not None}
                 self._start_calls(view, sorted(asking))
             case ToolFinished():
@@ -166,8 +165,6 @@ class Rows:
                     self.run_changes["start_tree"] = tree
             case VerificationStarted() | Verified():
                 self._verify(view, entry)
-            case Delivered():
-                pass  # the commit is kept with the run's workspace
             case UserMessageAdded():
                 self._add_user_message(view, entry)
             case RunSettled(outcome):

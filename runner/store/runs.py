@@ -12,6 +12,7 @@ from sqlalchemy import (
     Integer,
     and_,
     bindparam,
+    exists,
     func,
     insert,
     or_,
@@ -19,6 +20,8 @@ from sqlalchemy import (
     update,
 )
 
+from runner.core.agents.agent import lineage
+from runner.core.agents.place import is_within
 from runner.core.author import RUNNER
 from runner.core.events import Event, signed_event
 from runner.core.run import Lease
@@ -36,7 +39,7 @@ WAITS_FOR_SIBLINGS = ("budget", "warming")
 @dataclass(frozen=True, slots=True)
 class DueRun:
     """A queued run as a worker sees it before it claims it. ``last_host_id`` is where its last
-    attempt was."""
+    attempt was, and ``of_family`` says that some run of its tree has started another."""
 
     id: str
     attempt: int
@@ -44,6 +47,7 @@ class DueRun:
     workspace_path: str | None
     workspace_id: str | None
     last_host_id: str | None
+    of_family: bool
 
     @property
     def must_be_alone(self) -> bool:
@@ -72,6 +76,7 @@ def add_event(connection: Connection, run: Any, event: Event, now: float) -> Non
     )
 
 
+_below = runs.alias("below")
 _DUE_RUN = (
     select(
         runs.c.id,
@@ -80,6 +85,10 @@ _DUE_RUN = (
         runs.c.workspace_path,
         runs.c.workspace_id,
         workers.c.host_id,
+        exists()
+        .where(_below.c.root_run == func.coalesce(runs.c.root_run, runs.c.id))
+        .correlate(runs)
+        .label("of_family"),
     )
     .outerjoin(workers, workers.c.id == runs.c.last_worker_id)
     .where(
@@ -95,6 +104,17 @@ def look_at(database: Database, run_id: str, now: float) -> DueRun | None:
     for row in database.find(_DUE_RUN, {"run": run_id, "now": now}):
         return DueRun(*row)
     return None
+
+
+_ENDED_IN_TREE = select(runs.c.id).where(
+    runs.c.root_run == bindparam("root"), runs.c.ended_at.is_not(None)
+)
+
+
+def ended_below(database: Database, run_id: str) -> list[str]:
+    """The ids of those that a run, or one that it started, has started and that have ended."""
+    ended = database.find(_ENDED_IN_TREE, {"root": lineage(run_id)[0]})
+    return [row.id for row in ended if row.id != run_id and is_within(row.id, run_id)]
 
 
 _CLAIM = Statement(

@@ -248,7 +248,7 @@ def test_job_rests_only_when_nobody_can_be_asked_what_it_waits_for(
     watched = _Watched(
         database, nobody, "job_1", nobody, nobody if asks is None else Somebody(asks)
     )
-    assert watched.rests(listed) is rests
+    assert watched.is_at_rest(listed) is rests
 
 
 def test_answer_typed_for_a_question_that_went_away_is_not_the_next_ones(

@@ -253,6 +253,19 @@ def test_the_request_of_a_sub_agent_is_as_it_was_sent(command: Command, database
     assert sent["messages"][0]["content"][-1]["text"] == "Look at it."
 
 
+def test_a_rule_for_one_run_is_told_as_such_and_in_its_tree_alone(
+    command: Command, database: Database
+) -> None:
+    parent, child = asking_parent(database)
+    job_id = run_row(database, parent).job_id
+    ask(database, child)
+    assert command("approve", child, "--remember", "run").code == 0
+    told = command("transcript", child).out
+    assert f"for {child} and all below it: new rule allow Bash(uv lock)" in told
+    assert "new rule" not in command("transcript", parent).out
+    assert "rule_added" in command("events", job_id).out
+
+
 @pytest.mark.parametrize("name", ["run_.7", "x.1", "call_.1_1_1"])
 def test_a_wrong_name_with_dots_is_refused_in_one_line(
     command: Command, database: Database, name: str

@@ -304,3 +304,31 @@ def test_checking_creates_nothing(command: Command, job: Callable[..., str], fol
     before = sorted(folder.rglob("*"))
     command("rules", "check", path, "Read(src/a.py)", "Bash(ls > x)")
     assert sorted(folder.rglob("*")) == before
+
+
+AGENTS = """
+[agents.reviewer]
+description = "Reviews."
+tools = ["Bash", "Read"]
+permissions = { allow = ["Bash(git diff *)", "Bash(git push *)"] }
+"""
+
+
+def test_a_call_is_checked_as_a_sub_agent_s(command: Command, job: Callable[..., str]) -> None:
+    calls = ("Bash(git diff)", "Bash(git status)", "Bash(git push)", "Edit(src/a.py)")
+    path = job(AGENTS, JOB.replace('"Edit"]', '"Edit", "Agent"]'))
+    result = command("rules", "check", path, "--agent", "reviewer", *calls, "--json")
+    assert result.code == 0, result.err
+    assert [one["decision"] for one in result.json] == ["allow", "deny", "deny", "deny"]
+    assert "reviewer has no tool 'Edit'" in result.json[-1]["reason"]
+    listed = command("rules", "check", path, "--agent", "reviewer")
+    assert "agents.reviewer" in listed.out
+    assert "what no rule of reviewer allows: deny" in listed.out
+
+
+def test_a_type_of_sub_agent_that_is_not_there_is_refused(
+    command: Command, job: Callable[..., str]
+) -> None:
+    refused = command("rules", "check", job(), "--agent", "nobody", "Bash(ls)")
+    assert (refused.code, refused.out) == (2, "")
+    assert refused.err == "runner: the job has no type of sub-agent 'nobody'; it has none\n"

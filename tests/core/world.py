@@ -196,9 +196,15 @@ class World:
 
     def answer(self) -> None:
         call = self.draw(st.sampled_from(self.waiting()))
+        given = self.given(call)
+        self.change_calls(
+            lambda c: replace(c, answer=given, setting=None) if c.index == call.index else c
+        )
+
+    def given(self, call: Call) -> Answer:
+        """What a person says to a question."""
         effect = self.draw(st.sampled_from(["approved", "approved", "denied", "expired"]))
-        given = Answer(effect, digest_of(call.input_to_run))
-        self.change_calls(lambda c: replace(c, answer=given) if c.index == call.index else c)
+        return Answer(effect, digest_of(call.input_to_run))
 
     def people(self) -> None:
         match self.draw(st.sampled_from(["say", "pause", "cancel", "answer"])):

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,9 +19,12 @@ from runner.settings import Settings
 from runner.store import runs
 from runner.store.database import Database
 from runner.store.steer import jobs
+from runner.store.steer.control import Target, cancel, pause, resume
 from runner.store.tables import runs as run_table
 from tests.engine.test_attempt import scripted
-from tests.store.examples import submission
+from tests.store.attempts import claim
+from tests.store.children.family import asks, start
+from tests.store.examples import NOW, submission
 
 
 @pytest.fixture
@@ -114,3 +118,26 @@ def test_a_worker_that_drains_does_not_wait_for_what_is_being_indexed(
     assert worker.wait(30)
     assert worker.failure is None
     goes_on.set()
+
+
+def test_a_parent_begins_when_nothing_of_its_ended_sub_agents_runs_any_more(
+    store: Database,
+) -> None:
+    """One that was cancelled a moment ago may still write in its parent's folder; those that go on may."""
+    run_id = start(store, asks(1), asks(2)).view.run_id
+    claim(store, f"{run_id}.2")
+    cancel(store, Target("run", f"{run_id}.1"), NOW)
+    pause(store, Target("run", run_id), NOW)
+    resume(store, Target("run", run_id), NOW)
+    run = runs.look_at(store, run_id, NOW)
+    assert run is not None
+    busy = {f"{run_id}.1", f"{run_id}.2"}
+    here = SimpleNamespace(
+        database=store,
+        locks=SimpleNamespace(host_id="host"),
+        quiet=lambda each: each not in busy,
+    )
+    working = SimpleNamespace(_machine=here)
+    assert not Worker._is_quiet(working, run)
+    busy.remove(f"{run_id}.1")
+    assert Worker._is_quiet(working, run)

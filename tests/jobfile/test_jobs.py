@@ -106,10 +106,7 @@ def test_the_patches_are_verified_delivered_and_have_results(
     environment = {**repository.environment, "RUNNER_HOME": str(tmp_path / "home")}
 
     def runner(*arguments: str) -> str:
-        done = RunnerProcess(arguments, repository.path / "jobs", environment)
-        out, err = done.communicate()
-        assert done.returncode == 0, err
-        return out
+        return _runner(repository, environment, *arguments)
 
     ended = json.loads(runner("run", "patches.toml", "--json"))
     found = [json.loads(line) for line in runner("results", ended["id"]).splitlines()]
@@ -126,3 +123,25 @@ def test_the_patches_are_verified_delivered_and_have_results(
         repository.git("update-ref", "-d", f"refs/heads/{branch}")
     after = repository.state()
     assert {**after, "git": None} == {**before, "git": None}
+
+
+def test_the_team_is_a_writer_with_a_reviewer_and_a_tester_each(
+    repository: Made, tmp_path: Path
+) -> None:
+    environment = {**repository.environment, "RUNNER_HOME": str(tmp_path / "home")}
+    ended = json.loads(_runner(repository, environment, "run", "team.toml", "--json"))
+    listed = _runner(repository, environment, "list", ended["id"], "--tree", "--json")
+    runs = json.loads(listed)
+    told = [(run["depth"], run["agent_type"], run["state"]) for run in runs]
+    writer, reviewer, tester = (0, None), (1, "reviewer"), (1, "tester")
+    assert told == [(*who, "succeeded") for who in (writer, reviewer, tester)] * 2
+    said = _runner(repository, environment, "transcript", runs[0]["id"])
+    assert "decimals hold every price" in said
+    assert "PostToolUse" in _runner(repository, environment, "events", runs[0]["id"])
+
+
+def _runner(repository: Made, environment: dict[str, str], *arguments: str) -> str:
+    done = RunnerProcess(arguments, repository.path / "jobs", environment)
+    out, err = done.communicate()
+    assert done.returncode == 0, err
+    return out

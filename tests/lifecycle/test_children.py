@@ -3,6 +3,7 @@ other, they come to every kind of end, and nothing is done twice though workers 
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,7 +14,7 @@ from sqlalchemy import select
 from runner.settings import Settings
 from runner.store.database import Database
 from runner.store.tables import events, runs
-from tests.lifecycle.family import Api, Family, Moment, delegates, family_job, runs_bash
+from tests.lifecycle.family import AGENTS, Api, Family, Moment, delegates, family_job, runs_bash
 from tests.lifecycle.site import Site, wait_until
 from tests.messages_api import Received, Reply, text, tool_use
 
@@ -226,6 +227,11 @@ def test_cancel_and_pause_reach_the_whole_tree(tree: Callable[..., Tree]) -> Non
     assert len(here.api.moments("two")) == 2
 
 
+def _commit_in(result: str) -> str:
+    (commit,) = re.findall(r"the commit ([0-9a-f]{40})", result)
+    return commit
+
+
 def in_a_repository(site: Site) -> None:
     """Have the site's workspace be a repository with a file in it."""
     git = ["git", "-c", "user.name=ann", "-c", "user.email=ann@example.org"]
@@ -242,7 +248,10 @@ def test_children_work_in_their_parent_s_worktree_or_in_one_of_their_own(
             "a": [
                 runs_bash("echo parent > made", "toolu_made"),
                 [*delegates("shares"), *delegates("own", agent_type="apart")],
-                runs_bash("cat made shared; ls", "toolu_look"),
+                lambda now: runs_bash(
+                    f"cat made shared; ls; git show {_commit_in(now.results[1])}:made",
+                    "toolu_look",
+                ),
             ],
             "shares": [runs_bash("cat made; echo child > shared", "toolu_shares")],
             "own": [runs_bash("cat made; echo own > made; echo x > apart", "toolu_own")],
@@ -259,16 +268,83 @@ def test_children_work_in_their_parent_s_worktree_or_in_one_of_their_own(
     here.work()
     assert set(here.states().values()) == {("succeeded", "end_turn")}
     looked = here.api.moments("a")[3].results[0]
-    assert looked.split() == ["parent", "child", "kept", "made", "shared"]
+    assert looked.split() == ["parent", "child", "kept", "made", "shared", "own"]
     assert here.api.moments("shares")[1].results[0].strip() == "parent"
     assert here.api.moments("own")[1].results[0].strip() == "parent"
     _, own = here.api.moments("a")[2].results
-    assert "on the branch runner/job/a-2" in own
+    assert "the branch runner/job/a-2" in own
     branch = ["git", "show", "runner/job/a-2:made"]
     shown = subprocess.run(branch, cwd=here.site.workspace, check=True, capture_output=True)
     assert shown.stdout == b"own\n"
     assert [data["cause"] for data in here.told("tree_recorded", "a")] == ["created", "children"]
     assert here.told("tree_recorded", "a+1") == []
+
+
+@pytest.mark.parametrize("mode", ["git", "copy"])
+def test_a_folder_of_its_own_below_a_shared_one_begins_with_what_is_there(
+    tree: Callable[..., Tree], mode: str
+) -> None:
+    """Nobody has recorded what the one between has changed."""
+    here = tree(
+        {
+            "a": [runs_bash("echo parent > made", "toolu_made"), delegates("shares")],
+            "shares": [
+                runs_bash("echo shared > made; echo new > new", "toolu_shares"),
+                delegates("own", agent_type="apart"),
+                runs_bash("cat made; ls", "toolu_look"),
+            ],
+            "own": [runs_bash("cat made new; echo own > made", "toolu_own")],
+        }
+    )
+    in_a_repository(here.site)
+    apart = {"description": "Tries it elsewhere.", "workspace": "own"}
+    asked = {"repo" if mode == "git" else "path": "workspace", "mode": mode}
+    family_job(here.site, "a", workspace=asked, **{"agents.apart": apart})
+    here.work()
+    assert set(here.states().values()) == {("succeeded", "end_turn")}
+    assert here.api.moments("own")[1].results[0].split() == ["shared", "new"]
+    looked = here.api.moments("shares")[3].results[0]
+    assert looked.split() == ["shared", "kept", "made", "new"]
+
+
+@only_sqlite
+def test_the_last_hook_of_a_parent_that_ends_too_soon_takes_nothing_from_its_children(
+    tree: Callable[..., Tree],
+) -> None:
+    waits = "while [ ! -e"
+    here = tree(
+        {
+            "a": [[*delegates("writes"), *delegates("asked", agent_type="tester")]],
+            "writes": [
+                runs_bash(
+                    f"{waits} begun ]; do sleep 0.05; done; echo child > made; sleep 600",
+                    "toolu_made",
+                )
+            ],
+        }
+    )
+    rules = {
+        "allow": ["Bash", "Agent(reviewer)"],
+        "ask": ["Agent(tester)"],
+        "ask_timeout": "1s",
+        "on_timeout": "stop",
+    }
+    asked = {"path": "workspace", "mode": "copy"}
+    path = here.site.live_job(
+        ["a"],
+        options={"tools": ["Bash", "Agent"]},
+        **{**AGENTS, "permissions": rules, "workspace": asked},
+    )
+    with path.open("a") as job:
+        command = f"touch begun; {waits} made ]; do sleep 0.05; done"
+        job.write(f'\n[[hooks.RunEnd]]\ncommand = "{command}"\n')
+    here.site.submit(path)
+    here.site.start("worker", "-c", "8")
+    wait_until(lambda: here.states()["a"] == ("stopped", "approval_timeout"), "the end")
+    wait_until(lambda: here.states()["a+1"][0] == "cancelled", "the child's end")
+    ((run_id,),) = here.rows(select(runs.c.id).where(runs.c.item_key == "a"))
+    folder = here.site.home / "workspaces" / run_id
+    assert (folder / "made").read_text() == "child\n"
 
 
 @pytest.mark.parametrize("moment", ["children", "parent"])

@@ -129,6 +129,10 @@ def test_cancel_ends_a_hook_with_all_its_processes(site: Site) -> None:
     wait_until(lambda: not processes_with("623.5"), "the hook's processes to be gone", 5)
     (ran,) = rows(site, hook_runs)
     assert ran.ended_at is None
+    site.run("retry", job)
+    site.wait_for(job, "a", "succeeded")
+    (ran,) = rows(site, hook_runs)
+    assert ran.outcome == "unknown"
 
 
 def test_pause_takes_effect_between_hooks(site: Site) -> None:

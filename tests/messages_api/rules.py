@@ -105,6 +105,7 @@ def check_request(body: Any, version: str, issued: Collection[str] = ()) -> None
     _check_tools(body.get("tools", []))
     _check_system(body.get("system"))
     check_messages(body["messages"], issued)
+    _check_tools_defined(body)
     _check_thinking(body)
     _check_breakpoints(body)
 
@@ -169,6 +170,13 @@ def _check_tools(tools: Any) -> None:
         if not isinstance(tool.get("description", ""), str):
             raise Refusal(f"{at}.custom.description: Input should be a valid string")
         _check_schema(tool.get("input_schema"), f"{at}.custom.input_schema")
+
+
+def _check_tools_defined(body: dict[str, Any]) -> None:
+    """https://github.com/anthropics/anthropic-sdk-python/issues/494"""
+    asks = {block["type"] for message in body["messages"] for block in blocks_of(message)}
+    if not body.get("tools") and asks & {"tool_use", "tool_result"}:
+        raise Refusal("Requests which include `tool_use` or `tool_result` blocks must define tools")
 
 
 def _check_schema(schema: Any, at: str) -> None:

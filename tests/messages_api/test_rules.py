@@ -48,6 +48,7 @@ def body(*messages: dict[str, Any], **changes: Any) -> dict[str, Any]:
         "model": "claude-sonnet-5",
         "max_tokens": 2000,
         "messages": list(messages) or [HELLO],
+        "tools": [TOOL],
     }
     whole.update(changes)
     return whole
@@ -179,6 +180,10 @@ REFUSED = {
     ),
     "thinking of an unknown kind": (body(thinking={"type": "hard"}), "thinking.type"),
     "white space at the end": (body(HELLO, said(text("I "))), "trailing whitespace"),
+    "a call without tools": (
+        body(HELLO, said(call()), heard(result()), tools=[]),
+        "must define tools",
+    ),
     "two tools alike": (body(tools=[TOOL, TOOL]), "Tool names must be unique"),
     "a bad name of a tool": (body(tools=[{**TOOL, "name": "a b"}]), "match pattern"),
     "a tool without a schema": (body(tools=[{"name": "Read"}]), "input_schema: Field required"),

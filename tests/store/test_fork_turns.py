@@ -7,10 +7,13 @@ from dataclasses import replace
 import pytest
 from sqlalchemy import select
 
+from runner.core.agents.agent import SPLIT_SOURCE, SPLIT_TOOL, Coordinator
+from runner.core.conversation import Tool
 from runner.core.ending.result import result_tool
-from runner.core.prompts import CONTINUE_TEXT
+from runner.core.prompts import CONTINUE_TEXT, SPLIT_TEXT
 from runner.core.steps import CallModel
 from runner.errors import NotFoundError, UsageError
+from runner.store.children.waking import attend
 from runner.store.database import Database
 from runner.store.steer.control import Target, cancel
 from runner.store.steer.fork import fork
@@ -24,6 +27,7 @@ from tests.store.attempts import (
     text,
     tool_use,
 )
+from tests.store.children.family import PARENT, submit_parent
 from tests.store.examples import NOW, SPEC
 from tests.store.forking import (
     LATER,
@@ -145,3 +149,30 @@ def test_texts_that_say_nothing_or_cannot_be_stored_are_refused(
 
 
 # --- beside the others of its job ---
+
+
+COORDINATOR = replace(
+    PARENT,
+    coordinator=Coordinator("reviewer"),
+    tools=(*PARENT.tools, Tool(SPLIT_TOOL, "Split it.", {"type": "object"}, source=SPLIT_SOURCE)),
+)
+
+
+def test_a_fork_of_a_coordinator_goes_on_from_its_split(database: Database) -> None:
+    """It is not told to split a second time what is split, nor anew what it was told once."""
+    parent = claim(database, submit_parent(database, COORDINATOR))
+    parent.reply(tool_use(1, "Read", file_path="a"), stop="tool_use").finish("There are two.")
+    blank = {"description": "a", "prompt": " "}
+    parent.reply(tool_use(2, SPLIT_TOOL, parts=[blank]), stop="tool_use")
+    parts = [{"description": part, "prompt": f"Do {part}."} for part in "ab"]
+    run_id = parent.reply(tool_use(3, SPLIT_TOOL, parts=parts), stop="tool_use").view.run_id
+    for number in (1, 2):
+        cancel(database, Target("run", f"{run_id}.{number}"), NOW)
+    attend(database, NOW)
+    claim(database, run_id).reply(text("Done."))
+    forks = [begun(database, fork(database, run_id, turn, LATER).id) for turn in range(4)]
+    assert [each.view.progress.split for each in forks] == ["asked", "asked", "asked_again", "done"]
+    said = [[text for told in contents(each.view.messages) for text in told] for each in forks]
+    assert [texts.count(SPLIT_TEXT) for texts in said] == [1, 1, 1, 1]
+    again = fork(database, forks[3].lease.run_id, 3, LATER)
+    assert begun(database, again.id).view.progress.split == "done"

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection
+from sqlalchemy import Connection, update
 
 from runner.core.author import Author
 from runner.core.budget import Budget
@@ -25,9 +25,10 @@ from runner.store.steer.budget import budget_of, set_budget
 from runner.store.steer.control import Target, cancel, locked_runs, pause, resume
 from runner.store.steer.new_rules import apply_new_rules
 from runner.store.steer.revive import retry
+from runner.store.tables import runs
 from tests.store.asked import add_rules, answers, ask
 from tests.store.attempts import WORKER, claim, run_row, text
-from tests.store.children.family import PARENT, asks, end, start, tree_of
+from tests.store.children.family import PARENT, asks, end, start, submit_parent, tree_of
 from tests.store.examples import NOW
 from tests.store.locks import waiting_for_locks
 from tests.store.priced import submit_budgeted
@@ -142,6 +143,35 @@ def test_purses_of_a_dead_worker_s_runs_are_locked_in_order(
         left = budget_of(database, job_id)
         assert left is not None
         assert left.reserved_tokens == 0 < left.spent_tokens
+
+
+def test_purses_of_orphans_of_several_jobs_are_locked_in_order(
+    database: Database, open_database: Callable[[], Database]
+) -> None:
+    """The younger run is of the older job."""
+    spec = replace(PARENT, budget=Budget(tokens=5_000_000))
+    begun_afresh = submit_parent(database, spec)
+    older = submit_parent(database, spec)
+    first_job, second_job = (run_row(database, each).job_id for each in (begun_afresh, older))
+    cancel(database, Target("run", begun_afresh), NOW)
+    (change,) = retry(database, Target("run", begun_afresh), NOW, fresh=True)
+    assert first_job < second_job
+    assert older < change.id
+    for run_id in (older, change.id):
+        start(database, asks(1), run_id=run_id)
+        assert isinstance(claim(database, f"{run_id}.1").effect, CallModel)
+        failed = {"state": "failed", "reason": "crash_loop", "ended_at": NOW}
+        ended = update(runs).where(runs.c.id == run_id).values(**failed)
+        database.write(lambda connection, ended=ended: connection.execute(ended))  # type: ignore[misc]
+    purse_of_who_waits(
+        database,
+        open_database,
+        held=lambda connection: purse.lock(connection, first_job),
+        meanwhile=lambda other: attend(other, NOW),
+        job_id=second_job,
+    )
+    for run_id in (older, change.id):
+        assert run_row(database, f"{run_id}.1").state == "cancelled"
 
 
 def test_who_has_the_purse_may_start_sub_agents_while_others_of_its_tree_do(

@@ -66,7 +66,7 @@ def test_what_is_told_twice_is_one_span() -> None:
     assert len(ids_seen) == 1
 
 
-_NAMES = st.text(st.characters(exclude_characters="."))  # of runs of items
+_NAMES = st.text(st.characters(codec="utf-8", exclude_characters="."))  # of runs of items
 
 
 @given(st.lists(_NAMES, min_size=2, max_size=2, unique=True))

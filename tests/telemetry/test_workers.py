@@ -76,6 +76,44 @@ def test_a_run_of_two_workers_the_first_killed_is_one_whole_trace(
     assert all(root.begun <= span.begun <= span.ended <= root.ended for span in others)
 
 
+def test_a_run_and_its_sub_agents_are_one_trace_each_below_the_call_that_started_it(
+    site: Site, collector: Collector
+) -> None:
+    asked = {"description": "Look", "prompt": "Look at it.", "agent_type": "reviewer"}
+    agents = [{"name": "Agent", "input": asked}, {"name": "Agent", "input": asked}]
+    script = {
+        "a": [{"text": "On it.", "tools": agents}, done()],
+        "@reviewer": [bash("echo one"), done()],
+    }
+    tools = ("Bash", "Agent")
+    path = site.job(script, tools=tools, allow=tools)
+    text = path.read_text().replace('["a", "@reviewer"]', '["a"]')
+    path.write_text(f'{text}\n[agents.reviewer]\ndescription = "Reviews."\n')
+    job = site.submit(path)
+    site.run("worker", "--burst")
+    run_id = site.runs(job)["a"]["id"]
+    assert site.runs(job)["a"]["state"] == "succeeded"
+
+    assert {span.trace for span in collector.spans} == {f"{trace_id(run_id):032x}"}
+    (root,) = collector.named("invoke_agent job")
+    calls = collector.named("execute_tool Agent")
+    children = collector.named("invoke_agent reviewer")
+    assert root.parent == ""
+    assert [span.parent for span in calls] == [root.id] * 2
+    assert {span.parent for span in children} == {span.id for span in calls}
+    assert {span.parent for span in collector.named("execute_tool Bash")} == {
+        span.id for span in children
+    }
+    for number in (1, 2):
+        below = f"{span_id(f'{run_id}.{number}'):016x}"
+        (child,) = (span for span in children if span.id == below)
+        assert said(child, "runner.run.root", "runner.run.parent", "runner.run.depth") == [
+            *(run_id, run_id),
+            1,
+        ]
+    assert all(span.begun < span.ended for span in calls)
+
+
 def test_spans_say_what_the_conventions_ask_for(site: Site, collector: Collector) -> None:
     job = site.submit(site.job({"a": [bash("echo one"), bash("exit 3"), done()]}))
     site.run("worker", "--burst")

@@ -308,6 +308,9 @@ def _say_call(call: dict[str, Any]) -> None:
     )
     say("\ninput:")
     say(lines(json.dumps(call["input"], indent=2, ensure_ascii=False)))
+    if call["updated_input"] is not None:
+        say("\nran with this input instead, by a hook:")
+        say(lines(json.dumps(call["updated_input"], indent=2, ensure_ascii=False)))
     if approval and approval["edited_input"] is not None:
         say(f"\nran with this input instead, by {cell(approval['answered_by'])}:")
         say(lines(json.dumps(approval["edited_input"], indent=2, ensure_ascii=False)))

@@ -27,6 +27,7 @@ def started(view: RunView, entry: ChildrenStarted) -> RunView:
         children=(*view.children, *children),
         held_by_children=sum((child.held for child in children), view.held_by_children),
         tree_size=view.tree_size + len(children),
+        shared_tree=None,
         progress=replace(
             progress,
             children=progress.children + len(children),

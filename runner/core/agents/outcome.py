@@ -16,7 +16,7 @@ MOST_CHARACTERS = 50_000
 
 _SAID_NOTHING = "(The sub-agent is done, and its last message has no text.)"
 _NOT_DONE = "The sub-agent did not finish its task: {}"
-_LEFT = "\n\n[Its files are on the branch {} at commit {}.]"
+_LEFT = "\n\n[Its files are in the commit {1}, which the branch {0} of the repository has.]"
 _DETAIL_LENGTH = 500
 
 

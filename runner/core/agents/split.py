@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from runner.core.agents.agent import SPLIT_TOOL, Child, NewChild, child_id
+from runner.core.agents.agent import SPLIT_TOOL, Child, NewChild, Split, child_id
 from runner.core.agents.allot import allot
 from runner.core.agents.outcome import MOST_CHARACTERS, fitted
 from runner.core.agents.spec import takes_snapshot
 from runner.core.context.clips import place_of_output, shortened
-from runner.core.conversation import UNREADABLE_INPUT, ToolResult
+from runner.core.conversation import UNREADABLE_INPUT, Message, ToolResult
 from runner.core.entries import ChildrenStarted, UserMessageAdded
 from runner.core.journal import Call, RunView
 from runner.core.prompts import SPLIT_AGAIN_TEXT, SPLIT_TEXT, WHOLE_TEXT
 from runner.core.run import Waiting
+from runner.core.spec import JobSpec
 from runner.core.steps import Record, Step, settle, stop_at_deadline
 
 _BEFORE = "The task has been split: a task is split once. Go on with what its parts gave."
@@ -104,6 +105,29 @@ def split_first(view: RunView, now: float) -> Step | None:
             return Record(ChildrenStarted((_whole(view, None, now),)))
         case _:
             return None
+
+
+def split_of(spec: JobSpec, messages: Sequence[Message], started: Sequence[bool]) -> Split:
+    """How far a coordinator is that goes on from a copied conversation.
+
+    Args:
+        started: of each call in it to split the task, whether it has started sub-agents.
+    """
+    if spec.coordinator is None:
+        return ""
+    texts = [
+        block["text"]
+        for message in messages
+        if message.role == "user"
+        for block in message.blocks
+        if block["type"] == "text"
+    ]
+    told_of_whole = WHOLE_TEXT.partition("{")[0]
+    if any(started) or any(text.startswith(told_of_whole) for text in texts):
+        return "done"
+    if started or SPLIT_AGAIN_TEXT in texts:
+        return "asked_again"
+    return "asked" if SPLIT_TEXT in texts else ""
 
 
 def _problem(call: Call) -> str:

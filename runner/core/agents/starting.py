@@ -37,6 +37,23 @@ def children_of(view: RunView, call: Call) -> tuple[Child, ...]:
     return tuple(child for child in view.children if child.index == call.index)
 
 
+def children_work_in(view: RunView) -> bool:
+    """Whether sub-agents that the run waits for may change the files of its workspace."""
+    types = (view.spec.agent(child.agent_type) for child in view.children)
+    return any(agent is not None and agent.workspace == "parent" for agent in types)
+
+
+def begins_with_shared(view: RunView, children: Sequence[NewChild]) -> bool:
+    """Whether one of these is to have a folder of its own that begins with the files of one which the
+    run only shares, so that nothing of it is recorded yet."""
+    if view.depth == 0 or view.spec.workspace is None or view.spec.is_recorded:
+        return False
+    types = (view.spec.agent(child.agent_type) for child in children)
+    return view.shared_tree is None and any(
+        agent is not None and agent.workspace == "own" for agent in types
+    )
+
+
 def cannot_start(view: RunView, call: Call) -> ToolResult | None:
     """Why a call for a sub-agent that has none starts none, whatever the rules say; None if it may."""
     if view.depth >= MOST_DEPTH:
@@ -65,14 +82,28 @@ def next_children(view: RunView, pending: Sequence[Call], now: float) -> tuple[N
         pending: the calls without results, each with its decision.
         now: seconds since the epoch.
     """
-    unstarted = [call for call in pending if not children_of(view, call)]
-    block = list(takewhile(lambda call: view.spec.starts_children(call.name), unstarted))
+    block = _next_block(view, pending)
     if block and view.spec.splits(block[0].name):
         return parts_of(view, block[0], now)
     unended = sum(child.result is None for child in view.children)
     room = max(0, min(MOST_AT_ONCE - unended, MOST_OF_TREE - view.tree_size))
-    ready = [call for call in block if not call.waits and not view.spec.splits(call.name)][:room]
-    return tuple(_new_children(view, ready, now))
+    return tuple(_new_children(view, waiting_for_room(view, pending)[:room], now))
+
+
+def waiting_for_room(view: RunView, pending: Sequence[Call]) -> Sequence[Call]:
+    """The calls for sub-agents that start as soon as fewer of them are under way.
+
+    Args:
+        pending: as in ``next_children``.
+    """
+    block = _next_block(view, pending)
+    return [call for call in block if not call.waits and not view.spec.splits(call.name)]
+
+
+def _next_block(view: RunView, pending: Sequence[Call]) -> Sequence[Call]:
+    """The calls for sub-agents that are not started, up to a call of another kind."""
+    unstarted = [call for call in pending if not children_of(view, call)]
+    return list(takewhile(lambda call: view.spec.starts_children(call.name), unstarted))
 
 
 def _new_children(view: RunView, calls: Sequence[Call], now: float) -> Iterator[NewChild]:

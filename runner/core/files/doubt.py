@@ -74,8 +74,11 @@ def was_put_back(view: RunView, call: Call) -> bool:
 
 def undo_needed(view: RunView) -> bool:
     """Whether the workspace is to be put back to the tree that was recorded last: what may have
-    written was cut off, and it is done again or a person decides whether it is."""
-    return view.spec.is_recorded and (
+    written was cut off, and it is done again or a person decides whether it is. Never while sub-agents
+    are waited for, as what they have done would go with it."""
+    if not view.spec.is_recorded or view.awaits_children:
+        return False
+    return (
         _is_verifying(view)
         or repeats_hook(view)
         or any(

@@ -6,6 +6,7 @@ from __future__ import annotations
 from runner.core.entries import HookFinished, HookStarted, TurnEnded
 from runner.core.hooks.hook import Hook
 from runner.core.hooks.lookup import (
+    decided_at,
     end_turns,
     has_run,
     hooks_of,
@@ -34,21 +35,26 @@ def hook_in_hand(view: RunView) -> Step | None:
 
 def before_call(view: RunView, call: Call) -> Step | None:
     """The next PreToolUse hook of a call that the rules allow or ask about, and which is located; None
-    when all that are about it have answered, or one of them denies it."""
+    when all that are about it have answered, or one of them denies it. Of one that a person has
+    approved, those that look at what they made of it."""
     if not may_be_hooked(view, call) or refuses(view, call):
         return None
+    since = decided_at(view, call)
     for place, hook in hooks_of(view.spec, "PreToolUse"):
-        run = run_of(view, place, call.index)
+        run = run_of(view, place, call.index, since=since)
         if run is None and not is_matched(hook, call):
             continue
-        if (step := _next_of(view, place, hook, call.index)) is not None:
+        if (step := _next_of(view, place, hook, call.index, since=since)) is not None:
             return step
     return None
 
 
 def after_calls(view: RunView) -> Step | None:
     """The next PostToolUse hook of the calls that have run, in the order of the calls and against that of
-    the hooks."""
+    the hooks. None while sub-agents are waited for: they change files of the same folder, which would be
+    recorded half done, or taken back with what a hook that was cut off has left."""
+    if view.awaits_children:
+        return None
     hooks = [*hooks_of(view.spec, "PostToolUse")][::-1]
     ran = [call for call in view.calls if has_run(view, call)] if hooks else []
     if unlocated := tuple(call for call in ran if call.setting is None):

@@ -7,13 +7,16 @@ from dataclasses import replace
 from runner.core.context.window import estimate_text
 from runner.core.conversation import CUT_REASONS, Message, text_bytes
 from runner.core.entries import (
+    CallsDecided,
     HookFinished,
     HookStarted,
     InstructionsRead,
+    OutcomeAsked,
     TurnEnded,
     UserMessageAdded,
 )
 from runner.core.files.instructions import with_instructions
+from runner.core.hooks.lookup import decided_at, hooks_of
 from runner.core.hooks.run import HookRun
 from runner.core.journal import Progress, RunView
 
@@ -49,6 +52,17 @@ def joined(view: RunView) -> RunView:
             hooked=replace(progress.hooked, closed=progress.turns),
         ),
     )
+
+
+def decided(view: RunView, entry: CallsDecided | OutcomeAsked) -> RunView:
+    """After a decision that is of the hooks so far: those that follow look at what a person makes of the
+    call."""
+    if not any(hooks_of(view.spec, "PreToolUse")):
+        return view
+    indexes = entry.decisions if isinstance(entry, CallsDecided) else (entry.index,)
+    hooked = view.progress.hooked
+    at = (hooked.count if call.index in indexes else decided_at(view, call) for call in view.calls)
+    return replace(view, progress=replace(view.progress, hooked=replace(hooked, decided=tuple(at))))
 
 
 def told(progress: Progress, entry: UserMessageAdded) -> Progress:

@@ -62,6 +62,13 @@ def run_of(
     return None
 
 
+def decided_at(view: RunView, call: Call) -> int:
+    """The number of the last hook that was started before a call was decided on, or a person was asked
+    about it again; 0 while it is not decided on."""
+    decided = view.progress.hooked.decided
+    return decided[call.index] if decided else 0
+
+
 def in_hand(view: RunView) -> HookRun | None:
     """The hook that this attempt has started and that has not ended."""
     mine = (run for run in view.hook_runs if run.answer is None and run.started_by == view.attempt)

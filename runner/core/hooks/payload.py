@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from runner.core.agents.agent import lineage
+from runner.core.agents.place import item_of
 from runner.core.hooks.run import HookRun
 from runner.core.journal import Call, RunView
 from runner.core.run import Ended
@@ -24,7 +25,7 @@ def payload(view: RunView, run: HookRun, outcome: Ended | None = None) -> dict[s
     told: dict[str, Any] = {
         "session_id": view.run_id,
         "hook_event_name": run.event,
-        "item": view.item_key,
+        "item": item_of(view.run_id, view.item_key),
         "run": view.run_id,
         "root": above[0] if above else view.run_id,
         "parent": above[-1] if above else None,

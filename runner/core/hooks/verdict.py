@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from runner.core.entries import UserMessageAdded
 from runner.core.events import shorten
-from runner.core.hooks.lookup import name_of
-from runner.core.hooks.run import HookAnswer, HookRun
+from runner.core.hooks.lookup import decided_at, name_of
+from runner.core.hooks.run import HookAnswer, HookResult, HookRun
 from runner.core.journal import Call, RunView
 from runner.core.permissions import Decision
 from runner.core.steps import Record, Step
@@ -17,6 +17,7 @@ _LONGEST_NAME = 100
 _LONGEST_REASON = 1_000
 
 _CONTEXT = "The {event} hook `{name}`{about} says:\n{text}"
+_WOULD_CHANGE = "it would have another input run than the person who approved this call"
 _OBJECTION = "The {event} hook `{name}`{about} objects:\n{text}"
 
 
@@ -37,8 +38,26 @@ def tightened(view: RunView, call: Call, decision: Decision) -> Decision:
 
 
 def refuses(view: RunView, call: Call) -> bool:
-    """Whether one of the PreToolUse hooks of a call denies it."""
-    return any(_denies(view, run, answer) for run, answer in _said_before(view, call))
+    """Whether one of the PreToolUse hooks of a call denies it, as it would run."""
+    return _refusing(view, call) is not None
+
+
+def refused_edit(view: RunView, call: Call) -> str | None:
+    """Why a call does not run that a person has approved with another input; None while no hook is
+    against that."""
+    run = _refusing(view, call) if call.is_edited else None
+    return None if run is None else f"denied as a person has edited it: {objection(view, run)}"
+
+
+def kept_as_edited(view: RunView, run: HookRun, result: HookResult) -> HookResult:
+    """What came of a hook that looked at what a person made of a call: it has no say in what that is, so
+    the call is denied where the hook would have another input run."""
+    updated, answer = result.updated_input, result.answer
+    if updated is None or run.index is None or not view.calls[run.index].is_edited:
+        return result
+    if answer.decision != "deny" and updated != view.calls[run.index].input_to_run:
+        answer = replace(answer, decision="deny", reason=_WOULD_CHANGE)
+    return replace(result, answer=answer, updated_input=None)
 
 
 def asks(view: RunView, call: Call) -> bool:
@@ -97,9 +116,17 @@ def _texts(view: RunView, run: HookRun) -> Iterator[str]:
 
 
 def _said_before(view: RunView, call: Call) -> Iterator[tuple[HookRun, HookAnswer]]:
+    """What hooks say of a call that is to be decided on, or has been edited since it was."""
+    since = decided_at(view, call)
     for run in view.hook_runs:
-        if run.event == "PreToolUse" and run.index == call.index and run.answer is not None:
+        is_of_it = run.event == "PreToolUse" and run.index == call.index and run.number > since
+        if is_of_it and run.answer is not None:
             yield run, run.answer
+
+
+def _refusing(view: RunView, call: Call) -> HookRun | None:
+    refusing = (run for run, answer in _said_before(view, call) if _denies(view, run, answer))
+    return next(refusing, None)
 
 
 def _denies(view: RunView, run: HookRun, answer: HookAnswer) -> bool:

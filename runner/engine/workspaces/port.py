@@ -8,17 +8,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
 
+from runner.core.agents.agent import lineage
 from runner.core.files.workspace import Workspace
 from runner.core.run import Ended, Lease
 from runner.engine.ports import Interrupt, Prepared, Surroundings
 from runner.engine.workspaces.around import COPIES, Around, explained
 from runner.engine.workspaces.material import material_of
 from runner.engine.workspaces.own import OwnWorkspace
+from runner.engine.workspaces.shared import record_from_below
 from runner.errors import WorkspaceElsewhere, WorkspaceError
 from runner.store import workspaces
 from runner.store.database import Database
 from runner.store.job_cache import JobCache
-from runner.store.workspaces import SNAPSHOTS, Assignment
+from runner.store.workspaces import SNAPSHOTS, Assignment, Kept
 from runner.tools.toolbox import LocalTools
 from runner.workspace.identity import restore, visible
 from runner.workspace.trees.stores import store_id
@@ -84,6 +86,25 @@ class RunWorkspaces:
             return None
         with self._telling_of_room():
             return own.record(interrupt)
+
+    def record_shared(self, lease: Lease, interrupt: Interrupt) -> str | None:
+        """See ``engine.ports.Workspaces``."""
+        around = self._around
+        if self._recorded(lease.run_id) is not None:
+            return None
+        for above in reversed(lineage(lease.run_id)[:-1]):
+            if (found := self._recorded(above)) is not None:
+                with self._telling_of_room():
+                    return record_from_below(around, lease, above, *found, interrupt)
+        return None
+
+    def _recorded(self, run_id: str) -> tuple[Workspace, Kept] | None:
+        """The workspace of its own that a run has, if it is recorded."""
+        assignment = workspaces.assignment_of(self._around.database, run_id, self._jobs)
+        asked, kept = assignment.asked, assignment.kept
+        if asked is None or kept is None or not asked.is_recorded:
+            return None
+        return asked, kept
 
     def holds(self, lease: Lease, path: str) -> bool:
         """See ``engine.ports.Workspaces``."""

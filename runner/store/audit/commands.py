@@ -40,7 +40,7 @@ def commands(
     database: Database, filters: Filters, pattern: str | None = None, *, limit: int | None = None
 ) -> Rows:
     """The calls of Bash, the newest first. ``command`` is what the model asked for, and ``ran`` what
-    a person had it run instead.
+    a person or a hook had it run instead.
 
     Args:
         pattern: only commands that it finds: ``store.audit.finding.patterns.command_pattern``. One

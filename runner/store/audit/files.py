@@ -16,7 +16,7 @@ from runner.store.audit.finding.calls import CALLED_AT, KEY, NEWEST_FIRST, of_ca
 from runner.store.audit.finding.candidates import Message, candidates
 from runner.store.audit.finding.patterns import Pattern, path_pattern
 from runner.store.audit.finding.shown import at_most, cut, labelled
-from runner.store.audit.finding.walk import Walked, walk
+from runner.store.audit.finding.walk import Walked, newest_few, walk
 from runner.store.database import Database
 from runner.store.tables import runs, tool_calls
 
@@ -195,8 +195,9 @@ def _changing(connection: Connection, filters: Filters, most: int | None) -> lis
             tool_calls.c.name.not_in(tuple(_FILE_TOOLS)),
         )
         .order_by(*NEWEST_FIRST)
-        .limit(most)
     )
+    if most is not None:
+        query = newest_few(connection, query, most)
     return list(connection.execute(query))
 
 

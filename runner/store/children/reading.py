@@ -5,19 +5,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, select
+from sqlalchemy import ColumnElement, Connection, bindparam, exists, literal_column, not_, select
 
 from runner.core.agents.agent import Child, lineage
 from runner.core.agents.outcome import outcome_of
 from runner.core.budget import Charged, billionths
-from runner.core.conversation import ToolResult
+from runner.core.conversation import CUT_REASONS, ToolResult
 from runner.core.ending.result import RESULT_TOOL
 from runner.core.events import visible
 from runner.core.run import ENDED
 from runner.store.statement import find
-from runner.store.tables import blocks, run_workspaces, runs, tool_calls
+from runner.store.tables import blocks, model_calls, run_workspaces, runs, tool_calls
 
 # The run of the item is none of them. ``progress`` has what each was charged in money.
 _TREE = (
@@ -41,7 +42,7 @@ _TREE = (
 )
 # Blocks of turn 0 are the prompt, and what was copied of the parent's conversation.
 _SAID = (
-    select(blocks.c.message, blocks.c.content)
+    select(blocks.c.message, blocks.c.turn, blocks.c.content)
     .where(
         blocks.c.run_id == bindparam("run"),
         blocks.c.role == "assistant",
@@ -49,6 +50,20 @@ _SAID = (
         blocks.c.turn > 0,
     )
     .order_by(blocks.c.message.desc(), blocks.c.position)
+)
+_made_calls = exists().where(
+    tool_calls.c.run_id == model_calls.c.run_id, tool_calls.c.turn == model_calls.c.turn
+)
+# As literals: statements that are run on the driver itself take no lists.
+_GOING_ON: list[ColumnElement[str]] = [
+    literal_column(f"'{reason}'") for reason in (*sorted(CUT_REASONS), "pause_turn")
+]
+# After a call the model begins anew, with its result.
+_WENT_ON = select(model_calls.c.turn).where(
+    model_calls.c.run_id == bindparam("run"),
+    model_calls.c.purpose == "turn",
+    model_calls.c.stop_reason.in_(_GOING_ON),
+    not_(_made_calls),
 )
 _SUBMITTED = (
     select(tool_calls.c.tool_use_id, blocks.c.content)
@@ -143,9 +158,17 @@ def _result(connection: Connection, row: Any) -> ToolResult:
 
 
 def _said(connection: Connection, run_id: str) -> str:
-    """The text of a run's last message that has any."""
-    rows = find(connection, _SAID, {"run": run_id})
-    return "\n\n".join(row.content["text"] for row in rows if row.message == rows[0].message)
+    """The text of a run's last message that has any, from where it began: a reply that was cut goes on
+    in the next one."""
+    went_on = {row.turn for row in find(connection, _WENT_ON, {"run": run_id})}
+    said, began = "", 0
+    for _, message in groupby(find(connection, _SAID, {"run": run_id}), lambda row: row.message):
+        rows = list(message)
+        if said and not went_on.issuperset(range(rows[0].turn, began)):
+            break
+        said = "\n\n".join(row.content["text"] for row in rows) + said
+        began = rows[0].turn
+    return said
 
 
 def _submitted(connection: Connection, run_id: str) -> Mapping[str, Any] | None:

@@ -10,22 +10,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from sqlalchemy import Connection
 
-from runner.core.agents.agent import NewChild
+from runner.core.agents.agent import NewChild, child_id
 from runner.core.context.compaction import sent_messages, tokens_of
 from runner.core.conversation import (
     Block,
     Message,
     ToolResult,
     content_bytes,
+    content_text,
     result_block,
     text_block,
     text_bytes,
 )
 from runner.core.fold import opening
 from runner.core.journal import Fullness, Progress, RunView
+from runner.core.prompts import SNAPSHOT_TEXT
 from runner.core.spec import JobSpec
 from runner.store.copying import copy_rows
 from runner.store.tables import blocks, compactions
@@ -59,7 +62,8 @@ def opening_of(view: RunView, spec: JobSpec, child: NewChild) -> Opening:
     if not child.snapshot:
         (message,), progress = opening(spec, child.prompt)
         return Opening(0, message, progress)
-    own = Message("user", (*_results(view, child), text_block(child.prompt)))
+    told = [text_block(text) for text in (*_where_outputs_are(view, child), child.prompt)]
+    own = Message("user", (*_results(view, child), *told))
     return Opening(len(view.messages), own, _progress(view, spec, own))
 
 
@@ -82,6 +86,15 @@ def _results(view: RunView, child: NewChild) -> Iterator[Block]:
         else:
             text = _THIS_ONE if call.index == child.index else _UNDER_WAY
             yield result_block(call.id, ToolResult(text))
+
+
+def _where_outputs_are(view: RunView, child: NewChild) -> Iterator[str]:
+    """What a child is told of the outputs that its parent's conversation names."""
+    theirs, ours = view.run_id, child_id(view.run_id, child.number)
+    results = (call.result for call in view.calls if call.result is not None)
+    said = chain((block for message in view.messages for block in message.blocks), results)
+    if any(f"outputs/{theirs}/" in content_text(block) for block in said):
+        yield SNAPSHOT_TEXT.format(theirs=theirs, ours=ours)
 
 
 def _progress(view: RunView, spec: JobSpec, own: Message) -> Progress:
@@ -119,4 +132,8 @@ def _keeps_thinking(view: RunView, spec: JobSpec) -> bool:
 
 
 def _has_the_same_prefix(view: RunView, spec: JobSpec) -> bool:
+    """Whether the same comes before the messages. What the workspace says to agents may be another thing
+    by the time that the child reads it."""
+    if spec.instructions:
+        return False
     return (spec.model, spec.shared_texts) == (view.spec.model, view.spec.shared_texts)

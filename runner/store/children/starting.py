@@ -9,17 +9,28 @@ from typing import Any
 from sqlalchemy import Connection, Row, insert, select
 
 from runner.core.agents.agent import NewChild, child_id, lineage
+from runner.core.agents.starting import children_work_in
 from runner.core.author import RUNNER
 from runner.core.budget import BILLIONTHS
 from runner.core.entries import ChildrenStarted
+from runner.core.files.instructions import with_instructions
 from runner.core.fold import Applied
 from runner.core.journal import RunView
 from runner.core.spec import JobSpec, NewRun
-from runner.store.children.snapshot import Opening, copy_conversation, opening_of
+from runner.store.children.snapshot import copy_conversation, opening_of
+from runner.store.copying import copy_rows
+from runner.store.hooks import load_instructions
 from runner.store.job_cache import JobReader
 from runner.store.progress import progress_to_json
 from runner.store.steer import jobs as job_rows
-from runner.store.tables import blocks, events, run_items, run_workspaces, runs
+from runner.store.tables import (
+    blocks,
+    events,
+    run_instructions,
+    run_items,
+    run_workspaces,
+    runs,
+)
 from runner.store.workspaces import SNAPSHOTS
 
 
@@ -51,9 +62,9 @@ def place_with_children(
     workspace = after.spec.workspace
     if workspace is None or workspace.remote is None or not workspace.is_recorded:
         return {}
-    if bool(before.children) == bool(after.children):
+    if children_work_in(before) == children_work_in(after):
         return {}
-    if not after.children:
+    if not children_work_in(after):
         return {"workspace_path": None, "workspace_id": None}
     return _nearest_folder(connection, (after.run_id,)) or {}
 
@@ -69,7 +80,9 @@ def _start(
     """Store a child with its conversation, queued and due."""
     run_id = child_id(view.run_id, child.number)
     spec, model = _spec_of(jobs_read, view, parent, child)
-    begins = opening_of(view, spec, child)
+    goes_on = _goes_on_with_instructions(view, spec, child)
+    sees = _with_instructions_of(connection, view.run_id, spec) if goes_on else spec
+    begins = opening_of(view, sees, child)
     told = {
         "parent": view.run_id,
         "agent_type": child.agent_type,
@@ -89,15 +102,19 @@ def _start(
         cost_ceiling_usd=None if child.cost is None else child.cost / BILLIONTHS,
         deadline=child.deadline,
         start_tree=tree,
-        progress=progress_to_json(replace(begins.progress, tree=tree)),
+        progress=progress_to_json(replace(begins.progress, tree=tree, instructed=goes_on)),
         message_count=begins.number + 1,
         compaction_count=view.compacted.count if child.snapshot else 0,
     )
     connection.execute(insert(runs).values(opened.run))
     connection.execute(insert(run_items).values(opened.item))
     if child.snapshot:
-        copy_conversation(connection, view, run_id, spec)
-    connection.execute(insert(blocks), _block_rows(run_id, begins, now))
+        copy_conversation(connection, view, run_id, sees)
+    if goes_on:
+        copy_rows(connection, run_instructions, view.run_id, run_id)
+    connection.execute(
+        insert(blocks), job_rows.block_rows(run_id, begins.number, begins.message, now)
+    )
     connection.execute(insert(events).values(opened.event))
 
 
@@ -115,6 +132,19 @@ def _spec_of(
     return replace(spec, model=parent.model), parent.model
 
 
+def _goes_on_with_instructions(view: RunView, spec: JobSpec, child: NewChild) -> bool:
+    """Whether a child has the instructions that its parent has read: one that goes on with its
+    conversation in its folder, so that all of the prompt is as it was and stays cached."""
+    is_there = view.progress.instructed and not spec.is_recorded
+    return child.snapshot and spec.instructions and is_there
+
+
+def _with_instructions_of(connection: Connection, run_id: str, spec: JobSpec) -> JobSpec:
+    """The spec with the instructions that a run has read, and without any to be read."""
+    system = with_instructions(spec.system, load_instructions(connection, run_id))
+    return replace(spec, system=system, instructions=False)
+
+
 def _lineage(view: RunView, child: NewChild) -> dict[str, Any]:
     """The columns that say whose a child is."""
     return {
@@ -126,22 +156,6 @@ def _lineage(view: RunView, child: NewChild) -> dict[str, Any]:
         "child_number": child.number,
         "agent_type": child.agent_type,
     }
-
-
-def _block_rows(run_id: str, begins: Opening, now: float) -> list[dict[str, Any]]:
-    return [
-        {
-            "run_id": run_id,
-            "message": begins.number,
-            "position": position,
-            "role": begins.message.role,
-            "type": block["type"],
-            "turn": 0,
-            "content": block,
-            "created_at": now,
-        }
-        for position, block in enumerate(begins.message.blocks)
-    ]
 
 
 def _place(
@@ -170,6 +184,8 @@ def _nearest_folder(connection: Connection, line: Sequence[str]) -> dict[str, st
 
 def _newest_tree(connection: Connection, view: RunView) -> str | None:
     """The tree that was recorded last of the folder that the parent works in."""
+    if view.shared_tree:
+        return view.shared_tree
     if view.progress.tree is not None:
         return view.progress.tree
     line = lineage(view.run_id)[:-1]

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import groupby
+from operator import attrgetter
 
 from sqlalchemy import Connection, not_, select
 
@@ -24,14 +26,14 @@ _PARENT_ENDED = Author(RUNNERS_NAME, "its parent has ended")
 
 _parent = runs.alias("parent")
 _ORPHANS = (
-    select(runs.c.id)
+    select(runs.c.id, runs.c.job_id)
     .join(_parent, _parent.c.id == runs.c.parent_run)
     .where(
         runs.c.parent_run.is_not(None),
         is_unended(runs),
         not_(is_unended(_parent)),
     )
-    .order_by(runs.c.id)
+    .order_by(runs.c.job_id, runs.c.id)
     .limit(_MOST_AT_ONCE)
 )
 _READY = select(runs.c.id).where(IS_READY).order_by(runs.c.id).limit(_MOST_AT_ONCE)
@@ -77,9 +79,9 @@ def attend(database: Database, now: float) -> list[str]:
     Returns:
         The ids of the runs that are queued again.
     """
-    orphans = [row.id for row in database.find(_ORPHANS, {})]
-    if orphans:
-        database.write(partial(_cancel, run_ids=orphans, now=now))
+    # Those of one job at a time: nobody has the purses of two jobs in the order of their runs.
+    for _, orphans in groupby(database.find(_ORPHANS, {}), attrgetter("job_id")):
+        database.write(partial(_cancel, run_ids=[row.id for row in orphans], now=now))
     return [row.id for row in database.find(_READY, {}) if wake(database, row.id, now)]
 
 

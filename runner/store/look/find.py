@@ -127,13 +127,12 @@ def _of_run(
 ) -> ColumnElement[bool]:
     """Whether an id is that of an item's run (or a job) that begins or ends with ``head``, and then goes
     on with ``numbers``, as a sub-agent's does: ``.3.1``."""
+    if not from_start:
+        return id_.endswith(head + numbers, autoescape=True)
     dots = numbers.count(".")
     is_as_deep = id_.like("%" + ".%" * dots) & id_.not_like("%" + ".%" * (dots + 1))
-    if not from_start:
-        return id_.endswith(head + numbers, autoescape=True) & is_as_deep
-    return (
-        id_.startswith(head, autoescape=True) & id_.endswith(numbers, autoescape=True) & is_as_deep
-    )
+    begins, ends = id_.startswith(head, autoescape=True), id_.endswith(numbers, autoescape=True)
+    return begins & ends & is_as_deep
 
 
 def _call_beginning(text: str) -> ColumnElement[bool] | None:

@@ -7,6 +7,8 @@ from typing import Any
 
 from sqlalchemy import Connection, select
 
+from runner.core.agents.agent import lineage
+from runner.core.events import visible
 from runner.store import ids
 from runner.store.database import Database
 from runner.store.tables import blocks, tool_calls, tool_outputs
@@ -14,7 +16,8 @@ from runner.store.tables import blocks, tool_calls, tool_outputs
 
 def tool_output(database: Database, run_id: str, name: str) -> bytes | None:
     """All that a call of a run gave, as UTF-8: its stored output where that is longer than what the
-    model was shown, else its result as the conversation has it.
+    model was shown, else its result as the conversation has it. A sub-agent with a snapshot has the
+    outputs of the calls in it, which are its parent's.
 
     Args:
         name: the call's id (``call_…``), or the one that the model gave it (``toolu_…``).
@@ -25,13 +28,31 @@ def tool_output(database: Database, run_id: str, name: str) -> bytes | None:
 
     def work(connection: Connection) -> bytes | None:
         call = connection.execute(_call(run_id, name)).first()
-        return None if call is None else _output(connection, run_id, call.message, call.position)
+        if call is not None:
+            return _output(connection, run_id, call.message, call.position)
+        *above, _ = lineage(run_id)
+        shown = _copied(connection, run_id) if above else frozenset()
+        for each in reversed(above) if shown else ():
+            call = connection.execute(_call(each, name)).first()
+            if call is not None and call.tool_use_id in shown:
+                return _output(connection, each, call.message, call.position)
+        return None
 
     return database.read(work)
 
 
+def _copied(connection: Connection, run_id: str) -> frozenset[str]:
+    """The ids of the calls in the conversation that a sub-agent began with."""
+    query = select(blocks.c.content).where(
+        blocks.c.run_id == run_id, blocks.c.turn == 0, blocks.c.type == "tool_use"
+    )
+    return frozenset(visible(content["id"]) for content in connection.execute(query).scalars())
+
+
 def _call(run_id: str, name: str) -> Any:
-    query = select(tool_calls.c.message, tool_calls.c.position).where(tool_calls.c.run_id == run_id)
+    query = select(tool_calls.c.message, tool_calls.c.position, tool_calls.c.tool_use_id).where(
+        tool_calls.c.run_id == run_id
+    )
     parsed = ids.parse_call_id(name)
     if parsed is None or parsed[0] != run_id:
         return query.where(tool_calls.c.tool_use_id == name)

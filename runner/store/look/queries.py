@@ -85,7 +85,7 @@ class JobSummary(TypedDict):
 class RunSummary(Place):
     """A run in a line. ``fresh_run`` is the run that it was begun afresh as. ``agent_type`` is None for
     the run of an item; ``below`` counts the runs that it has started, and that these have, and
-    ``tree_tokens`` and ``tree_denials`` are of all of them and the run itself."""
+    ``tree_turns``, ``tree_tokens`` and ``tree_denials`` are of all of them and the run itself."""
 
     id: str
     job_id: str
@@ -110,11 +110,14 @@ class RunSummary(Place):
     agent_type: str | None
     fresh_run: str | None
     below: int
+    tree_turns: int
     tree_tokens: int
     tree_denials: int
 
 
-_REST = frozenset({"fresh_run", "below", "tree_tokens", "tree_denials", *Place.__annotations__})
+_REST = frozenset(
+    {"fresh_run", "below", "tree_turns", "tree_tokens", "tree_denials", *Place.__annotations__}
+)
 _SUMMARY_COLUMNS = tuple(name for name in RunSummary.__annotations__ if name not in _REST)
 
 
@@ -167,6 +170,7 @@ def list_runs(
 def _run_summary(row: dict[str, Any], successors: Mapping[str, str], under: Below) -> RunSummary:
     sums = {
         "below": under.runs,
+        "tree_turns": row["turns"] + under.turns,
         "tree_tokens": row["charged_tokens"] + under.tokens,
         "tree_denials": row["denials"] + under.denials,
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal, NamedTuple
@@ -82,7 +82,7 @@ class Entry(NamedTuple):
 
     place: Place
     at: float
-    words: str
+    words: Sequence[str]
     length: int
 
 
@@ -92,8 +92,8 @@ def entry_of(document: Document, now: float) -> Entry:
     # The pieces of a long run are the only words of that length, save words that happen to have it.
     marks = [LONG] if max(map(len, words), default=0) == LONGEST_WORD else []
     marks += [UNREAD] if document.text is None else []
-    before = " ".join([*_facets(document, now), *marks])
-    return Entry(document.place, document.at, f"{before} {' '.join(words)}", len(words))
+    every = [*_facets(document, now), *marks, *words]
+    return Entry(document.place, document.at, every, len(words))
 
 
 def _facets(document: Document, now: float) -> Iterator[str]:

@@ -28,10 +28,12 @@ class Needs:
 
 
 class Match(NamedTuple):
-    """A document that has what is needed, as the index knows it."""
+    """A document that has what is needed, as the index knows it, with how many words it has; of the newest
+    of too many 0."""
 
     place: Place
     at: float
+    length: int
 
 
 class Matches(Protocol):

@@ -134,9 +134,13 @@ def block_place(row: Any) -> Place:
     return Place(kind_of(row.type), row.job_id, row.run_id, row.message, row.position)
 
 
-def block_document(row: Any, jobs_read: Jobs) -> Document | None:
+def block_document(row: Any, jobs_read: Jobs | None) -> Document | None:
     """A block, its whole output where it is a result of which more was kept. None for what a sub-agent
-    has from its parent: it is found there."""
+    has from its parent: it is found there.
+
+    Args:
+        jobs_read: tells its model. None: nobody asks for it.
+    """
     if row.is_inherited:
         return None
     content = content_of(row)
@@ -146,7 +150,7 @@ def block_document(row: Any, jobs_read: Jobs) -> Document | None:
         block_text(content, row.compressed),
         role=row.role,
         tool=_tool_of(row, content),
-        model=jobs_read.model(row),
+        model=None if jobs_read is None else jobs_read.model(row),
         item=row.item_key,
     )
 
@@ -163,7 +167,7 @@ def compaction_rows() -> Select[Any]:
     return _of_runs(compactions)
 
 
-def compaction_document(row: Any, jobs_read: Jobs) -> Document | None:
+def compaction_document(row: Any, jobs_read: Jobs | None) -> Document | None:
     """What stands in for messages in what the model is sent, None where nothing is said."""
     text = json.loads(row.text)
     if not text:
@@ -172,7 +176,7 @@ def compaction_document(row: Any, jobs_read: Jobs) -> Document | None:
         compaction_place(row),
         row.created_at,
         str(text),
-        model=jobs_read.model(row),
+        model=None if jobs_read is None else jobs_read.model(row),
         item=row.item_key,
     )
 
@@ -191,7 +195,7 @@ def verification_rows() -> Select[Any]:
     return _of_runs(verifications)
 
 
-def verification_document(row: Any, jobs_read: Jobs) -> Document:
+def verification_document(row: Any, jobs_read: Jobs | None) -> Document:
     """What a verification that has ended said, after the command that said it."""
     output = json.loads(row.content) if row.content is not None else ""
     if row.compressed is not None:
@@ -200,7 +204,7 @@ def verification_document(row: Any, jobs_read: Jobs) -> Document:
         verification_place(row),
         row.ended_at,
         f"{row.command or ''}\n{output}",
-        model=jobs_read.model(row),
+        model=None if jobs_read is None else jobs_read.model(row),
         item=row.item_key,
     )
 

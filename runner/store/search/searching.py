@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 from runner.core.rows import Column, Rows
@@ -21,8 +22,9 @@ from runner.store.search.needs import needs_of
 from runner.store.search.texts import Found as FoundText
 from runner.store.search.texts import call_ids, read_texts
 
-# So many of the matches are looked at to find the best.
-_LOOKED_AT = 100
+# So many of the matches are looked at to find the best; fewer, if they have more words than these.
+_LOOKED_AT, _LEAST_LOOKED_AT = 100, 20
+_MOST_WORDS = 50_000
 # And so many, where the index is not sure of them, for a page: with a job or a time they are fewer.
 _MOST_LOOKED_AT = 20_000
 _MOST_AT_ONCE = 2_000
@@ -188,13 +190,22 @@ def _ranked(
 ) -> tuple[Hit, ...]:
     """A page of matches that need no second look: the best of the first ones, then the others."""
     page: list[_Text] = []
-    if offset < _LOOKED_AT:
-        best = _best_first(query, _texts(database, matches.part(0, _LOOKED_AT)))
+    first = _first(matches)
+    if offset < len(first):
+        best = _best_first(query, _texts(database, first))
         page = best[offset : offset + limit]
-    if offset + limit > _LOOKED_AT:
-        others = matches.part(max(offset, _LOOKED_AT), offset + limit)
+    if offset + limit > len(first):
+        others = matches.part(max(offset, len(first)), offset + limit)
         page += _texts(database, others)
     return _hits(database, query, page)
+
+
+def _first(matches: Matches) -> Sequence[Match]:
+    """Those that are looked at to find the best."""
+    first = matches.part(0, _LOOKED_AT)
+    words = accumulate(match.length for match in first)
+    count = sum(so_far <= _MOST_WORDS for so_far in words)
+    return first[: max(count, _LEAST_LOOKED_AT)]
 
 
 def _checked(database: Database, query: Query, matches: Matches, limit: int, offset: int) -> Found:
@@ -203,7 +214,8 @@ def _checked(database: Database, query: Query, matches: Matches, limit: int, off
     good: list[_Text] = []
     is_cut = False
     start, size = 0, _LOOKED_AT
-    while part := matches.part(start, start + size):
+    part = _first(matches)
+    while part:
         texts = _texts(database, part)
         fitting = _best_first(query, texts)
         if start > 0 or newest_first:  # only those that come first are ranked
@@ -216,6 +228,7 @@ def _checked(database: Database, query: Query, matches: Matches, limit: int, off
         if start >= _MOST_LOOKED_AT and limit < _NO_END:
             is_cut = True
             break
+        part = matches.part(start, start + size)
     hits = _hits(database, query, good[offset : offset + limit])
     return Found(
         hits,

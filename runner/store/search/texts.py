@@ -13,7 +13,6 @@ from runner.core.events import visible
 from runner.store import ids
 from runner.store.search.documents import Document, Place
 from runner.store.search.rows import (
-    Jobs,
     block_document,
     block_place,
     block_rows,
@@ -116,11 +115,10 @@ def _block_texts(connection: Connection, places: Sequence[Place]) -> dict[Place,
     if not places:
         return {}
     keys = sorted({(place.run_id, place.message, place.position) for place in places})
-    jobs_read = Jobs(connection)
     found: dict[Place, Found] = {}
     for row in _rows_at(connection, _BLOCKS, keys):
         place = block_place(row)
-        document = _read(place, partial(block_document, row, jobs_read))
+        document = _read(place, partial(block_document, row, None))
         if document is None or document.text is None:
             continue
         found[place] = Found(
@@ -156,9 +154,8 @@ def _texts_beside(
     if not places:
         return {}
     keys = sorted({(place.run_id, place.message) for place in places})
-    jobs_read = Jobs(connection)
     read = [
-        (_read(places[0], partial(document_of, row, jobs_read)), row)
+        (_read(places[0], partial(document_of, row, None)), row)
         for row in _rows_at(connection, keyed, keys)
     ]
     return {

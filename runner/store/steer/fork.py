@@ -24,6 +24,8 @@ from sqlalchemy import (
     update,
 )
 
+from runner.core.agents.agent import Split
+from runner.core.agents.split import split_of
 from runner.core.author import RUNNER, UNKNOWN, Author
 from runner.core.context.compaction import Compacted, sent_messages, tokens_of
 from runner.core.context.window import estimate, is_measurement
@@ -65,7 +67,7 @@ from runner.store.tables import (
 class _Turn:
     """A run's conversation up to a turn's end, and what is known of the turn. ``since`` is what was
     added after its model call, which is ``call`` (None where it is not known any more), and ``tree``
-    the workspace's at its end."""
+    the workspace's at its end; ``split`` as in ``Progress``."""
 
     number: int
     messages: tuple[Message, ...]
@@ -74,6 +76,7 @@ class _Turn:
     has_calls: bool
     has_submitted: bool
     tree: str | None
+    split: Split
 
     @property
     def stop(self) -> Stop | None:
@@ -174,19 +177,23 @@ def _load_turn(connection: Connection, run: Row[Any], spec: JobSpec, number: int
     query = select(blocks).where(blocks.c.run_id == run.id, _is_copied(number))
     rows = connection.execute(query.order_by(blocks.c.message, blocks.c.position)).all()
     grouped = groupby(rows, lambda row: (row.message, row.role))
-    query = select(tool_calls.c.name, tool_calls.c.outcome).where(
-        tool_calls.c.run_id == run.id, tool_calls.c.turn == number
-    )
-    calls = [tuple(row) for row in connection.execute(query)]
+    messages = tuple(Message(role, tuple(r.content for r in rs)) for (_, role), rs in grouped)
+    query = select(
+        tool_calls.c.turn, tool_calls.c.name, tool_calls.c.outcome, tool_calls.c.started_attempt
+    ).where(tool_calls.c.run_id == run.id, tool_calls.c.turn <= number)
+    made = connection.execute(query).all()
+    calls = [(call.name, call.outcome) for call in made if call.turn == number]
+    started = [call.started_attempt is not None for call in made if spec.splits(call.name)]
     tool = spec.result_tool
     return _Turn(
         number=number,
-        messages=tuple(Message(role, tuple(r.content for r in rs)) for (_, role), rs in grouped),
+        messages=messages,
         since=tuple(row.content for row in rows if number and row.turn == number),
         call=_model_call(connection, run, number),
         has_calls=bool(calls),
         has_submitted=tool is not None and (tool.name, "succeeded") in calls,
         tree=_tree_after(connection, run, number),
+        split=split_of(spec, messages, started),
     )
 
 
@@ -343,6 +350,7 @@ def _progress(
         turns=turn.number,
         tree=turn.tree,
         stop=turn.stop,
+        split=turn.split,
         hooked=Hooked(closed=turn.number),
         appended_bytes=spec.request_bytes(sent),
         fullness=Fullness(sent=spec.shared_tokens + tokens_of(sent, per_token)),

@@ -11,6 +11,7 @@ from sqlalchemy import Connection, insert, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from runner.core.author import UNKNOWN, Author
+from runner.core.conversation import Message
 from runner.core.events import INPUT_SUMMARY_LENGTH, Event, shorten, signed_event
 from runner.core.fold import opening
 from runner.core.spec import JobSpec, NewRun, Submission
@@ -102,7 +103,6 @@ def open_run(
         told: what else its first event tells.
     """
     (message,), progress = opening(spec, new.prompt, warms=warms)
-    (content,) = message.blocks
     run_id = run_id or ids.new("run", now)
     workspace = spec.workspace
     run = {
@@ -125,16 +125,7 @@ def open_run(
         "event_count": 1,
         "progress": progress_to_json(progress),
     }
-    block = {
-        "run_id": run_id,
-        "message": 0,
-        "position": 0,
-        "role": message.role,
-        "type": content["type"],
-        "turn": 0,
-        "content": content,
-        "created_at": now,
-    }
+    (block,) = block_rows(run_id, 0, message, now)
     item = {
         "run_id": run_id,
         "item": new.item,
@@ -143,6 +134,23 @@ def open_run(
     named = {"job_id": job_id, "item_key": shorten(new.key, INPUT_SUMMARY_LENGTH)}
     event = signed_event("run_submitted", author, named | dict(told or {}))
     return OpenedRun(run, item, block, _first_event(run_id, event, now))
+
+
+def block_rows(run_id: str, number: int, message: Message, now: float) -> list[dict[str, Any]]:
+    """The blocks of a message that a run begins with; ``number`` is the message's."""
+    return [
+        {
+            "run_id": run_id,
+            "message": number,
+            "position": position,
+            "role": message.role,
+            "type": block["type"],
+            "turn": 0,
+            "content": block,
+            "created_at": now,
+        }
+        for position, block in enumerate(message.blocks)
+    ]
 
 
 def _first_event(run_id: str, event: Event, now: float) -> dict[str, Any]:

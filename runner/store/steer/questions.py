@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from sqlalchemy import ColumnElement, Connection, Row, select, tuple_, update
 
+from runner.core.agents.agent import AGENT_TOOL
 from runner.core.author import RUNNER, Author
 from runner.core.events import INPUT_SUMMARY_LENGTH, Event, shorten, signed_event, summarise_input
 from runner.core.permissions import AnswerEffect, Setting
@@ -184,15 +185,16 @@ def store_answers(
         now: seconds since the epoch.
 
     Returns:
-        Whether the run is queued again: it is when it waits for the first of them.
+        Whether the run is queued again: it is when it waits for the first of them, or one is about a
+        sub-agent, which may start before the others are answered.
     """
     answered = [question for question in run.questions if question.id in given]
     for question in answered:
         _store_answer(connection, question, given[question.id], now)
     changes: dict[str, Any] = {"answer_count": run.row.answer_count + len(answered)}
-    goes_on = (
-        run.row.state == "waiting" and run.row.reason == "approval" and run.questions[0].id in given
-    )
+    waits = run.row.state == "waiting" and run.row.reason == "approval"
+    is_next = answered[0] is run.questions[0] or any(one.tool == AGENT_TOOL for one in answered)
+    goes_on = waits and is_next
     if goes_on:
         changes |= {"state": "queued", "reason": "", "detail": "", "due_at": now, "rung_at": None}
     happened = [_event(question, given[question.id]) for question in answered]

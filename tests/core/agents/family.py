@@ -21,6 +21,7 @@ from runner.core.agents.agent import (
     NewChild,
 )
 from runner.core.agents.split import joined
+from runner.core.agents.starting import waiting_for_room
 from runner.core.budget import Charged
 from runner.core.conversation import ModelReply, Tool, ToolResult
 from runner.core.entries import ChildrenStarted, Entry, ToolFinished, ToolsStarted, UserMessageAdded
@@ -152,14 +153,17 @@ class Family(World):
     def take_up(self, done: Done) -> None:
         match done.outcome:
             case Waiting("children"):
-                assert any(child.result is None for child in self.view.children)
-                assert not self.waiting()
+                at_work = [child for child in self.view.children if child.result is None]
+                assert at_work
+                assert not self.waiting() or len(at_work) == MOST_AT_ONCE
                 self.end_child()
                 while self.unended() and not self.chance():
                     self.end_child()
                 self.view = replace(self.view, outcome=None)
                 self.die()
             case Waiting("approval"):
+                pending = [call for call in self.view.calls if call.result is None]
+                assert not waiting_for_room(self.view, pending)
                 super().take_up(done)
             case _:
                 if isinstance(done.outcome, Ended):

@@ -46,10 +46,11 @@ class Hooked(Family):
         if not isinstance(effect, RunHook):
             super().do(effect)
             return
+        run = effect.run
+        assert run.event == "RunEnd" or not self.view.awaits_children
         if self.chance():
             self.die()
             return
-        run = effect.run
         said = self.draw(st.sampled_from(SAID[run.event]))
         outcome = self.draw(st.sampled_from(["succeeded"] * 4 + ["failed"]))
         stops = self.mischief > 0 and self.draw(st.integers(0, 9)) == 9

@@ -29,6 +29,11 @@ def test_it_is_told_to_split_right_after_its_task():
     assert run.view.progress.split == "asked"
 
 
+def test_what_it_is_told_says_nothing_that_the_type_of_the_parts_decides():
+    for decided in ("conversation", "prompt", "files"):
+        assert decided not in SPLIT_TEXT
+
+
 def test_who_is_no_coordinator_is_told_nothing():
     run = Parent(tools=(*WITH_AGENTS, SPLIT))
     run.go_on()

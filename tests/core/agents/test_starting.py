@@ -8,15 +8,25 @@ import pytest
 
 from runner.core.agents.agent import MOST_AT_ONCE, MOST_DEPTH, MOST_OF_TREE, AgentType
 from runner.core.budget import Limits
-from runner.core.entries import ChildrenStarted, ToolFinished, ToolsStarted, TreeRecorded
+from runner.core.entries import (
+    ChildrenStarted,
+    HookFinished,
+    ToolFinished,
+    ToolsStarted,
+    TreeRecorded,
+)
 from runner.core.events import events_of
 from runner.core.files.doubt import in_doubt, undo_needed
 from runner.core.files.workspace import Workspace
 from runner.core.fold import apply, fold
+from runner.core.hooks.hook import Hook
+from runner.core.hooks.run import HookAnswer, HookResult
 from runner.core.permissions import Answer, Rule, Setting, digest_of
 from runner.core.prices import FREE
 from runner.core.run import Ended, Waiting
-from runner.core.steps import CallModel, LocateCalls
+from runner.core.spec import Asking
+from runner.core.steps import CallModel, LocateCalls, RecordShared, RunHook
+from tests.core.agents.family import REVIEWER
 from tests.core.agents.telling import Parent, asks
 from tests.core.story import RULES, outcome_of, started, uses
 
@@ -155,6 +165,64 @@ def test_who_has_to_ask_for_one_agent_starts_the_others_and_waits_for_the_answer
     assert [child.index for child in parent.started] == [1, 0]
 
 
+def test_who_is_asked_for_one_of_more_agents_than_work_at_once_starts_the_others_in_turn():
+    parent = Parent(rules=(*RULES, Rule("ask", "Agent(tester)")))
+    assert outcome_of(parent.ask(asks("tester"), *[asks()] * 10)) == CHILDREN
+    parent.child_ends(1)
+    assert outcome_of(parent.claim()) == CHILDREN
+    parent.child_ends(2)
+    assert outcome_of(parent.claim()) == Waiting("approval")
+    assert [child.index for child in parent.started] == [*range(1, 11)]
+
+
+def test_hooks_after_calls_run_when_no_child_is_under_way_any_more():
+    """One that is cut off has the files put back, and would take back what a child has done since."""
+    hooks = (Hook("PostToolUse", command="format", repeatable=True),)
+    parent = Parent(workspace=Workspace("/repo", "git"), hooks=hooks)
+    parent.view = apply(parent.view, TreeRecorded("tree 1", "created"))
+    parent.ask(asks(), asks())
+    parent.child_ends(1)
+    assert outcome_of(parent.claim()) == CHILDREN
+    assert not undo_needed(next_attempt(parent))
+    parent.child_ends(2)
+    assert isinstance(parent.claim(), RunHook)
+    assert [call.result is None for call in parent.view.calls] == [False, False]
+    assert undo_needed(next_attempt(parent))
+
+
+def test_nothing_is_put_back_while_a_child_is_under_way():
+    """A run that ends before its sub-agents has hooks beside them all the same."""
+    hooks = (Hook("RunEnd", command="leave", repeatable=True),)
+    asking = Asking(on_timeout="stop")
+    parent = Parent(workspace=Workspace("/repo", "copy"), hooks=hooks, rules=ASKING, asking=asking)
+    parent.view = apply(parent.view, TreeRecorded("tree 1", "created"))
+    parent.ask(asks(), asks())
+    located_first = answer(parent, 0, "approved")
+    assert isinstance(located_first, LocateCalls)
+    parent.view = located(parent, located_first)
+    assert outcome_of(parent.go_on()) == Waiting("approval")
+    assert isinstance(answer(parent, 1, "expired"), RunHook)
+    assert parent.view.awaits_children
+    assert not undo_needed(next_attempt(parent))
+    parent.child_ends(1)  # since the files were recorded
+    assert not undo_needed(next_attempt(parent))
+
+
+def test_a_shared_folder_is_recorded_before_a_child_starts_that_begins_with_its_files():
+    apart = replace(REVIEWER, name="apart", workspace="own")
+    parent = Parent(depth=1, workspace=Workspace("/repo", "shared"), agents=(REVIEWER, apart))
+    assert parent.ask(asks(), asks("apart")) == RecordShared()
+    assert not parent.started
+    parent.view = replace(parent.view, shared_tree="tree 1")
+    assert outcome_of(parent.go_on()) == CHILDREN
+    assert len(parent.started) == 2
+    assert parent.view.shared_tree is None
+    parent.child_ends(1)
+    parent.child_ends(2)
+    assert isinstance(parent.claim(), CallModel)
+    assert outcome_of(parent.ask(asks())) == CHILDREN
+
+
 def test_an_agent_that_a_person_refuses_never_starts():
     parent = Parent(rules=ASKING)
     parent.ask(asks())
@@ -175,6 +243,33 @@ def test_the_input_that_a_person_changed_is_what_the_child_gets():
     parent.child_ends(1)
     parent.claim()
     assert "changed its input" in parent.results()["a0"]
+
+
+def test_hooks_look_at_the_changed_input_of_an_agent_that_starts_beside_another():
+    """Of a command only once that one has ended: it cannot run before."""
+    rules = (*RULES, Rule("ask", "Agent(tester)"), Rule("ask", "Bash"))
+    parent = Parent(rules=rules, hooks=(Hook("PreToolUse", command="look"),))
+    step = parent.ask(asks(), asks("tester"), after=(uses("Bash", "b0"),))
+    assert outcome_of(through_hooks(parent, step)) == Waiting("approval")
+    assert [child.agent_type for child in parent.started] == ["reviewer"]
+    answer(parent, 2, "approved", {"command": "true"})
+    step = answer(parent, 1, "approved", asks("tester", "Run it."))
+    assert isinstance(step, LocateCalls)
+    parent.view = located(parent, step)
+    looked = parent.go_on()
+    assert isinstance(looked, RunHook)
+    assert (looked.run.index, looked.told["tool_input"]["prompt"]) == (1, "Run it.")
+    assert len(parent.started) == 1
+    assert outcome_of(through_hooks(parent, looked)) == CHILDREN
+    assert [child.prompt for child in parent.started][1:] == ["Run it."]
+    for number in (1, 2):
+        parent.child_ends(number)
+    looked = parent.claim()
+    assert isinstance(looked, RunHook)
+    assert (looked.run.index, looked.told["tool_input"]) == (2, {"command": "true"})
+    denied = HookResult(HookAnswer("succeeded", "deny", "no"))
+    assert isinstance(parent.go_on(HookFinished(looked.run.number, denied)), CallModel)
+    assert "look` objects: no" in parent.results()["b0"]
 
 
 def test_a_call_cut_off_by_the_end_of_its_run_still_gets_what_its_child_gives():
@@ -264,6 +359,23 @@ def answer(parent, index, effect, edited=None):
     calls = tuple(replace(c, answer=given) if c.index == index else c for c in parent.view.calls)
     calls = tuple(replace(c, setting=None) for c in calls)
     return parent.claim(calls=calls)
+
+
+def through_hooks(parent, step):
+    """What comes after calls are located, and hooks have nothing to say."""
+    while isinstance(step, LocateCalls | RunHook):
+        if isinstance(step, RunHook):
+            fine = HookFinished(step.run.number, HookResult(HookAnswer("succeeded")))
+            step = parent.go_on(fine)
+        else:
+            parent.view = located(parent, step)
+            step = parent.go_on()
+    return step
+
+
+def next_attempt(parent):
+    """The run as another attempt finds it."""
+    return replace(parent.view, attempt=parent.view.attempt + 1)
 
 
 def located(parent, step):

@@ -22,9 +22,10 @@ from runner.core.entries import (
 from runner.core.files.workspace import Workspace
 from runner.core.hooks.answer import Said, read_answer
 from runner.core.hooks.hook import Hook
-from runner.core.hooks.lookup import has_run, hooks_of, is_matched
+from runner.core.hooks.lookup import decided_at, has_run, hooks_of, is_matched, run_of
+from runner.core.hooks.verdict import kept_as_edited
 from runner.core.journal import Call, RunView
-from runner.core.permissions import Request, Rule, evaluate
+from runner.core.permissions import Answer, Request, Rule, evaluate
 from runner.core.run import Ended, Requeued
 from runner.core.spec import Asking
 from runner.core.steps import CallModel, Effect, RunHook
@@ -80,10 +81,16 @@ class HookedWorld(World):
         else:
             super().do(effect)
 
+    def given(self, call: Call) -> Answer:
+        """A person who approves a call may make another of it."""
+        given = super().given(call)
+        edited = {"path": "c"} if self.draw(st.booleans()) else None
+        return replace(given, input=edited) if given.effect == "approved" else given
+
     def run_hook(self, step: RunHook) -> None:
         hook = self.view.spec.hooks[step.run.hook]
         if self.chance():
-            self.leave_half()
+            self.leave_half(step)
             if self.draw(st.booleans()):
                 self.die()
             elif hook.repeatable:
@@ -95,11 +102,11 @@ class HookedWorld(World):
         else:
             self.end_hook(step, self.draw(SAID))
 
-    def leave_half(self) -> None:
+    def leave_half(self, step: RunHook) -> None:
         """A hook was cut off in the middle of what it does to files."""
 
     def end_hook(self, step: RunHook, said: Said) -> None:
-        result = read_answer(step.run.event, said, 60.0)
+        result = kept_as_edited(self.view, step.run, read_answer(step.run.event, said, 60.0))
         self.append(HookFinished(step.run.number, result, self.left_by(step)))
 
     def left_by(self, step: RunHook) -> str | None:
@@ -145,8 +152,8 @@ class HookedWorld(World):
             assert entry.number == self.view.progress.hooked.count + 1
         if entry.event == "PreToolUse":
             call = self.view.calls[entry.index]
-            assert call.decision is None
-            assert call.started_by is None
+            assert call.decision is None or (call.is_edited and _approved(call))
+            assert call.started_by is None or call.asked_again
             assert self.rules_say(call) != "deny", "a hook is asked about what rules deny"
         if entry.event == "PostToolUse":
             call = self.view.calls[entry.index]
@@ -182,6 +189,10 @@ class HookedWorld(World):
         for place, hook in hooks_of(self.view.spec, "PreToolUse"):
             located = call.setting is not None and call.answer is None
             assert not located or not is_matched(hook, call) or place in ran
+            if call.is_edited and is_matched(hook, call):
+                since = decided_at(self.view, call)
+                looked = run_of(self.view, place, call.index, since=since)
+                assert looked is not None, "a hook was not shown what a person made of a call"
 
     def watch_turn_end(self) -> None:
         view = self.view
@@ -209,12 +220,13 @@ class HookedWorld(World):
 class HookedWorkshop(HookedWorld, Workshop):
     """The same where the files are recorded, and hooks change them."""
 
-    def leave_half(self) -> None:
+    def leave_half(self, step: RunHook) -> None:
         if self.draw(st.booleans()):
-            self.files += ("half a hook",)
+            self.files += (f"hook{step.run.number}?",)
 
     def run_hook(self, step: RunHook) -> None:
         assert self.tree == self.view.progress.tree, "a hook runs on files that are not recorded"
+        assert f"hook{step.run.number}?" not in self.files, "a hook runs on what it left half done"
         super().run_hook(step)
 
     def left_by(self, step: RunHook) -> str | None:
@@ -226,6 +238,10 @@ class HookedWorkshop(HookedWorld, Workshop):
         if self.draw(st.booleans()):
             self.files += (f"hook{step.run.number}",)
         return None if self.tree == before else self.tree
+
+
+def _approved(call: Call) -> bool:
+    return call.answer is not None and call.answer.effect == "approved"
 
 
 def a_hooked_run(data: st.DataObject, limits: Limits, **changes: object) -> RunView:

@@ -148,31 +148,46 @@ def _check_log(record: Record, outcomes: Mapping[str, str], names: set[str]) -> 
 
 
 def _check_hooks(records: Sequence[Record], folder: Path) -> None:
-    """Each hook of each call has one record and ran once, or nobody knows whether it did."""
+    """Each hook has one record and ran once, or nobody knows whether it did."""
     log = folder / HOOKED
     ran = Counter(log.read_text().splitlines() if log.exists() else ())
     for who, record in _everyone(records):
         outcomes = _told(record)
+        run = record.run
+        for event, expected in (("RunStart", 1), ("TurnEnd", len(SCRIPTS[who])), ("RunEnd", 1)):
+            told = outcomes.get((event, run.id), [])
+            _check_hook(event, run.id, told, expected, ran.pop(f"{event} {run.id}", 0))
         for call in _own_calls(who, record):
-            if call.name != "Bash":
-                continue
-            for event in ("PreToolUse", "PostToolUse"):
-                times = ran.pop(f"{event} {call.tool_use_id}", 0)
+            for event in ("PreToolUse", "PostToolUse") if call.name == "Bash" else ():
                 told = outcomes.get((event, call.tool_use_id), [])
-                hold(times <= 1, "a hook ran twice", event, call.tool_use_id)
                 expected = 0 if event == "PostToolUse" and call.outcome == "denied" else 1
-                hold(len(told) == expected, "a hook is not recorded once", event, call, told)
-                if told == ["succeeded"]:
-                    hold(times == 1, "a hook that passed did not run", event, call.tool_use_id)
-    hold(not ran, "hooks of no call ran", ran)
+                times = ran.pop(f"{event} {call.tool_use_id}", 0)
+                _check_hook(event, call.tool_use_id, told, expected, times)
+                unknown = event == "PreToolUse" and told == ["unknown"]
+                if event == "PreToolUse":
+                    denied = call.outcome == "denied"
+                    hold(denied == unknown, "a hook's answer was not heeded", call, told)
+    hold(not ran, "hooks of nothing ran", ran)
+
+
+def _check_hook(event: str, of: str, told: Sequence[str], expected: int, times: int) -> None:
+    hold(len(told) == expected, "a hook is not recorded once", event, of, told)
+    hold(set(told) <= {"succeeded", "unknown"}, "a hook ended otherwise", event, of, told)
+    passed = told.count("succeeded")
+    hold(times >= passed, "a hook that passed did not run", event, of, times)
+    if event == "TurnEnd":  # it may run again
+        hold("unknown" not in told, "a hook that may run again did not", of)
+    else:
+        hold(times <= expected, "a hook ran twice", event, of, times)
 
 
 def _told(record: Record) -> dict[tuple[str, str], list[str]]:
-    """The outcomes of hooks, by event and the call's id."""
+    """The outcomes of hooks, by event and the call's id or the run's."""
     ids = {(call.message, call.position): call.tool_use_id for call in record.calls}
     found: dict[tuple[str, str], list[str]] = {}
     for row in record.hooks:
-        found.setdefault((row.event, ids[row.message, row.position]), []).append(row.outcome)
+        of = ids.get((row.message, row.position), record.run.id)
+        found.setdefault((row.event, of), []).append(row.outcome)
     return found
 
 

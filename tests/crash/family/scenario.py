@@ -13,9 +13,10 @@ from runner.core.agents.agent import AgentType
 from runner.core.agents.tools import agent_tool
 from runner.core.budget import Limits
 from runner.core.conversation import Tool
-from runner.core.hooks.hook import Hook
+from runner.core.hooks.hook import Hook, HookEvent
 from runner.core.permissions import Rule
 from runner.core.spec import Submission
+from tests.crash.life import MARK
 from tests.crash.scenario import LIMITED, LOG, OVERLOADED, Scenario
 from tests.messages_api import Reply, text, tool_use
 
@@ -69,19 +70,23 @@ SCRIPTS: Mapping[Who, tuple[Reply, ...]] = {
 }
 
 
-def _notes(event: Literal["PreToolUse", "PostToolUse"]) -> Hook:
+def _notes(event: HookEvent, matcher: tuple[str, ...] = (), *, repeatable: bool = False) -> Hook:
     """A hook that appends what it is told of: its event, and the call's id or the run's."""
-    named = r"""s/.*"tool_use_id": *"\([^"]*\)".*/\1/p"""
-    command = f'echo "{event} $(sed -n \'{named}\')" >> "$CRASH_SWEEP_MARK/{HOOKED}"'
-    return Hook(event, ("Bash",), command=command)
+    key = "tool_use_id" if matcher else "session_id"
+    named = rf"""s/.*"{key}": *"\([^"]*\)".*/\1/p"""
+    command = f'echo "{event} $(sed -n \'{named}\')" >> "${MARK}/{HOOKED}"'
+    return Hook(event, matcher, command=command, repeatable=repeatable)
 
 
 HOOKS = (
-    _notes("PreToolUse"),
+    _notes("RunStart"),
+    _notes("PreToolUse", ("Bash",)),
     Hook(
         "PreToolUse", ("Write",), command="cat > /dev/null; echo 'nothing is written' >&2; exit 2"
     ),
-    _notes("PostToolUse"),
+    _notes("PostToolUse", ("Bash",)),
+    _notes("TurnEnd", repeatable=True),
+    _notes("RunEnd"),
 )
 
 

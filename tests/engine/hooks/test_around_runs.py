@@ -13,9 +13,10 @@ from runner.core.run import Ended, Waiting
 from runner.core.spec import Asking
 from runner.store.steer.approvals import Reply
 from runner.store.steer.control import Target
+from runner.store.steer.fork import fork
 from runner.store.steer.revive import retry
 from runner.tools.registry import resolve
-from tests.engine.hooks.bench import Bench, bash, function, says, telling, texts
+from tests.engine.hooks.bench import TOLD, Bench, bash, function, says, telling, texts
 from tests.engine.test_asking import DONE, reply, write
 
 SUCCEEDED = Ended("succeeded", "end_turn")
@@ -235,4 +236,19 @@ def test_a_run_that_waited_with_such_hooks_goes_on(bench: Bench, event: str) -> 
     assert bench.work() == SUCCEEDED
     order = (bench.folder / "order.txt").read_text().split()
     assert order == (["1", "hook", "2", "hook"] if event == "PostToolUse" else ["1", "2", "hook"])
+    bench.check_requests()
+
+
+def test_a_fork_runs_no_hook_for_what_it_has_copied(bench: Bench) -> None:
+    hooks = [telling("RunStart"), telling("PostToolUse"), telling("TurnEnd")]
+    lease = bench.run_with(hooks, bash("echo 1"), bash("echo 2"))
+    assert bench.work(lease) == SUCCEEDED
+    (bench.folder / TOLD).unlink()
+    fork(bench.database, lease.run_id, 1, bench.ports.clock.now())
+    assert bench.work() == SUCCEEDED
+    assert [(told["hook_event_name"], told["turn"]) for told in bench.told] == [
+        ("RunStart", 1),
+        ("PostToolUse", 2),
+        ("TurnEnd", 2),
+    ]
     bench.check_requests()

@@ -89,6 +89,53 @@ def test_a_hook_that_asks_has_a_person_asked(bench: Bench) -> None:
     bench.check_requests()
 
 
+NO_TOUCHING = telling("PreToolUse", "echo nothing is made >&2; exit 2", matcher=("Bash(touch *)",))
+
+
+def edited(
+    bench: Bench, *hooks: Hook, asked: str = "echo hi", command: str = "touch made"
+) -> Ended:
+    """What becomes of a run whose only call a person approves as another command."""
+    lease = bench.run_with(hooks, bash(asked), rules=[Rule("ask", "Bash")])
+    assert bench.work(lease) == Waiting("approval")
+    bench.answer(Reply("approved", "ann", edited={"command": command}))
+    outcome = bench.work()
+    assert isinstance(outcome, Ended)
+    bench.check_requests()
+    return outcome
+
+
+def test_a_hook_denies_what_a_person_has_made_of_a_call(bench: Bench) -> None:
+    looks = telling("PreToolUse")
+    assert edited(bench, looks, NO_TOUCHING) == SUCCEEDED
+    assert not (bench.folder / "made").exists()
+    (result,) = bench.model.results
+    assert result.startswith(
+        "Permission denied as a person has edited it: the PreToolUse hook `tee "
+    )
+    assert result.endswith("objects: nothing is made.")
+    # Who has looked at what the model gave looks at what a person gave as well.
+    commands = [told["tool_input"]["command"] for told in bench.told]
+    assert commands == ["echo hi", "touch made", "touch made"]
+    assert [ran.decision for ran in bench.rows()] == [None, None, "deny"]
+
+
+def test_what_a_person_has_made_of_a_call_runs_if_no_hook_denies_it(bench: Bench) -> None:
+    asks = says("PreToolUse", decides("ask", "it makes a file"))
+    keeps = says("PreToolUse", decides("allow", updatedInput={"command": "touch made"}))
+    assert edited(bench, asks, keeps) == SUCCEEDED  # a person has just said that it may
+    assert (bench.folder / "made").exists()
+    assert len(bench.told) == 4
+
+
+def test_a_hook_has_no_say_in_what_a_person_has_made_of_a_call(bench: Bench) -> None:
+    changes = says("PreToolUse", decides("allow", updatedInput={"command": "touch other"}))
+    assert edited(bench, changes) == SUCCEEDED
+    assert not any((bench.folder / name).exists() for name in ("made", "other"))
+    (result,) = bench.model.results
+    assert "it would have another input run than the person who approved this call" in result
+
+
 def test_no_rule_answers_what_a_hook_asks(bench: Bench) -> None:
     hook = says("PreToolUse", decides("ask"))
     lease = bench.run_with([hook], bash("touch made"))

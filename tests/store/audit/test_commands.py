@@ -129,6 +129,22 @@ def test_all_calls_are_searched_however_old(
     assert len(set(found(database, "ls"))) == 11
 
 
+@pytest.mark.parametrize("newest_runs", [1, 2, 3])
+def test_newest_commands_are_given_whichever_runs_they_are_of(
+    database: Database, monkeypatch: pytest.MonkeyPatch, newest_runs: int
+) -> None:
+    monkeypatch.setattr(walk, "_BATCH", 1)
+    monkeypatch.setattr(walk, "_NEWEST_RUNS", walk.oldest_of_the_newest(newest_runs))
+    for place, run_id in enumerate(submit(database, "a", "b", "c").runs):
+        attempt = claim(database, run_id)
+        for number in range(3):
+            turn(attempt, *bash(f"ls {run_id}.{number}"), at=NOW + (7 * place + 5 * number) % 11)
+    everything = found(database)
+    assert len(everything) == 9
+    for limit in range(1, 10):
+        assert found(database, limit=limit) == everything[:limit]
+
+
 def test_no_call_is_left_out_where_the_database_knows_how_many_rows_it_has(
     database: Database,
 ) -> None:

@@ -10,7 +10,8 @@ import pytest
 from sqlalchemy import update
 
 from runner.core.agents.agent import MOST_OF_TREE
-from runner.core.entries import TreeRecorded
+from runner.core.entries import InstructionsRead, TreeRecorded
+from runner.core.files.instructions import Instructions
 from runner.core.files.workspace import Workspace
 from runner.core.steps import CallModel
 from runner.errors import LeaseLost
@@ -19,7 +20,9 @@ from runner.store.children import starting
 from runner.store.children.reading import Family, family_of
 from runner.store.children.waking import attend
 from runner.store.database import Database
+from runner.store.ids import call_id
 from runner.store.journal import StoredJournal
+from runner.store.look.outputs import tool_output
 from runner.store.steer.control import Target, cancel
 from runner.store.tables import runs
 from runner.store.workspaces import Kept, assignment_of, keep, origins
@@ -159,6 +162,25 @@ def test_a_snapshot_has_what_was_said_up_to_the_call_and_a_result_for_each(
     assert run_row(database, f"{run_id}.1").state == "succeeded"
 
 
+def test_a_snapshot_has_the_outputs_of_the_calls_in_it(database: Database) -> None:
+    """Under both names of a call; who begins with a prompt alone has none of its parent's."""
+    run_id = submit_parent(database)
+    named = f"the head … all of it is in /home/outputs/{run_id}/toolu_1.txt … the tail"
+    parent = claim(database, run_id).reply(tool_use(1, "Read", file_path="a"), stop="tool_use")
+    parent.finish(named, b"all of it")
+    parent.reply(asks(2, snapshot=True), asks(3), stop="tool_use")
+    with_it, alone = (f"{run_id}.{number}" for number in (1, 2))
+    told = said_in(database, with_it)[-1][1]
+    (where,) = [block["text"] for block in told if "outputs/" in block.get("text", "")]
+    assert f"outputs/{run_id} is for you in outputs/{with_it}" in where
+    below = claim(database, with_it).reply(asks(4, snapshot=True), stop="tool_use")
+    assert below.effect == WAITS
+    for name in ("toolu_1", call_id(run_id, 1, 0)):
+        assert tool_output(database, with_it, name) == b"all of it"
+        assert tool_output(database, f"{with_it}.1", name) == b"all of it"
+        assert tool_output(database, alone, name) is None
+
+
 @pytest.mark.parametrize(
     ("agent_type", "options"),
     [("reviewer", {}), ("tester", {"thinking": {"type": "enabled", "budget_tokens": 1_024}})],
@@ -172,6 +194,43 @@ def test_a_snapshot_keeps_its_thinking_where_the_api_takes_it_or_asks_for_it(
     parent = claim(database, run_id)
     parent.reply(thought, asks(1, agent_type, snapshot=True), stop="tool_use")
     assert said_in(database, f"{run_id}.1")[1][1][0] == thought
+
+
+READ = Instructions("AGENTS.md", "12" * 32, "Be kind.\n")
+
+
+@pytest.mark.parametrize("files", [(), (READ,)], ids=["none", "some"])
+def test_a_snapshot_in_its_parent_s_folder_goes_on_with_its_instructions(
+    database: Database, files: tuple[Instructions, ...]
+) -> None:
+    """Whatever the files say by now: the prompt stays as it was, with its thinking."""
+    run_id = submit_parent(database, replace(PARENT, instructions=True))
+    parent = claim(database, run_id).append(InstructionsRead(files))
+    thought = {"type": "thinking", "thinking": "Hm.", "signature": "s"}
+    parent.reply(thought, asks(1, snapshot=True), asks(2), stop="tool_use")
+    assert said_in(database, f"{run_id}.1")[1][1][0] == thought
+    snapshot, alone = (claim(database, f"{run_id}.{number}").view for number in (1, 2))
+    assert snapshot.progress.instructed
+    assert snapshot.spec.shared_texts == parent.view.spec.shared_texts
+    assert ("Be kind." in (snapshot.spec.system or "")) == bool(files)
+    assert snapshot.progress.fullness.sent >= parent.view.progress.fullness.sent
+    assert not alone.progress.instructed  # it reads them as they are
+
+
+def test_a_snapshot_keeps_no_thinking_where_it_reads_instructions_of_its_own(
+    database: Database,
+) -> None:
+    apart = replace(PARENT.agents[0], workspace="own")
+    folder = Workspace("/repo", "git")
+    job = replace(PARENT, instructions=True, workspace=folder, agents=(apart,))
+    run_id = submit_parent(database, job)
+    parent = claim(database, run_id).append(
+        InstructionsRead((READ,)), TreeRecorded("1" * 40, "found")
+    )
+    thought = {"type": "thinking", "thinking": "Hm.", "signature": "s"}
+    parent.reply(thought, asks(1, snapshot=True), stop="tool_use")
+    assert [block["type"] for block in said_in(database, f"{run_id}.1")[1][1]] == ["tool_use"]
+    assert not claim(database, f"{run_id}.1").view.progress.instructed
 
 
 def test_no_more_are_started_than_a_tree_may_have_though_others_start_some_meanwhile(
@@ -269,6 +328,21 @@ def test_while_children_work_in_a_folder_only_its_host_can_have_it(database: Dat
         cancel(database, Target("run", f"{run_id}.{number}"), NOW)
     attend(database, NOW)
     claim(database, run_id)
+    assert places(database, run_id) == (None, None)
+
+
+def test_children_with_folders_of_their_own_keep_their_parent_on_no_host(
+    database: Database,
+) -> None:
+    """With a remote it can go on anywhere: nobody changes its files meanwhile."""
+    workspace = Workspace("/project", "git", commit="c0ffee", remote="/elsewhere")
+    apart = replace(PARENT.agents[0], workspace="own")
+    run_id = submit_parent(database, replace(PARENT, workspace=workspace, agents=(apart,)))
+    parent = claim(database, run_id)
+    keep(database, parent.lease, Kept("here", "/home/workspaces/1"), None, NOW)
+    parent.append(TreeRecorded("7ree", "created"))
+    parent.reply(asks(1), stop="tool_use")
+    assert parent.effect == WAITS
     assert places(database, run_id) == (None, None)
 
 

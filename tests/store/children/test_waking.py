@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
-from runner.core.agents.agent import MOST_AT_ONCE
+from runner.core.agents.agent import MOST_AT_ONCE, AgentType
 from runner.core.conversation import ModelReply
+from runner.core.ending.result import RESULT_TOOL
 from runner.core.entries import RunSettled
 from runner.core.journal import RunView
+from runner.core.permissions import Rule
 from runner.core.run import Ended, Lease, Waiting
 from runner.core.steps import CallModel, Done, RunTools
 from runner.errors import UnreachableError
@@ -22,7 +25,7 @@ from runner.store.steer.approvals import Reply, answer, waiting
 from runner.store.steer.control import Target, cancel, pause, resume
 from tests.core.story import replied
 from tests.store.attempts import USAGE, WORKER, Attempt, claim, free, run_row, text, tool_use
-from tests.store.children.family import WAITS, asks, end, start, told, tree_of
+from tests.store.children.family import PARENT, WAITS, asks, end, start, told, tree_of
 from tests.store.examples import NOW
 from tests.store.locks import waiting_for_locks
 
@@ -198,6 +201,28 @@ def test_a_child_that_comes_to_no_good_end_is_an_error_for_its_parent(
     assert "\n" not in why
 
 
+def test_an_answer_that_was_cut_reaches_the_parent_from_its_beginning(database: Database) -> None:
+    """However often; but not what was said before it called something, or was asked again."""
+    run_id = start(database, asks(1), asks(2)).view.run_id
+    child = claim(database, f"{run_id}.1")
+    child.reply(text("I look."), tool_use(2, "Read", file_path="a"), stop="max_tokens")
+    child.finish("There is nothing.").reply(text("First, "), stop="max_tokens")
+    child.reply(text("second, "), stop="model_context_window_exceeded").reply(text("third."))
+    child = claim(database, f"{run_id}.2").reply(text("One."), stop="max_tokens")
+    child.reply(stop="end_turn").reply(text("Two."))
+    again = claim(database, run_id)
+    assert results(again) == [("First, second, third.", False), ("Two.", False)]
+
+
+def test_what_a_child_has_submitted_is_its_result_as_json(database: Database) -> None:
+    schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
+    judge = AgentType("judge", "Judges.", result_schema=schema)
+    run_id = start(database, asks(1, "judge"), spec=replace(PARENT, agents=(judge,))).view.run_id
+    judging = claim(database, f"{run_id}.1")
+    judging.reply(text("It is."), tool_use(2, RESULT_TOOL, ok=True), stop="tool_use")
+    assert results(claim(database, run_id)) == [('{"ok": true}', False)]
+
+
 def test_a_child_that_asks_a_person_keeps_its_parent_waiting(database: Database) -> None:
     run_id = start(database).view.run_id
     child = claim(database, f"{run_id}.1")
@@ -226,3 +251,25 @@ def test_orphans_are_cancelled(database: Database) -> None:
     assert {row.state for row in tree_of(database, run_id).values()} == {"cancelled", "succeeded"}
     (cancelled,) = told(database, f"{run_id}.1.1", "cancelled")
     assert (cancelled["by"], cancelled["why"]) == ("runner", "its parent has ended")
+
+
+def test_a_call_that_a_person_is_asked_about_holds_up_no_other_agent(database: Database) -> None:
+    """Neither those past the most at once nor those that are asked about after it."""
+    rules = (*PARENT.rules, Rule("ask", "Agent(tester)"))
+    more = [asks(number) for number in range(3, MOST_AT_ONCE + 4)]
+    spec = replace(PARENT, rules=rules)
+    run_id = start(database, asks(1, "tester"), asks(2, "tester"), *more, spec=spec).view.run_id
+    assert state(database, run_id) == ("waiting", "children")
+    for number in range(1, MOST_AT_ONCE + 1):
+        end(database, f"{run_id}.{number}")
+    assert state(database, run_id) == ("queued", "")
+    claim(database, run_id)
+    assert len(tree_of(database, run_id)) == len(more)
+    assert state(database, run_id) == ("waiting", "approval")
+    _, second = waiting(database, Target("run", run_id))
+    answer(database, [second.id], Reply("approved", "ada"), NOW)
+    assert state(database, run_id) == ("queued", "")
+    claim(database, run_id).locate()
+    assert len(tree_of(database, run_id)) == len(more) + 1
+    assert state(database, run_id) == ("waiting", "approval")
+    assert attend(database, LATER) == []

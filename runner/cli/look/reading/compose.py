@@ -64,22 +64,8 @@ def reading(
             return None
         return reading(settings, database, child, now, whole_tree=True)
 
-    facts = (
-        ("run", run_id),
-        ("item", cell(run["item_key"])),
-        *((name, cell(value)) for name, value in descent(run)),
-        ("job", f"{run['job_id']} {cell(run['job_name'])}"),
-        ("state", words.state(run)),
-        ("model", cell(run["model"])),
-        ("turns", _turns(run["turns"], turns)),
-        ("cost", cost_line(spending_of(settings, database, run_id=run_id))),
-        ("its tree", tree_line(run | family)),
-        ("fork of", f"{run['fork_of']}@{run['fork_turn']}" if run["fork_of"] else ""),
-        ("submitted", run["created_at"]),
-        ("ended", run["ended_at"]),
-        ("as of", None if run["ended_at"] else now),
-        ("took", _took(run)),
-    )
+    cost = cost_line(spending_of(settings, database, run_id=run_id))
+    facts = _facts(run | family, cost, turns, now)
     return parts.Reading(
         run_id=run_id,
         title=cell(run["item_key"]),
@@ -87,6 +73,27 @@ def reading(
         state=parts.Note(words.state(run), words.TONES.get(run["state"], "plain")),
         system="" if turns and turns[0] > 1 else system_prompt(database, run_id) or "",
         parts=_Composer(settings, database, run_id, shown, family, inner).in_order(),
+    )
+
+
+def _facts(
+    run: dict[str, Any], cost: str, turns: Turns | None, now: float
+) -> tuple[tuple[str, str | float | None], ...]:
+    return (
+        ("run", run["id"]),
+        ("item", cell(run["item_key"])),
+        *((name, cell(value)) for name, value in descent(run)),
+        ("job", f"{run['job_id']} {cell(run['job_name'])}"),
+        ("state", words.state(run)),
+        ("model", cell(run["model"])),
+        ("turns", _turns(run["turns"], turns)),
+        ("cost", cost),
+        ("its tree", tree_line(run)),
+        ("fork of", f"{run['fork_of']}@{run['fork_turn']}" if run["fork_of"] else ""),
+        ("submitted", run["created_at"]),
+        ("ended", run["ended_at"]),
+        ("as of", None if run["ended_at"] else now),
+        ("took", _took(run)),
     )
 
 

@@ -236,7 +236,10 @@ def _instructions(data: Mapping[str, Any], attempt: int | None) -> Note | None:
 def _rule(happened: str, told: str) -> Callable[[Mapping[str, Any], int | None], Note]:
     def words(data: Mapping[str, Any], attempt: int | None) -> Note:
         rule = data.get(told) or {}
-        return Note(f"{happened} {cell(rule.get('effect'))} {cell(rule.get('rule'))}{_who(data)}")
+        of = rule.get("run_id")
+        scope = "for the whole job" if of is None else f"for {cell(of)} and all below it"
+        said = f"{scope}: {happened} {cell(rule.get('effect'))} {cell(rule.get('rule'))}"
+        return Note(f"{said}{_who(data)}")
 
     return words
 
@@ -255,6 +258,6 @@ _SPECIAL: dict[str, Callable[[Mapping[str, Any], int | None], Note | None]] = {
     "instructions_read": _instructions,
     "approval_answered": _answered,
     "message_queued": _queued,
-    "rule_added": _rule("for the whole job: new rule", "new"),
-    "rule_revoked": _rule("for the whole job: revoked rule", "old"),
+    "rule_added": _rule("new rule", "new"),
+    "rule_revoked": _rule("revoked rule", "old"),
 }

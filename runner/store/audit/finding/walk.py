@@ -12,6 +12,7 @@ from sqlalchemy import (
     Connection,
     FromClause,
     Row,
+    ScalarSelect,
     Select,
     Text,
     and_,
@@ -29,11 +30,12 @@ from runner.store.audit.finding.calls import CALLED_AT, KEY, NEWEST_FIRST, STATE
 from runner.store.audit.finding.candidates import Message
 from runner.store.driver import to_json
 from runner.store.look.decisions import IS_ABOUT_CALL
-from runner.store.tables import approvals, blocks, runs, tool_calls
+from runner.store.tables import approvals, blocks, hook_runs, runs, tool_calls
 
 Key = tuple[str, int, int]
 
 _BATCH = 250
+_LISTED = 5_000
 # So many times what the caller takes are looked at one by one before all others are searched.
 _MORE = 10
 _ASKS = and_(
@@ -46,9 +48,10 @@ _ANSWERS = blocks.alias()
 
 @dataclass(frozen=True, slots=True)
 class Walked:
-    """A tool call. ``row`` has its columns, ``at``, ``state``, ``took``, ``item_key``, and its approval's
-    ``answer``, ``answered_by`` and ``edited_input``. ``asked`` is the input that the model gave, and
-    ``answer`` what came of it, where that was asked for."""
+    """A tool call. ``row`` has its columns, ``at``, ``state``, ``took``, ``item_key``, its approval's
+    ``answer`` and ``answered_by``, and ``edited_input``, which a person or a hook had it run with instead.
+    ``asked`` is the input that the model gave, and ``answer`` what came of it, where that was asked
+    for."""
 
     row: Row[Any]
     asked: Any
@@ -96,26 +99,63 @@ def _lots(
     searched for the needles where they are, before any is read."""
     if limit is not None:
         if not needles:
-            yield newest.limit(max(limit, _BATCH))
-        yield newest.limit(_MORE * limit)
+            yield newest_few(connection, newest, max(limit, _BATCH))
+        yield newest_few(connection, newest, _MORE * limit)
     if needles:
         newest = newest.where(or_(_has(connection, needles), _WAS_EDITED))
     yield newest
 
 
+def oldest_of_the_newest(count: int) -> ScalarSelect[Any]:
+    """The id of the oldest of so many of the newest runs: ids are in the order that they were made in."""
+    return select(runs.c.id).order_by(runs.c.id.desc()).offset(count - 1).limit(1).scalar_subquery()
+
+
+_NEWEST_RUNS = oldest_of_the_newest(200)
+
+
+def newest_few(connection: Connection, newest: Select[Any], most: int) -> Select[Any]:
+    """The newest few calls of a query that has their ``at`` and gives the newest first.
+
+    None is older than the oldest of so many calls of the newest runs, where these have so many. Runs are
+    gone through from the oldest on: without that each call is sorted in, as the newest so far, and out
+    again.
+    """
+    of_newest = newest.where(tool_calls.c.run_id >= _NEWEST_RUNS).limit(most)
+    times = [row.at for row in connection.execute(of_newest)]
+    if len(times) < most:
+        return newest.limit(most)
+    return newest.where(times[-1] <= CALLED_AT).limit(most)
+
+
 def _chosen(connection: Connection, calls: Select[Any], among: Sequence[Message]) -> list[Row[Any]]:
-    """The keys of the calls that these replies ask for, and of those that a person changed: what they
-    ran with is in no index."""
+    """The keys of the calls that these replies ask for, and of those that a person or a hook changed:
+    what they ran with is in no index."""
     was_edited = and_(IS_ABOUT_CALL, approvals.c.edited_input.is_not(None))
     found = list(connection.execute(calls.join(approvals, was_edited)))
+    was_updated = and_(_IS_ABOUT_IT, tool_calls.c.updated_input.is_not(None))
+    found += connection.execute(calls.join(hook_runs, was_updated))
     wanted = sorted(among)
-    for start in range(0, len(wanted), _BATCH):
-        listed = _listed(connection, wanted[start : start + _BATCH])
+    for start in range(0, len(wanted), _LISTED):
+        listed = _listed(connection, wanted[start : start + _LISTED])
         found += connection.execute(calls.join(listed, _is_in(listed)))
     return sorted(found, key=lambda row: (row.at, *_key(row)), reverse=True)
 
 
-_WAS_EDITED = exists().where(IS_ABOUT_CALL, approvals.c.edited_input.is_not(None))
+_WAS_EDITED = or_(
+    tool_calls.c.updated_input.is_not(None),
+    exists().where(IS_ABOUT_CALL, approvals.c.edited_input.is_not(None)),
+)
+# Few runs have hooks: all calls need not be looked at for those that one has changed.
+_IS_ABOUT_IT = and_(
+    hook_runs.c.run_id == tool_calls.c.run_id,
+    hook_runs.c.message == tool_calls.c.message,
+    hook_runs.c.position == tool_calls.c.position,
+    hook_runs.c.event == "PreToolUse",
+)
+_RAN_WITH: ColumnElement[Any] = func.coalesce(
+    approvals.c.edited_input, tool_calls.c.updated_input, type_=JSON
+)
 
 
 def _has(connection: Connection, needles: Sequence[str]) -> ColumnElement[bool]:
@@ -155,7 +195,7 @@ def _details(listed: FromClause, answers: bool) -> Select[Any]:
             runs.c.item_key,
             approvals.c.answer,
             approvals.c.answered_by,
-            approvals.c.edited_input,
+            _RAN_WITH.label("edited_input"),
             blocks.c.content,
         )
         .select_from(listed)

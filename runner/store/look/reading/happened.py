@@ -9,6 +9,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, select
 
+from runner.core.agents.place import is_within
 from runner.store.database import Database
 from runner.store.tables import events, job_events, model_calls, runs
 
@@ -65,7 +66,8 @@ def happened(database: Database, run_id: str) -> list[Happened]:
         columns = (runs.c.job_id, runs.c.fork_turn, runs.c.created_at, runs.c.ended_at)
         run = connection.execute(select(*columns).where(runs.c.id == run_id)).one()
         start = Place(run.fork_turn or 0, ENDED)
-        found = list(_placed(connection.execute(query), _of_job(connection, run), start))
+        of_job = deque(each for each in _of_job(connection, run) if _concerns(each.data, run_id))
+        found = list(_placed(connection.execute(query), of_job, start))
         if all(each.place == start for each in found):
             return _by_time(connection, run_id, found)
         return found
@@ -121,6 +123,15 @@ def _of_job(connection: Connection, run: Any) -> deque[Row[Any]]:
     if run.ended_at is not None:
         query = query.where(job_events.c.at <= run.ended_at)
     return deque(connection.execute(query.order_by(job_events.c.number)))
+
+
+def _concerns(data: Any, run_id: str) -> bool:
+    """Whether an event of a job is of all of its runs, or of this one: a rule that is remembered for a run
+    holds for that and all below it. What an imported one holds is of any kind."""
+    values = [data.get(name) for name in ("new", "old")] if isinstance(data, dict) else []
+    rules = [value for value in values if isinstance(value, dict)]
+    of = {rule["run_id"] for rule in rules if isinstance(rule.get("run_id"), str)}
+    return not of or any(is_within(run_id, each) for each in of)
 
 
 def _job_event(event: Row[Any], place: Place) -> Happened:

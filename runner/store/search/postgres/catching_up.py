@@ -13,25 +13,27 @@ from runner.store.search.index import Progress, Tell
 from runner.store.search.postgres import reading
 from runner.store.search.postgres.forgetting import LOCK, lock
 from runner.store.search.postgres.looking import PostgresIndex
+from runner.store.search.postgres.segments import MEDIUM
+from runner.store.search.postgres.vocabulary import Vocabulary
 from runner.store.search.postgres.writing import Writer
 from runner.store.search.unread import entry_or_left_out
-
-# What is added is sorted into the index at once, and not by the next search.
-_SORTED_AFTER = 200
 
 # Documents that are indexed together: while nobody waits, so few that a worker's other threads are
 # not kept waiting.
 _MUCH, _A_LITTLE = 1_000, 200
 
-# The more is sorted into the index together, the less work it is. What a crash takes away of what was
-# committed last is found to be missing, and added again.
-_FOR_MUCH = (
-    "gin_pending_list_limit = '16MB'",
-    "work_mem = '128MB'",
-    "synchronous_commit = off",
-)
+# What a crash takes away of what was committed last is found to be missing, and added again.
+_FOR_MUCH = ("work_mem = '128MB'", "synchronous_commit = off")
 
-_TABLES = ("search_documents", "search_pairs", "search_words", "search_runs")
+_TABLES = (
+    "search_documents",
+    "search_fresh",
+    "search_small",
+    "search_medium",
+    "search_large",
+    "search_words",
+    "search_runs",
+)
 
 
 class PostgresSearch:
@@ -39,7 +41,7 @@ class PostgresSearch:
 
     def __init__(self, database: Database, tell: Tell) -> None:
         self._database = database
-        self._writer = Writer()
+        self._vocabulary = Vocabulary()
         self._tell = tell
 
     @contextmanager
@@ -53,8 +55,7 @@ class PostgresSearch:
         """See the port."""
         if self._database.read(reading.is_up_to_date):
             return 0
-        batch = self._written(self._add_a_little_if_free)
-        return 0 if batch is None else len(batch.documents)
+        return self._written(self._add_a_little_if_free)
 
     def renew(self, progress: Progress) -> int:
         """See the port."""
@@ -63,7 +64,7 @@ class PostgresSearch:
             lock(connection)
             connection.execute(text(f"TRUNCATE {', '.join(_TABLES)} RESTART IDENTITY"))
 
-        self._writer.forget()
+        self._vocabulary.forget()
         self._database.write(empty)
         return self._catch_up(progress)
 
@@ -75,43 +76,55 @@ class PostgresSearch:
 
     def _catch_up(self, progress: Progress) -> int:
         added = 0
-        while batch := self._written(self._add_much):
-            added += len(batch.documents)
-            progress(added, added + self._database.read(reading.count_left))
-        self._sort(added)
+
+        def add_much(connection: Connection) -> int:
+            return self._add_much(connection, added, progress)
+
+        while count := self._written(add_much):
+            added += count
         return added
 
-    def _written(self, work: Callable[[Connection], reading.Batch | None]) -> reading.Batch | None:
-        """What was added, None for nothing."""
+    def _written(self, work: Callable[[Connection], int]) -> int:
+        """How many documents were added."""
         try:
             return self._database.write(work)
         except BaseException:
-            self._writer.forget()
+            self._vocabulary.forget()
             raise
 
-    def _add_much(self, connection: Connection) -> reading.Batch | None:
+    def _add_much(self, connection: Connection, before: int, progress: Progress) -> int:
+        """Add what becomes one lot of lists."""
         lock(connection)
         for setting in _FOR_MUCH:
             connection.execute(text(f"SET LOCAL {setting}"))
-        return self._add(connection, _MUCH)
+        writer = Writer(connection, self._vocabulary)
+        added = 0
+        count = MEDIUM
+        while count and added < MEDIUM:
+            count = self._add(connection, writer, _MUCH)
+            added += count
+            if added:
+                progress(before + added, before + added + reading.count_left(connection))
+        writer.finish()
+        return added
 
-    def _add_a_little_if_free(self, connection: Connection) -> reading.Batch | None:
+    def _add_a_little_if_free(self, connection: Connection) -> int:
         query = text("SELECT pg_try_advisory_xact_lock(:lock)").bindparams(lock=LOCK)
-        is_free = connection.execute(query).scalar_one()
-        return self._add(connection, _A_LITTLE) if is_free else None
+        if not connection.execute(query).scalar_one():
+            return 0
+        writer = Writer(connection, self._vocabulary)
+        added = self._add(connection, writer, _A_LITTLE)
+        writer.finish()
+        return added
 
-    def _add(self, connection: Connection, most: int) -> reading.Batch | None:
+    def _add(self, connection: Connection, writer: Writer, most: int) -> int:
+        """Add what is next, and how many documents that was."""
         batch = reading.next_batch(connection, most, self._tell)
-        if not batch.seen:
-            return None
+        while batch.seen and not batch.documents:  # nothing in it to be found
+            writer.add((), batch.seen)
+            batch = reading.next_batch(connection, most, self._tell)
         now = time.time()
         entries = [entry_or_left_out(each, now, self._tell) for each in batch.documents]
-        self._writer.add(connection, entries, batch.seen)
-        return batch
-
-    def _sort(self, added: int) -> None:
-        """Have what was added looked up fast
-        (https://www.postgresql.org/docs/current/gin.html#GIN-FAST-UPDATE)."""
-        if added > _SORTED_AFTER:
-            clean = text("SELECT gin_clean_pending_list('ix_search_documents_words')")
-            self._database.write(lambda connection: connection.execute(clean).scalar_one())
+        if batch.seen:
+            writer.add(entries, batch.seen)
+        return len(entries)

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+from itertools import groupby
+
 from sqlalchemy import Connection, text
 
-from runner.core.search.words import facet
+from runner.store.search.postgres.lists import GONE, STRETCH, packed
 
 # "runner s": whoever changes the index holds it until the end of the transaction.
 LOCK = 0x72756E6E65722073
 
-_OF_RUN = text("SELECT number FROM search_runs WHERE run_id = :run_id")
-_WORD = text("SELECT id FROM search_words WHERE word = :word")
-_DOCUMENTS = text(
-    "WITH gone AS (DELETE FROM search_documents "
-    "WHERE search_numbers(words) @> CAST(:words AS integer[]) AND run = :number RETURNING id) "
-    "DELETE FROM search_pairs WHERE id IN (SELECT id FROM gone)"
+_OF_RUN = text("DELETE FROM search_runs WHERE run_id = :run_id RETURNING number")
+_DOCUMENTS = text("DELETE FROM search_documents WHERE run = :number RETURNING id")
+_GONE = text(
+    f"INSERT INTO search_large AS l VALUES ({GONE}, :first, :gone) "
+    "ON CONFLICT (number, first) DO UPDATE SET list = l.list || excluded.list"
 )
-_RUN = text("DELETE FROM search_runs WHERE number = :number")
 
 
 def lock(connection: Connection) -> None:
@@ -26,15 +26,12 @@ def lock(connection: Connection) -> None:
 
 def forget(connection: Connection, run_id: str) -> None:
     """Have the index know nothing of a run, in the transaction that changes what it has looked at
-    already: it is looked at anew."""
+    already: it is looked at anew. The lists keep its documents, as those that are gone."""
     lock(connection)
     number = connection.execute(_OF_RUN, {"run_id": run_id}).scalar()
     if number is None:
         return
-    word = connection.execute(_WORD, {"word": facet("run", run_id)}).scalar()
-    if word is not None:  # else it has no document
-        # By the index of words: any other way reads the words of each document.
-        connection.execute(text("SET LOCAL enable_seqscan = off"))
-        connection.execute(_DOCUMENTS, {"words": [word], "number": number})
-        connection.execute(text("SET LOCAL enable_seqscan TO DEFAULT"))
-    connection.execute(_RUN, {"number": number})
+    ids = sorted(connection.execute(_DOCUMENTS, {"number": number}).scalars())
+    for stretch, of_stretch in groupby(ids, lambda each: each // STRETCH):
+        gone = packed([each % STRETCH for each in of_stretch])
+        connection.execute(_GONE, {"first": stretch * STRETCH, "gone": gone})

@@ -1,21 +1,25 @@
-"""The numbers that words have in the index of a Postgres database, and marks of pairs of them."""
+"""The numbers that words have in the index of a Postgres database, and those of pairs of them."""
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from typing import cast
 
 from sqlalchemy import Connection, text
 
-from runner.core.search.words import MARK
+# Words have numbers from 20,000 on. Pairs share those from 0 on: of the pairs that a text does not have few
+# seem to be there, as a text has some hundreds of them.
+PAIRS = 16_384
 
-STRETCH = 65_536
-
-# One pair in thirty that is not there seems to be.
-_BITS_PER_PAIR = 10
-_ONE = ord("1")
+_MOST_KNOWN_WORDS = 500_000
 
 _WORDS = text("SELECT word, id FROM search_words WHERE word = ANY(CAST(:words AS text[]))")
+_NEW_WORDS = text(
+    "INSERT INTO search_words (word) SELECT unnest(CAST(:words AS text[])) "
+    "ON CONFLICT DO NOTHING RETURNING word, id"
+)
+_VOCABULARY = text("SELECT CAST(pg_relation_filenode('search_words') AS bigint)")
 
 
 def numbers_of(connection: Connection, words: Iterable[str]) -> dict[str, int]:
@@ -24,63 +28,68 @@ def numbers_of(connection: Connection, words: Iterable[str]) -> dict[str, int]:
     return {row.word: row.id for row in rows}
 
 
-def stretch_of(document: int) -> str:
-    """The word that stands for the stretch of the documents that one is in."""
-    return f"{MARK}stretch{document // STRETCH}"
+def pair_of(first: int, second: int) -> int:
+    """The number for a word that stands before another one; others may have the same."""
+    return pairs_of((first, second))[0]
 
 
-def gaps_of(numbers: Iterable[int]) -> bytes:
-    """Different numbers as the database's ``search_numbers`` reads them: what lies between each and the
-    one before it, seven bits a byte, the lowest first, and an eighth bit on all bytes but the last."""
-    gaps, last = bytearray(), 0
-    for number in sorted(numbers):
-        gap, last = number - last, number
-        while gap >= 128:
-            gaps.append(gap & 127 | 128)
-            gap >>= 7
-        gaps.append(gap)
-    return bytes(gaps)
+def pairs_of(numbers: Sequence[int]) -> tuple[int, ...]:
+    """The numbers of all neighbours, given the numbers of words in order.
 
-
-def bits_of(numbers: Sequence[int]) -> bytes:
-    """Which words stand side by side, given the numbers of words in order: two bits that are set for
-    each pair, and now and then for another (https://en.wikipedia.org/wiki/Bloom_filter). A mark sets the
-    bit that is as far from the first one as the mark is on the way from 0 to 2 to the power of 31.
+    All are made at once, each in 64 bits of a long number: no product grows out of them.
 
     Args:
         numbers: below 2 to the power of 31.
     """
-    pairs = max(0, len(numbers) - 1)
-    marks, lanes = _marked(numbers), _lanes(pairs)
-    different = len(set(_unpacked(marks[0], pairs)))
-    length = 8 * max(1, different * _BITS_PER_PAIR // 8)
-    # As a number in text, from the last digit on: several times as fast as bit by bit.
-    digits = bytearray(b"0") * length
-    for mark in marks:
-        for place in _unpacked(mark * length >> 31 & lanes, pairs):
-            digits[place] = _ONE
-    digits.reverse()
-    return int(digits, 2).to_bytes(length // 8, "little")
+    count = len(numbers) - 1
+    if count < 1:
+        return ()
+    every = int.from_bytes(struct.pack(f"<{count + 1}Q", *numbers), "little")
+    mixed = every * 0x9E3779B1 + (every >> 64) * 0x85EBCA77
+    low = int.from_bytes(_LOW_14 * count, "little")
+    return struct.unpack(f"<{count}Q", (mixed >> 17 & low).to_bytes(8 * count, "little"))
 
 
-def marks_of(first: int, second: int) -> tuple[int, int]:
-    """The marks of a pair of words, from 0 and below 2 to the power of 31."""
-    return _marked((first, second))
+_LOW_14 = struct.pack("<Q", PAIRS - 1)
 
 
-def _marked(numbers: Sequence[int]) -> tuple[int, int]:
-    """The first and the second marks of all neighbours, each in 64 bits of a long number: no product
-    grows out of them."""
-    lanes = _lanes(max(0, len(numbers) - 1))
-    every = int.from_bytes(struct.pack(f"<{len(numbers)}Q", *numbers), "little")
-    mixed = every * 0x9E3779B1 + (every >> 64) * 0x85EBCA77 & lanes
-    return mixed, mixed * 0xC2B2AE3D >> 16 & lanes
+class Vocabulary:
+    """What is known of the words that have numbers, by who adds to them. What a transaction that failed
+    has added is to be forgotten."""
 
+    def __init__(self) -> None:
+        self._known: dict[str, int] = {}
+        self._of = 0
 
-def _lanes(count: int) -> int:
-    """The lowest 31 of each 64 bits, so many times."""
-    return int.from_bytes(struct.pack("<Q", 0x7FFFFFFF) * count, "little")
+    def numbers(self, connection: Connection, texts: Sequence[Sequence[str]]) -> list[list[int]]:
+        """The numbers of all words of some texts, given to those that have none."""
+        self._forget_if_made_anew(connection)
+        if len(self._known) > _MOST_KNOWN_WORDS:
+            self._known.clear()
+        found = [list(map(self._known.get, words)) for words in texts]
+        lacking = [words for words, numbers in zip(texts, found, strict=True) if None in numbers]
+        self._learn(connection, set().union(*lacking) - self._known.keys())
+        return [
+            [number or self._known[word] for word, number in zip(words, numbers, strict=True)]
+            if None in numbers
+            else cast(list[int], numbers)
+            for words, numbers in zip(texts, found, strict=True)
+        ]
 
+    def _learn(self, connection: Connection, words: Collection[str]) -> None:
+        if words:
+            self._known |= numbers_of(connection, sorted(words))
+            new = [word for word in sorted(words) if word not in self._known]
+            rows = connection.execute(_NEW_WORDS, {"words": new})
+            self._known |= {row.word: row.id for row in rows}
 
-def _unpacked(lanes: int, count: int) -> tuple[int, ...]:
-    return struct.unpack(f"<{count}Q", lanes.to_bytes(8 * count, "little"))
+    def _forget_if_made_anew(self, connection: Connection) -> None:
+        """What is known is of the vocabulary that was there then: emptied, it is another file."""
+        now_of: int = connection.execute(_VOCABULARY).scalar_one()
+        if now_of != self._of:
+            self._known.clear()
+        self._of = now_of
+
+    def forget(self) -> None:
+        """Know nothing: what was added is not there after all."""
+        self._known.clear()

@@ -68,14 +68,15 @@ class SqliteMatches:
             found, order = f"({self._all} ORDER BY {self._newest} DESC {page})", "d.id DESC"
             page = ""
         rows = self._connection.execute(
-            f"SELECT h.job_id, h.run_id, d.kind, d.message, d.position, d.at FROM {found} AS t "
+            f"SELECT h.job_id, h.run_id, d.kind, d.message, d.position, d.at, d.length "
+            f"FROM {found} AS t "
             "CROSS JOIN documents AS d ON d.id = t.id CROSS JOIN homes AS h ON h.number = d.home "
             f"ORDER BY {order} {page}",
             self._values | {"start": start, "most": stop - start},
         )
         return [
-            Match(Place(KINDS[kind], job_id, run_id, message, position), at)
-            for job_id, run_id, kind, message, position, at in rows
+            Match(Place(KINDS[kind], job_id, run_id, message, position), at, length)
+            for job_id, run_id, kind, message, position, at, length in rows
         ]
 
 

@@ -42,7 +42,7 @@ class Writer:
         )
         connection.executemany(
             "INSERT INTO texts (rowid, words) VALUES (?, ?)",
-            [(number, entry.words) for number, entry in numbered],
+            [(number, " ".join(entry.words)) for number, entry in numbered],
         )
         self._add_words(connection, entries)
 
@@ -51,7 +51,7 @@ class Writer:
             self._known.clear()
         found: set[str] = set()
         for entry in entries:
-            found.update(entry.words.split())
+            found.update(entry.words)
         new = sorted(w for w in found - self._known if len(w) >= _SHORTEST_PART and w[0] != MARK)
         (last,) = connection.execute("SELECT coalesce(max(id), 0) FROM words").fetchone()
         connection.executemany(
