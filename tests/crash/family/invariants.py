@@ -154,7 +154,7 @@ def _check_hooks(records: Sequence[Record], folder: Path) -> None:
     for who, record in _everyone(records):
         outcomes = _told(record)
         run = record.run
-        for event, expected in (("RunStart", 1), ("TurnEnd", len(SCRIPTS[who])), ("RunEnd", 1)):
+        for event, expected in (("RunStart", 1), ("TurnEnd", _turns(who)), ("RunEnd", 1)):
             told = outcomes.get((event, run.id), [])
             _check_hook(event, run.id, told, expected, ran.pop(f"{event} {run.id}", 0))
         for call in _own_calls(who, record):
@@ -168,6 +168,11 @@ def _check_hooks(records: Sequence[Record], folder: Path) -> None:
                     denied = call.outcome == "denied"
                     hold(denied == unknown, "a hook's answer was not heeded", call, told)
     hold(not ran, "hooks of nothing ran", ran)
+
+
+def _turns(who: Who) -> int:
+    """The replies that have calls: only after these is there a TurnEnd hook."""
+    return sum(reply.blocks[-1]["type"] == "tool_use" for reply in SCRIPTS[who])
 
 
 def _check_hook(event: str, of: str, told: Sequence[str], expected: int, times: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -11,21 +12,20 @@ from runner.core.conversation import Tool
 from runner.store.database import Database
 from tests.crash.family.scenario import FAMILY
 from tests.crash.family.sweep import FamilySweep
-from tests.crash.sampling import DATABASES, SWEEPS_ALL
+from tests.crash.sampling import DATABASES, PARTS_OF_ALL, SWEEPS_ALL, Part
 from tests.crash.sweep import Mode
 from tests.crash.zygote import Zygote
 
-_PARTS = 4
 _LEAST_BOUNDARIES = 150
 _AROUND_THE_FIRST_HOOK = range(26, 34)
-_SAMPLE: list[tuple[Mode, str, tuple[int, ...]]] = [
-    ("kill", "sqlite", (41, 90)),
-    ("kill", "postgresql", (66,)),
-    ("freeze", "sqlite", (55,)),
+_SAMPLE: list[tuple[Mode, str, Part]] = [
+    ("kill", "sqlite", Part(FAMILY, 41, 1, only=(41, 90))),
+    ("kill", "postgresql", Part(FAMILY, 66, 1, only=(66,))),
+    ("freeze", "sqlite", Part(FAMILY, 55, 1, only=(55,))),
 ]
-_ALL: list[tuple[Mode, str, int]] = [
-    (mode, database, first)
-    for mode, database, first in product(("kill", "freeze"), DATABASES, range(1, _PARTS + 1))
+_ALL: list[tuple[Mode, str, Part]] = [
+    (mode, database, Part(FAMILY, first, PARTS_OF_ALL, least=_LEAST_BOUNDARIES))
+    for mode, database, first in product(get_args(Mode), DATABASES, range(1, PARTS_OF_ALL + 1))
 ]
 
 
@@ -36,21 +36,13 @@ def family(
     return FamilySweep(zygote, database, tmp_path, mode, FAMILY, tools)
 
 
-if SWEEPS_ALL:
-
-    @pytest.mark.parametrize(("mode", "empty_url", "first"), _ALL, indirect=["empty_url"])
-    def test_no_strike_at_any_boundary_breaks_a_guarantee_of_a_family(
-        mode: Mode, first: int, family: FamilySweep
-    ) -> None:
-        assert family.run(first, _PARTS) >= (_LEAST_BOUNDARIES - first) // _PARTS
-
-else:
-
-    @pytest.mark.parametrize(("mode", "empty_url", "only"), _SAMPLE, indirect=["empty_url"])
-    def test_no_strike_at_any_boundary_breaks_a_guarantee_of_a_family(
-        mode: Mode, only: tuple[int, ...], family: FamilySweep
-    ) -> None:
-        assert family.strike(only) == len(only)
+@pytest.mark.parametrize(
+    ("mode", "empty_url", "part"), _ALL if SWEEPS_ALL else _SAMPLE, indirect=["empty_url"]
+)
+def test_no_strike_at_any_boundary_breaks_a_guarantee_of_a_family(
+    mode: Mode, part: Part, family: FamilySweep
+) -> None:
+    part.sweep(family)
 
 
 @pytest.mark.parametrize("empty_url", ["sqlite"], indirect=True)
