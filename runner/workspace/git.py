@@ -7,10 +7,12 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryFile
+from typing import IO
 
 from runner.errors import WorkspaceError
 
@@ -89,18 +91,19 @@ class Git:
         options = [part for setting in (*_NEVER_RUN, *self.settings) for part in ("-c", setting)]
         name = os.fsdecode(arguments[0])
         try:
-            process = subprocess.Popen(
-                ["git", *options, *arguments],
-                cwd=self.folder,
-                env=self._variables(),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                start_new_session=True,  # no terminal to ask on, and one group to kill
-            )
+            with _standard_input(given) as standard_input:
+                process = subprocess.Popen(
+                    ["git", *options, *arguments],
+                    cwd=self.folder,
+                    env=self._variables(),
+                    stdin=standard_input,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    start_new_session=True,  # no terminal to ask on, and one group to kill
+                )
         except OSError as error:
             raise GitError(_not_started(error, self.folder)) from error
-        return Running(process, name, given)
+        return Running(process, name)
 
     def _variables(self) -> dict[str, str]:
         wanted = _TRANSPORT.fullmatch if self.user_settings else lambda name: None
@@ -124,10 +127,9 @@ class Git:
 class Running:
     """A git that was started."""
 
-    def __init__(self, process: subprocess.Popen[bytes], name: str, given: bytes) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], name: str) -> None:
         self._process = process
         self._name = name
-        self._given = given
 
     def result(
         self,
@@ -155,15 +157,26 @@ class Running:
                     os.killpg(self._process.pid, signal.SIGKILL)
 
     def _wait(self, check: Check, until: float) -> tuple[bytes, bytes]:
-        given: bytes | None = self._given
         while True:
             try:
-                return self._process.communicate(given, timeout=_CHECK_SECONDS)
+                return self._process.communicate(timeout=_CHECK_SECONDS)
             except subprocess.TimeoutExpired:
-                given = None
                 check()
                 if time.monotonic() > until:
                     raise
+
+
+@contextmanager
+def _standard_input(given: bytes) -> Iterator[int | IO[bytes]]:
+    """What a process reads: a file, as ``Popen.communicate`` writes no more to a pipe once it has timed
+    out (https://docs.python.org/3/library/subprocess.html#subprocess.Popen.communicate)."""
+    if not given:
+        yield subprocess.DEVNULL
+        return
+    with TemporaryFile() as file:
+        file.write(given)
+        file.seek(0)
+        yield file
 
 
 def one_line(text: str) -> str:

@@ -47,6 +47,20 @@ def test_much_output_and_much_input_do_not_wait_for_each_other(here: Git) -> Non
     assert len(listed) > len(paths)
 
 
+def test_a_git_that_is_slow_to_read_is_given_all_of_its_input(tmp_path: Path) -> None:
+    git = fake_git(
+        tmp_path / "bin", "touch began; until [ -e checked ]; do sleep 0.05; done; wc -c"
+    )
+
+    def check() -> None:
+        if (git.folder / "began").exists():
+            (git.folder / "checked").touch()
+
+    paths = b"name\0" * 100_000
+    counted = git.run("check-ignore", given=paths, check=check, seconds=10.0)
+    assert int(counted) == len(paths)
+
+
 def test_a_failure_is_one_line_that_says_what_git_said(here: Git) -> None:
     with pytest.raises(WorkspaceError, match=r"git cat-file failed: .*nothing-like-it") as caught:
         here.run("cat-file", "blob", "nothing-like-it")
