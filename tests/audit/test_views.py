@@ -172,10 +172,10 @@ def test_call_is_named_and_shown_as_everywhere(record: Database) -> None:
 
 
 def test_what_a_sub_agent_is_called_and_works_by(record: Database) -> None:
-    runs_of = {row["label"]: row for row in rows_of(record, "v_runs") if row["agent_type"]}
+    runs = [row for row in rows_of(record, "v_runs") if row["agent_type"]]
+    root = next(row["root_run"] for row in runs if row["label"] == "2.1")
+    runs_of = {row["label"]: row for row in runs if row["root_run"] == root}
     assert set(runs_of) == {"1", "2", "2.1"}
-    root = runs_of["1"]["root_run"]
-    assert {row["root_run"] for row in runs_of.values()} == {root}
     assert (runs_of["2.1"]["parent_run"], runs_of["2.1"]["depth"]) == (f"{root}.2", 2)
     assert (runs_of["1"]["model"], runs_of["2"]["model"]) == ("claude-test", "claude-small")
     name = root.removeprefix("run_")
