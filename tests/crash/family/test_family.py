@@ -17,9 +17,9 @@ from tests.crash.sweep import Mode
 from tests.crash.zygote import Zygote
 
 _LEAST_BOUNDARIES = 150
-_AROUND_THE_FIRST_HOOK = range(26, 34)
+_AROUND_THE_FIRST_HOOK = range(32, 36)
 _SAMPLE: list[tuple[Mode, str, Part]] = [
-    ("kill", "sqlite", Part(FAMILY, 41, 1, only=(41, 90))),
+    ("kill", "sqlite", Part(FAMILY, 46, 1, only=(46, 90))),
     ("kill", "postgresql", Part(FAMILY, 66, 1, only=(66,))),
     ("freeze", "sqlite", Part(FAMILY, 55, 1, only=(55,))),
 ]
