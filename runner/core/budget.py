@@ -22,7 +22,11 @@ class Limits:
     """A run's limits. ``tool_timeout`` (of a call that asks for no time itself), ``deadline`` (from
     the run's submission) and ``working_time`` (of model calls and tools alone: waiting for answers,
     for the queue or for a model that does not answer is not counted) are seconds;
-    ``max_output_tokens`` bounds one reply."""
+    ``max_output_tokens`` bounds one reply.
+
+    Of sub-agents: a run at depth ``max_agent_depth`` starts none (a run of an item is at depth 0), a run
+    has at most ``max_agents_at_once`` that have not ended, and a run of an item ``max_agents`` with
+    theirs, ever."""
 
     max_turns: int = 50
     token_ceiling: int = 5_000_000
@@ -31,6 +35,9 @@ class Limits:
     deadline: float | None = None
     working_time: float | None = None
     cost_ceiling_usd: float | None = None
+    max_agent_depth: int = 3
+    max_agents_at_once: int = 8
+    max_agents: int = 50
 
     @property
     def cost_ceiling(self) -> int | None:

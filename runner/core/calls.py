@@ -82,6 +82,16 @@ def answer_calls(view: RunView, now: float) -> Step | None:
     return _begin_next(view, pending, now)
 
 
+def given_by_children(view: RunView) -> Step | None:
+    """The next result of a call whose sub-agents have ended, for a run that ends before it goes on with
+    its calls; None when all of them are recorded."""
+    for call in view.calls:
+        has_given = call.result is None and children_of(view, call)
+        if has_given and (result := _result_without_running(view, call)) is not None:
+            return Record(ToolFinished(call.index, result, _tree_left_by(view, call)))
+    return None
+
+
 def _look_at_edits(view: RunView, pending: Sequence[Call]) -> Step | None:
     """The next hook that looks at what a person has made of a call before that runs. What can only run
     after sub-agents is looked at after them."""
@@ -194,7 +204,7 @@ def _result_without_running(view: RunView, call: Call) -> ToolResult | None:
     if tool.source == AGENT_SOURCE and not call.waits:
         refused = cannot_start(view, call)
         if refused is not None:
-            return refused
+            return with_edit_told(call, refused)
     if call.asked_again:
         return _outcome_by_person(view, call)
     if (refusal := _refusal(view, call)) is not None:

@@ -5,23 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from runner.core.agents.split import coordinate
-from runner.core.calls import answer_calls
+from runner.core.calls import answer_calls, given_by_children
 from runner.core.context.plan import fit_context
 from runner.core.conversation import CONTEXT_EXCEEDED, CUT_REASONS
 from runner.core.ending.finish import deliver_first, finish, leave
-from runner.core.entries import ModelCallFailed, UserMessageAdded
+from runner.core.entries import ModelCallFailed, RunSettled, UserMessageAdded
 from runner.core.fold import Applied, apply
 from runner.core.hooks.due import hook_in_hand, start_run, stop_run
 from runner.core.hooks.verdict import objects, tell
 from runner.core.journal import RunView, Stop
 from runner.core.prompts import CONTINUE_TEXT, NUDGE_TEXT, RESUME_TEXT, SMALLER_STEPS_TEXT
 from runner.core.retry import IN_HAND_SECONDS
-from runner.core.run import Ended, Requeued
+from runner.core.run import Ended, Requeued, Waiting
 from runner.core.spending import start_turn, stopped_by
 from runner.core.steps import (
     CallModel,
     Done,
     Effect,
+    EndChildren,
     Record,
     RunTools,
     Sleep,
@@ -58,6 +59,7 @@ def decide(view: RunView, now: float, draining: bool = False) -> Step:
     if view.outcome is not None:
         return Done(view.outcome)
     step = next(step for rule in _RULES if (step := rule(view, now, draining)) is not None)
+    step = _children_first(view, step, now, draining)
     return deliver_first(view, step, now, draining=draining)
 
 
@@ -168,6 +170,20 @@ def _answer_whole_reply(view: RunView, stop: Stop) -> Step | None:
 
 def _tell_of_hooks(view: RunView, now: float, draining: bool) -> Step | None:
     return tell(view)
+
+
+def _children_first(view: RunView, step: Step, now: float, draining: bool) -> Step:
+    """``step``, or what comes before an end: no sub-agent works any more in what is delivered and looked
+    at then, and what each gave is a result."""
+    match step:
+        case Record(RunSettled(Ended())) if view.awaits_children:
+            if all(child.result is not None for child in view.children):
+                return given_by_children(view) or step
+            if (left := _leave(view, now, draining)) is not None:
+                return left
+            return settle(Waiting("children")) if view.children_told else EndChildren()
+        case _:
+            return step
 
 
 def _start_run(view: RunView, now: float, draining: bool) -> Step | None:

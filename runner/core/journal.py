@@ -218,7 +218,7 @@ class RunView:
     ``unrecorded`` are the calls in doubt that cannot be undone, with what they may have changed of which
     no tree is recorded. ``shared_tree`` is what was recorded of the folder that the run shares with one
     above it, for sub-agents that are about to start: empty when there is none, None when it has not been
-    recorded."""
+    recorded. ``children_told``: this attempt has cancelled the sub-agents, as the run is about to end."""
 
     run_id: str
     item_key: str
@@ -250,6 +250,7 @@ class RunView:
     outputs: str = field(default="", compare=False)
     unrecorded: Mapping[int, str] = field(default_factory=dict, compare=False)
     shared_tree: str | None = field(default=None, compare=False)
+    children_told: bool = field(default=False, compare=False)
 
     @property
     def used(self) -> Charged:

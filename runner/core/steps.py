@@ -44,6 +44,11 @@ class RecordShared:
 
 
 @dataclass(frozen=True, slots=True)
+class EndChildren:
+    """Cancel the sub-agents that are under way: the run is about to end."""
+
+
+@dataclass(frozen=True, slots=True)
 class RunTools:
     """Run these calls (started, without results) side by side."""
 
@@ -87,6 +92,7 @@ Effect = (
     | CountTokens
     | LocateCalls
     | RecordShared
+    | EndChildren
     | RunTools
     | RunHook
     | RunVerify

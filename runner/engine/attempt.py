@@ -33,6 +33,7 @@ from runner.core.steps import (
     Deliver,
     Done,
     Effect,
+    EndChildren,
     LocateCalls,
     RecordShared,
     RunHook,
@@ -118,6 +119,9 @@ class _Attempt:
                     happened = []
                 case RecordShared():
                     happened = self._in_workspace(self._record_shared)
+                case EndChildren():
+                    self._end_children()
+                    happened = []
                 case RunTools(calls):
                     happened = self._work(lambda: self._run_tools(calls))
                 case RunHook() as step:
@@ -140,7 +144,7 @@ class _Attempt:
             happened, self._here["unrecorded"] = self._workplace.prepare(self._view)
             ready = True
             if self._view.spec.instructions and not self._view.progress.instructed:
-                happened.append(self._workplace.instructions())
+                happened.append(self._workplace.instructions(self._view))
             return happened
 
         happened = self._in_workspace(prepare)
@@ -286,6 +290,11 @@ class _Attempt:
     def _record_shared(self) -> list[Entry]:
         self._view = replace(self._view, shared_tree=self._workplace.record_shared())
         return []
+
+    def _end_children(self) -> None:
+        """They are cancelled; the next attempt begins when none of their processes is left."""
+        self._insist(lambda: self._ports.journal.end_children(self._lease))
+        self._view = replace(self._view, children_told=True)
 
     def _failed(
         self, call: OpenCall, error: ModelCallError, *, retry_now: bool = False

@@ -15,7 +15,7 @@ from runner.core.fold import Applied
 from runner.core.hooks.answer import Said
 from runner.core.hooks.hook import Hook
 from runner.core.journal import RunView
-from runner.core.permissions import Permit, Setting
+from runner.core.permissions import Permit, Policy, Setting
 from runner.core.run import Ended, Lease
 from runner.core.steps import Effect
 from runner.errors import Interrupted, InterruptReason
@@ -124,6 +124,9 @@ class Journal(Protocol):
         ``core.decide.advance`` decides, with the queued messages and the pause flag as they stand
         there. The effect returned may begin: its intent is stored."""
 
+    def end_children(self, lease: Lease) -> None:
+        """Cancel all below the run that has not ended."""
+
 
 class Model(Protocol):
     def complete(
@@ -220,8 +223,9 @@ class Tools(Protocol):
             Interrupted: ``interrupt`` was set; all processes of the hook are gone.
         """
 
-    def instructions(self, surroundings: Surroundings) -> InstructionsRead:
-        """What the workspace says to agents; nothing where there is none. Never raises."""
+    def instructions(self, surroundings: Surroundings, policy: Policy) -> InstructionsRead:
+        """What the workspace says to agents, as far as the run's rules let it be read; nothing where
+        there is none. Never raises."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,9 +95,9 @@ class Workplace:
             cause = "children"
         return [TreeRecorded(prepared.tree, cause, prepared.found)], unrecorded
 
-    def instructions(self) -> InstructionsRead:
+    def instructions(self, view: RunView) -> InstructionsRead:
         """What the workspace says to agents."""
-        return self.tools.instructions(self.surroundings)
+        return self.tools.instructions(self.surroundings, view.policy)
 
     def _beside(
         self, view: RunView, commands: Sequence[Call], interrupt: Interrupt

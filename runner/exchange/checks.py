@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Mapping
 from typing import Any, get_args
 
+from runner.core.agents.agent import DEEPEST
 from runner.core.agents.place import place_of
 from runner.core.events import visible
 from runner.core.hooks.hook import HookEvent
@@ -16,7 +17,10 @@ from runner.exchange.events import check_event
 from runner.exchange.fitting import misfit
 
 # A sub-agent's id goes on with its numbers in its parents.
-_ID = re.compile(r"(?:job|apr)_[0-9a-z]{26}|run_[0-9a-z]{26}(?:\.[1-9][0-9]{0,3}){0,3}", re.ASCII)
+_ID = re.compile(
+    rf"(?:job|apr)_[0-9a-z]{{26}}|run_[0-9a-z]{{26}}(?:\.[1-9][0-9]{{0,3}}){{0,{DEEPEST}}}",
+    re.ASCII,
+)
 LARGEST_OUTPUT = 64 * 1024 * 1024  # bytes; a tool's whole output has 10 MB at most
 
 Row = Mapping[str, Any]
@@ -61,6 +65,8 @@ class JobCheck:
         wrong = misfit(spec, JobSpec)
         if wrong is not None:
             raise ValueError(f"jobs.spec is no job's ({wrong} is of another kind)")
+        if spec.limits.max_agent_depth > DEEPEST:
+            raise ValueError(f"jobs.spec is no job's (limits.max_agent_depth is over {DEEPEST})")
         self.agents = frozenset(agent.name for agent in spec.agents)
 
 

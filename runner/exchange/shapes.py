@@ -20,12 +20,14 @@ _LONGEST_NAME = 60
 @dataclass(frozen=True, slots=True)
 class Column:
     """A column. ``integer`` has 32 bits and ``long`` 64, ``bytes`` is base64 in a file. ``default`` is
-    what a row has that does not name the column, ``most`` the largest number that it may hold."""
+    what a row has that does not name the column, ``least`` and ``most`` are of the whole numbers that it
+    may hold."""
 
     name: str
     kind: Kind
     nullable: bool = False
     default: Any = NO_DEFAULT
+    least: int = 0
     most: int = 2**31 - 1
 
 
@@ -89,8 +91,8 @@ def _from_file(column: Column, value: Any) -> Any:
         case "text":
             return _text(value)
         case "integer" | "long":
-            if type(value) is not int or not 0 <= value <= column.most:
-                raise ValueError(f"is no whole number from 0 to {column.most}")
+            if type(value) is not int or not column.least <= value <= column.most:
+                raise ValueError(f"is no whole number from {column.least} to {column.most}")
             return value
         case "real":
             if type(value) not in (int, float) or not 0 <= value <= _MOST_REAL:

@@ -175,7 +175,7 @@ def check(data: Mapping[str, Any]) -> tuple[Draft, list[Problem]]:
         schema=check_schema(top),
         tools=tuple(_tools(top)),
         permissions=check_permissions(permissions) if permissions else Permissions(),
-        agents=check_agents(top, own_folder=is_recorded),
+        agents=check_agents(top, run_limits, own_folder=is_recorded),
         hooks=check_hooks(top),
         instructions=_instructions(top),
         parallel_tools=cast(

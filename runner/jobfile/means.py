@@ -17,7 +17,7 @@ from runner.core.permissions import Rule
 from runner.errors import Problem
 from runner.jobfile.check import Draft
 from runner.jobfile.section import shown
-from runner.jobfile.sections.agents import AgentDrafts, resolve_agents
+from runner.jobfile.sections.agents import resolve_agents
 from runner.jobfile.sections.ending import schema_of
 from runner.jobfile.sections.hooks import ResolveHooks, resolve_hooks
 from runner.jobfile.sections.permissions import Expanded, about_no_agent, about_no_tool, expand
@@ -79,7 +79,7 @@ def _tools(
     named = [name for name in index if name != AGENT_TOOL]
     tools, unknown = resolve_tools(tuple(named), folder)
     problems += [Problem(f"tools[{index[name]}]", message) for name, message in unknown]
-    tools = _with_agents(draft.agents, list(index), tools)
+    tools = _with_agents(draft, list(index), tools)
     counted = Counter(tool.name for tool in tools)
     problems += [
         Problem("tools", f"{number} tools are called {shown(name)}; the model could not choose")
@@ -89,14 +89,13 @@ def _tools(
     return tools
 
 
-def _with_agents(
-    drafts: AgentDrafts, named: Sequence[str], tools: tuple[Tool, ...]
-) -> tuple[Tool, ...]:
+def _with_agents(draft: Draft, named: Sequence[str], tools: tuple[Tool, ...]) -> tuple[Tool, ...]:
     """The tools, and the one that starts sub-agents at its place among them."""
-    if AGENT_TOOL not in named or not drafts.types:
+    types = [each.agent for each in draft.agents.types]
+    if AGENT_TOOL not in named or not types:
         return tools
     at = named.index(AGENT_TOOL)
-    return (*tools[:at], agent_tool([each.agent for each in drafts.types]), *tools[at:])
+    return (*tools[:at], agent_tool(types, draft.limits), *tools[at:])
 
 
 def _permissions(

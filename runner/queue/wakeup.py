@@ -6,6 +6,8 @@ import json
 import re
 import zlib
 
+from runner.core.agents.agent import DEEPEST
+
 QUEUE_NAME = "runner"
 
 FUNCTION_NAME = "runner.wake_up"
@@ -13,7 +15,7 @@ FUNCTION_NAME = "runner.wake_up"
 nothing that is named in Redis. A stock RQ worker on this queue fails the wake-up, and the
 dispatcher rings again."""
 
-_RUN_ID = re.compile(r"run_[0-9a-z]{26}(\.[0-9]{1,4}){0,3}", re.ASCII)
+_RUN_ID = re.compile(rf"run_[0-9a-z]{{26}}(\.[0-9]{{1,4}}){{0,{DEEPEST}}}", re.ASCII)
 _LONGEST_DATA = 4096
 
 

@@ -38,7 +38,7 @@ from runner.store.children.starting import (
     place_with_children,
     start_children,
 )
-from runner.store.children.waking import wake
+from runner.store.children.waking import end_children, wake
 from runner.store.compactions import load_compacted
 from runner.store.conversation import answers_to, load_conversation
 from runner.store.database import Database
@@ -125,6 +125,10 @@ class StoredJournal:
         view_after, effect = self._write(lease, view, entries, draining=draining)
         assert effect is not None
         return view_after, effect
+
+    def end_children(self, lease: Lease) -> None:
+        """Cancel all below the run that has not ended. Raises ``LeaseLost``."""
+        end_children(self._database, lease, self._now())
 
     def _write(
         self,

@@ -10,15 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from runner.core.hooks.answer import Said
+from runner.core.hooks.hook import FOLDER_NAME
 from runner.engine.ports import HookCall, Interrupt
 from runner.tools.failure import ToolFailure
 from runner.tools.host.client import Ended, Start, ToolHost
 from runner.tools.own.source import OwnSource
 from runner.tools.own.tool import command_of
 from runner.tools.shell import bash_path, checked
-
-# As Claude Code names the folder in the environment of its hooks.
-FOLDER_NAME = "CLAUDE_PROJECT_DIR"
 
 _ENV = "env"
 

@@ -12,7 +12,7 @@ from typing import Any
 from runner.core.conversation import Tool, ToolResult
 from runner.core.entries import InstructionsRead
 from runner.core.hooks.answer import Said
-from runner.core.permissions import Setting, digest_of
+from runner.core.permissions import Policy, Setting, digest_of
 from runner.engine.ports import Command, HookCall, Interrupt, Surroundings, ToolCall
 from runner.tools import shell
 from runner.tools.checking import has_patterns, problem_found_apart
@@ -135,11 +135,13 @@ class LocalTools:
         interrupt.check()
         return run_hook(call, self.host, self.environment, interrupt)
 
-    def instructions(self, surroundings: Surroundings) -> InstructionsRead:
-        """What the workspace says to agents; nothing where there is none. Never raises."""
-        if surroundings.workspace is None:
+    def instructions(self, surroundings: Surroundings, policy: Policy) -> InstructionsRead:
+        """What the workspace says to agents, as far as the run's rules let it be read; nothing where
+        there is none. Never raises."""
+        places = Places.of(surroundings, self._home)
+        if places.workspace is None:
             return InstructionsRead(())
-        files, left_out = read_instructions(surroundings.workspace)
+        files, left_out = read_instructions(places.workspace, places, policy)
         return InstructionsRead(tuple(files), tuple(left_out))
 
     def alive(self) -> None:

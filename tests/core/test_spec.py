@@ -37,6 +37,9 @@ SPECS = st.builds(
         st.integers(1, 99_000),
         SECONDS,
         st.none() | SECONDS,
+        max_agent_depth=st.integers(1, 10),
+        max_agents_at_once=st.integers(1, 100),
+        max_agents=st.integers(1, 1_000),
     ),
     retry=st.builds(Patience, st.integers(1, 99), SECONDS),
     model_options=OBJECTS,
@@ -49,6 +52,14 @@ SPECS = st.builds(
 @given(SPECS)
 def test_spec_comes_back_from_stored_json_as_it_was(spec):
     assert JobSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
+
+
+def test_a_spec_that_was_stored_without_limits_of_sub_agents_has_the_defaults():
+    stored = JobSpec("j", "m").to_json()
+    for name in ("max_agent_depth", "max_agents_at_once", "max_agents"):
+        del stored["limits"][name]
+    limits = JobSpec.from_json(stored).limits
+    assert (limits.max_agent_depth, limits.max_agents_at_once, limits.max_agents) == (3, 8, 50)
 
 
 def test_stored_order_of_tools_is_kept():

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from runner.core.strict_json import DEEPEST, read_json
+from runner.core.strict_json import DEEPEST, KeyTwiceError, read_json
 
 
 def _deep(depth: int) -> str:
@@ -27,3 +27,16 @@ def test_many_values_side_by_side_are_not_deep() -> None:
 
 def test_brackets_in_texts_are_not_deep() -> None:
     assert read_json(json.dumps("[{" * 5_000)) == "[{" * 5_000
+
+
+def test_a_key_that_is_there_twice_is_refused_where_each_may_be_there_once() -> None:
+    assert read_json('{"a": 1, "a": 2}') == {"a": 2}
+    assert read_json('[{"a": 1}, {"a": 2}]', once=True) == [{"a": 1}, {"a": 2}]
+    with pytest.raises(KeyTwiceError, match="the key 'a' twice in one object"):
+        read_json('{"b": [{"a": 1, "c": {}, "a": 2}]}', once=True)
+    with pytest.raises(KeyTwiceError) as caught:
+        read_json(
+            json.dumps({"\x1b" * 100: 1})[:-1] + "," + json.dumps({"\x1b" * 100: 1})[1:], once=True
+        )
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 400

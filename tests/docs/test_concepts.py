@@ -40,6 +40,7 @@ from tests.docs.pages import blocks, codes, read, rows, section
 PAGE = read("docs/concepts.md")
 IN_ONE_LINE = " ".join(PAGE.split())
 COORDINATOR = agent.Coordinator("any")
+LIMITS = budget.Limits()
 CODE = Path(runner.__file__).parent
 
 
@@ -116,9 +117,9 @@ def test_the_numbers_are_those_of_the_code() -> None:
         ("768 characters in all", 768, clips.OLD_RESULT),
         ("and sent again: twice", 2, plan.MOST_REFUSALS),
         ("at the third in a row the run is stopped", 3, plan.MOST_REFUSALS + 1),
-        ("up to 8 children of a run work at once", 8, agent.MOST_AT_ONCE),
-        ("a run at depth 3 starts none", 3, agent.MOST_DEPTH),
-        ("a tree has 50 children at most", 50, agent.MOST_OF_TREE),
+        ("up to 8 children of a run work at once", 8, LIMITS.max_agents_at_once),
+        ("a run at depth 3 starts none", 3, LIMITS.max_agent_depth),
+        ("a tree has 50 children at most", 50, LIMITS.max_agents),
         ("with 2 to 8 parts", (2, 8), (COORDINATOR.fewest, COORDINATOR.most)),
         ("A wait of up to 5 seconds", 5, retry.IN_HAND_SECONDS),
         ("doubles from one second", 1, retry.FIRST_DELAY),

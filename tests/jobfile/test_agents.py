@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from runner.core.agents.agent import AgentType, Coordinator
+from runner.core.agents.spec import spec_of
+from runner.core.budget import Limits
 from runner.core.permissions import Rule
 from runner.core.spec import JobSpec
 
@@ -241,6 +243,72 @@ COORDINATORS = [
 def test_a_bad_coordinator_is_one_problem(problems_of: Problems, keys: str, expected: str) -> None:
     (problem,) = problems_of(f"{JOB}\n[coordinator]\n{keys}\n")
     assert problem.partition(": ")[2].startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("limits", "keys", "expected"),
+    [
+        (
+            "max_agents_at_once = 4",
+            "most = 5",
+            "coordinator.most: must be at most limits.max_agents_at_once (4), not 5: all parts start",
+        ),
+        (
+            "max_agents = 3",
+            "most = 4",
+            "coordinator.most: must be at most limits.max_agents (3), not 4",
+        ),
+        (
+            "max_agents_at_once = 1",
+            "",
+            "coordinator: needs limits.max_agents_at_once to be at least 2, not 1: all parts",
+        ),
+        (
+            "max_agents = 4",
+            "fewest = 5",
+            "coordinator.fewest: needs limits.max_agents to be at least 5, not 4",
+        ),
+    ],
+)
+def test_a_coordinator_has_no_more_parts_than_may_be_at_work_at_once(
+    problems_of: Problems, limits: str, keys: str, expected: str
+) -> None:
+    text = f'{JOB}\n[coordinator]\nagent = "reviewer"\n{keys}\n[limits]\n{limits}\n'
+    (problem,) = problems_of(text)
+    assert problem.partition(": ")[2].startswith(expected)
+
+
+def test_the_limits_of_sub_agents_are_the_jobs_and_the_model_is_told(load_text: Load) -> None:
+    limits = "max_agent_depth = 10\nmax_agents_at_once = 3\nmax_agents = 1_000"
+    job = f'{JOB}\n[coordinator]\nagent = "reviewer"\n[limits]\n{limits}\n'
+    spec = load_text(job).spec
+    assert spec.limits == Limits(max_agent_depth=10, max_agents_at_once=3, max_agents=1_000)
+    assert spec.coordinator == Coordinator("reviewer", 2, 3)
+    tool, split = spec.tool("Agent"), spec.tool("split_task")
+    assert tool is not None
+    assert "side by side, 3 at a time" in tool.description
+    assert split is not None
+    assert split.input_schema["properties"]["parts"]["maxItems"] == 3
+    assert spec_of(spec, "reviewer").limits == spec.limits
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("max_agent_depth = 0", "limits.max_agent_depth: must be at least 1, not 0"),
+        ("max_agent_depth = 11", "limits.max_agent_depth: must be at most 10, not 11"),
+        ("max_agents_at_once = 101", "limits.max_agents_at_once: must be at most 100, not 101"),
+        ("max_agents_at_once = -1", "limits.max_agents_at_once: must be at least 1, not -1"),
+        ("max_agents = 1_001", "limits.max_agents: must be at most 1,000, not 1001"),
+        ("max_agents = 2.0", "limits.max_agents: must be an integer, not a number"),
+        ("max_agents = true", "limits.max_agents: must be an integer, not a boolean"),
+        ("max_agent = 5", "limits.max_agent: unknown key 'max_agent'; did you mean max_agents?"),
+    ],
+)
+def test_a_bad_limit_of_sub_agents_is_one_problem(
+    problems_of: Problems, line: str, expected: str
+) -> None:
+    assert problems_of(f"{JOB}\n[limits]\n{line}\n") == [f"line 10: {expected}"]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@ other, they come to every kind of end, and nothing is done twice though workers 
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from collections.abc import Callable, Iterator
@@ -307,44 +308,56 @@ def test_a_folder_of_its_own_below_a_shared_one_begins_with_what_is_there(
     assert looked.split() == ["shared", "kept", "made", "new"]
 
 
-@only_sqlite
-def test_the_last_hook_of_a_parent_that_ends_too_soon_takes_nothing_from_its_children(
-    tree: Callable[..., Tree],
+STOPS = """grep -q 'Stop now' && echo '{"continue": false}' || true"""
+# It fails when what it looks at is changed beside it.
+LOOKS = "for _ in 1 2 3 4 5; do cmp made $1 || echo changed > $2; cat made > $1; sleep 0.1; done"
+
+
+@pytest.mark.parametrize("how", ["silence", "hook"])
+def test_a_run_that_is_to_end_has_its_sub_agents_come_to_rest_before_it_is_delivered(
+    tree: Callable[..., Tree], how: str
 ) -> None:
-    waits = "while [ ! -e"
+    """Its commit is of the files that are there at the end, and its last hooks see nobody write."""
+    writes = "trap '' TERM; while :; do echo more >> made; touch begun; sleep 0.02; done"
     here = tree(
         {
             "a": [[*delegates("writes"), *delegates("asked", agent_type="tester")]],
-            "writes": [
-                runs_bash(
-                    f"{waits} begun ]; do sleep 0.05; done; echo child > made; sleep 600",
-                    "toolu_made",
-                )
-            ],
+            "writes": [runs_bash(writes, "toolu_made")],
         }
     )
-    rules = {
-        "allow": ["Bash", "Agent(reviewer)"],
-        "ask": ["Agent(tester)"],
-        "ask_timeout": "1s",
-        "on_timeout": "stop",
-    }
-    asked = {"path": "workspace", "mode": "copy"}
-    path = here.site.live_job(
+    site = here.site
+    in_a_repository(site)
+    late = {"ask_timeout": "2s", "on_timeout": "stop"} if how == "silence" else {}
+    rules = {"allow": ["Bash", "Agent(reviewer)"], "ask": ["Agent(tester)"], **late}
+    path = site.live_job(
         ["a"],
         options={"tools": ["Bash", "Agent"]},
-        **{**AGENTS, "permissions": rules, "workspace": asked},
+        **{**AGENTS, "permissions": rules, "workspace": {"repo": "workspace", "mode": "git"}},
     )
+    looks = LOOKS.replace("$1", str(site.folder / "seen")).replace("$2", str(site.folder / "bad"))
+    hooks = {"PreToolUse": STOPS, "RunEnd": f"cat made > {site.folder / 'seen'}; {looks}"}
     with path.open("a") as job:
-        command = f"touch begun; {waits} made ]; do sleep 0.05; done"
-        job.write(f'\n[[hooks.RunEnd]]\ncommand = "{command}"\n')
-    here.site.submit(path)
-    here.site.start("worker", "-c", "8")
-    wait_until(lambda: here.states()["a"] == ("stopped", "approval_timeout"), "the end")
-    wait_until(lambda: here.states()["a+1"][0] == "cancelled", "the child's end")
+        for name, command in hooks.items():
+            job.write(f"\n[[hooks.{name}]]\ncommand = {json.dumps(command)}\n")
+    site.submit(path)
+    site.start("worker", "-c", "8")
+    wait_until(lambda: here.states().get("a") == ("waiting", "approval"), "the question")
     ((run_id,),) = here.rows(select(runs.c.id).where(runs.c.item_key == "a"))
-    folder = here.site.home / "workspaces" / run_id
-    assert (folder / "made").read_text() == "child\n"
+    folder = site.home / "workspaces" / run_id
+    if how == "hook":
+        wait_until((folder / "begun").exists, "the sub-agent to write")
+        edited = {"description": "x", "prompt": "Stop now.", "agent_type": "tester"}
+        site.run("approve", run_id, "--edit", json.dumps(edited))
+    end = ("stopped", "approval_timeout") if how == "silence" else ("failed", "hook")
+    wait_until(lambda: here.states()["a"] == end, "the end")
+    assert here.states()["a+1"] == ("cancelled", "cancelled")
+    assert not (site.folder / "bad").exists()
+    assert (folder / "made").exists()
+    shown = ["git", "show", "runner/job/a:made"]
+    committed = subprocess.run(shown, cwd=site.workspace, check=True, capture_output=True).stdout
+    assert committed == (folder / "made").read_bytes() == (site.folder / "seen").read_bytes()
+    (result,) = here.told("tool_done", "a")
+    assert "cancelled" in result["output"]
 
 
 @pytest.mark.parametrize("moment", ["children", "parent"])

@@ -15,7 +15,7 @@ from sqlalchemy import Table, select
 
 from runner import wiring
 from runner.settings import Settings
-from runner.store.tables import hook_runs, tool_calls
+from runner.store.tables import events, hook_runs, tool_calls
 from tests.lifecycle.site import Site, bash, done, wait_until
 from tests.lifecycle.test_deaths import processes_with
 from tests.messages_api import API_KEY, MessagesServer, Received, Reply, text, tool_use
@@ -168,11 +168,12 @@ def edit(old: str, new: str) -> dict[str, Any]:
     return {"text": "So.", "tools": [{"name": "Edit", "input": arguments}]}
 
 
-def git_job(site: Site, script: Mapping[str, Any], hooks: str) -> str:
+def git_job(site: Site, script: Mapping[str, Any], hooks: str, verify: str = "") -> str:
     repository(site)
     path = site.job(script, tools=("Edit", "Bash", "Read"), allow=("Edit", "Bash", "Read"))
     body = path.read_text().replace('path = "workspace"', 'mode = "git"\nrepo = "workspace"')
-    path.write_text(f"{body}\n{hooks}")
+    checked = f"verify = {json.dumps([verify])}\n" if verify else ""
+    path.write_text(f"{checked}{body}\n{hooks}")
     return site.submit(path)
 
 
@@ -242,6 +243,46 @@ def test_what_a_hook_of_the_end_changes_is_put_back(site: Site) -> None:
     copy = Path(site.home / "workspaces" / run["id"])
     assert not (copy / "told.json").exists()
     assert (copy / "a.txt").read_text() == "one\ntwo\n"
+
+
+@pytest.mark.parametrize("how", ["killed", "cancelled"])
+@pytest.mark.parametrize("repeatable", [False, True], ids=["once", "repeatable"])
+def test_what_a_hook_of_the_end_left_half_done_is_neither_verified_nor_committed(
+    site_of_either: Site, repeatable: bool, how: str
+) -> None:
+    site, marker = site_of_either, site_of_either.folder / "begun"
+    half = f"[ -e {marker} ] || {{ echo HALF >> a.txt; touch {marker}; exec sleep 626.5; }}"
+    script = {"a": [edit("one", "one\ntwo"), done(), done()]}
+    hooks = hook("RunEnd", half, repeatable=repeatable)
+    job = git_job(site, script, hooks, verify="! grep -q HALF a.txt")
+    worker = site.start("worker")
+    wait_until(marker.exists, "the hook to begin")
+    if how == "killed":
+        worker.kill()
+    else:
+        site.run("cancel", job)
+        wait_until(lambda: not processes_with("626.5"), "the hook's processes to be gone", 5)
+        worker.send_signal(signal.SIGTERM)
+        assert worker.wait(30) == 0
+        site.run("retry", job)
+    site.run("worker", "--burst")
+    run = site.runs(job)["a"]
+    assert (run["state"], run["reason"]) == ("succeeded", "end_turn")
+    assert delivered(site, job) == "one\ntwo\n"
+    assert (site.home / "workspaces" / run["id"] / "a.txt").read_text() == "one\ntwo\n"
+    ends = 1 if how == "killed" else 2
+    told = rows(site, events)
+    for kind in ("verified", "delivered"):
+        assert sum(event.type == kind for event in told) == ends, kind
+    assert [event.data["cause"] for event in told if event.type == "tree_recorded"] == [
+        "created",
+        "restored",
+    ]
+    outcomes = [ran.outcome for ran in rows(site, hook_runs)]
+    if how == "killed":
+        assert outcomes == ["succeeded" if repeatable else "unknown"]
+    else:
+        assert outcomes == ["unknown", "succeeded"]
 
 
 # --- what the API is sent ---

@@ -10,6 +10,7 @@ import redis
 from rq import Queue
 from rq.serializers import JSONSerializer
 
+from runner.core.agents.agent import DEEPEST
 from runner.errors import UnreachableError, UsageError
 from runner.queue.connection import connect
 from runner.queue.doorbell import RqDoorbell
@@ -17,14 +18,15 @@ from runner.queue.wakeup import read_run_id
 from tests.queue.conftest import QUEUE_KEY, RUN_IDS, Server
 
 
+@pytest.mark.parametrize("run_id", [RUN_IDS[0], RUN_IDS[0] + ".1000" * DEEPEST])
 def test_a_ring_makes_an_rq_job_that_holds_only_the_run_id(
-    connection: redis.Redis, doorbell: RqDoorbell
+    connection: redis.Redis, doorbell: RqDoorbell, run_id: str
 ) -> None:
-    doorbell.ring([RUN_IDS[0]])
+    doorbell.ring([run_id])
     [job] = Queue("runner", connection=connection, serializer=JSONSerializer).jobs
-    assert list(job.args) == [RUN_IDS[0]]
+    assert list(job.args) == [run_id]
     assert job.kwargs == {}
-    assert read_run_id(connection.hget(job.key, "data")) == RUN_IDS[0]
+    assert read_run_id(connection.hget(job.key, "data")) == run_id
     assert (job.timeout, job.result_ttl, job.failure_ttl) == (-1, 0, 600)
     assert job.retries_left is None
     assert 0 < connection.ttl(job.key) <= 3600

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -94,9 +94,13 @@ def submit_one(database: Database, key: str = "one", **options: Any) -> str:
 
 
 def claim(
-    database: Database, run_id: str, now: float = NOW, tariffs: Tariffs | None = None
+    database: Database,
+    run_id: str,
+    now: float = NOW,
+    tariffs: Tariffs | None = None,
+    found: Sequence[Entry] = (),
 ) -> Attempt:
-    """Take a due run for a worker, up to its first effect."""
+    """Take a due run for a worker, up to its first effect; ``found`` is of its workspace."""
     tariffs = tariffs or free
     add_worker(database)
     run = runs_store.look_at(database, run_id, now)
@@ -104,7 +108,7 @@ def claim(
     lease = runs_store.claim(database, run, WORKER, now)
     assert lease is not None
     journal = StoredJournal(database, lambda: now, tariffs)
-    view, effect = journal.advance(lease, journal.load(lease), (), draining=False)
+    view, effect = journal.advance(lease, journal.load(lease), found, draining=False)
     return Attempt(database, lease, view, effect, now, tariffs)
 
 

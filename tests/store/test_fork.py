@@ -175,6 +175,17 @@ def test_fork_can_work_where_the_trees_of_the_other_are(database: Database) -> N
     assert (row.workspace_path, row.workspace_id) == ("/worktrees/1", "snap_1")
 
 
+def test_fork_can_work_anywhere_where_the_trees_are_pushed(database: Database) -> None:
+    """Also when the host is gone that the other's sub-agents hold it to."""
+    workspace = Workspace("/repo", "git", remote="git@example.org:repo.git")
+    attempt = three_turns(database, replace(RECORDED, workspace=workspace))
+    held = {"workspace_path": "/worktrees/1", "workspace_id": "snap_1"}
+    these = runs.c.id == attempt.lease.run_id
+    database.write(lambda c: c.execute(update(runs).where(these).values(**held)))
+    row = run_row(database, forked(database, attempt, 1))
+    assert (row.workspace_path, row.workspace_id) == (None, None)
+
+
 def test_turn_whose_files_were_not_recorded_cannot_be_forked(database: Database) -> None:
     attempt = claim(database, submit_one(database, spec=RECORDED))
     attempt.reply(tool_use(1), stop="tool_use").finish("one")

@@ -16,9 +16,7 @@ SPLIT_SOURCE = "split"  # of the tool by which a coordinator gives its parts
 AGENT_TOOL = "Agent"
 SPLIT_TOOL = "split_task"
 
-MOST_DEPTH = 3  # a run of an item is at depth 0
-MOST_AT_ONCE = 8  # children of one run that have not ended
-MOST_OF_TREE = 50  # children of a run of an item, and theirs, ever
+DEEPEST = 10  # in any job: the ids of runs have a number for each that is above them
 
 AgentWorkspace = Literal["parent", "own"]
 

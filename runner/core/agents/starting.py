@@ -7,9 +7,6 @@ from itertools import takewhile
 from typing import Any
 
 from runner.core.agents.agent import (
-    MOST_AT_ONCE,
-    MOST_DEPTH,
-    MOST_OF_TREE,
     SPLIT_TOOL,
     AgentType,
     Child,
@@ -25,8 +22,7 @@ _TOO_DEEP = (
     "A sub-agent as deep as this one can start none itself: do this part of the work yourself."
 )
 _TREE_IS_FULL = (
-    f"{MOST_OF_TREE} sub-agents have been started for this task, which is the most: "
-    "do the rest of the work yourself."
+    "{} have been started for this task, which is the most: do the rest of the work yourself."
 )
 _SPLIT_FIRST = f"Split the task with {SPLIT_TOOL} first."
 _BLANK_PROMPT = "The prompt of a sub-agent must not be blank."
@@ -56,12 +52,14 @@ def begins_with_shared(view: RunView, children: Sequence[NewChild]) -> bool:
 
 def cannot_start(view: RunView, call: Call) -> ToolResult | None:
     """Why a call for a sub-agent that has none starts none, whatever the rules say; None if it may."""
-    if view.depth >= MOST_DEPTH:
+    if view.depth >= view.limits.max_agent_depth:
         return ToolResult(_TOO_DEEP, "failed")
     if view.spec.coordinator is not None and view.progress.split != "done":
         return ToolResult(_SPLIT_FIRST, "failed")
-    if view.tree_size >= MOST_OF_TREE:
-        return ToolResult(_TREE_IS_FULL, "failed")
+    most = view.limits.max_agents
+    if view.tree_size >= most:
+        started = "1 sub-agent" if most == 1 else f"{most} sub-agents"
+        return ToolResult(_TREE_IS_FULL.format(started), "failed")
     if call.setting is not None and call.setting.problem:
         return ToolResult(call.setting.problem, "invalid_input")
     arguments = call.input_to_run
@@ -86,7 +84,8 @@ def next_children(view: RunView, pending: Sequence[Call], now: float) -> tuple[N
     if block and view.spec.splits(block[0].name):
         return parts_of(view, block[0], now)
     unended = sum(child.result is None for child in view.children)
-    room = max(0, min(MOST_AT_ONCE - unended, MOST_OF_TREE - view.tree_size))
+    limits = view.limits
+    room = max(0, min(limits.max_agents_at_once - unended, limits.max_agents - view.tree_size))
     return tuple(_new_children(view, waiting_for_room(view, pending)[:room], now))
 
 

@@ -12,12 +12,12 @@ from typing import Any
 from runner.core.agents.agent import (
     AGENT_SOURCE,
     AGENT_TOOL,
-    MOST_AT_ONCE,
     SPLIT_SOURCE,
     SPLIT_TOOL,
     AgentType,
     Coordinator,
 )
+from runner.core.budget import Limits
 from runner.core.conversation import Tool
 
 _AGENT = (
@@ -38,12 +38,15 @@ _SPLIT = (
     "- The result is what each sub-agent gave back, in the order of the parts."
 )
 
+_DEFAULT_LIMITS = Limits()
 
-def agent_tool(types: Sequence[AgentType]) -> Tool:
+
+def agent_tool(types: Sequence[AgentType], limits: Limits = _DEFAULT_LIMITS) -> Tool:
     """The tool that starts a sub-agent.
 
     Args:
         types: those that there are, at least one.
+        limits: the job's.
     """
     listed = "\n".join(f"- `{each.name}`: {each.description}" for each in types)
     properties: dict[str, Any] = {
@@ -61,7 +64,7 @@ def agent_tool(types: Sequence[AgentType]) -> Tool:
     }
     return Tool(
         AGENT_TOOL,
-        _AGENT.format(at_once=MOST_AT_ONCE, types=listed),
+        _AGENT.format(at_once=limits.max_agents_at_once, types=listed),
         _object(properties, ["description", "prompt", "agent_type"]),
         source=AGENT_SOURCE,
     )

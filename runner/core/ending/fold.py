@@ -21,7 +21,8 @@ def after(
     """The progress after one entry."""
     match entry:
         case TreeRecorded(tree):
-            return replace(progress, tree=tree, delivered=None)
+            delivered = progress.delivered if tree == progress.tree else None
+            return replace(progress, tree=tree, delivered=delivered)
         case VerificationStarted(number):
             verification = Verification(number, progress.turns, tree=progress.tree)
             return replace(progress, verification=verification)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from runner.core.hooks.lookup import repeats_hook
+from runner.core.hooks.lookup import undoes_hook
 from runner.core.journal import Call, RunView
 from runner.core.permissions import Decision, Request
 from runner.core.permissions.about import is_about
@@ -74,13 +74,13 @@ def was_put_back(view: RunView, call: Call) -> bool:
 
 def undo_needed(view: RunView) -> bool:
     """Whether the workspace is to be put back to the tree that was recorded last: what may have
-    written was cut off, and it is done again or a person decides whether it is. Never while sub-agents
-    are waited for, as what they have done would go with it."""
+    written was cut off, and it is done again, or a person decides whether it is, or it may change
+    nothing at all. Never while sub-agents are waited for, as what they have done would go with it."""
     if not view.spec.is_recorded or view.awaits_children:
         return False
     return (
         _is_verifying(view)
-        or repeats_hook(view)
+        or undoes_hook(view)
         or any(
             not _only_reads(view, call)
             and call.index not in view.unrecorded

@@ -13,7 +13,8 @@ _PART = "# {path} of the workspace\n\n{text}"
 
 @dataclass(frozen=True, slots=True)
 class Instructions:
-    """A file of instructions as a run has read it: ``sha256`` in hex, of its bytes."""
+    """A file of instructions as a run has read it: ``sha256`` in hex, of the bytes of the file; ``text``
+    is without a byte order mark, and its control characters are written as escapes."""
 
     path: str
     sha256: str

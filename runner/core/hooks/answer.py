@@ -13,7 +13,7 @@ from typing import Any, Literal
 from runner.core.hooks.hook import HookEvent
 from runner.core.hooks.run import HookAnswer, HookDecision, HookOutcome, HookResult
 from runner.core.plain import plain
-from runner.core.strict_json import read_json
+from runner.core.strict_json import KeyTwiceError, read_json
 
 OBJECTS = 2  # the exit code
 MOST_CHARACTERS = 10_000  # of a text that is kept or shown
@@ -22,6 +22,7 @@ MOST_JSON_BYTES = 1_000_000
 _PERMISSIONS: Mapping[str, HookDecision] = {"allow": "allow", "ask": "ask", "deny": "deny"}
 _OLD_PERMISSIONS: Mapping[str, HookDecision] = {"approve": "allow", "block": "deny"}
 _BLOCKS: Mapping[str, HookDecision | None] = {"approve": None, "block": "block"}
+_STRICTNESS: Mapping[HookDecision | None, int] = {None: 0, "allow": 1, "ask": 2, "deny": 3}
 
 End = Literal["exited", "timed_out", "not_started", "lost", "shut_down"]
 
@@ -29,7 +30,8 @@ End = Literal["exited", "timed_out", "not_started", "lost", "shut_down"]
 @dataclass(frozen=True, slots=True)
 class Said:
     """How a hook's process ended, and what it printed. ``exit_code`` is negative for a signal; ``cut``:
-    there was more than was kept. ``lost``: it was killed from outside. ``duration`` is in seconds."""
+    there was more output than was kept. ``lost``: it was killed from outside. ``duration`` is in
+    seconds."""
 
     end: End
     exit_code: int = 0
@@ -98,7 +100,9 @@ def _object(said: Said) -> Mapping[str, Any]:
     if said.cut or len(said.output) > MOST_JSON_BYTES:
         raise _Unfit(f"it printed more than the {MOST_JSON_BYTES:,} bytes that an answer can have")
     try:
-        found = read_json(said.output.decode())
+        found = read_json(said.output.decode(), once=True)
+    except KeyTwiceError as error:
+        raise _Unfit(f"what it printed makes no sense: {error}") from error
     except (ValueError, RecursionError) as error:
         raise _Unfit(f"what it printed begins with {{ and is not JSON: {error}") from error
     assert isinstance(found, dict), "what begins with { is an object"
@@ -113,28 +117,37 @@ def _from_json(
         specific = {}
     if not isinstance(specific, dict):
         raise _Unfit("hookSpecificOutput is not an object")
-    stops = data.get("continue", True)
-    if not isinstance(stops, bool):
+    goes_on = data.get("continue")
+    if not (goes_on is None or isinstance(goes_on, bool)):
         raise _Unfit("continue is neither true nor false")
+    stops = goes_on is False
     decision, reason = _decision(event, data, specific)
-    if not stops:
+    if stops:
         reason = _text(data, "stopReason") or reason
     updated = specific.get("updatedInput") if event == "PreToolUse" else None
     if updated is not None and not isinstance(updated, dict):
         raise _Unfit("updatedInput is not an object")
     context = _text(specific, "additionalContext")
-    return HookAnswer("succeeded", decision, reason, context, stops=not stops), updated
+    return HookAnswer("succeeded", decision, reason, context, stops=stops), updated
 
 
 def _decision(
     event: HookEvent, data: Mapping[str, Any], specific: Mapping[str, Any]
 ) -> tuple[HookDecision | None, str]:
+    """What the answer says of its call or turn, and why. Of what it says in the old words and in the
+    new ones the stricter holds."""
     if event != "PreToolUse":
         return _known(data, "decision", _BLOCKS), _text(data, "reason")
-    if specific.get("permissionDecision") is None:
-        return _known(data, "decision", _OLD_PERMISSIONS), _text(data, "reason")
-    decision = _known(specific, "permissionDecision", _PERMISSIONS)
-    return decision, _text(specific, "permissionDecisionReason")
+    said = (
+        (
+            _known(specific, "permissionDecision", _PERMISSIONS),
+            _text(specific, "permissionDecisionReason"),
+        ),
+        (_known(data, "decision", _OLD_PERMISSIONS), _text(data, "reason")),
+    )
+    strictest = max((decision for decision, _ in said), key=_STRICTNESS.__getitem__)
+    reasons = (reason for decision, reason in said if decision == strictest and reason)
+    return strictest, next(reasons, "")
 
 
 def _known(

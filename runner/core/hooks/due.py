@@ -12,11 +12,12 @@ from runner.core.hooks.lookup import (
     hooks_of,
     in_hand,
     is_matched,
+    left_at_end,
     may_be_hooked,
     run_of,
 )
 from runner.core.hooks.payload import payload
-from runner.core.hooks.run import HookAnswer, HookResult
+from runner.core.hooks.run import HookAnswer, HookResult, HookRun
 from runner.core.hooks.verdict import objection, refuses
 from runner.core.journal import Call, RunView
 from runner.core.run import Ended
@@ -26,7 +27,10 @@ _UNKNOWN = HookResult(HookAnswer("unknown", reason="its worker died while it ran
 
 
 def hook_in_hand(view: RunView) -> Step | None:
-    """The hook that has just been started. One of RunEnd is found where the run ends."""
+    """The hook that has just been started, or the end of one that nobody comes back to. One of RunEnd is
+    found where the run ends."""
+    if (left := left_at_end(view)) is not None:
+        return _gave_up(view, left)
     run = in_hand(view)
     if run is None or run.event == "RunEnd":
         return None
@@ -126,4 +130,11 @@ def _next_of(
         return None
     if hook.repeatable:
         return Record(HookStarted(run.number, place, hook.event, index))
-    return Record(HookFinished(run.number, _UNKNOWN))
+    return _gave_up(view, run)
+
+
+def _gave_up(view: RunView, run: HookRun) -> Step:
+    """The end of a hook that was left in the middle. It may have changed files: the tree after it is the
+    one that was found, but a RunEnd hook leaves none."""
+    is_recorded = view.spec.is_recorded and run.event != "RunEnd" and not view.awaits_children
+    return Record(HookFinished(run.number, _UNKNOWN, view.progress.tree if is_recorded else None))

@@ -13,6 +13,8 @@ HookEvent = Literal["RunStart", "PreToolUse", "PostToolUse", "TurnEnd", "RunEnd"
 OnHookFailure = Literal["deny", "continue"]
 
 HOOK_SECONDS = 60.0
+# In the environment of a hook: the folder that it works in.
+FOLDER_NAME = "CLAUDE_PROJECT_DIR"
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,14 +75,30 @@ def in_hand(view: RunView) -> HookRun | None:
     return next(mine, None)
 
 
-def repeats_hook(view: RunView) -> bool:
-    """Whether a hook that an earlier attempt left in the middle is run again."""
+def undoes_hook(view: RunView) -> bool:
+    """Whether what a hook has changed that an earlier attempt left in the middle is put back: it is run
+    again, or was one of RunEnd, which only look."""
     return any(
-        run.answer is None
-        and run.started_by != view.attempt
-        and view.spec.hooks[run.hook].repeatable
-        for run in view.hook_runs
+        run.event == "RunEnd" or view.spec.hooks[run.hook].repeatable
+        for run in _left_in_the_middle(view)
     )
+
+
+def left_at_end(view: RunView) -> HookRun | None:
+    """A hook that was left in the middle when the run was ended from outside, and that nothing waits for:
+    the start and the end to come have their own."""
+    return next(
+        (
+            run
+            for run in _left_in_the_middle(view)
+            if run.event in ("RunStart", "RunEnd") and run.number <= view.progress.hooked.ended
+        ),
+        None,
+    )
+
+
+def _left_in_the_middle(view: RunView) -> Iterator[HookRun]:
+    return (run for run in view.hook_runs if run.answer is None and run.started_by != view.attempt)
 
 
 def name_of(hook: Hook) -> str:

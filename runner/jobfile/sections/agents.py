@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import cast, get_args
 
 from runner.core.agents.agent import AGENT_TOOL, SPLIT_TOOL, AgentType, AgentWorkspace, Coordinator
+from runner.core.budget import Limits
 from runner.core.conversation import Tool
 from runner.core.ending.result import RESULT_TOOL
 from runner.core.permissions import Rule
@@ -85,10 +87,11 @@ class AgentDrafts:
         return next((draft.agent for draft in self.types if draft.name == name), None)
 
 
-def check_agents(top: Section, *, own_folder: bool) -> AgentDrafts:
+def check_agents(top: Section, limits: Limits, *, own_folder: bool) -> AgentDrafts:
     """What the sections say, after noting what is wrong with them.
 
     Args:
+        limits: those of the job's runs.
         own_folder: whether each run of the job has a folder of its own.
     """
     agents = top.section("agents")
@@ -103,7 +106,7 @@ def check_agents(top: Section, *, own_folder: bool) -> AgentDrafts:
             )
         else:
             types.append(_agent(section, name, own_folder=own_folder))
-    return AgentDrafts(tuple(types), _coordinator(top, agents.values if agents else {}))
+    return AgentDrafts(tuple(types), _coordinator(top, agents.values if agents else {}, limits))
 
 
 def _agent(section: Section, name: str, *, own_folder: bool) -> AgentDraft:
@@ -158,7 +161,7 @@ def _whole(section: Section, key: str, most: int) -> int | None:
     return section.integer(key, 1, most=most) if section.has(key) else None
 
 
-def _coordinator(top: Section, agents: Mapping[str, object]) -> Coordinator | None:
+def _coordinator(top: Section, agents: Mapping[str, object], limits: Limits) -> Coordinator | None:
     section = top.section("coordinator")
     if section is None:
         return None
@@ -169,14 +172,31 @@ def _coordinator(top: Section, agents: Mapping[str, object]) -> Coordinator | No
     if agent is not None and agent not in agents:
         there = f"there are {', '.join(agents)}" if agents else f"add a section [agents.{agent}]"
         section.note(f"no type of sub-agent is called {shown(agent)}; {there}", "agent")
-    default = _DEFAULT_COORDINATOR
-    fewest = section.integer("fewest", default.fewest, most=MOST_PARTS)
-    most = section.integer("most", default.most, most=MOST_PARTS)
-    if fewest < default.fewest:
-        section.note(f"must be at least {default.fewest}, not {fewest}", "fewest")
+    return _parted(section, Coordinator(agent or ""), limits)
+
+
+def _parted(section: Section, coordinator: Coordinator, limits: Limits) -> Coordinator:
+    """The coordinator with how many parts there may be: all of them start at once."""
+    started = {"max_agents_at_once": limits.max_agents_at_once, "max_agents": limits.max_agents}
+    held_by, held = min(started.items(), key=itemgetter(1))
+    least = coordinator.fewest
+    fewest = section.integer("fewest", least, most=MOST_PARTS)
+    most = section.integer("most", max(fewest, min(coordinator.most, held)), most=MOST_PARTS)
+    if fewest < least:
+        section.note(f"must be at least {least}, not {fewest}", "fewest")
     elif most < fewest:
         section.note(f"must be at least as many as fewest ({fewest}), not {most}", "most")
-    return Coordinator(agent or "", fewest, most)
+    elif most > held and section.has("most"):
+        section.note(
+            f"must be at most limits.{held_by} ({held}), not {most}: all parts start at once",
+            "most",
+        )
+    elif fewest > held:
+        section.note(
+            f"needs limits.{held_by} to be at least {fewest}, not {held}: all parts start at once",
+            *(["fewest"] if section.has("fewest") else []),
+        )
+    return replace(coordinator, fewest=fewest, most=most)
 
 
 def resolve_agents(

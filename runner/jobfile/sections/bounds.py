@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, cast
 
-from runner.core.agents.agent import AgentType
+from runner.core.agents.agent import DEEPEST, AgentType
 from runner.core.budget import Budget, Limits
 from runner.core.context.window import DEFAULT_WINDOW, Context
 from runner.core.prices import PriceList, Terms
@@ -26,6 +26,7 @@ MOST_MESSAGES = 1_000_000
 LEAST_USD, MOST_USD = 0.000001, 1_000_000_000.0
 LEAST_CHARACTERS, MOST_CHARACTERS = 1.0, 32.0  # of a token
 MOST_MODEL_CHARACTERS = 200
+MOST_AT_ONCE, MOST_AGENTS = 100, 1_000  # sub-agents; their numbers have four digits
 
 _COST_LIMITS = ("cost_ceiling_usd", "budget_usd")
 
@@ -44,6 +45,11 @@ def limits_of(section: Section) -> Limits:
         deadline=section.seconds("deadline"),
         working_time=section.seconds("working_time"),
         cost_ceiling_usd=section.number("cost_ceiling_usd", least=LEAST_USD, most=MOST_USD),
+        max_agent_depth=section.integer("max_agent_depth", default.max_agent_depth, most=DEEPEST),
+        max_agents_at_once=section.integer(
+            "max_agents_at_once", default.max_agents_at_once, most=MOST_AT_ONCE
+        ),
+        max_agents=section.integer("max_agents", default.max_agents, most=MOST_AGENTS),
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +20,7 @@ from runner.core.permissions.language.syntax import (
 )
 from runner.core.permissions.language.tiers import Mode, rules_of
 from runner.core.spec import Asking, OnTimeout
-from runner.core.strict_json import read_json
+from runner.core.strict_json import KeyTwiceError, read_json
 from runner.errors import Problem
 from runner.jobfile.content import line_problem, read_bytes
 from runner.jobfile.section import Section, kind, shown
@@ -207,14 +206,13 @@ def _from_settings(path: Path, tools: Sequence[str]) -> Taken:
         return _no_use(f"the file's whole path {wrong}")
     try:
         text = read_bytes(path).decode("utf-8-sig")
-        data = read_json(text)
-        json.loads(text, object_pairs_hook=_refuse_twice)
+        data = read_json(text, once=True)
     except OSError as error:
         return _no_use(f"{path} cannot be read: {error.strerror or error}")
     except RecursionError:
         return _no_use(f"{path} is not JSON that can be read: nested too deeply")
-    except _TwiceError as error:
-        return _no_use(f"{path} has the key {error} twice in one object: leave one")
+    except KeyTwiceError as error:
+        return _no_use(f"{path} has the key {shown(error.key)} twice in one object: leave one")
     except ValueError as error:
         return _no_use(f"{path} is not JSON in UTF-8: {error}")
     if not isinstance(data, dict):
@@ -224,15 +222,3 @@ def _from_settings(path: Path, tools: Sequence[str]) -> Taken:
 
 def _no_use(problem: str) -> Taken:
     return Taken((), (), (problem,))
-
-
-class _TwiceError(ValueError):
-    """A key stands twice in a JSON object: its first value would be lost."""
-
-
-def _refuse_twice(pairs: Sequence[tuple[str, Any]]) -> None:
-    found: set[str] = set()
-    for key, _ in pairs:
-        if key in found:
-            raise _TwiceError(shown(key))
-        found.add(key)

@@ -4,21 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, Literal
 
-from sqlalchemy import ColumnElement, Connection, Row, and_, or_
+from sqlalchemy import ColumnElement, Connection, Row, Select, and_, or_, select, tuple_
 
 from runner.core.permissions.shell import analyse
 from runner.core.rows import Column, Rows
 from runner.store import ids
 from runner.store.audit.filters import Filters
-from runner.store.audit.finding.calls import CALLED_AT, KEY, NEWEST_FIRST, of_calls
+from runner.store.audit.finding.calls import (
+    CALLED_AT,
+    KEY,
+    NEWEST_FIRST,
+    between,
+    of_calls,
+    run_conditions,
+    turns_of_model,
+)
 from runner.store.audit.finding.candidates import Message, candidates
 from runner.store.audit.finding.patterns import Pattern, path_pattern
 from runner.store.audit.finding.shown import at_most, cut, labelled
 from runner.store.audit.finding.walk import Walked, newest_few, walk
 from runner.store.database import Database
-from runner.store.tables import runs, tool_calls
+from runner.store.tables import hook_runs, runs, tool_calls
 
 COLUMNS = (
     Column("call_id"),
@@ -72,13 +81,14 @@ def files(
     differences: Differences | None = None,
     limit: int | None = None,
 ) -> Rows:
-    """What calls did to files, the newest first, a row for each call and file.
+    """What calls and hooks did to files, the newest first, a row for each of them and file.
 
     ``action`` is ``read``, ``searched`` (what a search was given to look through), ``created``,
     ``changed``, ``deleted``, or ``written`` for what a command says that it writes. ``known_from`` is
     ``input`` (a file tool's), ``command`` (redirects, and what well-known programs are told) or ``trees``
-    (the workspace as recorded before and after the call; calls that ran together have the same).
-    Calls that did nothing, as they were denied or an edit failed, are left out.
+    (the workspace as recorded before and after the call; calls that ran together have the same). A hook
+    is known from trees alone, and has its event for its ``tool``. Calls that did nothing, as they were
+    denied or an edit failed, are left out.
 
     Args:
         pattern: only paths that it finds: ``store.audit.finding.patterns.path_pattern``.
@@ -99,7 +109,7 @@ def files(
     told, changing = database.read(work)
     recorded = list(_recorded(changing, differences, wanted)) if differences is not None else []
     found = _without_doubles(told, recorded)
-    found.sort(key=lambda row: (row[1], *row), reverse=True)
+    found.sort(key=lambda row: (row[1], row[0] or "", *row[2:]), reverse=True)
     answer = labelled(database, cut(COLUMNS, found, limit, "the newest"))
     if wanted is not None and compared is not None and len(changing) == compared:
         newest = f"the trees of the newest {compared:,} calls were compared: narrow with --since or --run"
@@ -178,7 +188,8 @@ def _named(paths: Sequence[str]) -> list[str]:
 
 
 def _changing(connection: Connection, filters: Filters, most: int | None) -> list[Row[Any]]:
-    """The newest calls that files were recorded as changed by, other than of the tools that say so."""
+    """The newest calls and hooks that files were recorded as changed by, other than calls of the tools
+    that say so."""
     query = (
         of_calls(
             filters,
@@ -198,7 +209,33 @@ def _changing(connection: Connection, filters: Filters, most: int | None) -> lis
     )
     if most is not None:
         query = newest_few(connection, query, most)
-    return list(connection.execute(query))
+    calls = list(connection.execute(query))
+    hooks = list(connection.execute(_changing_hooks(filters).limit(most)))
+    return sorted([*calls, *hooks], key=attrgetter("at"), reverse=True)[:most]
+
+
+def _changing_hooks(filters: Filters) -> Select[Any]:
+    """The hooks that files were recorded as changed by, the newest first."""
+    hooks = hook_runs.c
+    query = (
+        select(
+            *(hooks[name] for name in ("run_id", "number", "position", "turn")),
+            hooks.started_at.label("at"),
+            hooks.event.label("name"),
+            hooks.tree_before,
+            hooks.tree_after,
+            runs.c.item_key,
+        )
+        .join_from(hook_runs, runs, runs.c.id == hooks.run_id)
+        .where(*run_conditions(filters), *between(hooks.started_at, filters))
+        .where(hooks.tree_before != hooks.tree_after)
+        .order_by(hooks.started_at.desc(), hooks.run_id.desc(), hooks.number.desc())
+    )
+    if filters.tool is not None:
+        query = query.where(hooks.event == filters.tool)
+    if filters.model is not None:
+        query = query.where(tuple_(hooks.run_id, hooks.turn).in_(turns_of_model(filters.model)))
+    return query
 
 
 def _recorded(
@@ -216,7 +253,8 @@ def _without_doubles(told: Sequence[_Row], recorded: Sequence[_Row]) -> list[_Ro
     """What a command says that it writes is left out where the trees say what it did."""
     known: dict[str, list[str]] = {}
     for row in recorded:
-        known.setdefault(row[0], []).append(row[-1])
+        if row[5] == "Bash":
+            known.setdefault(row[0], []).append(row[-1])
     kept = [
         row
         for row in told
@@ -228,7 +266,7 @@ def _without_doubles(told: Sequence[_Row], recorded: Sequence[_Row]) -> list[_Ro
 
 def _row(call: Row[Any], action: Action, known_from: str, path: str) -> _Row:
     return (
-        ids.call_id(call.run_id, call.turn, call.position),
+        None if call.position is None else ids.call_id(call.run_id, call.turn, call.position),
         call.at,
         call.run_id,
         call.item_key,

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from sqlalchemy import ColumnElement, FromClause, and_, func, literal_column, or_, select
+from sqlalchemy import (
+    ColumnElement,
+    FromClause,
+    and_,
+    func,
+    literal_column,
+    not_,
+    or_,
+    select,
+)
 
-from runner.core.agents.agent import AGENT_TOOL, MOST_AT_ONCE
+from runner.core.agents.agent import AGENT_TOOL
 from runner.core.run import ENDED, STATES
 from runner.store.tables import runs, tool_calls
 
@@ -27,6 +36,28 @@ _unended_children = (
     .correlate(runs)
     .scalar_subquery()
 )
+_call = tool_calls.alias("call")
+# Of a call of the last reply: whoever takes the run up stores its result first of all, so that a run
+# with a child that this finds has not been looked at since that one ended.
+_untold_child = (
+    select(_child.c.id)
+    .join(
+        _call,
+        and_(
+            _call.c.run_id == _child.c.parent_run,
+            _call.c.message == _child.c.parent_message,
+            _call.c.position == _child.c.parent_position,
+        ),
+    )
+    .where(
+        _child.c.parent_run == runs.c.id,
+        _child.c.parent_message == runs.c.message_count - 1,
+        not_(is_unended(_child)),
+        _call.c.ended_at.is_(None),
+    )
+    .correlate(runs)
+    .exists()
+)
 _next_call = (
     select(tool_calls.c.name)
     .where(
@@ -43,11 +74,12 @@ _next_call = (
 
 WAITS_FOR_CHILDREN = and_(runs.c.state == "waiting", runs.c.reason == "children")
 
-# All its children have ended, or another one may be started beside those that have not.
+# All its children have ended; or one has since it began to wait, and another waits for its place. (A call
+# that splits a task has several, beside which no other starts.)
 IS_READY = and_(
     WAITS_FOR_CHILDREN,
     or_(
         _unended_children == 0,
-        and_(_unended_children < MOST_AT_ONCE, _next_call == AGENT_TOOL),
+        and_(_next_call == AGENT_TOOL, _untold_child),
     ),
 )

@@ -16,13 +16,17 @@ from sqlalchemy import Connection, not_, select
 
 from runner.core.author import RUNNERS_NAME, Author
 from runner.core.events import signed_event
+from runner.core.run import Lease
+from runner.errors import LeaseLost
 from runner.store.children.ready import IS_READY, is_unended
 from runner.store.database import Database
+from runner.store.look.family.places import within
 from runner.store.steer.control import cancel_locked, locked_runs, store_change
 from runner.store.tables import runs
 
 _MOST_AT_ONCE = 200
 _PARENT_ENDED = Author(RUNNERS_NAME, "its parent has ended")
+_PARENT_ENDS = Author(RUNNERS_NAME, "its parent is about to end")
 
 _parent = runs.alias("parent")
 _ORPHANS = (
@@ -83,6 +87,33 @@ def attend(database: Database, now: float) -> list[str]:
     for _, orphans in groupby(database.find(_ORPHANS, {}), attrgetter("job_id")):
         database.write(partial(_cancel, run_ids=[row.id for row in orphans], now=now))
     return [row.id for row in database.find(_READY, {}) if wake(database, row.id, now)]
+
+
+def end_children(database: Database, lease: Lease, now: float) -> None:
+    """Cancel all below a run that has not ended: the run is about to end itself.
+
+    Args:
+        lease: the run's. now: seconds since the epoch.
+
+    Raises:
+        LeaseLost: its attempt no longer holds the run; nothing is cancelled.
+    """
+    below = select(runs.c.id).where(
+        within(lease.run_id), runs.c.id != lease.run_id, is_unended(runs)
+    )
+
+    def work(connection: Connection) -> bool:
+        held = locked_runs(connection, [lease.run_id])
+        if not any(run.state == "running" and run.attempt == lease.attempt for run in held):
+            raise LeaseLost(f"attempt {lease.attempt} no longer holds {lease.run_id}")
+        found = locked_runs(connection, connection.execute(below).scalars().all())
+        for run in found:
+            cancel_locked(connection, run, now, _PARENT_ENDS)
+        return bool(found)
+
+    # Who was not locked yet may have started another.
+    while database.write(work):
+        pass
 
 
 def _cancel(connection: Connection, run_ids: Sequence[str], now: float) -> None:

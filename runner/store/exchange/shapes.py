@@ -59,6 +59,8 @@ IMPORTED = "imported"
 # what someone writes into a file is to leave 64 bits.
 _MOST_TOKENS = 2**50
 _MOST = {purses.name: 2**60}
+# The others hold no numbers below nothing: an exit code is negative for a signal.
+_LEAST = {hook_runs.c.exit_code: -(2**31)}
 
 _KINDS: tuple[tuple[type[Any], Kind], ...] = (
     (BigInteger, "long"),
@@ -82,7 +84,7 @@ def _column(column: SqlColumn[Any]) -> Column:
     kind = next(kind for known, kind in _KINDS if isinstance(column.type, known))
     nullable = bool(column.nullable)
     most = 2**31 - 1 if kind == "integer" else _MOST.get(column.table.name, _MOST_TOKENS)
-    return Column(column.name, kind, nullable, _default(column, kind), most)
+    return Column(column.name, kind, nullable, _default(column, kind), _LEAST.get(column, 0), most)
 
 
 def _default(column: SqlColumn[Any], kind: Kind) -> Any:

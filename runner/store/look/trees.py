@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, select
+from sqlalchemy import Connection, Row, Select, case, literal, or_, select
 
 from runner.core.run import RunState
 from runner.core.spec import JobSpec
@@ -14,7 +15,15 @@ from runner.errors import NotFoundError
 from runner.store.database import Database
 from runner.store.job_cache import JobCache
 from runner.store.look.family.places import IS_OF_ITEM
-from runner.store.tables import jobs, run_items, run_workspaces, runs, tool_calls, workers
+from runner.store.tables import (
+    hook_runs,
+    jobs,
+    run_items,
+    run_workspaces,
+    runs,
+    tool_calls,
+    workers,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,37 +88,119 @@ def trees_in(database: Database, job_id: str, *, every_run: bool = False) -> lis
 
 
 def turn_trees(database: Database, run_id: str, turn: int) -> tuple[str, str] | None:
-    """The trees before the first and after the last call of a turn that may have changed files.
+    """The trees before the first and after the last of what may have changed files in a turn: its calls,
+    and the hooks around them. Hooks that ran before the first model call are of the first turn.
 
     Args:
         turn: its number, from 1.
 
     Returns:
-        None when no call of the turn may have changed any.
+        None when nothing in the turn may have changed any.
 
     Raises:
         NotFoundError: the run has no such turn.
     """
-    columns = ("position", "started_at", "ended_at", "tree_before", "tree_after")
-    calls = select(*(tool_calls.c[name] for name in columns)).where(
-        tool_calls.c.run_id == run_id, tool_calls.c.turn == turn
-    )
 
-    def work(connection: Connection) -> Sequence[Row[Any]]:
-        turns = connection.execute(select(runs.c.turns).where(runs.c.id == run_id)).scalar_one()
-        if turn > turns:
-            there = f"its last is {turns}" if turns else "it has none yet"
+    def work(connection: Connection) -> Sequence[_Change]:
+        run = _run(connection, run_id)
+        if turn > run.turns:
+            there = f"its last is {run.turns}" if run.turns else "it has none yet"
             raise NotFoundError(f"{run_id} has no turn {turn}: {there}")
-        return connection.execute(calls).all()
+        return _changes(connection, _whose_turn(connection, run, turn), turn, turn)
 
     found = database.read(work)
-    before = [row for row in found if row.tree_before is not None]
-    if not before:
+    first = min((each for each in found if each.before), key=_began, default=None)
+    if first is None or first.before is None:
         return None
-    first = min(before, key=lambda row: (row.started_at, row.position))
-    after = [row for row in found if row.tree_after is not None]
-    last = max(after, key=lambda row: (row.ended_at, row.position), default=None)
-    return first.tree_before, first.tree_before if last is None else last.tree_after
+    return first.before, _last_tree(found) or first.before
+
+
+def tree_after(connection: Connection, run_id: str, turn: int) -> str | None:
+    """The tree of a run's workspace when a turn had ended, with what hooks had changed; None when none
+    was recorded.
+
+    Args:
+        turn: 0 is before the first, and before any hook.
+    """
+    run = _whose_turn(connection, _run(connection, run_id), turn)
+    own = _changes(connection, run, 1 + (run.fork_turn or 0), turn)
+    if (tree := _last_tree(own)) is not None:
+        return tree
+    if run.fork_of is not None:
+        return tree_after(connection, run.fork_of, run.fork_turn)
+    start: str | None = run.start_tree
+    return start
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """A call or a hook that may have changed files. ``began`` and ``ended`` put it in order: its turn,
+    seconds since the epoch, and what tells apart what was stored at once. ``after`` is None while it is
+    not known what it did."""
+
+    began: tuple[float, ...]
+    ended: tuple[float, ...]
+    before: str | None
+    after: str | None
+
+
+_began, _ended = attrgetter("began"), attrgetter("ended")
+_ORDER = {"RunStart": 0, "PreToolUse": 1, "call": 2, "PostToolUse": 3, "TurnEnd": 4, "RunEnd": 5}
+
+
+def _last_tree(changes: Sequence[_Change]) -> str | None:
+    last = max((each for each in changes if each.after), key=_ended, default=None)
+    return None if last is None else last.after
+
+
+def _run(connection: Connection, run_id: str) -> Row[Any]:
+    names = ("id", "turns", "fork_of", "fork_turn", "start_tree")
+    query = select(*(runs.c[name] for name in names)).where(runs.c.id == run_id)
+    return connection.execute(query).one()
+
+
+def _whose_turn(connection: Connection, run: Row[Any], turn: int) -> Row[Any]:
+    """The run that a turn is of: of a turn that was copied, the other one."""
+    while run.fork_of is not None and turn <= run.fork_turn:
+        run = _run(connection, run.fork_of)
+    return run
+
+
+def _changes(connection: Connection, run: Row[Any], first: int, last: int) -> list[_Change]:
+    """What may have changed files in turns of a run's own, from ``first`` to ``last``."""
+    calls = select(
+        tool_calls.c.turn,
+        literal("call").label("what"),
+        tool_calls.c.position.label("place"),
+        *(tool_calls.c[name] for name in _TREES),
+    ).where(
+        tool_calls.c.run_id == run.id,
+        tool_calls.c.turn.between(first, last),
+        or_(tool_calls.c.tree_before.is_not(None), tool_calls.c.tree_after.is_not(None)),
+    )
+    turn = hook_runs.c.turn + case((hook_runs.c.event == "RunStart", 1), else_=0)
+    hooks = select(
+        turn.label("turn"),
+        hook_runs.c.event.label("what"),
+        hook_runs.c.number.label("place"),
+        *(hook_runs.c[name] for name in _TREES),
+    ).where(
+        hook_runs.c.run_id == run.id,
+        turn.between(first, last),
+        hook_runs.c.tree_after.is_not(None),
+    )
+    return [_change(row) for query in (calls, hooks) for row in connection.execute(query)]
+
+
+_TREES = ("started_at", "ended_at", "tree_before", "tree_after")
+
+
+def _change(row: Row[Any]) -> _Change:
+    began, ended = row.started_at or 0.0, row.ended_at or 0.0
+    place = (_ORDER[row.what], row.place)
+    return _Change(
+        (row.turn, began, *place), (row.turn, ended, *place), row.tree_before, row.tree_after
+    )
 
 
 def items_of(database: Database, run_ids: Sequence[str]) -> dict[str, Any]:

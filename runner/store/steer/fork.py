@@ -38,14 +38,19 @@ from runner.core.conversation import (
     content_text,
 )
 from runner.core.events import INPUT_SUMMARY_LENGTH, Event, shorten, signed_event
+from runner.core.files.instructions import with_instructions
+from runner.core.hooks.lookup import end_turns
 from runner.core.hooks.run import Hooked
 from runner.core.journal import Fullness, Progress, Stop
 from runner.core.prompts import FORKED_TEXT, FORKED_WITH_FILES_TEXT
+from runner.core.run import ENDED
 from runner.core.spec import JobSpec, NewRun
 from runner.errors import NotFoundError, UsageError
 from runner.store.compactions import load_compacted
 from runner.store.copying import copy_rows
 from runner.store.database import Database
+from runner.store.hooks import load_instructions
+from runner.store.look.trees import tree_after
 from runner.store.progress import progress_from_row, progress_to_json
 from runner.store.steer import jobs as job_rows
 from runner.store.steer.control import Change, refuse_child
@@ -56,6 +61,7 @@ from runner.store.tables import (
     jobs,
     model_calls,
     queued_messages,
+    run_instructions,
     run_items,
     runs,
     tool_calls,
@@ -130,7 +136,7 @@ def fork(
         run = _load_run(connection, run_id)
         refuse_child(run.id, "forked")
         spec = job_rows.spec_to_go_on(connection, run.job_id)
-        _refuse_unfinished(connection, run, turn)
+        _refuse_unfinished(connection, run, spec, turn)
         found = _load_turn(connection, run, spec, turn)
         if found.is_final and text is None:
             raise UsageError(
@@ -151,7 +157,7 @@ def _load_run(connection: Connection, run_id: str) -> Row[Any]:
     return run
 
 
-def _refuse_unfinished(connection: Connection, run: Row[Any], turn: int) -> None:
+def _refuse_unfinished(connection: Connection, run: Row[Any], spec: JobSpec, turn: int) -> None:
     if turn > run.turns:
         last = f"its last is {run.turns}" if run.turns else "it has made none (0 is its beginning)"
         raise UsageError(f"{run.id} has no turn {turn}: {last}")
@@ -163,6 +169,20 @@ def _refuse_unfinished(connection: Connection, run: Row[Any], turn: int) -> None
             f"turn {turn} of {run.id} has not ended, as tool calls of it have no results: fork it at "
             f"{turn - 1}"
         )
+    if turn and turn == run.turns and _has_hooks_to_run(connection, run, spec):
+        raise UsageError(
+            f"turn {turn} of {run.id} has not ended, as hooks of it may still change files: fork it "
+            f"when they have run, or at {turn - 1}"
+        )
+
+
+def _has_hooks_to_run(connection: Connection, run: Row[Any], spec: JobSpec) -> bool:
+    """Whether hooks are still to run after the calls of a run's last turn."""
+    if run.state in ENDED or not end_turns(spec):
+        return False
+    calls = exists().where(tool_calls.c.run_id == run.id, tool_calls.c.turn == run.turns)
+    is_open = progress_from_row(run).hooked.closed < run.turns
+    return is_open and bool(connection.execute(select(calls)).scalar())
 
 
 def _refuse_without_files(run: Row[Any], spec: JobSpec, turn: _Turn) -> None:
@@ -192,7 +212,7 @@ def _load_turn(connection: Connection, run: Row[Any], spec: JobSpec, number: int
         call=_model_call(connection, run, number),
         has_calls=bool(calls),
         has_submitted=tool is not None and (tool.name, "succeeded") in calls,
-        tree=_tree_after(connection, run, number),
+        tree=tree_after(connection, run.id, number),
         split=split_of(spec, messages, started),
     )
 
@@ -221,21 +241,6 @@ def _model_call(connection: Connection, run: Row[Any], turn: int) -> Row[Any] | 
         .limit(1)
     )
     return connection.execute(query).one_or_none()
-
-
-def _tree_after(connection: Connection, run: Row[Any], turn: int) -> str | None:
-    newest = (
-        select(tool_calls.c.tree_after)
-        .where(
-            tool_calls.c.run_id == run.id,
-            tool_calls.c.turn <= turn,
-            tool_calls.c.tree_after.is_not(None),
-        )
-        .order_by(tool_calls.c.message.desc(), tool_calls.c.position.desc())
-        .limit(1)
-    )
-    tree: str | None = connection.execute(newest).scalar()
-    return run.start_tree if tree is None else tree
 
 
 def _store(
@@ -269,12 +274,13 @@ def _store(
         "event_count": 1 + len(happened),
         "start_tree": run.start_tree,
     }
-    if turn.tree is not None:  # it is there where the other run's workspace is
-        row |= {"workspace_path": run.workspace_path, "workspace_id": run.workspace_id}
+    if turn.tree is not None:
+        row |= _place_of_tree(run, spec)
     connection.execute(insert(runs).values(row))
     _copy(connection, run.id, fork_id, turn.number)
     compacted = load_compacted(connection, fork_id)
-    progress = progress_to_json(_progress(run, spec, turn, compacted, called))
+    sees = _with_instructions_of(connection, fork_id, spec)
+    progress = progress_to_json(_progress(run, sees, turn, compacted, called))
     counted = {"progress": progress, "compaction_count": compacted.count}
     connection.execute(update(runs).where(runs.c.id == fork_id).values(**counted))
     if texts:
@@ -283,6 +289,14 @@ def _store(
     connection.execute(insert(events), [opened.event, *_event_rows(fork_id, happened, now)])
     detail = f"forked from {run.id} after turn {turn.number}"
     return Change(fork_id, run.item_key, "queued", True, detail)
+
+
+def _place_of_tree(run: Row[Any], spec: JobSpec) -> dict[str, str | None]:
+    """Where the other run's trees are: with a remote anywhere, also while sub-agents hold that run to the
+    host where they work."""
+    if spec.workspace is not None and spec.workspace.remote is not None:
+        return {"workspace_path": None, "workspace_id": None}
+    return {"workspace_path": run.workspace_path, "workspace_id": run.workspace_id}
 
 
 _OWN_LIMITS = ("token_ceiling", "cost_ceiling_usd", "working_time")
@@ -337,6 +351,14 @@ def _copy(connection: Connection, run_id: str, fork_id: str, turn: int) -> None:
     # Its first model call is sent all of them; none of its own has made one.
     own = {"made_by_call": None, "first_sent_in": 1}
     copy_rows(connection, compactions, run_id, fork_id, compactions.c.turn <= turn, **own)
+    if turn:  # before the first nothing was said under them: it reads its own
+        copy_rows(connection, run_instructions, run_id, fork_id)
+
+
+def _with_instructions_of(connection: Connection, run_id: str, spec: JobSpec) -> JobSpec:
+    """The spec with the system prompt that a run's conversation was made under."""
+    system = with_instructions(spec.system, load_instructions(connection, run_id))
+    return replace(spec, system=system)
 
 
 def _progress(
@@ -344,7 +366,7 @@ def _progress(
 ) -> Progress:
     """How the new run begins: nothing used, and its next prompt measured as well as can be. The real
     tokens of the last one count when the same model counted them."""
-    sent = sent_messages(turn.messages, compacted)
+    before, sent = progress_from_row(run), sent_messages(turn.messages, compacted)
     per_token = spec.context.chars_per_token
     progress = Progress(
         turns=turn.number,
@@ -352,6 +374,7 @@ def _progress(
         stop=turn.stop,
         split=turn.split,
         hooked=Hooked(closed=turn.number),
+        instructed=before.instructed and turn.number > 0,
         appended_bytes=spec.request_bytes(sent),
         fullness=Fullness(sent=spec.shared_tokens + tokens_of(sent, per_token)),
     )
@@ -364,7 +387,7 @@ def _progress(
     since = sum(estimate(block, per_token) for block in turn.since)
     if not is_measurement(real, fullness.sent - since):
         return progress
-    correction = progress_from_row(run).fullness.correction
+    correction = before.fullness.correction
     return replace(
         progress,
         last_prompt_tokens=real,

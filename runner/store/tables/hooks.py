@@ -40,7 +40,8 @@ hook_runs = Table(
     CheckConstraint("decision IN ('allow', 'ask', 'deny', 'block')", name="decision"),
 )
 
-# Files of instructions as the run has read them; ``size`` is in bytes, ``sha256`` of these.
+# Files of instructions as the run has read them: ``sha256`` is of the file's bytes, ``size`` of ``text`` in
+# bytes, which has no byte order mark, line feeds alone, and control characters as escapes.
 run_instructions = Table(
     "run_instructions",
     metadata,

@@ -57,8 +57,8 @@ class Start:
 class Ended:
     """How a call's process ended. ``lost``: the host or the keeper died, and the tool with it.
 
-    ``exit_code`` is negative for a signal. ``cut`` says that there was more than the 10 MB kept.
-    ``output`` says why, when the process was not started.
+    ``exit_code`` is negative for a signal. ``cut`` says that there was more output than the 10
+    MB kept; so much is kept of the errors too. ``output`` says why, when the process was not started.
     """
 
     end: End

@@ -74,7 +74,7 @@ def keep(call: socket.socket, life: int, children_ended: int) -> None:
         os.waitstatus_to_exitcode(status),
         output.kept,
         errors.kept,
-        output.cut or errors.cut,
+        output.cut,
     )
 
 
@@ -86,7 +86,8 @@ def answer(
     errors: bytes | bytearray = b"",
     cut: bool = False,
 ) -> None:
-    """Tell the worker how a call ended; a worker that is gone is not told."""
+    """Tell the worker how a call ended; a worker that is gone is not told. ``cut``: there was more
+    output than is kept, and of errors nobody asks that."""
     head = f"{end} {exit_code} {int(cut)} {len(output)} {len(errors)}\n".encode()
     try:
         for part in (head, output, errors):

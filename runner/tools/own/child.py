@@ -8,6 +8,7 @@ import functools
 import importlib
 import inspect
 import json
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from typing import Any, cast
 
 from pydantic import TypeAdapter, ValidationError, validate_call
 
+from runner.core.hooks.hook import FOLDER_NAME
 from runner.tools.host.report import Report
 from runner.tools.own import DECLARED
 
@@ -39,13 +41,14 @@ def main() -> None:
     action, folder, module, name = sys.argv[1:]
     sys.path.insert(0, folder)
     try:
+        told = _told() if action == "hook" else None  # before the import, which may ask where it is
         function = _load(module, name)
         if action == "describe":
             report.end("succeeded", json.dumps(_describe(function, name)))
         if action == "look":
             report.end("succeeded", _look(function))
         if action == "hook":
-            report.end("succeeded", _as_answer(_ended(function(json.load(sys.stdin)))))
+            report.end("succeeded", _as_answer(_ended(function(told))))
         arguments, keywords = _validated(function, json.load(sys.stdin))
         report.end("succeeded", _as_text(_ended(function(*arguments, **keywords))))
     except Unusable as error:
@@ -56,6 +59,12 @@ def main() -> None:
         BaseException
     ) as error:  # whatever a user's code raises, SystemExit too, is for the model
         report.end("failed", _say(error))
+
+
+def _told() -> Any:
+    told = json.load(sys.stdin)
+    os.environ[FOLDER_NAME] = told["cwd"]
+    return told
 
 
 def _load(module: str, name: str) -> Callable[..., Any]:
@@ -145,7 +154,8 @@ def _as_answer(result: Any) -> str:
         return ""
     if not isinstance(result, dict):
         raise Unusable(f"it returned {type(result).__name__}: a hook returns a dict or None")
-    return _as_text(result)
+    # In ASCII: what is handed through from a model may have half of a surrogate pair, which is no UTF-8.
+    return _as_json(result, ascii_only=True)
 
 
 def _as_text(result: Any) -> str:
@@ -153,8 +163,12 @@ def _as_text(result: Any) -> str:
         return ""
     if isinstance(result, str):
         return result
+    return _as_json(result, ascii_only=False)
+
+
+def _as_json(result: Any, *, ascii_only: bool) -> str:
     try:
-        return json.dumps(result, ensure_ascii=False)
+        return json.dumps(result, ensure_ascii=ascii_only)
     except (TypeError, ValueError) as error:
         raise Unusable(f"it returned what is neither text nor JSON: {error}") from error
 

@@ -12,9 +12,6 @@ from hypothesis import strategies as st
 from runner.core.agents.agent import (
     AGENT_SOURCE,
     AGENT_TOOL,
-    MOST_AT_ONCE,
-    MOST_DEPTH,
-    MOST_OF_TREE,
     SPLIT_SOURCE,
     SPLIT_TOOL,
     AgentType,
@@ -28,7 +25,7 @@ from runner.core.entries import ChildrenStarted, Entry, ToolFinished, ToolsStart
 from runner.core.journal import Call
 from runner.core.permissions import Permit, Setting, digest_of
 from runner.core.run import Ended, Waiting
-from runner.core.steps import CallModel, Done
+from runner.core.steps import CallModel, Done, Effect, EndChildren
 from tests.core.story import TOOLS, says
 from tests.core.world import World
 
@@ -148,14 +145,31 @@ class Family(World):
 
     def die(self) -> None:
         super().die()
+        self.view = replace(self.view, children_told=False)
         self.look_at_children()
+
+    def do(self, effect: Effect) -> None:
+        """The run is about to end: its children are cancelled, and it is taken up when they are at rest."""
+        if not isinstance(effect, EndChildren):
+            super().do(effect)
+            return
+        assert not self.draining
+        while self.unended() and not self.chance():
+            self.end_child()
+        self.view = replace(self.view, children_told=not self.unended())
+        if self.chance():
+            self.die()
 
     def take_up(self, done: Done) -> None:
         match done.outcome:
+            case Waiting("children") if self.view.children_told:
+                assert not self.unended()
+                self.view = replace(self.view, outcome=None)
+                self.die()
             case Waiting("children"):
                 at_work = [child for child in self.view.children if child.result is None]
                 assert at_work
-                assert not self.waiting() or len(at_work) == MOST_AT_ONCE
+                assert not self.waiting() or (len(at_work) == self.view.limits.max_agents_at_once)
                 self.end_child()
                 while self.unended() and not self.chance():
                     self.end_child()
@@ -164,11 +178,12 @@ class Family(World):
             case Waiting("approval"):
                 pending = [call for call in self.view.calls if call.result is None]
                 assert not waiting_for_room(self.view, pending)
-                super().take_up(done)
+                self.answer()
+                while self.waiting() and self.draw(st.booleans()):
+                    self.answer()
+                self.view = replace(self.view, outcome=None)
+                self.die()
             case _:
-                if isinstance(done.outcome, Ended):
-                    while self.unended():
-                        self.end_child()  # cancelled with their parent
                 super().take_up(done)
 
     # --- what is promised ---
@@ -197,7 +212,7 @@ class Family(World):
         """What the start of sub-agents may never do."""
         view = self.view
         assert children
-        assert view.depth < MOST_DEPTH
+        assert view.depth < view.limits.max_agent_depth
         first = len(self.grown) + 1
         assert [child.number for child in children] == [*range(first, first + len(children))]
         for child in children:
@@ -206,8 +221,8 @@ class Family(World):
             assert child.tokens >= 0
             assert view.limits.cost_ceiling is None or child.cost is not None
             self.grown[child.number] = Grown(child)
-        assert len(self.unended()) <= MOST_AT_ONCE
-        assert view.tree_size + len(children) <= MOST_OF_TREE
+        assert len(self.unended()) <= view.limits.max_agents_at_once
+        assert view.tree_size + len(children) <= view.limits.max_agents
         for index in {child.index for child in children}:
             if index is None:
                 assert not view.calls
@@ -242,8 +257,8 @@ class Family(World):
         assert held.tokens + tokens <= limits.token_ceiling
         assert limits.cost_ceiling is None or held.cost + cost <= limits.cost_ceiling
         assert progress.children == len(self.grown)
+        assert not isinstance(self.view.outcome, Ended) or not self.unended()
         if isinstance(self.view.outcome, Ended) and self.view.outcome.state == "succeeded":
-            assert not self.unended()
             assert self.view.spec.coordinator is None or progress.split == "done"
 
     def call_model(self, step: CallModel) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hypothesis import strategies as st
 
@@ -12,6 +12,8 @@ from runner.core.entries import ChildrenStarted, Entry, HookFinished, HookStarte
 from runner.core.hooks.hook import Hook
 from runner.core.hooks.run import HookAnswer, HookResult
 from runner.core.hooks.verdict import refuses
+from runner.core.journal import Call
+from runner.core.permissions import Answer
 from runner.core.run import Ended
 from runner.core.steps import Done, Effect, RunHook
 from tests.core.agents.family import Family, asks
@@ -47,7 +49,7 @@ class Hooked(Family):
             super().do(effect)
             return
         run = effect.run
-        assert run.event == "RunEnd" or not self.view.awaits_children
+        assert run.event == "PreToolUse" or not self.view.awaits_children
         if self.chance():
             self.die()
             return
@@ -62,6 +64,13 @@ class Hooked(Family):
             updates = [None, asks("tester"), asks("nobody")] if name == AGENT_TOOL else [None]
             updated = self.draw(st.sampled_from(updates))
         self.append(HookFinished(run.number, HookResult(answer, updated)))
+
+    def given(self, call: Call) -> Answer:
+        """A person who approves a call for a sub-agent may make another of it."""
+        given = super().given(call)
+        if given.effect != "approved" or call.name != AGENT_TOOL or not self.draw(st.booleans()):
+            return given
+        return replace(given, input=asks("tester"))
 
     def take_up(self, done: Done) -> None:
         super().take_up(done)

@@ -10,10 +10,11 @@ from decimal import Decimal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runner.core.agents.agent import AGENT_TOOL, MOST_DEPTH, MOST_OF_TREE, Coordinator
+from runner.core.agents.agent import AGENT_TOOL, Coordinator
 from runner.core.budget import Limits
 from runner.core.permissions import Rule
 from runner.core.prices import Rates, Tariff
+from runner.core.spec import Asking
 from tests.core.agents.family import (
     NAMES_OF_COORDINATORS,
     SPLIT,
@@ -41,21 +42,33 @@ MODES = st.sampled_from(["safe", "all", "off"])
     TOKENS,
     USD,
     st.sets(st.sampled_from(["Read", "Bash", AGENT_TOOL])),
-    st.sampled_from([0, 0, 0, MOST_DEPTH - 1, MOST_DEPTH]),
-    st.sampled_from([0, 0, MOST_OF_TREE - 3]),
+    st.sampled_from([(3, 8, 50), (3, 8, 50), (1, 1, 2), (5, 3, 9)]),
+    st.sampled_from([None, None, None, 1, 0]),
+    st.sampled_from([None, None, 3, 0]),
 )
 def test_whatever_becomes_of_its_children_a_run_ends_and_keeps_its_promises(
-    data, mode, mischief, turns, tokens, usd, asked, depth, others
+    data, mode, mischief, turns, tokens, usd, asked, most, above, left
 ):
-    limits = Limits(max_turns=turns, token_ceiling=tokens, cost_ceiling_usd=usd)
+    """Also where it is itself ``above`` the greatest depth by so much, or so many are ``left`` in its
+    tree."""
+    limits = Limits(
+        max_turns=turns,
+        token_ceiling=tokens,
+        cost_ceiling_usd=usd,
+        max_agent_depth=most[0],
+        max_agents_at_once=most[1],
+        max_agents=most[2],
+    )
+    depth = 0 if above is None else most[0] - above
+    others = 0 if left is None else max(0, most[2] - left)
     rules = (*RULES, *(Rule("ask", name) for name in sorted(asked)))
     spec = a_spec(tools=WITH_AGENTS, agents=TYPES, rules=rules, parallel_tools=mode)
     view = replace(a_run(spec, limits), tariffs=TARIFFS, depth=depth, tree_size=others)
     family = Family(data.draw, view, mischief)
     family.drive()
     check_end(family)
-    assert depth < MOST_DEPTH or not family.grown
-    assert len(family.grown) <= MOST_OF_TREE - others
+    assert depth < limits.max_agent_depth or not family.grown
+    assert len(family.grown) <= limits.max_agents - others
 
 
 @settings(max_examples=100)
@@ -84,9 +97,10 @@ def test_whatever_becomes_of_its_parts_a_coordinator_ends_and_keeps_its_promises
     st.integers(2, 4),
     st.sets(st.sampled_from(HOOKS), min_size=1),
     st.booleans(),
+    st.booleans(),
 )
 def test_hooks_around_agents_run_once_and_what_they_deny_starts_nothing(
-    data, mode, mischief, turns, hooks, asked
+    data, mode, mischief, turns, hooks, asked, impatient
 ):
     spec = a_spec(
         tools=WITH_AGENTS,
@@ -94,6 +108,7 @@ def test_hooks_around_agents_run_once_and_what_they_deny_starts_nothing(
         parallel_tools=mode,
         hooks=tuple(sorted(hooks, key=HOOKS.index)),
         rules=(*RULES, *([Rule("ask", AGENT_TOOL)] if asked else [])),
+        asking=Asking(on_timeout="stop" if impatient else "deny"),
     )
     view = replace(a_run(spec, Limits(max_turns=turns)), tariffs=TARIFFS)
     hooked = Hooked(data.draw, view, mischief, most_calls=4)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from runner.core.agents.agent import MOST_AT_ONCE, MOST_DEPTH, MOST_OF_TREE, AgentType
+from runner.core.agents.agent import AgentType
 from runner.core.budget import Limits
 from runner.core.entries import (
     ChildrenStarted,
@@ -24,7 +24,6 @@ from runner.core.hooks.run import HookAnswer, HookResult
 from runner.core.permissions import Answer, Rule, Setting, digest_of
 from runner.core.prices import FREE
 from runner.core.run import Ended, Waiting
-from runner.core.spec import Asking
 from runner.core.steps import CallModel, LocateCalls, RecordShared, RunHook
 from tests.core.agents.family import REVIEWER
 from tests.core.agents.telling import Parent, asks
@@ -72,13 +71,14 @@ def test_a_child_is_never_in_doubt_when_the_worker_of_its_parent_died():
     assert not undo_needed(parent.view)
 
 
-def test_no_more_than_eight_are_under_way_at_once_and_a_free_slot_is_filled():
-    parent = Parent()
+@pytest.mark.parametrize(("limits", "most"), [(Limits(), 8), (Limits(max_agents_at_once=2), 2)])
+def test_no_more_than_the_job_allows_are_under_way_at_once_and_a_free_slot_is_filled(limits, most):
+    parent = Parent(limits)
     parent.ask(*[asks()] * 10)
-    assert len(parent.started) == MOST_AT_ONCE
-    parent.child_ends(3)
+    assert len(parent.started) == most
+    parent.child_ends(2)
     assert outcome_of(parent.claim()) == CHILDREN
-    assert [child.index for child in parent.started] == [*range(9)]
+    assert [child.index for child in parent.started] == [*range(most + 1)]
 
 
 @pytest.mark.parametrize("mode", ["safe", "all", "off"])
@@ -115,20 +115,26 @@ def test_a_child_without_tools_is_shown_no_conversation_that_has_calls():
     assert [child.snapshot for child in parent.started] == [False, False, True]
 
 
-def test_a_run_at_the_greatest_depth_starts_none():
-    parent = Parent(depth=MOST_DEPTH)
+@pytest.mark.parametrize("limits", [Limits(), Limits(max_agent_depth=1), Limits(max_agent_depth=5)])
+def test_a_run_at_the_greatest_depth_starts_none(limits):
+    parent = Parent(limits, depth=limits.max_agent_depth)
     assert isinstance(parent.ask(asks()), CallModel)
     assert "this part of the work yourself" in parent.results()["a0"]
     assert not parent.started
+    above = Parent(limits, depth=limits.max_agent_depth - 1)
+    assert outcome_of(above.ask(asks())) == CHILDREN
 
 
-def test_a_full_tree_gives_error_results_past_its_limit():
-    parent = Parent(tree_size=MOST_OF_TREE - 2)
+@pytest.mark.parametrize(
+    ("limits", "told"), [(Limits(), "50 sub-agents"), (Limits(max_agents=2), "2 sub-agents")]
+)
+def test_a_full_tree_gives_error_results_past_its_limit(limits, told):
+    parent = Parent(limits, tree_size=limits.max_agents - 2)
     assert outcome_of(parent.ask(asks(), asks(), asks())) == CHILDREN
     assert len(parent.started) == 2
     finished = [entry for entry in parent.entries if isinstance(entry, ToolFinished)]
     assert [(entry.index, entry.result.outcome) for entry in finished] == [(2, "failed")]
-    assert "50 sub-agents" in finished[0].result.content
+    assert told in finished[0].result.content
 
 
 def test_an_unknown_type_is_told_the_types_that_there_are():
@@ -191,17 +197,17 @@ def test_hooks_after_calls_run_when_no_child_is_under_way_any_more():
 
 
 def test_nothing_is_put_back_while_a_child_is_under_way():
-    """A run that ends before its sub-agents has hooks beside them all the same."""
-    hooks = (Hook("RunEnd", command="leave", repeatable=True),)
-    asking = Asking(on_timeout="stop")
-    parent = Parent(workspace=Workspace("/repo", "copy"), hooks=hooks, rules=ASKING, asking=asking)
+    """Hooks that look at what a person has made of a call run beside sub-agents."""
+    hooks = (Hook("PreToolUse", command="look", repeatable=True),)
+    rules = (*RULES, Rule("ask", "Agent(tester)"))
+    parent = Parent(workspace=Workspace("/repo", "copy"), hooks=hooks, rules=rules)
     parent.view = apply(parent.view, TreeRecorded("tree 1", "created"))
-    parent.ask(asks(), asks())
-    located_first = answer(parent, 0, "approved")
-    assert isinstance(located_first, LocateCalls)
-    parent.view = located(parent, located_first)
-    assert outcome_of(parent.go_on()) == Waiting("approval")
-    assert isinstance(answer(parent, 1, "expired"), RunHook)
+    asked = through_hooks(parent, parent.ask(asks(), asks("tester")))
+    assert outcome_of(asked) == Waiting("approval")
+    answered = answer(parent, 1, "approved", asks("tester", "Run it."))
+    assert isinstance(answered, LocateCalls)
+    parent.view = located(parent, answered)
+    assert isinstance(parent.go_on(), RunHook)
     assert parent.view.awaits_children
     assert not undo_needed(next_attempt(parent))
     parent.child_ends(1)  # since the files were recorded
@@ -243,6 +249,30 @@ def test_the_input_that_a_person_changed_is_what_the_child_gets():
     parent.child_ends(1)
     parent.claim()
     assert "changed its input" in parent.results()["a0"]
+
+
+def test_a_call_that_cannot_start_is_told_what_a_hook_made_of_it():
+    parent = Parent(hooks=(Hook("PreToolUse", command="look"),))
+    step = parent.ask(asks())
+    assert isinstance(step, RunHook)
+    changed = HookResult(HookAnswer("succeeded"), updated_input=asks("nobody"))
+    step = parent.go_on(HookFinished(step.run.number, changed))
+    assert isinstance(through_hooks(parent, step), CallModel)
+    assert not parent.started
+    assert parent.results()["a0"] == (
+        'A hook that looked at this call changed its input: {"agent_type": "nobody"}. What follows is '
+        "of that.\n\nUnknown type of sub-agent 'nobody'. Types: reviewer, tester."
+    )
+
+
+def test_a_call_that_cannot_start_is_told_what_a_person_made_of_it():
+    parent = Parent(rules=ASKING)
+    parent.ask(asks())
+    step = through_hooks(parent, answer(parent, 0, "approved", asks(prompt=" ")))
+    assert isinstance(step, CallModel)
+    assert not parent.started
+    assert "The person who approved this call changed its input" in parent.results()["a0"]
+    assert parent.results()["a0"].endswith("must not be blank.")
 
 
 def test_hooks_look_at_the_changed_input_of_an_agent_that_starts_beside_another():

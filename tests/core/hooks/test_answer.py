@@ -41,12 +41,42 @@ def test_exit_code_2_is_an_objection_whatever_was_printed(event):
         ({"hookSpecificOutput": {"permissionDecision": "deny"}}, "deny"),
         ({"decision": "approve"}, "allow"),
         ({"decision": "block"}, "deny"),
-        ({"decision": "block", "hookSpecificOutput": {"permissionDecision": "ask"}}, "ask"),
         ({"decision": None, "hookSpecificOutput": None}, None),
+        ({"continue": None}, None),
     ],
 )
 def test_decisions_on_calls(printed, decision):
-    assert answered("PreToolUse", printed).answer.decision == decision
+    assert answered("PreToolUse", printed).answer == HookAnswer("succeeded", decision)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "decision", "reason"),
+    [
+        ("block", "allow", "deny", "old"),
+        ("block", "ask", "deny", "old"),
+        ("block", "deny", "deny", "new"),
+        ("approve", "allow", "allow", "new"),
+        ("approve", "ask", "ask", "new"),
+        ("approve", "deny", "deny", "new"),
+        (None, "ask", "ask", "new"),
+        ("approve", None, "allow", "old"),
+    ],
+)
+def test_of_two_decisions_in_one_answer_the_stricter_holds_with_its_reason(
+    old, new, decision, reason
+):
+    specific = {"permissionDecision": new, "permissionDecisionReason": "new"}
+    printed = {"decision": old, "reason": "old", "hookSpecificOutput": specific}
+    assert answered("PreToolUse", printed).answer == HookAnswer("succeeded", decision, reason)
+
+
+def test_a_decision_has_the_reason_that_is_given_where_it_has_none_of_its_own():
+    printed = {
+        "decision": "block",
+        "reason": "old",
+        "hookSpecificOutput": {"permissionDecision": "deny"},
+    }
+    assert answered("PreToolUse", printed).answer.reason == "old"
 
 
 @pytest.mark.parametrize("event", ["RunStart", "PostToolUse", "TurnEnd", "RunEnd"])
@@ -63,6 +93,11 @@ def test_only_hooks_before_calls_decide_on_them(event):
         (b"{", "is not JSON"),
         (b'{"a": NaN}', "is not JSON"),
         (b'{"a": "\xff"}', "is not JSON"),
+        (b'{"decision": "block", "decision": "approve"}', "the key 'decision' twice in one object"),
+        (
+            b'{"hookSpecificOutput": {"updatedInput": {"command": "ls", "command": "rm x"}}}',
+            "what it printed makes no sense: it has the key 'command' twice",
+        ),
         (b'{"a":' * 500 + b"1" + b"}" * 500, "is not JSON"),
         ({"hookSpecificOutput": []}, "hookSpecificOutput is not an object"),
         ({"continue": "no"}, "continue is neither"),

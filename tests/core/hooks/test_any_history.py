@@ -20,6 +20,7 @@ from runner.core.entries import (
     TurnEnded,
 )
 from runner.core.files.workspace import Workspace
+from runner.core.fold import rested
 from runner.core.hooks.answer import Said, read_answer
 from runner.core.hooks.hook import Hook
 from runner.core.hooks.lookup import decided_at, has_run, hooks_of, is_matched, run_of
@@ -86,6 +87,13 @@ class HookedWorld(World):
         given = super().given(call)
         edited = {"path": "c"} if self.draw(st.booleans()) else None
         return replace(given, input=edited) if given.effect == "approved" else given
+
+    def people(self) -> None:
+        """Who cancels a run and takes it up again finds it at rest."""
+        attempt = self.view.attempt
+        super().people()
+        if self.view.attempt > attempt:
+            self.view = replace(self.view, progress=rested(self.view.progress))
 
     def run_hook(self, step: RunHook) -> None:
         hook = self.view.spec.hooks[step.run.hook]
@@ -218,15 +226,30 @@ class HookedWorld(World):
 
 @dataclass
 class HookedWorkshop(HookedWorld, Workshop):
-    """The same where the files are recorded, and hooks change them."""
+    """The same where the files are recorded, and hooks change them. ``never`` are the changes of hooks
+    that may make none."""
+
+    never: set[str] = field(default_factory=set)
 
     def leave_half(self, step: RunHook) -> None:
         if self.draw(st.booleans()):
-            self.files += (f"hook{step.run.number}?",)
+            half = f"hook{step.run.number}?"
+            self.files += (half,)
+            if step.run.event == "RunEnd":
+                self.never.add(half)
+
+    def append(self, *entries: Entry) -> None:
+        super().append(*entries)
+        tree = self.view.progress.tree or ""
+        assert self.never.isdisjoint(tree.split()), "what a hook of the end did is recorded"
 
     def run_hook(self, step: RunHook) -> None:
         assert self.tree == self.view.progress.tree, "a hook runs on files that are not recorded"
         assert f"hook{step.run.number}?" not in self.files, "a hook runs on what it left half done"
+        if step.run.event == "RunEnd" and not self.never and self.draw(st.booleans()):
+            self.leave_half(step)
+            self.die()
+            return
         super().run_hook(step)
 
     def left_by(self, step: RunHook) -> str | None:
@@ -244,9 +267,9 @@ def _approved(call: Call) -> bool:
     return call.answer is not None and call.answer.effect == "approved"
 
 
-def a_hooked_run(data: st.DataObject, limits: Limits, **changes: object) -> RunView:
-    hooks = tuple(data.draw(st.lists(HOOKS, min_size=1, max_size=6)))
-    return a_run(a_spec(hooks=hooks, **changes), limits)
+def a_hooked_run(data: st.DataObject, limits: Limits, *hooks: Hook, **changes: object) -> RunView:
+    drawn = tuple(data.draw(st.lists(HOOKS, min_size=1, max_size=6)))
+    return a_run(a_spec(hooks=(*drawn, *hooks), **changes), limits)
 
 
 @settings(max_examples=200)
@@ -275,6 +298,7 @@ def test_whatever_hooks_change_is_recorded_and_the_end_is_what_was_delivered(
     run = a_hooked_run(
         data,
         limits,
+        Hook("RunEnd", command="tell"),
         tools=TOOLS,
         rules=(Rule("allow", "*"), Rule("deny", "Deploy")),
         workspace=Workspace("/repo", "git", external=(Rule("ask", "Push"),)),

@@ -6,13 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from runner.core.entries import HookFinished, HookStarted, TreeRecorded
+from runner.core.conversation import ToolResult
+from runner.core.ending.verify import Verify
+from runner.core.entries import Delivered, HookFinished, HookStarted, TreeRecorded, Verified
 from runner.core.files.doubt import undo_needed
 from runner.core.files.workspace import Workspace
-from runner.core.hooks.hook import Hook
+from runner.core.fold import rested
+from runner.core.hooks.hook import Hook, HookEvent
 from runner.core.hooks.run import HookAnswer, HookResult
-from runner.core.steps import CallModel, RunHook
-from tests.core.story import Story
+from runner.core.run import Ended
+from runner.core.steps import CallModel, Deliver, RunHook, RunVerify
+from tests.core.story import Story, outcome_of, says
 
 
 def left_in_the_middle(*, repeatable: bool) -> Story:
@@ -45,3 +49,60 @@ def test_a_hook_that_may_not_has_an_unknown_outcome():
     assert isinstance(story.claim(), CallModel)
     (run,) = story.view.hook_runs
     assert run.answer == HookAnswer("unknown", reason="its worker died while it ran")
+
+
+UNKNOWN = HookAnswer("unknown", reason="its worker died while it ran")
+
+
+def left_at_the_end(*, repeatable: bool) -> Story:
+    """A run that is verified and delivered, and whose last hook is left in the middle."""
+    hook = Hook("RunEnd", command="./tell", repeatable=repeatable)
+    verify = Verify(("true",))
+    story = Story(hooks=(hook,), workspace=Workspace("/repo", "git"), verify=verify)
+    story.go_on(TreeRecorded("tree 1", "created"))
+    assert isinstance(story.reply("end_turn", says()), RunVerify)
+    assert isinstance(story.go_on(Verified(1, "true", ToolResult("ok"))), Deliver)
+    assert isinstance(story.go_on(Delivered("commit 1")), RunHook)
+    story.view = replace(story.view, attempt=2)
+    return story
+
+
+@pytest.mark.parametrize("repeatable", [True, False])
+def test_what_a_hook_of_the_end_has_changed_is_put_back_whether_it_runs_again_or_not(repeatable):
+    story = left_at_the_end(repeatable=repeatable)
+    assert undo_needed(story.view)
+    effect = story.go_on(TreeRecorded("tree 1", "restored", "tree 2"))
+    if repeatable:
+        assert isinstance(effect, RunHook)
+        effect = story.go_on(HookFinished(1, HookResult(HookAnswer("succeeded"))))
+    assert outcome_of(effect) == Ended("succeeded", "end_turn")
+    assert sum(isinstance(entry, Delivered) for entry in story.entries) == 1
+    assert story.view.progress.verification.number == 1
+    (run,) = story.view.hook_runs
+    assert repeatable or run.answer == UNKNOWN
+
+
+def test_what_a_hook_of_the_end_has_changed_is_put_back_when_the_run_goes_on_instead():
+    story = left_at_the_end(repeatable=False)
+    story.say("Wait.")
+    assert undo_needed(story.view)
+    assert isinstance(story.go_on(TreeRecorded("tree 1", "restored", "tree 2")), CallModel)
+
+
+@pytest.mark.parametrize("event", ["RunStart", "RunEnd"])
+@pytest.mark.parametrize("repeatable", [True, False])
+def test_a_hook_that_was_cut_off_with_its_run_is_over_when_that_is_taken_up(
+    event: HookEvent, repeatable: bool
+):
+    """The files are put back once; what somebody changes after that stays."""
+    story = (
+        left_at_the_end(repeatable=repeatable)
+        if event == "RunEnd"
+        else left_in_the_middle(repeatable=repeatable)
+    )
+    cancelled = replace(story.view, attempt=2, progress=rested(story.view.progress))
+    story.view = replace(cancelled, attempt=3)
+    assert undo_needed(story.view) == (repeatable or event == "RunEnd")
+    story.go_on()
+    assert story.view.hook_runs[0].answer == UNKNOWN
+    assert not undo_needed(replace(story.view, attempt=4, hook_runs=story.view.hook_runs[:1]))

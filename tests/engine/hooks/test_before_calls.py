@@ -300,6 +300,57 @@ def test_a_function_that_fails_is_closed(
     assert reason in ran.reason
 
 
+def test_a_function_is_told_where_it_works_and_what_it_prints_is_no_answer(
+    bench: Bench, tmp_path: Path
+) -> None:
+    body = """
+    import os
+    for _ in range(1_100):
+        print("x" * 10_000)
+    return {"decision": "block", "reason": os.environ["CLAUDE_PROJECT_DIR"]}"""
+    hook = function(tmp_path, "PreToolUse", body, on_failure="continue")
+    lease = bench.run_with([hook], bash("touch made"))
+    assert bench.work(lease) == SUCCEEDED
+    assert not (bench.folder / "made").exists()
+    (ran,) = bench.rows()
+    assert (ran.outcome, ran.decision, ran.reason) == ("succeeded", "deny", str(bench.folder))
+    assert len(ran.errors) < 11_000
+
+
+def test_a_function_may_hand_half_a_character_through(bench: Bench, tmp_path: Path) -> None:
+    hook = function(tmp_path, "PreToolUse", r'return {"decision": "block", "reason": "no \ud800"}')
+    changes = function(
+        tmp_path,
+        "PreToolUse",
+        r'return {"hookSpecificOutput": {"updatedInput": {"command": "echo \ud800"}}}',
+    )
+    for each, word in ((hook, "no \ufffd"), (changes, "lone surrogate")):
+        assert bench.work(bench.run_with([each], bash("touch made"))) == SUCCEEDED
+        assert {ran.outcome for ran in bench.rows()} == {"succeeded"}
+        assert word in bench.model.results[0]
+    assert not (bench.folder / "made").exists()
+
+
+def test_an_answer_holds_whatever_is_printed_beside_it(bench: Bench) -> None:
+    long = "head -c 11000000 /dev/zero | tr '\\0' x >&2"
+    answer = json.dumps(decides("deny", "no"))
+    hook = Hook("PreToolUse", command=f"{long}; echo '{answer}'", on_failure="continue")
+    assert bench.work(bench.run_with([hook], bash("touch made"))) == SUCCEEDED
+    (ran,) = bench.rows()
+    assert (ran.outcome, ran.decision, ran.reason) == ("succeeded", "deny", "no")
+    assert not (bench.folder / "made").exists()
+
+
+def test_an_answer_that_was_cut_is_none(bench: Bench) -> None:
+    """Of what is kept of it, the end is missing: nobody knows what else it says."""
+    long = "head -c 11000000 /dev/zero | tr '\\0' ' '"
+    hook = Hook("PreToolUse", command=f"echo '{{}}'; {long}; echo x")
+    assert bench.work(bench.run_with([hook], bash("touch made"))) == SUCCEEDED
+    (ran,) = bench.rows()
+    assert (ran.outcome, ran.decision) == ("failed", None)
+    assert "more than the 1,000,000 bytes" in ran.reason
+
+
 def test_what_a_hook_prints_cannot_steer_a_terminal(bench: Bench) -> None:
     hook = Hook("PreToolUse", command="printf 'a\\033[31m\\0\\nb' >&2; exit 2")
     lease = bench.run_with([hook], bash("touch made"))

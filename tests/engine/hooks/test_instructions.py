@@ -39,6 +39,21 @@ def test_instructions_are_read_once_and_join_every_prompt(bench: Bench) -> None:
     assert (row.run_id, row.sha256, row.text) == (lease.run_id, file["sha256"], "Be kind.\n")
 
 
+def test_a_link_shows_the_model_no_file_that_the_rules_deny(bench: Bench) -> None:
+    (bench.folder / ".env").write_text("TOKEN=hunter2")
+    (bench.folder / "AGENTS.md").symlink_to(".env")
+    (bench.folder / "CLAUDE.md").write_text("Be kind.")
+    rules = [Rule("allow", "Read"), Rule("deny", "Read(.env)")]
+    assert bench.work(bench.run_with([], instructions=True, rules=rules)) == SUCCEEDED
+    assert bench.model.requests[0].system == (
+        "Be brief.\n\n# CLAUDE.md of the workspace\n\nBe kind."
+    )
+    (read,) = bench.happened("instructions_read")
+    assert read["left_out"] == [
+        "AGENTS.md: it leads to .env: Read is denied by the rule deny 'Read(.env)'"
+    ]
+
+
 def test_they_count_towards_what_the_first_call_may_use(bench: Bench) -> None:
     (bench.folder / "CLAUDE.md").write_text("word " * 10_000)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import insert, update
 
 from runner.core.conversation import Block, ToolOutcome
 from runner.errors import UsageError
@@ -15,7 +15,7 @@ from runner.store.audit.files import Action, Trees, files
 from runner.store.audit.filters import Filters
 from runner.store.audit.finding import candidates
 from runner.store.database import Database
-from runner.store.tables import tool_calls
+from runner.store.tables import hook_runs, tool_calls
 from tests.store.attempts import claim, tool_use
 from tests.store.audit.played import bash, finish, questions, reply_to, submit, turn
 from tests.store.examples import NOW
@@ -177,6 +177,61 @@ def test_trees_that_are_the_same_are_not_compared(database: Database) -> None:
     run_id = call(database, *bash("ls"))
     recorded(database, run_id, "t1", "t1")
     assert found(database, differences=changes(("created", "x"))) == []
+
+
+def hooked(database: Database, run_id: str, event: str, position: int | None, at: float) -> None:
+    """A hook of a run's first turn was recorded as changing files."""
+    row = {
+        "run_id": run_id,
+        "number": at - NOW,
+        "hook": 0,
+        "event": event,
+        "name": "fmt",
+        "turn": 1,
+    }
+    row |= {"message": None if position is None else 1, "position": position, "attempt": 1}
+    row |= {"started_at": at, "tree_before": "t1", "tree_after": "t2"}
+    database.write(lambda connection: connection.execute(insert(hook_runs).values(row)))
+
+
+def test_trees_tell_what_hooks_did(database: Database) -> None:
+    run_id = call(database, *bash("ls > out.txt"))
+    hooked(database, run_id, "PostToolUse", 0, NOW + 1)
+    hooked(database, run_id, "TurnEnd", None, NOW + 2)
+    told = changes(("changed", "out.txt"))
+    rows = list(files(database, ALL, differences=told))
+    at_turn_end, after_call, by_command = rows
+    assert (at_turn_end["tool"], at_turn_end["call_id"], at_turn_end["turn"]) == (
+        "TurnEnd",
+        None,
+        1,
+    )
+    assert (after_call["tool"], after_call["known_from"]) == ("PostToolUse", "trees")
+    assert after_call["call_id"] == by_command["call_id"] is not None
+    # What a hook did after the command says nothing of what that wrote.
+    assert (by_command["tool"], by_command["action"]) == ("Bash", "written")
+    assert found(database, "other.txt", differences=told) == []
+    assert files(database, ALL, differences=told, limit=1).note.startswith("only the newest 1")
+
+
+@pytest.mark.parametrize(
+    ("filters", "count"),
+    [
+        (Filters(tool="TurnEnd"), 1),
+        (Filters(tool="Bash"), 0),
+        (Filters(since=NOW + 2), 1),
+        (Filters(until=NOW + 2), 1),
+        (Filters(model="claude-test"), 2),
+        (Filters(model="claude-other"), 0),
+        (Filters(item="b"), 0),
+    ],
+)
+def test_filters_hold_for_what_hooks_did(database: Database, filters: Filters, count: int) -> None:
+    run_id = call(database, *bash("ls"))
+    hooked(database, run_id, "PostToolUse", 0, NOW + 1)
+    hooked(database, run_id, "TurnEnd", None, NOW + 2)
+    rows = files(database, filters, differences=changes(("changed", "a")))
+    assert len(list(rows)) == count
 
 
 def test_pattern_says_how_many_trees_were_compared(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy import update
 
-from runner.core.agents.agent import MOST_OF_TREE
+from runner.core.budget import Limits
 from runner.core.entries import InstructionsRead, TreeRecorded
 from runner.core.files.instructions import Instructions
 from runner.core.files.workspace import Workspace
@@ -24,6 +24,8 @@ from runner.store.ids import call_id
 from runner.store.journal import StoredJournal
 from runner.store.look.outputs import tool_output
 from runner.store.steer.control import Target, cancel
+from runner.store.steer.fork import fork
+from runner.store.steer.revive import retry
 from runner.store.tables import runs
 from runner.store.workspaces import Kept, assignment_of, keep, origins
 from tests.store.attempts import WORKER, claim, event_types, free, run_row, text, tool_use
@@ -41,6 +43,7 @@ from tests.store.children.family import (
 from tests.store.examples import NOW
 
 SOON = NOW + 60
+MOST_OF_TREE = Limits().max_agents
 
 
 class _CrashError(Exception):
@@ -231,6 +234,31 @@ def test_a_snapshot_keeps_no_thinking_where_it_reads_instructions_of_its_own(
     parent.reply(thought, asks(1, snapshot=True), stop="tool_use")
     assert [block["type"] for block in said_in(database, f"{run_id}.1")[1][1]] == ["tool_use"]
     assert not claim(database, f"{run_id}.1").view.progress.instructed
+
+
+def test_the_limits_of_a_job_hold_at_every_depth_and_for_forks_and_after_a_retry(
+    database: Database,
+) -> None:
+    limits = replace(PARENT.limits, max_agent_depth=2, max_agents_at_once=2, max_agents=4)
+    spec = replace(PARENT, limits=limits)
+    parent = start(database, asks(1), asks(2, "tester"), asks(3), spec=spec)
+    root = parent.view.run_id
+    assert len(tree_of(database, root)) == 2
+    child = claim(database, f"{root}.2").reply(asks(4), asks(5), asks(6), stop="tool_use")
+    assert len(tree_of(database, root)) == 4
+    assert "4 sub-agents have been started" in child.view.calls[2].result["content"]
+    grandchild = claim(database, f"{root}.2.1").reply(asks(7), stop="tool_use")
+    (refused,) = grandchild.view.messages[-1].blocks
+    assert "as deep as this one" in refused["content"]
+    cancel(database, Target("run", root), NOW)
+    retry(database, Target("run", root), NOW + 1)
+    revived = claim(database, root, NOW + 1)
+    assert revived.view.limits == parent.view.limits == limits
+    assert revived.view.tree_size == 4
+    forked = fork(database, root, 1, NOW + 2, text="Again.").id
+    again = claim(database, forked, NOW + 2).reply(asks(8), asks(9), asks(10), stop="tool_use")
+    assert again.view.limits == replace(limits, max_turns=again.view.limits.max_turns)
+    assert len(tree_of(database, forked)) == 2
 
 
 def test_no_more_are_started_than_a_tree_may_have_though_others_start_some_meanwhile(

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from runner.core.agents.agent import MOST_AT_ONCE, AgentType
+from runner.core.agents.agent import AgentType
+from runner.core.budget import Limits
 from runner.core.conversation import ModelReply
 from runner.core.ending.result import RESULT_TOOL
 from runner.core.entries import RunSettled
@@ -30,6 +31,7 @@ from tests.store.examples import NOW
 from tests.store.locks import waiting_for_locks
 
 LATER = NOW + 5
+MOST_AT_ONCE = Limits().max_agents_at_once
 
 
 def state(database: Database, run_id: str) -> tuple[str, str]:
@@ -160,19 +162,38 @@ def test_a_parent_whose_children_are_under_way_is_left_alone(database: Database)
     assert attend(database, LATER) == [run_id]
 
 
-def test_another_child_starts_when_one_of_many_has_ended(database: Database) -> None:
-    many = [asks(number) for number in range(MOST_AT_ONCE + 2)]
-    run_id = start(database, *many).view.run_id
-    assert len(tree_of(database, run_id)) == MOST_AT_ONCE
-    end(database, f"{run_id}.3", "Three.")
+@pytest.mark.parametrize("most", [2, MOST_AT_ONCE, MOST_AT_ONCE + 2])
+def test_another_child_starts_when_one_of_many_has_ended(database: Database, most: int) -> None:
+    many = [asks(number) for number in range(most + 2)]
+    spec = replace(PARENT, limits=replace(PARENT.limits, max_agents_at_once=most))
+    run_id = start(database, *many, spec=spec).view.run_id
+    assert len(tree_of(database, run_id)) == most
+    assert attend(database, LATER) == []
+    end(database, f"{run_id}.2", "Two.")
     assert state(database, run_id) == ("queued", "")
     assert claim(database, run_id).effect == WAITS
-    assert len(tree_of(database, run_id)) == MOST_AT_ONCE + 1
+    assert len(tree_of(database, run_id)) == most + 1
     assert state(database, run_id) == ("waiting", "children")
-    for number in (1, 2):
-        end(database, f"{run_id}.{number}")
+    assert attend(database, LATER) == []
+    end(database, f"{run_id}.1")
     assert claim(database, run_id).effect == WAITS
-    assert len(tree_of(database, run_id)) == MOST_AT_ONCE + 2
+    assert len(tree_of(database, run_id)) == most + 2
+
+
+def test_a_child_that_ends_while_its_parent_begins_to_wait_is_not_overlooked(
+    database: Database,
+) -> None:
+    """The parent has looked at its children before, and starts another as soon as it is woken."""
+    spec = replace(PARENT, limits=replace(PARENT.limits, max_agents_at_once=2))
+    run_id = start(database, asks(1), asks(2), asks(3), spec=spec).view.run_id
+    lease, view = load(database, run_id)
+    end(database, f"{run_id}.2", "Two.")
+    journal = StoredJournal(database, lambda: NOW, free)
+    journal.append(lease, view, [RunSettled(Waiting("children"))])
+    assert state(database, run_id) == ("queued", "")
+    assert claim(database, run_id).effect == WAITS
+    assert len(tree_of(database, run_id)) == 3
+    assert attend(database, LATER) == []
 
 
 @pytest.mark.parametrize(

@@ -119,6 +119,7 @@ Change = Callable[[dict[str, Any]], object]
         ("runs", lambda row: row.update(state="queued"), "runs.due_at is for a run"),
         ("runs", lambda row: row.update(turns=True), "runs.turns is no whole number"),
         ("runs", lambda row: row.update(turns=2**31), "runs.turns is no whole number"),
+        ("runs", lambda row: row.update(turns=-1), "runs.turns is no whole number from 0 to"),
         ("runs", lambda row: row.update(pause_requested=1), "is neither true nor false"),
         ("runs", lambda row: row.update(progress={}), "runs.progress is no run's"),
         ("runs", lambda row: row["progress"].update(tries="1"), "(tries is of another kind)"),
@@ -130,6 +131,11 @@ Change = Callable[[dict[str, Any]], object]
         ),
         ("jobs", lambda row: row["spec"].update(name=7), "jobs.spec is no job's (name is of"),
         ("jobs", lambda row: row["spec"]["tools"][0].update(name=7), "(tools[0].name is of"),
+        (
+            "jobs",
+            lambda row: row["spec"]["limits"].update(max_agent_depth=11),
+            "jobs.spec is no job's (limits.max_agent_depth is over 10)",
+        ),
         (
             "jobs",
             lambda row: row["spec"]["limits"].update(max_turns="9"),

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from sqlalchemy import select, update
 
 from runner.errors import UsageError
 from runner.exchange.atif import trajectory
@@ -15,10 +17,14 @@ from runner.llm.prices import load_prices
 from runner.store.database import Database
 from runner.store.exchange.recorded import load_recorded
 from runner.store.look.family.children import children_of
+from runner.store.look.queries import list_jobs
 from runner.store.steer.control import Target, cancel
+from runner.store.steer.revive import retry
+from runner.store.tables import hook_runs
 from tests.audit.story import delegate
 from tests.exchange.atif_rules import problems
-from tests.store.attempts import run_row
+from tests.store.attempts import claim, run_row
+from tests.store.children.family import PARENT, asks, start
 from tests.store.examples import NOW
 from tests.store.exchange.conftest import MakeDatabase
 from tests.store.exchange.files import Lines, lines_of, signed
@@ -65,15 +71,27 @@ def test_a_tree_is_the_same_in_another_database(
 def test_hooks_and_what_they_changed_come_along(make_database: MakeDatabase, kind: str) -> None:
     first, second = make_database("sqlite"), make_database(kind)
     delegate(first)
-    from runner.store.look.queries import list_jobs
-
     (job,) = list_jobs(first)
     content = exported(first, job_id=job["id"])
-    assert b'"hook_runs"' in content
     assert {what for what, _ in brought(second, content)} == {"imported"}
-    hooks = [line for line in content.splitlines() if b'"table": "hook_runs"' in line]
+    hooks = [line for line in content.splitlines() if b'"table":"hook_runs"' in line]
+    assert hooks
     again = exported(second, job_id=job["id"])
-    assert hooks == [line for line in again.splitlines() if b'"table": "hook_runs"' in line]
+    assert hooks == [line for line in again.splitlines() if b'"table":"hook_runs"' in line]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_hook_that_ended_by_a_signal_comes_along(make_database: MakeDatabase, kind: str) -> None:
+    first, second = make_database(kind), make_database("sqlite")
+    delegate(first)
+    (job,) = list_jobs(first)
+    killed = update(hook_runs).values(outcome="failed", exit_code=-9, reason="signal 9")
+    first.write(lambda connection: connection.execute(killed))
+    content = exported(first, job_id=job["id"])
+    assert b'"exit_code":-9,' in content
+    assert {what for what, _ in brought(second, content)} == {"imported"}
+    codes = second.read(lambda db: db.execute(select(hook_runs.c.exit_code)).scalars().all())
+    assert set(codes) == {-9}
 
 
 def test_a_sub_agent_comes_with_those_that_it_works_for_and_all_below_it(
@@ -125,7 +143,26 @@ def test_a_run_that_is_not_where_its_id_says_is_refused(
         brought(second, signed(lines))
 
 
-@pytest.mark.parametrize("end", [".0", ".01", ".1.1.1.1", ".99999", ".", "..1", ".1/../x", ".²"])
+@pytest.mark.parametrize("stored", [True, False], ids=["stored", "of an older Runner"])
+def test_limits_of_sub_agents_come_along_with_their_job(
+    make_database: MakeDatabase, *, stored: bool
+) -> None:
+    first, second = make_database("sqlite"), make_database("sqlite")
+    own = replace(PARENT.limits, max_agent_depth=10, max_agents_at_once=2, max_agents=9)
+    run_id = start(first, asks(1), asks(2), asks(3), spec=replace(PARENT, limits=own)).view.run_id
+    cancel(first, Target("run", run_id), NOW)
+    lines = lines_of(first, run_row(first, run_id).job_id)
+    limits = lines[1]["row"]["spec"]["limits"]
+    for name in ("max_agent_depth", "max_agents_at_once", "max_agents"):
+        assert name in limits
+        if not stored:
+            del limits[name]
+    brought(second, signed(lines))
+    retry(second, Target("run", run_id), NOW + 1)
+    assert claim(second, run_id, NOW + 1).view.limits == (own if stored else PARENT.limits)
+
+
+@pytest.mark.parametrize("end", [".0", ".01", 11 * ".1", ".99999", ".", "..1", ".1/../x", ".²"])
 def test_an_id_that_no_sub_agent_can_have_is_refused(make_database: MakeDatabase, end: str) -> None:
     first, second = make_database("sqlite"), make_database("sqlite")
     parent, child, _ = parent_with_two(first)
