@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
 
 from runner.store.database import Database
-from tests import runner_process, statements
+from tests import forking, statements
 from tests.leftovers import private_temporary_folder
 from tests.postgres import execute, postgres_server, url_on
 from tests.recycled import Recycled
@@ -25,13 +27,24 @@ def pytest_configure() -> None:
     statements.share()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is collected stays until the end: to look for garbage in it would take a fifth of the time."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Where the temporary files of all tests and of what they start lie; nothing in it survives."""
     tmp_path_factory.getbasetemp()  # else pytest would make it in the folder below
     with private_temporary_folder() as folder:
         yield folder
-        runner_process.close()
+        forking.close()
 
 
 @pytest.fixture(scope="session")
@@ -74,6 +87,23 @@ def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     execute(server, f"CREATE DATABASE {name}")
     yield url_on(server, name)
     execute(server, f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture(scope="module", params=DATABASES)
+def shared_database(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, upgraded: Upgraded
+) -> Iterator[Database]:
+    """A database that is up to date and that the tests of a file share: what fills it is done once,
+    and they read."""
+    if request.param == "sqlite":
+        url = f"sqlite:///{tmp_path_factory.mktemp('shared') / 'runner.db'}"
+        upgraded.copy_to(url)
+        with closing(Database(url)) as database:
+            yield database
+        return
+    server: str = request.getfixturevalue("postgres")
+    with request.getfixturevalue("recycled").one(server) as url, closing(Database(url)) as database:
+        yield database
 
 
 @pytest.fixture

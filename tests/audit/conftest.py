@@ -8,6 +8,7 @@ from uuid import uuid4
 import pytest
 
 from runner.store.database import Database
+from tests.asking import fork_questions
 from tests.audit.story import copy, tell
 from tests.postgres import execute, url_on
 from tests.upgraded import Upgraded
@@ -29,6 +30,17 @@ def both(
         copy(sqlite, other)
         yield {"sqlite": sqlite, "postgresql": other}
     execute(postgres, f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture
+def begun_anew() -> None:
+    """The process of each question of the test is started, not forked."""
+
+
+@pytest.fixture(autouse=True)
+def forked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "begun_anew" not in request.fixturenames:
+        fork_questions(monkeypatch)
 
 
 @pytest.fixture(params=("sqlite", "postgresql"))

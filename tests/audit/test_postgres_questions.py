@@ -37,10 +37,7 @@ def state(database: Database) -> list[Any]:
         "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'",
         "SELECT slot_name FROM pg_replication_slots",
     )
-    return [
-        database.read(lambda c, q=query: list(map(tuple, c.execute(text(q)).all())))  # type: ignore[misc]
-        for query in queries
-    ]
+    return database.read(lambda c: [list(map(tuple, c.execute(text(q)).all())) for q in queries])
 
 
 @pytest.mark.parametrize(
@@ -215,6 +212,7 @@ def test_question_of_a_superuser_has_no_more_rights_than_to_read(record: Databas
     assert row == {"a": "pg_read_all_data", "b": "postgres", "c": "off"}
 
 
+@pytest.mark.usefixtures("begun_anew")
 @pytest.mark.parametrize(
     "sql",
     [
@@ -227,6 +225,7 @@ def test_question_that_takes_too_long_is_stopped(record: Database, sql: str) -> 
         ask(record, sql, Bounds(seconds=1))
 
 
+@pytest.mark.usefixtures("begun_anew")
 @pytest.mark.parametrize(
     "sql",
     [

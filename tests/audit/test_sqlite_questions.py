@@ -105,6 +105,7 @@ def test_only_a_question_is_answered(
     assert sorted(path.name for path in tmp_path.iterdir()) == files
 
 
+@pytest.mark.usefixtures("begun_anew")
 @pytest.mark.parametrize(
     "sql",
     [
@@ -140,6 +141,7 @@ def test_question_ends_also_when_nobody_waits_for_it_any_more(record: Database) 
         assert time.monotonic() < deadline
 
 
+@pytest.mark.usefixtures("begun_anew")
 @pytest.mark.parametrize(
     "sql",
     [
@@ -158,6 +160,7 @@ def test_question_that_takes_too_much_memory_is_stopped(record: Database, sql: s
         ask(record, sql, bounds)
 
 
+@pytest.mark.usefixtures("begun_anew")
 def test_process_of_a_question_can_open_and_write_no_file(record: Database) -> None:
     """Also where SQLite would: for what does not fit in memory."""
     sql = f"{ENDLESS} SELECT n FROM c LIMIT 300000"
@@ -172,6 +175,7 @@ def test_rows_beyond_the_limit_are_left_out_and_that_is_said(record: Database) -
     assert ask(record, "SELECT 1 UNION ALL SELECT 2", Bounds(rows=2)).note == ""
 
 
+@pytest.mark.usefixtures("begun_anew")
 def test_question_may_ask_json_and_dates_and_windows(record: Database) -> None:
     sql = """
         SELECT value, upper('a'), json_extract('{"a": [1]}', '$.a[0]') AS a,

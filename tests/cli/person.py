@@ -5,8 +5,6 @@ from __future__ import annotations
 import codecs
 import io
 import os
-import subprocess
-import sys
 import termios
 import threading
 import time
@@ -15,14 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from runner.cli.permissions.asking import Terminal
+from tests.runner_process import RunnerAtTerminal
 
 PATIENCE = 60.0
-_RUNNER = """
-import fcntl, sys, termios
-from runner.cli.main import main
-fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-main(sys.argv[1:])
-"""
 
 
 class OurTerminal(Terminal):
@@ -70,21 +63,14 @@ class Person:
 @contextmanager
 def at_terminal(
     folder: Path, *arguments: str, columns: int = 0, **environment: str
-) -> Iterator[tuple[subprocess.Popen[bytes], Person]]:
+) -> Iterator[tuple[RunnerAtTerminal, Person]]:
     """The command in a process of its own whose terminal is the person's; one of no width unless
     ``columns`` says it."""
     person = Person()
     if columns:
         termios.tcsetwinsize(person.keyboard, (24, columns))
-    process = subprocess.Popen(
-        [sys.executable, "-c", _RUNNER, *arguments],
-        stdin=person.keyboard,
-        stdout=person.keyboard,
-        stderr=person.keyboard,
-        cwd=folder,
-        env={**os.environ, "TERM": "xterm", "NO_COLOR": "1", "COLUMNS": "100", **environment},
-        start_new_session=True,
-    )
+    whole = {**os.environ, "TERM": "xterm", "NO_COLOR": "1", "COLUMNS": "100", **environment}
+    process = RunnerAtTerminal(arguments, folder, whole, person.keyboard)
     os.close(person.keyboard)
     looking = threading.Thread(target=_look, args=(person,), daemon=True)
     looking.start()

@@ -13,7 +13,7 @@ from runner.store.database import Database
 from runner.store.readonly.ask import Bounds, ask
 from runner.store.readonly.price_list import keep
 from runner.store.readonly.views import VIEWS
-from tests.audit.conftest import both  # noqa: F401 - a fixture
+from tests.audit.conftest import both, forked  # noqa: F401 - fixtures
 from tests.audit.test_views import PRICES
 from tests.docs.pages import blocks, codes, read, rows, section
 

@@ -8,20 +8,21 @@ import pytest
 
 from tests.lifecycle.site import Site
 from tests.postgres import postgres_server
+from tests.upgraded import Upgraded
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
+def site(tmp_path: Path, upgraded: Upgraded) -> Iterator[Site]:
     """A site with SQLite and the embedded queue."""
-    site = Site(tmp_path / "site")
+    site = Site(tmp_path / "site", upgraded)
     yield site
     site.stop_all()
 
 
 @pytest.fixture
-def site_of_either(empty_url: str, tmp_path: Path) -> Iterator[Site]:
+def site_of_either(empty_url: str, tmp_path: Path, upgraded: Upgraded) -> Iterator[Site]:
     """A site with SQLite, and one with Postgres; each with the embedded queue."""
-    site = Site(tmp_path / "site", RUNNER_DATABASE_URL=empty_url)
+    site = Site(tmp_path / "site", upgraded, RUNNER_DATABASE_URL=empty_url)
     yield site
     site.stop_all()
 

@@ -16,8 +16,11 @@ from typing import Any
 from runner import wiring
 from runner.queue.embedded import EmbeddedServer
 from runner.settings import Settings
+from runner.store import migrate
+from runner.store.database import Database
 from runner.store.look import queries
 from tests.runner_process import RunnerProcess
+from tests.upgraded import Upgraded
 
 PATIENCE = 60.0
 
@@ -33,10 +36,12 @@ def wait_until(holds: Callable[[], Any], what: str, patience: float = PATIENCE) 
 
 
 class Site:
-    """Args: folder: where everything lies. settings: more of the environment (database, queue)."""
+    """Args: folder: where everything lies. upgraded: makes its database, which goes through all
+    migrations without it. settings: more of the environment (database, queue)."""
 
-    def __init__(self, folder: Path, **settings: str) -> None:
+    def __init__(self, folder: Path, upgraded: Upgraded | None = None, **settings: str) -> None:
         self.folder = folder
+        self.upgraded = upgraded
         self.home = folder / "home"
         self.workspace = folder / "workspace"
         self.workspace.mkdir(parents=True)
@@ -130,7 +135,7 @@ class Site:
 
     def submit(self, path: Path) -> str:
         """Submit a job file (into a database that is up to date). Returns the job's id."""
-        wiring.open_database(self._settings(), upgrade=True).close()
+        self._make_database()
         return self.run("submit", str(path)).strip()
 
     def runs(self, job: str) -> dict[str, dict[str, Any]]:
@@ -159,6 +164,16 @@ class Site:
     def wait_for_file_made(self, name: str, patience: float = PATIENCE) -> None:
         """Wait for a file in the workspace that may be empty."""
         wait_until((self.workspace / name).exists, f"{name} to be made", patience)
+
+    def _make_database(self) -> None:
+        if self.upgraded is None:
+            wiring.open_database(self._settings(), upgrade=True).close()
+            return
+        url = self._settings().database_url
+        with closing(Database(url)) as database:
+            is_empty = migrate.check(database).state == "empty"
+        if is_empty:
+            self.upgraded.copy_to(url)
 
     def _settings(self) -> Settings:
         return Settings.load(self.environment)

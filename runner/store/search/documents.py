@@ -11,10 +11,10 @@ from typing import Any, Literal, NamedTuple
 from runner.core.agents.place import item_of
 from runner.core.conversation import Block
 from runner.core.search.query import Role, Source
-from runner.core.search.words import LONG, LONGEST_WORD, MARK, facet, words_of
+from runner.core.search.words import LONG, LONGEST_WORD, MARK, facet, fold, split
 
 # What a document is of. The order is how they are numbered in the index.
-Kind = Literal["text", "thinking", "input", "output", "system", "compaction", "verification"]
+Kind = Literal["text", "thinking", "input", "output", "system", "compaction", "verification", "ran"]
 KINDS: tuple[Kind, ...] = (
     "text",
     "thinking",
@@ -23,6 +23,7 @@ KINDS: tuple[Kind, ...] = (
     "system",
     "compaction",
     "verification",
+    "ran",
 )
 
 SOURCES: dict[Kind, Source] = {
@@ -33,6 +34,7 @@ SOURCES: dict[Kind, Source] = {
     "system": "system",
     "compaction": "text",
     "verification": "output",
+    "ran": "input",
 }
 
 # What is kept for the API to read again, and says nothing to a person; of what is of these types its
@@ -88,10 +90,12 @@ class Entry(NamedTuple):
 
 def entry_of(document: Document, now: float) -> Entry:
     """What the index holds of a document. ``now`` is in seconds since the epoch."""
-    words = [] if document.text is None else words_of(document.text)
-    # The pieces of a long run are the only words of that length, save words that happen to have it.
-    marks = [LONG] if max(map(len, words), default=0) == LONGEST_WORD else []
-    marks += [UNREAD] if document.text is None else []
+    folded = fold(document.text or "")
+    words = folded.split()
+    marks = [UNREAD] if document.text is None else []
+    if max(map(len, words), default=0) >= LONGEST_WORD:  # pieces of that length, one at least
+        words = split(folded)
+        marks.append(LONG)
     every = [*_facets(document, now), *marks, *words]
     return Entry(document.place, document.at, every, len(words))
 

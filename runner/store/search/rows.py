@@ -15,6 +15,7 @@ from sqlalchemy import (
     and_,
     cast,
     exists,
+    func,
     select,
     tuple_,
 )
@@ -23,6 +24,7 @@ from runner.core.conversation import Block
 from runner.store.search.documents import Document, Place, block_text, kind_of, output_text
 from runner.store.steer.jobs import SESSIONS
 from runner.store.tables import (
+    approvals,
     blocks,
     compactions,
     jobs,
@@ -94,7 +96,8 @@ _IS_INHERITED = and_(
 
 
 def block_rows() -> Select[Any]:
-    """Blocks with what they can be filtered by, and the whole outputs where more was kept."""
+    """Blocks with what they can be filtered by, the whole outputs where more was kept, and what a person
+    or a hook made of the inputs of calls that these are the results of (``ran_with``)."""
     output_is_of = and_(
         _IS_RESULT,
         tool_outputs.c.run_id == blocks.c.run_id,
@@ -107,6 +110,13 @@ def block_rows() -> Select[Any]:
         tool_calls.c.message == blocks.c.message - 1,
         tool_calls.c.position == blocks.c.position,
     )
+    question_is_of = and_(
+        _IS_RESULT,
+        approvals.c.run_id == blocks.c.run_id,
+        approvals.c.message == blocks.c.message - 1,
+        approvals.c.position == blocks.c.position,
+    )
+    edited, updated = _as_text(approvals.c.edited_input), _as_text(tool_calls.c.updated_input)
     return (
         select(
             *_columns(blocks),
@@ -116,11 +126,13 @@ def block_rows() -> Select[Any]:
             runs.c.agent_type,
             tool_outputs.c.compressed,
             tool_calls.c.name.label("answered_tool"),
+            func.coalesce(edited, updated).label("ran_with"),
             _IS_INHERITED.label("is_inherited"),
         )
         .join(runs, runs.c.id == blocks.c.run_id)
         .outerjoin(tool_outputs, output_is_of)
         .outerjoin(tool_calls, call_is_of)
+        .outerjoin(approvals, question_is_of)
     )
 
 

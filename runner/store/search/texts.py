@@ -12,6 +12,7 @@ from sqlalchemy import Connection, Select, Table, bindparam, select, tuple_
 from runner.core.events import visible
 from runner.store import ids
 from runner.store.search.documents import Document, Place
+from runner.store.search.ran import ran_document, result_of
 from runner.store.search.rows import (
     block_document,
     block_place,
@@ -63,7 +64,7 @@ def _rows_at(
 @dataclass(frozen=True, slots=True)
 class Found:
     """A document's text, and where in its run it is. ``use_id`` is the API's name of the tool call that
-    a block asks for."""
+    a block asks for, ``call`` the number of the call that it is about, where that is known."""
 
     text: str
     role: str | None
@@ -71,7 +72,7 @@ class Found:
     item: str | None = None
     turn: int | None = None
     use_id: str | None = None
-    is_result: bool = False
+    call: int | None = None
 
 
 def read_texts(connection: Connection, places: Sequence[Place]) -> dict[Place, Found]:
@@ -82,6 +83,7 @@ def read_texts(connection: Connection, places: Sequence[Place]) -> dict[Place, F
         found |= _system_texts(connection, [p for p in part if p.kind == "system"])
         of_blocks = [p for p in part if p.kind in ("text", "thinking", "input", "output")]
         found |= _block_texts(connection, of_blocks)
+        found |= _texts_that_ran(connection, [p for p in part if p.kind == "ran"])
         for kind, keyed, document_of in (
             ("compaction", _COMPACTIONS, compaction_document),
             ("verification", _VERIFICATIONS, verification_document),
@@ -94,9 +96,9 @@ def read_texts(connection: Connection, places: Sequence[Place]) -> dict[Place, F
 def call_ids(connection: Connection, found: Collection[tuple[Place, Found]]) -> dict[Place, str]:
     """Runner's ids of the tool calls that blocks ask for, or give the results of."""
     known = {
-        place: ids.call_id(place.run_id, text.turn or 0, place.position)
+        place: ids.call_id(place.run_id, text.turn or 0, text.call)
         for place, text in found
-        if text.is_result
+        if text.call is not None
     }
     asked = {
         (place.run_id, place.message, visible(text.use_id)): place
@@ -128,8 +130,27 @@ def _block_texts(connection: Connection, places: Sequence[Place]) -> dict[Place,
             row.item_key,
             row.turn,
             content_of(row).get("id") if row.type == "tool_use" else None,
-            row.type == "tool_result" and row.answered_tool is not None,
+            row.position if row.answered_tool is not None else None,
         )
+    return found
+
+
+def _texts_that_ran(connection: Connection, places: Sequence[Place]) -> dict[Place, Found]:
+    found: dict[Place, Found] = {}
+    for place in places:
+        result = result_of(connection, place)
+        if result is None:
+            continue
+        document = _read(place, partial(ran_document, connection, result.row, None))
+        if document is not None and document.text is not None:
+            found[place] = Found(
+                document.text,
+                document.role,
+                document.tool,
+                document.item,
+                result.turn,
+                call=result.call,
+            )
     return found
 
 

@@ -1,6 +1,6 @@
 """A worker's process that does one thing to a run's workspace, and a git that kills it in the middle.
 
-Run as ``python -m tests.engine.workspaces.dying`` with a task as JSON on stdin.
+It is forked, with a task as JSON on stdin.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ import json
 import os
 import resource
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
 from threading import Event
 from typing import Any
 
@@ -24,7 +24,9 @@ from runner.errors import WorkspaceError
 from runner.store.database import Database
 from runner.tools.host.quiet import run_is_quiet
 from runner.tools.toolbox import LocalTools
+from tests.forking import Forked, serve
 
+_MODULE = "tests.engine.workspaces.dying"
 DONE = Ended("succeeded", "end_turn")
 KILLED = -9
 
@@ -49,6 +51,12 @@ class Deed:
     undo: bool = False
 
 
+@dataclass(frozen=True)
+class Done:
+    returncode: int
+    stderr: str
+
+
 def dies_at(deed: Deed, number: int) -> bool:
     """Do it in a process that is killed when git is called for the ``number``th time; False when it
     was done before that. No process of the run is left."""
@@ -67,7 +75,7 @@ def fails_without_room(deed: Deed, most_bytes: int) -> str:
     return done.stderr.rstrip("\n")
 
 
-def _do(deed: Deed, number: int, most_bytes: int = 0) -> subprocess.CompletedProcess[str]:
+def _do(deed: Deed, number: int, most_bytes: int = 0) -> Done:
     shim = deed.folder / f"shim-{deed.what}-{number}-{deed.lease.attempt}"
     shim.mkdir()
     git = shim / "git"
@@ -83,14 +91,19 @@ def _do(deed: Deed, number: int, most_bytes: int = 0) -> subprocess.CompletedPro
         "pid": str(shim / "pid"),
         "most_bytes": most_bytes,
     }
-    return subprocess.run(
-        [sys.executable, "-m", __name__],
-        input=json.dumps(task),
-        env={**os.environ, "PATH": f"{shim}{os.pathsep}{os.environ['PATH']}"},
-        text=True,
-        capture_output=True,
-        check=False,
-    )
+    with (
+        TemporaryFile("w+") as given,
+        TemporaryFile("w+") as said,
+        open(os.devnull, "w") as nothing,
+    ):
+        json.dump(task, given)
+        given.seek(0)
+        environment = {**os.environ, "PATH": f"{shim}{os.pathsep}{os.environ['PATH']}"}
+        streams = [each.fileno() for each in (given, nothing, said)]
+        code = Forked(_MODULE, (), Path.cwd(), environment, streams).look(None)
+        assert code is not None
+        said.seek(0)
+        return Done(code, said.read())
 
 
 def main() -> None:
@@ -116,4 +129,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    serve(lambda: None)  # what is needed is imported
     main()

@@ -43,6 +43,13 @@ def test_newest_commands_come_first(database: Database) -> None:
     ]
 
 
+@pytest.fixture(scope="module")
+def played(shared_database: Database) -> Database:
+    """The runs of ``play``, to be read only."""
+    play(shared_database)
+    return shared_database
+
+
 @pytest.mark.usefixtures("index")
 @pytest.mark.parametrize(
     ("pattern", "commands_found"),
@@ -71,11 +78,8 @@ def test_newest_commands_come_first(database: Database) -> None:
         ("git fetch *", []),
     ],
 )
-def test_pattern_finds_commands(
-    database: Database, pattern: str, commands_found: list[str]
-) -> None:
-    play(database)
-    assert found(database, pattern) == commands_found
+def test_pattern_finds_commands(played: Database, pattern: str, commands_found: list[str]) -> None:
+    assert found(played, pattern) == commands_found
 
 
 @pytest.mark.parametrize("pattern", ["", "  ", "&&", "* *", " git *", "a:*b*"])

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pkgutil
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -7,9 +8,10 @@ from typing import Any
 import pytest
 from sqlalchemy import insert, update
 
-from runner.core.search.query import parse
+from runner.core.search.query import Term, parse
 from runner.store.database import Database
 from runner.store.search.catching_up import searcher
+from runner.store.search.index import Needs
 from runner.store.search.searching import search
 from runner.store.steer.fork import fork
 from runner.store.tables import blocks, compactions, runs, verifications
@@ -140,6 +142,37 @@ def test_many_rows_are_indexed_batch_by_batch(
     assert [done for done, _ in told] == sorted(done for done, _ in told)
     assert told[-1][0] == told[-1][1]
     assert searcher(database).follow() == 0
+
+
+@pytest.mark.parametrize("empty_url", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("work", ["writing.Writer.gather", "reading.next_batch"])
+def test_what_fails_between_two_batches_leaves_nothing_of_them(
+    database: Database, monkeypatch: pytest.MonkeyPatch, work: str
+) -> None:
+    """One is made while the one before it is worked with: whichever fails, no other is kept."""
+    monkeypatch.setattr("runner.store.search.postgres.catching_up._MUCH", 3)
+    module, _, name = f"runner.store.search.postgres.{work}".rpartition(".")
+    works = getattr(pkgutil.resolve_name(module), name)
+    batches: list[object] = []
+
+    def interrupted(*arguments: Any) -> object:
+        batches.append(arguments)
+        if len(batches) == 2:
+            raise KeyboardInterrupt
+        return works(*arguments)
+
+    run = record(database)
+    for number in range(10):
+        run.say(f"walnut {number}")
+    run.store()
+    index = searcher(database)
+    with monkeypatch.context() as broken:
+        broken.setattr(f"{module}.{name}", interrupted)
+        with pytest.raises(KeyboardInterrupt), index.up_to_date(lambda _done, _all: None):
+            pass
+    assert "walnut" not in _everything_in_the_index(database)
+    with index.up_to_date(lambda _done, _all: None) as caught_up:
+        assert caught_up.matches(Needs((Term(("walnut",)),))).count == 10
 
 
 def test_a_search_never_misses_what_was_stored_before_it(

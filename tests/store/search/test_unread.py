@@ -75,7 +75,7 @@ def test_json_that_is_too_deep_or_none_is_left_out(database: Database) -> None:
         database.write(lambda connection: connection.execute(statement, values))
 
     damage(1, _nested(5_000))
-    damage(3, _nested(970))
+    damage(3, _nested(985))
     found = find(database, "walnut")
     assert found.total == 1
     assert "2 texts could not be read" in found.note

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from typing import TypeVar
 
 from sqlalchemy import Connection, text
 
@@ -15,7 +17,7 @@ from runner.store.search.postgres.forgetting import LOCK, lock
 from runner.store.search.postgres.looking import PostgresIndex
 from runner.store.search.postgres.segments import MEDIUM
 from runner.store.search.postgres.vocabulary import Vocabulary
-from runner.store.search.postgres.writing import Writer
+from runner.store.search.postgres.writing import Numbered, Writer
 from runner.store.search.unread import entry_or_left_out
 
 # Documents that are indexed together: while nobody waits, so few that a worker's other threads are
@@ -34,6 +36,8 @@ _TABLES = (
     "search_words",
     "search_runs",
 )
+
+T = TypeVar("T")
 
 
 class PostgresSearch:
@@ -99,12 +103,12 @@ class PostgresSearch:
             connection.execute(text(f"SET LOCAL {setting}"))
         writer = Writer(connection, self._vocabulary)
         added = 0
-        count = MEDIUM
-        while count and added < MEDIUM:
-            count = self._add(connection, writer, _MUCH)
-            added += count
-            if added:
-                progress(before + added, before + added + reading.count_left(connection))
+        with closing(one_ahead(self._numbered(connection, writer, _MUCH, MEDIUM))) as lot:
+            for documents, left in lot:
+                writer.gather(documents)
+                added += len(documents)
+                if added:
+                    progress(before + added, before + added + left)
         writer.finish()
         return added
 
@@ -113,18 +117,38 @@ class PostgresSearch:
         if not connection.execute(query).scalar_one():
             return 0
         writer = Writer(connection, self._vocabulary)
-        added = self._add(connection, writer, _A_LITTLE)
+        added = 0
+        for documents, _ in self._numbered(connection, writer, _A_LITTLE, 1):
+            writer.gather(documents)
+            added += len(documents)
         writer.finish()
         return added
 
-    def _add(self, connection: Connection, writer: Writer, most: int) -> int:
-        """Add what is next, and how many documents that was."""
-        batch = reading.next_batch(connection, most, self._tell)
-        while batch.seen and not batch.documents:  # nothing in it to be found
-            writer.add((), batch.seen)
+    def _numbered(
+        self, connection: Connection, writer: Writer, most: int, in_all: int
+    ) -> Iterator[tuple[list[Numbered], int]]:
+        """What is next, to be gathered, and how many blocks are left then.
+
+        Args:
+            most: documents that come together, about.
+            in_all: no more come after so many documents.
+        """
+        while in_all > 0:
             batch = reading.next_batch(connection, most, self._tell)
-        now = time.time()
-        entries = [entry_or_left_out(each, now, self._tell) for each in batch.documents]
-        if batch.seen:
-            writer.add(entries, batch.seen)
-        return len(entries)
+            if not batch.seen:
+                return
+            now = time.time()
+            # One by one: the words of a text are gone before the next ones come.
+            entries = (entry_or_left_out(each, now, self._tell) for each in batch.documents)
+            numbered = writer.number(entries, batch.seen)
+            in_all -= len(numbered)
+            yield numbered, reading.count_left(connection)
+
+
+def one_ahead(items: Iterator[T]) -> Generator[T, None, None]:
+    """The same, each made in a thread while the one before it is worked with."""
+    with ThreadPoolExecutor(1) as thread:
+        coming = thread.submit(next, items, None)
+        while (item := coming.result()) is not None:
+            coming = thread.submit(next, items, None)
+            yield item

@@ -30,6 +30,7 @@ from sqlalchemy import (
 
 from runner.store.search.documents import MOST_CHARACTERS, Document, Place
 from runner.store.search.index import Tell
+from runner.store.search.ran import ran_document, ran_place
 from runner.store.search.rows import (
     Jobs,
     block_document,
@@ -201,6 +202,9 @@ class _Reading:
         for row in rows:
             document = partial(block_document, row, self._jobs)
             self._add(block_place(row), row.created_at, document)
+            if row.ran_with is not None:
+                ran = partial(ran_document, self._connection, row, self._jobs)
+                self._add(ran_place(row), row.created_at, ran)
         if rows:
             last = rows[-1].message
             positions = tuple(row.position for row in rows if row.message == last)

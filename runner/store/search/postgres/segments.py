@@ -11,7 +11,7 @@ from __future__ import annotations
 import struct
 from array import array
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -28,10 +28,15 @@ from runner.store.search.postgres.lists import (
     marked,
     packed,
 )
+from runner.store.search.postgres.vocabulary import PAIRS
 
 # So many documents are put together first, and then; more that come together are a larger segment at once.
 FRESH, MEDIUM = 1_024, 16_384
 _MEDIUM_AT_ONCE = 8_192
+
+# The types of the columns of what is written.
+_FRESH = ("float8", "int4", "int4", "bytea")
+_LIST = ("int4", "int4", "bytea")
 
 _LISTS = "(SELECT * FROM search_medium UNION ALL SELECT * FROM search_small)"
 _EVERY_LIST = f"(SELECT * FROM search_large UNION ALL SELECT * FROM {_LISTS} AS l)"
@@ -71,13 +76,13 @@ _ALL_TO_LARGE = (
 )
 
 
-class Numbered(NamedTuple):
-    """A document as the lists have it. ``numbers`` are those of its words and pairs."""
+class _Fresh(NamedTuple):
+    """A document as it is stored at first. ``numbers`` are those of its words and pairs."""
 
+    at: float
     id: int
     length: int
-    at: float
-    numbers: Iterable[int]
+    numbers: array[int]
 
 
 class Segments:
@@ -85,105 +90,140 @@ class Segments:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._few: list[Numbered] = []
-        self._segment: _Segment | None = None
+        self._few: list[_Fresh] = []
+        self._segments: list[_Segment] = []
         self.next: int = connection.execute(_NEXT).scalar_one()
 
-    def add(self, length: int, at: float, numbers: Iterable[int]) -> None:
-        """Add the document that has the number ``next``."""
-        self._few.append(Numbered(self.next, length, at, numbers))
+    def add(self, length: int, at: float, words: Set[int], pairs: Set[int] = frozenset()) -> None:
+        """Add the document that has the number ``next``, with the numbers of its words and of its
+        pairs. This asks nothing of the database."""
+        if self._segments:
+            self._put(self.next, length, at, words, pairs)
+        else:
+            self._few.append(_Fresh(at, self.next, length, array("i", words | pairs)))
         self.next += 1
-        if len(self._few) >= FRESH or self.next % STRETCH == 0:
+        if len(self._few) >= FRESH:
             self._gather()
 
     def finish(self) -> None:
         """Write what was added."""
-        if self._segment is None and self._fits():
-            with copying(self._connection, "search_fresh (id, length, at, numbers)") as copy:
-                for each in self._few:
-                    numbers = array("i", each.numbers)
-                    listed = struct.pack(f"<{len(numbers)}i", *numbers).hex()
-                    copy.write(f"{each.id}\t{each.length}\t{each.at!r}\t\\\\x{listed}\n")
+        if not self._segments and self._fits():
+            with copying(self._connection, "search_fresh", _FRESH) as copy:
+                for at, id, length, numbers in self._few:
+                    listed = struct.pack(f"<{len(numbers)}i", *numbers)
+                    copy.write_row((at, id, length, listed))
             return
         self._gather()
-        if self._segment is not None:
-            self._write(self._segment)
+        fresh = [
+            _Fresh(row.at, row.id, row.length, _numbers_in(row.numbers))
+            for row in self._connection.execute(_TAKE_FRESH)
+        ]
+        self._segments[0].precede(fresh)
+        for segment in self._segments:
+            self._write(segment)
 
     def _fits(self) -> bool:
+        """Whether those that came are few, with those that are there, and end no stretch."""
         count: int = self._connection.execute(_COUNT_FRESH).scalar_one()
-        return count + len(self._few) < FRESH
+        return count + len(self._few) < FRESH and self.next % STRETCH >= len(self._few)
 
     def _gather(self) -> None:
-        """Put the documents that came, and those before them, into a segment."""
-        if self._segment is None:
-            fresh = [
-                Numbered(row.id, row.length, row.at, _numbers_in(row.numbers))
-                for row in self._connection.execute(_TAKE_FRESH)
-            ]
-            self._few = [*fresh, *self._few]
-            self._segment = _Segment(self._few[0].id)
-        self._segment.add(self._few)
+        for each in self._few:
+            self._put(each.id, each.length, each.at, *_apart(each.numbers))
         self._few = []
-        if self.next % STRETCH == 0:
-            self._write(self._segment)
+
+    def _put(
+        self, id: int, length: int, at: float, words: Iterable[int], pairs: Iterable[int]
+    ) -> None:
+        if not self._segments or id % STRETCH == 0:
+            self._segments.append(_Segment(id))
+        self._segments[-1].add(length, at, words, pairs)
 
     def _write(self, segment: _Segment) -> None:
-        self._segment = None
         is_medium = segment.count >= _MEDIUM_AT_ONCE
-        with copying(self._connection, f"search_{'medium' if is_medium else 'small'}") as copy:
+        table = f"search_{'medium' if is_medium else 'small'}"
+        with copying(self._connection, table, _LIST) as copy:
             for number, listed in segment.lists():
-                copy.write(f"{number}\t{segment.first}\t\\\\x{listed.hex()}\n")
-        if self.next % STRETCH == 0:
-            self._put_away()
+                copy.write_row((number, segment.first, listed))
+        end = segment.first + segment.count
+        if end % STRETCH == 0:
+            self._put_away(end - STRETCH)
         elif self._connection.execute(_COUNT_SMALL).scalar_one() >= MEDIUM:
             for statement in _SMALL_TO_MEDIUM:
                 self._connection.execute(statement)
 
-    def _put_away(self) -> None:
+    def _put_away(self, first: int) -> None:
         """Put the lists of a whole stretch together."""
-        first = self.next - STRETCH
         long = [(row.number, bits_of(row.list)) for row in self._connection.execute(_LONG)]
-        with copying(self._connection, "search_large") as copy:
+        with copying(self._connection, "search_large", _LIST) as copy:
             for number, bits in long:
-                copy.write(f"{number}\t{first}\t\\\\x{marked(bits).hex()}\n")
+                copy.write_row((number, first, marked(bits)))
         for statement in _ALL_TO_LARGE:
             self._connection.execute(statement)
 
 
 class _Segment:
-    """Documents that follow each other, and which of them have each number."""
+    """Documents that follow each other, and which of them have each number, in any order."""
 
     def __init__(self, first: int) -> None:
-        self.first, self.count = first, 0
-        self._places: defaultdict[int, list[int]] = defaultdict(list)
+        self.first = first
         self._lengths = array("I")
         self._times = array("d")
+        self._words: defaultdict[int, list[int]] = defaultdict(list)
+        self._pairs: list[list[int]] = [[] for _ in range(PAIRS)]
 
-    def add(self, documents: Sequence[Numbered]) -> None:
-        places = self._places
+    @property
+    def count(self) -> int:
+        return len(self._lengths)
+
+    def add(self, length: int, at: float, words: Iterable[int], pairs: Iterable[int]) -> None:
+        self._mark((self.first + self.count) % STRETCH, words, pairs)
+        self._lengths.append(length)
+        self._times.append(at)
+
+    def precede(self, documents: Sequence[_Fresh]) -> None:
+        """Add documents before the others."""
         for each in documents:
-            place = each.id % STRETCH
-            for number in each.numbers:
-                places[number].append(place)
-            self._lengths.append(each.length)
-            self._times.append(each.at)
-        self.count += len(documents)
+            self._mark(each.id % STRETCH, *_apart(each.numbers))
+        self.first -= len(documents)
+        self._lengths[:0] = array("I", (each.length for each in documents))
+        self._times[:0] = array("d", (each.at for each in documents))
+
+    def _mark(self, place: int, words: Iterable[int], pairs: Iterable[int]) -> None:
+        of_words, of_pairs = self._words, self._pairs
+        for number in words:
+            of_words[number].append(place)
+        for number in pairs:
+            of_pairs[number].append(place)
 
     def lists(self) -> Iterator[tuple[int, bytes]]:
         """Each number with its list."""
-        yield TIMES, struct.pack(f"<{self.count}d", *self._times)
+        for number, places in enumerate(self._pairs):
+            if places:
+                yield number, packed(places)
         yield LENGTHS, struct.pack(f"<{self.count}I", *self._lengths)
-        for number in sorted(self._places):
-            yield number, packed(self._places[number])
+        yield TIMES, struct.pack(f"<{self.count}d", *self._times)
+        for number in sorted(self._words):
+            yield number, packed(self._words[number])
 
 
-def _numbers_in(listed: bytes) -> tuple[int, ...]:
-    return struct.unpack(f"<{len(listed) // 4}i", listed)
+def _apart(numbers: Sequence[int]) -> tuple[list[int], list[int]]:
+    """The numbers of words, and those of pairs."""
+    return [n for n in numbers if n >= PAIRS], [n for n in numbers if n < PAIRS]
+
+
+def _numbers_in(listed: bytes) -> array[int]:
+    return array("i", struct.unpack(f"<{len(listed) // 4}i", listed))
 
 
 @contextmanager
-def copying(connection: Connection, into: str) -> Iterator[Any]:
-    """Rows to be written into a table, as text."""
+def copying(connection: Connection, into: str, types: Sequence[str]) -> Iterator[Any]:
+    """Rows to be written into a table.
+
+    Args:
+        types: of all its columns, in order, as Postgres names them.
+    """
     cursor: Any = connection.connection.cursor()
-    with cursor, cursor.copy(f"COPY {into} FROM STDIN") as copy:
+    with cursor, cursor.copy(f"COPY {into} FROM STDIN (FORMAT BINARY)") as copy:
+        copy.set_types(types)
         yield copy

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import cast
 
 from sqlalchemy import Connection, text
@@ -59,37 +59,41 @@ class Vocabulary:
 
     def __init__(self) -> None:
         self._known: dict[str, int] = {}
+        self._lacking: list[tuple[str, list[int], int]] = []
         self._of = 0
 
-    def numbers(self, connection: Connection, texts: Sequence[Sequence[str]]) -> list[list[int]]:
-        """The numbers of all words of some texts, given to those that have none."""
-        self._forget_if_made_anew(connection)
-        if len(self._known) > _MOST_KNOWN_WORDS:
-            self._known.clear()
-        found = [list(map(self._known.get, words)) for words in texts]
-        lacking = [words for words, numbers in zip(texts, found, strict=True) if None in numbers]
-        self._learn(connection, set().union(*lacking) - self._known.keys())
-        return [
-            [number or self._known[word] for word, number in zip(words, numbers, strict=True)]
-            if None in numbers
-            else cast(list[int], numbers)
-            for words, numbers in zip(texts, found, strict=True)
-        ]
-
-    def _learn(self, connection: Connection, words: Collection[str]) -> None:
-        if words:
-            self._known |= numbers_of(connection, sorted(words))
-            new = [word for word in sorted(words) if word not in self._known]
-            rows = connection.execute(_NEW_WORDS, {"words": new})
-            self._known |= {row.word: row.id for row in rows}
-
-    def _forget_if_made_anew(self, connection: Connection) -> None:
-        """What is known is of the vocabulary that was there then: emptied, it is another file."""
+    def begin(self, connection: Connection) -> None:
+        """Begin to add, in a transaction in which nobody else does. What is known is of the vocabulary
+        that was there then: emptied, it is another file, and nothing of it is known."""
         now_of: int = connection.execute(_VOCABULARY).scalar_one()
         if now_of != self._of:
-            self._known.clear()
+            self.forget()
         self._of = now_of
+
+    def numbers(self, words: Sequence[str]) -> list[int]:
+        """The numbers of words, in order. Those that are not known come with ``complete``."""
+        numbers = list(map(self._known.get, words))
+        known = cast(list[int], numbers)
+        self._lacking += [
+            (words[place], known, place) for place, number in enumerate(numbers) if number is None
+        ]
+        return known
+
+    def complete(self, connection: Connection) -> None:
+        """Put all numbers that were not known in their places, given to words that have none."""
+        words = sorted({word for word, _, _ in self._lacking})
+        if words:
+            self._known |= numbers_of(connection, words)
+            new = [word for word in words if word not in self._known]
+            rows = connection.execute(_NEW_WORDS, {"words": new})
+            self._known |= {row.word: row.id for row in rows}
+        for word, numbers, place in self._lacking:
+            numbers[place] = self._known[word]
+        self._lacking.clear()
+        if len(self._known) > _MOST_KNOWN_WORDS:
+            self._known.clear()
 
     def forget(self) -> None:
         """Know nothing: what was added is not there after all."""
         self._known.clear()
+        self._lacking.clear()

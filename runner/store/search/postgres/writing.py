@@ -7,8 +7,8 @@ in lists (``segments``).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, text
 
@@ -27,6 +27,18 @@ _NOTE = text(
     "RETURNING number"
 )
 
+# The types of the columns of a document's row.
+_DOCUMENT = ("float8", "int4", "int4", "int4", "int4", "int2")
+
+
+class Numbered(NamedTuple):
+    """A document with the numbers of its words, in order, those of its facets before them; ``length``
+    is without these."""
+
+    length: int
+    at: float
+    numbers: list[int]
+
 
 class Writer:
     """Adds to an index, in a transaction of its caller, who is the only one to do so."""
@@ -34,29 +46,36 @@ class Writer:
     def __init__(self, connection: Connection, vocabulary: Vocabulary) -> None:
         self._connection, self._vocabulary = connection, vocabulary
         self._segments = Segments(connection)
+        self._next = self._segments.next
+        vocabulary.begin(connection)
 
-    def add(self, entries: Sequence[Entry], seen: Sequence[Seen]) -> None:
-        """Add documents, after those that are there, and note how far the index has come."""
+    def number(self, entries: Iterable[Entry], seen: Sequence[Seen]) -> list[Numbered]:
+        """Store documents, after those that are there, give numbers to their words, and note how far
+        the index has come. What is given is to be gathered."""
         runs = {
             (each.run_id, each.job_id): self._connection.execute(_NOTE, _values(each)).scalar_one()
             for each in seen
         }
-        with copying(
-            self._connection, "search_documents (at, id, run, message, position, kind)"
-        ) as copy:
-            for number, entry in enumerate(entries, self._segments.next):
-                place = entry.place
-                copy.write(
-                    f"{entry.at!r}\t{number}\t{runs[place.run_id, place.job_id]}\t"
-                    f"{place.message}\t{place.position}\t{KINDS.index(place.kind)}\n"
-                )
-        listed = self._vocabulary.numbers(self._connection, [entry.words for entry in entries])
-        for entry, numbers in zip(entries, listed, strict=True):
-            pairs = pairs_of(numbers[len(numbers) - entry.length :])
-            self._segments.add(entry.length, entry.at, {*numbers, *pairs})
+        numbered = []
+        with copying(self._connection, "search_documents", _DOCUMENT) as copy:
+            for place, at, words, length in entries:
+                run = runs[place.run_id, place.job_id]
+                kind = KINDS.index(place.kind)
+                copy.write_row((at, self._next, run, place.message, place.position, kind))
+                numbered.append(Numbered(length, at, self._vocabulary.numbers(words)))
+                self._next += 1
+        self._vocabulary.complete(self._connection)
+        return numbered
+
+    def gather(self, documents: Sequence[Numbered]) -> None:
+        """Take documents, in the order in which they were numbered, into the lists that are to be
+        written: without the database, which may work on the next ones."""
+        for length, at, numbers in documents:
+            pairs = pairs_of(numbers[len(numbers) - length :])
+            self._segments.add(length, at, set(numbers), set(pairs))
 
     def finish(self) -> None:
-        """Write what is not written yet: the last of the transaction."""
+        """Write what was gathered: the last of the transaction."""
         self._segments.finish()
 
 

@@ -21,7 +21,7 @@ from runner.errors import UnreachableError
 from runner.store.database import BUSY_TIMEOUT_SECONDS, Database
 from runner.store.search.index import Tell, Unusable
 
-VERSION = 2
+VERSION = 3
 
 # "RnSe": no other program's file is taken for one of ours (https://sqlite.org/pragma.html).
 _APPLICATION = 0x526E5365

@@ -27,6 +27,7 @@ from sqlalchemy import (
 
 from runner.store.search.documents import MOST_CHARACTERS, Document, Place
 from runner.store.search.index import Tell
+from runner.store.search.ran import ran_document, ran_place
 from runner.store.search.rows import (
     Jobs,
     block_document,
@@ -124,9 +125,8 @@ def next_batch(
     """
     reading = _Reading(connection, last, unended, most, tell)
     jobs_read = Jobs(connection)
-    reading.follow(jobs, system_rows(), lambda row: Place("system", row.id), system_document)
-    block = partial(block_document, jobs_read=jobs_read)
-    reading.follow(blocks, block_rows(), block_place, block)
+    reading.jobs()
+    reading.blocks(jobs_read)
     for table, rows, is_open in _openable(jobs_read):
         reading.look_again(table, rows, is_open, jobs_read)
     return reading.batch()
@@ -151,16 +151,16 @@ class _Reading:
         self._rows = 0
         self._room = MOST_CHARACTERS
 
-    def follow(
-        self,
-        table: Table,
-        query: Select[Any],
-        place_of: Callable[[Any], Place],
-        document_of: Callable[[Any], Document | None],
-    ) -> None:
-        """Read rows of a table whose rows are of one text each."""
-        for row in self._next(table, query):
-            self._add(place_of(row), row.created_at, partial(document_of, row))
+    def jobs(self) -> None:
+        for row in self._next(jobs, system_rows()):
+            self._add(Place("system", row.id), row.created_at, partial(system_document, row))
+
+    def blocks(self, jobs_read: Jobs) -> None:
+        for row in self._next(blocks, block_rows()):
+            self._add(block_place(row), row.created_at, partial(block_document, row, jobs_read))
+            if row.ran_with is not None:
+                ran = partial(ran_document, self._connection, row, jobs_read)
+                self._add(ran_place(row), row.created_at, ran)
 
     def look_again(
         self,
