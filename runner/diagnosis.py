@@ -16,8 +16,8 @@ import runner
 from runner import wiring
 from runner.errors import RunnerError
 from runner.settings import Settings
-from runner.store import migrate
-from runner.store.database import Database
+from runner.store.connection import migrate
+from runner.store.connection.database import Database
 from runner.store.look import queries
 
 _ANSWER_SECONDS = 10.0

@@ -21,12 +21,13 @@ from typing import TYPE_CHECKING
 from runner.core.author import Author
 from runner.core.conversation import Tool
 from runner.core.files.workspace import Workspace
-from runner.core.prices import PriceList
+from runner.core.money.prices import PriceList
 from runner.core.spec import JobSpec, Submission
 from runner.errors import UnreachableError
 from runner.settings import Settings
-from runner.store import ids, migrate
-from runner.store.database import Database
+from runner.store import ids
+from runner.store.connection import migrate
+from runner.store.connection.database import Database
 from runner.store.steer import jobs
 from runner.store.workers import DatabaseClock
 
@@ -279,7 +280,7 @@ def _ports(
     prices: PriceList,
     observer: Observer | None,
 ) -> Ports:
-    from runner.core.spending import tariffs_of
+    from runner.core.money.spending import tariffs_of
     from runner.engine.attempt import Ports
     from runner.store.journal import StoredJournal
 

@@ -20,14 +20,14 @@ from bench.audit.record.conversation import Conversation
 from bench.audit.record.repository import Repository
 from bench.audit.record.vocabulary import Vocabulary
 from runner.core import permissions
-from runner.core.budget import Limits
 from runner.core.conversation import Tool
 from runner.core.files.workspace import Workspace
-from runner.core.journal import Progress
+from runner.core.journal.view import Progress
+from runner.core.money.budget import Limits
 from runner.core.spec import JobSpec
-from runner.store import migrate
-from runner.store.database import Database
-from runner.store.progress import progress_to_json
+from runner.store.connection import migrate
+from runner.store.connection.database import Database
+from runner.store.rows.progress import progress_to_json
 from runner.tools.builtin import BUILTIN
 
 NEWEST = 1_795_300_000.0  # 2026-11-21, seconds since the epoch

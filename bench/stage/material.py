@@ -9,11 +9,11 @@ from typing import Any
 
 from sqlalchemy import Row, func, select
 
-from runner.core.budget import Limits
 from runner.core.files.workspace import Workspace
+from runner.core.money.budget import Limits
 from runner.core.permissions import Rule
 from runner.core.spec import JobSpec, NewRun, Submission
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.steer import jobs
 from runner.store.tables import runs
 from runner.store.workers import DatabaseClock

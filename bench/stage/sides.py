@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bench.stage.material import submit, wait_for_end
 from runner import wiring
-from runner.core.prices import FREE
+from runner.core.money.prices import FREE
 from runner.core.run import Ended
 from runner.engine.attempt import Ports, run_attempt
 from runner.engine.ports import Interrupt, Model
@@ -21,7 +21,7 @@ from runner.engine.workspaces import RunWorkspaces
 from runner.llm.anthropic import AnthropicModel
 from runner.settings import Settings
 from runner.store import ids, runs, workers
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.journal import StoredJournal
 from runner.store.workers import DatabaseClock
 from runner.tools.toolbox import LocalTools

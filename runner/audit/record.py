@@ -12,13 +12,13 @@ from sqlalchemy.exc import DBAPIError
 
 from runner.audit.rows import Rows
 from runner.audit.trees import differences_in
-from runner.core.prices import PriceList
+from runner.core.money.prices import PriceList
 from runner.errors import UnreachableError, UsageError
 from runner.settings import Settings
-from runner.store import migrate
 from runner.store.audit.files import Differences
 from runner.store.audit.filters import Filters
-from runner.store.database import Database
+from runner.store.connection import migrate
+from runner.store.connection.database import Database
 from runner.store.look.find import find
 from runner.store.steer.jobs import is_storable
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from runner.settings import Settings
 from runner.store.audit.files import Action, Differences, Trees
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.look.trees import RunTrees, trees_of
 from runner.tools.environment import tool_environment
 from runner.workspace.recorded import Recorded, Whereabouts

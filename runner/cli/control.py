@@ -22,7 +22,7 @@ from runner.settings import Settings
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from runner.store.database import Database
+    from runner.store.connection.database import Database
     from runner.store.steer.control import Change, Target
 
 _id_argument = click.argument("id", metavar="ID")

@@ -18,7 +18,7 @@ from runner.errors import UsageError
 from runner.settings import Settings
 
 if TYPE_CHECKING:
-    from runner.store.database import Database
+    from runner.store.connection.database import Database
 
 _MOST_DIGITS = 9  # of what an INTEGER can hold
 

@@ -17,7 +17,7 @@ from runner.settings import Settings
 
 if TYPE_CHECKING:
     from runner.core.spec import Submission
-    from runner.store.database import Database
+    from runner.store.connection.database import Database
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -120,7 +120,7 @@ def stored(settings: Settings) -> Iterator[Database]:
         UnreachableError: it does not answer.
     """
     from runner import wiring
-    from runner.store import migrate
+    from runner.store.connection import migrate
 
     if not migrate.is_created(settings.database_url):
         raise UsageError(f"no jobs yet in {settings.home}: start one with `runner run SPEC`")

@@ -19,7 +19,7 @@ from runner.cli.display import cell, console_on, duration, note
 from runner.core.run import ENDED, RunState
 from runner.errors import RunnerError, UnreachableError
 from runner.settings import Settings
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.look import queries
 from runner.store.look.queries import RunSummary
 

@@ -10,9 +10,9 @@ from runner.cli.look.verified import verdict
 from runner.cli.money.budget import how_to_raise, is_out_of_budget, runs_wait
 from runner.cli.money.costs import cost_fields, cost_line
 from runner.cli.permissions.words import denier
-from runner.core.budget import Purse
-from runner.core.prices import PriceList, Spending
-from runner.store.database import Database
+from runner.core.money.budget import Purse
+from runner.core.money.prices import PriceList, Spending
+from runner.store.connection.database import Database
 from runner.store.look import decisions, queries
 from runner.store.look.costs import spent_by
 from runner.store.look.decisions import DeniedKind

@@ -17,8 +17,8 @@ from runner.errors import UnreachableError, UsageError
 from runner.settings import Settings
 
 if TYPE_CHECKING:
-    from runner.core.prices import PriceList
-    from runner.store.database import Database
+    from runner.core.money.prices import PriceList
+    from runner.store.connection.database import Database
 
 _spec_argument = click.argument("spec", type=click.Path(path_type=Path), required=False)
 

@@ -19,17 +19,17 @@ from runner.core.agents.starting import (
 )
 from runner.core.conversation import UNREADABLE_INPUT, Tool, ToolResult
 from runner.core.ending.result import RESULT_SOURCE
-from runner.core.entries import (
+from runner.core.files.doubt import asks_about, in_doubt, is_external, runs_again, was_put_back
+from runner.core.hooks.due import after_calls, before_call, end_turn
+from runner.core.hooks.verdict import refused_edit, tightened
+from runner.core.journal.entries import (
     CallsDecided,
     ChildrenStarted,
     OutcomeAsked,
     ToolFinished,
     ToolsStarted,
 )
-from runner.core.files.doubt import asks_about, in_doubt, is_external, runs_again, was_put_back
-from runner.core.hooks.due import after_calls, before_call, end_turn
-from runner.core.hooks.verdict import refused_edit, tightened
-from runner.core.journal import Call, RunView
+from runner.core.journal.view import Call, RunView
 from runner.core.permissions import Decision, Request, evaluate
 from runner.core.run import Ended, Waiting
 from runner.core.steps import LocateCalls, Record, RecordShared, Step, settle, stop_at_deadline

@@ -9,15 +9,14 @@ from runner.core.calls import answer_calls, given_by_children
 from runner.core.context.plan import fit_context
 from runner.core.conversation import CONTEXT_EXCEEDED, CUT_REASONS
 from runner.core.ending.finish import deliver_first, finish, leave
-from runner.core.entries import ModelCallFailed, RunSettled, UserMessageAdded
-from runner.core.fold import Applied, apply
 from runner.core.hooks.due import hook_in_hand, start_run, stop_run
 from runner.core.hooks.verdict import objects, tell
-from runner.core.journal import RunView, Stop
-from runner.core.prompts import CONTINUE_TEXT, NUDGE_TEXT, RESUME_TEXT, SMALLER_STEPS_TEXT
+from runner.core.journal.entries import ModelCallFailed, RunSettled, UserMessageAdded
+from runner.core.journal.fold import Applied, apply
+from runner.core.journal.view import RunView, Stop
+from runner.core.money.spending import start_turn, stopped_by
 from runner.core.retry import IN_HAND_SECONDS
 from runner.core.run import Ended, Requeued, Waiting
-from runner.core.spending import start_turn, stopped_by
 from runner.core.steps import (
     CallModel,
     Done,
@@ -30,6 +29,7 @@ from runner.core.steps import (
     settle,
     stop_at_deadline,
 )
+from runner.core.text.prompts import CONTINUE_TEXT, NUDGE_TEXT, RESUME_TEXT, SMALLER_STEPS_TEXT
 
 MOST_CONTINUATIONS = 2
 

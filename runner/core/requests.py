@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from runner.core.budget import Reservation
 from runner.core.context import summary
 from runner.core.conversation import Message, ModelRequest, text_block
-from runner.core.journal import OpenCall, RunView
+from runner.core.journal.view import OpenCall, RunView
+from runner.core.money.budget import Reservation
 from runner.core.spec import JobSpec
 
 _OPTIONS_OF_ANY_CALL = frozenset(

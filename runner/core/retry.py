@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from runner.core.entries import PROMPT_TOO_LONG
+from runner.core.journal.entries import PROMPT_TOO_LONG
 from runner.errors import ModelCallError
 
 IN_HAND_SECONDS = 5.0  # a longer wait is stored, and the worker freed

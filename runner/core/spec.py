@@ -7,13 +7,13 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from runner.core.agents.agent import AGENT_SOURCE, SPLIT_SOURCE, AgentType, Coordinator
-from runner.core.budget import Budget, Limits
 from runner.core.context.window import Context, estimate_text
 from runner.core.conversation import Message, Tool, content_bytes, content_text, text_bytes
 from runner.core.ending.result import RESULT_SOURCE
 from runner.core.ending.verify import Verify
 from runner.core.files.workspace import Workspace
 from runner.core.hooks.hook import Hook
+from runner.core.money.budget import Budget, Limits
 from runner.core.permissions import Default, Rule
 from runner.core.retry import Patience
 

@@ -16,14 +16,14 @@ from runner.core import retry
 from runner.core.context.summary import summarised
 from runner.core.context.window import DEFAULT_WINDOW
 from runner.core.conversation import ModelReply, message_blocks, tool_uses
-from runner.core.entries import (
+from runner.core.journal.entries import (
     Entry,
     ModelCallFailed,
     ModelReplied,
     RunSettled,
     TimeWorked,
 )
-from runner.core.journal import Call, Counted, OpenCall, RunView
+from runner.core.journal.view import Call, Counted, OpenCall, RunView
 from runner.core.requests import next_request, summary_request, turn_request
 from runner.core.run import Ended, Lease, Outcome, Requeued, Waiting
 from runner.core.spec import JobSpec

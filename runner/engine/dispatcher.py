@@ -14,7 +14,7 @@ from runner.engine.questions import Questions
 from runner.errors import UnreachableError
 from runner.store import losses, runs, workers
 from runner.store.children import waking
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.steer import budget
 
 logger = logging.getLogger(__name__)

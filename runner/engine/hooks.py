@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from runner.core.entries import Entry, HookFinished
 from runner.core.hooks.answer import Said, read_answer
 from runner.core.hooks.verdict import kept_as_edited
-from runner.core.journal import RunView
+from runner.core.journal.entries import Entry, HookFinished
+from runner.core.journal.view import RunView
 from runner.core.steps import RunHook
 from runner.engine.ports import HookCall
 from runner.engine.workplace import Workplace

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from runner.core.conversation import ModelReply, ModelRequest, Tool, ToolResult, Usage
-from runner.core.entries import Entry, InstructionsRead, TreeCause
-from runner.core.fold import Applied
 from runner.core.hooks.answer import Said
 from runner.core.hooks.hook import Hook
-from runner.core.journal import RunView
+from runner.core.journal.entries import Entry, InstructionsRead, TreeCause
+from runner.core.journal.fold import Applied
+from runner.core.journal.view import RunView
 from runner.core.permissions import Permit, Policy, Setting
 from runner.core.run import Ended, Lease
 from runner.core.steps import Effect

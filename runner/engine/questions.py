@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 
 from runner.engine.ports import Clock
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.steer.approvals import expire
 from runner.store.steer.new_rules import apply_new_rules
 from runner.store.steer.notices import Notice, take_notices

@@ -21,7 +21,7 @@ from runner.engine.ports import Doorbell, Index, Interrupt
 from runner.engine.questions import Questions
 from runner.errors import Interrupted, LeaseLost, UnreachableError
 from runner.store import losses, runs, workers
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.steer.notices import Notice
 from runner.store.workers import DatabaseClock
 

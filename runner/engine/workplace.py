@@ -12,7 +12,8 @@ from typing import Any, Protocol, TypeVar
 from runner.core.agents.starting import children_work_in
 from runner.core.calls import changes_tree, with_edit_told
 from runner.core.conversation import ToolResult
-from runner.core.entries import (
+from runner.core.files.doubt import commands_left, edits_left, in_doubt, runs_again, undo_needed
+from runner.core.journal.entries import (
     Delivered,
     Entry,
     InstructionsRead,
@@ -20,8 +21,7 @@ from runner.core.entries import (
     TreeRecorded,
     Verified,
 )
-from runner.core.files.doubt import commands_left, edits_left, in_doubt, runs_again, undo_needed
-from runner.core.journal import Call, RunView
+from runner.core.journal.view import Call, RunView
 from runner.core.permissions import Permit, Setting, digest_of, paths_of
 from runner.core.run import Ended, Lease
 from runner.engine.ports import Command, Interrupt, Surroundings, ToolCall, Tools, Workspaces

@@ -9,8 +9,8 @@ from typing import Any, get_args
 
 from runner.core.agents.agent import DEEPEST
 from runner.core.agents.place import place_of
-from runner.core.events import visible
 from runner.core.hooks.hook import HookEvent
+from runner.core.journal.events import visible
 from runner.core.run import ENDED, STATES
 from runner.core.spec import JobSpec
 from runner.exchange.events import check_event

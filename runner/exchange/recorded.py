@@ -9,7 +9,7 @@ from typing import Any
 
 from runner.core.agents.place import place_of
 from runner.core.conversation import Block, Usage
-from runner.core.prices import Calls, PriceList, Terms, spending
+from runner.core.money.prices import Calls, PriceList, Terms, spending
 from runner.core.spec import JobSpec
 
 Row = Mapping[str, Any]

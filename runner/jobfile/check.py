@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, cast, get_args
 
-from runner.core.budget import Budget, Limits
 from runner.core.context.window import Context
 from runner.core.ending.verify import Verify
+from runner.core.money.budget import Budget, Limits
 from runner.core.retry import Patience
 from runner.core.spec import ParallelTools, Provider
 from runner.errors import Problem

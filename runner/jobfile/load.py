@@ -11,7 +11,7 @@ from typing import Any
 
 from runner.core.files.repository import LookAtRepository
 from runner.core.files.workspace import Workspace
-from runner.core.prices import PriceList
+from runner.core.money.prices import PriceList
 from runner.core.spec import JobSpec, NewRun, Submission
 from runner.errors import Problem, SpecError
 from runner.jobfile import items, prompts

@@ -15,7 +15,7 @@ from typing import Any
 import anthropic
 import httpx2
 
-from runner.core.entries import PROMPT_TOO_LONG
+from runner.core.journal.entries import PROMPT_TOO_LONG
 from runner.errors import ModelCallError
 from runner.llm.stream import BrokenStreamError
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from runner.core.conversation import UNREADABLE_INPUT, Block, ModelReply, Usage
-from runner.core.strict_json import read_json
+from runner.core.text.strict_json import read_json
 
 # With these the API may part the last block; with any other reason an unfinished block is a fault.
 _PARTING_REASONS = frozenset({"max_tokens", "model_context_window_exceeded", "refusal"})

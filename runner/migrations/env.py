@@ -1,4 +1,4 @@
-"""How Alembic runs the migrations: on the connection that ``runner.store.migrate`` hands it."""
+"""How Alembic runs the migrations: on the connection that ``runner.store.connection.migrate`` hands it."""
 
 from __future__ import annotations
 

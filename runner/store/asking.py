@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from runner.core.events import summarise_input, visible
 from runner.core.hooks.verdict import asks
-from runner.core.journal import Call, RunView
+from runner.core.journal.events import summarise_input, visible
+from runner.core.journal.view import Call, RunView
 from runner.core.permissions import Decision, Request, digest_of
 from runner.core.permissions.suggestion import suggest
 from runner.store import ids
-from runner.store.rules import setting_to_json
-from runner.store.statement import Writes
+from runner.store.connection.statement import Writes
+from runner.store.job.rules import setting_to_json
 from runner.store.tables import approvals
 
 # A question about what became of a call is no question about such calls: the two are not answered

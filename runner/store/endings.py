@@ -9,7 +9,7 @@ from sqlalchemy import select
 from runner.core.conversation import Usage
 from runner.core.run import ENDED, Ended
 from runner.engine.ports import Ending
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.tables import runs
 
 _COLUMNS = (

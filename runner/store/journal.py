@@ -16,22 +16,20 @@ from sqlalchemy import Connection, bindparam, select
 
 from runner.core import decide
 from runner.core.agents.agent import lineage
-from runner.core.budget import Limits
 from runner.core.context.compaction import Compacted
-from runner.core.entries import ChildrenStarted, Entry
 from runner.core.files.instructions import with_instructions
-from runner.core.fold import Applied, fold
 from runner.core.hooks.lookup import end_turns
-from runner.core.journal import Call, QueuedMessage, RunView
+from runner.core.journal.entries import ChildrenStarted, Entry
+from runner.core.journal.fold import Applied, fold
+from runner.core.journal.view import Call, QueuedMessage, RunView
+from runner.core.money.budget import Limits
+from runner.core.money.prices import Tariff
 from runner.core.permissions import Answer
-from runner.core.prices import Tariff
 from runner.core.run import Ended, Lease, Waiting
 from runner.core.spec import JobSpec
 from runner.core.steps import Effect
 from runner.engine.ports import Observer, Stored
 from runner.errors import LeaseLost, StaleView, UnreachableError
-from runner.store import purse as money
-from runner.store import warming
 from runner.store.children.reading import children_waited_for, family_of
 from runner.store.children.starting import (
     lock_tree,
@@ -39,14 +37,16 @@ from runner.store.children.starting import (
     start_children,
 )
 from runner.store.children.waking import end_children, wake
-from runner.store.compactions import load_compacted
-from runner.store.conversation import answers_to, load_conversation
-from runner.store.database import Database
-from runner.store.hooks import load_hook_runs, load_instructions
-from runner.store.job_cache import JobCache, JobReader
-from runner.store.progress import counted, progress_from_row, progress_to_json
-from runner.store.rows import Rows
-from runner.store.statement import find
+from runner.store.connection.database import Database
+from runner.store.connection.statement import find
+from runner.store.job import purse as money
+from runner.store.job import warming
+from runner.store.job.cache import JobCache, JobReader
+from runner.store.rows.compactions import load_compacted
+from runner.store.rows.conversation import answers_to, load_conversation
+from runner.store.rows.entries import Rows
+from runner.store.rows.hooks import load_hook_runs, load_instructions
+from runner.store.rows.progress import counted, progress_from_row, progress_to_json
 from runner.store.tables import jobs, purses, queued_messages, runs
 
 _HELD = (

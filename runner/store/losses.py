@@ -11,14 +11,14 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, select, update
 
-from runner.core.events import Event, usage_of
+from runner.core.journal.events import Event, usage_of
 from runner.core.run import Lease
-from runner.store.database import Database
-from runner.store.progress import progress_from_row
-from runner.store.purse import charge_open_call
+from runner.store.connection.database import Database
+from runner.store.job.purse import charge_open_call
+from runner.store.job.warming import let_siblings_start
+from runner.store.rows.progress import progress_from_row
 from runner.store.runs import add_event
 from runner.store.tables import runs, workers
-from runner.store.warming import let_siblings_start
 
 LOST_LEASES_BEFORE_FAILED = 5
 

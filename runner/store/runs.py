@@ -23,11 +23,11 @@ from sqlalchemy import (
 from runner.core.agents.agent import lineage
 from runner.core.agents.place import is_within
 from runner.core.author import RUNNER
-from runner.core.events import Event, signed_event
+from runner.core.journal.events import Event, signed_event
 from runner.core.run import Lease
 from runner.store.children.ready import IS_READY
-from runner.store.database import Database
-from runner.store.statement import Statement, Writes
+from runner.store.connection.database import Database
+from runner.store.connection.statement import Statement, Writes
 from runner.store.tables import events, runs, workers
 
 RING_AGAIN_SECONDS = 15.0

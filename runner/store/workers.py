@@ -6,8 +6,8 @@ import time
 
 from sqlalchemy import Connection, bindparam, func, insert, select, text, update
 
-from runner.store.database import Database
-from runner.store.statement import Statement
+from runner.store.connection.database import Database
+from runner.store.connection.statement import Statement
 from runner.store.tables import runs, workers
 
 LEASE_SECONDS = 15.0

@@ -10,15 +10,15 @@ from sqlalchemy import Connection, bindparam, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from runner.core.author import Author
-from runner.core.events import shorten, signed_event
 from runner.core.files.workspace import Workspace
+from runner.core.journal.events import shorten, signed_event
 from runner.core.run import ENDED, Lease
 from runner.core.spec import JobSpec
 from runner.errors import LeaseLost
-from runner.store.database import Database
-from runner.store.job_cache import JobCache, JobReader
+from runner.store.connection.database import Database
+from runner.store.connection.statement import find
+from runner.store.job.cache import JobCache, JobReader
 from runner.store.runs import add_event
-from runner.store.statement import find
 from runner.store.tables import jobs, run_items, run_workspaces, runs
 
 SNAPSHOTS = "snap_"  # what ids of workspaces begin with whose trees are on one host

@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 from runner.core.agents.place import place_of
-from runner.core.budget import BILLIONTHS
 from runner.core.conversation import Purpose, Usage
-from runner.core.journal import RunView
+from runner.core.journal.view import RunView
+from runner.core.money.budget import BILLIONTHS
 from runner.engine.ports import Stored
 
 

@@ -12,7 +12,7 @@ from opentelemetry.metrics import Meter
 from opentelemetry.trace import SpanKind
 
 from runner.core.conversation import ModelReply
-from runner.core.entries import (
+from runner.core.journal.entries import (
     ChildrenStarted,
     ModelCallFailed,
     ModelCallStarted,
@@ -22,9 +22,9 @@ from runner.core.entries import (
     ToolFinished,
     UserMessageAdded,
 )
-from runner.core.events import shorten
-from runner.core.fold import Applied
-from runner.core.journal import OpenCall, RunView
+from runner.core.journal.events import shorten
+from runner.core.journal.fold import Applied
+from runner.core.journal.view import OpenCall, RunView
 from runner.core.run import Ended
 from runner.engine.ports import Ending, Stored
 from runner.telemetry import attributes, content

@@ -17,7 +17,7 @@ from runner.core.files.instructions import (
 )
 from runner.core.permissions import Place, Policy, Rule
 from runner.core.permissions.policy import may_touch
-from runner.core.plain import plain
+from runner.core.text.plain import plain
 from runner.tools.failure import ToolFailure
 from runner.tools.files.permission import setting_of
 from runner.tools.files.places import Places, open_file

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from runner.core.conversation import ToolOutcome, ToolResult
-from runner.core.plain import plain
+from runner.core.text.plain import plain
 from runner.engine.ports import Interrupt, ToolCall
 from runner.tools.failure import ToolFailure
 from runner.tools.host.client import Start, ToolHost

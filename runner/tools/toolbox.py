@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from runner.core.conversation import Tool, ToolResult
-from runner.core.entries import InstructionsRead
 from runner.core.hooks.answer import Said
+from runner.core.journal.entries import InstructionsRead
 from runner.core.permissions import Policy, Setting, digest_of
 from runner.engine.ports import Command, HookCall, Interrupt, Surroundings, ToolCall
 from runner.tools import shell

@@ -8,14 +8,14 @@ from typing import Any
 from sqlalchemy import insert, select, text, update
 
 from runner.core.author import Author
-from runner.core.budget import Limits
 from runner.core.context.window import Context
 from runner.core.conversation import ModelReply, Tool, ToolResult, Usage
-from runner.core.entries import ToolFinished
+from runner.core.journal.entries import ToolFinished
+from runner.core.money.budget import Limits
 from runner.core.permissions import Rule
 from runner.core.spec import Asking, JobSpec
 from runner.core.steps import RunTools
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.steer import jobs as jobs_store
 from runner.store.steer.approvals import Reply, answer, waiting
 from runner.store.steer.control import Target, cancel

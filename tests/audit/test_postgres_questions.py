@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import make_url, text
 
 from runner.errors import RunnerError, UsageError
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.readonly.ask import Bounds, ask
 from tests.postgres import execute
 

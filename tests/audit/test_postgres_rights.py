@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from runner.errors import UsageError
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.readonly.ask import Bounds, ask
 from tests.postgres import execute
 

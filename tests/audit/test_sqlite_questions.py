@@ -15,7 +15,7 @@ import pytest
 from sqlalchemy import text
 
 from runner.errors import RunnerError, UsageError
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.readonly.ask import Bounds, ask
 from tests.upgraded import Upgraded
 
@@ -124,7 +124,7 @@ def test_question_that_takes_too_long_is_stopped(record: Database, sql: str) -> 
 def test_question_ends_also_when_nobody_waits_for_it_any_more(record: Database) -> None:
     """Its process has its time from the kernel."""
     program = (
-        "import sys; from runner.store.database import Database;"
+        "import sys; from runner.store.connection.database import Database;"
         "from runner.store.readonly.ask import Bounds, ask;"
         "ask(Database(sys.argv[1]), sys.argv[2], Bounds(seconds=2))"
     )

@@ -12,9 +12,9 @@ import pytest
 from sqlalchemy import select, text
 
 from runner.audit import Audit
-from runner.core.prices import Price, PriceList, Rates, Spending
+from runner.core.money.prices import Price, PriceList, Rates, Spending
 from runner.llm.prices import load_prices
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.ids import call_id
 from runner.store.look.costs import spent_by
 from runner.store.look.family.events import events_after

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.look import queries
 
 _GIT = ("git", "-c", "user.name=t", "-c", "user.email=t@example.org")

@@ -8,11 +8,11 @@ from typing import Any
 from sqlalchemy import Connection, insert, select, update
 
 from runner.core.conversation import Tool
-from runner.core.events import summarise_input
+from runner.core.journal.events import summarise_input
 from runner.core.permissions import Rule, Setting, digest_of
 from runner.store import ids
-from runner.store.database import Database
-from runner.store.rules import setting_to_json
+from runner.store.connection.database import Database
+from runner.store.job.rules import setting_to_json
 from runner.store.steer import jobs as jobs_store
 from runner.store.tables import approvals, blocks, runs, tool_calls
 from tests.store.examples import NOW, SPEC, submission

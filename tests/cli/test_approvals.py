@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from runner.store.database import Database
-from runner.store.rules import list_rules
+from runner.store.connection.database import Database
+from runner.store.job.rules import list_rules
 from runner.store.steer.control import Target
 from runner.store.steer.control import cancel as cancel_runs
 from tests.cli.conftest import Result

@@ -11,9 +11,9 @@ import pytest
 
 from runner.cli.permissions.asking import Asker, asker_at_terminal
 from runner.cli.progress import _Watched
-from runner.store.database import Database
+from runner.store.connection.database import Database
+from runner.store.job.rules import list_rules
 from runner.store.look import queries
-from runner.store.rules import list_rules
 from runner.store.steer.approvals import Reply, answer
 from runner.store.steer.control import Target, cancel
 from tests.cli.person import OurTerminal, Person

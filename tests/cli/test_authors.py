@@ -13,7 +13,7 @@ from sqlalchemy import select
 
 from runner.cli.main import cli
 from runner.core.author import LONGEST_WHY
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.look.changes import changes_of
 from runner.store.steer.control import Target, cancel
 from runner.store.tables import metadata

@@ -12,10 +12,10 @@ import pytest
 from runner.cli.main import main
 from runner.cli.summary import summarise as summarise_job
 from runner.core.conversation import Usage
-from runner.core.prices import PriceList
+from runner.core.money.prices import PriceList
 from runner.core.requests import turn_request
 from runner.llm.body import request_body
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.look import queries
 from tests.cli.conftest import Result
 from tests.cli.test_display import steers

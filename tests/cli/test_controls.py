@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 from sqlalchemy import text as sql
 
-from runner.core.budget import Limits
-from runner.store import migrate
-from runner.store.database import Database
+from runner.core.money.budget import Limits
+from runner.store.connection import migrate
+from runner.store.connection.database import Database
 from runner.store.look import queries
 from runner.store.steer import jobs as jobs_store
 from runner.store.steer.control import Target

@@ -12,8 +12,8 @@ import pytest
 
 from runner.cli.money import costs
 from runner.core.conversation import Usage
-from runner.core.prices import Spending
-from runner.store.database import Database
+from runner.core.money.prices import Spending
+from runner.store.connection.database import Database
 from runner.store.look import queries
 from runner.store.look.costs import BY
 from runner.store.steer.control import Target, cancel

@@ -11,11 +11,11 @@ from sqlalchemy import update
 
 from runner.cli.summary import summarise
 from runner.core.conversation import ToolResult
-from runner.core.entries import ToolFinished
+from runner.core.journal.entries import ToolFinished
 from runner.core.permissions import Rule
 from runner.llm.prices import load_prices
-from runner.store import migrate
-from runner.store.database import Database
+from runner.store.connection import migrate
+from runner.store.connection.database import Database
 from runner.store.look import decisions
 from runner.store.steer.approvals import Reply, answer, expire, waiting
 from runner.store.tables import runs, tool_calls

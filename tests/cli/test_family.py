@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import select
 
 from runner.core.agents.agent import AgentType
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.steer import jobs as jobs_store
 from runner.store.steer.control import Target, cancel
 from runner.store.tables import runs

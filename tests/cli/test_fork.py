@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from runner.core.budget import Budget
 from runner.core.files.workspace import Workspace
-from runner.store.database import Database
+from runner.core.money.budget import Budget
+from runner.store.connection.database import Database
 from runner.store.look import queries
 from tests.cli.conftest import Result
 from tests.store.attempts import Attempt, claim, run_row, submit_one, text, tool_use

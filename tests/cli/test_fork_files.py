@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.look import queries
 from tests.cli.conftest import Result
 from tests.cli.own_folders import git, make_source, worktree, write_job

@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import text as sql
 
 from runner.core.run import STATES
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.look import queries
 from runner.store.steer import jobs as jobs_store
 from runner.store.steer.control import Target, cancel
@@ -248,7 +248,7 @@ def test_reader_that_has_enough_ends_it_quietly(
 def test_database_that_is_behind_says_what_to_do(
     command: Callable[..., Result], database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from runner.store import migrate
+    from runner.store.connection import migrate
 
     monkeypatch.setattr(migrate, "REVISIONS", ("0000", migrate.HEAD))
     database.write(lambda c: c.execute(sql("UPDATE alembic_version SET version_num = '0000'")))

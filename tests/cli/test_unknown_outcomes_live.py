@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from runner.cli import exit_codes
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.look import queries
 from tests.cli.conftest import Result
 from tests.cli.own_folders import make_source, worktree, write_job

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.look import queries
 from tests.cli.conftest import Result
 from tests.postgres import postgres_server

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from runner.core.budget import Limits
 from runner.core.conversation import (
     Block,
     ModelReply,
@@ -17,9 +16,10 @@ from runner.core.conversation import (
     tool_uses,
 )
 from runner.core.decide import advance
-from runner.core.entries import Entry, ModelCallFailed, ModelReplied, ToolFinished
-from runner.core.fold import apply, opening
-from runner.core.journal import QueuedMessage, RunView
+from runner.core.journal.entries import Entry, ModelCallFailed, ModelReplied, ToolFinished
+from runner.core.journal.fold import apply, opening
+from runner.core.journal.view import QueuedMessage, RunView
+from runner.core.money.budget import Limits
 from runner.core.permissions import Policy, Rule, Setting
 from runner.core.run import Outcome
 from runner.core.spec import JobSpec

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.core.conversation import ToolResult
-from runner.core.entries import Entry, RunSettled, ToolFinished
-from runner.core.events import (
+from runner.core.journal.entries import Entry, RunSettled, ToolFinished
+from runner.core.journal.events import (
     INPUT_SUMMARY_LENGTH,
     OUTPUT_SUMMARY_LENGTH,
     Event,
@@ -22,8 +22,8 @@ from runner.core.events import (
     summarise_input,
     visible,
 )
-from runner.core.fold import fold
-from runner.core.journal import RunView
+from runner.core.journal.fold import fold
+from runner.core.journal.view import RunView
 from runner.core.run import Ended, Requeued, Waiting
 from tests.core.story import Story, a_run, says, several, uses
 

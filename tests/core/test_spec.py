@@ -3,9 +3,9 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.core.budget import Limits
 from runner.core.conversation import Tool
 from runner.core.files.workspace import Workspace
+from runner.core.money.budget import Limits
 from runner.core.permissions import Rule
 from runner.core.retry import Patience
 from runner.core.spec import JobSpec

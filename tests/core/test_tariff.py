@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.core.budget import Charged, Limits, Reservation, billionths, reserve
 from runner.core.context.window import Context
 from runner.core.conversation import Usage
-from runner.core.prices import FREE, Price, PriceList, Rates, Tariff
+from runner.core.money.budget import Charged, Limits, Reservation, billionths, reserve
+from runner.core.money.prices import FREE, Price, PriceList, Rates, Tariff
+from runner.core.money.spending import tariffs_of
 from runner.core.spec import JobSpec
-from runner.core.spending import tariffs_of
 
 PRICE = st.decimals(0, 100, places=4)
 TOKENS = st.integers(0, 2_000_000)

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from runner.core.calls import changes_tree
 from runner.core.conversation import Tool, ToolResult
 from runner.core.ending.result import RESULT_TOOL, result_tool
-from runner.core.entries import (
+from runner.core.files.doubt import is_external, runs_again, undo_needed
+from runner.core.journal.entries import (
     Delivered,
     Entry,
     RunSettled,
@@ -19,8 +20,7 @@ from runner.core.entries import (
     TreeRecorded,
     Verified,
 )
-from runner.core.files.doubt import is_external, runs_again, undo_needed
-from runner.core.journal import Call
+from runner.core.journal.view import Call
 from runner.core.run import Ended, Requeued
 from runner.core.steps import CallModel, Deliver, Done, Effect, RunTools, RunVerify
 from tests.core.story import DEPLOY, GREP, READ

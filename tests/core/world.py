@@ -19,7 +19,7 @@ from runner.core.conversation import (
     tool_uses,
 )
 from runner.core.decide import advance
-from runner.core.entries import (
+from runner.core.journal.entries import (
     PROMPT_TOO_LONG,
     Entry,
     ModelCallFailed,
@@ -29,8 +29,8 @@ from runner.core.entries import (
     ToolsStarted,
     UserMessageAdded,
 )
-from runner.core.fold import apply, fold
-from runner.core.journal import Call, Counted, QueuedMessage, RunView
+from runner.core.journal.fold import apply, fold
+from runner.core.journal.view import Call, Counted, QueuedMessage, RunView
 from runner.core.permissions import Answer, Permit, Setting, digest_of
 from runner.core.requests import summary_request
 from runner.core.run import Ended, Requeued, Waiting

@@ -8,15 +8,15 @@ from typing import Any
 from sqlalchemy import Integer, bindparam, select
 
 from runner.core import calls
-from runner.core.budget import Purse, Reservation
 from runner.core.conversation import Tool
-from runner.core.entries import ToolsStarted
 from runner.core.hooks.hook import Hook
+from runner.core.journal.entries import ToolsStarted
+from runner.core.money.budget import Purse, Reservation
 from runner.core.permissions import Permit
 from runner.core.spec import JobSpec
 from runner.engine.workspaces import RunWorkspaces
 from runner.store import journal
-from runner.store.rows import Rows
+from runner.store.rows.entries import Rows
 from runner.store.tables import jobs, runs
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from runner.core.agents.agent import AGENT_TOOL
 from runner.core.ending.result import RESULT_TOOL
-from runner.core.prompts import OWN_TEXTS, VERIFY_TEXT
+from runner.core.text.prompts import OWN_TEXTS, VERIFY_TEXT
 from tests.crash import purse, questions, scenario, sent
 from tests.crash.record import Record
 from tests.crash.sent import Asked

@@ -13,7 +13,7 @@ from typing import Any
 
 from sqlalchemy import select
 
-from runner.core.prices import Tariff, Terms
+from runner.core.money.prices import Tariff, Terms
 from runner.core.run import ENDED, Lease
 from runner.core.spec import JobSpec
 from runner.engine.attempt import Ports, run_attempt
@@ -25,7 +25,7 @@ from runner.llm.prices import load_prices
 from runner.store import ids, losses, runs, workers
 from runner.store import tables as stored
 from runner.store.children import waking as children
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.journal import StoredJournal
 from runner.store.look.outputs import tool_output
 from runner.tools.toolbox import LocalTools

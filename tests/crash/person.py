@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sqlalchemy import select
 
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.steer.approvals import Asked, Reply, answer, waiting
 from runner.store.steer.control import Target
 from runner.store.tables import runs

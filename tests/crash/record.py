@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import Row, Table, select
 
 from runner.store import tables
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.look import transcript
 
 

@@ -10,9 +10,9 @@ from sqlalchemy import Row
 
 from runner.core.context.compaction import Clip, Compacted, Compaction, sent_messages
 from runner.core.conversation import Message
-from runner.core.entries import PROMPT_TOO_LONG
+from runner.core.journal.entries import PROMPT_TOO_LONG
 from runner.llm.body import request_body
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.look.as_sent import as_sent
 from tests.crash.record import Record
 from tests.crash.scenario import SUMMARY, Scenario

@@ -19,7 +19,7 @@ from sqlalchemy import select
 
 from runner.core.conversation import Tool
 from runner.store import ids, losses, tables
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.steer import jobs
 from runner.store.steer.revive import say
 from runner.tools.host import serve

@@ -6,10 +6,13 @@ from dataclasses import replace
 from io import BytesIO
 
 from runner.core.author import Author
-from runner.core.budget import Budget
 from runner.core.conversation import ToolResult
 from runner.core.ending.verify import Verify
-from runner.core.entries import (
+from runner.core.files.instructions import Instructions
+from runner.core.files.workspace import Workspace
+from runner.core.hooks.hook import Hook
+from runner.core.hooks.run import HookAnswer, HookResult
+from runner.core.journal.entries import (
     Delivered,
     HookFinished,
     InstructionsRead,
@@ -19,18 +22,16 @@ from runner.core.entries import (
     TreeRecorded,
     Verified,
 )
-from runner.core.files.instructions import Instructions
-from runner.core.files.workspace import Workspace
-from runner.core.hooks.hook import Hook
-from runner.core.hooks.run import HookAnswer, HookResult
+from runner.core.money.budget import Budget
 from runner.core.permissions import Rule
 from runner.core.run import Ended, Requeued
 from runner.exchange.sessions.lines import ReadingSession
 from runner.exchange.sessions.runs import read_sessions
-from runner.store import losses, rules, runs, workspaces
-from runner.store.database import Database
+from runner.store import losses, runs, workspaces
+from runner.store.connection.database import Database
 from runner.store.exchange.bringing import bring_in
 from runner.store.exchange.sessions import bring_in_sessions
+from runner.store.job import rules
 from runner.store.steer import budget, jobs, revive
 from runner.store.steer.approvals import Reply, answer, waiting
 from runner.store.steer.control import Target, cancel, pause, resume

@@ -9,7 +9,7 @@ import pytest
 
 from runner.audit.record import Audit
 from runner.cli.audit.group import audit as group
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.readonly.ask import Bounds, ask
 from runner.store.readonly.price_list import keep
 from runner.store.readonly.views import VIEWS

@@ -11,11 +11,13 @@ from typing import get_args
 from sqlalchemy import Table, select
 
 import runner
-from runner.core import budget, calls, decide, entries, events, retry, spending
+from runner.core import calls, decide, retry
 from runner.core.agents import agent
 from runner.core.context import clips, gauge, plan, summary, window
 from runner.core.conversation import ToolOutcome
 from runner.core.ending import finish
+from runner.core.journal import entries, events
+from runner.core.money import budget, spending
 from runner.core.permissions import (
     AnswerEffect,
     Effect,
@@ -30,8 +32,9 @@ from runner.core.permissions import (
 from runner.core.permissions.shell import raw
 from runner.core.run import TRANSITIONS
 from runner.engine import dispatcher, worker
-from runner.store import losses, runs, tables, warming, workers
-from runner.store.database import Database
+from runner.store import losses, runs, tables, workers
+from runner.store.connection.database import Database
+from runner.store.job import warming
 from runner.tools.builtin import BUILTIN
 from runner.tools.host.client import WATCHDOG_SECONDS
 from tests.docs.happenings import play

@@ -18,17 +18,18 @@ from runner.cli import exit_codes
 from runner.cli.money.budget import _as_json as budget_as_json
 from runner.cli.money.costs import cost_fields
 from runner.core import retry
-from runner.core.budget import Ceiling, Purse
 from runner.core.context import cache
-from runner.core.prices import Spending
+from runner.core.money.budget import Ceiling, Purse
+from runner.core.money.prices import Spending
 from runner.core.run import STATES, Requeued, WaitReason
 from runner.core.spec import Asking
 from runner.engine import dispatcher, worker
 from runner.llm import failures
 from runner.llm.anthropic import AnthropicModel
 from runner.llm.prices import load_prices
-from runner.store import losses, warming, workers
-from runner.store.database import POSTGRES_CONNECTIONS, Database
+from runner.store import losses, workers
+from runner.store.connection.database import POSTGRES_CONNECTIONS, Database
+from runner.store.job import warming
 from runner.store.steer.notices import take_notices
 from runner.tools import notice
 from tests.docs.happenings import play

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from runner.core.conversation import ModelReply, ModelRequest
-from runner.core.entries import Entry
 from runner.core.files.workspace import Workspace
-from runner.core.journal import Call, RunView
+from runner.core.journal.entries import Entry
+from runner.core.journal.view import Call, RunView
 from runner.core.permissions import Answer, Rule, digest_of
 from runner.core.run import Ended, Lease, Outcome, Requeued, Waiting
 from runner.core.spec import Asking, JobSpec
@@ -20,7 +20,7 @@ from runner.core.steps import Effect, RunTools
 from runner.engine.attempt import Ports, run_attempt
 from runner.engine.ports import Interrupt, Model
 from runner.llm.scripted import ScriptedModel
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.journal import StoredJournal
 from runner.store.steer.approvals import Asked, Reply, answer, expire, waiting
 from runner.store.steer.control import Target

@@ -21,7 +21,7 @@ from runner.engine.workspaces import RunWorkspaces
 from runner.errors import Interrupted, LeaseLost
 from runner.llm.scripted import ScriptedModel
 from runner.store import ids, runs
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.journal import StoredJournal
 from runner.store.steer import control, jobs
 from runner.store.tables import runs as run_table

@@ -15,9 +15,9 @@ from sqlalchemy import select
 from runner.core.context.summary import HEADING
 from runner.core.context.window import DEFAULT_WINDOW, Context
 from runner.core.conversation import ModelReply, ModelRequest
-from runner.core.entries import Entry
 from runner.core.files.workspace import Workspace
-from runner.core.journal import RunView
+from runner.core.journal.entries import Entry
+from runner.core.journal.view import RunView
 from runner.core.permissions import Rule
 from runner.core.run import Ended, Lease, Outcome, Requeued
 from runner.core.spec import JobSpec, NewRun
@@ -26,7 +26,7 @@ from runner.engine.attempt import Ports, run_attempt
 from runner.engine.ports import Clock, Interrupt, Journal, Prepared, Surroundings
 from runner.errors import Interrupted, ModelCallError, StaleView
 from runner.llm.scripted import ScriptedModel
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.look.outputs import tool_output
 from runner.store.steer import jobs
 from runner.store.tables import model_calls

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select, update
 
-from runner.core.budget import Budget
 from runner.core.files.workspace import Workspace
+from runner.core.money.budget import Budget
 from runner.engine.dispatcher import OUTAGE_SECONDS, Dispatcher
 from runner.engine.locks import HostLocks
 from runner.engine.questions import Questions
 from runner.errors import UnreachableError
 from runner.store import runs, workers
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.steer import jobs
 from runner.store.steer.notices import Notice
 from runner.store.tables import runs as run_table

@@ -14,8 +14,8 @@ from runner.core.author import Author
 from runner.core.permissions import Rule
 from runner.core.spec import Asking
 from runner.engine.questions import Questions
-from runner.store.database import Database
-from runner.store.rules import list_rules, revoke
+from runner.store.connection.database import Database
+from runner.store.job.rules import list_rules, revoke
 from runner.store.steer import control
 from runner.store.steer.approvals import Reply, answer, expire
 from runner.store.steer.notices import Notice

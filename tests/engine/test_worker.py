@@ -17,7 +17,7 @@ from runner.engine.ports import Interrupt
 from runner.engine.worker import Worker, _Held
 from runner.settings import Settings
 from runner.store import runs
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.steer import jobs
 from runner.store.steer.control import Target, cancel, pause, resume
 from runner.store.tables import runs as run_table

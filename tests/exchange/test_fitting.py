@@ -12,7 +12,7 @@ import pytest
 from runner import wiring
 from runner.core.ending.verify import Verify
 from runner.core.files.workspace import Workspace
-from runner.core.journal import Failure, OpenCall, Progress
+from runner.core.journal.view import Failure, OpenCall, Progress
 from runner.core.permissions import Rule
 from runner.core.spec import JobSpec
 from runner.exchange.fitting import misfit

@@ -9,7 +9,7 @@ import pytest
 
 from runner.core.agents.agent import AgentType, Coordinator
 from runner.core.agents.spec import spec_of
-from runner.core.budget import Limits
+from runner.core.money.budget import Limits
 from runner.core.permissions import Rule
 from runner.core.spec import JobSpec
 

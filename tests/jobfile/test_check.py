@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.core.budget import Budget, Limits
 from runner.core.context.window import Context
 from runner.core.ending.verify import Verify
+from runner.core.money.budget import Budget, Limits
 from runner.core.permissions import Rule
 from runner.core.retry import Patience
 from runner.jobfile.check import KEYS, Items, check

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from runner.core.budget import Limits
 from runner.core.files.workspace import Workspace
+from runner.core.money.budget import Limits
 from runner.core.permissions import Rule
 from runner.core.spec import JobSpec, NewRun
 from runner.errors import Problem, SpecError

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from runner.core.agents.agent import AgentType, Coordinator
-from runner.core.budget import Budget, Limits
 from runner.core.context.window import Context
 from runner.core.ending.verify import Verify
 from runner.core.hooks.hook import Hook
+from runner.core.money.budget import Budget, Limits
 from runner.core.permissions import Rule
 from runner.core.permissions.examples import matches
 from runner.core.permissions.language.syntax import problem

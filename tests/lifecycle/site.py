@@ -16,8 +16,8 @@ from typing import Any
 from runner import wiring
 from runner.queue.embedded import EmbeddedServer
 from runner.settings import Settings
-from runner.store import migrate
-from runner.store.database import Database
+from runner.store.connection import migrate
+from runner.store.connection.database import Database
 from runner.store.look import queries
 from tests.runner_process import RunnerProcess
 from tests.upgraded import Upgraded

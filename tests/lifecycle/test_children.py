@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import select
 
 from runner.settings import Settings
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.tables import events, runs
 from tests.lifecycle.family import AGENTS, Api, Family, Moment, delegates, family_job, runs_bash
 from tests.lifecycle.site import Site, wait_until

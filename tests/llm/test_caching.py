@@ -18,12 +18,12 @@ from typing import Any
 
 import pytest
 
-from runner.core.budget import Limits
 from runner.core.context.summary import summarised
 from runner.core.context.window import Context
 from runner.core.conversation import Block, Message, ModelReply, ModelRequest, Usage
-from runner.core.entries import ContextCompacted
-from runner.core.journal import Counted
+from runner.core.journal.entries import ContextCompacted
+from runner.core.journal.view import Counted
+from runner.core.money.budget import Limits
 from runner.core.requests import summary_request, turn_request
 from runner.core.steps import CallModel, CountTokens, RunTools
 from runner.llm.body import request_body

@@ -14,8 +14,8 @@ from runner.core.permissions import Rule
 from runner.core.run import Waiting
 from runner.core.spec import Asking
 from runner.core.steps import Done
-from runner.store.database import Database
-from runner.store.rules import insert_rules, list_rules, lock_rules, new_snapshot
+from runner.store.connection.database import Database
+from runner.store.job.rules import insert_rules, list_rules, lock_rules, new_snapshot
 from runner.store.steer import jobs as jobs_store
 from runner.store.tables import approvals, events, runs
 from tests.store.attempts import claim, text, tool_use

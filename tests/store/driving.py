@@ -8,10 +8,9 @@ from typing import Any
 
 from sqlalchemy import select
 
-from runner.core.budget import Limits, Reservation
 from runner.core.context.compaction import Clip, Compaction
 from runner.core.conversation import ModelReply, ModelRequest, Tool, ToolResult, Usage
-from runner.core.entries import (
+from runner.core.journal.entries import (
     ContextCompacted,
     Entry,
     ModelCallFailed,
@@ -21,8 +20,9 @@ from runner.core.entries import (
     TimeWorked,
     ToolFinished,
 )
-from runner.core.fold import fold
-from runner.core.journal import Call, RunView
+from runner.core.journal.fold import fold
+from runner.core.journal.view import Call, RunView
+from runner.core.money.budget import Limits, Reservation
 from runner.core.permissions import Place, Rule, Setting, paths_of
 from runner.core.requests import turn_request
 from runner.core.run import Lease, Waiting
@@ -38,7 +38,7 @@ from runner.core.steps import (
     Sleep,
 )
 from runner.store import runs
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.journal import StoredJournal
 from runner.store.steer import jobs
 from runner.store.steer.approvals import Reply, answer, waiting

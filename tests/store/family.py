@@ -10,10 +10,10 @@ from sqlalchemy import insert, select
 
 from runner.core.agents.agent import AgentType, child_id, lineage
 from runner.core.conversation import ToolResult
-from runner.core.entries import ToolFinished
-from runner.core.journal import Progress
-from runner.store.database import Database
-from runner.store.progress import progress_to_json
+from runner.core.journal.entries import ToolFinished
+from runner.core.journal.view import Progress
+from runner.store.connection.database import Database
+from runner.store.rows.progress import progress_to_json
 from runner.store.tables import blocks, run_items, runs
 from tests.store.attempts import Attempt, claim, submit_one, text, tool_use
 from tests.store.examples import NOW, SPEC

@@ -12,8 +12,8 @@ import pytest
 from sqlalchemy import Connection, update
 
 from runner.core.spec import Asking
-from runner.store.database import Database
-from runner.store.rules import lock_rules, new_snapshot
+from runner.store.connection.database import Database
+from runner.store.job.rules import lock_rules, new_snapshot
 from runner.store.steer import approvals as approvals_module
 from runner.store.steer.approvals import (
     Reply,

@@ -11,8 +11,8 @@ from sqlalchemy import update
 from runner.core.permissions import Decision, Policy, Request, Rule, Setting, digest_of, evaluate
 from runner.core.spec import Asking
 from runner.errors import NotFoundError, UsageError
-from runner.store.database import Database
-from runner.store.rules import list_rules
+from runner.store.connection.database import Database
+from runner.store.job.rules import list_rules
 from runner.store.steer import new_rules
 from runner.store.steer.approvals import (
     Reply,

@@ -11,12 +11,13 @@ import pytest
 from sqlalchemy import select, text
 
 from runner.core.author import RUNNER, UNKNOWN, Author
-from runner.core.budget import Budget
-from runner.core.events import Event, signed_event
+from runner.core.journal.events import Event, signed_event
+from runner.core.money.budget import Budget
 from runner.core.permissions import Rule
 from runner.core.spec import Asking
-from runner.store import rules, workspaces
-from runner.store.database import Database
+from runner.store import workspaces
+from runner.store.connection.database import Database
+from runner.store.job import rules
 from runner.store.look.changes import changes_of
 from runner.store.look.family.events import events_after
 from runner.store.steer import control, revive

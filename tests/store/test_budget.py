@@ -11,14 +11,14 @@ import pytest
 from sqlalchemy import select
 
 from runner.core.author import Author
-from runner.core.budget import Purse
 from runner.core.conversation import Usage
-from runner.core.entries import ModelCallFailed
+from runner.core.journal.entries import ModelCallFailed
+from runner.core.money.budget import Purse
 from runner.core.run import Ended, Requeued, Waiting
 from runner.core.steps import CallModel, Done
 from runner.errors import NotFoundError, UsageError
 from runner.store import losses, runs
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.journal import StoredJournal
 from runner.store.runs import unfinished
 from runner.store.steer.budget import budget_of, set_budget

@@ -8,11 +8,11 @@ import pytest
 from sqlalchemy import select, update
 
 from runner.core.conversation import ModelReply
-from runner.core.entries import CallsDecided, RunSettled
+from runner.core.journal.entries import CallsDecided, RunSettled
 from runner.core.permissions import Decision
 from runner.core.run import Ended
 from runner.core.steps import Done, RunTools
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.journal import StoredJournal
 from runner.store.steer import revive
 from runner.store.steer.approvals import Reply, answer, expire, waiting

@@ -10,19 +10,19 @@ from typing import Any
 import pytest
 from sqlalchemy import event, select
 
-from runner.core.budget import Limits
 from runner.core.context.compaction import Compaction
 from runner.core.conversation import ModelRequest, text_block
-from runner.core.entries import ModelCallFailed
+from runner.core.journal.entries import ModelCallFailed
+from runner.core.money.budget import Limits
 from runner.core.requests import turn_request
 from runner.core.run import Ended
 from runner.core.steps import CallModel, Done
 from runner.errors import NotFoundError
-from runner.store.compactions import load_compacted
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.journal import StoredJournal
 from runner.store.look import queries, transcript
 from runner.store.look.as_sent import as_sent
+from runner.store.rows.compactions import load_compacted
 from runner.store.steer.control import Target, cancel
 from runner.store.steer.revive import retry, say
 from runner.store.tables import compactions, model_calls, runs

@@ -12,7 +12,7 @@ from sqlalchemy import select, update
 from runner.core.run import Waiting
 from runner.core.steps import CallModel, Done
 from runner.errors import LeaseLost
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.runs import look_at, wait_for_workspace
 from runner.store.steer import jobs as jobs_store
 from runner.store.steer.approvals import Reply, answer

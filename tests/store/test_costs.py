@@ -12,11 +12,11 @@ from sqlalchemy import event, select, update
 
 from runner.core.context.window import Context
 from runner.core.conversation import Usage
-from runner.core.entries import ModelCallFailed
-from runner.core.prices import Price, PriceList, Rates, Spending
+from runner.core.journal.entries import ModelCallFailed
+from runner.core.money.prices import Price, PriceList, Rates, Spending
 from runner.core.spec import JobSpec
 from runner.core.steps import CallModel
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.look.costs import BY, By, Spent, spent_by
 from runner.store.steer import jobs as jobs_store
 from runner.store.steer.control import Target, cancel

@@ -3,7 +3,7 @@ from __future__ import annotations
 from runner.core.conversation import Usage
 from runner.core.run import Ended
 from runner.engine.ports import Ending
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.endings import endings
 from runner.store.steer.control import Target, cancel
 from tests.store.attempts import claim, submit_one, text, tool_use

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from runner.errors import NotFoundError
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.look import queries
 from runner.store.look.family.children import below, children_of, is_over
 from runner.store.look.family.events import events_after, tree_events_after

@@ -7,16 +7,16 @@ from dataclasses import replace
 import pytest
 from sqlalchemy import insert, select, update
 
-from runner.core.budget import Limits
 from runner.core.context.compaction import Compacted
 from runner.core.conversation import ToolResult, Usage
-from runner.core.entries import ToolFinished, TreeRecorded
 from runner.core.files.workspace import Workspace
+from runner.core.journal.entries import ToolFinished, TreeRecorded
+from runner.core.money.budget import Limits
 from runner.core.permissions import Rule
 from runner.core.steps import CallModel
 from runner.errors import UsageError
 from runner.store import ids
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.look import decisions, queries, transcript
 from runner.store.look.as_sent import as_sent
 from runner.store.look.outputs import tool_output

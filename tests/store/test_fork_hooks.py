@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 
 from runner.core.conversation import ToolResult, Usage
-from runner.core.entries import HookFinished, InstructionsRead, ToolFinished, TreeRecorded
 from runner.core.files.instructions import Instructions
 from runner.core.hooks.hook import Hook
 from runner.core.hooks.run import HookAnswer, HookResult
+from runner.core.journal.entries import HookFinished, InstructionsRead, ToolFinished, TreeRecorded
 from runner.core.steps import CallModel, RunHook, RunTools
 from runner.errors import UsageError
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.look.as_sent import as_sent
 from runner.store.look.trees import turn_trees
 from runner.store.steer.control import Target, cancel

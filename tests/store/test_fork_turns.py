@@ -10,11 +10,11 @@ from sqlalchemy import select
 from runner.core.agents.agent import SPLIT_SOURCE, SPLIT_TOOL, Coordinator
 from runner.core.conversation import Tool
 from runner.core.ending.result import result_tool
-from runner.core.prompts import CONTINUE_TEXT, SPLIT_TEXT
 from runner.core.steps import CallModel
+from runner.core.text.prompts import CONTINUE_TEXT, SPLIT_TEXT
 from runner.errors import NotFoundError, UsageError
 from runner.store.children.waking import attend
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.steer.control import Target, cancel
 from runner.store.steer.fork import fork
 from runner.store.tables import (

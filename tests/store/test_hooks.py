@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.look.as_sent import as_sent
 from runner.store.tables import hook_runs, tool_calls
 from tests.store.hooked import HookedDriver, RecordedHookedDriver

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import event
 from sqlalchemy.engine import Engine
 
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.steer.expiry import expire
 from runner.store.steer.new_rules import apply_new_rules
 from runner.store.steer.notices import take_notices

@@ -7,8 +7,8 @@ from typing import Any
 
 from sqlalchemy import select
 
-from runner.store import migrate
-from runner.store.database import Database
+from runner.store.connection import migrate
+from runner.store.connection.database import Database
 from runner.store.look.changes import changes_of
 from runner.store.tables import events, job_events
 from tests.store.examples import NOW

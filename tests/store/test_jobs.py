@@ -12,12 +12,12 @@ import pytest
 from sqlalchemy import Row, select
 
 from runner.core.files.workspace import Workspace
-from runner.core.fold import opening
+from runner.core.journal.fold import opening
 from runner.core.permissions import Rule
 from runner.core.run import Lease
 from runner.core.spec import JobSpec, NewRun
 from runner.errors import UsageError
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.journal import StoredJournal
 from runner.store.steer import jobs as jobs_store
 from runner.store.tables import blocks, events, jobs, permission_rules, run_items, runs

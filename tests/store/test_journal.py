@@ -11,7 +11,7 @@ from sqlalchemy import select
 
 from runner.errors import LeaseLost, StaleView
 from runner.store import runs
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.journal import StoredJournal
 from runner.store.look.as_sent import as_sent
 from runner.store.steer import jobs

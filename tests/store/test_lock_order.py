@@ -12,14 +12,15 @@ import pytest
 from sqlalchemy import Connection, update
 
 from runner.core.author import Author
-from runner.core.budget import Budget
+from runner.core.money.budget import Budget
 from runner.core.permissions import Rule
 from runner.core.steps import CallModel
 from runner.errors import LeaseLost
-from runner.store import losses, purse
+from runner.store import losses
 from runner.store.children.starting import lock_tree
 from runner.store.children.waking import attend
-from runner.store.database import Database
+from runner.store.connection.database import Database
+from runner.store.job import purse
 from runner.store.steer.approvals import Reply, answer
 from runner.store.steer.budget import budget_of, set_budget
 from runner.store.steer.control import Target, cancel, locked_runs, pause, resume

@@ -9,7 +9,7 @@ from sqlalchemy import select
 
 from runner.core.run import Lease
 from runner.store import losses, runs
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.steer import jobs
 from runner.store.tables import events
 from runner.store.tables import runs as run_table

@@ -17,8 +17,8 @@ from sqlalchemy.exc import IntegrityError
 
 import runner.migrations
 from runner.errors import UnreachableError, UsageError
-from runner.store import migrate
-from runner.store.database import Database
+from runner.store.connection import migrate
+from runner.store.connection.database import Database
 from runner.store.steer import jobs as jobs_store
 from runner.store.tables import jobs, metadata, permission_rules, runs, tool_calls
 from tests.store.examples import NOW, submission
@@ -188,7 +188,8 @@ def test_upgraded_schema_takes_rules_that_ask_and_no_others(
 
 def test_processes_may_upgrade_at_the_same_time(empty_url: str) -> None:
     code = (
-        "import sys; from runner.store import migrate; from runner.store.database import Database;"
+        "import sys; from runner.store.connection import migrate;"
+        "from runner.store.connection.database import Database;"
         "database = Database(sys.argv[1]); sys.stdin.read(); migrate.upgrade(database)"
     )
     processes = [

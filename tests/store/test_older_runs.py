@@ -11,13 +11,14 @@ import pytest
 from sqlalchemy import MetaData, insert, select
 
 from runner.core.context.window import Context
-from runner.core.entries import ModelCallFailed
-from runner.core.journal import Fullness
+from runner.core.journal.entries import ModelCallFailed
+from runner.core.journal.view import Fullness
 from runner.core.requests import turn_request
 from runner.core.run import Ended
 from runner.core.steps import CallModel, Done
-from runner.store import losses, migrate
-from runner.store.database import Database
+from runner.store import losses
+from runner.store.connection import migrate
+from runner.store.connection.database import Database
 from runner.store.look import queries, transcript
 from runner.store.look.as_sent import as_sent
 from runner.store.look.costs import spent_by

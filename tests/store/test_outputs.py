@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from runner.store import ids
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.look.outputs import tool_output
 from tests.store.attempts import Attempt, claim, submit_one, text, tool_use
 

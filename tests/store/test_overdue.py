@@ -9,7 +9,7 @@ import pytest
 from runner.core.author import Author
 from runner.core.run import Ended, Waiting
 from runner.core.steps import Done
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.steer.budget import set_budget, wake_overdue
 from runner.store.steer.control import Target, cancel, pause
 from tests.store.attempts import claim, event_types, run_row

@@ -12,18 +12,18 @@ import pytest
 from sqlalchemy import Connection, select
 
 from runner.core.author import Author
-from runner.core.budget import BILLIONTHS
 from runner.core.conversation import Usage
-from runner.core.entries import ModelCallFailed
+from runner.core.journal.entries import ModelCallFailed
+from runner.core.money.budget import BILLIONTHS
 from runner.core.run import ENDED
 from runner.core.steps import CallModel, Done, LocateCalls, RunTools, Sleep
 from runner.errors import LeaseLost
 from runner.store import losses, workers
 from runner.store import runs as runs_store
-from runner.store.database import Database
+from runner.store.connection.database import Database
+from runner.store.job.purse import look_into
 from runner.store.journal import StoredJournal
-from runner.store.progress import progress_from_row
-from runner.store.purse import look_into
+from runner.store.rows.progress import progress_from_row
 from runner.store.steer.approvals import Reply, answer, waiting
 from runner.store.steer.budget import budget_of, set_budget
 from runner.store.steer.control import Target, cancel, pause, resume

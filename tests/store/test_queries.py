@@ -9,7 +9,7 @@ from sqlalchemy import event, select
 
 from runner.core.run import STATES, RunState
 from runner.errors import NotFoundError
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.look import queries, transcript
 from runner.store.look.family.events import events_after
 from runner.store.runs import look_at, wait_for_workspace

@@ -9,15 +9,15 @@ from sqlalchemy import Connection, update
 
 from runner.core.author import Author
 from runner.core.conversation import Usage
+from runner.core.money.prices import Spending
 from runner.core.permissions import Rule
-from runner.core.prices import Spending
 from runner.llm.prices import load_prices
-from runner.store.database import Database
+from runner.store.connection.database import Database
+from runner.store.job.rules import lock_rules, remember_rules
 from runner.store.look import transcript
 from runner.store.look.costs import spent_by
 from runner.store.look.reading.happened import ENDED, REPLIED, Place, happened
 from runner.store.look.reading.turn_costs import spent_in_calls
-from runner.store.rules import lock_rules, remember_rules
 from runner.store.steer.control import Target, cancel
 from runner.store.steer.fork import fork
 from runner.store.steer.revive import say

@@ -11,14 +11,14 @@ from sqlalchemy import Row, select, update
 
 from runner.core.conversation import ToolResult
 from runner.core.ending.verify import Verify
-from runner.core.entries import ToolFinished, TreeRecorded, Verified
 from runner.core.files.workspace import Workspace
+from runner.core.journal.entries import ToolFinished, TreeRecorded, Verified
 from runner.core.permissions import Rule
 from runner.core.requests import turn_request
 from runner.core.run import Ended
 from runner.core.spec import JobSpec
 from runner.core.steps import CallModel, Done, RunTools, RunVerify
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.steer import revive
 from runner.store.steer.control import Target, cancel
 from runner.store.tables import runs, tool_calls, verifications

@@ -10,8 +10,8 @@ import pytest
 from runner.core.author import Author
 from runner.core.permissions import Decision, Policy, Request, Rule, evaluate
 from runner.errors import UsageError
-from runner.store.database import Database
-from runner.store.rules import list_rules, revoke
+from runner.store.connection.database import Database
+from runner.store.job.rules import list_rules, revoke
 from runner.store.steer import approvals as approvals_module
 from runner.store.steer import new_rules
 from runner.store.steer.approvals import Reply, answer

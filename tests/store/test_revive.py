@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from runner.core.budget import Limits
 from runner.core.conversation import Usage
-from runner.core.entries import ModelCallFailed, TimeWorked
 from runner.core.files.workspace import Workspace
+from runner.core.journal.entries import ModelCallFailed, TimeWorked
+from runner.core.money.budget import Limits
 from runner.core.steps import CallModel, RunTools
 from runner.errors import UsageError
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.journal import load_conversation
 from runner.store.look.queries import show_run
 from runner.store.steer import jobs as jobs_store

@@ -6,7 +6,7 @@ from contextlib import closing
 
 import pytest
 
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.runs import ring_due
 from runner.store.steer import jobs
 from tests.store.examples import NOW, submission

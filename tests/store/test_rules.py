@@ -11,8 +11,8 @@ import pytest
 from runner.core.author import Author
 from runner.core.permissions import Place, Policy, Rule, Setting
 from runner.errors import NotFoundError, UsageError
-from runner.store.database import Database
-from runner.store.rules import (
+from runner.store.connection.database import Database
+from runner.store.job.rules import (
     StoredRule,
     list_rules,
     policy_for,

@@ -11,7 +11,7 @@ from runner.core.ending.result import RESULT_TOOL
 from runner.core.spec import Asking
 from runner.errors import NotFoundError
 from runner.store import losses
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.look.report import answer_counts, unknown_outcomes
 from runner.store.look.results import result_of, results_in
 from runner.store.look.trees import items_of, trees_in, trees_of, turn_trees

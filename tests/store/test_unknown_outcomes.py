@@ -17,10 +17,10 @@ from runner.core.spec import Asking, JobSpec
 from runner.core.steps import CallModel, Done, LocateCalls, RunTools
 from runner.errors import UsageError
 from runner.store import losses
-from runner.store.database import Database
+from runner.store.connection.database import Database
+from runner.store.job.rules import asked_for
 from runner.store.journal import StoredJournal
 from runner.store.look import decisions
-from runner.store.rules import asked_for
 from runner.store.steer import jobs as jobs_store
 from runner.store.steer.approvals import Reply, answer, expire, waiting
 from runner.store.steer.control import Target, cancel

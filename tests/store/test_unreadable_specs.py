@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 from sqlalchemy import update
 
-from runner.core.budget import Budget, Limits
 from runner.core.files.workspace import Workspace
+from runner.core.money.budget import Budget, Limits
 from runner.core.run import Waiting
 from runner.core.steps import Done
 from runner.llm.prices import load_prices
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.look.costs import spent_by
 from runner.store.look.trees import trees_in, trees_of
 from runner.store.steer import budget

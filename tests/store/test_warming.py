@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, update
 
-from runner.core.entries import ModelCallFailed
+from runner.core.journal.entries import ModelCallFailed
 from runner.core.run import Lease
 from runner.core.spec import JobSpec
 from runner.store import losses
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.runs import ring_due, unfinished
 from runner.store.steer import jobs as jobs_store
 from runner.store.steer.control import Target, cancel, locked_runs, pause

@@ -11,7 +11,7 @@ from runner.core.files.workspace import Workspace
 from runner.core.run import Lease
 from runner.errors import LeaseLost
 from runner.store import runs as runs_store
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.tables import runs
 from runner.store.workspaces import (
     Kept,

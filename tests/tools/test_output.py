@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from runner.core.plain import plain
+from runner.core.text.plain import plain
 from runner.tools.environment import tool_environment
 from runner.tools.output import MOST_CHARACTERS, present
 from runner.tools.validation import InputCheck

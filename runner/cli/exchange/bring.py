@@ -24,7 +24,7 @@ from runner.errors import UsageError
 from runner.settings import Settings
 
 if TYPE_CHECKING:
-    from runner.store.database import Database
+    from runner.store.connection.database import Database
 
 Format = Literal["jsonl", "claude-code"]
 

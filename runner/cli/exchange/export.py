@@ -19,9 +19,9 @@ from runner.errors import UsageError
 from runner.settings import Settings
 
 if TYPE_CHECKING:
-    from runner.core.prices import PriceList
+    from runner.core.money.prices import PriceList
     from runner.exchange.recorded import Recorded
-    from runner.store.database import Database
+    from runner.store.connection.database import Database
     from runner.store.look.find import Found
 
 Format = Literal["jsonl", "messages", "atif", "claude-code"]

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 from runner.cli.display import cell, say, say_table
 from runner.cli.money.costs import cost, cost_fields, cost_line
 from runner.core.agents.place import is_within
-from runner.core.prices import Spending
+from runner.core.money.prices import Spending
 from runner.settings import Settings
 from runner.store import ids
 
 if TYPE_CHECKING:
-    from runner.store.database import Database
+    from runner.store.connection.database import Database
     from runner.store.look.family.children import ChildSummary
 
 _NO_JSON = ("child_spending", "tree_spending")

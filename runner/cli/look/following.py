@@ -13,7 +13,7 @@ from runner.cli.display import cell, lines, moment, note, say, say_json
 from runner.core.agents.place import place_of
 from runner.errors import UnreachableError
 from runner.settings import Settings
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.look.family.children import is_over
 from runner.store.look.family.events import events_after, tree_events_after
 

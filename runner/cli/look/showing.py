@@ -31,7 +31,7 @@ from runner.page.parts import text_of
 from runner.settings import Settings
 
 if TYPE_CHECKING:
-    from runner.store.database import Database
+    from runner.store.connection.database import Database
     from runner.store.look.verifications import Verified
 
 

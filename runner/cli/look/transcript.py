@@ -18,7 +18,7 @@ from runner.settings import Settings
 
 if TYPE_CHECKING:
     from runner.page.parts import Reading
-    from runner.store.database import Database
+    from runner.store.connection.database import Database
 
 _TURNS = re.compile(r"([0-9]{1,9})?(-)?([0-9]{1,9})?", re.ASCII)
 _LAST_TURN = 999_999_999

@@ -15,11 +15,11 @@ from runner.cli.display import note, say_fields, say_json
 from runner.cli.money.costs import dollars
 from runner.cli.options import Dollars, json_option, stored, with_settings
 from runner.core.author import Author
-from runner.core.budget import Purse, billionths
+from runner.core.money.budget import Purse, billionths
 from runner.settings import Settings
 
 if TYPE_CHECKING:
-    from runner.store.database import Database
+    from runner.store.connection.database import Database
     from runner.store.steer.control import Change
 
 _tokens = click.IntRange(1, 10**12)

@@ -10,12 +10,12 @@ import click
 
 from runner.cli.display import cell, say, say_json, say_table
 from runner.cli.options import json_option, stored, with_settings
-from runner.core.prices import PriceList, Spending
+from runner.core.money.prices import PriceList, Spending
 from runner.errors import UsageError
 from runner.settings import Settings
 
 if TYPE_CHECKING:
-    from runner.store.database import Database
+    from runner.store.connection.database import Database
     from runner.store.look.costs import By, Spent
     from runner.store.steer.control import Target
 

@@ -11,7 +11,7 @@ from runner.errors import UsageError
 from runner.settings import Settings
 
 if TYPE_CHECKING:
-    from runner.store.database import Database
+    from runner.store.connection.database import Database
     from runner.store.look.trees import RunTrees
     from runner.workspace.recorded import Change, CommitText, Recorded, Whereabouts
 

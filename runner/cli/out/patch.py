@@ -19,7 +19,7 @@ from runner.errors import RunnerError, UsageError
 from runner.settings import Settings
 
 if TYPE_CHECKING:
-    from runner.store.database import Database
+    from runner.store.connection.database import Database
     from runner.store.look.trees import RunTrees
 
 Format = Literal["am", "preds"]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from runner.engine.workspaces.leftovers import Leftover
-    from runner.store.database import Database
+    from runner.store.connection.database import Database
 
 _job_option = click.option("--job", metavar="JOB", help="Only those of this job's runs.")
 

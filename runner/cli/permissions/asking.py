@@ -17,9 +17,9 @@ from runner.cli.display import cell, duration, refuse
 from runner.cli.permissions.groups import labels_of
 from runner.cli.permissions.words import decider, input_lines
 from runner.core.agents.place import place_of
-from runner.core.events import shorten
+from runner.core.journal.events import shorten
 from runner.errors import UsageError
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.look import decisions
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from runner.errors import NotFoundError, UsageError
 from runner.store import ids
 
 if TYPE_CHECKING:
-    from runner.store.database import Database
+    from runner.store.connection.database import Database
     from runner.store.steer.approvals import Asked
 
 _ID_LENGTH = 10

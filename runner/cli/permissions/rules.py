@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from runner.core.permissions import Decision, Policy, Request
     from runner.core.permissions.aspects import Aspect
     from runner.core.spec import JobSpec
-    from runner.store.rules import StoredRule
+    from runner.store.job.rules import StoredRule
 
 
 @click.group()
@@ -209,8 +209,8 @@ def list_(settings: Settings, job: str, as_json: bool) -> None:
     Example:
       runner rules list job_01jd9k
     """
+    from runner.store.job.rules import asked_for, list_rules
     from runner.store.look.find import find
-    from runner.store.rules import asked_for, list_rules
 
     with stored(settings) as database:
         job_id = find(database, job, "job").id
@@ -268,8 +268,8 @@ def revoke(
       runner rules revoke job_01jd9k 12
     """
     from runner.cli.control import measured_now, patiently
+    from runner.store.job.rules import revoke as revoke_rule
     from runner.store.look.find import find
-    from runner.store.rules import revoke as revoke_rule
 
     with stored(settings) as database:
         job_id = find(database, job, "job").id

@@ -18,7 +18,7 @@ from runner.settings import Settings
 if TYPE_CHECKING:
     from runner.cli.report.findings import Line
     from runner.cli.report.page import Report
-    from runner.store.database import Database
+    from runner.store.connection.database import Database
     from runner.store.look.trees import RunTrees
     from runner.workspace.trees.stores import DiffStat
 
@@ -65,7 +65,7 @@ def gather(settings: Settings, database: Database, job_id: str, now: float) -> R
     from runner import wiring
     from runner.cli.report.findings import Line
     from runner.cli.report.page import Report
-    from runner.core.prices import Spending
+    from runner.core.money.prices import Spending
     from runner.store.look import decisions, queries
     from runner.store.look.costs import spent_by
     from runner.store.look.report import answer_counts, unknown_outcomes

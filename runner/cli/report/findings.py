@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from runner.core.ending.signatures import failure_signature
-from runner.core.prices import Spending
+from runner.core.money.prices import Spending
 from runner.core.run import ENDED
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from runner.cli.permissions.words import denier
 from runner.cli.report.findings import FailureGroup, Line, failure_groups
 from runner.cli.report.look_first import look_first
 from runner.cli.report.markdown import block, code, table
-from runner.core.prices import Spending
+from runner.core.money.prices import Spending
 
 if TYPE_CHECKING:
     from runner.store.look.decisions import DeniedKind

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from runner.core.budget import Charged
 from runner.core.conversation import ToolResult
+from runner.core.money.budget import Charged
 from runner.core.permissions import Rule
 
 AGENT_SOURCE = "agent"  # of the tool that starts one

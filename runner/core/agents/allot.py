@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from runner.core.agents.agent import AgentType
-from runner.core.budget import billionths
-from runner.core.journal import RunView
+from runner.core.journal.view import RunView
+from runner.core.money.budget import billionths
 
 N = TypeVar("N", int, float)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from runner.core.agents.agent import Child, Split
-from runner.core.budget import Charged
-from runner.core.entries import ChildrenStarted, ToolFinished, UserMessageAdded
-from runner.core.journal import Progress, RunView
+from runner.core.journal.entries import ChildrenStarted, ToolFinished, UserMessageAdded
+from runner.core.journal.view import Progress, RunView
+from runner.core.money.budget import Charged
 
 
 def started(view: RunView, entry: ChildrenStarted) -> RunView:

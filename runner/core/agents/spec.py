@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import TypeVar
 
 from runner.core.agents.agent import SPLIT_SOURCE, AgentType
-from runner.core.budget import Limits
 from runner.core.conversation import Tool
 from runner.core.ending.result import RESULT_SOURCE, result_tool
 from runner.core.files.workspace import Workspace
+from runner.core.money.budget import Limits
 from runner.core.spec import JobSpec
 
 T = TypeVar("T")

@@ -11,12 +11,12 @@ from runner.core.agents.outcome import MOST_CHARACTERS, fitted
 from runner.core.agents.spec import takes_snapshot
 from runner.core.context.clips import place_of_output, shortened
 from runner.core.conversation import UNREADABLE_INPUT, Message, ToolResult
-from runner.core.entries import ChildrenStarted, UserMessageAdded
-from runner.core.journal import Call, RunView
-from runner.core.prompts import SPLIT_AGAIN_TEXT, SPLIT_TEXT, WHOLE_TEXT
+from runner.core.journal.entries import ChildrenStarted, UserMessageAdded
+from runner.core.journal.view import Call, RunView
 from runner.core.run import Waiting
 from runner.core.spec import JobSpec
 from runner.core.steps import Record, Step, settle, stop_at_deadline
+from runner.core.text.prompts import SPLIT_AGAIN_TEXT, SPLIT_TEXT, WHOLE_TEXT
 
 _BEFORE = "The task has been split: a task is split once. Go on with what its parts gave."
 _NO_OBJECT = "The arguments must be a JSON object."

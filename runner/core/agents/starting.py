@@ -16,7 +16,7 @@ from runner.core.agents.allot import allot
 from runner.core.agents.spec import takes_snapshot
 from runner.core.agents.split import parts_of
 from runner.core.conversation import ToolResult
-from runner.core.journal import Call, RunView
+from runner.core.journal.view import Call, RunView
 
 _TOO_DEEP = (
     "A sub-agent as deep as this one can start none itself: do this part of the work yourself."

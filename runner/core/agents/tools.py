@@ -17,8 +17,8 @@ from runner.core.agents.agent import (
     AgentType,
     Coordinator,
 )
-from runner.core.budget import Limits
 from runner.core.conversation import Tool
+from runner.core.money.budget import Limits
 
 _AGENT = (
     "Starts a sub-agent that works on a task by itself and gives back what it says last.\n\n"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from runner.core.context.compaction import Clip
 from runner.core.conversation import Block
-from runner.core.journal import RunView
+from runner.core.journal.view import RunView
 
 CLIPPED_ABOVE = 1_024  # characters; what is not longer is not worth a note
 OLD_RESULT = 768  # characters of an old result that stay, with its note

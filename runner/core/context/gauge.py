@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from runner.core.journal import RunView
+from runner.core.journal.view import RunView
 
 ENOUGH = 0.75  # of the room: a compaction that leaves less free comes back too soon
 STAND_IN = 0.25  # of the room: more than that nothing takes that stands in for messages

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from runner.core.budget import Reservation, prompt_bound
 from runner.core.context.gauge import Gauge, gauge
 from runner.core.context.squeeze import Squeeze
 from runner.core.context.summary import question
 from runner.core.conversation import text_bytes
-from runner.core.entries import ContextCompacted
-from runner.core.journal import RunView
+from runner.core.journal.entries import ContextCompacted
+from runner.core.journal.view import RunView
+from runner.core.money.budget import Reservation, prompt_bound
+from runner.core.money.spending import may_ever_start, reserved, start
 from runner.core.run import Ended
-from runner.core.spending import may_ever_start, reserved, start
 from runner.core.steps import CountTokens, Record, Step, settle
 
 MOST_REFUSALS = 2  # in a row that are answered by making the prompt shorter

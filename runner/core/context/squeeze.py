@@ -22,8 +22,8 @@ from runner.core.context.gauge import STAND_IN, Gauge
 from runner.core.context.summary import HEADING
 from runner.core.context.tail import cuts, tail_start
 from runner.core.conversation import tool_uses
-from runner.core.journal import RunView
-from runner.core.prompts import OWN_TEXTS
+from runner.core.journal.view import RunView
+from runner.core.text.prompts import OWN_TEXTS
 
 _MOST_SAID = 2_000  # characters of what the user said at once in turns that are left out
 

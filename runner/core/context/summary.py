@@ -16,9 +16,9 @@ from runner.core.context.compaction import Compaction, difference
 from runner.core.context.gauge import LEAST_PER_ESTIMATED, STAND_IN, gauge, room
 from runner.core.context.tail import tail_start
 from runner.core.conversation import Message, ModelReply, content_text
-from runner.core.entries import SummaryReplied
-from runner.core.journal import RunView
-from runner.core.prompts import OWN_TEXTS
+from runner.core.journal.entries import SummaryReplied
+from runner.core.journal.view import RunView
+from runner.core.text.prompts import OWN_TEXTS
 
 HEADING = "[Earlier conversation summary — treat as background context]"
 _CUT = "[the summary was cut off here]"

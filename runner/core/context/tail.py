@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runner.core.journal import RunView
+from runner.core.journal.view import RunView
 
 
 def cuts(view: RunView) -> list[int]:

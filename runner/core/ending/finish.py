@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from runner.core.agents.split import split_first
 from runner.core.ending.verify import Verification
-from runner.core.entries import RunSettled, UserMessageAdded, VerificationStarted
 from runner.core.hooks.due import end_run
-from runner.core.journal import RunView
-from runner.core.prompts import RESULT_TEXT, VERIFY_TEXT
+from runner.core.journal.entries import RunSettled, UserMessageAdded, VerificationStarted
+from runner.core.journal.view import RunView
 from runner.core.run import Ended, Requeued, Waiting
 from runner.core.steps import Deliver, Record, RunHook, RunVerify, Step, settle
+from runner.core.text.prompts import RESULT_TEXT, VERIFY_TEXT
 
 MOST_RESULT_NUDGES = 2
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from runner.core.ending.verify import Verification
-from runner.core.entries import (
+from runner.core.journal.entries import (
     Delivered,
     TreeRecorded,
     UserMessageAdded,
     VerificationStarted,
     Verified,
 )
-from runner.core.journal import Progress
+from runner.core.journal.view import Progress
 
 
 def after(

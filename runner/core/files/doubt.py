@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from runner.core.hooks.lookup import undoes_hook
-from runner.core.journal import Call, RunView
+from runner.core.journal.view import Call, RunView
 from runner.core.permissions import Decision, Request
 from runner.core.permissions.about import is_about
 

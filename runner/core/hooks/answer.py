@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 from runner.core.hooks.hook import HookEvent
 from runner.core.hooks.run import HookAnswer, HookDecision, HookOutcome, HookResult
-from runner.core.plain import plain
-from runner.core.strict_json import KeyTwiceError, read_json
+from runner.core.text.plain import plain
+from runner.core.text.strict_json import KeyTwiceError, read_json
 
 OBJECTS = 2  # the exit code
 MOST_CHARACTERS = 10_000  # of a text that is kept or shown

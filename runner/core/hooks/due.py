@@ -3,7 +3,6 @@ it may be."""
 
 from __future__ import annotations
 
-from runner.core.entries import HookFinished, HookStarted, TurnEnded
 from runner.core.hooks.hook import Hook
 from runner.core.hooks.lookup import (
     decided_at,
@@ -19,7 +18,8 @@ from runner.core.hooks.lookup import (
 from runner.core.hooks.payload import payload
 from runner.core.hooks.run import HookAnswer, HookResult, HookRun
 from runner.core.hooks.verdict import objection, refuses
-from runner.core.journal import Call, RunView
+from runner.core.journal.entries import HookFinished, HookStarted, TurnEnded
+from runner.core.journal.view import Call, RunView
 from runner.core.run import Ended
 from runner.core.steps import LocateCalls, Record, RunHook, Step, settle
 

@@ -6,7 +6,10 @@ from dataclasses import replace
 
 from runner.core.context.window import estimate_text
 from runner.core.conversation import CUT_REASONS, Message, text_bytes
-from runner.core.entries import (
+from runner.core.files.instructions import with_instructions
+from runner.core.hooks.lookup import decided_at, hooks_of
+from runner.core.hooks.run import HookRun
+from runner.core.journal.entries import (
     CallsDecided,
     HookFinished,
     HookStarted,
@@ -15,10 +18,7 @@ from runner.core.entries import (
     TurnEnded,
     UserMessageAdded,
 )
-from runner.core.files.instructions import with_instructions
-from runner.core.hooks.lookup import decided_at, hooks_of
-from runner.core.hooks.run import HookRun
-from runner.core.journal import Progress, RunView
+from runner.core.journal.view import Progress, RunView
 
 
 def after(

@@ -9,7 +9,7 @@ from runner.core.conversation import ToolOutcome
 from runner.core.ending.result import RESULT_SOURCE
 from runner.core.hooks.hook import Hook, HookEvent
 from runner.core.hooks.run import HookRun
-from runner.core.journal import Call, RunView
+from runner.core.journal.view import Call, RunView
 from runner.core.permissions import Request, Rule
 from runner.core.permissions.about import is_about
 from runner.core.spec import JobSpec

@@ -11,7 +11,7 @@ from typing import Any
 from runner.core.agents.agent import lineage
 from runner.core.agents.place import item_of
 from runner.core.hooks.run import HookRun
-from runner.core.journal import Call, RunView
+from runner.core.journal.view import Call, RunView
 from runner.core.run import Ended
 
 

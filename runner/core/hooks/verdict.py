@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from runner.core.entries import UserMessageAdded
-from runner.core.events import shorten
 from runner.core.hooks.lookup import decided_at, name_of
 from runner.core.hooks.run import HookAnswer, HookResult, HookRun
-from runner.core.journal import Call, RunView
+from runner.core.journal.entries import UserMessageAdded
+from runner.core.journal.events import shorten
+from runner.core.journal.view import Call, RunView
 from runner.core.permissions import Decision
 from runner.core.steps import Record, Step
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from runner.core.plain import plain
+from runner.core.text.plain import plain
 from runner.engine.ports import Interrupt
 from runner.errors import UsageError, WorkspaceError
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.tools.host.client import Ended, Start, boot
 from runner.tools.toolbox import LocalTools
 from runner.workspace import child

@@ -15,7 +15,7 @@ from runner.engine.workspaces.around import COPIES
 from runner.engine.workspaces.made import MadeNote, note_for
 from runner.errors import RunnerError
 from runner.store import workspaces
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.workspaces import StoredWorkspace
 from runner.workspace.copy import remove
 from runner.workspace.git import shown

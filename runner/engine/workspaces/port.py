@@ -18,8 +18,8 @@ from runner.engine.workspaces.own import OwnWorkspace
 from runner.engine.workspaces.shared import record_from_below
 from runner.errors import WorkspaceElsewhere, WorkspaceError
 from runner.store import workspaces
-from runner.store.database import Database
-from runner.store.job_cache import JobCache
+from runner.store.connection.database import Database
+from runner.store.job.cache import JobCache
 from runner.store.workspaces import SNAPSHOTS, Assignment, Kept
 from runner.tools.toolbox import LocalTools
 from runner.workspace.identity import restore, visible

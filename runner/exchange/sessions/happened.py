@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from runner.core.conversation import Usage
-from runner.core.events import (
+from runner.core.journal.events import (
     INPUT_SUMMARY_LENGTH,
     OUTPUT_SUMMARY_LENGTH,
     Event,

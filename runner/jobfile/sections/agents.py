@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import cast, get_args
 
 from runner.core.agents.agent import AGENT_TOOL, SPLIT_TOOL, AgentType, AgentWorkspace, Coordinator
-from runner.core.budget import Limits
 from runner.core.conversation import Tool
 from runner.core.ending.result import RESULT_TOOL
+from runner.core.money.budget import Limits
 from runner.core.permissions import Rule
 from runner.core.permissions.language.patterns import AGENT_NAME
 from runner.errors import Problem

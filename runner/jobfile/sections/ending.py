@@ -12,7 +12,7 @@ from typing import Any, cast, get_args
 from jsonschema import Draft202012Validator, SchemaError
 
 from runner.core.ending.verify import OnFailure, Verify
-from runner.core.strict_json import read_json
+from runner.core.text.strict_json import read_json
 from runner.errors import Problem
 from runner.jobfile.content import json_problem, read_bytes
 from runner.jobfile.lines import place

@@ -20,7 +20,7 @@ from runner.core.permissions.language.syntax import (
 )
 from runner.core.permissions.language.tiers import Mode, rules_of
 from runner.core.spec import Asking, OnTimeout
-from runner.core.strict_json import KeyTwiceError, read_json
+from runner.core.text.strict_json import KeyTwiceError, read_json
 from runner.errors import Problem
 from runner.jobfile.content import line_problem, read_bytes
 from runner.jobfile.section import Section, kind, shown

@@ -265,7 +265,7 @@ class _Views:
         return f"{of_run} UNION ALL {of('job_events', f'e.job_id, {nothing}', '')}"
 
     def costs(self) -> str:
-        """A call costs what ``runner.core.prices`` says."""
+        """A call costs what ``runner.core.money.prices`` says."""
         known = ("input_tokens", "cache_read_tokens", "cache_creation_tokens", "output_tokens")
         tokens = ", ".join(f"c.{name}" for name in known)
         used = {name: f"coalesce(k.{name}, 0)" for name in known}
@@ -313,7 +313,7 @@ class _Views:
             ELSE {model} END"""
 
     def _terms(self) -> str:
-        """How each job's calls are billed, as ``runner.core.prices.Terms`` has it. What the options
+        """How each job's calls are billed, as ``runner.core.money.prices.Terms`` has it. What the options
         have in their ``extra_body`` is in place of what they have themselves."""
 
         def option(name: str, *inside: str) -> str:

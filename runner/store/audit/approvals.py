@@ -12,7 +12,7 @@ from runner.store import ids
 from runner.store.audit.filters import Filters
 from runner.store.audit.finding.calls import between, run_conditions, turns_of_model
 from runner.store.audit.finding.shown import at_most, cut, labelled
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.look.decisions import IS_OPEN
 from runner.store.tables import approvals as asked
 from runner.store.tables import permission_rules, runs

@@ -13,7 +13,7 @@ from runner.store.audit.finding.candidates import candidates
 from runner.store.audit.finding.patterns import command_pattern
 from runner.store.audit.finding.shown import at_most, cut, labelled
 from runner.store.audit.finding.walk import Walked, walk
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.tables import tool_calls
 
 COLUMNS = (

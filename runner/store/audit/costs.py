@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
-from runner.core.prices import PriceList, Spending
+from runner.core.money.prices import PriceList, Spending
 from runner.core.rows import Column, Rows
 from runner.store.audit.filters import Filters
 from runner.store.audit.finding.calls import of_model_calls
 from runner.store.audit.finding.shown import cut
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.look.costs import By, spent_by
 
 SPENT = (

@@ -35,7 +35,7 @@ from runner.store.audit.finding.calls import (
     with_answers,
 )
 from runner.store.audit.finding.shown import at_most, cut, labelled
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.look.decisions import was_denied
 from runner.store.tables import approvals, permission_rules, runs, tool_calls
 

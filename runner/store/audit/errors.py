@@ -21,7 +21,7 @@ from runner.store.audit.finding.calls import (
     of_runs,
 )
 from runner.store.audit.finding.shown import cut
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.tables import blocks, model_calls, runs, tool_calls, verifications
 
 COLUMNS = (

@@ -26,7 +26,7 @@ from runner.store.audit.finding.candidates import Message, candidates
 from runner.store.audit.finding.patterns import Pattern, path_pattern
 from runner.store.audit.finding.shown import at_most, cut, labelled
 from runner.store.audit.finding.walk import Walked, newest_few, walk
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.tables import hook_runs, runs, tool_calls
 
 COLUMNS = (

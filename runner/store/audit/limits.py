@@ -12,7 +12,7 @@ from runner.core.rows import Column, Rows
 from runner.store.audit.filters import Filters
 from runner.store.audit.finding.calls import between, of_runs
 from runner.store.audit.finding.shown import at_most, cut
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.tables import events, runs
 
 COLUMNS = (

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 from sqlalchemy import func
 
-from runner.core.prices import PriceList, Spending
+from runner.core.money.prices import PriceList, Spending
 from runner.core.rows import Column, Rows
 from runner.store.audit.costs import SPENT, spent_row
 from runner.store.audit.filters import Filters
 from runner.store.audit.finding.calls import of_model_calls
 from runner.store.audit.finding.shown import cut
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.look.costs import Measured, Measures, measured_by
 
 COLUMNS = (

@@ -11,14 +11,14 @@ from typing import Any
 from sqlalchemy import Connection, Row, select
 
 from runner.core.agents.place import is_within, item_of
-from runner.core.prices import PriceList
+from runner.core.money.prices import PriceList
 from runner.core.rows import Column, Rows
 from runner.errors import NotFoundError
 from runner.store import ids
 from runner.store.audit.costs import usd
 from runner.store.audit.filters import Filters
 from runner.store.audit.finding.shown import cut, labelled
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.look.reading.turn_costs import CallSpent, spent_in_calls
 from runner.store.tables import events, job_events, model_calls, runs
 

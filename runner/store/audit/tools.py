@@ -10,7 +10,7 @@ from runner.core.rows import Column, Rows
 from runner.store.audit.filters import Filters
 from runner.store.audit.finding.calls import CALLED_AT, STATE, TOOK, of_calls
 from runner.store.audit.finding.shown import at_most, cut
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.tables import tool_calls
 
 COLUMNS = (

@@ -12,12 +12,12 @@ from sqlalchemy import ColumnElement, Connection, bindparam, exists, literal_col
 
 from runner.core.agents.agent import Child, lineage
 from runner.core.agents.outcome import outcome_of
-from runner.core.budget import Charged, billionths
 from runner.core.conversation import CUT_REASONS, ToolResult
 from runner.core.ending.result import RESULT_TOOL
-from runner.core.events import visible
+from runner.core.journal.events import visible
+from runner.core.money.budget import Charged, billionths
 from runner.core.run import ENDED
-from runner.store.statement import find
+from runner.store.connection.statement import find
 from runner.store.tables import blocks, model_calls, run_workspaces, runs, tool_calls
 
 # The run of the item is none of them. ``progress`` has what each was charged in money.

@@ -26,11 +26,11 @@ from runner.core.conversation import (
     text_block,
     text_bytes,
 )
-from runner.core.fold import opening
-from runner.core.journal import Fullness, Progress, RunView
-from runner.core.prompts import SNAPSHOT_TEXT
+from runner.core.journal.fold import opening
+from runner.core.journal.view import Fullness, Progress, RunView
 from runner.core.spec import JobSpec
-from runner.store.copying import copy_rows
+from runner.core.text.prompts import SNAPSHOT_TEXT
+from runner.store.rows.copying import copy_rows
 from runner.store.tables import blocks, compactions
 
 _THINKING = ("thinking", "redacted_thinking")

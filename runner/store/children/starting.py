@@ -11,17 +11,17 @@ from sqlalchemy import Connection, Row, insert, select
 from runner.core.agents.agent import NewChild, child_id, lineage
 from runner.core.agents.starting import children_work_in
 from runner.core.author import RUNNER
-from runner.core.budget import BILLIONTHS
-from runner.core.entries import ChildrenStarted
 from runner.core.files.instructions import with_instructions
-from runner.core.fold import Applied
-from runner.core.journal import RunView
+from runner.core.journal.entries import ChildrenStarted
+from runner.core.journal.fold import Applied
+from runner.core.journal.view import RunView
+from runner.core.money.budget import BILLIONTHS
 from runner.core.spec import JobSpec, NewRun
 from runner.store.children.snapshot import copy_conversation, opening_of
-from runner.store.copying import copy_rows
-from runner.store.hooks import load_instructions
-from runner.store.job_cache import JobReader
-from runner.store.progress import progress_to_json
+from runner.store.job.cache import JobReader
+from runner.store.rows.copying import copy_rows
+from runner.store.rows.hooks import load_instructions
+from runner.store.rows.progress import progress_to_json
 from runner.store.steer import jobs as job_rows
 from runner.store.tables import (
     blocks,

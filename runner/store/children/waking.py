@@ -15,11 +15,11 @@ from operator import attrgetter
 from sqlalchemy import Connection, not_, select
 
 from runner.core.author import RUNNERS_NAME, Author
-from runner.core.events import signed_event
+from runner.core.journal.events import signed_event
 from runner.core.run import Lease
 from runner.errors import LeaseLost
 from runner.store.children.ready import IS_READY, is_unended
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.look.family.places import within
 from runner.store.steer.control import cancel_locked, locked_runs, store_change
 from runner.store.tables import runs

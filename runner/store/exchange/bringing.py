@@ -19,11 +19,11 @@ from sqlalchemy import Connection, Row, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from runner.core.author import Author
-from runner.core.events import shorten, signed_event
+from runner.core.journal.events import shorten, signed_event
 from runner.core.run import ENDED
 from runner.errors import UsageError
 from runner.exchange.lines import encoded_row, parsed
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.exchange.plan import Plan, Section, look_through
 from runner.store.exchange.shapes import IMPORTED, SHAPES, TABLES
 from runner.store.exchange.taking import digest_of, job_rows, run_rows

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import IO, Any, Literal
 
-from runner.core.journal import Progress
+from runner.core.journal.view import Progress
 from runner.core.permissions import Setting
 from runner.errors import UsageError
 from runner.exchange.checks import JobCheck, RunCheck, check_id
@@ -16,8 +16,8 @@ from runner.exchange.fitting import misfit
 from runner.exchange.lines import Line, Reading, encoded_row
 from runner.exchange.shapes import Shape
 from runner.store.exchange.shapes import JOB_TABLES, RUN_TABLES, SHAPES
-from runner.store.progress import progress_from_row
-from runner.store.rules import setting_from_json
+from runner.store.job.rules import setting_from_json
+from runner.store.rows.progress import progress_from_row
 
 _JOB_ORDER = {table.name: number for number, table in enumerate(JOB_TABLES)}
 _RUN_ORDER = {table.name: number for number, table in enumerate(RUN_TABLES)}

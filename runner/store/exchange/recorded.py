@@ -8,11 +8,11 @@ from typing import Any
 from sqlalchemy import Connection, Table, select
 
 from runner.core.agents.place import tree_order
-from runner.core.prices import PriceList
+from runner.core.money.prices import PriceList
 from runner.errors import NotFoundError
 from runner.exchange.recorded import Recorded
-from runner.store.database import Database
-from runner.store.job_cache import JobCache
+from runner.store.connection.database import Database
+from runner.store.job.cache import JobCache
 from runner.store.look.family.places import within
 from runner.store.tables import (
     blocks,

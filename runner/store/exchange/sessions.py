@@ -10,18 +10,18 @@ from typing import Any, Literal
 from sqlalchemy import Connection, Table, insert, select, update
 
 from runner.core.author import UNKNOWN, Author
-from runner.core.events import INPUT_SUMMARY_LENGTH, Event, shorten, signed_event
-from runner.core.journal import Progress
+from runner.core.journal.events import INPUT_SUMMARY_LENGTH, Event, shorten, signed_event
+from runner.core.journal.view import Progress
 from runner.core.spec import JobSpec
 from runner.errors import UsageError
 from runner.exchange.sessions.happened import Happened, happened_in, what_it_tells_of
 from runner.exchange.sessions.runs import SessionFile, SessionRun
 from runner.store import ids
-from runner.store.database import Database
+from runner.store.connection.database import Database
+from runner.store.connection.statement import Writes
 from runner.store.exchange.bringing import alone
-from runner.store.progress import progress_to_json
+from runner.store.rows.progress import progress_to_json
 from runner.store.search.catching_up import look_again
-from runner.store.statement import Writes
 from runner.store.steer.job_events import add_job_events
 from runner.store.steer.jobs import SESSIONS
 from runner.store.tables import (

@@ -12,7 +12,7 @@ from runner.core.agents.agent import lineage
 from runner.core.agents.place import tree_order
 from runner.errors import NotFoundError
 from runner.exchange.lines import Header, Writing, encoded_row
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.exchange.shapes import IMPORTED, JOB_TABLES, RUN_TABLES, SHAPES
 from runner.store.look.family.places import within
 from runner.store.tables import job_events, permission_rules, queued_messages, runs

@@ -10,10 +10,10 @@ from runner.core.context.compaction import sent_messages
 from runner.core.conversation import Message, ModelRequest
 from runner.core.files.instructions import with_instructions
 from runner.errors import NotFoundError
-from runner.store.compactions import load_compacted
-from runner.store.database import Database
-from runner.store.hooks import load_instructions
-from runner.store.job_cache import JobCache
+from runner.store.connection.database import Database
+from runner.store.job.cache import JobCache
+from runner.store.rows.compactions import load_compacted
+from runner.store.rows.hooks import load_instructions
 from runner.store.tables import blocks, events, model_calls, runs
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from sqlalchemy import Connection, select
 
-from runner.core.events import SIGNED
-from runner.store.database import Database
+from runner.core.journal.events import SIGNED
+from runner.store.connection.database import Database
 from runner.store.look.family.events import with_places
 from runner.store.tables import events, job_events, runs
 

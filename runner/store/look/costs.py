@@ -22,8 +22,8 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
 from runner.core.conversation import Purpose, Usage
-from runner.core.prices import Calls, PriceList, Spending, Terms, spending
-from runner.store.database import Database
+from runner.core.money.prices import Calls, PriceList, Spending, Terms, spending
+from runner.store.connection.database import Database
 from runner.store.look.family.places import ROOT
 from runner.store.tables import jobs, model_calls, runs
 

@@ -10,7 +10,7 @@ from sqlalchemy import ColumnElement, Connection, Row, RowMapping, Select, and_,
 
 from runner.core.run import ENDED
 from runner.store import ids
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.look.family.places import ROOT
 from runner.store.look.find import call_key
 from runner.store.tables import approvals, permission_rules, runs, tool_calls

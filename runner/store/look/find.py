@@ -11,7 +11,7 @@ from sqlalchemy import ColumnElement, Connection, Select, select
 
 from runner.errors import NotFoundError
 from runner.store import ids
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.tables import jobs, runs, tool_calls
 
 Kind = Literal["job", "run", "call"]

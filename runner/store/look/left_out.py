@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import func, select
 
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.tables import compactions, model_calls, runs
 
 

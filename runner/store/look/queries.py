@@ -14,11 +14,11 @@ from sqlalchemy import ColumnElement, Connection, Row, and_, case, func, select
 from runner.core.agents.place import Place, place_of, tree_order
 from runner.core.run import STATES, RunState
 from runner.errors import NotFoundError
-from runner.store.database import Database
-from runner.store.job_cache import JobCache
+from runner.store.connection.database import Database
+from runner.store.job.cache import JobCache
 from runner.store.look.family.children import Below, below_each
 from runner.store.look.family.places import IS_OF_ITEM
-from runner.store.progress import progress_from_row
+from runner.store.rows.progress import progress_from_row
 from runner.store.tables import (
     blocks,
     compactions,

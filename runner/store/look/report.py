@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import func, select
 
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.look.decisions import IS_ITS_OWN
 from runner.store.look.family.places import ROOT
 from runner.store.tables import approvals, runs, tool_calls

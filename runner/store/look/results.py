@@ -8,9 +8,9 @@ from typing import Any
 from sqlalchemy import ColumnElement, and_, select
 
 from runner.core.ending.result import RESULT_TOOL
-from runner.core.events import visible
+from runner.core.journal.events import visible
 from runner.core.run import RunState
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.look.decisions import IS_ITS_OWN
 from runner.store.look.family.places import IS_OF_ITEM
 from runner.store.tables import blocks, runs, tool_calls

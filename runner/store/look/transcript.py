@@ -14,10 +14,10 @@ from runner.core.context.compaction import CompactionKind
 from runner.core.conversation import Block
 from runner.errors import NotFoundError
 from runner.store import ids
-from runner.store.conversation import load_conversation
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.look.family.places import call_labels
 from runner.store.look.find import call_key
+from runner.store.rows.conversation import load_conversation
 from runner.store.tables import blocks, tool_calls, tool_outputs
 from runner.store.tables import compactions as compaction_table
 

@@ -12,8 +12,8 @@ from sqlalchemy import Connection, Row, Select, case, literal, or_, select
 from runner.core.run import RunState
 from runner.core.spec import JobSpec
 from runner.errors import NotFoundError
-from runner.store.database import Database
-from runner.store.job_cache import JobCache
+from runner.store.connection.database import Database
+from runner.store.job.cache import JobCache
 from runner.store.look.family.places import IS_OF_ITEM
 from runner.store.tables import (
     hook_runs,

@@ -6,7 +6,7 @@ from typing import TypedDict
 
 from sqlalchemy import ColumnElement, Select, select
 
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.tables import runs, verifications
 
 

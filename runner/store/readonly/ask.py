@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from runner.core.events import visible
+from runner.core.journal.events import visible
 from runner.core.rows import Column, Rows
 from runner.errors import RunnerError, UsageError
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.readonly.kinds import kinds_of
 
 _CODE_ROOT = str(Path(__file__).parents[3])

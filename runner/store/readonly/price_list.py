@@ -7,8 +7,8 @@ from typing import Any
 
 from sqlalchemy import Connection, delete, insert, select, text
 
-from runner.core.prices import Price, PriceList, Rates
-from runner.store.database import Database
+from runner.core.money.prices import Price, PriceList, Rates
+from runner.store.connection.database import Database
 from runner.store.tables import prices as price_table
 
 

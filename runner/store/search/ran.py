@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Text, bindparam, cast, select
 
+from runner.store.connection.statement import find
 from runner.store.search.documents import Document, Place, block_text
 from runner.store.search.rows import Jobs, block_rows
-from runner.store.statement import find
 from runner.store.tables import blocks
 
 # A call has the number among its reply's calls that its block has among those that ask for tools.

@@ -13,7 +13,7 @@ from runner.core.search.excerpt import Excerpt, excerpt
 from runner.core.search.matching import Matcher
 from runner.core.search.query import Query, Role, Source, Term
 from runner.store.audit.filters import Filters
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.look.family.places import ids_below
 from runner.store.search.catching_up import Progress, Tell, nobody, nothing, searcher
 from runner.store.search.documents import SOURCES, UNREAD, Place

@@ -9,8 +9,9 @@ from typing import Any
 
 from sqlalchemy import Connection, Select, Table, bindparam, select, tuple_
 
-from runner.core.events import visible
+from runner.core.journal.events import visible
 from runner.store import ids
+from runner.store.connection.statement import find
 from runner.store.search.documents import Document, Place
 from runner.store.search.ran import ran_document, result_of
 from runner.store.search.rows import (
@@ -26,7 +27,6 @@ from runner.store.search.rows import (
     verification_rows,
 )
 from runner.store.search.unread import read_or_leave_out
-from runner.store.statement import find
 from runner.store.tables import blocks, compactions, jobs, tool_calls, verifications
 
 _MOST_TOGETHER = 200

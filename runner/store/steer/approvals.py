@@ -13,16 +13,16 @@ from typing import Any, Literal
 from sqlalchemy import Connection, Row, select
 
 from runner.core.author import Author
-from runner.core.events import INPUT_SUMMARY_LENGTH, shorten
+from runner.core.journal.events import INPUT_SUMMARY_LENGTH, shorten
 from runner.core.permissions import Rule
 from runner.core.permissions.language import syntax
 from runner.core.permissions.rule import REMEMBERED
 from runner.core.run import ENDED
 from runner.errors import NotFoundError, UsageError
-from runner.store.database import Database
-from runner.store.driver import to_json
+from runner.store.connection.database import Database
+from runner.store.connection.driver import to_json
+from runner.store.job.rules import lock_rules, remember_rules
 from runner.store.look.decisions import IS_OPEN
-from runner.store.rules import lock_rules, remember_rules
 from runner.store.steer.expiry import expire, expire_these
 from runner.store.steer.jobs import is_storable
 from runner.store.steer.new_rules import JobRules, apply_rules, job_rules

@@ -10,12 +10,12 @@ from typing import Any
 from sqlalchemy import Connection, select, update
 
 from runner.core.author import RUNNER, Author
-from runner.core.budget import Budget, Purse, billionths, in_usd
-from runner.core.events import signed_event
+from runner.core.journal.events import signed_event
+from runner.core.money.budget import Budget, Purse, billionths, in_usd
 from runner.errors import UsageError
-from runner.store import purse as money
-from runner.store.database import Database
-from runner.store.rules import lock_rules
+from runner.store.connection.database import Database
+from runner.store.job import purse as money
+from runner.store.job.rules import lock_rules
 from runner.store.steer.control import (
     Change,
     Target,

@@ -16,13 +16,13 @@ from sqlalchemy import ColumnElement, Connection, Row, insert, select, update
 from runner.core.agents.agent import lineage
 from runner.core.agents.place import is_within
 from runner.core.author import UNKNOWN, Author
-from runner.core.events import Event, signed_event
+from runner.core.journal.events import Event, signed_event
 from runner.core.run import ENDED, TRANSITIONS, RunState
 from runner.errors import UsageError
-from runner.store import warming
-from runner.store.database import Database
-from runner.store.progress import progress_from_row
-from runner.store.purse import charge_open_call
+from runner.store.connection.database import Database
+from runner.store.job import warming
+from runner.store.job.purse import charge_open_call
+from runner.store.rows.progress import progress_from_row
 from runner.store.tables import approvals, events, runs, tool_calls
 
 _BATCH = 200

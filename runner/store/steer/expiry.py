@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from sqlalchemy import ColumnElement, Connection, select, true
 
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.look.decisions import IS_OPEN
 from runner.store.steer.questions import Given, lock_open, store_answers
 from runner.store.tables import approvals, runs

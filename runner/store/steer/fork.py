@@ -37,21 +37,21 @@ from runner.core.conversation import (
     content_bytes,
     content_text,
 )
-from runner.core.events import INPUT_SUMMARY_LENGTH, Event, shorten, signed_event
 from runner.core.files.instructions import with_instructions
 from runner.core.hooks.lookup import end_turns
 from runner.core.hooks.run import Hooked
-from runner.core.journal import Fullness, Progress, Stop
-from runner.core.prompts import FORKED_TEXT, FORKED_WITH_FILES_TEXT
+from runner.core.journal.events import INPUT_SUMMARY_LENGTH, Event, shorten, signed_event
+from runner.core.journal.view import Fullness, Progress, Stop
 from runner.core.run import ENDED
 from runner.core.spec import JobSpec, NewRun
+from runner.core.text.prompts import FORKED_TEXT, FORKED_WITH_FILES_TEXT
 from runner.errors import NotFoundError, UsageError
-from runner.store.compactions import load_compacted
-from runner.store.copying import copy_rows
-from runner.store.database import Database
-from runner.store.hooks import load_instructions
+from runner.store.connection.database import Database
 from runner.store.look.trees import tree_after
-from runner.store.progress import progress_from_row, progress_to_json
+from runner.store.rows.compactions import load_compacted
+from runner.store.rows.copying import copy_rows
+from runner.store.rows.hooks import load_instructions
+from runner.store.rows.progress import progress_from_row, progress_to_json
 from runner.store.steer import jobs as job_rows
 from runner.store.steer.control import Change, refuse_child
 from runner.store.tables import (

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from sqlalchemy import Connection, func, insert, select
 
-from runner.core.events import Event
+from runner.core.journal.events import Event
 from runner.store.tables import job_events
 
 

@@ -12,14 +12,15 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from runner.core.author import UNKNOWN, Author
 from runner.core.conversation import Message
-from runner.core.events import INPUT_SUMMARY_LENGTH, Event, shorten, signed_event
-from runner.core.fold import opening
+from runner.core.journal.events import INPUT_SUMMARY_LENGTH, Event, shorten, signed_event
+from runner.core.journal.fold import opening
 from runner.core.spec import JobSpec, NewRun, Submission
 from runner.errors import UsageError
-from runner.store import ids, warming
-from runner.store.database import Database
-from runner.store.progress import progress_to_json
-from runner.store.rules import insert_rules
+from runner.store import ids
+from runner.store.connection.database import Database
+from runner.store.job import warming
+from runner.store.job.rules import insert_rules
+from runner.store.rows.progress import progress_to_json
 from runner.store.steer.job_events import add_job_events
 from runner.store.tables import blocks, events, jobs, purses, run_items, runs
 

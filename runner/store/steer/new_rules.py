@@ -11,9 +11,9 @@ from sqlalchemy import Connection, exists, literal_column, select, update
 from runner.core.permissions import AnswerEffect, Decision, Request, Rule, evaluate
 from runner.core.permissions.rule import REMEMBERED
 from runner.core.spec import JobSpec
-from runner.store.database import Database
+from runner.store.connection.database import Database
+from runner.store.job.rules import lock_rules, policy_for, rules_at
 from runner.store.look.decisions import IS_OPEN
-from runner.store.rules import lock_rules, policy_for, rules_at
 from runner.store.steer.questions import (
     Asked,
     Given,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, select, update
 
 from runner.core.spec import JobSpec
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.look.decisions import IS_OPEN
 from runner.store.steer.questions import Asked, load_asked
 from runner.store.tables import approvals, jobs, runs

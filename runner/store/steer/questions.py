@@ -14,13 +14,19 @@ from sqlalchemy import ColumnElement, Connection, Row, select, tuple_, update
 
 from runner.core.agents.agent import AGENT_TOOL
 from runner.core.author import RUNNER, Author
-from runner.core.events import INPUT_SUMMARY_LENGTH, Event, shorten, signed_event, summarise_input
+from runner.core.journal.events import (
+    INPUT_SUMMARY_LENGTH,
+    Event,
+    shorten,
+    signed_event,
+    summarise_input,
+)
 from runner.core.permissions import AnswerEffect, Setting
 from runner.core.run import ENDED
 from runner.store.children.types import agent_types
-from runner.store.database import Database
+from runner.store.connection.database import Database
+from runner.store.job.rules import setting_from_json
 from runner.store.look.decisions import IS_ABOUT_CALL, IS_OPEN
-from runner.store.rules import setting_from_json
 from runner.store.steer.control import Target, locked_runs, store_change
 from runner.store.tables import approvals, blocks, jobs, runs, tool_calls
 

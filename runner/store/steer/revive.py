@@ -13,17 +13,17 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, insert, select
 
-from runner.core import budget
 from runner.core.author import UNKNOWN, Author
-from runner.core.events import INPUT_SUMMARY_LENGTH, shorten
-from runner.core.fold import rested
-from runner.core.journal import Progress
+from runner.core.journal.events import INPUT_SUMMARY_LENGTH, shorten
+from runner.core.journal.fold import rested
+from runner.core.journal.view import Progress
+from runner.core.money import budget
 from runner.core.run import ENDED
 from runner.core.spec import JobSpec, NewRun
 from runner.errors import UsageError
 from runner.store.children.reading import family_of
-from runner.store.database import Database
-from runner.store.progress import progress_from_row, progress_to_json
+from runner.store.connection.database import Database
+from runner.store.rows.progress import progress_from_row, progress_to_json
 from runner.store.steer import jobs as job_rows
 from runner.store.steer.control import (
     Change,

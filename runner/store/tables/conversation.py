@@ -17,7 +17,7 @@ from sqlalchemy import (
     Text,
 )
 
-from runner.store.naming import where
+from runner.store.connection.naming import where
 from runner.store.tables.metadata import metadata
 
 # A message is the blocks that share (run_id, message); its role is theirs.

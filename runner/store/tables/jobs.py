@@ -15,7 +15,7 @@ from sqlalchemy import (
     Text,
 )
 
-from runner.store.naming import where
+from runner.store.connection.naming import where
 from runner.store.tables.metadata import metadata
 
 jobs = Table(

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from sqlalchemy import MetaData
 
-from runner.store.naming import NAMES
+from runner.store.connection.naming import NAMES
 
 metadata = MetaData(naming_convention=NAMES)

@@ -17,7 +17,7 @@ from sqlalchemy import (
 )
 
 from runner.core.run import STATES
-from runner.store.naming import where
+from runner.store.connection.naming import where
 from runner.store.tables.metadata import metadata
 
 _STATE_LIST = ", ".join(f"'{state}'" for state in STATES)

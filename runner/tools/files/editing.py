@@ -12,7 +12,7 @@ import stat
 from contextlib import suppress
 
 from runner.core.conversation import ToolResult
-from runner.core.plain import plain
+from runner.core.text.plain import plain
 from runner.engine.ports import Interrupt, ToolCall
 from runner.tools.failure import ToolFailure
 from runner.tools.files.permission import permitted

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from io import BufferedReader
 
 from runner.core.conversation import ToolResult
-from runner.core.plain import plain
+from runner.core.text.plain import plain
 from runner.engine.ports import Interrupt, ToolCall
 from runner.tools.failure import ToolFailure
 from runner.tools.files.permission import permitted

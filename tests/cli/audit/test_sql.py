@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from runner.cli import exit_codes
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.readonly.views import VIEWS
 from tests.cli.conftest import Result
 from tests.cli.test_display import HOSTILE, steers

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from runner.core.conversation import Tool
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.workspace.trees.stores import make_store
 from runner.workspace.trees.touched import touched
 from tests.cli.conftest import Result

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from tests.cli.conftest import Result
 from tests.cli.exchange.test_export import ended, steered
 from tests.cli.test_display import HOSTILE

@@ -17,8 +17,8 @@ from runner.cli.look.reading.terminal import Look, lines_of
 from runner.core.author import Author
 from runner.core.permissions import Rule
 from runner.settings import Settings
-from runner.store.database import Database
-from runner.store.rules import lock_rules, remember_rules
+from runner.store.connection.database import Database
+from runner.store.job.rules import lock_rules, remember_rules
 from runner.store.steer.control import Target, cancel, pause, resume
 from runner.store.steer.fork import fork
 from runner.store.steer.revive import say

@@ -14,13 +14,13 @@ from sqlalchemy import select
 from runner.core.conversation import Tool, ToolResult
 from runner.core.ending.result import result_tool
 from runner.core.ending.verify import Verify
-from runner.core.entries import Delivered, ToolFinished, TreeRecorded, Verified
 from runner.core.files.workspace import Workspace
+from runner.core.journal.entries import Delivered, ToolFinished, TreeRecorded, Verified
 from runner.core.permissions import Rule
 from runner.core.run import Ended
 from runner.core.spec import JobSpec
 from runner.core.steps import Deliver, RunTools, RunVerify
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.steer import jobs as jobs_store
 from runner.store.tables import runs
 from runner.store.workspaces import Kept, delivered, keep

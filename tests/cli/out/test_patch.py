@@ -14,9 +14,9 @@ from sqlalchemy import update
 
 from runner.cli.out.files import file_names
 from runner.core.conversation import ToolResult
-from runner.core.entries import ToolFinished, TreeRecorded
 from runner.core.files.workspace import Workspace
-from runner.store.database import Database
+from runner.core.journal.entries import ToolFinished, TreeRecorded
+from runner.store.connection.database import Database
 from runner.store.steer.control import Target, cancel
 from runner.store.steer.revive import say
 from runner.store.tables import run_items, runs

@@ -19,7 +19,7 @@ from runner.cli.out.results import _cell
 from runner.core.ending.result import RESULT_TOOL, result_tool
 from runner.core.permissions import Rule
 from runner.core.spec import JobSpec
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.steer import jobs as jobs_store
 from runner.store.steer.control import Target, cancel
 from runner.store.steer.fork import fork

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from runner.core.files.workspace import Workspace
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.steer.fork import fork
 from tests.cli.conftest import Result
 from tests.cli.out.recorded import AtWork, begin, git, git_spec, submit, with_verify

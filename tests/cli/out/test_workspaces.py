@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.steer.control import Target, cancel
 from tests.cli.conftest import Result
 from tests.cli.out.recorded import AtWork, begin, git, git_spec, put, submit

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from runner.core.entries import RunSettled
+from runner.core.journal.entries import RunSettled
 from runner.core.permissions import Rule
 from runner.core.run import Ended, Waiting
 from runner.core.spec import Asking
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.steer.approvals import Reply, answer
 from runner.store.steer.control import Target, cancel
 from runner.store.steer.revive import retry

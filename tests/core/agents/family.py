@@ -19,10 +19,16 @@ from runner.core.agents.agent import (
 )
 from runner.core.agents.split import joined
 from runner.core.agents.starting import waiting_for_room
-from runner.core.budget import Charged
 from runner.core.conversation import ModelReply, Tool, ToolResult
-from runner.core.entries import ChildrenStarted, Entry, ToolFinished, ToolsStarted, UserMessageAdded
-from runner.core.journal import Call
+from runner.core.journal.entries import (
+    ChildrenStarted,
+    Entry,
+    ToolFinished,
+    ToolsStarted,
+    UserMessageAdded,
+)
+from runner.core.journal.view import Call
+from runner.core.money.budget import Charged
 from runner.core.permissions import Permit, Setting, digest_of
 from runner.core.run import Ended, Waiting
 from runner.core.steps import CallModel, Done, Effect, EndChildren

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 from hypothesis import strategies as st
 
 from runner.core.agents.agent import AGENT_TOOL
-from runner.core.entries import ChildrenStarted, Entry, HookFinished, HookStarted
 from runner.core.hooks.hook import Hook
 from runner.core.hooks.run import HookAnswer, HookResult
 from runner.core.hooks.verdict import refuses
-from runner.core.journal import Call
+from runner.core.journal.entries import ChildrenStarted, Entry, HookFinished, HookStarted
+from runner.core.journal.view import Call
 from runner.core.permissions import Answer
 from runner.core.run import Ended
 from runner.core.steps import Done, Effect, RunHook

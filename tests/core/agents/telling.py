@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from runner.core.agents.agent import AGENT_TOOL, SPLIT_TOOL, Coordinator, NewChild
-from runner.core.budget import Charged, Limits
 from runner.core.conversation import Block, ModelReply, ToolResult, Usage
-from runner.core.entries import ChildrenStarted, ModelReplied
+from runner.core.journal.entries import ChildrenStarted, ModelReplied
+from runner.core.money.budget import Charged, Limits
 from runner.core.permissions import Setting
 from runner.core.steps import CallModel, Effect
 from tests.core.agents.family import SPLIT, TYPES, WITH_AGENTS, asks, splits

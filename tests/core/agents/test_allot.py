@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from runner.core.agents.agent import AgentType
 from runner.core.agents.allot import allot
-from runner.core.budget import BILLIONTHS, Charged, Limits
-from runner.core.entries import ModelCallStarted
-from runner.core.fold import apply
+from runner.core.journal.entries import ModelCallStarted
+from runner.core.journal.fold import apply
+from runner.core.money.budget import BILLIONTHS, Charged, Limits
+from runner.core.money.spending import start_turn
 from runner.core.run import Ended
-from runner.core.spending import start_turn
 from runner.core.steps import Record
 from tests.core.story import a_run, a_spec
 

@@ -10,12 +10,12 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from runner.core.agents.agent import AGENT_TOOL
-from runner.core.budget import Limits
 from runner.core.conversation import ModelReply
-from runner.core.entries import Delivered, HookFinished, ToolFinished, TreeRecorded
 from runner.core.files.workspace import Workspace
 from runner.core.hooks.hook import Hook
 from runner.core.hooks.run import HookAnswer, HookResult
+from runner.core.journal.entries import Delivered, HookFinished, ToolFinished, TreeRecorded
+from runner.core.money.budget import Limits
 from runner.core.permissions import Answer, Rule, Setting, digest_of
 from runner.core.run import Ended, Requeued, Waiting
 from runner.core.spec import Asking

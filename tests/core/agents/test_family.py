@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runner.core.agents.agent import AGENT_TOOL, Coordinator
-from runner.core.budget import Limits
+from runner.core.money.budget import Limits
+from runner.core.money.prices import Rates, Tariff
 from runner.core.permissions import Rule
-from runner.core.prices import Rates, Tariff
 from runner.core.spec import Asking
 from tests.core.agents.family import (
     NAMES_OF_COORDINATORS,

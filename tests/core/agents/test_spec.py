@@ -8,11 +8,11 @@ import pytest
 
 from runner.core.agents.agent import AgentType, Coordinator
 from runner.core.agents.spec import spec_of
-from runner.core.budget import Limits
 from runner.core.context.window import Context
 from runner.core.ending.result import result_tool
 from runner.core.ending.verify import Verify
 from runner.core.files.workspace import Workspace
+from runner.core.money.budget import Limits
 from tests.core.agents.family import SPLIT, TYPES, WITH_AGENTS
 from tests.core.story import a_spec
 

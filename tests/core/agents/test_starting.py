@@ -7,22 +7,22 @@ from dataclasses import replace
 import pytest
 
 from runner.core.agents.agent import AgentType
-from runner.core.budget import Limits
-from runner.core.entries import (
+from runner.core.files.doubt import in_doubt, undo_needed
+from runner.core.files.workspace import Workspace
+from runner.core.hooks.hook import Hook
+from runner.core.hooks.run import HookAnswer, HookResult
+from runner.core.journal.entries import (
     ChildrenStarted,
     HookFinished,
     ToolFinished,
     ToolsStarted,
     TreeRecorded,
 )
-from runner.core.events import events_of
-from runner.core.files.doubt import in_doubt, undo_needed
-from runner.core.files.workspace import Workspace
-from runner.core.fold import apply, fold
-from runner.core.hooks.hook import Hook
-from runner.core.hooks.run import HookAnswer, HookResult
+from runner.core.journal.events import events_of
+from runner.core.journal.fold import apply, fold
+from runner.core.money.budget import Limits
+from runner.core.money.prices import FREE
 from runner.core.permissions import Answer, Rule, Setting, digest_of
-from runner.core.prices import FREE
 from runner.core.run import Ended, Waiting
 from runner.core.steps import CallModel, LocateCalls, RecordShared, RunHook
 from tests.core.agents.family import REVIEWER

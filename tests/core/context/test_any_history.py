@@ -12,9 +12,9 @@ from runner.core.context.summary import summarised
 from runner.core.context.tail import cuts, tail_start
 from runner.core.context.window import Context, estimate
 from runner.core.conversation import ModelReply, Usage
-from runner.core.entries import ContextCompacted, ModelCallStarted, RunSettled
-from runner.core.fold import apply
-from runner.core.journal import Counted
+from runner.core.journal.entries import ContextCompacted, ModelCallStarted, RunSettled
+from runner.core.journal.fold import apply
+from runner.core.journal.view import Counted
 from runner.core.requests import summary_request
 from runner.core.run import Ended
 from runner.core.steps import CountTokens, Record

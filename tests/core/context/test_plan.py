@@ -7,7 +7,7 @@ import pytest
 from runner.core.context.gauge import gauge, room
 from runner.core.context.summary import HEADING
 from runner.core.conversation import text_block
-from runner.core.entries import SummaryReplied
+from runner.core.journal.entries import SummaryReplied
 from runner.core.requests import summary_request
 from runner.core.run import Requeued
 from runner.core.steps import CallModel, CountTokens

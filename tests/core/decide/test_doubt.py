@@ -10,15 +10,15 @@ import pytest
 from runner.core.calls import changes_tree
 from runner.core.conversation import ModelReply, Tool, ToolResult, Usage
 from runner.core.ending.result import result_tool
-from runner.core.entries import (
+from runner.core.files.doubt import OUTCOME_UNKNOWN, commands_left, undo_needed
+from runner.core.files.workspace import Workspace
+from runner.core.journal.entries import (
     CallsDecided,
     ModelReplied,
     OutcomeAsked,
     ToolFinished,
     ToolsStarted,
 )
-from runner.core.files.doubt import OUTCOME_UNKNOWN, commands_left, undo_needed
-from runner.core.files.workspace import Workspace
 from runner.core.permissions import Answer, Rule, Setting, digest_of
 from runner.core.run import Ended, Waiting
 from runner.core.spec import Asking

@@ -6,10 +6,17 @@ from typing import Any
 
 from runner.core.conversation import ToolResult
 from runner.core.ending.verify import Verify
-from runner.core.entries import Delivered, Entry, OutcomeAsked, ToolFinished, TreeRecorded, Verified
-from runner.core.events import Event, events_of
-from runner.core.fold import Applied, apply
-from runner.core.journal import RunView
+from runner.core.journal.entries import (
+    Delivered,
+    Entry,
+    OutcomeAsked,
+    ToolFinished,
+    TreeRecorded,
+    Verified,
+)
+from runner.core.journal.events import Event, events_of
+from runner.core.journal.fold import Applied, apply
+from runner.core.journal.view import RunView
 from tests.core.story import Story, says, uses
 
 

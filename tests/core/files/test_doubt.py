@@ -17,7 +17,7 @@ from runner.core.files.doubt import (
     undo_needed,
 )
 from runner.core.files.workspace import Workspace
-from runner.core.journal import Call
+from runner.core.journal.view import Call
 from runner.core.permissions import Answer, Rule, digest_of
 from tests.core.story import a_run, a_spec
 

@@ -8,9 +8,13 @@ from dataclasses import dataclass, field, replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runner.core.budget import Limits
 from runner.core.ending.verify import Verify
-from runner.core.entries import (
+from runner.core.files.workspace import Workspace
+from runner.core.hooks.answer import Said, read_answer
+from runner.core.hooks.hook import Hook
+from runner.core.hooks.lookup import decided_at, has_run, hooks_of, is_matched, run_of
+from runner.core.hooks.verdict import kept_as_edited
+from runner.core.journal.entries import (
     CallsDecided,
     Entry,
     HookFinished,
@@ -19,13 +23,9 @@ from runner.core.entries import (
     ToolsStarted,
     TurnEnded,
 )
-from runner.core.files.workspace import Workspace
-from runner.core.fold import rested
-from runner.core.hooks.answer import Said, read_answer
-from runner.core.hooks.hook import Hook
-from runner.core.hooks.lookup import decided_at, has_run, hooks_of, is_matched, run_of
-from runner.core.hooks.verdict import kept_as_edited
-from runner.core.journal import Call, RunView
+from runner.core.journal.fold import rested
+from runner.core.journal.view import Call, RunView
+from runner.core.money.budget import Limits
 from runner.core.permissions import Answer, Request, Rule, evaluate
 from runner.core.run import Ended, Requeued
 from runner.core.spec import Asking

@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 from runner.core.agents.agent import AgentType
 from runner.core.agents.tools import agent_tool
-from runner.core.budget import Limits
 from runner.core.conversation import Tool
 from runner.core.hooks.hook import Hook, HookEvent
+from runner.core.money.budget import Limits
 from runner.core.permissions import Rule
 from runner.core.spec import Submission
 from tests.crash.life import MARK

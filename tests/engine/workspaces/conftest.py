@@ -19,7 +19,7 @@ from runner.engine.ports import Interrupt, Prepared
 from runner.engine.workspaces import RunWorkspaces
 from runner.engine.workspaces.around import Around
 from runner.store import runs as run_store
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.steer import jobs
 from runner.store.tables import run_workspaces, runs
 from runner.tools.toolbox import LocalTools

@@ -21,7 +21,7 @@ from runner.core.run import Ended, Lease
 from runner.engine.ports import Interrupt
 from runner.engine.workspaces import RunWorkspaces
 from runner.errors import WorkspaceError
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.tools.host.quiet import run_is_quiet
 from runner.tools.toolbox import LocalTools
 from tests.forking import Forked, serve

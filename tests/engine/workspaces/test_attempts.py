@@ -22,7 +22,7 @@ from runner.engine.ports import Interrupt, Workspaces
 from runner.errors import Interrupted, WorkspaceElsewhere, WorkspaceError
 from runner.llm.scripted import ScriptedModel
 from runner.store import ids
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.journal import StoredJournal
 from runner.store.steer.approvals import Reply, answer, waiting
 from runner.store.tables import blocks, events, runs, tool_calls

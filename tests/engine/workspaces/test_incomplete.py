@@ -11,7 +11,7 @@ import pytest
 from runner.core.run import Ended
 from runner.engine.ports import Interrupt
 from runner.errors import WorkspaceError
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.workspace.git import GitError
 from runner.workspace.worktrees import Worktree
 from tests.workspace.repository.made import Made

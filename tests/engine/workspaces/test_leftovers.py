@@ -15,7 +15,7 @@ from runner.core.run import Ended, Lease
 from runner.engine.ports import Interrupt
 from runner.engine.workspaces.leftovers import Leftover, Pruned, list_workspaces, prune
 from runner.errors import WorkspaceError
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.tables import runs
 from tests.store.examples import NOW
 from tests.workspace.repository.made import Made

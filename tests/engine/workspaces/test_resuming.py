@@ -12,7 +12,7 @@ from runner.core.run import Ended, Lease
 from runner.engine.ports import Interrupt
 from runner.engine.workspaces.made import MadeNote
 from runner.errors import Interrupted, WorkspaceError
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from tests.workspace.repository.made import Made
 
 from .conftest import Claim, Host, claim_again, kept, row

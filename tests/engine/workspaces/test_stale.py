@@ -7,7 +7,7 @@ import pytest
 from runner.engine.ports import Interrupt
 from runner.engine.workspaces.made import Made, MadeNote
 from runner.errors import Interrupted, WorkspaceError
-from runner.store.database import Database
+from runner.store.connection.database import Database
 
 from .conftest import Claim, Host, claim_again
 

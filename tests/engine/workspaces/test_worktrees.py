@@ -12,7 +12,7 @@ import pytest
 from runner.core.run import Lease
 from runner.engine.workspaces import port
 from runner.errors import LeaseLost, WorkspaceError
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from tests.workspace.repository.made import Made
 
 from .conftest import Claim, Host, claim_again, kept, row

@@ -10,11 +10,11 @@ from sqlalchemy import select, update
 
 from runner.core.author import Author
 from runner.core.conversation import Block, Tool, ToolOutcome, ToolResult, Usage
-from runner.core.entries import ToolFinished
+from runner.core.journal.entries import ToolFinished
 from runner.core.permissions import Rule
 from runner.core.spec import Asking, JobSpec
 from runner.core.steps import LocateCalls, RunTools
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.steer import jobs as jobs_store
 from runner.store.steer.approvals import Reply, answer
 from runner.store.tables import approvals, model_calls, runs, tool_calls

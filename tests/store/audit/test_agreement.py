@@ -10,7 +10,7 @@ import pytest
 
 from runner.cli.report.findings import Line, failure_groups
 from runner.core.conversation import ToolOutcome
-from runner.core.prices import Spending
+from runner.core.money.prices import Spending
 from runner.store.audit.approvals import approvals
 from runner.store.audit.costs import costs, usd
 from runner.store.audit.decisions import decisions
@@ -20,7 +20,7 @@ from runner.store.audit.limits import limits
 from runner.store.audit.models import models
 from runner.store.audit.timeline import timeline
 from runner.store.audit.tools import tools
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.look import queries
 from runner.store.look.costs import BY, By, spent_by
 from runner.store.look.decisions import approvals_of, denied_calls, denied_counts

@@ -19,7 +19,7 @@ from runner.store.audit.commands import commands
 from runner.store.audit.filters import Filters
 from runner.store.audit.finding import candidates, walk
 from runner.store.audit.finding.patterns import command_pattern, path_pattern
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from tests.store.attempts import claim, tool_use
 from tests.store.audit.played import PLAYED, bash, finish, play, questions, reply_to, submit, turn
 from tests.store.examples import NOW

@@ -14,7 +14,7 @@ from runner.store.audit import files as files_module
 from runner.store.audit.files import Action, Trees, files
 from runner.store.audit.filters import Filters
 from runner.store.audit.finding import candidates
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.tables import hook_runs, tool_calls
 from tests.store.attempts import claim, tool_use
 from tests.store.audit.played import bash, finish, questions, reply_to, submit, turn

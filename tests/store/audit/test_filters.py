@@ -21,7 +21,7 @@ from runner.store.audit.limits import limits
 from runner.store.audit.models import models
 from runner.store.audit.timeline import timeline
 from runner.store.audit.tools import tools
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.tables import model_calls
 from tests.store.attempts import claim, run_row
 from tests.store.audit.played import (

@@ -11,7 +11,7 @@ from runner.store.audit.decisions import decisions
 from runner.store.audit.filters import Filters
 from runner.store.audit.limits import limits
 from runner.store.audit.timeline import timeline
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.tables import events, tool_calls
 from tests.store.audit.played import play
 from tests.store.test_costs import PRICES

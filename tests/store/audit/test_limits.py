@@ -13,7 +13,7 @@ from runner.core.author import Author
 from runner.core.conversation import Usage
 from runner.store.audit.filters import Filters
 from runner.store.audit.limits import limits
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.steer.control import Target
 from runner.store.steer.revive import Raised, retry
 from tests.store.attempts import claim, text

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, insert, update
 
-from runner.core.prices import PriceList
+from runner.core.money.prices import PriceList
 from runner.llm.prices import load_prices
 from runner.store.audit.commands import commands
 from runner.store.audit.costs import costs
@@ -15,7 +15,7 @@ from runner.store.audit.decisions import decisions
 from runner.store.audit.filters import Filters
 from runner.store.audit.timeline import timeline
 from runner.store.audit.tools import tools
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.tables import hook_runs, tool_calls
 from tests.store.attempts import claim, run_row
 from tests.store.audit.played import bash, submit, turn

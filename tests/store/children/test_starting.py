@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 from sqlalchemy import update
 
-from runner.core.budget import Limits
-from runner.core.entries import InstructionsRead, TreeRecorded
 from runner.core.files.instructions import Instructions
 from runner.core.files.workspace import Workspace
+from runner.core.journal.entries import InstructionsRead, TreeRecorded
+from runner.core.money.budget import Limits
 from runner.core.steps import CallModel
 from runner.errors import LeaseLost
 from runner.store import losses
 from runner.store.children import starting
 from runner.store.children.reading import Family, family_of
 from runner.store.children.waking import attend
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.ids import call_id
 from runner.store.journal import StoredJournal
 from runner.store.look.outputs import tool_output

@@ -8,13 +8,13 @@ import pytest
 from sqlalchemy import update
 
 from runner.core.author import Author
-from runner.core.budget import Budget
+from runner.core.money.budget import Budget
 from runner.core.permissions import Rule
 from runner.core.run import Waiting
 from runner.core.steps import CallModel, Done
 from runner.errors import LeaseLost, UsageError
 from runner.store.children.waking import attend
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.steer import budget, control
 from runner.store.steer.approvals import Reply, answer, waiting
 from runner.store.steer.control import Target, cancel, pause, resume

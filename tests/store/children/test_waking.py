@@ -9,18 +9,18 @@ from dataclasses import replace
 import pytest
 
 from runner.core.agents.agent import AgentType
-from runner.core.budget import Limits
 from runner.core.conversation import ModelReply
 from runner.core.ending.result import RESULT_TOOL
-from runner.core.entries import RunSettled
-from runner.core.journal import RunView
+from runner.core.journal.entries import RunSettled
+from runner.core.journal.view import RunView
+from runner.core.money.budget import Limits
 from runner.core.permissions import Rule
 from runner.core.run import Ended, Lease, Waiting
 from runner.core.steps import CallModel, Done, RunTools
 from runner.errors import UnreachableError
 from runner.store import runs as runs_store
 from runner.store.children.waking import attend, wake
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.journal import StoredJournal
 from runner.store.steer.approvals import Reply, answer, waiting
 from runner.store.steer.control import Target, cancel, pause, resume

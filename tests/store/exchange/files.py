@@ -10,7 +10,7 @@ from typing import Any
 
 from runner.exchange.lines import encoded
 from runner.store import ids
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.exchange.taking import export
 from tests.store.examples import NOW
 

@@ -29,7 +29,7 @@ from runner.store.audit.limits import limits
 from runner.store.audit.models import models
 from runner.store.audit.timeline import timeline
 from runner.store.audit.tools import tools
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.exchange.recorded import load_recorded
 from runner.store.look import decisions, queries, transcript
 from runner.store.look.changes import changes_of

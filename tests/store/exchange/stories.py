@@ -8,14 +8,14 @@ from typing import Any
 from hypothesis import strategies as st
 from sqlalchemy import Connection, insert
 
-from runner.core.journal import Progress
+from runner.core.journal.view import Progress
 from runner.core.permissions import Setting
 from runner.exchange.events import check_event
 from runner.store import ids
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.exchange.shapes import TABLES
-from runner.store.progress import progress_to_json
-from runner.store.rules import setting_to_json
+from runner.store.job.rules import setting_to_json
+from runner.store.rows.progress import progress_to_json
 from tests.store.examples import SPEC
 
 Rows = list[tuple[str, dict[str, Any]]]

@@ -17,7 +17,7 @@ from sqlalchemy import Table, func, select
 
 from runner.core.author import Author
 from runner.errors import UsageError
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.exchange.bringing import bring_in
 from runner.store.exchange.taking import export
 from runner.store.look import decisions

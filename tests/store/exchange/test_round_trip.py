@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from sqlalchemy import Connection, select, update
 
 from runner.core.author import Author
-from runner.core.budget import Budget
+from runner.core.money.budget import Budget
 from runner.errors import NotFoundError, UsageError
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.exchange import bringing
 from runner.store.exchange.bringing import bring_in
 from runner.store.exchange.plan import Plan, Section

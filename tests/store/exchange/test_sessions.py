@@ -20,7 +20,7 @@ from runner.exchange.lines import encoded
 from runner.exchange.sessions.lines import ReadingSession
 from runner.exchange.sessions.runs import SessionFile, read_sessions
 from runner.llm.prices import load_prices
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.exchange.recorded import load_recorded
 from runner.store.exchange.sessions import BroughtSession, bring_in_sessions
 from runner.store.look import queries, transcript

@@ -14,7 +14,7 @@ from runner.errors import UsageError
 from runner.exchange.atif import trajectory
 from runner.exchange.claude_code import agent_id, session_id, session_lines
 from runner.llm.prices import load_prices
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.exchange.recorded import load_recorded
 from runner.store.look.family.children import children_of
 from runner.store.look.queries import list_jobs

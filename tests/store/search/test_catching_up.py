@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import insert, update
 
 from runner.core.search.query import Term, parse
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.search.catching_up import searcher
 from runner.store.search.index import Needs
 from runner.store.search.searching import search

@@ -10,7 +10,7 @@ from sqlalchemy import text, update
 
 from runner.core.rows import Rows
 from runner.engine.indexing import Indexer
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.search.catching_up import searcher
 from runner.store.tables import blocks, tool_outputs
 from tests.store.search.record import find, record

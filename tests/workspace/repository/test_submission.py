@@ -14,7 +14,7 @@ from runner import wiring
 from runner.core.author import Author
 from runner.errors import SpecError, UsageError
 from runner.settings import Settings
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.tables import jobs, run_items, runs
 
 from .made import Made

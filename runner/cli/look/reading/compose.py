@@ -19,7 +19,7 @@ from runner.page import parts
 from runner.settings import Settings
 
 if TYPE_CHECKING:
-    from runner.store.database import Database
+    from runner.store.connection.database import Database
     from runner.store.look.decisions import DeniedCall
     from runner.store.look.family.children import ChildSummary
     from runner.store.look.reading.happened import Happened

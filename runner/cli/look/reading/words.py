@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from runner.cli.display import cell, duration, moment
 from runner.cli.money.costs import at_most, cost
 from runner.core.author import RUNNERS_NAME
-from runner.core.prices import Spending
+from runner.core.money.prices import Spending
 from runner.page.parts import Note, Tone
 
 if TYPE_CHECKING:

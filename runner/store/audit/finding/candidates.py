@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from runner.core.search.query import Query, Term
 from runner.errors import RunnerError
 from runner.store.audit.filters import Filters
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.look.family.places import ids_below
 from runner.store.search.catching_up import searcher
 from runner.store.search.needs import needs_of

@@ -7,7 +7,7 @@ from typing import Any
 
 from runner.core.rows import Column, Rows
 from runner.store import ids
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.look.family.places import Call, call_labels
 
 

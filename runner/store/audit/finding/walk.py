@@ -28,7 +28,7 @@ from sqlalchemy import (
 from runner.store.audit.filters import Filters
 from runner.store.audit.finding.calls import CALLED_AT, KEY, NEWEST_FIRST, STATE, TOOK, of_calls
 from runner.store.audit.finding.candidates import Message
-from runner.store.driver import to_json
+from runner.store.connection.driver import to_json
 from runner.store.look.decisions import IS_ABOUT_CALL
 from runner.store.tables import approvals, blocks, hook_runs, runs, tool_calls
 

@@ -13,7 +13,7 @@ from runner.core.agents.agent import lineage
 from runner.core.agents.place import Place, place_of, tree_order
 from runner.core.run import ENDED, RunState
 from runner.store import ids
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.look.family.places import IS_OF_ITEM, ROOT, within
 from runner.store.tables import blocks, runs, tool_calls
 

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, and_, or_, select
 
 from runner.core.agents.place import place_of, tree_order
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.look.family.places import call_labels, within
 from runner.store.tables import events, runs
 

@@ -8,7 +8,7 @@ from sqlalchemy import ColumnElement, Connection, and_, func, or_, select
 
 from runner.core.agents.agent import lineage
 from runner.core.agents.place import call_label
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.tables import runs, tool_calls
 
 _BATCH = 200

@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, select
 
 from runner.core.agents.place import is_within
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.tables import events, job_events, model_calls, runs
 
 # The order within a turn: its reply, the results of what that asked for, what came after.

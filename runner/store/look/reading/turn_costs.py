@@ -8,9 +8,9 @@ from typing import Any
 from sqlalchemy import Connection, Row, select
 
 from runner.core.conversation import Purpose, Usage
-from runner.core.prices import Calls, PriceList, Spending, Terms, spending
+from runner.core.money.prices import Calls, PriceList, Spending, Terms, spending
 from runner.core.spec import JobSpec
-from runner.store.database import Database
+from runner.store.connection.database import Database
 from runner.store.tables import jobs, model_calls, runs
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import Connection, select
 
 from runner.core.context.compaction import Clip, Compacted, Compaction
-from runner.core.journal import RunView
+from runner.core.journal.view import RunView
 from runner.store.tables import compactions
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from runner.core.prices import FREE, Tariff
+from runner.core.money.prices import FREE, Tariff
 
 FIRST_CALL_ALLOWANCE = 2_000  # tokens that the API adds around the first prompt
 LEAST_OUTPUT_TOKENS = 1_024  # with less room than this a call is not worth making

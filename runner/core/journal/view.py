@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from runner.core.agents.agent import Child, Split
-from runner.core.budget import Ceiling, Charged, Limits, Purse, Reservation
 from runner.core.context.compaction import Compacted, sent_messages
 from runner.core.context.window import DEFAULT_WINDOW
 from runner.core.conversation import Block, Message, Purpose, ToolOutcome, Usage
 from runner.core.ending.verify import Verification
 from runner.core.hooks.run import Hooked, HookRun
+from runner.core.money.budget import Ceiling, Charged, Limits, Purse, Reservation
+from runner.core.money.prices import Tariff
 from runner.core.permissions import Answer, Decision, Policy, Setting
-from runner.core.prices import Tariff
 from runner.core.run import Outcome
 from runner.core.spec import JobSpec
 

@@ -17,7 +17,8 @@ from runner.core.conversation import (
     text_block,
     tool_uses,
 )
-from runner.core.entries import (
+from runner.core.files.doubt import outcome_question
+from runner.core.journal.entries import (
     CallsDecided,
     ChildrenStarted,
     ContextCompacted,
@@ -41,22 +42,23 @@ from runner.core.entries import (
     VerificationStarted,
     Verified,
 )
-from runner.core.events import events_of, shorten, visible
-from runner.core.files.doubt import outcome_question
-from runner.core.fold import Applied
-from runner.core.journal import Call, RunView
+from runner.core.journal.events import events_of, shorten, visible
+from runner.core.journal.fold import Applied
+from runner.core.journal.view import Call, RunView
 from runner.core.permissions import Decision
 from runner.core.run import Ended, Lease, Outcome, Requeued, Waiting
 from runner.store.asking import Questions
-from runner.store.compactions import compaction_row
-from runner.store.hooks import HookRows
-from runner.store.model_calls import (
+from runner.store.connection.statement import Writes
+from runner.store.rows.compactions import compaction_row
+from runner.store.rows.hooks import HookRows
+from runner.store.rows.model_calls import (
     failure_changes,
     reply_changes,
     started_row,
     summary_changes,
 )
-from runner.store.statement import Writes
+from runner.store.rows.verifications import started_row as verification_row
+from runner.store.rows.verifications import verified_changes
 from runner.store.tables import (
     blocks,
     compactions,
@@ -67,8 +69,6 @@ from runner.store.tables import (
     tool_outputs,
     verifications,
 )
-from runner.store.verifications import started_row as verification_row
-from runner.store.verifications import verified_changes
 
 _DENIAL_LENGTH = 300
 

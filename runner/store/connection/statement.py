@@ -25,8 +25,8 @@ from sqlalchemy import (
     update,
 )
 
-from runner.store.driver import raising_as_sqlalchemy_does
-from runner.store.postgres import Prepared, loader, read_rows
+from runner.store.connection.driver import raising_as_sqlalchemy_does
+from runner.store.connection.postgres import Prepared, loader, read_rows
 
 # So that the parameters of a statement are in the thousands at most: Postgres takes 65,535.
 _MOST_ROWS_TOGETHER = 16

@@ -17,10 +17,10 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, bindparam, select, update
 
-from runner.core.budget import Purse, Reservation, billionths
-from runner.core.events import Event
-from runner.store.progress import progress_from_row, progress_to_json
-from runner.store.statement import find
+from runner.core.journal.events import Event
+from runner.core.money.budget import Purse, Reservation, billionths
+from runner.store.connection.statement import find
+from runner.store.rows.progress import progress_from_row, progress_to_json
 from runner.store.tables import model_calls, purses
 
 _SUMS = ("spent_tokens", "spent_cost", "reserved_tokens", "reserved_cost")

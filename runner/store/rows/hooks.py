@@ -7,13 +7,13 @@ from typing import Any
 
 from sqlalchemy import Connection, bindparam, select
 
-from runner.core.entries import HookFinished, HookStarted, InstructionsRead
-from runner.core.events import INPUT_SUMMARY_LENGTH, shorten
 from runner.core.files.instructions import Instructions
 from runner.core.hooks.lookup import name_of
 from runner.core.hooks.run import HookAnswer, HookRun
-from runner.core.journal import RunView
-from runner.store.statement import Writes, find
+from runner.core.journal.entries import HookFinished, HookStarted, InstructionsRead
+from runner.core.journal.events import INPUT_SUMMARY_LENGTH, shorten
+from runner.core.journal.view import RunView
+from runner.store.connection.statement import Writes, find
 from runner.store.tables import hook_runs, run_instructions
 
 _HOOK_RUNS = (

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from runner.core.budget import Ceiling, Purse, Reservation, in_usd, prompt_bound, reserve
 from runner.core.context.cache import is_worth_an_hour, paced
 from runner.core.conversation import Purpose
-from runner.core.entries import ModelCallStarted
-from runner.core.journal import RunView
-from runner.core.prices import FREE, PriceList, Tariff, Terms
+from runner.core.journal.entries import ModelCallStarted
+from runner.core.journal.view import RunView
+from runner.core.money.budget import Ceiling, Purse, Reservation, in_usd, prompt_bound, reserve
+from runner.core.money.prices import FREE, PriceList, Tariff, Terms
 from runner.core.run import Ended, Requeued, Waiting
 from runner.core.spec import JobSpec
 from runner.core.steps import Record, Step, settle

@@ -5,9 +5,9 @@ from __future__ import annotations
 import zlib
 from typing import Any
 
-from runner.core.entries import VerificationStarted, Verified
-from runner.core.events import visible
-from runner.core.journal import RunView
+from runner.core.journal.entries import VerificationStarted, Verified
+from runner.core.journal.events import visible
+from runner.core.journal.view import RunView
 
 
 def started_row(

@@ -12,7 +12,9 @@ from runner.core.agents.agent import NewChild, child_id
 from runner.core.author import LONGEST_NAME, LONGEST_WHY, RUNNER, Author
 from runner.core.context.compaction import Compaction
 from runner.core.conversation import ModelReply, ToolResult, Usage
-from runner.core.entries import (
+from runner.core.hooks.lookup import name_of
+from runner.core.hooks.run import HookRun
+from runner.core.journal.entries import (
     CallsDecided,
     ChildrenStarted,
     ContextCompacted,
@@ -34,10 +36,8 @@ from runner.core.entries import (
     VerificationStarted,
     Verified,
 )
-from runner.core.fold import Applied
-from runner.core.hooks.lookup import name_of
-from runner.core.hooks.run import HookRun
-from runner.core.journal import RunView
+from runner.core.journal.fold import Applied
+from runner.core.journal.view import RunView
 from runner.core.permissions import Decision
 from runner.core.run import Ended, Outcome, Requeued, Waiting
 

@@ -17,7 +17,7 @@ from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import URL
 from sqlalchemy.types import JSON, Boolean, Float, Integer, LargeBinary, String, TypeEngine
 
-from runner.store.driver import raising_as_sqlalchemy_does, to_json
+from runner.store.connection.driver import raising_as_sqlalchemy_does, to_json
 
 if TYPE_CHECKING:
     from psycopg.pq.abc import PGconn, PGresult

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from runner.core.conversation import Block, ModelReply
-from runner.core.entries import ModelCallFailed, ModelCallStarted, SummaryReplied
-from runner.core.events import visible
-from runner.core.journal import RunView
+from runner.core.journal.entries import ModelCallFailed, ModelCallStarted, SummaryReplied
+from runner.core.journal.events import visible
+from runner.core.journal.view import RunView
 
 
 def started_row(view: RunView, entry: ModelCallStarted, attempt: int, now: float) -> dict[str, Any]:

@@ -28,7 +28,10 @@ from runner.core.conversation import (
 )
 from runner.core.ending import fold as ending
 from runner.core.ending.result import RESULT_SOURCE
-from runner.core.entries import (
+from runner.core.files.doubt import outcome_question
+from runner.core.hooks import fold as hooks
+from runner.core.hooks.lookup import end_turns
+from runner.core.journal.entries import (
     OUR_OWN_FAILURES,
     PROMPT_TOO_LONG,
     CallsDecided,
@@ -54,10 +57,7 @@ from runner.core.entries import (
     VerificationStarted,
     Verified,
 )
-from runner.core.files.doubt import outcome_question
-from runner.core.hooks import fold as hooks
-from runner.core.hooks.lookup import end_turns
-from runner.core.journal import (
+from runner.core.journal.view import (
     Call,
     Failure,
     Fullness,

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, NullPool, create_engine, event, inspect, make
 from sqlalchemy.exc import ArgumentError
 
 from runner.errors import UsageError
-from runner.store.database import BUSY_TIMEOUT_SECONDS, Database, reachable
+from runner.store.connection.database import BUSY_TIMEOUT_SECONDS, Database, reachable
 from runner.store.tables import metadata
 
 # Every migration, in order; a test compares it with the files.

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from runner.core.agents.agent import NewChild
-from runner.core.budget import Reservation
 from runner.core.context.compaction import Compaction
 from runner.core.conversation import ModelReply, Purpose, ToolResult
 from runner.core.files.instructions import Instructions
 from runner.core.hooks.hook import HookEvent
 from runner.core.hooks.run import HookResult
+from runner.core.money.budget import Reservation
 from runner.core.permissions import Decision, Setting
 from runner.core.run import Outcome
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from runner.core.budget import Reservation
 from runner.core.context.window import estimate
 from runner.core.conversation import Message, Usage
 from runner.core.ending.verify import Verification
 from runner.core.hooks.run import Hooked
-from runner.core.journal import Call, Failure, Fullness, OpenCall, Pace, Progress, Stop
+from runner.core.journal.view import Call, Failure, Fullness, OpenCall, Pace, Progress, Stop
+from runner.core.money.budget import Reservation
 from runner.core.spec import JobSpec
 
 

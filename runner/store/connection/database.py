@@ -20,9 +20,9 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.pool import QueuePool
 
 from runner.errors import RunnerError, UnreachableError, UsageError
-from runner.store import postgres
-from runner.store.driver import to_json
-from runner.store.statement import find
+from runner.store.connection import postgres
+from runner.store.connection.driver import to_json
+from runner.store.connection.statement import find
 
 T = TypeVar("T")
 

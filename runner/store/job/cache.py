@@ -12,7 +12,7 @@ from runner.core.agents.spec import spec_of
 from runner.core.permissions import Policy, Rule
 from runner.core.spec import JobSpec
 from runner.store.children.types import agent_types
-from runner.store.rules import policy_for, rules_at
+from runner.store.job.rules import policy_for, rules_at
 from runner.store.tables import jobs
 
 T = TypeVar("T")
