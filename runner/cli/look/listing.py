@@ -13,7 +13,6 @@ from runner.cli.money.budget import waits_for
 from runner.cli.money.costs import with_costs
 from runner.cli.options import json_option, state_option, stored, with_settings
 from runner.core.run import RunState
-from runner.errors import UsageError
 from runner.settings import Settings
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     "--tree",
     "whole_trees",
     is_flag=True,
-    help="Of a job: with the sub-agents that runs have started.",
+    help="The runs of a job, or of the newest, with the sub-agents that they have started.",
 )
 @json_option
 @with_settings
@@ -46,7 +45,7 @@ def list_(
     Example:
       runner list
       runner list job_01jd9k --state failed
-      runner list job_01jd9k --tree
+      runner list --tree
     """
     from runner.store.look import queries
     from runner.store.look.find import find
@@ -54,13 +53,11 @@ def list_(
     from runner.store.look.verifications import last_verifications
 
     with stored(settings) as database:
-        if job is None:
-            if whole_trees:
-                raise UsageError("--tree is of one job: name it")
-            jobs = queries.list_jobs(database, state)
+        jobs = [] if job else queries.list_jobs(database, None if whole_trees else state)
+        if job is None and not (whole_trees and jobs):
             say_json(with_costs(settings, database, "job", jobs)) if as_json else _say_jobs(jobs)
         else:
-            job_id = find(database, job, "job").id
+            job_id = find(database, job, "job").id if job else jobs[-1]["id"]
             runs = queries.list_runs(database, job_id, state, whole_trees=whole_trees)
             verified = last_verifications(database, job_id)
             trees = {each.run_id: each for each in trees_in(database, job_id, every_run=True)}
