@@ -300,7 +300,8 @@ def test_summary_is_written_unheard_and_stands_in_for_what_it_sums_up(
     assert "What was done so far." in last.messages[1].blocks[0]["text"]
     assert len(last.messages) < len(bench.watching.views[-1].messages)
     query = select(model_calls.c.purpose).where(model_calls.c.run_id == bench.lease.run_id)
-    purposes = bench.database.read(lambda connection: connection.execute(query).scalars().all())
+    in_order = query.order_by(model_calls.c.number)
+    purposes = bench.database.read(lambda connection: connection.execute(in_order).scalars().all())
     assert purposes == [request.purpose for request in bench.model.requests]
 
 

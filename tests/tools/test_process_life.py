@@ -157,10 +157,10 @@ def test_tools_of_a_worker_that_says_it_is_alive_are_left_alone(bench: Workbench
 
 def test_idle_host_needs_no_sign_of_life(bench: Workbench) -> None:
     bench.tools.close()
-    tools = type(bench.tools)(bench.home, bench.lock_dir, watchdog_seconds=0.2)
+    tools = type(bench.tools)(bench.home, bench.lock_dir, watchdog_seconds=0.5)
     try:
         assert tools.run(bench.call("Bash", command="echo 1"), Interrupt()).content == "1\n"
-        subprocess.run(["sleep", "0.5"], check=True)
+        subprocess.run(["sleep", "1"], check=True)
         assert tools.run(bench.call("Bash", command="echo 2"), Interrupt()).content == "2\n"
     finally:
         tools.close()
