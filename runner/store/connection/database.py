@@ -103,8 +103,14 @@ class Database:
         Raises:
             UnreachableError: the database does not answer.
         """
-        with reachable(self), self.reader.begin() as connection:
+        with self.reading() as connection:
             return work(connection)
+
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        """A reading transaction, as for ``read``."""
+        with reachable(self), self.reader.begin() as connection:
+            yield connection
 
     def find(self, query: Select[Any], values: Mapping[str, Any]) -> list[Any]:
         """The rows of one query, which needs no transaction for one view of the data: its columns by

@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 from runner.core.agents.place import item_of
@@ -123,7 +124,12 @@ def day_of(at: float, now: float) -> str:
     """The day of a time in UTC, as ``2026-11-22``; ``AHEAD`` for one that is to come."""
     if at >= now + DAY_SECONDS:
         return AHEAD
-    return str(datetime.fromtimestamp(max(at, 0.0), UTC).date())
+    return _day(int(max(at, 0.0) // DAY_SECONDS))
+
+
+@lru_cache(maxsize=1024)
+def _day(number: int) -> str:
+    return str(datetime.fromtimestamp(number * DAY_SECONDS, UTC).date())
 
 
 def kind_of(block_type: str) -> Kind:

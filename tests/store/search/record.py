@@ -12,7 +12,7 @@ from runner.core.search.query import Query, parse
 from runner.store.audit.filters import Filters
 from runner.store.connection.database import Database
 from runner.store.search.searching import Found, search
-from runner.store.tables import blocks, runs, tool_calls, tool_outputs
+from runner.store.tables import blocks, compactions, runs, tool_calls, tool_outputs
 from tests.store.attempts import submit_one
 from tests.store.examples import NOW
 
@@ -25,6 +25,7 @@ class Record:
     run_id: str
     messages: int = 1
     revision: int = 0
+    compactions: int = 0
     rows: list[tuple[Any, dict[str, Any]]] = field(default_factory=list)
 
     def say(
@@ -57,11 +58,16 @@ class Record:
     def store(self) -> Record:
         """Store what was added."""
         self.revision += 1
+        self.compactions += sum(table is compactions for table, _ in self.rows)
 
         def work(connection: Any) -> None:
             for table, row in self.rows:
                 connection.execute(insert(table).values(**row))
-            counted = {"revision": self.revision, "message_count": self.messages}
+            counted = {
+                "revision": self.revision,
+                "message_count": self.messages,
+                "compaction_count": self.compactions,
+            }
             connection.execute(update(runs).where(runs.c.id == self.run_id).values(**counted))
 
         self.database.write(work)

@@ -144,8 +144,25 @@ def test_many_rows_are_indexed_batch_by_batch(
     assert searcher(database).follow() == 0
 
 
+def test_more_jobs_and_runs_than_come_together_are_all_found(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In batches, and in lots of them, that end in the middle of a run."""
+    for module in ("sqlite.catching_up", "postgres.catching_up"):
+        monkeypatch.setattr(f"runner.store.search.{module}._MUCH", 2)
+    monkeypatch.setattr("runner.store.search.postgres.catching_up.MEDIUM", 7)
+    for number in range(5):
+        run = record(database, f"run {number}")
+        for _ in range(3):
+            run.say("walnut")
+        run.store()
+    assert find(database, "walnut").total == 15
+
+
 @pytest.mark.parametrize("empty_url", ["postgresql"], indirect=True)
-@pytest.mark.parametrize("work", ["writing.Writer.gather", "reading.next_batch"])
+@pytest.mark.parametrize(
+    "work", ["writing.Writer.gather", "writing.Writer.number", "reading._Reading.taken"]
+)
 def test_what_fails_between_two_batches_leaves_nothing_of_them(
     database: Database, monkeypatch: pytest.MonkeyPatch, work: str
 ) -> None:

@@ -97,20 +97,38 @@ class PostgresSearch:
             raise
 
     def _add_much(self, connection: Connection, before: int, progress: Progress) -> int:
-        """Add what becomes one lot of lists."""
+        """Add what becomes one lot of lists. It is read by another connection, which sees what was
+        committed before the lock was taken, or after."""
         lock(connection)
         for setting in _FOR_MUCH:
             connection.execute(text(f"SET LOCAL {setting}"))
         writer = Writer(connection, self._vocabulary)
+        left = reading.count_left(connection)
         added = 0
-        with closing(one_ahead(self._numbered(connection, writer, _MUCH, MEDIUM))) as lot:
-            for documents, left in lot:
+        with closing(one_ahead(self._numbered(writer))) as lot:
+            for documents in lot:
                 writer.gather(documents)
                 added += len(documents)
-                if added:
-                    progress(before + added, before + added + left)
+                progress(before + added, before + max(left, added))
         writer.finish()
+        if added:
+            progress(before + added, before + added + reading.count_left(connection))
         return added
+
+    def _numbered(self, writer: Writer) -> Generator[list[Numbered], None, None]:
+        """The documents of a lot, to be gathered."""
+        added = 0
+        with closing(one_ahead(self._read_beside())) as batches:
+            for batch in batches:
+                documents = self._number(writer, batch)
+                yield documents
+                added += len(documents)
+                if added >= MEDIUM:
+                    break
+
+    def _read_beside(self) -> Generator[reading.Batch, None, None]:
+        with self._database.reading() as connection:
+            yield from reading.batches(connection, _MUCH, self._tell)
 
     def _add_a_little_if_free(self, connection: Connection) -> int:
         query = text("SELECT pg_try_advisory_xact_lock(:lock)").bindparams(lock=LOCK)
@@ -118,36 +136,25 @@ class PostgresSearch:
             return 0
         writer = Writer(connection, self._vocabulary)
         added = 0
-        for documents, _ in self._numbered(connection, writer, _A_LITTLE, 1):
+        for batch in reading.batches(connection, _A_LITTLE, self._tell):
+            documents = self._number(writer, batch)
             writer.gather(documents)
             added += len(documents)
+            if added:
+                break
         writer.finish()
         return added
 
-    def _numbered(
-        self, connection: Connection, writer: Writer, most: int, in_all: int
-    ) -> Iterator[tuple[list[Numbered], int]]:
-        """What is next, to be gathered, and how many blocks are left then.
-
-        Args:
-            most: documents that come together, about.
-            in_all: no more come after so many documents.
-        """
-        while in_all > 0:
-            batch = reading.next_batch(connection, most, self._tell)
-            if not batch.seen:
-                return
-            now = time.time()
-            # One by one: the words of a text are gone before the next ones come.
-            entries = (entry_or_left_out(each, now, self._tell) for each in batch.documents)
-            numbered = writer.number(entries, batch.seen)
-            in_all -= len(numbered)
-            yield numbered, reading.count_left(connection)
+    def _number(self, writer: Writer, batch: reading.Batch) -> list[Numbered]:
+        now = time.time()
+        # One by one: the words of a text are gone before the next ones come.
+        entries = (entry_or_left_out(each, now, self._tell) for each in batch.documents)
+        return writer.number(entries, batch.seen)
 
 
-def one_ahead(items: Iterator[T]) -> Generator[T, None, None]:
+def one_ahead(items: Generator[T, None, None]) -> Generator[T, None, None]:
     """The same, each made in a thread while the one before it is worked with."""
-    with ThreadPoolExecutor(1) as thread:
+    with closing(items), ThreadPoolExecutor(1) as thread:
         coming = thread.submit(next, items, None)
         while (item := coming.result()) is not None:
             coming = thread.submit(next, items, None)

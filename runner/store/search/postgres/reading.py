@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
+from typing import Any, NamedTuple
 
 from sqlalchemy import (
     ARRAY,
@@ -20,9 +21,11 @@ from sqlalchemy import (
     Connection,
     Integer,
     MetaData,
+    Select,
     Table,
     Text,
     and_,
+    bindparam,
     func,
     or_,
     select,
@@ -63,11 +66,18 @@ search_runs = Table(
 )
 
 _COUNTED = runs.c.revision + runs.c.event_count + runs.c.message_count
+_BESIDE = (
+    runs.c.compaction_count,
+    select(func.count())
+    .where(verifications.c.run_id == runs.c.id, verifications.c.ended_at.is_not(None))
+    .scalar_subquery()
+    .label("ended_verifications"),
+)
 _KNOWN = (
     search_runs.c.message,
     search_runs.c.positions,
-    search_runs.c.compactions,
-    search_runs.c.verifications,
+    search_runs.c.compactions.label("known_compactions"),
+    search_runs.c.verifications.label("known_verifications"),
 )
 
 
@@ -83,6 +93,15 @@ class Seen:
     positions: tuple[int, ...] = ()
     compactions: int = 0
     verifications: tuple[int, ...] = ()
+
+
+class _Changed(NamedTuple):
+    """A run with something new: as the index knows it, ``seen`` as it is now, and how many compactions
+    and ended verifications there are."""
+
+    seen: Seen
+    compactions: int
+    ended: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,21 +127,21 @@ def is_up_to_date(connection: Connection) -> bool:
     return all(connection.execute(query.limit(1)).first() is None for query in (new_run, new_job))
 
 
-def next_batch(connection: Connection, most: int, tell: Tell) -> Batch:
-    """What of the database is not in the index, or the first of it. The counters are read before what
-    they count, so that nothing is taken for seen that is not.
+def batches(connection: Connection, most: int, tell: Tell) -> Iterator[Batch]:
+    """What of the database is not in the index, in the order of the runs. The counters are read before
+    what they count, so that nothing is taken for seen that is not. What the index has come to is known
+    as it was before the first of them.
 
     Args:
-        most: documents, about; fewer where they hold much text.
+        most: documents that come together, about; fewer where they hold much text.
         tell: is told of what cannot be read.
     """
     reading = _Reading(connection, most, tell)
-    reading.jobs()
-    for run in list(_changed(connection, most)):
-        reading.run(run)
+    for _ in reading.each():
         if reading.is_full:
-            break
-    return Batch(tuple(reading.documents), tuple(reading.seen))
+            yield reading.taken()
+    if reading.has_any:
+        yield reading.taken()
 
 
 _IS_OF_RUN = and_(search_runs.c.run_id == runs.c.id, search_runs.c.job_id == runs.c.job_id)
@@ -131,74 +150,121 @@ _NO_ROW = search_runs.c.number.is_(None)
 _IS_NEW = or_(_NO_ROW, search_runs.c.seen != _COUNTED)
 
 
-def _changed(connection: Connection, most: int) -> Iterator[Seen]:
-    """Runs with something new, as the index knows them, ``seen`` as it is now."""
+def _new_jobs(connection: Connection, most: int) -> Iterator[Any]:
+    query = system_rows().select_from(jobs.outerjoin(search_runs, _IS_OF_JOB)).where(_NO_ROW)
+    return _in_order(connection, query, jobs.c.id, most)
+
+
+def _changed(connection: Connection, most: int) -> Iterator[_Changed]:
     query = (
-        select(runs.c.id, runs.c.job_id, _COUNTED.label("now"), *_KNOWN)
+        select(runs.c.id, runs.c.job_id, _COUNTED.label("now"), *_BESIDE, *_KNOWN)
         .select_from(runs.outerjoin(search_runs, _IS_OF_RUN))
         .where(_IS_NEW)
-        .order_by(runs.c.id)
-        .limit(most)
     )
-    for row in connection.execute(query):
-        if row.message is None:
-            yield Seen(row.job_id, row.id, row.now)
-        else:
-            yield Seen(
-                row.job_id,
-                row.id,
-                row.now,
-                row.message,
-                tuple(row.positions),
-                row.compactions,
-                tuple(row.verifications),
+    for row in _in_order(connection, query, runs.c.id, most):
+        seen = Seen(row.job_id, row.id, row.now)
+        if row.message is not None:
+            seen = replace(
+                seen,
+                message=row.message,
+                positions=tuple(row.positions),
+                compactions=row.known_compactions,
+                verifications=tuple(row.known_verifications),
             )
+        yield _Changed(seen, row.compaction_count, row.ended_verifications)
+
+
+def _in_order(
+    connection: Connection, query: Select[Any], id: Column[str], most: int
+) -> Iterator[Any]:
+    """All rows of a query by their ids, so many at a time."""
+    after = ""
+    while rows := connection.execute(query.where(id > after).order_by(id).limit(most)).all():
+        yield from rows
+        after = rows[-1].id
+
+
+_BLOCKS = (
+    block_rows()
+    .where(
+        blocks.c.run_id == bindparam("run"),
+        or_(
+            blocks.c.message > bindparam("message"),
+            and_(
+                blocks.c.message == bindparam("message"),
+                blocks.c.position.not_in(bindparam("positions", expanding=True)),
+            ),
+        ),
+    )
+    .order_by(blocks.c.message, blocks.c.position)
+    .limit(bindparam("most"))
+)
+# About how many bytes the texts of blocks take, without unpacking them.
+_SIZES = _BLOCKS.with_only_columns(
+    func.coalesce(tool_outputs.c.size, func.pg_column_size(blocks.c.content))
+)
 
 
 class _Reading:
-    """Reads documents until there are enough."""
+    """Reads documents, which are taken when there are enough."""
 
     def __init__(self, connection: Connection, most: int, tell: Tell) -> None:
         self._connection, self._tell = connection, tell
         self._jobs = Jobs(connection)
-        self._most, self._room = most, MOST_CHARACTERS
-        self.documents: list[Document] = []
-        self.seen: list[Seen] = []
+        self._most = most
+        self._begin()
+
+    def _begin(self) -> None:
+        self._documents: list[Document] = []
+        self._seen: dict[tuple[str, str], Seen] = {}
+        self._room = MOST_CHARACTERS
 
     @property
     def is_full(self) -> bool:
-        return self._room <= 0 or len(self.documents) >= self._most
+        return self._room <= 0 or len(self._documents) >= self._most
 
-    def jobs(self) -> None:
-        """Read the jobs that are new."""
-        new = system_rows().select_from(jobs.outerjoin(search_runs, _IS_OF_JOB)).where(_NO_ROW)
-        for row in self._connection.execute(new.limit(self._most)):
+    @property
+    def has_any(self) -> bool:
+        return bool(self._seen)
+
+    def taken(self) -> Batch:
+        """What was read since this was asked last."""
+        batch = Batch(tuple(self._documents), tuple(self._seen.values()))
+        self._begin()
+        return batch
+
+    def each(self) -> Iterator[None]:
+        """Read all that is new, a part of it at a time."""
+        for row in _new_jobs(self._connection, self._most):
             self._add(Place("system", row.id), row.created_at, partial(system_document, row))
-            self.seen.append(Seen(row.id))
+            self._note(Seen(row.id))
+            yield
+        for changed in _changed(self._connection, self._most):
+            is_all = False
+            while not is_all:
+                changed, is_all = self._read(changed)
+                yield
 
-    def run(self, run: Seen) -> None:
+    def _read(self, changed: _Changed) -> tuple[_Changed, bool]:
         """Read what is new of a run, or the first of it: then it is not yet seen as it is now."""
-        run, is_all = self._blocks(run)
-        if is_all:
-            run, is_all = self._beside(run)
-        self.seen.append(run if is_all else replace(run, seen=-1))
+        run, is_all = self._blocks(changed.seen)
+        if is_all and changed.compactions > run.compactions:
+            run = self._summaries(run)
+        if is_all and changed.ended > len(run.verifications):
+            run, is_all = self._verifications(run)
+        self._note(run if is_all else replace(run, seen=-1))
+        return changed._replace(seen=run), is_all
 
     def _blocks(self, run: Seen) -> tuple[Seen, bool]:
-        is_new = and_(
-            blocks.c.run_id == run.run_id,
-            or_(
-                blocks.c.message > run.message,
-                and_(
-                    blocks.c.message == run.message,
-                    blocks.c.position.not_in(run.positions),
-                ),
-            ),
-        )
-        query = block_rows().where(is_new).order_by(blocks.c.message, blocks.c.position)
-        query = query.limit(self._most)
-        sizes = self._connection.execute(query.with_only_columns(_SIZE)).scalars().all()
-        count = _how_many(sizes, self._room)
-        rows = self._connection.execute(query.limit(count)).all() if count else []
+        new = {
+            "run": run.run_id,
+            "message": run.message,
+            "positions": run.positions,
+            "most": self._most,
+        }
+        sizes = self._connection.execute(_SIZES, new).scalars().all()
+        new["most"] = count = _how_many(sizes, self._room)
+        rows = self._connection.execute(_BLOCKS, new).all() if count else []
         for row in rows:
             document = partial(block_document, row, self._jobs)
             self._add(block_place(row), row.created_at, document)
@@ -212,14 +278,16 @@ class _Reading:
             run = replace(run, message=last, positions=(*before, *positions))
         return run, count == len(sizes) < self._most
 
-    def _beside(self, run: Seen) -> tuple[Seen, bool]:
-        """What is new beside the blocks."""
+    def _summaries(self, run: Seen) -> Seen:
         new = and_(compactions.c.run_id == run.run_id, compactions.c.number > run.compactions)
         summaries = compaction_rows().where(new).order_by(compactions.c.number)
         for row in self._connection.execute(summaries):
             document = partial(compaction_document, row, self._jobs)
             self._add(compaction_place(row), row.created_at, document)
             run = replace(run, compactions=row.number)
+        return run
+
+    def _verifications(self, run: Seen) -> tuple[Seen, bool]:
         ended = and_(
             verifications.c.run_id == run.run_id,
             verifications.c.ended_at.is_not(None),
@@ -236,15 +304,14 @@ class _Reading:
             run = replace(run, verifications=(*run.verifications, number))
         return run, True
 
+    def _note(self, seen: Seen) -> None:
+        self._seen[seen.run_id, seen.job_id] = seen
+
     def _add(self, place: Place, at: float, read: Callable[[], Document | None]) -> None:
         document = read_or_leave_out(place, at, read, self._tell)
         if document is not None:
-            self.documents.append(document)
+            self._documents.append(document)
             self._room -= len(document.text or "")
-
-
-# About how many bytes a block's text takes, without unpacking it.
-_SIZE = func.coalesce(tool_outputs.c.size, func.pg_column_size(blocks.c.content))
 
 
 def _how_many(sizes: Sequence[int], room: int) -> int:

@@ -74,9 +74,12 @@ class Vocabulary:
         """The numbers of words, in order. Those that are not known come with ``complete``."""
         numbers = list(map(self._known.get, words))
         known = cast(list[int], numbers)
-        self._lacking += [
-            (words[place], known, place) for place, number in enumerate(numbers) if number is None
-        ]
+        if None in numbers:
+            self._lacking += [
+                (words[place], known, place)
+                for place, number in enumerate(numbers)
+                if number is None
+            ]
         return known
 
     def complete(self, connection: Connection) -> None:

@@ -8,24 +8,23 @@ in lists (``segments``).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from dataclasses import asdict
+from typing import NamedTuple
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection
+from sqlalchemy.dialects.postgresql import insert
 
 from runner.store.search.documents import KINDS, Entry
-from runner.store.search.postgres.reading import Seen
+from runner.store.search.postgres.reading import Seen, search_runs
 from runner.store.search.postgres.segments import Segments, copying
 from runner.store.search.postgres.vocabulary import Vocabulary, pairs_of
 
-_NOTE = text(
-    "INSERT INTO search_runs "
-    "(job_id, run_id, seen, message, positions, compactions, verifications) "
-    "VALUES (:job_id, :run_id, :seen, :message, CAST(:positions AS integer[]), :compactions, "
-    "CAST(:verifications AS integer[])) ON CONFLICT (run_id, job_id) DO UPDATE SET "
-    "seen = excluded.seen, message = excluded.message, positions = excluded.positions, "
-    "compactions = excluded.compactions, verifications = excluded.verifications "
-    "RETURNING number"
-)
+_NEW = insert(search_runs)
+_KEY = (search_runs.c.run_id, search_runs.c.job_id)
+_NOTE = _NEW.on_conflict_do_update(
+    index_elements=_KEY,
+    set_={each.name: each for each in _NEW.excluded if each.name in Seen.__slots__},
+).returning(search_runs.c.number, *_KEY)
 
 # The types of the columns of a document's row.
 _DOCUMENT = ("float8", "int4", "int4", "int4", "int4", "int2")
@@ -52,10 +51,8 @@ class Writer:
     def number(self, entries: Iterable[Entry], seen: Sequence[Seen]) -> list[Numbered]:
         """Store documents, after those that are there, give numbers to their words, and note how far
         the index has come. What is given is to be gathered."""
-        runs = {
-            (each.run_id, each.job_id): self._connection.execute(_NOTE, _values(each)).scalar_one()
-            for each in seen
-        }
+        noted = self._connection.execute(_NOTE, [asdict(each) for each in seen])
+        runs = {(row.run_id, row.job_id): row.number for row in noted}
         numbered = []
         with copying(self._connection, "search_documents", _DOCUMENT) as copy:
             for place, at, words, length in entries:
@@ -77,15 +74,3 @@ class Writer:
     def finish(self) -> None:
         """Write what was gathered: the last of the transaction."""
         self._segments.finish()
-
-
-def _values(seen: Seen) -> dict[str, Any]:
-    return {
-        "job_id": seen.job_id,
-        "run_id": seen.run_id,
-        "seen": seen.seen,
-        "message": seen.message,
-        "positions": list(seen.positions),
-        "compactions": seen.compactions,
-        "verifications": list(seen.verifications),
-    }
