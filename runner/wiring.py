@@ -33,7 +33,6 @@ from runner.store.workers import DatabaseClock
 
 if TYPE_CHECKING:
     from runner.engine.attempt import Ports
-    from runner.engine.locks import HostLocks
     from runner.engine.ports import Doorbell, Live, Model, Observer, Tools
     from runner.engine.worker import Machine, Worker
     from runner.engine.workspaces import RunWorkspaces
@@ -173,7 +172,6 @@ def start_worker(
         UnreachableError: the database or the queue does not answer.
     """
     from runner.engine.footing import allow_open_files, make_home
-    from runner.engine.locks import HostLocks
     from runner.engine.privacy import close_to_others
     from runner.engine.worker import Worker
     from runner.queue.connection import check_queue, connect
@@ -184,8 +182,6 @@ def start_worker(
     allow_open_files(slots)
     make_home(settings.home)
     with ExitStack() as opened:
-        clock = DatabaseClock(database)
-        locks = HostLocks()
         url, server = _queue(settings, opened)
         connection = connect(url)
         opened.callback(connection.close)
@@ -193,8 +189,8 @@ def start_worker(
         doorbell: Doorbell = RqDoorbell(connection)
         if server is not None:
             doorbell = _DoorbellOf(server, doorbell)
-        machine, ports = _surroundings(settings, database, clock, locks, doorbell, url, opened)
-        worker_id = ids.new("worker", clock.now())
+        machine, ports = _surroundings(settings, database, doorbell, url, opened)
+        worker_id = ids.new("worker", machine.clock.now())
         worker = Worker(
             worker_id,
             machine,
@@ -221,12 +217,11 @@ def _started(worker: Worker, machine: Machine) -> Worker:
 def _surroundings(
     settings: Settings,
     database: Database,
-    clock: DatabaseClock,
-    locks: HostLocks,
     doorbell: Doorbell,
     queue_url: str,
     opened: ExitStack,
 ) -> tuple[Machine, Ports]:
+    from runner.engine.locks import HostLocks
     from runner.engine.worker import Machine
     from runner.engine.workspaces import RunWorkspaces
     from runner.queue.connection import connect
@@ -241,16 +236,14 @@ def _surroundings(
     telemetry = start_telemetry(os.environ, partial(endings, database))
     if telemetry is not None:
         opened.callback(telemetry.close)
-    tools = opened.enter_context(
-        closing(
-            LocalTools(
-                home=settings.home,
-                lock_dir=locks.folder,
-                secrets=settings.secrets(),
-                stored_output=lambda run_id, name: tool_output(database, run_id, name),
-            )
-        )
+    clock, locks = DatabaseClock(database), HostLocks()
+    tools = LocalTools(
+        home=settings.home,
+        lock_dir=locks.folder,
+        secrets=settings.secrets(),
+        stored_output=lambda run_id, name: tool_output(database, run_id, name),
     )
+    opened.callback(tools.close)
     live = opened.enter_context(closing(RedisLive(connect(queue_url))))
     workspaces = RunWorkspaces(database, settings.home, tools)
     ports = _ports(database, clock, tools, live, workspaces, load_prices(settings), telemetry)

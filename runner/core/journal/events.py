@@ -136,12 +136,8 @@ def events_of(applied: Applied) -> Iterator[Event]:
             yield _ended(view, reply, after, after.progress.turns)
             if not after.calls:
                 yield Event("turn_ended", {"turn": after.progress.turns})
-        case SummaryReplied(reply, compaction, why):
-            ended = _ended(view, reply, after, view.progress.turns + 1)
-            useless = {} if compaction is not None else {"error": shorten(why, 300)}
-            yield Event(ended.type, ended.data | {"purpose": "summary"} | useless)
-            if compaction is not None:
-                yield _compacted(compaction)
+        case SummaryReplied() as entry:
+            yield from _summarised(view, entry, after)
         case ContextCompacted(compaction):
             yield _compacted(compaction)
         case ModelCallFailed() as entry:
@@ -157,9 +153,7 @@ def events_of(applied: Applied) -> Iterator[Event]:
             for child in children:
                 yield _child_started(view, child)
         case OutcomeAsked(index):
-            call = view.calls[index]
-            more = {"input": summarise_input(call.input_to_run), "started_by": call.started_by}
-            yield Event("outcome_asked", _call(view, index) | more)
+            yield _asked(view, index)
         case ToolFinished() as entry:
             yield _finished(view, entry)
             if not after.calls:
@@ -180,6 +174,20 @@ def events_of(applied: Applied) -> Iterator[Event]:
             yield Event("message_added", data)
         case RunSettled(outcome):
             yield from _settled(view, outcome)
+
+
+def _summarised(view: RunView, entry: SummaryReplied, after: RunView) -> Iterator[Event]:
+    ended = _ended(view, entry.reply, after, view.progress.turns + 1)
+    useless = {} if entry.compaction is not None else {"error": shorten(entry.why, 300)}
+    yield Event(ended.type, ended.data | {"purpose": "summary"} | useless)
+    if entry.compaction is not None:
+        yield _compacted(entry.compaction)
+
+
+def _asked(view: RunView, index: int) -> Event:
+    call = view.calls[index]
+    more = {"input": summarise_input(call.input_to_run), "started_by": call.started_by}
+    return Event("outcome_asked", _call(view, index) | more)
 
 
 def _decided(decision: Decision) -> dict[str, Any]:

@@ -173,6 +173,10 @@ def _calls(row: Row[Any], terms: Terms) -> Calls:
     )
 
 
+# What a call can have read at most.
+_BOUND = model_calls.c.worst_case - model_calls.c.max_tokens
+
+
 def _sums(
     prices: PriceList,
     by: By,
@@ -182,31 +186,8 @@ def _sums(
     measures: Measures,
 ) -> Select[Any]:
     """One row for all calls that share key, job, model, purpose and price."""
+    shared, summed = _shared(prices, by), _summed()
     calls = model_calls.c
-    is_unknown = and_(calls.input_tokens.is_(None), calls.charged_tokens > 0)
-    bound = calls.worst_case - calls.max_tokens
-    prompt = func.coalesce(
-        calls.input_tokens + calls.cache_read_tokens + calls.cache_creation_tokens, bound
-    )
-    shared: dict[str, ColumnElement[Any]] = {
-        "job_id": runs.c.job_id,
-        "model": calls.model,
-        "purpose": calls.purpose,
-        "hour_cache": calls.hour_cache,
-        "above": _above(prompt, prices.thresholds),
-    }
-    if by == "run":
-        shared["key"] = calls.run_id
-    elif by == "tree":
-        shared["key"] = ROOT
-    elif by == "day":
-        shared["key"] = _UtcDay(calls.started_at)
-    summed: dict[str, ColumnElement[Any]] = {
-        **{name: calls[name] for name in _TOKENS},
-        "unknown": case((is_unknown, 1)),
-        "unknown_prompt": case((is_unknown, bound)),
-        "unknown_output": case((is_unknown, calls.max_tokens)),
-    }
     each = (
         select(
             *(value.label(name) for name, value in (shared | summed).items()),
@@ -233,6 +214,38 @@ def _sums(
             for name, (column, sum_up) in measures.items()
         ),
     ).group_by(*keys.values())
+
+
+def _shared(prices: PriceList, by: By) -> dict[str, ColumnElement[Any]]:
+    calls = model_calls.c
+    prompt = func.coalesce(
+        calls.input_tokens + calls.cache_read_tokens + calls.cache_creation_tokens, _BOUND
+    )
+    shared: dict[str, ColumnElement[Any]] = {
+        "job_id": runs.c.job_id,
+        "model": calls.model,
+        "purpose": calls.purpose,
+        "hour_cache": calls.hour_cache,
+        "above": _above(prompt, prices.thresholds),
+    }
+    if by == "run":
+        shared["key"] = calls.run_id
+    elif by == "tree":
+        shared["key"] = ROOT
+    elif by == "day":
+        shared["key"] = _UtcDay(calls.started_at)
+    return shared
+
+
+def _summed() -> dict[str, ColumnElement[Any]]:
+    calls = model_calls.c
+    is_unknown = and_(calls.input_tokens.is_(None), calls.charged_tokens > 0)
+    return {
+        **{name: calls[name] for name in _TOKENS},
+        "unknown": case((is_unknown, 1)),
+        "unknown_prompt": case((is_unknown, _BOUND)),
+        "unknown_output": case((is_unknown, calls.max_tokens)),
+    }
 
 
 def _measured_columns(measures: Measures) -> list[str]:

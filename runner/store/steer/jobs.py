@@ -105,7 +105,7 @@ def open_run(
     """
     (message,), progress = opening(spec, new.prompt, warms=warms)
     run_id = run_id or ids.new("run", now)
-    workspace = spec.workspace
+    workspace, limits = spec.workspace, spec.limits
     run = {
         "id": run_id,
         "job_id": job_id,
@@ -115,10 +115,10 @@ def open_run(
         "reason": "",
         "created_at": now,
         "due_at": now,
-        "max_turns": spec.limits.max_turns,
-        "token_ceiling": spec.limits.token_ceiling,
-        "cost_ceiling_usd": spec.limits.cost_ceiling_usd,
-        "working_time": spec.limits.working_time,
+        "max_turns": limits.max_turns,
+        "token_ceiling": limits.token_ceiling,
+        "cost_ceiling_usd": limits.cost_ceiling_usd,
+        "working_time": limits.working_time,
         # With a remote no folder has to be seen: every host has one of its own.
         "workspace_path": workspace.path if workspace and workspace.remote is None else None,
         "workspace_id": workspace_id,
@@ -127,11 +127,8 @@ def open_run(
         "progress": progress_to_json(progress),
     }
     (block,) = block_rows(run_id, 0, message, now)
-    item = {
-        "run_id": run_id,
-        "item": new.item,
-        "commit_message": new.commit_message or None,
-    }
+    message_of_commit = new.commit_message or None
+    item = {"run_id": run_id, "item": new.item, "commit_message": message_of_commit}
     named = {"job_id": job_id, "item_key": shorten(new.key, INPUT_SUMMARY_LENGTH)}
     event = signed_event("run_submitted", author, named | dict(told or {}))
     return OpenedRun(run, item, block, _first_event(run_id, event, now))

@@ -80,16 +80,15 @@ def retry(
         author: who says so, for the record.
 
     Raises:
-        UsageError: the target is one run, and it cannot be retried (a sub-agent never can); what to
-            do. Or its runs are sessions of Claude Code's.
+        UsageError: the target is one run, and it cannot be retried (a sub-agent never can), or its
+            runs are sessions of Claude Code's.
     """
     raised = raised or Raised()
 
     def work(connection: Connection, run_ids: Sequence[str]) -> list[Change]:
-        found = locked_runs(connection, run_ids)
+        found, changes = locked_runs(connection, run_ids), []
         afresh = _begun_afresh(connection, [run.id for run in found])
         specs: dict[str, JobSpec] = {}
-        changes = []
         for run in found:
             if target.kind == "job" and not _is_retried_with_job(run, afresh, only_failed):
                 continue
