@@ -270,7 +270,7 @@ started_at time when it began
 ended_at time when it ended
 seconds seconds how long it ran
 outcome text `succeeded`, `failed`, `timed_out`, `interrupted` or `unknown`; NULL before it ended
-exit_code integer what it exited with
+exit_code integer what it exited with; negative: the signal that ended it
 decision text `allow`, `ask`, `deny` or `block`, where it said one
 reason text why it decided so
 context text what it said to the model beside
