@@ -15,7 +15,7 @@ from runner.errors import UnreachableError
 from runner.store import losses, runs, workers
 from runner.store.children import waking
 from runner.store.connection.database import Database
-from runner.store.steer import budget
+from runner.store.steer.budget import BudgetWaits
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +56,7 @@ class Dispatcher:
         self._offer = offer
         self._visible = visible
         self._questions = questions
+        self._budget_waits = BudgetWaits(database)
         self._poked = threading.Event()
         self._leases: dict[str, tuple[float, float]] = {}
         self._last_good = clock.monotonic() - PASS_SECONDS
@@ -85,7 +86,7 @@ class Dispatcher:
         self._reap()
         self._find_workspaces()
         self._questions.attend()
-        budget.wake_overdue(self._database, self._clock.now())
+        self._budget_waits.wake_overdue(self._clock.now())
         waking.attend(self._database, self._clock.now())
         self._ring()
         self._last_good = self._clock.monotonic()

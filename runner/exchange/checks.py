@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, get_args
 
 from runner.core.agents.agent import DEEPEST
@@ -24,6 +24,7 @@ _ID = re.compile(
 LARGEST_OUTPUT = 64 * 1024 * 1024  # bytes; a tool's whole output has 10 MB at most
 
 Row = Mapping[str, Any]
+Place = tuple[int, int]  # of a call: its message, and its position there
 
 
 def check_id(value: str, kind: str) -> None:
@@ -37,11 +38,12 @@ def check_id(value: str, kind: str) -> None:
 
 
 class JobCheck:
-    """The rows of a job's own section, one after the other. ``agents`` are the types of its sub-agents."""
+    """The rows of a job's own section, one after the other, its own row first. ``spec`` is what that
+    says."""
 
     def __init__(self, job_id: str) -> None:
         self._job_id = job_id
-        self.agents: frozenset[str] = frozenset()
+        self.spec: JobSpec | None = None
 
     def add(self, table: str, row: Row) -> None:
         """Look at a row. Raises ``ValueError``."""
@@ -67,23 +69,22 @@ class JobCheck:
             raise ValueError(f"jobs.spec is no job's ({wrong} is of another kind)")
         if spec.limits.max_agent_depth > DEEPEST:
             raise ValueError(f"jobs.spec is no job's (limits.max_agent_depth is over {DEEPEST})")
-        self.agents = frozenset(agent.name for agent in spec.agents)
+        self.spec = spec
 
 
 class RunCheck:
     """The rows of a run's section, one after the other, its own row first.
 
     Args:
-        known: the runs that came before it in the file.
-        agents: the types of the job's sub-agents.
+        spec: the job's.
+        known: the runs that came before it in the file, each with its ``starts``.
     """
 
-    def __init__(
-        self, job_id: str, known: frozenset[str] | set[str], agents: frozenset[str] = frozenset()
-    ) -> None:
+    def __init__(self, job_id: str, spec: JobSpec, known: Mapping[str, Collection[Place]]) -> None:
         self._job_id = job_id
+        self._spec = spec
         self._known = known
-        self._agents = agents
+        self._starts: set[Place] = set()
         self._run: Row = {}
         self._events = 0
         self._uses: dict[int, list[Mapping[str, Any]]] = {}
@@ -94,6 +95,11 @@ class RunCheck:
     @property
     def run_id(self) -> str:
         return str(self._run["id"])
+
+    @property
+    def starts(self) -> frozenset[Place]:
+        """The places of the calls that may have started sub-agents."""
+        return frozenset(self._starts)
 
     @property
     def has_ended(self) -> bool:
@@ -140,6 +146,9 @@ class RunCheck:
         for message, uses in self._uses.items():
             if self._calls.get(message, 0) != len(uses):
                 raise ValueError(f"a call of message {message} has no row in tool_calls")
+        calls = len(self._uses[max(self._uses)]) if self._uses else 0
+        if len(self._run["progress"].get("hooked", {}).get("decided", ())) not in (0, calls):
+            raise ValueError("runs.progress is no run's (hooked.decided is not of its last calls)")
 
     def _add_run(self, row: Row) -> None:
         check_id(row["id"], "run")
@@ -175,10 +184,15 @@ class RunCheck:
                 raise ValueError(f"runs.{name} is not what the run's id says")
         if parent is not None and parent not in self._known:
             raise ValueError("runs.parent_run names no run that is in the file before it")
-        if row["agent_type"] not in (self._agents if is_child else (None,)):
+        types = [agent.name for agent in self._spec.agents] if is_child else [None]
+        if row["agent_type"] not in types:
             raise ValueError("runs.agent_type is no type of sub-agent that the job has")
-        if (row["parent_position"] is not None) and not is_child:
+        if row["parent_position"] is None:
+            return
+        if parent is None:
             raise ValueError("runs.parent_position is for sub-agents")
+        if (row["parent_message"], row["parent_position"]) not in self._known[parent]:
+            raise ValueError("runs.parent_position is of no call of its parent that starts one")
 
     def _of_the_job(self, table: str, row: Row) -> None:
         if row["job_id"] != self._job_id:
@@ -208,6 +222,9 @@ class RunCheck:
         if row["tool_use_id"] != visible(use["id"]) or row["name"] != visible(use["name"]):
             raise ValueError("tool_calls names another call than its block")
         self._calls[message] = position + 1
+        # A call of a tool that the job does not have is refused before anything waits for it.
+        if self._spec.tool(row["name"]) is None or self._spec.starts_children(row["name"]):
+            self._starts.add((message, position))
 
     def _of_a_call(self, table: str, row: Row) -> None:
         if row["position"] >= self._calls.get(row["message"], 0):
@@ -229,6 +246,9 @@ class RunCheck:
     def _add_hook(self, row: Row) -> None:
         if row["event"] not in get_args(HookEvent):
             raise ValueError("hook_runs.event is none at which hooks run")
+        hooks = self._spec.hooks
+        if row["hook"] >= len(hooks) or hooks[row["hook"]].event != row["event"]:
+            raise ValueError("hook_runs.hook is no hook that the job has at that event")
         if row["decision"] not in (None, "allow", "ask", "deny", "block"):
             raise ValueError("hook_runs.decision is neither allow, ask, deny nor block")
         if (row["message"] is None) != (row["position"] is None):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -10,6 +11,7 @@ from runner.exchange.fitting import misfit
 # The latest time and the longest duration, as in rows: a time in the year 5138, in seconds.
 _MOST_SECONDS = 1e11
 _LARGEST = 2**31 - 1
+_TYPE = re.compile(r"[a-z][a-z0-9_]{0,59}", re.ASCII)
 
 # What a value is, in whatever event it stands.
 _FIELDS: dict[str, Any] = {
@@ -71,15 +73,17 @@ _NEEDED: dict[str, tuple[str, ...]] = {
 
 
 def check_event(table: str, kind: str, data: Any) -> None:
-    """Refuse data that no event of Runner's has. Types that are not known here may have any, as long as
+    """Refuse what is no event of Runner's. Types that are not known here may have any data, as long as
     what has a known name is what it is elsewhere.
 
     Args:
         table: what it is called in errors. kind: the event's type.
 
     Raises:
-        ValueError: which value is missing or of another kind.
+        ValueError: the type is no name of one, or which value is missing or of another kind.
     """
+    if _TYPE.fullmatch(kind) is None:
+        raise ValueError(f"{table}.type is {kind[:60]!a}, which is no type of event")
     if not isinstance(data, dict):
         raise ValueError(f"{table}.data is no object")
     for name in _needed(kind, data):

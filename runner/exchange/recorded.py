@@ -112,7 +112,7 @@ class Recorded:
         if call["input_tokens"] is None:
             return None
         usage = usage_of(call)
-        own = call["purpose"] == "turn" or self.spec.summary_model == self.spec.model
+        own = call["purpose"] == "turn" or self.spec.context.summary_model in (None, self.model)
         terms = Terms.of(self.spec.provider, self.spec.model_options, own_model=own)
         if call["hour_cache"] is not None:
             terms = replace(terms, hour_cache=bool(call["hour_cache"]))

@@ -17,7 +17,6 @@ from sqlalchemy import Connection, bindparam, select
 from runner.core import decide
 from runner.core.agents.agent import lineage
 from runner.core.context.compaction import Compacted
-from runner.core.files.instructions import with_instructions
 from runner.core.hooks.lookup import end_turns
 from runner.core.journal.entries import ChildrenStarted, Entry
 from runner.core.journal.fold import Applied, fold
@@ -45,7 +44,7 @@ from runner.store.job.cache import JobCache, JobReader
 from runner.store.rows.compactions import load_compacted
 from runner.store.rows.conversation import answers_to, load_conversation
 from runner.store.rows.entries import Rows
-from runner.store.rows.hooks import load_hook_runs, load_instructions
+from runner.store.rows.hooks import load_hook_runs, with_instructions_of
 from runner.store.rows.progress import counted, progress_from_row, progress_to_json
 from runner.store.tables import jobs, purses, queued_messages, runs
 
@@ -211,8 +210,7 @@ def _load(connection: Connection, jobs_read: JobReader, lease: Lease) -> RunView
         spec = replace(spec, model=row.model)
     progress = progress_from_row(row)
     if progress.instructed:
-        read = load_instructions(connection, row.id)
-        spec = replace(spec, system=with_instructions(spec.system, read))
+        spec = with_instructions_of(connection, row.id, spec)
     hooked = progress.hooked
     messages, calls = load_conversation(
         connection,

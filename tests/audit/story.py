@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from sqlalchemy import insert, select, text, update
@@ -10,6 +10,7 @@ from sqlalchemy import insert, select, text, update
 from runner.core.author import Author
 from runner.core.context.window import Context
 from runner.core.conversation import ModelReply, Tool, ToolResult, Usage
+from runner.core.hooks.hook import Hook
 from runner.core.journal.entries import ToolFinished
 from runner.core.money.budget import Limits
 from runner.core.permissions import Rule
@@ -24,7 +25,7 @@ from runner.store.tables import hook_runs, jobs, metadata, run_workspaces, runs,
 from tests.core.story import replied
 from tests.docs.happenings import play
 from tests.store.asked import BASH, run_ids
-from tests.store.attempts import Attempt, claim, submit_one, tool_use
+from tests.store.attempts import Attempt, claim, run_row, submit_one, tool_use
 from tests.store.attempts import text as says
 from tests.store.compacting import ask_for_summary, stand_in, summarise
 from tests.store.examples import NOW, SPEC, submission
@@ -188,11 +189,16 @@ def delegate(database: Database) -> None:
     said = {"context": "Mind the gap.", "output": "{}", "errors": "one\n", "stops": True}
     rows = (
         {**hook, "number": 1, "event": "PreToolUse", "name": "check.sh", **about},
-        {**hook, "number": 2, "event": "RunEnd", "name": "module:done", **trees, **said},
+        {**hook, "number": 2, "hook": 1, "event": "RunEnd", "name": "module:done", **trees, **said},
     )
     changed = update(tool_calls).where(tool_calls.c.run_id == first, tool_calls.c.position == 1)
+    of_job = jobs.c.id == run_row(database, first).job_id
+    hooks = [Hook("PreToolUse", command="check.sh"), Hook("RunEnd", function="module:done@/there")]
 
     def work(connection: Any) -> None:
+        spec = connection.execute(select(jobs.c.spec).where(of_job)).scalar_one()
+        hooked = spec | {"hooks": [*map(asdict, hooks)]}
+        connection.execute(update(jobs).where(of_job).values(spec=hooked))
         for row in rows:
             connection.execute(insert(hook_runs).values(row))
         connection.execute(changed.values(updated_input={"file_path": "b"}))

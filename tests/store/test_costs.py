@@ -13,16 +13,22 @@ from sqlalchemy import event, select, update
 from runner.core.context.window import Context
 from runner.core.conversation import Usage
 from runner.core.journal.entries import ModelCallFailed
+from runner.core.money.budget import BILLIONTHS, billionths
 from runner.core.money.prices import Price, PriceList, Rates, Spending
+from runner.core.money.spending import tariffs_of
 from runner.core.spec import JobSpec
 from runner.core.steps import CallModel
 from runner.store.connection.database import Database
+from runner.store.exchange.recorded import load_recorded
 from runner.store.look.costs import BY, By, Spent, spent_by
+from runner.store.look.reading.turn_costs import spent_in_calls
 from runner.store.steer import jobs as jobs_store
 from runner.store.steer.control import Target, cancel
+from runner.store.steer.fork import fork
 from runner.store.tables import model_calls, runs
 from tests.store.attempts import USAGE as PLAIN
 from tests.store.attempts import Attempt, claim, run_row, submit_one, text, tool_use
+from tests.store.children.family import PARENT, asks, start, submit_parent
 from tests.store.compacting import ask_for_summary, stand_in, summarise
 from tests.store.examples import NOW, SPEC, submission
 
@@ -159,6 +165,40 @@ def test_summary_is_billed_at_fast_mode_only_by_the_jobs_own_model(
     summarise(attempt, stand_in(2), usage=USAGE, model=summary_model or "claude-test")
     found = {each.key: each.spending.usd for each in spent_by(database, PRICES, "purpose")}
     assert found["summary"] == usd
+
+
+@pytest.mark.parametrize("summary_model", [None, "claude-test", "claude-other", "claude-third"])
+@pytest.mark.parametrize("kind", ["parent", "child of a type", "child", "fork"])
+def test_a_summary_costs_what_its_run_was_charged_for_it(
+    database: Database, kind: str, summary_model: str | None
+) -> None:
+    """Fast mode is for the model of the run, which a sub-agent's type or a fork may have of its own."""
+    price = PRICES.models["claude-test"]
+    names = ("claude-test", "claude-other", "claude-third")
+    prices = replace(PRICES, models=dict.fromkeys(names, price))
+    spec = replace(
+        PARENT, model_options={"speed": "fast"}, context=Context(summary_model=summary_model)
+    )
+    run_id = submit_parent(database, spec)
+    if kind.startswith("child"):
+        asked = asks(1, "tester" if kind == "child of a type" else "reviewer", snapshot=False)
+        start(database, asked, run_id=run_id)
+        run_id = f"{run_id}.1"
+    elif kind == "fork":
+        run_id = fork(database, run_id, 0, NOW, model="claude-other").id
+    attempt = ask_for_summary(
+        claim(database, run_id, tariffs=lambda spec: tariffs_of(spec, prices))
+    )
+    summarise(attempt, stand_in(2), usage=USAGE).reply(text("Done."), usage=USAGE)
+    charged = run_row(database, run_id).progress["charged_cost"]
+    assert charged > 0
+    (spent,) = [each for each in spent_by(database, prices, "run") if each.key == run_id]
+    assert spent.spending.usd * BILLIONTHS == charged
+    calls = spent_in_calls(database, prices, run_id)
+    assert sum(call.spending.usd for call in calls) * BILLIONTHS == charged
+    recorded = load_recorded(database, run_id, prices)
+    costs = [recorded.cost(call) for call in recorded.model_calls]
+    assert sum(map(billionths, filter(None, costs))) == charged
 
 
 def test_summary_whose_reply_nobody_has_is_bounded_by_its_own_model_s_price(

@@ -28,6 +28,7 @@ from tests.store.attempts import (
     tool_use,
 )
 from tests.store.children.family import PARENT, submit_parent
+from tests.store.compacting import clip, compact, use_tool
 from tests.store.examples import NOW, SPEC
 from tests.store.forking import (
     LATER,
@@ -70,6 +71,20 @@ def test_turn_that_a_cancel_cut_off_cannot_be_forked(database: Database) -> None
     cancel(database, Target("run", attempt.lease.run_id), NOW)
     with pytest.raises(UsageError, match="has not ended"):
         forked(database, attempt, 1)
+
+
+def test_fork_is_told_of_its_folders_when_a_compaction_that_it_has_names_the_other_s(
+    database: Database,
+) -> None:
+    attempt = claim(database, submit_one(database))
+    run_id = attempt.lease.run_id
+    compact(attempt, clip(2, said=f"all of it is in /home/outputs/{run_id}/toolu_0.txt"))
+    use_tool(attempt, "ok").reply(text("Done."))
+    without, with_it = (forked(database, attempt, turn) for turn in (1, 2))
+    assert contents(begun(database, without).view.messages)[-1] == ["ok"]
+    result, told = contents(begun(database, with_it).view.messages)[-1]
+    assert result == "ok"
+    assert f"yours have {with_it.removeprefix('run_')} in its place" in told
 
 
 def test_turn_that_there_is_not_cannot_be_forked(database: Database) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from sqlalchemy import event
 
 from runner.core.author import Author
 from runner.core.run import Ended, Waiting
 from runner.core.steps import Done
 from runner.store.connection.database import Database
-from runner.store.steer.budget import set_budget, wake_overdue
+from runner.store.steer.budget import BudgetWaits, set_budget
 from runner.store.steer.control import Target, cancel, pause
 from tests.store.attempts import claim, event_types, run_row
 from tests.store.examples import NOW
@@ -30,9 +31,9 @@ def waiting_run(database: Database, deadline: float | None = DEADLINE) -> tuple[
 
 def test_run_that_waits_for_its_budget_ends_at_its_deadline(database: Database) -> None:
     job_id, run_id = waiting_run(database)
-    assert wake_overdue(database, NOW + DEADLINE - 1) == []
-    assert wake_overdue(database, NOW + DEADLINE) == [run_id]
-    assert wake_overdue(database, NOW + DEADLINE) == []
+    assert BudgetWaits(database).wake_overdue(NOW + DEADLINE - 1) == []
+    assert BudgetWaits(database).wake_overdue(NOW + DEADLINE) == [run_id]
+    assert BudgetWaits(database).wake_overdue(NOW + DEADLINE) == []
     run = run_row(database, run_id)
     assert (run.state, run.due_at) == ("queued", NOW + DEADLINE)
     assert event_types(database, run_id)[-1] == "resumed"
@@ -46,7 +47,7 @@ def test_run_without_a_deadline_waits_for_its_budget_as_long_as_it_takes(
     database: Database,
 ) -> None:
     _, run_id = waiting_run(database, None)
-    assert wake_overdue(database, NOW + 10**9) == []
+    assert BudgetWaits(database).wake_overdue(NOW + 10**9) == []
     assert run_row(database, run_id).state == "waiting"
 
 
@@ -56,12 +57,34 @@ def test_only_runs_that_still_wait_for_it_are_woken(database: Database, act: obj
     assert callable(act)
     act(database, Target("run", run_id), NOW + 1)
     before = run_row(database, run_id)
-    assert wake_overdue(database, NOW + DEADLINE) == []
+    assert BudgetWaits(database).wake_overdue(NOW + DEADLINE) == []
     assert run_row(database, run_id) == before
 
 
 def test_jobs_are_looked_at_each_with_its_own_deadline(database: Database) -> None:
     _, later = waiting_run(database, 2 * DEADLINE)
     _, sooner = waiting_run(database)
-    assert wake_overdue(database, NOW + DEADLINE) == [sooner]
-    assert wake_overdue(database, NOW + 2 * DEADLINE) == [later]
+    assert BudgetWaits(database).wake_overdue(NOW + DEADLINE) == [sooner]
+    assert BudgetWaits(database).wake_overdue(NOW + 2 * DEADLINE) == [later]
+
+
+def test_the_specs_of_jobs_whose_runs_wait_are_read_once(database: Database) -> None:
+    waiting_run(database)
+    waits = BudgetWaits(database)
+    statements: list[str] = []
+    note = lambda *arguments: statements.append(arguments[2])  # noqa: E731
+    event.listen(database.reader, "before_cursor_execute", note)
+    waits.wake_overdue(NOW)
+    waits.wake_overdue(NOW + 1)
+    event.remove(database.reader, "before_cursor_execute", note)
+    assert len([each for each in statements if "jobs.spec" in each]) == 1
+
+
+def test_a_job_whose_runs_begin_to_wait_between_two_looks_is_looked_at(database: Database) -> None:
+    waits = BudgetWaits(database)
+    assert waits.wake_overdue(NOW) == []
+    _, first = waiting_run(database)
+    assert waits.wake_overdue(NOW + DEADLINE) == [first]
+    _, second = waiting_run(database, 2 * DEADLINE)
+    assert waits.wake_overdue(NOW + DEADLINE) == []
+    assert waits.wake_overdue(NOW + 2 * DEADLINE) == [second]

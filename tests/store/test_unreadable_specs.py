@@ -68,5 +68,5 @@ def test_a_run_that_waits_for_the_budget_meets_its_deadline(database: Database) 
     spec = replace(SPEC_WITH, limits=limits, budget=Budget(tokens=100))
     run_id = submit_one(database, spec=spec)
     assert claim(database, run_id).effect == Done(Waiting("budget"))
-    assert budget.wake_overdue(database, NOW + 59) == []
-    assert budget.wake_overdue(database, NOW + 60) == [run_id]
+    assert budget.BudgetWaits(database).wake_overdue(NOW + 59) == []
+    assert budget.BudgetWaits(database).wake_overdue(NOW + 60) == [run_id]

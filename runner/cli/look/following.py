@@ -62,7 +62,8 @@ def say_event(event: dict[str, Any]) -> None:
     at = datetime.fromtimestamp(event["at"]).astimezone().strftime("%H:%M:%S")
     run = place_of(event["run_id"])["label"]
     call = event["label"] if event["label"] != run else ""
-    told = f"{event['number']:>5}  {at}  #{event['attempt']}  {run:<4}  {event['type']:<18}"
+    kind = cell(event["type"])
+    told = f"{event['number']:>5}  {at}  #{event['attempt']}  {run:<4}  {kind:<18}"
     say(f"{told}  {call:<5}  {_data(event)}".rstrip())
 
 
@@ -73,7 +74,8 @@ def say_change(event: dict[str, Any]) -> None:
         event: as ``store.look.changes`` gives it.
     """
     of = event["run_id"] or event["job_id"]
-    say(f"{moment(event['at'])}  {of}  {event['type']:<18}  {_data(event)}".rstrip())
+    kind = cell(event["type"])
+    say(f"{moment(event['at'])}  {of}  {kind:<18}  {_data(event)}".rstrip())
 
 
 def _data(event: dict[str, Any]) -> str:

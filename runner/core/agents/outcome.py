@@ -10,7 +10,7 @@ from typing import Any
 from runner.core.context.clips import place_of_output, shortened
 from runner.core.conversation import ToolResult
 from runner.core.journal.events import shorten
-from runner.core.journal.view import RunView
+from runner.core.journal.view import Call, RunView
 
 MOST_CHARACTERS = 50_000
 
@@ -46,9 +46,9 @@ def outcome_of(
     return ToolResult((said if said.strip() else _SAID_NOTHING) + files)
 
 
-def fitted(view: RunView, call_id: str, result: ToolResult) -> ToolResult:
-    """The result of the call with that id, no longer than the output of a tool may be: all of it can be
-    read where those outputs are.
+def fitted(view: RunView, call: Call, result: ToolResult) -> ToolResult:
+    """The result of a call, no longer than the output of a tool may be: all of it can be read where those
+    outputs are.
 
     Args:
         view: of the run that made the call.
@@ -56,5 +56,5 @@ def fitted(view: RunView, call_id: str, result: ToolResult) -> ToolResult:
     text = result.content
     if len(text) <= MOST_CHARACTERS:
         return result
-    content = shortened(text, MOST_CHARACTERS, place_of_output(view, call_id))
+    content = shortened(text, MOST_CHARACTERS, place_of_output(view, call.id, call.name))
     return replace(result, content=content, output=text.encode("utf-8", "replace"))

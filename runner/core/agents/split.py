@@ -61,7 +61,7 @@ def joined(view: RunView, call: Call, children: Sequence[Child]) -> ToolResult |
     if len(results) < len(children):
         return None
     if len(results) == 1:
-        return fitted(view, call.id, results[0])
+        return fitted(view, call, results[0])
     whole, output = _under_headings(call, results), None
     if len(whole) > MOST_CHARACTERS:
         output = whole.encode("utf-8", "replace")
@@ -181,7 +181,8 @@ def _cut(view: RunView, call: Call, result: ToolResult, most: int) -> ToolResult
     """Each part's is cut by itself, so that none is left out."""
     if len(result.content) <= most:
         return result
-    content = shortened(result.content, most, place_of_output(view, call.id))
+    where = place_of_output(view, call.id, call.name)
+    content = shortened(result.content, most, where)
     return replace(result, content=content)
 
 

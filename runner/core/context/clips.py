@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from runner.core.context.compaction import Clip
-from runner.core.conversation import Block
+from runner.core.conversation import Block, tool_uses
 from runner.core.journal.view import RunView
 
 CLIPPED_ABOVE = 1_024  # characters; what is not longer is not worth a note
@@ -45,17 +45,26 @@ def clipped(view: RunView, result: Result, most: int) -> Clip | None:
     what is sent now."""
     if len(result.sent) <= most:
         return None
-    where = place_of_output(view, str(result.block["tool_use_id"]))
+    call_id = str(result.block["tool_use_id"])
+    calls = tool_uses(view.messages[result.message - 1].blocks)
+    name = next((call["name"] for call in calls if call["id"] == call_id), "")
+    where = place_of_output(view, call_id, name)
     text = _shortened(result.block["content"], most, where)
     if len(text) >= len(result.sent):
         return None
     return Clip(result.message, result.position, text)
 
 
-def place_of_output(view: RunView, call_id: str) -> str:
-    """How the model gets at the whole of a call's result."""
+def place_of_output(view: RunView, call_id: str, name: str) -> str:
+    """How the model gets at the whole of a call's result.
+
+    Args:
+        name: of the tool that was called.
+    """
     if view.outputs and view.spec.tool("Read") and _FILE_NAME.fullmatch(call_id):
         return f"all of it is in {view.outputs}/{call_id}.txt: Read it with offset and limit"
+    if view.spec.starts_children(name):
+        return "a new call would start another sub-agent"
     return "run the call again to see them"
 
 

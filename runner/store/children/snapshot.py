@@ -89,12 +89,20 @@ def _results(view: RunView, child: NewChild) -> Iterator[Block]:
 
 
 def _where_outputs_are(view: RunView, child: NewChild) -> Iterator[str]:
-    """What a child is told of the outputs that its parent's conversation names."""
+    """What a child is told of the outputs that its parent's conversation names as it is sent: clips and
+    summaries name some, too."""
     theirs, ours = view.run_id, child_id(view.run_id, child.number)
     results = (call.result for call in view.calls if call.result is not None)
-    said = chain((block for message in view.messages for block in message.blocks), results)
-    if any(f"outputs/{theirs}/" in content_text(block) for block in said):
+    said = chain((block for message in view.sent for block in message.blocks), results)
+    if any(_names_outputs(content_text(block), theirs) for block in said):
         yield SNAPSHOT_TEXT.format(theirs=theirs, ours=ours)
+
+
+def _names_outputs(text: str, run_id: str) -> bool:
+    """Whether a text names outputs of a run: one of them, or all that others had, as what a snapshot or
+    a fork is told does."""
+    of_fork = f"yours have {run_id.removeprefix('run_')} in"
+    return any(each in text for each in (f"outputs/{run_id}/", f"outputs/{run_id},", of_fork))
 
 
 def _progress(view: RunView, spec: JobSpec, own: Message) -> Progress:

@@ -11,7 +11,6 @@ from sqlalchemy import Connection, Row, insert, select
 from runner.core.agents.agent import NewChild, child_id, lineage
 from runner.core.agents.starting import children_work_in
 from runner.core.author import RUNNER
-from runner.core.files.instructions import with_instructions
 from runner.core.journal.entries import ChildrenStarted
 from runner.core.journal.fold import Applied
 from runner.core.journal.view import RunView
@@ -20,7 +19,7 @@ from runner.core.spec import JobSpec, NewRun
 from runner.store.children.snapshot import copy_conversation, opening_of
 from runner.store.job.cache import JobReader
 from runner.store.rows.copying import copy_rows
-from runner.store.rows.hooks import load_instructions
+from runner.store.rows.hooks import with_instructions_of
 from runner.store.rows.progress import progress_to_json
 from runner.store.steer import jobs as job_rows
 from runner.store.tables import (
@@ -81,7 +80,9 @@ def _start(
     run_id = child_id(view.run_id, child.number)
     spec, model = _spec_of(jobs_read, view, parent, child)
     goes_on = _goes_on_with_instructions(view, spec, child)
-    sees = _with_instructions_of(connection, view.run_id, spec) if goes_on else spec
+    sees = spec
+    if goes_on:
+        sees = replace(with_instructions_of(connection, view.run_id, spec), instructions=False)
     begins = opening_of(view, sees, child)
     told = {
         "parent": view.run_id,
@@ -137,12 +138,6 @@ def _goes_on_with_instructions(view: RunView, spec: JobSpec, child: NewChild) ->
     conversation in its folder, so that all of the prompt is as it was and stays cached."""
     is_there = view.progress.instructed and not spec.is_recorded
     return child.snapshot and spec.instructions and is_there
-
-
-def _with_instructions_of(connection: Connection, run_id: str, spec: JobSpec) -> JobSpec:
-    """The spec with the instructions that a run has read, and without any to be read."""
-    system = with_instructions(spec.system, load_instructions(connection, run_id))
-    return replace(spec, system=system, instructions=False)
 
 
 def _lineage(view: RunView, child: NewChild) -> dict[str, Any]:

@@ -10,8 +10,9 @@ from typing import IO, Any, Literal
 
 from runner.core.journal.view import Progress
 from runner.core.permissions import Setting
+from runner.core.spec import JobSpec
 from runner.errors import UsageError
-from runner.exchange.checks import JobCheck, RunCheck, check_id
+from runner.exchange.checks import JobCheck, Place, RunCheck, check_id
 from runner.exchange.fitting import misfit
 from runner.exchange.lines import Line, Reading, encoded_row
 from runner.exchange.shapes import Shape
@@ -91,8 +92,9 @@ class _Looking:
         self._job_id = ""
         self._key: str | None = None
         self._runs: list[Section] = []
-        self._known: set[str] = set()
-        self._agents: frozenset[str] = frozenset()
+        self._known: dict[str, frozenset[Place]] = {}
+        self._spec: JobSpec | None = None
+        self._waiting: set[str] = set()  # for the sub-agent that has their whole task
         self._at: Section | None = None
         self._check: JobCheck | RunCheck | None = None
         self._digest = hashlib.sha256()
@@ -123,6 +125,9 @@ class _Looking:
             raise ValueError("there is no row in it")
         if self._run_wanted is not None and self._run_wanted not in self._known:
             raise ValueError(f"the run {self._run_wanted[:60]!a} that it is of is not in it")
+        if self._waiting:
+            without = f"{min(self._waiting)} has given its whole task to a sub-agent"
+            raise ValueError(f"{without}, which is not in the file")
         return Plan(source, self._job, tuple(self._runs), self._key)
 
     def _begin_section(self, line: Line, table: str) -> None:
@@ -138,7 +143,8 @@ class _Looking:
             self._check = JobCheck(self._job_id)
         else:
             self._at = Section("run", id_, line.start, line.number)
-            self._check = RunCheck(self._job_id, frozenset(self._known), self._agents)
+            assert self._spec is not None, "the job's row comes first"
+            self._check = RunCheck(self._job_id, self._spec, self._known)
 
     def _finish_section(self) -> None:
         section, check = self._at, self._check
@@ -149,9 +155,9 @@ class _Looking:
             check.end()
             section.has_ended = check.has_ended
             self._runs.append(section)
-            self._known.add(section.id)
+            self._known[section.id] = check.starts
         elif check is not None:
-            self._agents = check.agents
+            self._spec = check.spec
 
     def _check_order(self, table: str, key: Sequence[Any]) -> None:
         """Each row once, and in the order in which they are written."""
@@ -173,7 +179,10 @@ class _Looking:
                 self._key = row["key"]
             case "runs":
                 self._at.state = row["state"]
-                _check_progress(row)
+                if _checked_progress(row).split == "whole":
+                    self._waiting.add(row["id"])
+                if row["parent_position"] is None:
+                    self._waiting.discard(row["parent_run"])
             case "approvals":
                 self._at.questions.append(row["id"])
                 _check_setting(row)
@@ -182,7 +191,7 @@ class _Looking:
                     raise ValueError("permission_rules.run_id does not belong here")
 
 
-def _check_progress(row: dict[str, Any]) -> None:
+def _checked_progress(row: dict[str, Any]) -> Progress:
     try:
         progress = progress_from_row(SimpleNamespace(**row))
     except (TypeError, KeyError, ValueError, AttributeError) as error:
@@ -190,6 +199,7 @@ def _check_progress(row: dict[str, Any]) -> None:
     wrong = misfit(progress, Progress)
     if wrong is not None:
         raise ValueError(f"runs.progress is no run's ({wrong} is of another kind)")
+    return progress
 
 
 def _check_setting(row: dict[str, Any]) -> None:

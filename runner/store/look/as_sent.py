@@ -8,12 +8,12 @@ from sqlalchemy import Connection, Row, select
 
 from runner.core.context.compaction import sent_messages
 from runner.core.conversation import Message, ModelRequest
-from runner.core.files.instructions import with_instructions
+from runner.core.spec import JobSpec
 from runner.errors import NotFoundError
 from runner.store.connection.database import Database
 from runner.store.job.cache import JobCache
 from runner.store.rows.compactions import load_compacted
-from runner.store.rows.hooks import load_instructions
+from runner.store.rows.hooks import with_instructions_of
 from runner.store.tables import blocks, events, model_calls, runs
 
 
@@ -30,10 +30,10 @@ def as_sent(database: Database, run_id: str, turn: int) -> ModelRequest:
     def work(connection: Connection) -> ModelRequest:
         run = _run(connection, run_id)
         call = _call(connection, run_id, turn)
-        spec = JobCache().on(connection).spec_of_run(run.job_id, run_id)
+        spec = _spec(connection, run_id, run.job_id)
         return ModelRequest(
             model=run.model or spec.model,
-            system=with_instructions(spec.system, load_instructions(connection, run_id)),
+            system=spec.system,
             tools=spec.tools,
             messages=sent_messages(
                 _messages(connection, run_id, call),
@@ -55,10 +55,15 @@ def system_prompt(database: Database, run_id: str) -> str | None:
     """The system prompt that a run's turns have. Raises ``NotFoundError``: there is no such run."""
 
     def work(connection: Connection) -> str | None:
-        spec = JobCache().on(connection).spec_of_run(_run(connection, run_id).job_id, run_id)
-        return with_instructions(spec.system, load_instructions(connection, run_id))
+        return _spec(connection, run_id, _run(connection, run_id).job_id).system
 
     return database.read(work)
+
+
+def _spec(connection: Connection, run_id: str, job_id: str) -> JobSpec:
+    """What the run works by, but for a model of its own."""
+    spec = JobCache().on(connection).spec_of_run(job_id, run_id)
+    return with_instructions_of(connection, run_id, spec)
 
 
 def _run(connection: Connection, run_id: str) -> Row[Any]:

@@ -33,7 +33,37 @@ BY: tuple[By, ...] = get_args(By)
 _TOKENS = ("input_tokens", "cache_read_tokens", "cache_creation_tokens", "output_tokens")
 
 
-_TermsByCall = dict[tuple[str, Purpose], Terms]  # by the job's id and what a call is for
+@dataclass(frozen=True, slots=True)
+class Billed:
+    """How the calls of a job's runs are billed. ``models`` are those of its sub-agents by their type; None
+    is the type of a run of an item. ``summary_model`` is None where each run's own writes summaries."""
+
+    provider: str
+    options: Mapping[str, Any]
+    models: Mapping[str | None, str]
+    summary_model: str | None
+
+    @classmethod
+    def of(cls, spec: Mapping[str, Any]) -> Billed:
+        """By a job's spec as it is stored."""
+        types = spec.get("agents") or ()
+        models = {agent["name"]: agent.get("model") or spec["model"] for agent in types}
+        return cls(
+            spec["provider"],
+            spec.get("model_options") or {},
+            {None: spec["model"], **models},
+            (spec.get("context") or {}).get("summary_model"),
+        )
+
+    def terms(self, purpose: Purpose, agent_type: str | None, run_model: str | None) -> Terms:
+        """The terms of a call.
+
+        Args:
+            agent_type: of the run. run_model: that the run has in place of its job's or its type's.
+        """
+        own = run_model or self.models.get(agent_type, self.models[None])
+        is_own = purpose == "turn" or self.summary_model in (None, own)
+        return Terms.of(self.provider, self.options, own_model=is_own)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +125,8 @@ Measures = Mapping[str, tuple[str, Callable[[ColumnElement[Any]], ColumnElement[
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Calls that share a key, a job and a price. ``row`` has the key and the measures by name."""
+    """Calls that share a key, a job, a kind of run and a price. ``row`` has the key and the measures by
+    name."""
 
     row: Row[Any]
     spending: Spending
@@ -129,36 +160,27 @@ def _priced(
     """The parts, and what else names them by their keys."""
     query = _sums(prices, by, job_id, run_id, conditions, measures)
 
-    def work(connection: Connection) -> tuple[list[Row[Any]], _TermsByCall, dict[str, str]]:
+    def work(connection: Connection) -> tuple[list[Row[Any]], dict[str, Billed], dict[str, str]]:
         found = list(connection.execute(query).all())
-        terms = _terms(connection, {row.job_id for row in found})
-        return found, terms, _labels(connection, by, job_id, run_id)
+        billed = _billed(connection, {row.job_id for row in found})
+        return found, billed, _labels(connection, by, job_id, run_id)
 
-    found, terms, labels = database.read(work)
-    parts = [
-        Measured(row, spending(prices, _calls(row, terms[row.job_id, row.purpose])))
-        for row in found
-    ]
+    found, billed, labels = database.read(work)
+    parts = [Measured(row, spending(prices, _calls(row, billed[row.job_id]))) for row in found]
     return parts, labels
 
 
-def _terms(connection: Connection, job_ids: Collection[str]) -> _TermsByCall:
+def _billed(connection: Connection, job_ids: Collection[str]) -> dict[str, Billed]:
     if not job_ids:
         return {}
     # Read whole: Postgres can take nothing out of JSON that has a NUL anywhere.
     query = select(jobs.c.id, jobs.c.spec).where(jobs.c.id.in_(job_ids))
-    terms: _TermsByCall = {}
-    for job_id, spec in connection.execute(query):
-        summary_model = (spec.get("context") or {}).get("summary_model")
-        own = summary_model in (None, spec["model"])
-        provider, options = spec["provider"], spec.get("model_options") or {}
-        terms[job_id, "turn"] = Terms.of(provider, options)
-        terms[job_id, "summary"] = Terms.of(provider, options, own_model=own)
-    return terms
+    return {job_id: Billed.of(spec) for job_id, spec in connection.execute(query)}
 
 
-def _calls(row: Row[Any], terms: Terms) -> Calls:
+def _calls(row: Row[Any], billed: Billed) -> Calls:
     """Calls of a Runner that stored no ``hour_cache`` had the job's."""
+    terms = billed.terms(row.purpose, row.agent_type, row.run_model)
     if row.hour_cache is not None:
         terms = replace(terms, hour_cache=bool(row.hour_cache))
     return Calls(
@@ -185,7 +207,7 @@ def _sums(
     conditions: Collection[ColumnElement[bool]],
     measures: Measures,
 ) -> Select[Any]:
-    """One row for all calls that share key, job, model, purpose and price."""
+    """One row for all calls that share key, job, model, purpose, kind of run and price."""
     shared, summed = _shared(prices, by), _summed()
     calls = model_calls.c
     each = (
@@ -225,6 +247,8 @@ def _shared(prices: PriceList, by: By) -> dict[str, ColumnElement[Any]]:
         "job_id": runs.c.job_id,
         "model": calls.model,
         "purpose": calls.purpose,
+        "agent_type": runs.c.agent_type,
+        "run_model": runs.c.model,
         "hour_cache": calls.hour_cache,
         "above": _above(prompt, prices.thresholds),
     }

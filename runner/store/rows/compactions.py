@@ -38,15 +38,24 @@ def compaction_row(
     }
 
 
-def load_compacted(connection: Connection, run_id: str, sent_in: int | None = None) -> Compacted:
+def load_compacted(
+    connection: Connection,
+    run_id: str,
+    *,
+    sent_in: int | None = None,
+    until_turn: int | None = None,
+) -> Compacted:
     """All compactions of a run in one.
 
     Args:
         sent_in: only those that were sent in the model call of this number.
+        until_turn: only those that were made for this turn, or before it.
     """
     query = select(compactions).where(compactions.c.run_id == run_id).order_by(compactions.c.number)
     if sent_in is not None:
         query = query.where(compactions.c.first_sent_in <= sent_in)
+    if until_turn is not None:
+        query = query.where(compactions.c.turn <= until_turn)
     compacted = Compacted()
     for row in connection.execute(query):
         compacted = compacted.after(

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import Connection, bindparam, select
 
-from runner.core.files.instructions import Instructions
+from runner.core.files.instructions import Instructions, with_instructions
 from runner.core.hooks.lookup import name_of
 from runner.core.hooks.run import HookAnswer, HookRun
 from runner.core.journal.entries import HookFinished, HookStarted, InstructionsRead
 from runner.core.journal.events import INPUT_SUMMARY_LENGTH, shorten
 from runner.core.journal.view import RunView
+from runner.core.spec import JobSpec
 from runner.store.connection.statement import Writes, find
 from runner.store.tables import hook_runs, run_instructions
 
@@ -131,7 +132,8 @@ def _answer(row: Any) -> HookAnswer | None:
     return HookAnswer(row.outcome, row.decision, row.reason, row.context, row.stops)
 
 
-def load_instructions(connection: Connection, run_id: str) -> Sequence[Instructions]:
-    """The files of instructions that a run has read."""
+def with_instructions_of(connection: Connection, run_id: str, spec: JobSpec) -> JobSpec:
+    """The spec with the instructions that a run has read in its system prompt."""
     rows = find(connection, _INSTRUCTIONS, {"run": run_id})
-    return [Instructions(row.path, row.sha256, row.text) for row in rows]
+    files = [Instructions(row.path, row.sha256, row.text) for row in rows]
+    return replace(spec, system=with_instructions(spec.system, files))

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
-from sqlalchemy import Connection, select, update
+from sqlalchemy import Connection, not_, select, update
 
 from runner.core.author import RUNNER, Author
 from runner.core.journal.events import signed_event
@@ -29,6 +30,7 @@ from runner.store.tables import jobs, purses, runs
 
 _BATCH = 200
 _WAITS = (runs.c.state == "waiting") & (runs.c.reason == "budget")
+_WAITING_JOBS = select(runs.c.job_id).where(_WAITS).distinct()
 
 
 def budget_of(database: Database, job_id: str) -> Purse | None:
@@ -79,39 +81,67 @@ def set_budget(
     ]
 
 
-def wake_overdue(database: Database, now: float) -> list[str]:
-    """Queue the runs again that wait for their job's budget and whose deadline has passed: all that
-    is left for them is to end, which costs nothing.
+class BudgetWaits:
+    """The runs of a database that wait for their jobs' budgets, looked at again and again: whatever
+    waits costs the database little, however large its job."""
 
-    Args:
-        now: seconds since the epoch.
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        # Of the jobs whose runs waited at the last look: specs, which can be large, never change.
+        self._deadlines: dict[str, float | None] = {}
 
-    Returns:
-        Their ids.
-    """
-    woken = _Woken("deadline", RUNNER, {}, {})
-    late = database.read(lambda connection: _overdue(connection, now))
-    return [
-        change.id
-        for start in range(0, len(late), _BATCH)
-        for change in database.write(
-            partial(_wake, run_ids=late[start : start + _BATCH], woken=woken, now=now)
-        )
-    ]
+    def wake_overdue(self, now: float) -> list[str]:
+        """Queue the runs again whose deadline has passed: all that is left for them is to end, which
+        costs nothing. A sub-agent has a deadline of its own.
 
+        Args:
+            now: seconds since the epoch.
 
-def _overdue(connection: Connection, now: float) -> list[str]:
-    """The runs that have waited for too long, in order. A sub-agent has a deadline of its own."""
-    columns = (runs.c.id, runs.c.job_id, runs.c.created_at, runs.c.parent_run, runs.c.deadline)
-    waiting = connection.execute(select(*columns).where(_WAITS).order_by(runs.c.id)).all()
-    specs = select(jobs.c.id, jobs.c.spec).where(jobs.c.id.in_({run.job_id for run in waiting}))
-    of_jobs = {job.id: job.spec["limits"]["deadline"] for job in connection.execute(specs)}
-    late = []
-    for run in waiting:
-        deadline = of_jobs[run.job_id] if run.parent_run is None else run.deadline
-        if deadline is not None and run.created_at + deadline <= now:
-            late.append(run.id)
-    return late
+        Returns:
+            Their ids.
+
+        Raises:
+            UnreachableError: the database does not answer.
+        """
+        woken = _Woken("deadline", RUNNER, {}, {})
+        late = self._database.read(lambda connection: self._overdue(connection, now))
+        return [
+            change.id
+            for start in range(0, len(late), _BATCH)
+            for change in self._database.write(
+                partial(_wake, run_ids=late[start : start + _BATCH], woken=woken, now=now)
+            )
+        ]
+
+    def _overdue(self, connection: Connection, now: float) -> list[str]:
+        """The runs that have waited for too long, in order."""
+        job_ids = connection.execute(_WAITING_JOBS).scalars().all()
+        self._look_up_deadlines(connection, job_ids)
+        if not job_ids:
+            return []
+        jobs_by_deadline: dict[float, list[str]] = {}
+        for job_id, deadline in self._deadlines.items():
+            if deadline is not None:
+                jobs_by_deadline.setdefault(deadline, []).append(job_id)
+        children = runs.c.parent_run.is_not(None)
+        looks = [children & (runs.c.created_at + runs.c.deadline <= now)]
+        looks += [
+            not_(children) & runs.c.job_id.in_(of_jobs) & (runs.c.created_at + deadline <= now)
+            for deadline, of_jobs in jobs_by_deadline.items()
+        ]
+        late = [
+            connection.execute(select(runs.c.id).where(_WAITS, each)).scalars() for each in looks
+        ]
+        return sorted(chain.from_iterable(late))
+
+    def _look_up_deadlines(self, connection: Connection, job_ids: Sequence[str]) -> None:
+        known = self._deadlines
+        new = [job_id for job_id in job_ids if job_id not in known]
+        # Read whole: Postgres can take nothing out of JSON that has a NUL anywhere.
+        query = select(jobs.c.id, jobs.c.spec).where(jobs.c.id.in_(new))
+        read = connection.execute(query).all() if new else ()
+        known = known | {job.id: job.spec["limits"]["deadline"] for job in read}
+        self._deadlines = {job_id: known[job_id] for job_id in job_ids}
 
 
 def _set(

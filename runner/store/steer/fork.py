@@ -37,7 +37,6 @@ from runner.core.conversation import (
     content_bytes,
     content_text,
 )
-from runner.core.files.instructions import with_instructions
 from runner.core.hooks.lookup import end_turns
 from runner.core.hooks.run import Hooked
 from runner.core.journal.events import INPUT_SUMMARY_LENGTH, Event, shorten, signed_event
@@ -50,7 +49,7 @@ from runner.store.connection.database import Database
 from runner.store.look.trees import tree_after
 from runner.store.rows.compactions import load_compacted
 from runner.store.rows.copying import copy_rows
-from runner.store.rows.hooks import load_instructions
+from runner.store.rows.hooks import with_instructions_of
 from runner.store.rows.progress import progress_from_row, progress_to_json
 from runner.store.steer import jobs as job_rows
 from runner.store.steer.control import Change, refuse_child
@@ -77,12 +76,18 @@ class _Turn:
 
     number: int
     messages: tuple[Message, ...]
+    compacted: Compacted
     since: tuple[Block, ...]
     call: Row[Any] | None
     has_calls: bool
     has_submitted: bool
     tree: str | None
     split: Split
+
+    @property
+    def sent(self) -> tuple[Message, ...]:
+        """The messages as the model is sent them."""
+        return sent_messages(self.messages, self.compacted)
 
     @property
     def stop(self) -> Stop | None:
@@ -208,6 +213,7 @@ def _load_turn(connection: Connection, run: Row[Any], spec: JobSpec, number: int
     return _Turn(
         number=number,
         messages=messages,
+        compacted=load_compacted(connection, run.id, until_turn=number),
         since=tuple(row.content for row in rows if number and row.turn == number),
         call=_model_call(connection, run, number),
         has_calls=bool(calls),
@@ -278,10 +284,9 @@ def _store(
         row |= _place_of_tree(run, spec)
     connection.execute(insert(runs).values(row))
     _copy(connection, run.id, fork_id, turn.number)
-    compacted = load_compacted(connection, fork_id)
-    sees = _with_instructions_of(connection, fork_id, spec)
-    progress = progress_to_json(_progress(run, sees, turn, compacted, called))
-    counted = {"progress": progress, "compaction_count": compacted.count}
+    sees = with_instructions_of(connection, fork_id, spec)
+    progress = progress_to_json(_progress(run, sees, turn, called))
+    counted = {"progress": progress, "compaction_count": turn.compacted.count}
     connection.execute(update(runs).where(runs.c.id == fork_id).values(**counted))
     if texts:
         queued = [{"run_id": fork_id, "text": each, "created_at": now} for each in texts]
@@ -330,7 +335,7 @@ def _where_it_is(run: Row[Any], spec: JobSpec, turn: _Turn, fork_id: str) -> str
     """What the new run is told of its folders; None when the conversation names none of the other's.
     Folders of workspaces and of outputs, and the outputs in them, have the run's id in their names."""
     theirs, ours = (each.removeprefix("run_") for each in (run.id, fork_id))
-    if not any(theirs in content_text(block) for one in turn.messages for block in one.blocks):
+    if not any(theirs in content_text(block) for one in turn.sent for block in one.blocks):
         return None
     text = FORKED_WITH_FILES_TEXT if spec.is_recorded else FORKED_TEXT
     return text.format(theirs=theirs, ours=ours)
@@ -355,18 +360,10 @@ def _copy(connection: Connection, run_id: str, fork_id: str, turn: int) -> None:
         copy_rows(connection, run_instructions, run_id, fork_id)
 
 
-def _with_instructions_of(connection: Connection, run_id: str, spec: JobSpec) -> JobSpec:
-    """The spec with the system prompt that a run's conversation was made under."""
-    system = with_instructions(spec.system, load_instructions(connection, run_id))
-    return replace(spec, system=system)
-
-
-def _progress(
-    run: Row[Any], spec: JobSpec, turn: _Turn, compacted: Compacted, called: str
-) -> Progress:
+def _progress(run: Row[Any], spec: JobSpec, turn: _Turn, called: str) -> Progress:
     """How the new run begins: nothing used, and its next prompt measured as well as can be. The real
     tokens of the last one count when the same model counted them."""
-    before, sent = progress_from_row(run), sent_messages(turn.messages, compacted)
+    before, sent = progress_from_row(run), turn.sent
     per_token = spec.context.chars_per_token
     progress = Progress(
         turns=turn.number,

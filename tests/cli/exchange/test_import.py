@@ -11,13 +11,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from sqlalchemy import update
 
 from runner.store.connection.database import Database
+from runner.store.tables import events, job_events
 from tests.cli.conftest import Result
 from tests.cli.exchange.test_export import ended, steered
 from tests.cli.test_display import HOSTILE
 from tests.exchange.samples import CWD, Session, text, use, usual
-from tests.store.attempts import claim, submit_one
+from tests.store.attempts import claim, run_row, submit_one
 
 Command = Callable[..., Result]
 
@@ -152,3 +154,16 @@ def test_nothing_that_is_imported_steers_a_terminal(command: Command, folder: Pa
     for arguments in (("show",), ("transcript",), ("events",), ("export", "--format", "atif")):
         shown = command(arguments[0], run["run_id"], *arguments[1:])
         assert (shown.code, steered(shown)) == (0, False)
+
+
+def test_a_type_of_event_that_another_runner_let_in_steers_no_terminal(
+    command: Command, database: Database
+) -> None:
+    run_id = submit_one(database)
+    hostile = HOSTILE.replace("\0", "").replace("\ud800", "") + "\n"
+    for table in (events, job_events):
+        changed = update(table).values(type=hostile)
+        database.write(lambda connection, query=changed: connection.execute(query))
+    for of in (run_id, run_row(database, run_id).job_id):
+        shown = command("events", of)
+        assert (shown.code, len(shown.out.splitlines()), steered(shown)) == (0, 1, False)

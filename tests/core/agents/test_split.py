@@ -74,6 +74,21 @@ def test_a_split_needs_no_rule():
     assert outcome_of(run.split(splits("a", "b"))) == CHILDREN
 
 
+@pytest.mark.parametrize("parts", [0, 1, 2])
+def test_who_cannot_read_the_rest_of_a_long_result_is_not_told_to_start_another_sub_agent(parts):
+    run = a_coordinator() if parts else Parent()
+    if parts:
+        run.split(splits(*map(str, range(parts))))
+    else:
+        run.ask(asks())
+    for child in run.started:
+        run.child_ends(child.number, "x" * 2 * MOST_CHARACTERS)
+    run.claim()
+    (content,) = run.results().values()
+    assert "left out to save context; a new call would start another sub-agent …]" in content
+    assert "run the call again" not in content
+
+
 def test_long_results_of_parts_are_cut_one_by_one_and_kept_whole():
     run = a_coordinator()
     run.split(splits("a", "b"))

@@ -8,14 +8,15 @@ from hypothesis import strategies as st
 from runner.core.context.clips import clipped, results_of, shortened
 from runner.core.conversation import Message
 from runner.tools.output import present
+from tests.core.agents.family import WITH_AGENTS
 from tests.core.context.histories import result
 from tests.core.story import DEPLOY, a_run, a_spec, says, uses
 
 
-def a_view(content, call_id="t0", outputs="", **spec):
+def a_view(content, call_id="t0", outputs="", name="Bash", **spec):
     said = (
         Message("user", (says(),)),
-        Message("assistant", (uses("Bash", call_id),)),
+        Message("assistant", (uses("Read", "other"), uses(name, call_id))),
         Message("user", (result(call_id, content), says("And now?"))),
     )
     return replace(a_run(a_spec(**spec)), messages=said, outputs=outputs)
@@ -53,6 +54,12 @@ def test_the_file_of_a_result_is_named_where_a_tool_of_the_job_reads_it():
     text = clip("x" * 45_000, outputs="/o/run_1").text
     assert "all of it is in /o/run_1/t0.txt: Read it with offset and limit" in text
     assert "/o/run_1" not in clip("x" * 45_000, outputs="/o/run_1", tools=(DEPLOY,)).text
+
+
+def test_a_call_that_would_start_another_sub_agent_is_not_to_be_run_again():
+    text = clip("x" * 45_000, name="Agent", tools=WITH_AGENTS).text
+    assert "left out to save context; a new call would start another sub-agent …]" in text
+    assert "run the call again" in clip("x" * 45_000, tools=WITH_AGENTS).text
 
 
 def test_an_id_that_is_no_name_of_a_file_names_none():

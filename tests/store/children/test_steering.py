@@ -199,8 +199,8 @@ def test_a_child_that_waits_for_the_budget_is_woken_at_its_own_deadline(
     budget.set_budget(database, job_id, NOW, author=ADA, tokens=1_000)
     child = claim(database, f"{run_id}.1")
     assert child.effect == Done(Waiting("budget"))
-    assert budget.wake_overdue(database, NOW + 599) == []
-    assert budget.wake_overdue(database, NOW + 600) == [f"{run_id}.1"]
+    assert budget.BudgetWaits(database).wake_overdue(NOW + 599) == []
+    assert budget.BudgetWaits(database).wake_overdue(NOW + 600) == [f"{run_id}.1"]
     ended = claim(database, f"{run_id}.1", NOW + 600)
     assert isinstance(ended.effect, Done)
     assert run_row(database, f"{run_id}.1").reason == "deadline"

@@ -166,6 +166,10 @@ Change = Callable[[dict[str, Any]], object]
         ("compactions", lambda row: row.update(clips=[[1]]), "no list of message, position"),
         ("events", lambda row: row.update(number=7), "they are numbered without gaps"),
         ("events", lambda row: row.update(data=None), "events.data is no object"),
+        ("events", lambda row: row.update(type="\x1b]0;x\x07"), "which is no type of event"),
+        ("events", lambda row: row.update(type="done\ndone"), "which is no type of event"),
+        ("events", lambda row: row.update(type="ab" * 40), "which is no type of event"),
+        ("job_events", lambda row: row.update(type=""), "job_events.type is '', which is no"),
         ("job_events", lambda row: row["data"].update(old=[1]), "old is of another kind"),
     ],
 )
@@ -208,8 +212,8 @@ def test_a_bad_row_is_refused_with_its_line_and_nothing_is_stored(
         ("done", {"state": ["x"]}, "state is of another kind"),
         ("cancelled", {"by": ["x"], "why": ""}, "by is of another kind"),
         ("limit_reached", {"reason": [1]}, "reason is of another kind"),
-        ("of a newer Runner", {"call_index": 0}, "turn is missing"),
-        ("of a newer Runner", {"why": 7}, "why is of another kind"),
+        ("of_a_newer_runner", {"call_index": 0}, "turn is missing"),
+        ("of_a_newer_runner", {"why": 7}, "why is of another kind"),
     ],
 )
 def test_an_event_that_no_runner_wrote_is_refused(
@@ -222,7 +226,7 @@ def test_an_event_that_no_runner_wrote_is_refused(
 
 
 def test_an_event_of_a_newer_runner_is_read_like_any_other(target: Database, sample: Lines) -> None:
-    row(sample, "events").update(type="of a newer Runner", data={"new": {}, "colour": ["red"]})
+    row(sample, "events").update(type="of_a_newer_runner", data={"new": {}, "colour": ["red"]})
     for each in bring_in(target, BytesIO(signed(sample)), "theirs.jsonl", ANN, NOW):
         look_everywhere(target, each.run_id)
 

@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 from sqlalchemy import select, update
 
+from runner.core.agents.agent import Coordinator
+from runner.core.hooks.hook import Hook
+from runner.core.steps import CallModel
 from runner.errors import UsageError
 from runner.exchange.atif import trajectory
 from runner.exchange.claude_code import agent_id, session_id, session_lines
@@ -23,8 +26,8 @@ from runner.store.steer.revive import retry
 from runner.store.tables import hook_runs
 from tests.audit.story import delegate
 from tests.exchange.atif_rules import problems
-from tests.store.attempts import claim, run_row
-from tests.store.children.family import PARENT, asks, start
+from tests.store.attempts import claim, run_row, text, tool_use
+from tests.store.children.family import PARENT, asks, start, submit_parent
 from tests.store.examples import NOW
 from tests.store.exchange.conftest import MakeDatabase
 from tests.store.exchange.files import Lines, lines_of, signed
@@ -140,6 +143,85 @@ def test_a_run_that_is_not_where_its_id_says_is_refused(
     lines = lines_of(first, run_row(first, parent).job_id)
     change(lines, child)
     with pytest.raises(UsageError, match=refusal):
+        brought(second, signed(lines))
+
+
+def _first(lines: Lines, table: str) -> dict[str, Any]:
+    row: dict[str, Any] = next(line["row"] for line in lines if line.get("table") == table)
+    return row
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("parent_position", 2), ("parent_position", 7), ("parent_message", 0), ("parent_message", 9)],
+)
+def test_a_sub_agent_that_no_call_of_its_parent_started_is_refused(
+    make_database: MakeDatabase, column: str, value: int
+) -> None:
+    """Its parent would wait for it without end."""
+    first, second = make_database("sqlite"), make_database("sqlite")
+    run_id = start(first, asks(1), asks(2), tool_use(3, "Read", file_path="a")).view.run_id
+    lines = lines_of(first, run_row(first, run_id).job_id)
+    _set(column, value)(lines, f"{run_id}.2")
+    with pytest.raises(UsageError, match="of no call of its parent that starts one"):
+        brought(second, signed(lines))
+
+
+@pytest.mark.parametrize(("name", "value"), [("hook", 1), ("hook", 2), ("event", "RunEnd")])
+def test_a_hook_that_the_job_has_not_is_refused(
+    make_database: MakeDatabase, name: str, value: int | str
+) -> None:
+    """What a run goes by when it goes on is looked up in its job."""
+    first, second = make_database("sqlite"), make_database("sqlite")
+    hooks = (Hook("PreToolUse", command="check"), Hook("PostToolUse", command="look"))
+    run_id = start(first, asks(1), spec=replace(PARENT, hooks=hooks)).view.run_id
+    lines = lines_of(first, run_row(first, run_id).job_id)
+    _first(lines, "hook_runs")[name] = value
+    with pytest.raises(UsageError, match="no hook that the job has at that event"):
+        brought(second, signed(lines))
+
+
+@pytest.mark.parametrize("decided", [[0], [0, 0, 0]])
+def test_a_run_that_has_decided_on_more_or_fewer_calls_than_it_made_is_refused(
+    make_database: MakeDatabase, decided: list[int]
+) -> None:
+    first, second = make_database("sqlite"), make_database("sqlite")
+    run_id = start(first, asks(1), asks(2)).view.run_id
+    lines = lines_of(first, run_row(first, run_id).job_id)
+    _row(lines, run_id)["progress"]["hooked"]["decided"] = decided
+    with pytest.raises(UsageError, match="decided is not of its last calls"):
+        brought(second, signed(lines))
+
+
+def _with_the_whole_task(database: Database) -> str:
+    """A coordinator that has not split its task; its id."""
+    spec = replace(PARENT, coordinator=Coordinator("reviewer"))
+    attempt = claim(database, submit_parent(database, spec))
+    while isinstance(attempt.effect, CallModel):
+        attempt.reply(text("I do not split it."))
+    assert attempt.view.progress.split == "whole"
+    return attempt.view.run_id
+
+
+def test_a_coordinator_that_has_not_split_its_task_comes_with_the_child_that_has_it(
+    make_database: MakeDatabase,
+) -> None:
+    first, second = make_database("sqlite"), make_database("sqlite")
+    run_id = _with_the_whole_task(first)
+    assert len(brought(second, exported(first, run_id=f"{run_id}.1"))) == 2
+    retry(second, Target("run", run_id), NOW + 1)
+    assert isinstance(claim(second, run_id, NOW + 1).effect, CallModel)
+
+
+def test_a_coordinator_without_the_child_that_has_its_whole_task_is_refused(
+    make_database: MakeDatabase,
+) -> None:
+    first, second = make_database("sqlite"), make_database("sqlite")
+    run_id = _with_the_whole_task(first)
+    lines = lines_of(first, run_row(first, run_id).job_id)
+    row = _row(lines, f"{run_id}.1")
+    del lines[[line.get("row") for line in lines].index(row) :]
+    with pytest.raises(UsageError, match="its whole task to a sub-agent, which is not in the file"):
         brought(second, signed(lines))
 
 

@@ -9,8 +9,8 @@ from sqlalchemy import Connection, Row, select
 
 from runner.core.conversation import Purpose, Usage
 from runner.core.money.prices import Calls, PriceList, Spending, Terms, spending
-from runner.core.spec import JobSpec
 from runner.store.connection.database import Database
+from runner.store.look.costs import Billed
 from runner.store.tables import jobs, model_calls, runs
 
 
@@ -39,26 +39,20 @@ def spent_in_calls(database: Database, prices: PriceList, run_id: str) -> list[C
     )
 
     def work(connection: Connection) -> list[CallSpent]:
-        terms = _terms(connection, run_id)
-        return [_spent(prices, terms, row) for row in connection.execute(query)]
+        of_job = select(jobs.c.spec, runs.c.agent_type, runs.c.model).join_from(runs, jobs)
+        run = connection.execute(of_job.where(runs.c.id == run_id)).one()
+        billed = Billed.of(run.spec)
+        return [
+            _spent(prices, billed.terms(row.purpose, run.agent_type, run.model), row)
+            for row in connection.execute(query)
+        ]
 
     return database.read(work)
 
 
-def _terms(connection: Connection, run_id: str) -> dict[Purpose, Terms]:
-    query = select(jobs.c.spec).join(runs, runs.c.job_id == jobs.c.id).where(runs.c.id == run_id)
-    spec = JobSpec.from_json(connection.execute(query).scalar_one())
-    own = spec.summary_model == spec.model
-    return {
-        "turn": Terms.of(spec.provider, spec.model_options),
-        "summary": Terms.of(spec.provider, spec.model_options, own_model=own),
-    }
-
-
-def _spent(prices: PriceList, terms: dict[Purpose, Terms], row: Row[Any]) -> CallSpent:
-    billed = terms[row.purpose]
+def _spent(prices: PriceList, terms: Terms, row: Row[Any]) -> CallSpent:
     if row.hour_cache is not None:
-        billed = replace(billed, hour_cache=bool(row.hour_cache))
+        terms = replace(terms, hour_cache=bool(row.hour_cache))
     usage = Usage(
         row.input_tokens or 0,
         row.cache_read_tokens or 0,
@@ -70,7 +64,7 @@ def _spent(prices: PriceList, terms: dict[Purpose, Terms], row: Row[Any]) -> Cal
     prompt = bound if row.input_tokens is None else usage.prompt_tokens
     calls = Calls(
         model=row.model,
-        terms=billed,
+        terms=terms,
         above=max((each for each in prices.thresholds if prompt > each), default=0),
         count=1,
         usage=usage,
