@@ -154,11 +154,13 @@ class _Attempt:
         return happened
 
     def _in_workspace(self, work: Callable[[], list[Entry]]) -> list[Entry]:
-        """What happened in the workspace. A run whose workspace is of no use has failed; what was cut
-        by a shutdown has not happened."""
+        """What happened in the workspace. A run whose workspace is of no use has failed, and nothing goes
+        on below it; what was cut by a shutdown has not happened."""
         try:
             return work()
         except WorkspaceError as error:
+            if self._view.awaits_children:
+                self._end_children()
             return [RunSettled(Ended("failed", "workspace", str(error)))]
         except WorkspaceElsewhere as error:
             return [RunSettled(Waiting("workspace", str(error)))]

@@ -245,7 +245,13 @@ class Workspaces(Protocol):
     trying again would not help, and ``Interrupted`` when ``interrupt`` was set meanwhile."""
 
     def prepare(
-        self, lease: Lease, tree: str | None, interrupt: Interrupt, *, undo: bool
+        self,
+        lease: Lease,
+        tree: str | None,
+        interrupt: Interrupt,
+        *,
+        undo: bool,
+        busy: bool = False,
     ) -> Prepared:
         """Have the run's workspace here: made at the first attempt, and made again where it is gone.
 
@@ -254,6 +260,7 @@ class Workspaces(Protocol):
             undo: a call was cut off in the middle: put the workspace back to ``tree``, whatever is
                 found. Otherwise what a person changed stays, and what an attempt on another host
                 left behind is brought up to ``tree``.
+            busy: sub-agents are changing its files: it is left as it is, and no tree is recorded.
 
         Raises:
             WorkspaceElsewhere: ``tree`` cannot be had on this host.

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
-from runner.core.agents.starting import children_work_in
+from runner.core.agents.starting import children_work_in, is_busy
 from runner.core.calls import changes_tree, with_edit_told
 from runner.core.conversation import ToolResult
 from runner.core.files.doubt import commands_left, edits_left, in_doubt, runs_again, undo_needed
@@ -80,8 +80,9 @@ class Workplace:
         else:
             unrecorded = self._beside(view, commands_left(view), self.interrupt)
         undo = undo_needed(replace(view, unrecorded=unrecorded))
+        busy = is_busy(view)
         prepared = self.insist(
-            lambda: self.workspaces.prepare(self.lease, tree, self.interrupt, undo=undo)
+            lambda: self.workspaces.prepare(self.lease, tree, self.interrupt, undo=undo, busy=busy)
         )
         self.surroundings = prepared.surroundings
         for call in edits_left(view):

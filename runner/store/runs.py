@@ -25,7 +25,7 @@ from runner.core.agents.place import is_within
 from runner.core.author import RUNNER
 from runner.core.journal.events import Event, signed_event
 from runner.core.run import Lease
-from runner.store.children.ready import IS_READY
+from runner.store.children.ready import IS_ORPHAN, IS_READY
 from runner.store.connection.database import Database
 from runner.store.connection.statement import Statement, Writes
 from runner.store.tables import events, runs, workers
@@ -310,6 +310,7 @@ _UNFINISHED = (
                 ),
             ),
             IS_READY,
+            IS_ORPHAN,
         )
     )
     .limit(1)
@@ -318,7 +319,7 @@ _UNFINISHED = (
 
 def unfinished(database: Database, now: float) -> bool:
     """Whether any run is being worked, is due now, or waits for a moment until its siblings let it, or
-    somebody sees that its sub-agents have ended."""
+    somebody sees that its sub-agents have ended, or its parent."""
     return bool(database.find(_UNFINISHED, {"now": now}))
 
 

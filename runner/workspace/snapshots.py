@@ -102,15 +102,18 @@ class Snapshots:
             GitError: it cannot be recorded.
         """
         check = unless_waiting(self._root, check)
-        known = self._begin(check)
-        found, left = self._surveyor.survey(check)
-        manifest = found.manifest(note).to_bytes()
-        same = not (left or found.changed) and manifest == known.manifest
-        if same and known.recorded is not None:
-            return known.recorded.tree
-        self._index.update(found.changed, known.manifest, manifest, check)
+        for left in reversed(range(_ROUNDS)):
+            try:
+                recorded, manifest, same = self._learn(note, check)
+                break
+            except GitError:
+                # A file that was found may have been removed before it was read: whoever else works in
+                # the folder goes on meanwhile.
+                if not left:
+                    raise
+        if same and recorded is not None:
+            return recorded.tree
         tree = self._index.write_tree(check)
-        recorded = known.recorded
         if recorded is None:
             line = self._refs.read()
             recorded = line.own or self._refs.add(tree, line.last or line.start, keep, check)
@@ -268,6 +271,21 @@ class Snapshots:
             GitError: the remote does not give them.
         """
         self._refs.fetch(remote, check)
+
+    def _learn(self, note: str, check: Check) -> tuple[Recorded | None, bytes, bool]:
+        """Have the index learn what the work tree holds.
+
+        Returns:
+            What was recorded of the index before, the manifest of what is there now, and whether both
+            are the same.
+        """
+        known = self._begin(check)
+        found, left = self._surveyor.survey(check)
+        manifest = found.manifest(note).to_bytes()
+        same = not (left or found.changed) and manifest == known.manifest
+        if not same or known.recorded is None:
+            self._index.update(found.changed, known.manifest, manifest, check)
+        return known.recorded, manifest, same
 
     def _plain_git(self) -> Git:
         return store_git(self._store, self._environment, objects=self._objects())

@@ -78,8 +78,8 @@ def nothing_put_back() -> None:
     """A call that was cut off runs again on what it left behind."""
     prepare = RunWorkspaces.prepare
 
-    def as_found(workspaces: RunWorkspaces, *given: Any, undo: bool) -> Any:
-        return prepare(workspaces, *given, undo=False)
+    def as_found(workspaces: RunWorkspaces, *given: Any, undo: bool, busy: bool) -> Any:
+        return prepare(workspaces, *given, undo=False, busy=busy)
 
     RunWorkspaces.prepare = as_found  # type: ignore[method-assign]
 

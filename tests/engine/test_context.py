@@ -365,7 +365,7 @@ class _In:
     folder: Path
 
     def prepare(
-        self, lease: Lease, tree: str | None, interrupt: Interrupt, *, undo: bool
+        self, lease: Lease, tree: str | None, interrupt: Interrupt, **how: bool
     ) -> Prepared:
         return Prepared(Surroundings(self.folder, self.folder / "outputs"))
 

@@ -4,10 +4,16 @@ that it gets."""
 from __future__ import annotations
 
 import re
+import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sqlalchemy import select
+
+from runner.settings import Settings
+from runner.store.connection.database import Database
+from runner.store.tables import events, runs
 from tests.lifecycle.site import Site
 from tests.messages_api import API_KEY, MessagesServer, Received, Reply, text, tool_use
 
@@ -110,3 +116,42 @@ class Api:
         """What was asked for a task, in order."""
         found = (moment(each) for each in self.server.requests if each.path == "/v1/messages")
         return [each for each in found if each.task == task]
+
+
+class Tree:
+    """A site whose workers talk to a model of a family."""
+
+    def __init__(self, site: Site, plan: Callable[[Received], Reply]) -> None:
+        self.site = site
+        self.api = Api(site, plan)
+        self.database = Database(Settings.load(site.environment).database_url)
+
+    def close(self) -> None:
+        self.site.stop_all()
+        self.api.server.stop()
+        self.database.close()
+
+    def states(self) -> dict[str, tuple[str, str]]:
+        """State and reason of every run, by its item's key and its place below."""
+        return {row.item_key: (row.state, row.reason) for row in self.rows(select(runs))}
+
+    def rows(self, query: Any) -> Any:
+        return self.database.read(lambda connection: connection.execute(query).all())
+
+    def told(self, kind: str, item_key: str) -> list[dict[str, Any]]:
+        query = select(events.c.data).join(runs, runs.c.id == events.c.run_id)
+        query = query.where(events.c.type == kind, runs.c.item_key == item_key)
+        return [row.data for row in self.rows(query.order_by(events.c.number))]
+
+    def work(self) -> None:
+        """One worker until nothing is due; the API has taken every request."""
+        self.site.run("worker", "-c", "8", "--burst")
+        assert self.api.server.refusals == []
+
+
+def in_a_repository(site: Site) -> None:
+    """Have the site's workspace be a repository with a file in it."""
+    git = ["git", "-c", "user.name=ann", "-c", "user.email=ann@example.org"]
+    (site.workspace / "kept").write_text("as it was\n")
+    for command in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "first"]):
+        subprocess.run([*git, *command], cwd=site.workspace, check=True)

@@ -6,64 +6,26 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from sqlalchemy import select
 
-from runner.settings import Settings
-from runner.store.connection.database import Database
-from runner.store.tables import events, runs
-from tests.lifecycle.family import AGENTS, Api, Family, Moment, delegates, family_job, runs_bash
+from runner.store.tables import runs
+from tests.lifecycle.family import (
+    AGENTS,
+    Moment,
+    Tree,
+    delegates,
+    family_job,
+    in_a_repository,
+    runs_bash,
+)
 from tests.lifecycle.site import Site, wait_until
 from tests.messages_api import Received, Reply, text, tool_use
 
 pytestmark = pytest.mark.timeout(300)
-
-
-class Tree:
-    """A site whose workers talk to a model of a family."""
-
-    def __init__(self, site: Site, plan: Callable[[Received], Reply]) -> None:
-        self.site = site
-        self.api = Api(site, plan)
-        self.database = Database(Settings.load(site.environment).database_url)
-
-    def close(self) -> None:
-        self.site.stop_all()
-        self.api.server.stop()
-        self.database.close()
-
-    def states(self) -> dict[str, tuple[str, str]]:
-        """State and reason of every run, by its item's key and its place below."""
-        return {row.item_key: (row.state, row.reason) for row in self.rows(select(runs))}
-
-    def rows(self, query: Any) -> Any:
-        return self.database.read(lambda connection: connection.execute(query).all())
-
-    def told(self, kind: str, item_key: str) -> list[dict[str, Any]]:
-        query = select(events.c.data).join(runs, runs.c.id == events.c.run_id)
-        query = query.where(events.c.type == kind, runs.c.item_key == item_key)
-        return [row.data for row in self.rows(query.order_by(events.c.number))]
-
-    def work(self) -> None:
-        """One worker until nothing is due; the API has taken every request."""
-        self.site.run("worker", "-c", "8", "--burst")
-        assert self.api.server.refusals == []
-
-
-@pytest.fixture
-def tree(site_of_either: Site) -> Iterator[Callable[..., Tree]]:
-    trees: list[Tree] = []
-
-    def plant(tasks: dict[str, Any]) -> Tree:
-        trees.append(Tree(site_of_either, Family(tasks)))
-        return trees[-1]
-
-    yield plant
-    for each in trees:
-        each.close()
 
 
 only_sqlite = pytest.mark.parametrize("empty_url", ["sqlite"], indirect=True)
@@ -231,14 +193,6 @@ def test_cancel_and_pause_reach_the_whole_tree(tree: Callable[..., Tree]) -> Non
 def _commit_in(result: str) -> str:
     (commit,) = re.findall(r"the commit ([0-9a-f]{40})", result)
     return commit
-
-
-def in_a_repository(site: Site) -> None:
-    """Have the site's workspace be a repository with a file in it."""
-    git = ["git", "-c", "user.name=ann", "-c", "user.email=ann@example.org"]
-    (site.workspace / "kept").write_text("as it was\n")
-    for command in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "first"]):
-        subprocess.run([*git, *command], cwd=site.workspace, check=True)
 
 
 def test_children_work_in_their_parent_s_worktree_or_in_one_of_their_own(

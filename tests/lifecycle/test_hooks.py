@@ -233,6 +233,34 @@ def test_what_a_hook_left_that_is_not_run_again_is_recorded_as_a_change(site: Si
     assert ran.outcome == "unknown"
 
 
+def test_what_a_person_mends_after_a_cancel_in_a_hook_before_a_call_stays(
+    site_of_either: Site,
+) -> None:
+    """The call does not run any more, and so neither does the hook: nothing is put back for it."""
+    site, marker = site_of_either, site_of_either.folder / "begun"
+    half = f"[ -e {marker} ] || {{ touch {marker}; exec sleep 627.5; }}"
+    script = {"a": [edit("one", "one\ntwo"), bash("true"), done()]}
+    hooks = hook("PreToolUse", half, matcher="Bash", repeatable=True)
+    job = git_job(site, script, hooks)
+    worker = site.start("worker")
+    wait_until(marker.exists, "the hook to begin")
+    site.run("cancel", job)
+    wait_until(lambda: not processes_with("627.5"), "the hook's processes to be gone", 5)
+    worker.send_signal(signal.SIGTERM)
+    assert worker.wait(30) == 0
+    copy = site.home / "workspaces" / site.runs(job)["a"]["id"]
+    (copy / "a.txt").write_text("one\ntwo\nmended\n")
+    site.run("retry", job)
+    site.run("worker", "--burst")
+    run = site.runs(job)["a"]
+    assert run["state"] == "succeeded", run
+    assert delivered(site, job) == "one\ntwo\nmended\n"
+    (ran,) = rows(site, hook_runs)
+    assert ran.outcome == "unknown"
+    causes = [row.data["cause"] for row in rows(site, events) if row.type == "tree_recorded"]
+    assert causes == ["created", "changed"]
+
+
 def test_what_a_hook_of_the_end_changes_is_put_back(site: Site) -> None:
     hooks = hook("RunEnd", "cat > told.json; echo more >> a.txt")
     job = git_job(site, {"a": [edit("one", "one\ntwo"), done()]}, hooks)

@@ -175,6 +175,29 @@ def test_purses_of_orphans_of_several_jobs_are_locked_in_order(
         assert run_row(database, f"{run_id}.1").state == "cancelled"
 
 
+def test_an_orphan_whose_parent_is_being_taken_up_again_waits_for_that(
+    database: Database, open_database: Callable[[], Database]
+) -> None:
+    run_id = start(database, asks(1)).view.run_id
+    failed = {"state": "failed", "reason": "workspace", "ended_at": NOW}
+    queued = {"state": "queued", "reason": "", "ended_at": None, "due_at": NOW}
+    of_parent = update(runs).where(runs.c.id == run_id)
+    database.write(lambda connection: connection.execute(of_parent.values(**failed)))
+    other, watcher = open_database(), open_database()
+
+    def work(connection: Connection) -> Future[Any]:
+        locked_runs(connection, [run_id])
+        waits = pool.submit(attend, other, NOW)
+        while not waiting_for_locks(watcher):
+            assert not waits.done()
+        connection.execute(of_parent.values(**queued))
+        return waits
+
+    with ThreadPoolExecutor(1) as pool:
+        database.write(work).result()
+    assert run_row(database, f"{run_id}.1").state == "queued"
+
+
 def test_who_has_the_purse_may_start_sub_agents_while_others_of_its_tree_do(
     database: Database, open_database: Callable[[], Database]
 ) -> None:

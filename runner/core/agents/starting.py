@@ -34,9 +34,19 @@ def children_of(view: RunView, call: Call) -> tuple[Child, ...]:
 
 
 def children_work_in(view: RunView) -> bool:
-    """Whether sub-agents that the run waits for may change the files of its workspace."""
-    types = (view.spec.agent(child.agent_type) for child in view.children)
-    return any(agent is not None and agent.workspace == "parent" for agent in types)
+    """Whether sub-agents that calls without results have started change the files of its workspace: those
+    that have ended have."""
+    return any(_shares(view, child) for child in view.children)
+
+
+def is_busy(view: RunView) -> bool:
+    """Whether sub-agents are under way in the run's workspace: what they have half done is no tree."""
+    return any(child.result is None and _shares(view, child) for child in view.children)
+
+
+def _shares(view: RunView, child: Child) -> bool:
+    agent = view.spec.agent(child.agent_type)
+    return agent is not None and agent.workspace == "parent"
 
 
 def begins_with_shared(view: RunView, children: Sequence[NewChild]) -> bool:

@@ -79,21 +79,35 @@ def undoes_hook(view: RunView) -> bool:
     """Whether what a hook has changed that an earlier attempt left in the middle is put back: it is run
     again, or was one of RunEnd, which only look."""
     return any(
-        run.event == "RunEnd" or view.spec.hooks[run.hook].repeatable
+        run.event == "RunEnd"
+        or (view.spec.hooks[run.hook].repeatable and not _looked_at_what_is_over(view, run))
         for run in _left_in_the_middle(view)
     )
 
 
 def left_at_end(view: RunView) -> HookRun | None:
     """A hook that was left in the middle when the run was ended from outside, and that nothing waits for:
-    the start and the end to come have their own."""
+    the start and the end to come have their own, and its call does not run any more."""
+    ended = view.progress.hooked.ended
     return next(
         (
             run
             for run in _left_in_the_middle(view)
-            if run.event in ("RunStart", "RunEnd") and run.number <= view.progress.hooked.ended
+            if (run.event in ("RunStart", "RunEnd") and run.number <= ended)
+            or _looked_at_what_is_over(view, run)
         ),
         None,
+    )
+
+
+def _looked_at_what_is_over(view: RunView, run: HookRun) -> bool:
+    """Whether a hook was to say if a call may run that has its result, or gets one without running."""
+    if run.event != "PreToolUse":
+        return False
+    return all(
+        call.interrupted or call.result is not None
+        for call in view.calls
+        if call.index == run.index
     )
 
 

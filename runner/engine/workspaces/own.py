@@ -44,12 +44,16 @@ class OwnWorkspace:
         outputs = self._material.around.home / "outputs" / self._run_id
         return Surroundings(self._material.path, outputs)
 
-    def prepare(self, tree: str | None, interrupt: Interrupt, *, undo: bool) -> Prepared:
+    def prepare(
+        self, tree: str | None, interrupt: Interrupt, *, undo: bool, busy: bool
+    ) -> Prepared:
         made = self._whole()
         if made is None:
             prepared = self._prepare_new(tree, interrupt)
         elif tree is None:
             prepared = Prepared(self.surroundings, self.record(interrupt), "created")
+        elif busy:
+            prepared = Prepared(self.surroundings, tree)
         else:
             prepared = self._prepare_found(made, tree, interrupt, undo=undo)
         self._keep()

@@ -66,7 +66,13 @@ class RunWorkspaces:
         return found
 
     def prepare(
-        self, lease: Lease, tree: str | None, interrupt: Interrupt, *, undo: bool
+        self,
+        lease: Lease,
+        tree: str | None,
+        interrupt: Interrupt,
+        *,
+        undo: bool,
+        busy: bool = False,
     ) -> Prepared:
         """See ``engine.ports.Workspaces``."""
         assignment = self._assignment(lease)
@@ -77,7 +83,7 @@ class RunWorkspaces:
             return Prepared(Surroundings(Path(shared) if shared else None, outputs))
         with self._telling_of_room():
             own = self._open_own(assignment, asked, lease, interrupt)
-            return own.prepare(tree, interrupt, undo=undo)
+            return own.prepare(tree, interrupt, undo=undo, busy=busy)
 
     def record(self, lease: Lease, interrupt: Interrupt) -> str | None:
         """See ``engine.ports.Workspaces``."""

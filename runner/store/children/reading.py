@@ -86,17 +86,27 @@ _LEFT = select(run_workspaces.c.branch, run_workspaces.c.commit_id).where(
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
-    """The children of one run, as rows, with what each holds: what it was charged with all below it, or
-    may still use. ``tree_size`` is how many the whole tree has, the run's own siblings among them."""
+class _Member:
+    """A child as its row, with what it holds: what it was charged with all below it, or may still use.
+    ``rests``: it has ended, and so has all below it."""
 
-    children: Sequence[tuple[Any, Charged]]
+    row: Any
+    held: Charged
+    rests: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """The children of one run. ``tree_size`` is how many the whole tree has, the run's own siblings among
+    them."""
+
+    children: Sequence[_Member]
     tree_size: int
 
     @property
     def held(self) -> Charged:
         """What all of them hold."""
-        return sum((held for _, held in self.children), Charged(0))
+        return sum((child.held for child in self.children), Charged(0))
 
 
 def family_of(connection: Connection, run_id: str) -> Family:
@@ -106,7 +116,15 @@ def family_of(connection: Connection, run_id: str) -> Family:
     for row in tree:
         by_parent.setdefault(row.parent_run, []).append(row)
     children = by_parent.get(run_id, ())
-    return Family([(child, _held(child, by_parent)) for child in children], len(tree))
+    members = (
+        _Member(child, _held(child, by_parent), _rests(child, by_parent)) for child in children
+    )
+    return Family([*members], len(tree))
+
+
+def _rests(run: Any, by_parent: Mapping[str, Sequence[Any]]) -> bool:
+    below = by_parent.get(run.id, ())
+    return run.state in ENDED and all(_rests(child, by_parent) for child in below)
 
 
 def _held(run: Any, by_parent: Mapping[str, Sequence[Any]]) -> Charged:
@@ -122,7 +140,7 @@ def children_waited_for(
     connection: Connection, family: Family, reply: int | None, *, whole: bool
 ) -> tuple[Child, ...]:
     """The children that calls of the last reply have started, or the one that has the whole task, each
-    with its result if it has ended.
+    with its result if it has ended, and nothing below it is under way any more.
 
     Args:
         reply: the number of the last reply, whose calls have not all a result; None: there is none.
@@ -130,14 +148,14 @@ def children_waited_for(
     """
     return tuple(
         Child(
-            number=row.child_number,
-            index=row.parent_position,
-            agent_type=row.agent_type,
-            held=held,
-            result=_result(connection, row) if row.state in ENDED else None,
+            number=child.row.child_number,
+            index=child.row.parent_position,
+            agent_type=child.row.agent_type,
+            held=child.held,
+            result=_result(connection, child.row) if child.rests else None,
         )
-        for row, held in family.children
-        if (whole if row.parent_position is None else row.parent_message == reply)
+        for child in family.children
+        if (whole if child.row.parent_position is None else child.row.parent_message == reply)
     )
 
 

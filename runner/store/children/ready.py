@@ -5,6 +5,8 @@ from __future__ import annotations
 from sqlalchemy import (
     ColumnElement,
     FromClause,
+    Integer,
+    Text,
     and_,
     func,
     literal_column,
@@ -21,6 +23,7 @@ from runner.store.tables import runs, tool_calls
 _UNENDED: list[ColumnElement[str]] = [
     literal_column(f"'{state}'") for state in STATES if state not in ENDED
 ]
+_ENDED: list[ColumnElement[str]] = [literal_column(f"'{state}'") for state in sorted(ENDED)]
 
 
 def is_unended(run: FromClause) -> ColumnElement[bool]:
@@ -28,14 +31,37 @@ def is_unended(run: FromClause) -> ColumnElement[bool]:
     return run.c.state.in_(_UNENDED)
 
 
-_child = runs.alias("child")
-_unended_children = (
-    select(func.count())
-    .select_from(_child)
-    .where(_child.c.parent_run == runs.c.id, is_unended(_child))
+_below = runs.alias("below")
+
+
+def has_unended_below(run: FromClause) -> ColumnElement[bool]:
+    """Whether anything has not ended that a run, as ``runs`` or an alias of it, or one below it has
+    started: what an ended child leaves behind may still write in the run's folder."""
+    one = literal_column("1", Integer)
+    beginning = func.substr(_below.c.id, one, func.length(run.c.id) + one)
+    return (
+        select(_below.c.id)
+        .where(
+            _below.c.root_run == func.coalesce(run.c.root_run, run.c.id),
+            beginning == run.c.id + literal_column("'.'", Text),
+            is_unended(_below),
+        )
+        .correlate(run)
+        .exists()
+    )
+
+
+_parent = runs.alias("parent")
+IS_ORPHAN = and_(
+    runs.c.parent_run.is_not(None),
+    is_unended(runs),
+    select(_parent.c.id)
+    .where(_parent.c.id == runs.c.parent_run, not_(is_unended(_parent)))
     .correlate(runs)
-    .scalar_subquery()
+    .exists(),
 )
+
+_child = runs.alias("child")
 _call = tool_calls.alias("call")
 # Of a call of the last reply: whoever takes the run up stores its result first of all, so that a run
 # with a child that this finds has not been looked at since that one ended.
@@ -52,7 +78,8 @@ _untold_child = (
     .where(
         _child.c.parent_run == runs.c.id,
         _child.c.parent_message == runs.c.message_count - 1,
-        not_(is_unended(_child)),
+        _child.c.state.in_(_ENDED),
+        not_(has_unended_below(_child)),
         _call.c.ended_at.is_(None),
     )
     .correlate(runs)
@@ -74,12 +101,12 @@ _next_call = (
 
 WAITS_FOR_CHILDREN = and_(runs.c.state == "waiting", runs.c.reason == "children")
 
-# All its children have ended; or one has since it began to wait, and another waits for its place. (A call
-# that splits a task has several, beside which no other starts.)
+# All its children have ended, with all below them; or one has so since it began to wait, and another waits
+# for its place. (A call that splits a task has several, beside which no other starts.)
 IS_READY = and_(
     WAITS_FOR_CHILDREN,
     or_(
-        _unended_children == 0,
+        not_(has_unended_below(runs)),
         and_(_next_call == AGENT_TOOL, _untold_child),
     ),
 )

@@ -11,14 +11,15 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import groupby
 from operator import attrgetter
+from typing import Any
 
-from sqlalchemy import Connection, not_, select
+from sqlalchemy import Connection, Row, select
 
 from runner.core.author import RUNNERS_NAME, Author
 from runner.core.journal.events import signed_event
-from runner.core.run import Lease
+from runner.core.run import ENDED, Lease
 from runner.errors import LeaseLost
-from runner.store.children.ready import IS_READY, is_unended
+from runner.store.children.ready import IS_ORPHAN, IS_READY, is_unended
 from runner.store.connection.database import Database
 from runner.store.look.family.places import within
 from runner.store.steer.control import cancel_locked, locked_runs, store_change
@@ -28,15 +29,9 @@ _MOST_AT_ONCE = 200
 _PARENT_ENDED = Author(RUNNERS_NAME, "its parent has ended")
 _PARENT_ENDS = Author(RUNNERS_NAME, "its parent is about to end")
 
-_parent = runs.alias("parent")
 _ORPHANS = (
-    select(runs.c.id, runs.c.job_id)
-    .join(_parent, _parent.c.id == runs.c.parent_run)
-    .where(
-        runs.c.parent_run.is_not(None),
-        is_unended(runs),
-        not_(is_unended(_parent)),
-    )
+    select(runs.c.id, runs.c.parent_run, runs.c.job_id)
+    .where(IS_ORPHAN)
     .order_by(runs.c.job_id, runs.c.id)
     .limit(_MOST_AT_ONCE)
 )
@@ -85,7 +80,7 @@ def attend(database: Database, now: float) -> list[str]:
     """
     # Those of one job at a time: nobody has the purses of two jobs in the order of their runs.
     for _, orphans in groupby(database.find(_ORPHANS, {}), attrgetter("job_id")):
-        database.write(partial(_cancel, run_ids=[row.id for row in orphans], now=now))
+        database.write(partial(_cancel, orphans=list(orphans), now=now))
     return [row.id for row in database.find(_READY, {}) if wake(database, row.id, now)]
 
 
@@ -116,6 +111,11 @@ def end_children(database: Database, lease: Lease, now: float) -> None:
         pass
 
 
-def _cancel(connection: Connection, run_ids: Sequence[str], now: float) -> None:
-    for run in locked_runs(connection, run_ids):
-        cancel_locked(connection, run, now, _PARENT_ENDED)
+def _cancel(connection: Connection, orphans: Sequence[Row[Any]], now: float) -> None:
+    """Cancel those whose parent has still ended: it may have been taken up again since they were found,
+    and is locked with them so that it is not now."""
+    family = {id_ for row in orphans for id_ in (row.id, row.parent_run)}
+    locked = {run.id: run for run in locked_runs(connection, sorted(family))}
+    for row in orphans:
+        if locked[row.parent_run].state in ENDED:
+            cancel_locked(connection, locked[row.id], now, _PARENT_ENDED)

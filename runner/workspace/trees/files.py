@@ -44,8 +44,9 @@ class Sight:
             return "folder", None
         if not stat.S_ISREG(status.st_mode):
             return "other", None
-        readable = os.access(self._at(path), os.R_OK)
-        return ("file", status) if readable else ("blocked", None)
+        if os.access(self._at(path), os.R_OK):
+            return "file", status
+        return ("blocked" if os.path.lexists(self._at(path)) else "nothing"), None
 
     def blocked(self, path: bytes) -> bytes:
         """The part of a path that may not be read: a folder above it, or itself."""
@@ -56,23 +57,28 @@ class Sight:
                 return folder
         return path
 
-    def folders_in(self, folder: bytes) -> list[bytes] | None:
-        """The folders right in a folder, git's own left out; None when it may not be read."""
-        if not os.access(self._at(folder), _ALL):
-            return None
-        with os.scandir(self._at(folder)) as found:
-            return [
-                folder + b"/" + entry.name
-                for entry in found
-                if entry.name != b".git" and entry.is_dir(follow_symlinks=False)
-            ]
+    def folders_in(self, folder: bytes) -> list[bytes] | Literal["blocked", "nothing"]:
+        """The folders right in a folder, git's own left out; ``blocked`` when it may not be read, and
+        ``nothing`` when it is no folder any more."""
+        if not os.access(self._at(folder), _ALL) and os.path.lexists(self._at(folder)):
+            return "blocked"
+        try:
+            with os.scandir(self._at(folder)) as found:
+                return [
+                    folder + b"/" + entry.name
+                    for entry in found
+                    if entry.name != b".git" and entry.is_dir(follow_symlinks=False)
+                ]
+        except (FileNotFoundError, NotADirectoryError):
+            return "nothing"
 
     def is_empty(self, folder: bytes) -> bool:
-        """Whether there is nothing at all in a folder; false for one that may not be read."""
+        """Whether there is nothing at all in a folder; false for one that may not be read, or is none any
+        more."""
         try:
             with os.scandir(self._at(folder)) as found:
                 return next(found, None) is None
-        except PermissionError:
+        except (PermissionError, FileNotFoundError, NotADirectoryError):
             return False
 
     def _is_folder(self, folder: bytes) -> bool:

@@ -186,13 +186,18 @@ class Surveyor:
         while waiting:
             below = {folder: sight.folders_in(folder) for folder in waiting}
             unsure = {
-                inner for inners in below.values() for inner in inners or () if inner not in held
+                inner
+                for inners in below.values()
+                if isinstance(inners, list)
+                for inner in inners
+                if inner not in held
             }
             left_out = self.ignored_among(unsure - set(nested), check) | set(nested)
             waiting = []
             for folder, inners in below.items():
-                if inners is None:
-                    found.unrecorded.add(folder)
+                if not isinstance(inners, list):
+                    if inners == "blocked":
+                        found.unrecorded.add(folder)
                     continue
                 seen = [inner for inner in inners if inner not in left_out]
                 if not seen and folder not in held:

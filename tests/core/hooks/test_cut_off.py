@@ -16,7 +16,7 @@ from runner.core.journal.entries import Delivered, HookFinished, HookStarted, Tr
 from runner.core.journal.fold import rested
 from runner.core.run import Ended
 from runner.core.steps import CallModel, Deliver, RunHook, RunVerify
-from tests.core.story import Story, outcome_of, says
+from tests.core.story import Story, outcome_of, says, uses
 
 
 def left_in_the_middle(*, repeatable: bool) -> Story:
@@ -106,3 +106,23 @@ def test_a_hook_that_was_cut_off_with_its_run_is_over_when_that_is_taken_up(
     story.go_on()
     assert story.view.hook_runs[0].answer == UNKNOWN
     assert not undo_needed(replace(story.view, attempt=4, hook_runs=story.view.hook_runs[:1]))
+
+
+@pytest.mark.parametrize("repeatable", [True, False])
+def test_a_hook_before_a_call_that_was_cut_off_with_its_run_is_over_as_its_call_is(
+    repeatable: bool,
+):
+    """What somebody changed before they took the run up again stays, at this attempt and at the next."""
+    hook = Hook("PreToolUse", command="./look", repeatable=repeatable)
+    story = Story(hooks=(hook,), workspace=Workspace("/repo", "copy"))
+    story.go_on(TreeRecorded("tree 1", "created"))
+    assert isinstance(story.reply("tool_use", uses("Bash")), RunHook)
+    assert undo_needed(replace(story.view, attempt=2)) == repeatable
+    calls = tuple(replace(call, interrupted=True) for call in story.view.calls)
+    cancelled = replace(story.view, attempt=2, calls=calls, progress=rested(story.view.progress))
+    story.view = replace(cancelled, attempt=3)
+    assert not undo_needed(story.view)
+    assert isinstance(story.go_on(TreeRecorded("tree 2", "changed")), CallModel)
+    (run,) = story.view.hook_runs
+    assert run.answer == UNKNOWN
+    assert not undo_needed(replace(story.view, attempt=4))

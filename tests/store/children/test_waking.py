@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from runner.core.agents.agent import AgentType
-from runner.core.conversation import ModelReply
+from runner.core.conversation import Block, ModelReply
 from runner.core.ending.result import RESULT_TOOL
 from runner.core.journal.entries import RunSettled
 from runner.core.journal.view import RunView
@@ -22,8 +23,10 @@ from runner.store import runs as runs_store
 from runner.store.children.waking import attend, wake
 from runner.store.connection.database import Database
 from runner.store.journal import StoredJournal
+from runner.store.losses import give_up
 from runner.store.steer.approvals import Reply, answer, waiting
 from runner.store.steer.control import Target, cancel, pause, resume
+from runner.store.steer.revive import retry
 from tests.core.story import replied
 from tests.store.attempts import USAGE, WORKER, Attempt, claim, free, run_row, text, tool_use
 from tests.store.children.family import PARENT, WAITS, asks, end, start, told, tree_of
@@ -274,6 +277,28 @@ def test_orphans_are_cancelled(database: Database) -> None:
     assert (cancelled["by"], cancelled["why"]) == ("runner", "its parent has ended")
 
 
+def test_an_orphan_whose_parent_is_taken_up_again_meanwhile_goes_on(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_id = start(database).view.run_id
+    lease, view = load(database, run_id)
+    journal = StoredJournal(database, lambda: NOW, free)
+    journal.append(lease, view, [RunSettled(Ended("failed", "workspace"))])
+    find = database.find
+
+    def found_before_the_retry(*arguments: Any) -> list[Any]:
+        monkeypatch.undo()
+        found = find(*arguments)
+        retry(database, Target("run", run_id), NOW)
+        return found
+
+    monkeypatch.setattr(database, "find", found_before_the_retry)
+    assert attend(database, LATER) == []
+    assert state(database, run_id) == ("queued", "")
+    assert state(database, f"{run_id}.1") == ("queued", "")
+    assert told(database, f"{run_id}.1", "cancelled") == []
+
+
 def test_a_call_that_a_person_is_asked_about_holds_up_no_other_agent(database: Database) -> None:
     """Neither those past the most at once nor those that are asked about after it."""
     rules = (*PARENT.rules, Rule("ask", "Agent(tester)"))
@@ -294,3 +319,67 @@ def test_a_call_that_a_person_is_asked_about_holds_up_no_other_agent(database: D
     assert len(tree_of(database, run_id)) == len(more) + 1
     assert state(database, run_id) == ("waiting", "approval")
     assert attend(database, LATER) == []
+
+
+def below_a_failed_child(database: Database, *more: Block) -> tuple[str, Attempt]:
+    """A run whose first child has failed by itself while its own, in the same folder, calls the model."""
+    spec = replace(PARENT, limits=replace(PARENT.limits, max_agents_at_once=1))
+    run_id = start(database, asks(1), *more, spec=spec).view.run_id
+    middle = claim(database, f"{run_id}.1")
+    assert middle.reply(asks(2), stop="tool_use").effect == WAITS
+    below = claim(database, f"{run_id}.1.1")
+    lease, _ = load(database, f"{run_id}.1")
+    for _ in range(2):  # once it is tried again
+        give_up(database, lease, "KeyError: a bug", NOW)
+        if (run := runs_store.look_at(database, lease.run_id, NOW)) is not None:
+            claimed = runs_store.claim(database, run, WORKER, NOW)
+            assert claimed is not None
+            lease = claimed
+    assert state(database, f"{run_id}.1") == ("failed", "bug")
+    return run_id, below
+
+
+@pytest.mark.parametrize("waiting_for_its_place", [False, True])
+def test_a_run_goes_on_when_nothing_at_all_is_under_way_below_it(
+    database: Database, waiting_for_its_place: bool
+) -> None:
+    more = [asks(3)] if waiting_for_its_place else []
+    run_id, _ = below_a_failed_child(database, *more)
+    assert not wake(database, run_id, LATER)
+    assert runs_store.unfinished(database, LATER)
+    assert attend(database, LATER) == [run_id]
+    assert state(database, f"{run_id}.1.1") == ("cancelled", "cancelled")
+    again = claim(database, run_id, LATER)
+    if waiting_for_its_place:
+        assert again.effect == WAITS
+        assert f"{run_id}.2" in tree_of(database, run_id)
+    else:
+        assert isinstance(again.effect, CallModel)
+
+
+def test_who_is_taken_up_while_something_is_under_way_below_an_ended_child_waits_for_it(
+    database: Database,
+) -> None:
+    run_id, _ = below_a_failed_child(database)
+    lease, view = load(database, run_id)
+    assert [child.result for child in view.children] == [None]
+    journal = StoredJournal(database, lambda: NOW, free)
+    assert journal.advance(lease, view, (), draining=False)[1] == WAITS
+    assert state(database, run_id) == ("waiting", "children")
+    assert attend(database, LATER) == [run_id]
+    ((_, is_error),) = results(claim(database, run_id, LATER))
+    assert is_error
+
+
+def test_what_is_left_below_a_failed_run_keeps_a_worker_until_it_is_cancelled(
+    database: Database,
+) -> None:
+    run_id = start(database).view.run_id
+    child = claim(database, f"{run_id}.1")
+    child.reply(tool_use(2, "Bash", command="make"), stop="tool_use")
+    lease, view = load(database, run_id)
+    journal = StoredJournal(database, lambda: NOW, free)
+    journal.append(lease, view, [RunSettled(Ended("failed", "workspace"))])
+    assert runs_store.unfinished(database, LATER)
+    attend(database, LATER)
+    assert not runs_store.unfinished(database, LATER)
