@@ -38,6 +38,10 @@ class GitError(WorkspaceError):
     """git is missing, failed, took too long, or its answer cannot be used."""
 
 
+class GitTimeoutError(GitError):
+    """It took too long."""
+
+
 @dataclass(frozen=True, slots=True)
 class Git:
     """git as it is run at one place.
@@ -141,7 +145,8 @@ class Running:
         try:
             output, said = self._wait(check, time.monotonic() + seconds)
         except subprocess.TimeoutExpired as error:
-            raise GitError(f"git {self._name} did not end within {seconds:.0f} seconds") from error
+            took = f"git {self._name} did not end within {seconds:.0f} seconds"
+            raise GitTimeoutError(took) from error
         finally:
             self.stop()
         code = self._process.returncode

@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from runner.workspace.git import Check, Git, GitError, shown
+from runner.workspace.git import Check, Git, GitError, GitTimeoutError, shown
 from runner.workspace.trees.index import Index, IndexFiles, index_folder
 from runner.workspace.trees.manifest import Manifest, ancestors
 from runner.workspace.trees.refs import Recorded, Refs
@@ -106,10 +106,10 @@ class Snapshots:
             try:
                 recorded, manifest, same = self._learn(note, check)
                 break
-            except GitError:
+            except GitError as error:
                 # A file that was found may have been removed before it was read: whoever else works in
                 # the folder goes on meanwhile.
-                if not left:
+                if not left or isinstance(error, GitTimeoutError):
                     raise
         if same and recorded is not None:
             return recorded.tree

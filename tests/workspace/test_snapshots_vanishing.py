@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from runner.workspace.git import GitTimeoutError
+from runner.workspace.trees.survey import Surveyor
+
 from .places import Place, write
 
 # git, and what happens in the work tree before or after one of its commands, once.
@@ -67,3 +70,16 @@ def test_what_vanishes_while_a_snapshot_is_taken_is_not_in_it(
     assert (tmp_path / "happened").exists()
     assert not victim.exists()
     assert snapshots.take() == without
+
+
+def test_a_git_that_hangs_is_not_asked_again(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def hang(*arguments: object) -> None:
+        asked.append(arguments)
+        raise GitTimeoutError("git ls-files did not end within 900 seconds")
+
+    monkeypatch.setattr(Surveyor, "survey", hang)
+    with pytest.raises(GitTimeoutError):
+        place.snapshots(1).take()
+    assert len(asked) == 1
