@@ -12,9 +12,9 @@ demo: $(ready)
 
 test: $(ready)
 	$(MAKE) --no-print-directory -j 2 check collected
-	$(BIN)/pytest -q -n 5 --dist worksteal --durations 20
+	$(BIN)/pytest -q -n 6 --dist worksteal --durations 20
 
-# Compiles the tests on the core that mypy leaves idle; else each of the five processes would.
+# Compiles the tests on the core that mypy leaves idle; else each of the six processes would.
 collected: $(ready)
 	@said=$$($(BIN)/pytest --collect-only -qq 2>&1) || { echo "$$said"; exit 1; }
 
