@@ -1,7 +1,9 @@
-"""Real workers, and a run that is taken up while its sub-agents work in its folder."""
+"""Real workers, and folders in which sub-agents work: their parent's, also while it is taken up, or their
+own."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Callable
 
@@ -63,3 +65,71 @@ def test_a_run_whose_folder_is_of_no_use_leaves_nobody_at_work_in_it(
     }
     (cancelled,) = here.told("cancelled", "a+2")
     assert cancelled["why"] == "its parent is about to end"
+
+
+def _commit_in(result: str) -> str:
+    (commit,) = re.findall(r"the commit ([0-9a-f]{40})", result)
+    return commit
+
+
+def test_children_work_in_their_parent_s_worktree_or_in_one_of_their_own(
+    tree: Callable[..., Tree],
+) -> None:
+    here = tree(
+        {
+            "a": [
+                runs_bash("echo parent > made", "toolu_made"),
+                [*delegates("shares"), *delegates("own", agent_type="apart")],
+                lambda now: runs_bash(
+                    f"cat made shared; ls; git show {_commit_in(now.results[1])}:made", "toolu_look"
+                ),
+            ],
+            "shares": [runs_bash("cat made; echo child > shared", "toolu_shares")],
+            "own": [runs_bash("cat made; echo own > made; echo x > apart", "toolu_own")],
+        }
+    )
+    in_a_repository(here.site)
+    apart = {"description": "Tries it elsewhere.", "workspace": "own"}
+    family_job(
+        here.site, "a", workspace={"repo": "workspace", "mode": "git"}, **{"agents.apart": apart}
+    )
+    here.work()
+    assert set(here.states().values()) == {("succeeded", "end_turn")}
+    looked = here.api.moments("a")[3].results[0]
+    assert looked.split() == ["parent", "child", "kept", "made", "shared", "own"]
+    assert here.api.moments("shares")[1].results[0].strip() == "parent"
+    assert here.api.moments("own")[1].results[0].strip() == "parent"
+    _, own = here.api.moments("a")[2].results
+    assert "the branch runner/job/a-2" in own
+    branch = ["git", "show", "runner/job/a-2:made"]
+    shown = subprocess.run(branch, cwd=here.site.workspace, check=True, capture_output=True)
+    assert shown.stdout == b"own\n"
+    assert [data["cause"] for data in here.told("tree_recorded", "a")] == ["created", "children"]
+    assert here.told("tree_recorded", "a+1") == []
+
+
+@pytest.mark.parametrize("mode", ["git", "copy"])
+def test_a_folder_of_its_own_below_a_shared_one_begins_with_what_is_there(
+    tree: Callable[..., Tree], mode: str
+) -> None:
+    """Nobody has recorded what the one between has changed."""
+    here = tree(
+        {
+            "a": [runs_bash("echo parent > made", "toolu_made"), delegates("shares")],
+            "shares": [
+                runs_bash("echo shared > made; echo new > new", "toolu_shares"),
+                delegates("own", agent_type="apart"),
+                runs_bash("cat made; ls", "toolu_look"),
+            ],
+            "own": [runs_bash("cat made new; echo own > made", "toolu_own")],
+        }
+    )
+    in_a_repository(here.site)
+    apart = {"description": "Tries it elsewhere.", "workspace": "own"}
+    asked = {"repo" if mode == "git" else "path": "workspace", "mode": mode}
+    family_job(here.site, "a", workspace=asked, **{"agents.apart": apart})
+    here.work()
+    assert set(here.states().values()) == {("succeeded", "end_turn")}
+    assert here.api.moments("own")[1].results[0].split() == ["shared", "new"]
+    looked = here.api.moments("shares")[3].results[0]
+    assert looked.split() == ["shared", "kept", "made", "new"]

@@ -11,13 +11,7 @@ from runner.core.files.doubt import in_doubt, undo_needed
 from runner.core.files.workspace import Workspace
 from runner.core.hooks.hook import Hook
 from runner.core.hooks.run import HookAnswer, HookResult
-from runner.core.journal.entries import (
-    ChildrenStarted,
-    HookFinished,
-    ToolFinished,
-    ToolsStarted,
-    TreeRecorded,
-)
+from runner.core.journal.entries import ChildrenStarted, HookFinished, ToolsStarted, TreeRecorded
 from runner.core.journal.events import events_of
 from runner.core.journal.fold import apply, fold
 from runner.core.money.budget import Limits
@@ -113,43 +107,6 @@ def test_a_child_without_tools_is_shown_no_conversation_that_has_calls():
     parent = Parent(agents=(bare, submits))
     parent.ask(asks("bare"), asks("bare", snapshot=True), asks("submits"))
     assert [child.snapshot for child in parent.started] == [False, False, True]
-
-
-@pytest.mark.parametrize("limits", [Limits(), Limits(max_agent_depth=1), Limits(max_agent_depth=5)])
-def test_a_run_at_the_greatest_depth_starts_none(limits):
-    parent = Parent(limits, depth=limits.max_agent_depth)
-    assert isinstance(parent.ask(asks()), CallModel)
-    assert "this part of the work yourself" in parent.results()["a0"]
-    assert not parent.started
-    above = Parent(limits, depth=limits.max_agent_depth - 1)
-    assert outcome_of(above.ask(asks())) == CHILDREN
-
-
-@pytest.mark.parametrize(
-    ("limits", "told"), [(Limits(), "50 sub-agents"), (Limits(max_agents=2), "2 sub-agents")]
-)
-def test_a_full_tree_gives_error_results_past_its_limit(limits, told):
-    parent = Parent(limits, tree_size=limits.max_agents - 2)
-    assert outcome_of(parent.ask(asks(), asks(), asks())) == CHILDREN
-    assert len(parent.started) == 2
-    finished = [entry for entry in parent.entries if isinstance(entry, ToolFinished)]
-    assert [(entry.index, entry.result.outcome) for entry in finished] == [(2, "failed")]
-    assert told in finished[0].result.content
-
-
-def test_an_unknown_type_is_told_the_types_that_there_are():
-    parent = Parent()
-    parent.ask(asks("nobody"))
-    assert parent.results()["a0"] == (
-        "Unknown type of sub-agent 'nobody'. Types: reviewer, tester."
-    )
-
-
-def test_a_blank_prompt_starts_nothing():
-    parent = Parent()
-    parent.ask(asks(prompt=" \n"))
-    assert "must not be blank" in parent.results()["a0"]
-    assert not parent.started
 
 
 def test_a_denied_agent_is_an_error_result_and_its_neighbour_starts():

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from sqlalchemy import update
 
-from runner.core.files.instructions import Instructions
 from runner.core.files.workspace import Workspace
-from runner.core.journal.entries import InstructionsRead, TreeRecorded
+from runner.core.journal.entries import TreeRecorded
 from runner.core.money.budget import Limits
 from runner.core.steps import CallModel
 from runner.errors import LeaseLost
@@ -20,9 +18,7 @@ from runner.store.children import starting
 from runner.store.children.reading import Family, family_of
 from runner.store.children.waking import attend
 from runner.store.connection.database import Database
-from runner.store.ids import call_id
 from runner.store.journal import StoredJournal
-from runner.store.look.outputs import tool_output
 from runner.store.steer.control import Target, cancel
 from runner.store.steer.fork import fork
 from runner.store.steer.revive import retry
@@ -71,12 +67,7 @@ def test_children_are_stored_with_the_reply_that_asks_for_them(database: Databas
     (submitted,) = told(database, tester.id, "run_submitted")
     assert (
         submitted
-        | {
-            "parent": parent.view.run_id,
-            "agent_type": "tester",
-            "snapshot": False,
-            "by": "runner",
-        }
+        | {"parent": parent.view.run_id, "agent_type": "tester", "snapshot": False, "by": "runner"}
         == submitted
     )
     assert run_row(database, parent.view.run_id).reason == "children"
@@ -139,103 +130,6 @@ def test_a_stale_attempt_starts_nobody(database: Database) -> None:
     assert not tree_of(database, run_id)
 
 
-def test_a_snapshot_has_what_was_said_up_to_the_call_and_a_result_for_each(
-    database: Database,
-) -> None:
-    run_id = submit_parent(database)
-    parent = claim(database, run_id).reply(
-        {"type": "thinking", "thinking": "Hm.", "signature": "s"},
-        text("I ask."),
-        asks(1, "tester", "Test it."),
-        asks(2, snapshot=True),
-        stop="tool_use",
-    )
-    assert parent.effect == WAITS
-    (first, asked, own) = said_in(database, f"{run_id}.1")
-    assert first == ("user", [text("Mend src/a.py.")])
-    assert [block["type"] for block in asked[1]] == ["text", "tool_use", "tool_use"]
-    assert [block["type"] for block in own[1]] == ["tool_result", "tool_result", "text"]
-    assert [block.get("tool_use_id") for block in own[1]] == ["toolu_1", "toolu_2", None]
-    assert own[1][-1] == text("Test it.")
-    assert own[1][0]["content"] != own[1][1]["content"]
-    child = claim(database, f"{run_id}.1")
-    assert isinstance(child.effect, CallModel)
-    assert (child.view.progress.turns, child.view.calls) == (0, ())
-    child.reply(text("Fine."))
-    assert run_row(database, f"{run_id}.1").state == "succeeded"
-
-
-def test_a_snapshot_has_the_outputs_of_the_calls_in_it(database: Database) -> None:
-    """Under both names of a call; who begins with a prompt alone has none of its parent's."""
-    run_id = submit_parent(database)
-    named = f"the head … all of it is in /home/outputs/{run_id}/toolu_1.txt … the tail"
-    parent = claim(database, run_id).reply(tool_use(1, "Read", file_path="a"), stop="tool_use")
-    parent.finish(named, b"all of it")
-    parent.reply(asks(2, snapshot=True), asks(3), stop="tool_use")
-    with_it, alone = (f"{run_id}.{number}" for number in (1, 2))
-    told = said_in(database, with_it)[-1][1]
-    (where,) = [block["text"] for block in told if "outputs/" in block.get("text", "")]
-    assert f"outputs/{run_id} is for you in outputs/{with_it}" in where
-    below = claim(database, with_it).reply(asks(4, snapshot=True), stop="tool_use")
-    assert below.effect == WAITS
-    for name in ("toolu_1", call_id(run_id, 1, 0)):
-        assert tool_output(database, with_it, name) == b"all of it"
-        assert tool_output(database, f"{with_it}.1", name) == b"all of it"
-        assert tool_output(database, alone, name) is None
-
-
-@pytest.mark.parametrize(
-    ("agent_type", "options"),
-    [("reviewer", {}), ("tester", {"thinking": {"type": "enabled", "budget_tokens": 1_024}})],
-)
-def test_a_snapshot_keeps_its_thinking_where_the_api_takes_it_or_asks_for_it(
-    database: Database, agent_type: str, options: dict[str, Any]
-) -> None:
-    """A reviewer has its parent's system prompt and tools; a tester has others."""
-    run_id = submit_parent(database, replace(PARENT, model_options=options))
-    thought = {"type": "thinking", "thinking": "Hm.", "signature": "s"}
-    parent = claim(database, run_id)
-    parent.reply(thought, asks(1, agent_type, snapshot=True), stop="tool_use")
-    assert said_in(database, f"{run_id}.1")[1][1][0] == thought
-
-
-READ = Instructions("AGENTS.md", "12" * 32, "Be kind.\n")
-
-
-@pytest.mark.parametrize("files", [(), (READ,)], ids=["none", "some"])
-def test_a_snapshot_in_its_parent_s_folder_goes_on_with_its_instructions(
-    database: Database, files: tuple[Instructions, ...]
-) -> None:
-    """Whatever the files say by now: the prompt stays as it was, with its thinking."""
-    run_id = submit_parent(database, replace(PARENT, instructions=True))
-    parent = claim(database, run_id).append(InstructionsRead(files))
-    thought = {"type": "thinking", "thinking": "Hm.", "signature": "s"}
-    parent.reply(thought, asks(1, snapshot=True), asks(2), stop="tool_use")
-    assert said_in(database, f"{run_id}.1")[1][1][0] == thought
-    snapshot, alone = (claim(database, f"{run_id}.{number}").view for number in (1, 2))
-    assert snapshot.progress.instructed
-    assert snapshot.spec.shared_texts == parent.view.spec.shared_texts
-    assert ("Be kind." in (snapshot.spec.system or "")) == bool(files)
-    assert snapshot.progress.fullness.sent >= parent.view.progress.fullness.sent
-    assert not alone.progress.instructed  # it reads them as they are
-
-
-def test_a_snapshot_keeps_no_thinking_where_it_reads_instructions_of_its_own(
-    database: Database,
-) -> None:
-    apart = replace(PARENT.agents[0], workspace="own")
-    folder = Workspace("/repo", "git")
-    job = replace(PARENT, instructions=True, workspace=folder, agents=(apart,))
-    run_id = submit_parent(database, job)
-    parent = claim(database, run_id).append(
-        InstructionsRead((READ,)), TreeRecorded("1" * 40, "found")
-    )
-    thought = {"type": "thinking", "thinking": "Hm.", "signature": "s"}
-    parent.reply(thought, asks(1, snapshot=True), stop="tool_use")
-    assert [block["type"] for block in said_in(database, f"{run_id}.1")[1][1]] == ["tool_use"]
-    assert not claim(database, f"{run_id}.1").view.progress.instructed
-
-
 def test_the_limits_of_a_job_hold_at_every_depth_and_for_forks_and_after_a_retry(
     database: Database,
 ) -> None:
@@ -294,9 +188,7 @@ def test_a_child_of_a_run_with_a_model_of_its_own_has_that_model(database: Datab
     assert claim(database, f"{run_id}.2").view.spec.model == "claude-other"
 
 
-def test_children_of_children_have_no_tool_and_no_right_that_these_lack(
-    database: Database,
-) -> None:
+def test_children_of_children_have_no_tool_and_no_right_that_these_lack(database: Database) -> None:
     parent = start(database, asks(1, "tester", snapshot=False))
     child = claim(database, f"{parent.view.run_id}.1").reply(asks(2), stop="tool_use")
     assert child.effect == WAITS
