@@ -18,7 +18,7 @@ from bench.stage.server import serving
 from bench.stage.sides import attempts
 from bench.tables import Table, held
 from runner.core.conversation import ModelReply, ModelRequest
-from runner.engine.ports import Interrupt, Model
+from runner.ports import Interrupt, Model
 from runner.store.connection.database import Database
 from runner.store.tables import blocks
 

@@ -33,9 +33,9 @@ from runner.store.workers import DatabaseClock
 
 if TYPE_CHECKING:
     from runner.engine.attempt import Ports
-    from runner.engine.ports import Doorbell, Live, Model, Observer, Tools
     from runner.engine.worker import Machine, Worker
     from runner.engine.workspaces import RunWorkspaces
+    from runner.ports import Doorbell, Live, Model, Observer, Tools
     from runner.queue.embedded import EmbeddedServer
     from runner.store.steer.notices import Notice
 

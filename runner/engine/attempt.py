@@ -42,7 +42,6 @@ from runner.core.steps import (
     Sleep,
 )
 from runner.engine.hooks import run_hook
-from runner.engine.ports import Clock, Interrupt, Journal, Live, Model, Tools, Workspaces
 from runner.engine.workplace import Workplace
 from runner.errors import (
     Interrupted,
@@ -52,6 +51,7 @@ from runner.errors import (
     WorkspaceElsewhere,
     WorkspaceError,
 )
+from runner.ports import Clock, Interrupt, Journal, Live, Model, Tools, Workspaces
 
 T = TypeVar("T")
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from runner.engine.locks import HostLocks
-from runner.engine.ports import Clock, Doorbell
 from runner.engine.questions import Questions
 from runner.errors import UnreachableError
+from runner.ports import Clock, Doorbell
 from runner.store import losses, runs, workers
 from runner.store.children import waking
 from runner.store.connection.database import Database

@@ -7,9 +7,9 @@ from runner.core.hooks.verdict import kept_as_edited
 from runner.core.journal.entries import Entry, HookFinished
 from runner.core.journal.view import RunView
 from runner.core.steps import RunHook
-from runner.engine.ports import HookCall
 from runner.engine.workplace import Workplace
 from runner.errors import Interrupted
+from runner.ports import HookCall
 
 _SHUT_DOWN = Said("shut_down")
 

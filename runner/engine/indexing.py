@@ -10,8 +10,8 @@ import logging
 import threading
 import time
 
-from runner.engine.ports import Index
 from runner.errors import RunnerError
+from runner.ports import Index
 
 logger = logging.getLogger(__name__)
 

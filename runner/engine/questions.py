@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from runner.engine.ports import Clock
+from runner.ports import Clock
 from runner.store.connection.database import Database
 from runner.store.steer.approvals import expire
 from runner.store.steer.new_rules import apply_new_rules

@@ -17,9 +17,9 @@ from runner.engine.attempt import Ports, run_attempt
 from runner.engine.dispatcher import Dispatcher
 from runner.engine.indexing import Indexer
 from runner.engine.locks import HostLocks
-from runner.engine.ports import Doorbell, Index, Interrupt
 from runner.engine.questions import Questions
 from runner.errors import Interrupted, LeaseLost, UnreachableError
+from runner.ports import Doorbell, Index, Interrupt
 from runner.store import losses, runs, workers
 from runner.store.connection.database import Database
 from runner.store.steer.notices import Notice

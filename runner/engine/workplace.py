@@ -24,8 +24,8 @@ from runner.core.journal.entries import (
 from runner.core.journal.view import Call, RunView
 from runner.core.permissions import Permit, Setting, digest_of, paths_of
 from runner.core.run import Ended, Lease
-from runner.engine.ports import Command, Interrupt, Surroundings, ToolCall, Tools, Workspaces
 from runner.errors import Interrupted
+from runner.ports import Command, Interrupt, Surroundings, ToolCall, Tools, Workspaces
 
 _MOST_TOOLS_AT_ONCE = 32
 _MOST_NAMED = 5

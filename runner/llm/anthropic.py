@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from runner.core.conversation import ModelReply, ModelRequest
-from runner.engine.ports import Interrupt
 from runner.errors import ModelCallError
 from runner.llm.body import count_body, request_body, request_headers
 from runner.llm.stream import Accumulator
 from runner.llm.watchdog import Expiry, Watch, Watchdog, monotonic
+from runner.ports import Interrupt
 
 if TYPE_CHECKING:
     from runner.llm.client import MessagesClients
@@ -61,7 +61,7 @@ class AnthropicModel:
     def complete(
         self, request: ModelRequest, interrupt: Interrupt, on_text: Callable[[str], None]
     ) -> ModelReply:
-        """One model call; see ``engine.ports.Model``."""
+        """One model call; see ``runner.ports.Model``."""
         # Importing the SDK takes over a second, so it waits for the first call.
         from runner.llm.connections import Line
         from runner.llm.failures import FAILURES, failure
@@ -84,7 +84,7 @@ class AnthropicModel:
                 ) from error
 
     def count(self, request: ModelRequest, interrupt: Interrupt) -> int | None:
-        """The tokens of a request's prompt; see ``engine.ports.Model``. An API that let a question wait
+        """The tokens of a request's prompt; see ``runner.ports.Model``. An API that let a question wait
         is not asked again for some minutes: every run asks, and often."""
         if monotonic() < self._quiet_until:
             return None
@@ -93,7 +93,7 @@ class AnthropicModel:
         return _tokens("input_tokens", answer)
 
     def window(self, model: str) -> int | None:
-        """A model's window by the API's list of models; see ``engine.ports.Model``. It is asked for once
+        """A model's window by the API's list of models; see ``runner.ports.Model``. It is asked for once
         in a process, by one run while the others wait for it; after a failure not for some minutes."""
         known = self._windows.get(model)
         if known is None or known.is_stale():

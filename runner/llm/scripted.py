@@ -18,9 +18,9 @@ from runner.core.conversation import (
     content_bytes,
 )
 from runner.core.spec import ANY_ITEM
-from runner.engine.ports import Interrupt
 from runner.errors import ModelCallError
 from runner.llm.script import AGENT, SUMMARY
+from runner.ports import Interrupt
 
 BYTES_PER_TOKEN = 4
 _PLAIN_SUMMARY = "What came before went as the script says; the next line follows."
@@ -40,7 +40,7 @@ class ScriptedModel:
     def complete(
         self, request: ModelRequest, interrupt: Interrupt, on_text: Callable[[str], None]
     ) -> ModelReply:
-        """Play the reply that is due; see ``engine.ports.Model``. ``delay`` ends when interrupted."""
+        """Play the reply that is due; see ``runner.ports.Model``. ``delay`` ends when interrupted."""
         began = time.monotonic()
         reply = self._due(request) if request.purpose == "turn" else self._summary()
         interrupt.check()

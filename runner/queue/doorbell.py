@@ -22,7 +22,7 @@ ANSWER_SECONDS = 1.0
 
 
 class RqDoorbell:
-    """``runner.engine.ports.Doorbell`` over RQ.
+    """``runner.ports.Doorbell`` over RQ.
 
     Each ring makes RQ jobs with fresh ids: ``unique=True`` would refuse a run for as long as RQ
     remembers an earlier wake-up of it.

@@ -33,7 +33,7 @@ def channel_of(run_id: str) -> str:
 
 
 class RedisLive:
-    """``runner.engine.ports.Live`` over Redis pub/sub, sent by one background thread.
+    """``runner.ports.Live`` over Redis pub/sub, sent by one background thread.
 
     Nobody listens to most runs, so text is taken only for runs with a follower. Who has one is
     asked once a second for all runs together, and only while text comes.

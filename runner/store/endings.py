@@ -8,7 +8,7 @@ from sqlalchemy import select
 
 from runner.core.conversation import Usage
 from runner.core.run import ENDED, Ended
-from runner.engine.ports import Ending
+from runner.ports import Ending
 from runner.store.connection.database import Database
 from runner.store.tables import runs
 

@@ -27,8 +27,8 @@ from runner.core.permissions import Answer
 from runner.core.run import Ended, Lease, Waiting
 from runner.core.spec import JobSpec
 from runner.core.steps import Effect
-from runner.engine.ports import Observer, Stored
 from runner.errors import LeaseLost, StaleView, UnreachableError
+from runner.ports import Observer, Stored
 from runner.store.children.reading import children_waited_for, family_of
 from runner.store.children.starting import (
     lock_tree,
@@ -80,7 +80,7 @@ _UNDELIVERED = (
 
 
 class StoredJournal:
-    """``engine.ports.Journal`` over the database.
+    """``runner.ports.Journal`` over the database.
 
     Args:
         database: where the runs are.

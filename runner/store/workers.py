@@ -14,7 +14,7 @@ LEASE_SECONDS = 15.0
 
 
 class DatabaseClock:
-    """The process's clock, corrected by its offset against the database's (``engine.ports.Clock``).
+    """The process's clock, corrected by its offset against the database's (``runner.ports.Clock``).
 
     SQLite's clock is the process's own.
     """

@@ -11,7 +11,7 @@ from runner.core.agents.place import place_of
 from runner.core.conversation import Purpose, Usage
 from runner.core.journal.view import RunView
 from runner.core.money.budget import BILLIONTHS
-from runner.engine.ports import Stored
+from runner.ports import Stored
 
 
 def of_run(stored: Stored, view: RunView, operation: str) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from runner.core.journal.events import shorten
 from runner.core.journal.fold import Applied
 from runner.core.journal.view import OpenCall, RunView
 from runner.core.run import Ended
-from runner.engine.ports import Ending, Stored
+from runner.ports import Ending, Stored
 from runner.telemetry import attributes, content
 from runner.telemetry.instruments import Instruments
 from runner.telemetry.spans import Spans, Told, for_child
@@ -54,7 +54,7 @@ class _Run:
 
 
 class Telemetry:
-    """``engine.ports.Observer`` for a collector.
+    """``runner.ports.Observer`` for a collector.
 
     Args:
         spans: takes spans. meter: makes the instruments.

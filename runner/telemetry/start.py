@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from runner.engine.ports import Ending
+from runner.ports import Ending
 from runner.telemetry import switch
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from runner.engine.ports import Interrupt
+from runner.ports import Interrupt
 from runner.tools import validation
 from runner.tools.host.client import Start, ToolHost, boot
 

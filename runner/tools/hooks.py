@@ -11,7 +11,7 @@ from pathlib import Path
 
 from runner.core.hooks.answer import Said
 from runner.core.hooks.hook import FOLDER_NAME
-from runner.engine.ports import HookCall, Interrupt
+from runner.ports import HookCall, Interrupt
 from runner.tools.failure import ToolFailure
 from runner.tools.host.client import Ended, Start, ToolHost
 from runner.tools.own.source import OwnSource

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from runner.core.conversation import ToolOutcome, ToolResult
 from runner.core.text.plain import plain
-from runner.engine.ports import Interrupt, ToolCall
+from runner.ports import Interrupt, ToolCall
 from runner.tools.failure import ToolFailure
 from runner.tools.host.client import Start, ToolHost
 from runner.tools.output import present

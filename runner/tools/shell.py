@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Mapping
 
 from runner.core.conversation import ToolResult
-from runner.engine.ports import Command, Interrupt, ToolCall
+from runner.ports import Command, Interrupt, ToolCall
 from runner.tools.failure import ToolFailure
 from runner.tools.host.client import Ended, Start, ToolHost
 from runner.tools.output import present

@@ -18,8 +18,8 @@ from runner.core.run import Ended, Lease, Outcome, Requeued, Waiting
 from runner.core.spec import Asking, JobSpec
 from runner.core.steps import Effect, RunTools
 from runner.engine.attempt import Ports, run_attempt
-from runner.engine.ports import Interrupt, Model
 from runner.llm.scripted import ScriptedModel
+from runner.ports import Interrupt, Model
 from runner.store.connection.database import Database
 from runner.store.journal import StoredJournal
 from runner.store.steer.approvals import Asked, Reply, answer, expire, waiting

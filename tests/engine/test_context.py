@@ -23,9 +23,9 @@ from runner.core.run import Ended, Lease, Outcome, Requeued
 from runner.core.spec import JobSpec, NewRun
 from runner.core.steps import Effect
 from runner.engine.attempt import Ports, run_attempt
-from runner.engine.ports import Clock, Interrupt, Journal, Prepared, Surroundings
 from runner.errors import Interrupted, ModelCallError, StaleView
 from runner.llm.scripted import ScriptedModel
+from runner.ports import Clock, Interrupt, Journal, Prepared, Surroundings
 from runner.store.connection.database import Database
 from runner.store.look.outputs import tool_output
 from runner.store.steer import jobs

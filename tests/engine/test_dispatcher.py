@@ -26,7 +26,7 @@ from tests.store.examples import NOW, SPEC, submission
 
 
 class Time:
-    """``engine.ports.Clock``, set by the test."""
+    """``runner.ports.Clock``, set by the test."""
 
     def __init__(self) -> None:
         self.seconds = NOW

@@ -13,8 +13,8 @@ import pytest
 from sqlalchemy import select, update
 
 from runner import wiring
-from runner.engine.ports import Interrupt
 from runner.engine.worker import Worker, _Held
+from runner.ports import Interrupt
 from runner.settings import Settings
 from runner.store import runs
 from runner.store.connection.database import Database

@@ -15,7 +15,7 @@ import pytest
 
 from runner.core.conversation import ToolOutcome
 from runner.core.permissions import Permit, Policy, Request, digest_of, evaluate, paths_of
-from runner.engine.ports import Interrupt, Surroundings, ToolCall
+from runner.ports import Interrupt, Surroundings, ToolCall
 from runner.settings import Settings
 from runner.tools.builtin import BUILTIN
 from runner.tools.toolbox import LocalTools

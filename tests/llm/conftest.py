@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from runner.core.conversation import Message, ModelReply, ModelRequest, Tool
-from runner.engine.ports import Interrupt
 from runner.llm.anthropic import AnthropicModel
+from runner.ports import Interrupt
 from tests.messages_api import API_KEY, MessagesServer, Reply
 
 READ = Tool("Read", "Reads a file.", {"type": "object", "properties": {}})

@@ -8,9 +8,9 @@ import threading
 import pytest
 
 from runner.core.conversation import Message, Usage
-from runner.engine.ports import Interrupt
 from runner.errors import ModelCallError
 from runner.llm.anthropic import AnthropicModel
+from runner.ports import Interrupt
 from tests.llm.conftest import READ, ignore, make_request, user
 from tests.messages_api import API_KEY, Reply, text, thinking, tool_use
 from tests.messages_api.conversation_rules import sign

@@ -11,9 +11,9 @@ from dataclasses import replace
 import pytest
 
 from runner.core.conversation import UNREADABLE_INPUT, Message
-from runner.engine.ports import Interrupt
 from runner.errors import ModelCallError
 from runner.llm.anthropic import AnthropicModel
+from runner.ports import Interrupt
 from tests.llm.conftest import ignore, make_request, user
 from tests.messages_api import API_KEY, Break, Reply, text, thinking, tool_use
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from runner.core.conversation import ModelReply
-from runner.engine.ports import Interrupt
 from runner.errors import Interrupted, ModelCallError
 from runner.llm.anthropic import AnthropicModel
+from runner.ports import Interrupt
 from tests.llm.conftest import ignore, make_request
 from tests.messages_api import API_KEY, Break, MessagesServer, Reply, text
 

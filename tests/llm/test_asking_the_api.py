@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from runner.engine.ports import Interrupt
 from runner.errors import Interrupted
 from runner.llm import anthropic
 from runner.llm.anthropic import AnthropicModel
+from runner.ports import Interrupt
 from tests.llm.conftest import Talk, make_request, user
 from tests.messages_api import API_KEY, Break, Reply, text
 from tests.messages_api.prompt_cache import Prompt

@@ -5,10 +5,10 @@ import threading
 import pytest
 
 from runner.core.conversation import Message, ModelReply
-from runner.engine.ports import Interrupt
 from runner.errors import Interrupted, ModelCallError
 from runner.llm.script import check_script
 from runner.llm.scripted import ScriptedModel
+from runner.ports import Interrupt
 from tests.llm.conftest import ignore, make_request, user
 
 

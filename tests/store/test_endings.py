@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from runner.core.conversation import Usage
 from runner.core.run import Ended
-from runner.engine.ports import Ending
+from runner.ports import Ending
 from runner.store.connection.database import Database
 from runner.store.endings import endings
 from runner.store.steer.control import Target, cancel

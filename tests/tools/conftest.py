@@ -24,7 +24,7 @@ from runner.core.permissions import (
     Rule,
     digest_of,
 )
-from runner.engine.ports import Interrupt, Surroundings, ToolCall
+from runner.ports import Interrupt, Surroundings, ToolCall
 from runner.tools.builtin import BUILTIN
 from runner.tools.toolbox import LocalTools
 

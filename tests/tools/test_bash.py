@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.engine.ports import Interrupt
+from runner.ports import Interrupt
 from runner.tools.host.client import MOST_OUTPUT_BYTES
 from runner.tools.toolbox import LocalTools
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from runner.core.conversation import ToolResult
-from runner.engine.ports import Command, Interrupt, Surroundings
 from runner.errors import Interrupted
+from runner.ports import Command, Interrupt, Surroundings
 
 from .conftest import SECRET, Workbench, process_ids, running, wait_until
 

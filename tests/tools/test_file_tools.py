@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from runner.core.conversation import ToolResult
-from runner.engine.ports import Interrupt
+from runner.ports import Interrupt
 from runner.tools.files import places
 from runner.tools.files.editing import MOST_COMPARED_BYTES
 from runner.tools.toolbox import LocalTools

@@ -14,7 +14,7 @@ from runner.core.files.instructions import (
     with_instructions,
 )
 from runner.core.permissions import Policy, Rule
-from runner.engine.ports import Surroundings
+from runner.ports import Surroundings
 from runner.tools.files.places import Places
 from runner.tools.instructions import read_instructions
 from tests.tools.conftest import policy

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.core.permissions import Place
-from runner.engine.ports import Surroundings
+from runner.ports import Surroundings
 from runner.tools.toolbox import LocalTools
 
 from .conftest import Workbench

@@ -14,7 +14,7 @@ import runner
 from runner.core.conversation import Tool
 from runner.core.permissions import Place, Policy, Request, Setting, evaluate, permit
 from runner.core.permissions.policy import may_touch
-from runner.engine.ports import Interrupt
+from runner.ports import Interrupt
 
 from .conftest import Workbench, approved
 from .test_file_tools import EVERY_FILE_TOOL, touch_with

@@ -19,8 +19,8 @@ import psutil
 import pytest
 
 from runner.core.conversation import ToolResult
-from runner.engine.ports import Interrupt
 from runner.errors import Interrupted
+from runner.ports import Interrupt
 from runner.tools.host import keeper
 from runner.tools.host.quiet import run_is_quiet
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from runner.engine.ports import Interrupt
 from runner.errors import Interrupted
+from runner.ports import Interrupt
 
 from .conftest import Workbench
 

@@ -11,8 +11,8 @@ import threading
 from pathlib import Path
 
 from runner.core.permissions import Decision, Permit, Policy, Rule, digest_of
-from runner.engine.ports import Interrupt, Surroundings, ToolCall
 from runner.errors import Interrupted
+from runner.ports import Interrupt, Surroundings, ToolCall
 from runner.tools.builtin import BUILTIN
 from runner.tools.toolbox import LocalTools
 

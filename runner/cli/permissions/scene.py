@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from runner.core.permissions import Place, Request, paths_of
 from runner.core.permissions.language.syntax import READING, WRITING
-from runner.engine.ports import Surroundings
+from runner.ports import Surroundings
 from runner.tools.failure import ToolFailure
 from runner.tools.files.permission import locate
 from runner.tools.files.places import Places, inside

@@ -1,4 +1,4 @@
-"""``engine.ports.Workspaces``: where runs work."""
+"""``runner.ports.Workspaces``: where runs work."""
 
 from runner.engine.workspaces.around import COPIES
 from runner.engine.workspaces.leftovers import Leftover, Pruned, list_workspaces, prune

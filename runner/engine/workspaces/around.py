@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from runner.core.text.plain import plain
-from runner.engine.ports import Interrupt
 from runner.errors import UsageError, WorkspaceError
+from runner.ports import Interrupt
 from runner.store.connection.database import Database
 from runner.tools.host.client import Ended, Start, boot
 from runner.tools.toolbox import LocalTools

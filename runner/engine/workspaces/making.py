@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from runner.engine.ports import Command, Interrupt, Surroundings
 from runner.engine.workspaces.around import explained
 from runner.engine.workspaces.made import Made
 from runner.engine.workspaces.material import Material
 from runner.errors import WorkspaceError
+from runner.ports import Command, Interrupt, Surroundings
 from runner.store import workspaces
 from runner.store.workspaces import Assignment
 from runner.workspace.copy import copy

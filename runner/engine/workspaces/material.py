@@ -9,9 +9,9 @@ from typing import Any
 
 from runner.core.files.workspace import Workspace
 from runner.core.run import Lease
-from runner.engine.ports import Interrupt
 from runner.engine.workspaces.around import COPIES, Around, explained
 from runner.errors import WorkspaceError
+from runner.ports import Interrupt
 from runner.store import workspaces
 from runner.workspace.child import opened
 from runner.workspace.snapshots import Snapshots

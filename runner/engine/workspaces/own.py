@@ -7,12 +7,12 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from runner.core.run import Ended
-from runner.engine.ports import Interrupt, Prepared, Surroundings
 from runner.engine.workspaces.around import explained
 from runner.engine.workspaces.made import Made, MadeNote, note_for, standing_of
 from runner.engine.workspaces.making import make
 from runner.engine.workspaces.material import Material
 from runner.errors import WorkspaceError
+from runner.ports import Interrupt, Prepared, Surroundings
 from runner.store import workspaces
 from runner.store.workspaces import SNAPSHOTS, Assignment, Kept
 from runner.workspace.git import shown
@@ -23,7 +23,7 @@ from runner.workspace.worktrees.standing import Standing
 
 
 class OwnWorkspace:
-    """See ``engine.ports.Workspaces`` for what its methods do and raise.
+    """See ``runner.ports.Workspaces`` for what its methods do and raise.
 
     Args:
         store_id: of this host's snapshots.

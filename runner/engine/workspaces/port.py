@@ -11,12 +11,12 @@ from threading import Lock
 from runner.core.agents.agent import lineage
 from runner.core.files.workspace import Workspace
 from runner.core.run import Ended, Lease
-from runner.engine.ports import Interrupt, Prepared, Surroundings
 from runner.engine.workspaces.around import COPIES, Around, explained
 from runner.engine.workspaces.material import material_of
 from runner.engine.workspaces.own import OwnWorkspace
 from runner.engine.workspaces.shared import record_from_below
 from runner.errors import WorkspaceElsewhere, WorkspaceError
+from runner.ports import Interrupt, Prepared, Surroundings
 from runner.store import workspaces
 from runner.store.connection.database import Database
 from runner.store.job.cache import JobCache
@@ -34,7 +34,7 @@ _MOST_OPEN = 256  # an older one is opened again when it is needed
 
 
 class RunWorkspaces:
-    """``engine.ports.Workspaces``.
+    """``runner.ports.Workspaces``.
 
     Args:
         home: RUNNER_HOME; runs' own workspaces, their snapshots and long outputs lie in it.
@@ -74,7 +74,7 @@ class RunWorkspaces:
         undo: bool,
         busy: bool = False,
     ) -> Prepared:
-        """See ``engine.ports.Workspaces``."""
+        """See ``runner.ports.Workspaces``."""
         assignment = self._assignment(lease)
         asked = assignment.asked
         if asked is None or not asked.is_recorded:
@@ -86,7 +86,7 @@ class RunWorkspaces:
             return own.prepare(tree, interrupt, undo=undo, busy=busy)
 
     def record(self, lease: Lease, interrupt: Interrupt) -> str | None:
-        """See ``engine.ports.Workspaces``."""
+        """See ``runner.ports.Workspaces``."""
         own = self._own(lease, interrupt)
         if own is None:
             return None
@@ -94,7 +94,7 @@ class RunWorkspaces:
             return own.record(interrupt)
 
     def record_shared(self, lease: Lease, interrupt: Interrupt) -> str | None:
-        """See ``engine.ports.Workspaces``."""
+        """See ``runner.ports.Workspaces``."""
         around = self._around
         if self._recorded(lease.run_id) is not None:
             return None
@@ -113,17 +113,17 @@ class RunWorkspaces:
         return asked, kept
 
     def holds(self, lease: Lease, path: str) -> bool:
-        """See ``engine.ports.Workspaces``."""
+        """See ``runner.ports.Workspaces``."""
         own = self._own(lease, Interrupt())
         return own is not None and own.holds(path)
 
     def unrecorded(self, lease: Lease, tree: str, interrupt: Interrupt) -> Sequence[str]:
-        """See ``engine.ports.Workspaces``."""
+        """See ``runner.ports.Workspaces``."""
         own = self._own(lease, interrupt)
         return () if own is None else own.unrecorded(tree, interrupt)
 
     def restore(self, lease: Lease, tree: str, interrupt: Interrupt) -> None:
-        """See ``engine.ports.Workspaces``."""
+        """See ``runner.ports.Workspaces``."""
         own = self._own(lease, interrupt)
         if own is None:
             raise WorkspaceError(f"no tree is recorded of the workspace of {lease.run_id}")
@@ -131,7 +131,7 @@ class RunWorkspaces:
             own.restore(tree, interrupt)
 
     def deliver(self, lease: Lease, outcome: Ended, interrupt: Interrupt) -> str:
-        """See ``engine.ports.Workspaces``."""
+        """See ``runner.ports.Workspaces``."""
         own = self._own(lease, interrupt)
         if own is None:
             raise WorkspaceError(f"{lease.run_id} has no branch to be delivered on")

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from runner.core.files.workspace import Workspace
 from runner.core.run import Lease
-from runner.engine.ports import Interrupt
 from runner.engine.workspaces.around import Around, explained
 from runner.engine.workspaces.made import MadeNote, note_for
 from runner.engine.workspaces.material import material_of
 from runner.errors import WorkspaceError
+from runner.ports import Interrupt
 from runner.store.workspaces import Kept
 from runner.workspace.child import opened
 from runner.workspace.worktrees.borrowing import bring

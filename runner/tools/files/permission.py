@@ -10,7 +10,7 @@ import os
 from collections.abc import Sequence
 
 from runner.core.permissions import Place, Request, Setting, paths_of
-from runner.engine.ports import Surroundings, ToolCall
+from runner.ports import Surroundings, ToolCall
 from runner.tools.failure import ToolFailure
 from runner.tools.files.places import Places, inside, resolve, unusable
 

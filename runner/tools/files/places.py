@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from runner.engine.ports import Surroundings
+from runner.ports import Surroundings
 from runner.tools.failure import ToolFailure
 
 WORKSPACE_MARKER = ".runner-workspace"  # as runner.workspace.identity names it; a test compares

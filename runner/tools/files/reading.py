@@ -9,7 +9,7 @@ from io import BufferedReader
 
 from runner.core.conversation import ToolResult
 from runner.core.text.plain import plain
-from runner.engine.ports import Interrupt, ToolCall
+from runner.ports import Interrupt, ToolCall
 from runner.tools.failure import ToolFailure
 from runner.tools.files.permission import permitted
 from runner.tools.files.places import Places, explain, open_file

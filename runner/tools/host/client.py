@@ -15,8 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from runner.engine.ports import Interrupt
 from runner.errors import Interrupted
+from runner.ports import Interrupt
 from runner.tools.host import keeper, serve
 from runner.tools.host.quiet import LOCK_FILE, lock_offset
 

@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Mapping
 
 from runner.core.conversation import Tool, ToolResult
-from runner.engine.ports import Interrupt, ToolCall
+from runner.ports import Interrupt, ToolCall
 from runner.tools.failure import ToolFailure
 from runner.tools.host.client import Start, ToolHost, boot
 from runner.tools.own.source import OwnSource

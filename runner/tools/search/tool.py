@@ -10,7 +10,7 @@ import os
 from typing import Any
 
 from runner.core.conversation import ToolResult
-from runner.engine.ports import Interrupt, ToolCall
+from runner.ports import Interrupt, ToolCall
 from runner.tools.failure import ToolFailure
 from runner.tools.files.permission import named, require, setting_of
 from runner.tools.files.places import Places, check_regular, explain

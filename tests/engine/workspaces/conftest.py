@@ -15,9 +15,9 @@ from sqlalchemy import select, update
 from runner.core.files.workspace import Workspace
 from runner.core.run import Lease
 from runner.core.spec import JobSpec, NewRun, Submission
-from runner.engine.ports import Interrupt, Prepared
 from runner.engine.workspaces import RunWorkspaces
 from runner.engine.workspaces.around import Around
+from runner.ports import Interrupt, Prepared
 from runner.store import runs as run_store
 from runner.store.connection.database import Database
 from runner.store.steer import jobs

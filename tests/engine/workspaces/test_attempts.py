@@ -18,9 +18,9 @@ from runner.core.permissions import Rule
 from runner.core.run import Ended, Lease, Outcome, Requeued, Waiting
 from runner.core.spec import JobSpec, ParallelTools
 from runner.engine.attempt import Ports, run_attempt
-from runner.engine.ports import Interrupt, Workspaces
 from runner.errors import Interrupted, WorkspaceElsewhere, WorkspaceError
 from runner.llm.scripted import ScriptedModel
+from runner.ports import Interrupt, Workspaces
 from runner.store import ids
 from runner.store.connection.database import Database
 from runner.store.journal import StoredJournal

@@ -11,8 +11,8 @@ from sqlalchemy import update
 
 from runner.core.files.workspace import Workspace
 from runner.core.run import Ended, Lease
-from runner.engine.ports import Interrupt
 from runner.errors import WorkspaceElsewhere, WorkspaceError
+from runner.ports import Interrupt
 from runner.store.connection.database import Database
 from runner.store.tables import runs
 from tests.workspace.repository.made import Made

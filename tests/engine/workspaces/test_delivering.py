@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from runner.core.run import Ended, Lease
-from runner.engine.ports import Interrupt
+from runner.ports import Interrupt
 from runner.store.connection.database import Database
 from tests.workspace.repository.made import Made
 

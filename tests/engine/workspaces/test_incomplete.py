@@ -9,8 +9,8 @@ from collections.abc import Callable
 import pytest
 
 from runner.core.run import Ended
-from runner.engine.ports import Interrupt
 from runner.errors import WorkspaceError
+from runner.ports import Interrupt
 from runner.store.connection.database import Database
 from runner.workspace.git import GitError
 from runner.workspace.worktrees import Worktree

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from runner.core.run import Lease
-from runner.engine.ports import Interrupt
+from runner.ports import Interrupt
 from runner.store.connection.database import Database
 from tests.workspace.repository.made import Made
 

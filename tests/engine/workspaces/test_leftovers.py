@@ -12,9 +12,9 @@ from sqlalchemy import update
 
 from runner.core.files.workspace import Workspace
 from runner.core.run import Ended, Lease
-from runner.engine.ports import Interrupt
 from runner.engine.workspaces.leftovers import Leftover, Pruned, list_workspaces, prune
 from runner.errors import WorkspaceError
+from runner.ports import Interrupt
 from runner.store.connection.database import Database
 from runner.store.tables import runs
 from tests.store.examples import NOW

@@ -12,8 +12,8 @@ import pytest
 from sqlalchemy import update
 
 from runner.core.run import Ended, Lease
-from runner.engine.ports import Interrupt
 from runner.errors import WorkspaceElsewhere, WorkspaceError
+from runner.ports import Interrupt
 from runner.store import workspaces
 from runner.store.connection.database import Database
 from runner.store.tables import runs

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from runner.core.run import Ended, Lease
-from runner.engine.ports import Interrupt
 from runner.engine.workspaces.made import MadeNote
 from runner.errors import Interrupted, WorkspaceError
+from runner.ports import Interrupt
 from runner.store.connection.database import Database
 from tests.workspace.repository.made import Made
 

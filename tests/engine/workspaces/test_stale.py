@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from runner.engine.ports import Interrupt
 from runner.engine.workspaces.made import Made, MadeNote
 from runner.errors import Interrupted, WorkspaceError
+from runner.ports import Interrupt
 from runner.store.connection.database import Database
 
 from .conftest import Claim, Host, claim_again

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from runner.core.run import Lease
-from runner.engine.ports import Interrupt
 from runner.engine.workspaces import COPIES, RunWorkspaces, port
+from runner.ports import Interrupt
 from runner.workspace.identity import MARKER, identify
 from runner.workspace.trees.stores import store_id
 from tests.workspace.repository.made import Made
