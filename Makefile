@@ -34,7 +34,7 @@ sweep: $(ready)
 
 # Random commands, judged by real bash: what runs must be what the rules decided on.
 fuzz: $(ready)
-	$(BIN)/python -m tests.core.permissions.fuzz --seconds 60
+	$(BIN)/python -m tests.permissions.fuzz --seconds 60
 
 bench: $(ready)
 	$(BIN)/python -m bench

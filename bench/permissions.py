@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bench.stage.databases import Databases
 from bench.tables import Table
-from runner.core.permissions import Place, Policy, Request, Rule, Setting, evaluate
+from runner.permissions import Place, Policy, Request, Rule, Setting, evaluate
 
 LEAST = 2_000  # decisions a second
 LENGTH = 80

@@ -15,10 +15,10 @@ from runner.core.hooks.hook import Hook
 from runner.core.journal.entries import Entry, InstructionsRead, TreeCause
 from runner.core.journal.fold import Applied
 from runner.core.journal.view import RunView
-from runner.core.permissions import Permit, Policy, Setting
 from runner.core.run import Ended, Lease
 from runner.core.steps import Effect
 from runner.errors import Interrupted, InterruptReason
+from runner.permissions import Permit, Policy, Setting
 
 
 class Interrupt:

@@ -19,7 +19,7 @@ from bench.audit.record.bulk import Bulk, opened
 from bench.audit.record.conversation import Conversation
 from bench.audit.record.repository import Repository
 from bench.audit.record.vocabulary import Vocabulary
-from runner.core import permissions
+from runner import permissions
 from runner.core.conversation import Tool
 from runner.core.files.workspace import Workspace
 from runner.core.journal.view import Progress

@@ -11,8 +11,8 @@ from sqlalchemy import Row, func, select
 
 from runner.core.files.workspace import Workspace
 from runner.core.money.budget import Limits
-from runner.core.permissions import Rule
 from runner.core.spec import JobSpec, NewRun, Submission
+from runner.permissions import Rule
 from runner.store.connection.database import Database
 from runner.store.steer import jobs
 from runner.store.tables import runs

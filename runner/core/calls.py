@@ -30,9 +30,9 @@ from runner.core.journal.entries import (
     ToolsStarted,
 )
 from runner.core.journal.view import Call, RunView
-from runner.core.permissions import Decision, Request, evaluate
 from runner.core.run import Ended, Waiting
 from runner.core.steps import LocateCalls, Record, RecordShared, Step, settle, stop_at_deadline
+from runner.permissions import Decision, Request, evaluate
 
 MOST_PARALLEL_READS = 8
 

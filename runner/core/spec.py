@@ -14,8 +14,8 @@ from runner.core.ending.verify import Verify
 from runner.core.files.workspace import Workspace
 from runner.core.hooks.hook import Hook
 from runner.core.money.budget import Budget, Limits
-from runner.core.permissions import Default, Rule
 from runner.core.retry import Patience
+from runner.permissions import Default, Rule
 
 Provider = Literal["anthropic", "scripted"]
 ParallelTools = Literal["safe", "all", "off"]

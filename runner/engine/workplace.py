@@ -22,9 +22,9 @@ from runner.core.journal.entries import (
     Verified,
 )
 from runner.core.journal.view import Call, RunView
-from runner.core.permissions import Permit, Setting, digest_of, paths_of
 from runner.core.run import Ended, Lease
 from runner.errors import Interrupted
+from runner.permissions import Permit, Setting, digest_of, paths_of
 from runner.ports import Command, Interrupt, Surroundings, ToolCall, Tools, Workspaces
 
 _MOST_TOOLS_AT_ONCE = 32

@@ -13,7 +13,6 @@ from runner.core.agents.tools import agent_tool, split_tool
 from runner.core.conversation import Tool
 from runner.core.ending.result import RESULT_TOOL, result_tool
 from runner.core.hooks.hook import Hook
-from runner.core.permissions import Rule
 from runner.errors import Problem
 from runner.jobfile.check import Draft
 from runner.jobfile.section import shown
@@ -22,6 +21,7 @@ from runner.jobfile.sections.ending import schema_of
 from runner.jobfile.sections.hooks import ResolveHooks, resolve_hooks
 from runner.jobfile.sections.permissions import Expanded, about_no_agent, about_no_tool, expand
 from runner.jobfile.source import Source, rules_in_copies
+from runner.permissions import Rule
 
 # Takes the names under ``tools`` and the job file's folder, from which own tools are imported.
 # Gives the tools in the order of the names, and (name, what is wrong with it) for each other name.

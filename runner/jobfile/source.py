@@ -9,11 +9,11 @@ from pathlib import Path
 
 from runner.core.files.repository import Asked, LookAtRepository
 from runner.core.files.workspace import Workspace
-from runner.core.permissions import Rule
-from runner.core.permissions.language.copies import with_copies
 from runner.errors import Problem
 from runner.jobfile.content import text_problem
 from runner.jobfile.sections.workspace import WorkspaceDraft, is_url
+from runner.permissions import Rule
+from runner.permissions.copies import with_copies
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ from typing import Any
 from runner.core.hooks.verdict import asks
 from runner.core.journal.events import summarise_input, visible
 from runner.core.journal.view import Call, RunView
-from runner.core.permissions import Decision, Request, digest_of
-from runner.core.permissions.suggestion import suggest
+from runner.permissions import Decision, Request, digest_of
+from runner.permissions.suggestions import suggest
 from runner.store import ids
 from runner.store.connection.statement import Writes
 from runner.store.job.rules import setting_to_json

@@ -23,11 +23,11 @@ from runner.core.journal.fold import Applied, fold
 from runner.core.journal.view import Call, QueuedMessage, RunView
 from runner.core.money.budget import Limits
 from runner.core.money.prices import Tariff
-from runner.core.permissions import Answer
 from runner.core.run import Ended, Lease, Waiting
 from runner.core.spec import JobSpec
 from runner.core.steps import Effect
 from runner.errors import LeaseLost, StaleView, UnreachableError
+from runner.permissions import Answer
 from runner.ports import Observer, Stored
 from runner.store.children.reading import children_waited_for, family_of
 from runner.store.children.starting import (

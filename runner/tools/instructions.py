@@ -15,9 +15,9 @@ from runner.core.files.instructions import (
     MOST_INSTRUCTION_BYTES,
     Instructions,
 )
-from runner.core.permissions import Place, Policy, Rule
-from runner.core.permissions.policy import may_touch
 from runner.core.text.plain import plain
+from runner.permissions import Place, Policy, Rule
+from runner.permissions.decisions import may_touch
 from runner.tools.failure import ToolFailure
 from runner.tools.files.permission import setting_of
 from runner.tools.files.places import Places, open_file

@@ -12,7 +12,7 @@ from typing import Any
 from runner.core.conversation import Tool, ToolResult
 from runner.core.hooks.answer import Said
 from runner.core.journal.entries import InstructionsRead
-from runner.core.permissions import Policy, Setting, digest_of
+from runner.permissions import Policy, Setting, digest_of
 from runner.ports import Command, HookCall, Interrupt, Surroundings, ToolCall
 from runner.tools import shell
 from runner.tools.checking import has_patterns, problem_found_apart

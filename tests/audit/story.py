@@ -13,9 +13,9 @@ from runner.core.conversation import ModelReply, Tool, ToolResult, Usage
 from runner.core.hooks.hook import Hook
 from runner.core.journal.entries import ToolFinished
 from runner.core.money.budget import Limits
-from runner.core.permissions import Rule
 from runner.core.spec import Asking, JobSpec
 from runner.core.steps import RunTools
+from runner.permissions import Rule
 from runner.store.connection.database import Database
 from runner.store.steer import jobs as jobs_store
 from runner.store.steer.approvals import Reply, answer, waiting

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, insert, select, update
 
 from runner.core.conversation import Tool
 from runner.core.journal.events import summarise_input
-from runner.core.permissions import Rule, Setting, digest_of
+from runner.permissions import Rule, Setting, digest_of
 from runner.store import ids
 from runner.store.connection.database import Database
 from runner.store.job.rules import setting_to_json

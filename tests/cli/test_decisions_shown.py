@@ -12,8 +12,8 @@ from sqlalchemy import update
 from runner.cli.summary import summarise
 from runner.core.conversation import ToolResult
 from runner.core.journal.entries import ToolFinished
-from runner.core.permissions import Rule
 from runner.llm.prices import load_prices
+from runner.permissions import Rule
 from runner.store.connection import migrate
 from runner.store.connection.database import Database
 from runner.store.look import decisions

@@ -20,10 +20,10 @@ from runner.core.journal.entries import Entry, ModelCallFailed, ModelReplied, To
 from runner.core.journal.fold import apply, opening
 from runner.core.journal.view import QueuedMessage, RunView
 from runner.core.money.budget import Limits
-from runner.core.permissions import Policy, Rule, Setting
 from runner.core.run import Outcome
 from runner.core.spec import JobSpec
 from runner.core.steps import CallModel, Done, Effect, RunTools
+from runner.permissions import Policy, Rule, Setting
 
 READ = Tool("Read", "Read a file.", {"type": "object"}, read_only=True, repeatable=True)
 GREP = Tool("Grep", "Search files.", {"type": "object"}, read_only=True, repeatable=True)

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 from runner.core.conversation import Tool
 from runner.core.files.workspace import Workspace
 from runner.core.money.budget import Limits
-from runner.core.permissions import Rule
 from runner.core.retry import Patience
 from runner.core.spec import JobSpec
+from runner.permissions import Rule
 
 TEXT = st.text(max_size=20)
 VALUES = st.recursive(

@@ -31,10 +31,10 @@ from runner.core.journal.entries import (
 )
 from runner.core.journal.fold import apply, fold
 from runner.core.journal.view import Call, Counted, QueuedMessage, RunView
-from runner.core.permissions import Answer, Permit, Setting, digest_of
 from runner.core.requests import summary_request
 from runner.core.run import Ended, Requeued, Waiting
 from runner.core.steps import CallModel, CountTokens, Done, Effect, LocateCalls, RunTools, Sleep
+from runner.permissions import Answer, Permit, Setting, digest_of
 from tests.core.sendable import faults
 from tests.core.story import says, thinks, uses
 

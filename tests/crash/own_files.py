@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from runner.core.ending.verify import Verify
 from runner.core.money.budget import Limits
-from runner.core.permissions import Rule
+from runner.permissions import Rule
 from tests.crash.scenario import (
     EDIT_MARK,
     EDITED,

@@ -17,10 +17,10 @@ from runner.core.ending.verify import Verify
 from runner.core.files.workspace import Workspace, WorkspaceMode
 from runner.core.money.budget import Budget, Limits
 from runner.core.money.prices import Terms
-from runner.core.permissions import Rule
 from runner.core.run import EndState
 from runner.core.spec import JobSpec, NewRun, ParallelTools, Submission
 from runner.llm.prices import load_prices
+from runner.permissions import Rule
 from runner.tools.registry import resolve
 from tests.crash import repository
 from tests.messages_api import Break, Reply, text, tool_use

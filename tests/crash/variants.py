@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from runner.core.context.window import Context
 from runner.core.money.budget import Budget, Limits
-from runner.core.permissions import Rule
+from runner.permissions import Rule
 from tests.crash.own_files import OWN_FILES
 from tests.crash.scenario import (
     ANSWERED,

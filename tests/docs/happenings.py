@@ -23,10 +23,10 @@ from runner.core.journal.entries import (
     Verified,
 )
 from runner.core.money.budget import Budget
-from runner.core.permissions import Rule
 from runner.core.run import Ended, Requeued
 from runner.exchange.sessions.lines import ReadingSession
 from runner.exchange.sessions.runs import read_sessions
+from runner.permissions import Rule
 from runner.store import losses, runs, workspaces
 from runner.store.connection.database import Database
 from runner.store.exchange.bringing import bring_in

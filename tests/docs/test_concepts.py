@@ -18,7 +18,9 @@ from runner.core.conversation import ToolOutcome
 from runner.core.ending import finish
 from runner.core.journal import entries, events
 from runner.core.money import budget, spending
-from runner.core.permissions import (
+from runner.core.run import TRANSITIONS
+from runner.engine import dispatcher, worker
+from runner.permissions import (
     AnswerEffect,
     Effect,
     Place,
@@ -29,9 +31,7 @@ from runner.core.permissions import (
     evaluate,
     paths_of,
 )
-from runner.core.permissions.shell import raw
-from runner.core.run import TRANSITIONS
-from runner.engine import dispatcher, worker
+from runner.permissions.shell import raw
 from runner.store import losses, runs, tables, workers
 from runner.store.connection.database import Database
 from runner.store.job import warming

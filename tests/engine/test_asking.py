@@ -13,12 +13,12 @@ from runner.core.conversation import ModelReply, ModelRequest
 from runner.core.files.workspace import Workspace
 from runner.core.journal.entries import Entry
 from runner.core.journal.view import Call, RunView
-from runner.core.permissions import Answer, Rule, digest_of
 from runner.core.run import Ended, Lease, Outcome, Requeued, Waiting
 from runner.core.spec import Asking, JobSpec
 from runner.core.steps import Effect, RunTools
 from runner.engine.attempt import Ports, run_attempt
 from runner.llm.scripted import ScriptedModel
+from runner.permissions import Answer, Rule, digest_of
 from runner.ports import Interrupt, Model
 from runner.store.connection.database import Database
 from runner.store.journal import StoredJournal

@@ -18,13 +18,13 @@ from runner.core.conversation import ModelReply, ModelRequest
 from runner.core.files.workspace import Workspace
 from runner.core.journal.entries import Entry
 from runner.core.journal.view import RunView
-from runner.core.permissions import Rule
 from runner.core.run import Ended, Lease, Outcome, Requeued
 from runner.core.spec import JobSpec, NewRun
 from runner.core.steps import Effect
 from runner.engine.attempt import Ports, run_attempt
 from runner.errors import Interrupted, ModelCallError, StaleView
 from runner.llm.scripted import ScriptedModel
+from runner.permissions import Rule
 from runner.ports import Clock, Interrupt, Journal, Prepared, Surroundings
 from runner.store.connection.database import Database
 from runner.store.look.outputs import tool_output

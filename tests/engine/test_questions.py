@@ -11,9 +11,9 @@ import pytest
 from sqlalchemy import Connection, update
 
 from runner.core.author import Author
-from runner.core.permissions import Rule
 from runner.core.spec import Asking
 from runner.engine.questions import Questions
+from runner.permissions import Rule
 from runner.store.connection.database import Database
 from runner.store.job.rules import list_rules, revoke
 from runner.store.steer import control

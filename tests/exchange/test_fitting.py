@@ -13,9 +13,9 @@ from runner import wiring
 from runner.core.ending.verify import Verify
 from runner.core.files.workspace import Workspace
 from runner.core.journal.view import Failure, OpenCall, Progress
-from runner.core.permissions import Rule
 from runner.core.spec import JobSpec
 from runner.exchange.fitting import misfit
+from runner.permissions import Rule
 from runner.settings import Settings
 from tests.store.asked import ASKING
 

@@ -10,8 +10,8 @@ import pytest
 from runner.core.agents.agent import AgentType, Coordinator
 from runner.core.agents.spec import spec_of
 from runner.core.money.budget import Limits
-from runner.core.permissions import Rule
 from runner.core.spec import JobSpec
+from runner.permissions import Rule
 
 from .conftest import Load, Problems
 

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from runner.core.context.window import Context
 from runner.core.ending.verify import Verify
 from runner.core.money.budget import Budget, Limits
-from runner.core.permissions import Rule
 from runner.core.retry import Patience
 from runner.jobfile.check import KEYS, Items, check
 from runner.jobfile.sections.ending import SchemaDraft
 from runner.jobfile.sections.workspace import WorkspaceDraft, is_url
 from runner.jobfile.texts import Text
+from runner.permissions import Rule
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from runner.core.conversation import ToolOutcome
-from runner.core.permissions import Permit, Policy, Request, digest_of, evaluate, paths_of
+from runner.permissions import Permit, Policy, Request, digest_of, evaluate, paths_of
 from runner.ports import Interrupt, Surroundings, ToolCall
 from runner.settings import Settings
 from runner.tools.builtin import BUILTIN

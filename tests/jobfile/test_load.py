@@ -8,10 +8,10 @@ import pytest
 
 from runner.core.files.workspace import Workspace
 from runner.core.money.budget import Limits
-from runner.core.permissions import Rule
 from runner.core.spec import JobSpec, NewRun
 from runner.errors import Problem, SpecError
 from runner.jobfile.load import load
+from runner.permissions import Rule
 
 from .conftest import PRICES, Load, Problems, find_functions, find_repository, resolve_names
 

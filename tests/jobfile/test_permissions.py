@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.core.permissions import Rule
-from runner.core.permissions.language.tiers import Mode, rules_of
 from runner.core.spec import Asking, JobSpec
 from runner.jobfile.check import check
 from runner.jobfile.sections.permissions import EFFECTS
+from runner.permissions import Rule
+from runner.permissions.modes import Mode, rules_of
 
 from .conftest import Load, Problems
 

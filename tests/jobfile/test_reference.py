@@ -14,9 +14,6 @@ from runner.core.context.window import Context
 from runner.core.ending.verify import Verify
 from runner.core.hooks.hook import Hook
 from runner.core.money.budget import Budget, Limits
-from runner.core.permissions import Rule
-from runner.core.permissions.examples import matches
-from runner.core.permissions.language.syntax import problem
 from runner.core.retry import Patience
 from runner.jobfile.check import KEYS, check
 from runner.jobfile.section import seconds_in
@@ -24,6 +21,9 @@ from runner.jobfile.sections.bounds import LEAST_CHARACTERS, MOST_CHARACTERS, MO
 from runner.jobfile.sections.options import RESERVED_HEADERS, RESERVED_OPTIONS
 from runner.jobfile.sections.permissions import RULE_KEYS
 from runner.jobfile.sections.workspace import WorkspaceDraft
+from runner.permissions import Rule
+from runner.permissions.examples import matches
+from runner.permissions.rules import problem
 
 REFERENCE = (Path(__file__).parents[2] / "docs/job-file.md").read_text()
 

@@ -10,8 +10,8 @@ import pytest
 
 from runner.core.ending.result import result_tool
 from runner.core.files.workspace import Workspace
-from runner.core.permissions import Rule
 from runner.core.spec import JobSpec
+from runner.permissions import Rule
 
 from .conftest import COMMIT, Load, Problems
 

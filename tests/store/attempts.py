@@ -12,10 +12,10 @@ from runner.core.conversation import Block, ModelReply, ToolResult, Usage
 from runner.core.journal.entries import Entry, ModelCallFailed, ToolFinished
 from runner.core.journal.view import RunView
 from runner.core.money.prices import FREE, Tariff
-from runner.core.permissions import Setting
 from runner.core.run import Lease
 from runner.core.spec import JobSpec
 from runner.core.steps import CallModel, Effect, LocateCalls, RunTools
+from runner.permissions import Setting
 from runner.store import runs as runs_store
 from runner.store.connection.database import Database
 from runner.store.journal import StoredJournal

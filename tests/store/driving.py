@@ -23,7 +23,6 @@ from runner.core.journal.entries import (
 from runner.core.journal.fold import fold
 from runner.core.journal.view import Call, RunView
 from runner.core.money.budget import Limits, Reservation
-from runner.core.permissions import Place, Rule, Setting, paths_of
 from runner.core.requests import turn_request
 from runner.core.run import Lease, Waiting
 from runner.core.spec import JobSpec
@@ -37,6 +36,7 @@ from runner.core.steps import (
     RunVerify,
     Sleep,
 )
+from runner.permissions import Place, Rule, Setting, paths_of
 from runner.store import runs
 from runner.store.connection.database import Database
 from runner.store.journal import StoredJournal

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from runner.core.conversation import Tool
-from runner.core.permissions import Rule
 from runner.core.spec import JobSpec, NewRun, Submission
+from runner.permissions import Rule
 
 NOW = 1_700_000_000.0
 

@@ -13,9 +13,9 @@ from runner.core.files.doubt import undo_needed
 from runner.core.files.workspace import Workspace
 from runner.core.journal.entries import Delivered, Entry, ToolFinished, TreeRecorded, Verified
 from runner.core.journal.view import RunView
-from runner.core.permissions import Rule
 from runner.core.spec import JobSpec, ParallelTools
 from runner.core.steps import Deliver, Effect, RunTools, RunVerify
+from runner.permissions import Rule
 from runner.store.connection.database import Database
 from tests.store.driving import SPEC, Driver
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 from sqlalchemy import update
 
-from runner.core.permissions import Decision, Policy, Request, Rule, Setting, digest_of, evaluate
 from runner.core.spec import Asking
 from runner.errors import NotFoundError, UsageError
+from runner.permissions import Decision, Policy, Request, Rule, Setting, digest_of, evaluate
 from runner.store.connection.database import Database
 from runner.store.job.rules import list_rules
 from runner.store.steer import new_rules

@@ -13,8 +13,8 @@ from sqlalchemy import select, text
 from runner.core.author import RUNNER, UNKNOWN, Author
 from runner.core.journal.events import Event, signed_event
 from runner.core.money.budget import Budget
-from runner.core.permissions import Rule
 from runner.core.spec import Asking
+from runner.permissions import Rule
 from runner.store import workspaces
 from runner.store.connection.database import Database
 from runner.store.job import rules

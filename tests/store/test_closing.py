@@ -9,9 +9,9 @@ from sqlalchemy import select, update
 
 from runner.core.conversation import ModelReply
 from runner.core.journal.entries import CallsDecided, RunSettled
-from runner.core.permissions import Decision
 from runner.core.run import Ended
 from runner.core.steps import Done, RunTools
+from runner.permissions import Decision
 from runner.store.connection.database import Database
 from runner.store.journal import StoredJournal
 from runner.store.steer import revive

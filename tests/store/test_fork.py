@@ -12,9 +12,9 @@ from runner.core.conversation import ToolResult, Usage
 from runner.core.files.workspace import Workspace
 from runner.core.journal.entries import ToolFinished, TreeRecorded
 from runner.core.money.budget import Limits
-from runner.core.permissions import Rule
 from runner.core.steps import CallModel
 from runner.errors import UsageError
+from runner.permissions import Rule
 from runner.store import ids
 from runner.store.connection.database import Database
 from runner.store.look import decisions, queries, transcript

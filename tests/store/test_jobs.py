@@ -13,10 +13,10 @@ from sqlalchemy import Row, select
 
 from runner.core.files.workspace import Workspace
 from runner.core.journal.fold import opening
-from runner.core.permissions import Rule
 from runner.core.run import Lease
 from runner.core.spec import JobSpec, NewRun
 from runner.errors import UsageError
+from runner.permissions import Rule
 from runner.store.connection.database import Database
 from runner.store.journal import StoredJournal
 from runner.store.steer import jobs as jobs_store

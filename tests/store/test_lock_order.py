@@ -13,9 +13,9 @@ from sqlalchemy import Connection, update
 
 from runner.core.author import Author
 from runner.core.money.budget import Budget
-from runner.core.permissions import Rule
 from runner.core.steps import CallModel
 from runner.errors import LeaseLost
+from runner.permissions import Rule
 from runner.store import losses
 from runner.store.children.starting import lock_tree
 from runner.store.children.waking import attend

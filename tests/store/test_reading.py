@@ -10,8 +10,8 @@ from sqlalchemy import Connection, update
 from runner.core.author import Author
 from runner.core.conversation import Usage
 from runner.core.money.prices import Spending
-from runner.core.permissions import Rule
 from runner.llm.prices import load_prices
+from runner.permissions import Rule
 from runner.store.connection.database import Database
 from runner.store.job.rules import lock_rules, remember_rules
 from runner.store.look import transcript

@@ -13,11 +13,11 @@ from runner.core.conversation import ToolResult
 from runner.core.ending.verify import Verify
 from runner.core.files.workspace import Workspace
 from runner.core.journal.entries import ToolFinished, TreeRecorded, Verified
-from runner.core.permissions import Rule
 from runner.core.requests import turn_request
 from runner.core.run import Ended
 from runner.core.spec import JobSpec
 from runner.core.steps import CallModel, Done, RunTools, RunVerify
+from runner.permissions import Rule
 from runner.store.connection.database import Database
 from runner.store.steer import revive
 from runner.store.steer.control import Target, cancel

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from runner.core.author import Author
-from runner.core.permissions import Decision, Policy, Request, Rule, evaluate
 from runner.errors import UsageError
+from runner.permissions import Decision, Policy, Request, Rule, evaluate
 from runner.store.connection.database import Database
 from runner.store.job.rules import list_rules, revoke
 from runner.store.steer import approvals as approvals_module

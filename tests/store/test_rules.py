@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from runner.core.author import Author
-from runner.core.permissions import Place, Policy, Rule, Setting
 from runner.errors import NotFoundError, UsageError
+from runner.permissions import Place, Policy, Rule, Setting
 from runner.store.connection.database import Database
 from runner.store.job.rules import (
     StoredRule,

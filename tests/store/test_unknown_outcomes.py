@@ -11,11 +11,11 @@ from sqlalchemy import Row, select
 from runner.core.conversation import Tool
 from runner.core.files.doubt import OUTCOME_UNKNOWN
 from runner.core.files.workspace import Workspace
-from runner.core.permissions import Rule, digest_of
 from runner.core.run import Waiting
 from runner.core.spec import Asking, JobSpec
 from runner.core.steps import CallModel, Done, LocateCalls, RunTools
 from runner.errors import UsageError
+from runner.permissions import Rule, digest_of
 from runner.store import losses
 from runner.store.connection.database import Database
 from runner.store.job.rules import asked_for

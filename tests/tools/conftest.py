@@ -14,16 +14,7 @@ import pytest
 from hypothesis import settings
 
 from runner.core.conversation import Tool, ToolResult
-from runner.core.permissions import (
-    Answer,
-    Decision,
-    Default,
-    Effect,
-    Permit,
-    Policy,
-    Rule,
-    digest_of,
-)
+from runner.permissions import Answer, Decision, Default, Effect, Permit, Policy, Rule, digest_of
 from runner.ports import Interrupt, Surroundings, ToolCall
 from runner.tools.builtin import BUILTIN
 from runner.tools.toolbox import LocalTools

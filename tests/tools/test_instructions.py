@@ -13,7 +13,7 @@ from runner.core.files.instructions import (
     Instructions,
     with_instructions,
 )
-from runner.core.permissions import Policy, Rule
+from runner.permissions import Policy, Rule
 from runner.ports import Surroundings
 from runner.tools.files.places import Places
 from runner.tools.instructions import read_instructions

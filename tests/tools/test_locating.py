@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.core.permissions import Place
+from runner.permissions import Place
 from runner.ports import Surroundings
 from runner.tools.toolbox import LocalTools
 

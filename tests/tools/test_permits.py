@@ -12,8 +12,8 @@ import pytest
 
 import runner
 from runner.core.conversation import Tool
-from runner.core.permissions import Place, Policy, Request, Setting, evaluate, permit
-from runner.core.permissions.policy import may_touch
+from runner.permissions import Place, Policy, Request, Setting, authorization, evaluate
+from runner.permissions.decisions import may_touch
 from runner.ports import Interrupt
 
 from .conftest import Workbench, approved
@@ -246,7 +246,7 @@ def swap_after_deciding(monkeypatch: pytest.MonkeyPatch, folder: Path, other: Pa
         decided.append(decision.effect)
         return decision
 
-    monkeypatch.setattr(permit, "may_touch", decide)
+    monkeypatch.setattr(authorization, "may_touch", decide)
     return decided
 
 

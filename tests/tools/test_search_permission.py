@@ -13,7 +13,7 @@ from hypothesis import example
 from hypothesis import given as with_values
 from hypothesis import strategies as st
 
-from runner.core.permissions import Decision, Permit, Place, Policy, Rule, Setting
+from runner.permissions import Decision, Permit, Place, Policy, Rule, Setting
 from runner.ports import Interrupt
 from runner.tools.search.permission import packed, shown
 from runner.tools.search.walk import open_in_place, regular_files

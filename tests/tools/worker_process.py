@@ -10,8 +10,8 @@ import sys
 import threading
 from pathlib import Path
 
-from runner.core.permissions import Decision, Permit, Policy, Rule, digest_of
 from runner.errors import Interrupted
+from runner.permissions import Decision, Permit, Policy, Rule, digest_of
 from runner.ports import Interrupt, Surroundings, ToolCall
 from runner.tools.builtin import BUILTIN
 from runner.tools.toolbox import LocalTools

@@ -13,7 +13,7 @@ from bench.audit.record.bulk import Bulk
 from bench.audit.record.repository import Repository
 from bench.audit.record.totals import Totals
 from runner.core.journal.events import shorten, summarise_input
-from runner.core.permissions import Setting
+from runner.permissions import Setting
 from runner.store.job.rules import setting_to_json
 from runner.tools.output import MOST_CHARACTERS
 

@@ -18,9 +18,9 @@ from runner.settings import Settings
 
 if TYPE_CHECKING:
     from runner.core.agents.agent import AgentType
-    from runner.core.permissions import Decision, Policy, Request
-    from runner.core.permissions.aspects import Aspect
     from runner.core.spec import JobSpec
+    from runner.permissions import Decision, Policy, Request
+    from runner.permissions.accesses import Aspect
     from runner.store.job.rules import StoredRule
 
 
@@ -108,7 +108,7 @@ def _list(spec: JobSpec, type_: AgentType | None, as_json: bool) -> None:
 
 def _read(calls: Sequence[str]) -> list[tuple[str, str, dict[str, Any]]]:
     """Each call as it was written, with its tool and input. Raises UsageError."""
-    from runner.core.permissions.examples import call_of
+    from runner.permissions.examples import call_of
 
     read = []
     for text in calls:
@@ -136,7 +136,7 @@ def _check(
     """
     from runner.cli.permissions.scene import Scene
     from runner.core.agents.spec import spec_of
-    from runner.core.permissions import Decision, Policy, evaluate
+    from runner.permissions import Decision, Policy, evaluate
 
     policy = Policy(spec.rules, spec.asking.default)
     tools = spec.tools
@@ -161,7 +161,7 @@ def _check(
 
 def _parts(policy: Policy, request: Request) -> list[dict[str, Any]]:
     """What the rules say of each command and each redirect of a compound command by itself."""
-    from runner.core.permissions.policy import evaluate_each
+    from runner.permissions.decisions import evaluate_each
 
     if request.tool != "Bash":
         return []
@@ -173,7 +173,7 @@ def _parts(policy: Policy, request: Request) -> list[dict[str, Any]]:
 
 
 def _shown(aspect: Aspect) -> str:
-    from runner.core.permissions.aspects import File
+    from runner.permissions.accesses import File
 
     if not isinstance(aspect, File):
         return aspect.shown

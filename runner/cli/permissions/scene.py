@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner.core.permissions import Place, Request, paths_of
-from runner.core.permissions.language.syntax import READING, WRITING
+from runner.permissions import Place, Request, paths_of
+from runner.permissions.rules import READING, WRITING
 from runner.ports import Surroundings
 from runner.tools.failure import ToolFailure
 from runner.tools.files.permission import locate

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from runner.core.conversation import ToolResult
 from runner.core.money.budget import Charged
-from runner.core.permissions import Rule
+from runner.permissions import Rule
 
 AGENT_SOURCE = "agent"  # of the tool that starts one
 SPLIT_SOURCE = "split"  # of the tool by which a coordinator gives its parts

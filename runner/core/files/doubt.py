@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 from runner.core.hooks.lookup import undoes_hook
 from runner.core.journal.view import Call, RunView
-from runner.core.permissions import Decision, Request
-from runner.core.permissions.about import is_about
+from runner.permissions import Decision, Request
+from runner.permissions.decisions import is_about
 
 OUTCOME_UNKNOWN = "its worker died while it ran, and whether it took effect is not known"
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from runner.core.permissions import Rule
+from runner.permissions import Rule
 
 WorkspaceMode = Literal["shared", "copy", "git", "none"]
 OnUnknown = Literal["tell", "ask"]

@@ -10,9 +10,9 @@ from runner.core.ending.result import RESULT_SOURCE
 from runner.core.hooks.hook import Hook, HookEvent
 from runner.core.hooks.run import HookRun
 from runner.core.journal.view import Call, RunView
-from runner.core.permissions import Request, Rule
-from runner.core.permissions.about import is_about
 from runner.core.spec import JobSpec
+from runner.permissions import Request, Rule
+from runner.permissions.decisions import is_about
 
 # A call with one of these has not run: it was refused before, or as it was about to begin.
 _NEVER_RAN: frozenset[ToolOutcome] = frozenset({"denied", "unknown_tool", "invalid_input"})

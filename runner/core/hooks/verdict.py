@@ -10,8 +10,8 @@ from runner.core.hooks.run import HookAnswer, HookResult, HookRun
 from runner.core.journal.entries import UserMessageAdded
 from runner.core.journal.events import shorten
 from runner.core.journal.view import Call, RunView
-from runner.core.permissions import Decision
 from runner.core.steps import Record, Step
+from runner.permissions import Decision
 
 _LONGEST_NAME = 100
 _LONGEST_REASON = 1_000

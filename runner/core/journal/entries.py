@@ -13,8 +13,8 @@ from runner.core.files.instructions import Instructions
 from runner.core.hooks.hook import HookEvent
 from runner.core.hooks.run import HookResult
 from runner.core.money.budget import Reservation
-from runner.core.permissions import Decision, Setting
 from runner.core.run import Outcome
+from runner.permissions import Decision, Setting
 
 OUR_OWN_FAILURES = frozenset({"worker_lost", "shutdown"})
 

@@ -38,8 +38,8 @@ from runner.core.journal.entries import (
 )
 from runner.core.journal.fold import Applied
 from runner.core.journal.view import RunView
-from runner.core.permissions import Decision
 from runner.core.run import Ended, Outcome, Requeued, Waiting
+from runner.permissions import Decision
 
 INPUT_SUMMARY_LENGTH = 100
 OUTPUT_SUMMARY_LENGTH = 80

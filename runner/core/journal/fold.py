@@ -67,9 +67,9 @@ from runner.core.journal.view import (
     RunView,
     Stop,
 )
-from runner.core.permissions import Setting
 from runner.core.run import Ended, Outcome, Requeued, Waiting
 from runner.core.spec import JobSpec
+from runner.permissions import Setting
 
 
 @dataclass(frozen=True, slots=True)

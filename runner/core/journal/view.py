@@ -14,9 +14,9 @@ from runner.core.ending.verify import Verification
 from runner.core.hooks.run import Hooked, HookRun
 from runner.core.money.budget import Ceiling, Charged, Limits, Purse, Reservation
 from runner.core.money.prices import Tariff
-from runner.core.permissions import Answer, Decision, Policy, Setting
 from runner.core.run import Outcome
 from runner.core.spec import JobSpec
+from runner.permissions import Answer, Decision, Policy, Setting
 
 
 @dataclass(frozen=True, slots=True)

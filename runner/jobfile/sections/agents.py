@@ -12,8 +12,6 @@ from runner.core.agents.agent import AGENT_TOOL, SPLIT_TOOL, AgentType, AgentWor
 from runner.core.conversation import Tool
 from runner.core.ending.result import RESULT_TOOL
 from runner.core.money.budget import Limits
-from runner.core.permissions import Rule
-from runner.core.permissions.language.patterns import AGENT_NAME
 from runner.errors import Problem
 from runner.jobfile.lines import place
 from runner.jobfile.section import Section, shown
@@ -27,6 +25,8 @@ from runner.jobfile.sections.bounds import (
 from runner.jobfile.sections.ending import SCHEMA_KEYS, SchemaDraft, check_schema, schema_of
 from runner.jobfile.sections.permissions import EFFECTS, about_no_tool, rules_in
 from runner.jobfile.texts import Text, read_text, system_of
+from runner.permissions import Rule
+from runner.permissions.rules import AGENT_NAME
 
 AGENT_LIMITS = ("max_turns", "token_ceiling", "cost_ceiling_usd", "working_time", "deadline")
 AGENT_KEYS = (

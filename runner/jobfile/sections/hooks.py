@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 from runner.core.hooks.hook import Hook, HookEvent, OnHookFailure
-from runner.core.permissions import Rule
-from runner.core.permissions.language.syntax import problem
 from runner.errors import Problem
 from runner.jobfile.lines import Part, place
 from runner.jobfile.section import Section, kind, shown
 from runner.jobfile.sections.permissions import about_no_tool
+from runner.permissions import Rule
+from runner.permissions.rules import problem
 
 # Takes names of functions and the job file's folder, from which they are imported. Gives, by name,
 # each as the job stores it, and (name, what is wrong with it) for each other name.

@@ -7,23 +7,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast, get_args
 
-from runner.core.permissions import Default, Effect, Rule
-from runner.core.permissions.examples import matches
-from runner.core.permissions.language.claude import Taken, from_settings
-from runner.core.permissions.language.patterns import AgentPattern
-from runner.core.permissions.language.syntax import (
-    allows_nothing,
-    concerns,
-    name_of,
-    parse,
-    problem,
-)
-from runner.core.permissions.language.tiers import Mode, rules_of
 from runner.core.spec import Asking, OnTimeout
 from runner.core.text.strict_json import KeyTwiceError, read_json
 from runner.errors import Problem
 from runner.jobfile.content import line_problem, read_bytes
 from runner.jobfile.section import Section, kind, shown
+from runner.permissions import Default, Effect, Rule
+from runner.permissions.claude_settings import Taken, from_settings
+from runner.permissions.examples import matches
+from runner.permissions.modes import Mode, rules_of
+from runner.permissions.rules import AgentPattern, allows_nothing, concerns, name_of, parse, problem
 
 # Deny is stored and listed first, as it is looked at first.
 EFFECTS: tuple[Effect, ...] = ("deny", "ask", "allow")

@@ -14,9 +14,9 @@ from runner.core.files.workspace import (
     OnUnknown,
     WorkspaceMode,
 )
-from runner.core.permissions import Rule
 from runner.jobfile.section import Section, shown
 from runner.jobfile.sections.permissions import rules_in
+from runner.permissions import Rule
 
 WORKSPACE_KEYS = (
     "mode",

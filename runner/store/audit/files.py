@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from sqlalchemy import ColumnElement, Connection, Row, Select, and_, or_, select, tuple_
 
-from runner.core.permissions.shell import analyse
 from runner.core.rows import Column, Rows
+from runner.permissions.shell import analyse
 from runner.store import ids
 from runner.store.audit.filters import Filters
 from runner.store.audit.finding.calls import (

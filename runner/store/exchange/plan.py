@@ -9,13 +9,13 @@ from types import SimpleNamespace
 from typing import IO, Any, Literal
 
 from runner.core.journal.view import Progress
-from runner.core.permissions import Setting
 from runner.core.spec import JobSpec
 from runner.errors import UsageError
 from runner.exchange.checks import JobCheck, Place, RunCheck, check_id
 from runner.exchange.fitting import misfit
 from runner.exchange.lines import Line, Reading, encoded_row
 from runner.exchange.shapes import Shape
+from runner.permissions import Setting
 from runner.store.exchange.shapes import JOB_TABLES, RUN_TABLES, SHAPES
 from runner.store.job.rules import setting_from_json
 from runner.store.rows.progress import progress_from_row

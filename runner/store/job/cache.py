@@ -9,8 +9,8 @@ from sqlalchemy import Connection, select
 
 from runner.core.agents.agent import lineage
 from runner.core.agents.spec import spec_of
-from runner.core.permissions import Policy, Rule
 from runner.core.spec import JobSpec
+from runner.permissions import Policy, Rule
 from runner.store.children.types import agent_types
 from runner.store.job.rules import policy_for, rules_at
 from runner.store.tables import jobs

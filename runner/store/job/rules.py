@@ -15,10 +15,10 @@ from sqlalchemy import Connection, Row, func, insert, select, update
 from runner.core.agents.agent import lineage
 from runner.core.author import Author
 from runner.core.journal.events import shorten, signed_event
-from runner.core.permissions import Effect, Place, Policy, Rule, Setting
-from runner.core.permissions.rule import REMEMBERED
 from runner.core.spec import JobSpec
 from runner.errors import NotFoundError, UsageError
+from runner.permissions import Effect, Place, Policy, Rule, Setting
+from runner.permissions.rules import REMEMBERED
 from runner.store import ids
 from runner.store.connection.database import Database
 from runner.store.steer.job_events import add_job_events

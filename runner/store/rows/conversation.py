@@ -9,7 +9,7 @@ from sqlalchemy import Connection, bindparam, select
 
 from runner.core.conversation import Message, tool_uses
 from runner.core.journal.view import Call
-from runner.core.permissions import Answer, Decision, Ground, Rule
+from runner.permissions import Answer, Decision, Ground, Rule
 from runner.store.connection.statement import find
 from runner.store.job.rules import setting_from_json
 from runner.store.tables import approvals, blocks, tool_calls

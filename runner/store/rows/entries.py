@@ -45,8 +45,8 @@ from runner.core.journal.entries import (
 from runner.core.journal.events import events_of, shorten, visible
 from runner.core.journal.fold import Applied
 from runner.core.journal.view import Call, RunView
-from runner.core.permissions import Decision
 from runner.core.run import Ended, Lease, Outcome, Requeued, Waiting
+from runner.permissions import Decision
 from runner.store.asking import Questions
 from runner.store.connection.statement import Writes
 from runner.store.rows.compactions import compaction_row

@@ -14,11 +14,11 @@ from sqlalchemy import Connection, Row, select
 
 from runner.core.author import Author
 from runner.core.journal.events import INPUT_SUMMARY_LENGTH, shorten
-from runner.core.permissions import Rule
-from runner.core.permissions.language import syntax
-from runner.core.permissions.rule import REMEMBERED
 from runner.core.run import ENDED
 from runner.errors import NotFoundError, UsageError
+from runner.permissions import Rule
+from runner.permissions import rules as syntax
+from runner.permissions.rules import REMEMBERED
 from runner.store.connection.database import Database
 from runner.store.connection.driver import to_json
 from runner.store.job.rules import lock_rules, remember_rules

@@ -8,9 +8,9 @@ from functools import partial
 
 from sqlalchemy import Connection, exists, literal_column, select, update
 
-from runner.core.permissions import AnswerEffect, Decision, Request, Rule, evaluate
-from runner.core.permissions.rule import REMEMBERED
 from runner.core.spec import JobSpec
+from runner.permissions import AnswerEffect, Decision, Request, Rule, evaluate
+from runner.permissions.rules import REMEMBERED
 from runner.store.connection.database import Database
 from runner.store.job.rules import lock_rules, policy_for, rules_at
 from runner.store.look.decisions import IS_OPEN

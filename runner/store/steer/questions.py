@@ -21,8 +21,8 @@ from runner.core.journal.events import (
     signed_event,
     summarise_input,
 )
-from runner.core.permissions import AnswerEffect, Setting
 from runner.core.run import ENDED
+from runner.permissions import AnswerEffect, Setting
 from runner.store.children.types import agent_types
 from runner.store.connection.database import Database
 from runner.store.job.rules import setting_from_json

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from runner.core.permissions import Place, Request, Setting, paths_of
+from runner.permissions import Place, Request, Setting, paths_of
 from runner.ports import Surroundings, ToolCall
 from runner.tools.failure import ToolFailure
 from runner.tools.files.places import Places, inside, resolve, unusable

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from runner.core.permissions import Answer, Decision, Permit, Place, Policy, Rule, Setting
-from runner.core.permissions.language.syntax import names, parse, problem
-from runner.core.permissions.policy import Narrowing
+from runner.permissions import Answer, Decision, Permit, Place, Policy, Rule, Setting
+from runner.permissions.decisions import Narrowing
+from runner.permissions.rules import names, parse, problem
 from runner.tools.search.screen import Screen
 
 # Of a policy's own rules, then of each of those that narrow it: the positions of some of them.

@@ -6,9 +6,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from runner.core.permissions import Rule, Setting
-from runner.core.permissions.language.paths import PathPattern, Steps, is_below
-from runner.core.permissions.language.syntax import parse
+from runner.permissions import Rule, Setting
+from runner.permissions.paths import PathPattern, Steps, is_below
+from runner.permissions.rules import parse
 
 _LONGEST_NAME = 255
 

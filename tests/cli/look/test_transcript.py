@@ -15,7 +15,7 @@ from sqlalchemy import Connection
 from runner.cli.look.reading.compose import reading
 from runner.cli.look.reading.terminal import Look, lines_of
 from runner.core.author import Author
-from runner.core.permissions import Rule
+from runner.permissions import Rule
 from runner.settings import Settings
 from runner.store.connection.database import Database
 from runner.store.job.rules import lock_rules, remember_rules

@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Connection, insert, update
 
 from runner.core.conversation import Block, Tool
-from runner.core.permissions import Rule
+from runner.permissions import Rule
 from runner.store.connection.database import Database
 from runner.store.tables import blocks, events, model_calls, runs, tool_calls
 from tests.store.attempts import submit_one

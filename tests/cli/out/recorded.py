@@ -16,10 +16,10 @@ from runner.core.ending.result import result_tool
 from runner.core.ending.verify import Verify
 from runner.core.files.workspace import Workspace
 from runner.core.journal.entries import Delivered, ToolFinished, TreeRecorded, Verified
-from runner.core.permissions import Rule
 from runner.core.run import Ended
 from runner.core.spec import JobSpec
 from runner.core.steps import Deliver, RunTools, RunVerify
+from runner.permissions import Rule
 from runner.store.connection.database import Database
 from runner.store.steer import jobs as jobs_store
 from runner.store.tables import runs

@@ -17,8 +17,8 @@ from sqlalchemy import select
 
 from runner.cli.out.results import _cell
 from runner.core.ending.result import RESULT_TOOL, result_tool
-from runner.core.permissions import Rule
 from runner.core.spec import JobSpec
+from runner.permissions import Rule
 from runner.store.connection.database import Database
 from runner.store.steer import jobs as jobs_store
 from runner.store.steer.control import Target, cancel

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from runner.core.journal.entries import RunSettled
-from runner.core.permissions import Rule
 from runner.core.run import Ended, Waiting
 from runner.core.spec import Asking
+from runner.permissions import Rule
 from runner.store.connection.database import Database
 from runner.store.steer.approvals import Reply, answer
 from runner.store.steer.control import Target, cancel

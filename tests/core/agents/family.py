@@ -29,9 +29,9 @@ from runner.core.journal.entries import (
 )
 from runner.core.journal.view import Call
 from runner.core.money.budget import Charged
-from runner.core.permissions import Permit, Setting, digest_of
 from runner.core.run import Ended, Waiting
 from runner.core.steps import CallModel, Done, Effect, EndChildren
+from runner.permissions import Permit, Setting, digest_of
 from tests.core.story import TOOLS, says
 from tests.core.world import World
 

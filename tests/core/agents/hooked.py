@@ -13,9 +13,9 @@ from runner.core.hooks.run import HookAnswer, HookResult
 from runner.core.hooks.verdict import refuses
 from runner.core.journal.entries import ChildrenStarted, Entry, HookFinished, HookStarted
 from runner.core.journal.view import Call
-from runner.core.permissions import Answer
 from runner.core.run import Ended
 from runner.core.steps import Done, Effect, RunHook
+from runner.permissions import Answer
 from tests.core.agents.family import Family, asks
 
 HOOKS = (

@@ -9,8 +9,8 @@ from runner.core.agents.agent import AGENT_TOOL, SPLIT_TOOL, Coordinator, NewChi
 from runner.core.conversation import Block, ModelReply, ToolResult, Usage
 from runner.core.journal.entries import ChildrenStarted, ModelReplied
 from runner.core.money.budget import Charged, Limits
-from runner.core.permissions import Setting
 from runner.core.steps import CallModel, Effect
+from runner.permissions import Setting
 from tests.core.agents.family import SPLIT, TYPES, WITH_AGENTS, asks, splits
 from tests.core.story import Story, a_run, a_spec, uses
 

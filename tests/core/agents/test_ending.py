@@ -16,10 +16,10 @@ from runner.core.hooks.hook import Hook
 from runner.core.hooks.run import HookAnswer, HookResult
 from runner.core.journal.entries import Delivered, HookFinished, ToolFinished, TreeRecorded
 from runner.core.money.budget import Limits
-from runner.core.permissions import Answer, Rule, Setting, digest_of
 from runner.core.run import Ended, Requeued, Waiting
 from runner.core.spec import Asking
 from runner.core.steps import CallModel, Deliver, Effect, EndChildren, LocateCalls, RunHook
+from runner.permissions import Answer, Rule, Setting, digest_of
 from tests.core.agents.family import TYPES, WITH_AGENTS
 from tests.core.agents.hooked import Hooked
 from tests.core.agents.telling import Parent, asks

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from runner.core.agents.agent import AGENT_TOOL, Coordinator
 from runner.core.money.budget import Limits
 from runner.core.money.prices import Rates, Tariff
-from runner.core.permissions import Rule
 from runner.core.spec import Asking
+from runner.permissions import Rule
 from tests.core.agents.family import (
     NAMES_OF_COORDINATORS,
     SPLIT,

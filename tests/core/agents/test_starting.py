@@ -16,9 +16,9 @@ from runner.core.journal.events import events_of
 from runner.core.journal.fold import apply, fold
 from runner.core.money.budget import Limits
 from runner.core.money.prices import FREE
-from runner.core.permissions import Answer, Rule, Setting, digest_of
 from runner.core.run import Ended, Waiting
 from runner.core.steps import CallModel, LocateCalls, RecordShared, RunHook
+from runner.permissions import Answer, Rule, Setting, digest_of
 from tests.core.agents.family import REVIEWER
 from tests.core.agents.telling import Parent, asks
 from tests.core.story import RULES, outcome_of, started, uses

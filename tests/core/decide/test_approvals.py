@@ -9,10 +9,10 @@ import pytest
 from runner.core.conversation import ModelReply, Usage
 from runner.core.journal.entries import ModelReplied
 from runner.core.money.budget import Limits
-from runner.core.permissions import Answer, AnswerEffect, Place, Rule, Setting, digest_of
 from runner.core.run import Ended, Waiting
 from runner.core.spec import Asking
 from runner.core.steps import CallModel, Done, Effect, LocateCalls, RunTools
+from runner.permissions import Answer, AnswerEffect, Place, Rule, Setting, digest_of
 from tests.core.story import RULES, Story, several
 
 PARKED = Done(Waiting("approval"))

@@ -19,10 +19,10 @@ from runner.core.journal.entries import (
     ToolFinished,
     ToolsStarted,
 )
-from runner.core.permissions import Answer, Rule, Setting, digest_of
 from runner.core.run import Ended, Waiting
 from runner.core.spec import Asking
 from runner.core.steps import CallModel, Done, LocateCalls, RunTools
+from runner.permissions import Answer, Rule, Setting, digest_of
 from tests.core.sendable import faults
 from tests.core.story import BASH, DEPLOY, GREP, READ, RULES, Story, started, uses
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from runner.core.ending.verify import Verify
 from runner.core.files.workspace import Workspace
 from runner.core.money.budget import Limits
-from runner.core.permissions import Rule
+from runner.permissions import Rule
 from tests.core.story import RULES, a_run, a_spec
 from tests.core.workshop import TOOLS, Workshop
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from runner.core.context.window import Context
 from runner.core.money.budget import Limits
-from runner.core.permissions import Rule
 from runner.core.spec import Asking
+from runner.permissions import Rule
 from tests.core.story import RULES, a_run, a_spec
 from tests.core.world import World
 

@@ -18,7 +18,7 @@ from runner.core.files.doubt import (
 )
 from runner.core.files.workspace import Workspace
 from runner.core.journal.view import Call
-from runner.core.permissions import Answer, Rule, digest_of
+from runner.permissions import Answer, Rule, digest_of
 from tests.core.story import a_run, a_spec
 
 OBJECT = {"type": "object"}

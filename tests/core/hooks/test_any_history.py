@@ -26,10 +26,10 @@ from runner.core.journal.entries import (
 from runner.core.journal.fold import rested
 from runner.core.journal.view import Call, RunView
 from runner.core.money.budget import Limits
-from runner.core.permissions import Answer, Request, Rule, evaluate
 from runner.core.run import Ended, Requeued
 from runner.core.spec import Asking
 from runner.core.steps import CallModel, Effect, RunHook
+from runner.permissions import Answer, Request, Rule, evaluate
 from tests.core.story import RULES, a_run, a_spec
 from tests.core.workshop import TOOLS, Workshop
 from tests.core.world import World

@@ -14,8 +14,8 @@ from runner.core.agents.tools import agent_tool
 from runner.core.conversation import Tool
 from runner.core.hooks.hook import Hook, HookEvent
 from runner.core.money.budget import Limits
-from runner.core.permissions import Rule
 from runner.core.spec import Submission
+from runner.permissions import Rule
 from tests.crash.life import MARK
 from tests.crash.scenario import LIMITED, LOG, OVERLOADED, Scenario
 from tests.messages_api import Reply, text, tool_use

@@ -15,10 +15,10 @@ from sqlalchemy import select
 from runner.core.conversation import ModelRequest
 from runner.core.files.workspace import Workspace
 from runner.core.hooks.hook import Hook, HookEvent
-from runner.core.permissions import Rule
 from runner.core.run import Lease
 from runner.core.spec import Asking
 from runner.llm.scripted import ScriptedModel
+from runner.permissions import Rule
 from runner.store.tables import events, hook_runs
 from runner.tools.registry import resolve
 from runner.workspace.identity import identify

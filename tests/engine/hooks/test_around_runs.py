@@ -8,9 +8,9 @@ import pytest
 
 from runner.core.ending.result import RESULT_TOOL, result_tool
 from runner.core.hooks.hook import Hook
-from runner.core.permissions import Rule
 from runner.core.run import Ended, Waiting
 from runner.core.spec import Asking
+from runner.permissions import Rule
 from runner.store.steer.approvals import Reply
 from runner.store.steer.control import Target
 from runner.store.steer.fork import fork

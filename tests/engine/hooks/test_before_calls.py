@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from runner.core.hooks.hook import Hook
-from runner.core.permissions import Rule, digest_of
 from runner.core.run import Ended, Waiting
 from runner.errors import UsageError
+from runner.permissions import Rule, digest_of
 from runner.store.steer.approvals import Reply
 from runner.store.steer.new_rules import apply_new_rules
 from tests.engine.hooks.bench import Bench, bash, decides, function, says, telling

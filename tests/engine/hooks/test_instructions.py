@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from sqlalchemy import select
 
-from runner.core.permissions import Rule
 from runner.core.run import Ended, Waiting
 from runner.core.spec import Asking
+from runner.permissions import Rule
 from runner.store.look.as_sent import as_sent
 from runner.store.steer.approvals import Reply
 from runner.store.tables import model_calls, run_instructions, runs

@@ -14,12 +14,12 @@ from sqlalchemy import select, update
 
 from runner.core.ending.verify import Verify
 from runner.core.files.workspace import Workspace
-from runner.core.permissions import Rule
 from runner.core.run import Ended, Lease, Outcome, Requeued, Waiting
 from runner.core.spec import JobSpec, ParallelTools
 from runner.engine.attempt import Ports, run_attempt
 from runner.errors import Interrupted, WorkspaceElsewhere, WorkspaceError
 from runner.llm.scripted import ScriptedModel
+from runner.permissions import Rule
 from runner.ports import Interrupt, Workspaces
 from runner.store import ids
 from runner.store.connection.database import Database

@@ -11,9 +11,9 @@ from sqlalchemy import select, update
 from runner.core.author import Author
 from runner.core.conversation import Block, Tool, ToolOutcome, ToolResult, Usage
 from runner.core.journal.entries import ToolFinished
-from runner.core.permissions import Rule
 from runner.core.spec import Asking, JobSpec
 from runner.core.steps import LocateCalls, RunTools
+from runner.permissions import Rule
 from runner.store.connection.database import Database
 from runner.store.steer import jobs as jobs_store
 from runner.store.steer.approvals import Reply, answer

@@ -10,10 +10,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from sqlalchemy import Connection
 
-from runner.core.permissions import Policy, Request, Rule, evaluate
 from runner.core.search.query import Term
 from runner.core.search.words import words_of
 from runner.errors import UsageError
+from runner.permissions import Policy, Request, Rule, evaluate
 from runner.store.audit import commands as commands_module
 from runner.store.audit.commands import commands
 from runner.store.audit.filters import Filters

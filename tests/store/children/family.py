@@ -10,10 +10,10 @@ from sqlalchemy import Row, select
 from runner.core.agents.agent import AGENT_SOURCE, AGENT_TOOL, AgentType
 from runner.core.conversation import Block, Tool
 from runner.core.money.budget import Limits
-from runner.core.permissions import Rule
 from runner.core.run import Waiting
 from runner.core.spec import JobSpec
 from runner.core.steps import Done
+from runner.permissions import Rule
 from runner.store.connection.database import Database
 from runner.store.tables import blocks, events, runs
 from tests.store.asked import BASH

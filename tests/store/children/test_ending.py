@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from runner.core.money.budget import Budget
-from runner.core.permissions import Rule
 from runner.core.run import Ended, Waiting
 from runner.core.spec import Asking
 from runner.core.steps import CallModel, Done, EndChildren
 from runner.errors import LeaseLost
+from runner.permissions import Rule
 from runner.store.children.waking import attend
 from runner.store.connection.database import Database
 from runner.store.journal import StoredJournal

@@ -11,9 +11,9 @@ from sqlalchemy import select
 from runner.core.agents.agent import AGENT_TOOL, SPLIT_SOURCE, SPLIT_TOOL, Coordinator
 from runner.core.conversation import Tool
 from runner.core.money.budget import Limits
-from runner.core.permissions import Rule
 from runner.core.run import Waiting
 from runner.core.steps import CallModel, Done
+from runner.permissions import Rule
 from runner.store.children.waking import attend
 from runner.store.connection.database import Database
 from runner.store.look.as_sent import as_sent

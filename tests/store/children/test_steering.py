@@ -9,10 +9,10 @@ from sqlalchemy import update
 
 from runner.core.author import Author
 from runner.core.money.budget import Budget
-from runner.core.permissions import Rule
 from runner.core.run import Waiting
 from runner.core.steps import CallModel, Done
 from runner.errors import LeaseLost, UsageError
+from runner.permissions import Rule
 from runner.store.children.waking import attend
 from runner.store.connection.database import Database
 from runner.store.steer import budget, control

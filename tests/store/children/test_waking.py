@@ -15,10 +15,10 @@ from runner.core.ending.result import RESULT_TOOL
 from runner.core.journal.entries import RunSettled
 from runner.core.journal.view import RunView
 from runner.core.money.budget import Limits
-from runner.core.permissions import Rule
 from runner.core.run import Ended, Lease, Waiting
 from runner.core.steps import CallModel, Done, RunTools
 from runner.errors import UnreachableError
+from runner.permissions import Rule
 from runner.store import runs as runs_store
 from runner.store.children.waking import attend, wake
 from runner.store.connection.database import Database

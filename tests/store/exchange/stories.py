@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from sqlalchemy import Connection, insert
 
 from runner.core.journal.view import Progress
-from runner.core.permissions import Setting
 from runner.exchange.events import check_event
+from runner.permissions import Setting
 from runner.store import ids
 from runner.store.connection.database import Database
 from runner.store.exchange.shapes import TABLES

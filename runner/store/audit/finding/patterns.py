@@ -6,13 +6,13 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from runner.core.permissions import Rule, Setting
-from runner.core.permissions.aspects import Line, aspects_of
-from runner.core.permissions.language import syntax
-from runner.core.permissions.language.patterns import OPAQUE, Glob
 from runner.core.search.query import SHORTEST_PART, Term
 from runner.core.search.words import LONGEST_WORD, fold
 from runner.errors import UsageError
+from runner.permissions import Rule, Setting
+from runner.permissions import rules as syntax
+from runner.permissions.accesses import Line, aspects_of
+from runner.permissions.rules import OPAQUE, Glob
 
 # What JSON writes as it is, in whichever way it was written.
 _PLAIN = re.compile(r"[A-Za-z0-9 _./:=,@%+#-]+")

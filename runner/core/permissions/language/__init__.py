@@ -1,1 +1,0 @@
-"""How rules are written: their syntax and patterns, and the shorthands that expand to them."""

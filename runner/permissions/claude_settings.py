@@ -1,0 +1,116 @@
+"""Takes the permission rules from a settings file of Claude Code.
+
+Source: https://code.claude.com/docs/en/settings#permission-settings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from runner.permissions.rules import (
+    Effect,
+    Rule,
+    allows_nothing,
+    concerns,
+    is_name,
+    name_of,
+    problem,
+)
+
+_EFFECTS: tuple[Effect, ...] = ("deny", "ask", "allow")
+_ELSEWHERE = {
+    "defaultMode": "say 'mode' or 'default' in the job file",
+    "additionalDirectories": "tools work in the job's workspace",
+    "disableBypassPermissionsMode": "no job bypasses its rules",
+}
+_BESIDE = {
+    "hooks": "Runner runs the job file's own: write those that refuse calls there",
+    "sandbox": "Runner does not read it",
+    "enabledMcpjsonServers": "Runner does not read it",
+    "disabledMcpjsonServers": "Runner does not read it",
+    "enableAllProjectMcpServers": "Runner does not read it",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What a settings file gave: its rules, denials first; one line for each thing that was left
+    out, none of which would have denied or asked about a call of the job; and what is wrong with it,
+    so that nobody can say what it would have denied."""
+
+    rules: tuple[Rule, ...]
+    left_out: tuple[str, ...]
+    problems: tuple[str, ...]
+
+
+def from_settings(data: Mapping[str, Any], origin: str, tools: Sequence[str]) -> Taken:
+    """The rules of a settings file.
+
+    Args:
+        data: the file as parsed JSON.
+        origin: the file's path, which the rules carry.
+        tools: the names of the job's tools.
+    """
+    permissions = data.get("permissions", {})
+    if not isinstance(permissions, Mapping):
+        return Taken((), (), (f"{origin}: 'permissions' is not a table of rules",))
+    rules: list[Rule] = []
+    left_out: list[str] = []
+    problems = [f"{origin}: {line}" for line in _misspelt(permissions)]
+    for effect in _EFFECTS:
+        at = f"{origin}: permissions.{effect}"
+        entries = permissions.get(effect, [])
+        if not isinstance(entries, list):
+            problems.append(f"{at} is not a list")
+            continue
+        for text in entries:
+            if not isinstance(text, str):
+                problems.append(f"{at}: {str(text)[:100]!r} is not a text")
+            elif (reason := _reason(effect, text, tools)) is None:
+                rules.append(Rule(effect, text, origin=origin))
+            elif effect == "allow" or not _may_concern(text, tools):
+                left_out.append(f"{at}: {reason}")
+            else:
+                problems.append(f"{at}: {reason}")
+    left_out += [f"{origin}: {line}" for line in _settings(data, permissions)]
+    return Taken(tuple(rules), tuple(left_out), tuple(problems))
+
+
+def _reason(effect: Effect, text: str, tools: Sequence[str]) -> str | None:
+    """Why a rule cannot be taken; None when it can."""
+    wrong = problem(text) or (allows_nothing(text) if effect == "allow" else None)
+    if wrong is not None:
+        return wrong
+    if not any(concerns(text, tool) for tool in tools):
+        return f"the rule {text!r} is about {name_of(text)}, which this job does not have"
+    return None
+
+
+def _may_concern(text: str, tools: Sequence[str]) -> bool:
+    """Whether a rule may be meant for a tool of the job, in any case of its letters."""
+    name = name_of(text)
+    if not is_name(name):
+        return True
+    return any(
+        concerns(name, tool) or concerns(name.capitalize(), tool) or name.lower() == tool.lower()
+        for tool in tools
+    )
+
+
+def _misspelt(permissions: Mapping[str, Any]) -> Iterator[str]:
+    for key in permissions:
+        meant = str(key).strip().lower()
+        if key not in _EFFECTS and meant in _EFFECTS:
+            yield f"permissions.{str(key)!r}: write {meant!r}"
+
+
+def _settings(data: Mapping[str, Any], permissions: Mapping[str, Any]) -> Iterator[str]:
+    for key in permissions:
+        if str(key).strip().lower() not in _EFFECTS:
+            shown = str(key)[:100]
+            yield f"permissions.{shown}: {_ELSEWHERE.get(key, 'Runner does not know it')}"
+    for key, why in _BESIDE.items():
+        if key in data:
+            yield f"{key}: {why}"

@@ -1,0 +1,81 @@
+"""Calls as people write them in job files and on the command line: ``Bash(git push -f)``."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from typing import Any
+
+from runner.permissions.accesses import Request, paths_of
+from runner.permissions.decisions import Policy, evaluate, evaluate_each, may_touch
+from runner.permissions.paths import Place, Setting
+from runner.permissions.rules import READING, WRITING, Rule, covers, name_of
+
+_CALL = re.compile(r"\s*([A-Za-z0-9_][A-Za-z0-9_.-]*)\s*(?:\((.*)\)\s*)?", re.DOTALL)
+_WORKSPACE, _HOME = "/workspace", "/home/user"  # an example names places, it does not visit them
+
+
+def call_of(text: str) -> tuple[str, dict[str, Any]]:
+    """The tool and the input of a call that is written as ``Tool(what)``.
+
+    Raises:
+        ValueError: it is not written so, or lacks what the tool works on.
+    """
+    found = _CALL.fullmatch(text)
+    if found is None:
+        raise ValueError(
+            f"{_shown(text)} is not a call: write a tool and its object, as in Bash(ls -l)"
+        )
+    tool, what = found.group(1), found.group(2) or ""
+    if tool in ("Grep", "Glob"):
+        return tool, {"path": what} if what else {}
+    if tool not in ("Read", "Edit", "Write", "Bash", "WebFetch", "Agent"):
+        return tool, {}
+    if not what.strip():
+        raise ValueError(f"{_shown(text)} does not say what {tool} works on: write {tool}(…)")
+    if tool == "Bash":
+        return tool, {"command": what}
+    if tool == "WebFetch":
+        is_host = what.startswith("domain:")
+        return tool, {"url": f"https://{what.removeprefix('domain:')}/" if is_host else what}
+    return tool, {"agent_type" if tool == "Agent" else "file_path": what}
+
+
+def matches(rule: Rule, example: str) -> bool:
+    """Whether the rule decides the example: it alone, with no other rule beside it.
+
+    Args:
+        example: a call, or for a rule of Bash the bare command. Paths are taken to be where they
+            say: relative ones in the workspace, without symlinks.
+
+    Raises:
+        ValueError: the example is not a call.
+    """
+    if covers(name_of(rule.text), "Bash") and not example.startswith("Bash("):
+        tool, arguments = "Bash", {"command": example}
+    else:
+        tool, arguments = call_of(example)
+    policy = Policy((rule,))
+    paths = paths_of(tool, arguments)
+    setting = Setting(_WORKSPACE, None, _HOME, {path: _place(path) for path in paths})
+    if tool in READING or tool in WRITING:
+        decisions = [may_touch(policy, tool, setting.places[path], setting) for path in paths]
+    elif rule.effect == "allow":  # all of the call must be allowed, and any part denies or asks
+        decisions = [evaluate(policy, Request(tool, arguments, setting))]
+    else:
+        each = evaluate_each(policy, Request(tool, arguments, setting))
+        decisions = [decision for _, decision in each]
+    return any(decision.grounds for decision in decisions)
+
+
+def _place(path: str) -> Place:
+    """Where a path of an example leads, ``//abs`` and ``~/home`` as in rules."""
+    if path == "~" or path.startswith("~/"):
+        path = _HOME + path[1:]
+    named = posixpath.normpath(posixpath.join(_WORKSPACE, path))
+    named = "/" + named.lstrip("/")
+    return Place(named, named)
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= 100 else f"{text[:100]}…")

@@ -1,0 +1,281 @@
+"""What a specifier of Read, Edit, Write, Grep or Glob matches: paths, by gitignore's patterns.
+
+A pattern hangs on an anchor: ``//etc/**`` on the root, ``~/notes/*`` on the home folder, all others on
+the workspace: ``/docs/*.md`` and ``./docs/*.md`` from its top, ``*.env`` at any depth. It never matches
+outside of its anchor. One that names a folder covers what is in it.
+
+Sources: https://git-scm.com/docs/gitignore#_pattern_format,
+https://code.claude.com/docs/en/permissions#read-and-edit."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+import unicodedata
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Literal
+
+from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a path leads: ``named`` is it as written, absolute and without ``.`` and ``..``;
+    ``real`` has symlinks resolved too. They differ only where a symlink is on the way."""
+
+    named: str
+    real: str
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Where a call would run. ``workspace`` and ``outputs`` (the folder of the run's long outputs)
+    and ``home`` (of the user, for ``~``) are absolute, symlinks resolved; ``places`` has each path
+    of ``request.paths_of`` that could be resolved. ``problem`` says why the call cannot run at all,
+    whatever the rules say: its input does not fit the tool."""
+
+    workspace: str | None = None
+    outputs: str | None = None
+    home: str | None = None
+    places: Mapping[str, Place] = field(default_factory=dict)
+    problem: str = ""
+
+
+Anchor = Literal["root", "home", "workspace"]
+
+_LONGEST_PATH = 4096  # PATH_MAX of Linux: what is longer cannot be opened
+_LONGEST_NAME = 255
+_WHOLE = ("", ".", "*", "**", "**/*", "**/", "**/**")
+_STAR = "[^/]*"  # what pathspec makes of "*"; no pattern for one name can contain it otherwise
+# what HFS+ leaves out when it compares names: ".g\u200cit" opens ".git" there
+_IGNORED = dict.fromkeys(
+    [*range(0x200C, 0x2010), *range(0x202A, 0x202F), *range(0x206A, 0x2070), 0xFEFF]
+)
+_TOKEN = re.compile(r"\\.|\[\^?\]?[^\]]*\]|\$", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """A pattern name by name: what each must look like, None for ``**``. ``inside``: it matches what
+    is in the folder at its end, not the folder as a file."""
+
+    names: tuple[re.Pattern[str] | None, ...]
+    inside: bool
+
+    def match(self, path: str, *, folder: bool) -> bool:
+        """Whether the path, or a folder that it is in, matches; the time is proportional to its length.
+
+        Args:
+            path: relative to the anchor.
+            folder: the path may be a folder.
+        """
+        parts = path.split("/")
+        reached = self._reach({0})
+        for at, part in enumerate(parts, 1):
+            moved: set[int] = set()
+            for step in reached - {len(self.names)}:
+                name = self.names[step]
+                if name is None:
+                    moved.add(step)
+                elif name.search(part):
+                    moved.add(step + 1)
+            reached = self._reach(moved)
+            if len(self.names) in reached:
+                if not self.inside or folder or at < len(parts):
+                    return True
+                reached.remove(len(self.names))
+            if not reached:
+                return False
+        return False
+
+    def _reach(self, steps: set[int]) -> set[int]:
+        last = len(self.names)
+        for step in sorted(steps):
+            at = step
+            while at < last and self.names[at] is None:
+                at += 1
+                steps.add(at)
+        return steps
+
+
+@dataclass(frozen=True, slots=True)
+class PathPattern:
+    """A path specifier. ``whole``: it covers its anchor itself and everything below it; ``exact``
+    and ``folded`` are matched on a path below the anchor, the latter on one without case, ``adrift``
+    on one of which nobody knows where the anchor is."""
+
+    anchor: Anchor
+    whole: bool
+    exact: Steps
+    folded: Steps
+    adrift: Steps
+
+    def covers(self, place: Place, setting: Setting, *, folder: bool = False) -> bool:
+        """Whether the path as named and where it leads both match, to the letter.
+
+        Args:
+            place: absolute paths.
+            setting: where the anchors are.
+            folder: the place is a folder, whose content is asked for.
+        """
+        root = self._root(setting)
+        return root is not None and all(
+            self._covers(path, root, folder) for path in (place.named, place.real)
+        )
+
+    def catches(self, paths: Iterable[str], setting: Setting) -> str | None:
+        """The first of absolute paths that matches in some reading: as a file or a folder, whatever
+        the case, and at any depth when it is not known where the anchor is."""
+        root = self._root(setting)
+        for path in paths:
+            if _too_long(path):
+                return path
+            plain = fold(path)
+            if root is None:
+                found = self.whole or self.adrift.match(plain.strip("/"), folder=True)
+            else:
+                below = _below(plain, fold(root))
+                found = below is not None and self._finds(below)
+            told_apart = plain != path or self.folded is not self.exact
+            if found or (told_apart and root is not None and self._covers(path, root, True)):
+                return path
+        return None
+
+    @property
+    def everything(self) -> bool:
+        """Whether no path is outside of it."""
+        return self.whole and self.anchor == "root"
+
+    def _root(self, setting: Setting) -> str | None:
+        if self.anchor == "root":
+            return "/"
+        return setting.home if self.anchor == "home" else setting.workspace
+
+    def _covers(self, path: str, root: str, folder: bool) -> bool:
+        below = _below(path, root)
+        if below is None or _too_long(path):
+            return False
+        if self.whole:
+            return True
+        return below != "" and self.exact.match(below, folder=folder)
+
+    def _finds(self, below: str) -> bool:
+        return self.whole or (below != "" and self.folded.match(below, folder=True))
+
+
+@lru_cache(maxsize=8192)
+def path_pattern(specifier: str) -> PathPattern:
+    """Reads the specifier of a rule about files.
+
+    Raises:
+        ValueError: it can match nothing, or not what its author meant.
+    """
+    if specifier.startswith("!"):
+        raise ValueError("begins with '!', which no rule understands: write a deny rule")
+    if specifier != specifier.strip():
+        raise ValueError("begins or ends with a blank: leave it out")
+    anchor, rest = _anchored(specifier)
+    if ".." in rest.split("/"):
+        raise ValueError("has '..': write '//' and the absolute path")
+    whole = rest.lstrip("/") in _WHOLE or set(rest.strip("/").split("/")) == {"**"}
+    if not whole and "//" in rest:
+        raise ValueError("has '//' after its beginning: no path does")
+    exact = _steps("**" if whole else rest)
+    try:
+        folded = exact if whole or fold(rest) == rest else _steps(fold(rest))
+    except ValueError:  # a range that case folding turned around
+        folded = exact
+    return PathPattern(anchor, whole, exact, folded, Steps((None, *folded.names), folded.inside))
+
+
+@lru_cache(maxsize=4096)
+def fold(path: str) -> str:
+    """The path as a file system that ignores case and knows one spelling of each letter sees it."""
+    if path.isascii():
+        return path.lower()
+    plain = unicodedata.normalize("NFD", path.translate(_IGNORED)).casefold()
+    return unicodedata.normalize("NFC", plain)
+
+
+def absolute(text: str, setting: Setting) -> tuple[str, ...]:
+    """Where a path that nobody resolved may lead, by its letters alone."""
+    found = [posixpath.join(setting.workspace or "/", text)]
+    if setting.home is not None and (text == "~" or text.startswith("~/")):
+        found.append(setting.home + text[1:])
+    return tuple(re.sub("^//+", "/", posixpath.normpath(path)) for path in found)
+
+
+def is_below(path: str, folder: str | None) -> bool:
+    """Whether an absolute path is the folder or in it."""
+    return folder is not None and _below(path, folder) is not None
+
+
+def _anchored(specifier: str) -> tuple[Anchor, str]:
+    """The anchor, and the pattern below it: with a slash first unless it holds at any depth."""
+    if specifier.startswith("//"):
+        return "root", specifier[1:]
+    if specifier == "~" or specifier.startswith("~/"):
+        return "home", specifier[1:] or "/"
+    if specifier.startswith("~"):
+        raise ValueError("names another user's home: write '//' and the absolute path")
+    if specifier in (".", "./"):
+        return "workspace", "/"
+    if specifier.startswith("./"):
+        return "workspace", specifier[1:]
+    if specifier.startswith("/") or "/" in specifier.rstrip("/"):
+        return "workspace", specifier
+    return "workspace", f"**/{specifier}" if specifier != "**" else specifier
+
+
+def _steps(rest: str) -> Steps:
+    names = rest.strip("/").split("/")
+    inside = rest.endswith("/")
+    while names[-1:] == ["**"]:
+        names.pop()
+        inside = True
+    return Steps(tuple(None if name == "**" else _name(name) for name in names), inside)
+
+
+def _name(pattern: str) -> re.Pattern[str]:
+    """The regular expression that pathspec makes of one name's pattern, made strict: a name may hold
+    a line break, a bracket never matches a slash, and a ``*`` takes the first fit, for good."""
+    if re.search(r"\[\^?!?\]?[^\]]*(--|\[[:.=])", pattern):
+        raise ValueError("has a bracket that Runner does not understand: list its characters")
+    try:
+        source, included = GitIgnoreSpecPattern.pattern_to_regex(f"/{pattern}")
+    except ValueError as error:
+        raise ValueError("is not a gitignore pattern: it ends with a backslash") from error
+    if source is None or not included:
+        raise ValueError("is not a gitignore pattern: '[' is never closed (or write '\\[')")
+    first, *others = [_TOKEN.sub(_strict, piece) for piece in source.split(_STAR)]
+    if others:
+        middle = "".join(f"(?>{_STAR}?{piece})" for piece in others[:-1])
+        first = f"{first}{middle}{_STAR}{others[-1]}"
+    try:
+        return re.compile(first, re.DOTALL)
+    except (re.error, OverflowError) as error:
+        raise ValueError(f"is not a gitignore pattern: {error}") from error
+
+
+def _strict(token: re.Match[str]) -> str:
+    text = token.group()
+    if text == "$":
+        return r"\Z"
+    if text.startswith("\\") or text == "[^/]":
+        return text
+    return "(?!/)" + "[" + re.sub(r"[\[&~|]", r"\\\g<0>", text[1:-1]) + "]"
+
+
+def _below(path: str, root: str) -> str | None:
+    if path == root:
+        return ""
+    start = root if root.endswith("/") else f"{root}/"
+    return path[len(start) :] if path.startswith(start) else None
+
+
+def _too_long(path: str) -> bool:
+    if len(path) <= _LONGEST_NAME:
+        return False
+    return len(path) > _LONGEST_PATH or any(len(name) > _LONGEST_NAME for name in path.split("/"))

@@ -1,0 +1,329 @@
+"""A permission rule: its text ``Tool`` or ``Tool(specifier)``, and what its specifier matches.
+
+Commands are matched piece by piece with string searches, never with a regular expression: the time
+is proportional to the command's length, whatever a rule or a model wrote.
+
+Source: https://code.claude.com/docs/en/permissions#permission-rule-syntax.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+from urllib.parse import unquote, urlsplit
+
+from runner.permissions.paths import PathPattern, path_pattern
+
+Effect = Literal["allow", "ask", "deny"]
+
+REMEMBERED = "remembered"  # the origin of a rule that is a person's answer
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """``text`` is ``Tool`` or ``Tool(specifier)``. ``origin`` says who wrote it: ``job`` (the job
+    file), ``mode`` (what ``mode`` expands to), a settings file's path, or ``remembered`` (the answer
+    of a person, which stands above ``ask`` rules). ``run_id`` limits it to one run of the job.
+    ``position`` is its place in the job's list, once it is stored."""
+
+    effect: Effect
+    text: str
+    why: str = ""
+    origin: str = "job"
+    run_id: str | None = None
+    position: int | None = None
+
+
+OPAQUE = ":opaque"  # Bash(:opaque): a command that hides what it runs, or where it writes
+
+AGENT_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+_QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"")
+_HOST = re.compile(r"(?:\*\.)?(?:[a-z0-9_-]{1,63}\.)*[a-z0-9_-]{1,63}|\*")
+
+
+@dataclass(frozen=True, slots=True)
+class Glob:
+    """A text in which ``*`` stands for any characters: its literal pieces, in order."""
+
+    pieces: tuple[str, ...]
+
+    def matches(self, text: str) -> bool:
+        """Whether the whole text fits. The leftmost place of each piece is as good as any other."""
+        first, last = self.pieces[0], self.pieces[-1]
+        if not text.startswith(first):
+            return False
+        if len(self.pieces) == 1:
+            return len(text) == len(first)
+        at, end = len(first), len(text) - len(last)
+        if end < at or not text.endswith(last):
+            return False
+        for piece in self.pieces[1:-1]:
+            at = text.find(piece, at, end)
+            if at < 0:
+                return False
+            at += len(piece)
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class CommandPattern:
+    """The specifier of a Bash rule. ``opaque``: it matches commands that hide what they run.
+    ``word`` is the first word of every command that fits, None when there is no such word;
+    ``needle`` is in every command that fits; ``literal`` is the one command that a rule without
+    ``*`` (but in quotes) names to the letter."""
+
+    globs: tuple[Glob, ...]
+    word: str | None = None
+    needle: str = ""
+    literal: str | None = None
+    opaque: bool = False
+
+    def matches(self, command: str) -> bool:
+        """Whether a simple command, its words joined by one blank, fits."""
+        return any(glob.matches(command) for glob in self.globs)
+
+
+@dataclass(frozen=True, slots=True)
+class HostPattern:
+    """The specifier of a WebFetch rule: a host, ``*.`` and a host for all below it, ``*`` for all."""
+
+    host: str
+
+    def matches(self, host: str) -> bool:
+        """Whether a host's name, in lower case and without the last dot, fits."""
+        if self.host == "*":
+            return host != ""
+        if self.host.startswith("*."):
+            return host.endswith(self.host[1:]) and host != self.host[1:]
+        return host == self.host
+
+
+@dataclass(frozen=True, slots=True)
+class AgentPattern:
+    """The specifier of an Agent rule: the name of a type of sub-agent."""
+
+    agent_type: str
+
+
+@lru_cache(maxsize=8192)
+def command_pattern(specifier: str) -> CommandPattern:
+    """Reads the specifier of a Bash rule.
+
+    A trailing `` *`` and a trailing ``:*`` mean the same: the command alone, or followed by a blank
+    and anything.
+
+    Raises:
+        ValueError: it can match nothing, or not what its author meant.
+    """
+    if specifier == OPAQUE:
+        return CommandPattern((), opaque=True)
+    if specifier != specifier.strip():
+        raise ValueError("begins or ends with a blank: no command does")
+    if specifier.endswith((":*", " *")):
+        start = specifier[:-2]
+        if not start.strip(" *"):
+            raise ValueError("names no command: write 'Bash' for every command")
+    else:
+        start = None
+    if ":*" in (specifier if start is None else start):
+        raise ValueError("has ':*' before its end: use '*' there")
+    texts = [specifier] if start is None else [start, f"{start} *"]
+    globs = tuple(Glob(tuple(re.split(r"\*+", text))) for text in texts)
+    literal = None if "*" in _QUOTED.sub("", specifier) else specifier
+    needle = max(globs[0].pieces, key=len)
+    return CommandPattern(globs, _first_word(globs[0]), needle, literal)
+
+
+def _first_word(glob: Glob) -> str | None:
+    word, blank, _ = glob.pieces[0].partition(" ")
+    return word if blank or len(glob.pieces) == 1 else None
+
+
+@lru_cache(maxsize=1024)
+def host_pattern(specifier: str) -> HostPattern:
+    """Reads the specifier of a WebFetch rule.
+
+    Raises:
+        ValueError: it is not ``domain:`` and a host's name in ASCII.
+    """
+    kind, _, host = specifier.partition(":")
+    host = host.lower()
+    if kind != "domain":
+        raise ValueError("is not 'domain:' and a host, such as WebFetch(domain:example.com)")
+    if not host.isascii():
+        raise ValueError("has a host that is not in ASCII: write its 'xn--' form")
+    if not _HOST.fullmatch(host.removesuffix(".")) or host == "*.":
+        raise ValueError("has no host after 'domain:': write it without scheme, port and path")
+    return HostPattern(host.removesuffix("."))
+
+
+def agent_pattern(specifier: str) -> AgentPattern:
+    """Reads the specifier of an Agent rule.
+
+    Raises:
+        ValueError: it is no name that a type of sub-agent can have.
+    """
+    if not AGENT_NAME.fullmatch(specifier):
+        raise ValueError("does not name a type of sub-agent, as in Agent(reviewer)")
+    return AgentPattern(specifier)
+
+
+def host_of(url: str) -> str | None:
+    """The host that every reader of the URL would connect to, in lower case; None when readers may
+    differ (user names, backslashes, blanks, escapes, letters beyond ASCII) or it is not http."""
+    if not url.isascii() or not url.isprintable() or any(sign in url for sign in "\\ <>\"'`{}|^"):
+        return None
+    try:
+        parts = urlsplit(url)
+        host = parts.hostname or ""
+        _ = parts.port  # raises when it is not a number
+    except ValueError:
+        return None
+    plain = parts.scheme in ("http", "https") and "@" not in parts.netloc
+    host = host.removesuffix(".")
+    return host if plain and _HOST.fullmatch(host) and "*" not in host else None
+
+
+def hosts_in(url: str) -> tuple[str, ...]:
+    """Every host that some reader of the URL might connect to: for denials, more is better."""
+    found: dict[str, None] = {}
+    for text in (url, url.replace("\\", "/"), unquote(url)):
+        rest = re.sub(r"[\s\x00-\x20]", "", text).partition(":")[2] or text
+        authority = re.split(r"[/?#\\]", rest.lstrip("/\\"), maxsplit=1)[0]
+        for name in (*authority.split("@"), authority.rpartition("@")[2]):
+            found.update(dict.fromkeys(_spellings(re.sub(r":\d*$", "", name))))
+    return tuple(found)
+
+
+def _spellings(host: str) -> Iterable[str]:
+    plain = host.lower().strip("[]").removesuffix(".")
+    yield plain
+    try:
+        yield plain.encode("idna").decode().lower().removesuffix(".")
+    except UnicodeError:  # no name that a resolver could look up
+        return
+
+
+Specifier = CommandPattern | PathPattern | HostPattern | AgentPattern
+
+READING = frozenset({"Read", "Grep", "Glob"})
+WRITING = frozenset({"Edit", "Write"})
+
+_LONGEST = 1000
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\*?|\*")
+_INVISIBLE = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
+
+
+@dataclass(frozen=True, slots=True)
+class Syntax:
+    """A rule's text, read. Without a ``specifier`` it covers every call of the tools it names."""
+
+    name: str
+    specifier: Specifier | None
+
+
+@lru_cache(maxsize=8192)
+def parse(text: str) -> Syntax:
+    """Reads a rule's text.
+
+    Raises:
+        ValueError: it is not a rule; the message goes on from "the rule …".
+    """
+    if len(text) > _LONGEST:
+        raise ValueError(f"is longer than {_LONGEST} characters")
+    if any(unicodedata.category(sign) in _INVISIBLE for sign in text):
+        raise ValueError("contains a character that cannot be seen: type it anew")
+    if text != text.strip():
+        raise ValueError("begins or ends with a blank: leave it out")
+    name, bracket, rest = text.partition("(")
+    if not _NAME.fullmatch(name):
+        raise ValueError("does not begin with a tool's name, such as Bash or mcp__server__*")
+    if not bracket:
+        return Syntax(name, None)
+    if not rest.endswith(")"):
+        raise ValueError("has no ')' at its end")
+    return Syntax(name, None if rest == "*)" else _specifier(name, rest[:-1]))
+
+
+def problem(text: str) -> str | None:
+    """What is wrong with a rule's text, in one line; None when it is a rule."""
+    try:
+        parse(text)
+    except ValueError as error:
+        shown = text if len(text) <= 100 else f"{text[:100]}…"
+        return f"the rule {shown!r} {error}"
+    return None
+
+
+def allows_nothing(text: str) -> str | None:
+    """Why a rule's text is of no use as an ``allow``, in one line; None when it is of use."""
+    if name_of(text) != "Bash" or _specified(text) != OPAQUE:
+        return None
+    return (
+        f"the rule {text!r} allows nothing: a command that hides what it runs is allowed by "
+        "'Bash' alone"
+    )
+
+
+def is_name(text: str) -> bool:
+    """Whether a rule's name part can be one."""
+    return _NAME.fullmatch(text) is not None
+
+
+def names(text: str, tool: str) -> bool:
+    """Whether the tool is one of those that the rule's name stands for.
+
+    ``Read`` stands for Grep and Glob too, ``Edit`` for Write, ``mcp__server`` for every tool of that
+    server, a name that ends in ``*`` for all that begin so.
+    """
+    return covers(name_of(text), tool)
+
+
+def concerns(text: str, tool: str) -> bool:
+    """Whether the rule can have a say in calls of the tool: it names it, or it is about files that
+    a command of Bash is redirected into or from."""
+    name = name_of(text)
+    return covers(name, tool) or (tool == "Bash" and name in ("Read", "Edit"))
+
+
+def name_of(text: str) -> str:
+    """The part of a rule's text that names tools."""
+    return text.partition("(")[0].strip()
+
+
+def _specified(text: str) -> str:
+    """What stands in a rule's brackets."""
+    return text.partition("(")[2].removesuffix(")")
+
+
+def covers(name: str, tool: str) -> bool:
+    """``names`` for a rule's name alone."""
+    if name == tool:
+        return True
+    if name.endswith("*"):
+        return tool.startswith(name[:-1])
+    if name == "Read":
+        return tool in READING
+    if name == "Edit":
+        return tool in WRITING
+    server = name.startswith("mcp__") and "__" not in name[len("mcp__") :]
+    return server and tool.startswith(f"{name}__")
+
+
+def _specifier(name: str, text: str) -> Specifier:
+    if not text:
+        raise ValueError(f"has nothing in its brackets: write {name!r} for every call")
+    if name == "Bash":
+        return command_pattern(text)
+    if name in READING or name in WRITING:
+        return path_pattern(text)
+    if name == "WebFetch":
+        return host_pattern(text)
+    if name == "Agent":
+        return agent_pattern(text)
+    raise ValueError(f"has brackets, which mean nothing for {name}: write {name!r}")

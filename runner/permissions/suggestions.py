@@ -1,0 +1,106 @@
+"""What a question is about, so that equal ones can be answered together, and the rule that would
+answer it for good."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from runner.permissions.accesses import Request, paths_of
+from runner.permissions.decisions import Policy, evaluate
+from runner.permissions.rules import AGENT_NAME, REMEMBERED, Rule
+from runner.permissions.shell import analyse
+
+_MOST_KEY_CHARACTERS = 300
+_NOT_LITERAL = re.compile(r"[$`*?\[\]{}()<>\\\n…]")
+_PATTERN_CHARACTERS = re.compile(r"[*?\[\]!#\\\n()]")
+_RULE_NAMES = {"Write": "Edit"}
+_PATH_NAMES = frozenset({"file_path", "path"})
+
+
+@dataclass(frozen=True, slots=True)
+class Suggestion:
+    """``key`` is alike only for calls that would do the same, so that one answer is right for all;
+    ``rule`` is the text of a narrow rule that would allow the call, "" where there is none."""
+
+    key: str
+    rule: str
+
+
+def suggest(policy: Policy, request: Request) -> Suggestion:
+    """Group a call that is asked about, and suggest what may be remembered of the answer."""
+    match request.tool:
+        case "Bash":
+            key, rule = _of_command(request)
+        case "Agent":
+            key, rule = _of_agent(request)
+        case _:
+            key, rule = _of_input(request)
+    if not rule.isprintable() or (rule and _with(policy, rule, request) != "allow"):
+        rule = ""
+    return Suggestion(_bounded(key), rule)
+
+
+def _of_command(request: Request) -> tuple[str, str]:
+    """Anything around a command can change what it does: the folder that it runs in, what feeds it,
+    the values of its variables. So the whole of it is the key, and a rule is suggested only for a
+    command that stands alone and says all that it does."""
+    whole = str(request.input.get("command", "")).strip()
+    script = analyse(whole)
+    alone = [part.text for part in script.parts] == [whole]
+    says_all = alone and not (script.opaque or script.sources or script.writes)
+    literal = " " in whole and not _NOT_LITERAL.search(whole)
+    return whole or "(nothing)", f"Bash({whole})" if says_all and literal else ""
+
+
+def _of_agent(request: Request) -> tuple[str, str]:
+    """Two sub-agents of one type do what their prompts say; a rule can name no more than the type."""
+    agent_type = request.input.get("agent_type")
+    whole = f"{agent_type} {_digest(_canonical(request.input))}"
+    is_name = isinstance(agent_type, str) and AGENT_NAME.fullmatch(agent_type)
+    return whole, f"Agent({agent_type})" if is_name else ""
+
+
+def _of_input(request: Request) -> tuple[str, str]:
+    paths = paths_of(request.tool, request.input)
+    if len(paths) != 1:
+        return f"{request.tool} {_canonical(request.input)}", ""
+    place = request.setting.places.get(paths[0])
+    below = "" if place is None else _in_workspace(request, place.real)
+    shown = below or (paths[0] if place is None else place.real)
+    rest = {name: value for name, value in request.input.items() if name not in _PATH_NAMES}
+    key = f"{shown} {_digest(_canonical(rest))}" if rest else shown
+    if place is None or _PATTERN_CHARACTERS.search(place.real) or place.named != place.real:
+        return key, ""
+    tool = _RULE_NAMES.get(request.tool, request.tool)
+    return key, f"{tool}({below or '/' + place.real})"
+
+
+def _in_workspace(request: Request, path: str) -> str:
+    """The path from the workspace, with a slash at its beginning; "" outside of it."""
+    workspace = (request.setting.workspace or "").rstrip("/")
+    return path[len(workspace) :] if workspace and path.startswith(workspace + "/") else ""
+
+
+def _canonical(arguments: Mapping[str, Any]) -> str:
+    return json.dumps(arguments, sort_keys=True) if arguments else ""
+
+
+def _bounded(key: str) -> str:
+    """No two calls that differ have the same key, however long they are."""
+    if len(key) <= _MOST_KEY_CHARACTERS:
+        return key
+    return f"{key[:_MOST_KEY_CHARACTERS]}… {_digest(key)}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:12]
+
+
+def _with(policy: Policy, text: str, request: Request) -> str:
+    remembered = Rule("allow", text, origin=REMEMBERED)
+    return evaluate(replace(policy, rules=(*policy.rules, remembered)), request).effect
