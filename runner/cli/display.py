@@ -36,7 +36,7 @@ LONGEST_LINE = 200
 
 def cell(value: Any) -> str:
     """A value on one line; nothing for None."""
-    from runner.core.journal.events import visible  # late: `runner --help` does without it
+    from runner.core.text.plain import visible
 
     return "" if value is None else visible(str(value))
 

@@ -10,9 +10,9 @@ from typing import Any, get_args
 from runner.core.agents.agent import DEEPEST
 from runner.core.agents.place import place_of
 from runner.core.hooks.hook import HookEvent
-from runner.core.journal.events import visible
 from runner.core.run import ENDED, STATES
 from runner.core.spec import JobSpec
+from runner.core.text.plain import visible
 from runner.exchange.events import check_event
 from runner.exchange.fitting import misfit
 

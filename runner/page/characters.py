@@ -6,7 +6,7 @@ import re
 from html import escape
 from itertools import groupby
 
-from runner.core.journal.events import visible
+from runner.core.text.plain import visible
 
 # ECMA-48 5.4: what a terminal would obey.
 _SEQUENCE = re.compile(r"(\x1b\[[0-?]*[ -/]*[@-~]?)")

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from html import escape
 from importlib.resources import files
 
-from runner.core.journal.events import visible
+from runner.core.text.plain import visible
 from runner.page.blocks import folded, note, piece
 from runner.page.characters import shown
 from runner.page.parts import (

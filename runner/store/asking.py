@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from runner.core.hooks.verdict import asks
-from runner.core.journal.events import summarise_input, visible
+from runner.core.journal.events import summarise_input
 from runner.core.journal.view import Call, RunView
+from runner.core.text.plain import visible
 from runner.permissions import Decision, Request, digest_of
 from runner.permissions.suggestions import suggest
 from runner.store import ids

@@ -11,9 +11,10 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from runner.core.author import Author
 from runner.core.files.workspace import Workspace
-from runner.core.journal.events import shorten, signed_event
+from runner.core.journal.events import signed_event
 from runner.core.run import ENDED, Lease
 from runner.core.spec import JobSpec
+from runner.core.text.plain import shorten
 from runner.errors import LeaseLost
 from runner.store.connection.database import Database
 from runner.store.connection.statement import find

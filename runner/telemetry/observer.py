@@ -22,10 +22,10 @@ from runner.core.journal.entries import (
     ToolFinished,
     UserMessageAdded,
 )
-from runner.core.journal.events import shorten
 from runner.core.journal.fold import Applied
 from runner.core.journal.view import OpenCall, RunView
 from runner.core.run import Ended
+from runner.core.text.plain import shorten
 from runner.ports import Ending, Stored
 from runner.telemetry import attributes, content
 from runner.telemetry.instruments import Instruments

@@ -18,13 +18,12 @@ from runner.core.journal.events import (
     OUTPUT_SUMMARY_LENGTH,
     Event,
     events_of,
-    shorten,
     summarise_input,
-    visible,
 )
 from runner.core.journal.fold import fold
 from runner.core.journal.view import RunView
 from runner.core.run import Ended, Requeued, Waiting
+from runner.core.text.plain import shorten, visible
 from tests.core.story import Story, a_run, says, several, uses
 
 STEERING = ("Cc", "Cf", "Cs", "Zl", "Zp")

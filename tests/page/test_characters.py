@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.core.journal.events import visible
+from runner.core.text.plain import visible
 from runner.page.characters import shown
 from tests.cli.test_display import HOSTILE, steers
 from tests.page.parsed import Parsed

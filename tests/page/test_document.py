@@ -10,7 +10,7 @@ from html import unescape
 
 import pytest
 
-from runner.core.journal.events import visible
+from runner.core.text.plain import visible
 from runner.page.document import page
 from runner.page.parts import (
     Compaction,

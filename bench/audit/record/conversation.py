@@ -12,7 +12,8 @@ from bench.audit.record.asked import DENIALS, Rule, answered
 from bench.audit.record.bulk import Bulk
 from bench.audit.record.repository import Repository
 from bench.audit.record.totals import Totals
-from runner.core.journal.events import shorten, summarise_input
+from runner.core.journal.events import summarise_input
+from runner.core.text.plain import shorten
 from runner.permissions import Setting
 from runner.store.job.rules import setting_to_json
 from runner.tools.output import MOST_CHARACTERS

@@ -88,7 +88,7 @@ def _waiting(database: Database, id: str | None) -> Sequence[Asked]:
 def _say_group(group: Group, labels: Mapping[str, str], why: Why | None, now: float) -> None:
     from runner.cli.permissions.groups import call_id
     from runner.cli.permissions.words import decider
-    from runner.core.journal.events import shorten
+    from runner.core.text.plain import shorten
 
     one = group.asked[0]
     runs = "1 run" if group.run_count == 1 else f"{group.run_count} runs"

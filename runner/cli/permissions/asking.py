@@ -17,7 +17,7 @@ from runner.cli.display import cell, duration, refuse
 from runner.cli.permissions.groups import labels_of
 from runner.cli.permissions.words import decider, input_lines
 from runner.core.agents.place import place_of
-from runner.core.journal.events import shorten
+from runner.core.text.plain import shorten
 from runner.errors import UsageError
 from runner.store.connection.database import Database
 from runner.store.look import decisions

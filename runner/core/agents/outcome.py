@@ -9,8 +9,8 @@ from typing import Any
 
 from runner.core.context.clips import place_of_output, shortened
 from runner.core.conversation import ToolResult
-from runner.core.journal.events import shorten
 from runner.core.journal.view import Call, RunView
+from runner.core.text.plain import shorten
 
 MOST_CHARACTERS = 50_000
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from runner.core.journal.events import visible
+from runner.core.text.plain import visible
 
 _LONGEST = 160
 _LONGEST_READ = 2_000  # of a line; what is told of it is far shorter

@@ -8,9 +8,9 @@ from dataclasses import replace
 from runner.core.hooks.lookup import decided_at, name_of
 from runner.core.hooks.run import HookAnswer, HookResult, HookRun
 from runner.core.journal.entries import UserMessageAdded
-from runner.core.journal.events import shorten
 from runner.core.journal.view import Call, RunView
 from runner.core.steps import Record, Step
+from runner.core.text.plain import shorten
 from runner.permissions import Decision
 
 _LONGEST_NAME = 100

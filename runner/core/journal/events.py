@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import unicodedata
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -39,6 +38,7 @@ from runner.core.journal.entries import (
 from runner.core.journal.fold import Applied
 from runner.core.journal.view import RunView
 from runner.core.run import Ended, Outcome, Requeued, Waiting
+from runner.core.text.plain import shorten
 from runner.permissions import Decision
 
 INPUT_SUMMARY_LENGTH = 100
@@ -68,30 +68,6 @@ SIGNED = (
 class Event:
     type: str
     data: dict[str, Any]
-
-
-def visible(text: str) -> str:
-    """``text`` on one line, with everything that could steer a terminal made visible."""
-    if text.isprintable():
-        return text
-    return "".join(_visible_character(character) for character in text)
-
-
-def _visible_character(character: str) -> str:
-    if character in "\n\r\t":
-        return {"\n": "⏎", "\r": "␍", "\t": " "}[character]
-    code = ord(character)
-    if code < 0x20:
-        return chr(0x2400 + code)
-    if unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp"):
-        return f"\\u{code:04x}"
-    return character
-
-
-def shorten(text: str, length: int) -> str:
-    """``text`` on one visible line of at most ``length`` characters."""
-    line = visible(text.strip()[: length + 1])
-    return line if len(line) <= length else line[: length - 1] + "…"
 
 
 def summarise_input(arguments: Any) -> str:

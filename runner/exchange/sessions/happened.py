@@ -10,10 +10,10 @@ from runner.core.journal.events import (
     INPUT_SUMMARY_LENGTH,
     OUTPUT_SUMMARY_LENGTH,
     Event,
-    shorten,
     summarise_input,
     usage_of,
 )
+from runner.core.text.plain import shorten
 from runner.exchange.sessions.runs import SessionRun, text_of
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import IO, Any
 
 from runner.core.conversation import Usage
-from runner.core.journal.events import shorten, visible
+from runner.core.text.plain import shorten, visible
 from runner.exchange.recorded import SESSION
 from runner.exchange.sessions.lines import Entry, ReadingSession, title_of
 from runner.exchange.sessions.replies import (

@@ -14,9 +14,9 @@ from runner.core.agents.agent import Child, lineage
 from runner.core.agents.outcome import outcome_of
 from runner.core.conversation import CUT_REASONS, ToolResult
 from runner.core.ending.result import RESULT_TOOL
-from runner.core.journal.events import visible
 from runner.core.money.budget import Charged, billionths
 from runner.core.run import ENDED
+from runner.core.text.plain import visible
 from runner.store.connection.statement import find
 from runner.store.tables import blocks, model_calls, run_workspaces, runs, tool_calls
 

@@ -19,8 +19,9 @@ from sqlalchemy import Connection, Row, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from runner.core.author import Author
-from runner.core.journal.events import shorten, signed_event
+from runner.core.journal.events import signed_event
 from runner.core.run import ENDED
+from runner.core.text.plain import shorten
 from runner.errors import UsageError
 from runner.exchange.lines import encoded_row, parsed
 from runner.store.connection.database import Database

@@ -10,9 +10,10 @@ from typing import Any, Literal
 from sqlalchemy import Connection, Table, insert, select, update
 
 from runner.core.author import UNKNOWN, Author
-from runner.core.journal.events import INPUT_SUMMARY_LENGTH, Event, shorten, signed_event
+from runner.core.journal.events import INPUT_SUMMARY_LENGTH, Event, signed_event
 from runner.core.journal.view import Progress
 from runner.core.spec import JobSpec
+from runner.core.text.plain import shorten
 from runner.errors import UsageError
 from runner.exchange.sessions.happened import Happened, happened_in, what_it_tells_of
 from runner.exchange.sessions.runs import SessionFile, SessionRun

@@ -14,8 +14,9 @@ from sqlalchemy import Connection, Row, func, insert, select, update
 
 from runner.core.agents.agent import lineage
 from runner.core.author import Author
-from runner.core.journal.events import shorten, signed_event
+from runner.core.journal.events import signed_event
 from runner.core.spec import JobSpec
+from runner.core.text.plain import shorten
 from runner.errors import NotFoundError, UsageError
 from runner.permissions import Effect, Place, Policy, Rule, Setting
 from runner.permissions.rules import REMEMBERED

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Connection, select
 
 from runner.core.agents.agent import lineage
-from runner.core.journal.events import visible
+from runner.core.text.plain import visible
 from runner.store import ids
 from runner.store.connection.database import Database
 from runner.store.tables import blocks, tool_calls, tool_outputs

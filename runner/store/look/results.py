@@ -8,8 +8,8 @@ from typing import Any
 from sqlalchemy import ColumnElement, and_, select
 
 from runner.core.ending.result import RESULT_TOOL
-from runner.core.journal.events import visible
 from runner.core.run import RunState
+from runner.core.text.plain import visible
 from runner.store.connection.database import Database
 from runner.store.look.decisions import IS_ITS_OWN
 from runner.store.look.family.places import IS_OF_ITEM

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from runner.core.journal.events import visible
 from runner.core.rows import Column, Rows
+from runner.core.text.plain import visible
 from runner.errors import RunnerError, UsageError
 from runner.store.connection.database import Database
 from runner.store.readonly.kinds import kinds_of

@@ -42,10 +42,11 @@ from runner.core.journal.entries import (
     VerificationStarted,
     Verified,
 )
-from runner.core.journal.events import events_of, shorten, visible
+from runner.core.journal.events import events_of
 from runner.core.journal.fold import Applied
 from runner.core.journal.view import Call, RunView
 from runner.core.run import Ended, Lease, Outcome, Requeued, Waiting
+from runner.core.text.plain import shorten, visible
 from runner.permissions import Decision
 from runner.store.asking import Questions
 from runner.store.connection.statement import Writes

@@ -11,9 +11,10 @@ from runner.core.files.instructions import Instructions, with_instructions
 from runner.core.hooks.lookup import name_of
 from runner.core.hooks.run import HookAnswer, HookRun
 from runner.core.journal.entries import HookFinished, HookStarted, InstructionsRead
-from runner.core.journal.events import INPUT_SUMMARY_LENGTH, shorten
+from runner.core.journal.events import INPUT_SUMMARY_LENGTH
 from runner.core.journal.view import RunView
 from runner.core.spec import JobSpec
+from runner.core.text.plain import shorten
 from runner.store.connection.statement import Writes, find
 from runner.store.tables import hook_runs, run_instructions
 

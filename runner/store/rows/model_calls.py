@@ -7,8 +7,8 @@ from typing import Any
 
 from runner.core.conversation import Block, ModelReply
 from runner.core.journal.entries import ModelCallFailed, ModelCallStarted, SummaryReplied
-from runner.core.journal.events import visible
 from runner.core.journal.view import RunView
+from runner.core.text.plain import visible
 
 
 def started_row(view: RunView, entry: ModelCallStarted, attempt: int, now: float) -> dict[str, Any]:

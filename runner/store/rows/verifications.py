@@ -6,8 +6,8 @@ import zlib
 from typing import Any
 
 from runner.core.journal.entries import VerificationStarted, Verified
-from runner.core.journal.events import visible
 from runner.core.journal.view import RunView
+from runner.core.text.plain import visible
 
 
 def started_row(

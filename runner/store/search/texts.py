@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Select, Table, bindparam, select, tuple_
 
-from runner.core.journal.events import visible
+from runner.core.text.plain import visible
 from runner.store import ids
 from runner.store.connection.statement import find
 from runner.store.search.documents import Document, Place

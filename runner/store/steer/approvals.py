@@ -13,8 +13,9 @@ from typing import Any, Literal
 from sqlalchemy import Connection, Row, select
 
 from runner.core.author import Author
-from runner.core.journal.events import INPUT_SUMMARY_LENGTH, shorten
+from runner.core.journal.events import INPUT_SUMMARY_LENGTH
 from runner.core.run import ENDED
+from runner.core.text.plain import shorten
 from runner.errors import NotFoundError, UsageError
 from runner.permissions import Rule
 from runner.permissions import rules as syntax

@@ -39,10 +39,11 @@ from runner.core.conversation import (
 )
 from runner.core.hooks.lookup import end_turns
 from runner.core.hooks.run import Hooked
-from runner.core.journal.events import INPUT_SUMMARY_LENGTH, Event, shorten, signed_event
+from runner.core.journal.events import INPUT_SUMMARY_LENGTH, Event, signed_event
 from runner.core.journal.view import Fullness, Progress, Stop
 from runner.core.run import ENDED
 from runner.core.spec import JobSpec, NewRun
+from runner.core.text.plain import shorten
 from runner.core.text.prompts import FORKED_TEXT, FORKED_WITH_FILES_TEXT
 from runner.errors import NotFoundError, UsageError
 from runner.store.connection.database import Database

@@ -12,9 +12,10 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from runner.core.author import UNKNOWN, Author
 from runner.core.conversation import Message
-from runner.core.journal.events import INPUT_SUMMARY_LENGTH, Event, shorten, signed_event
+from runner.core.journal.events import INPUT_SUMMARY_LENGTH, Event, signed_event
 from runner.core.journal.fold import opening
 from runner.core.spec import JobSpec, NewRun, Submission
+from runner.core.text.plain import shorten
 from runner.errors import UsageError
 from runner.store import ids
 from runner.store.connection.database import Database

@@ -14,14 +14,9 @@ from sqlalchemy import ColumnElement, Connection, Row, select, tuple_, update
 
 from runner.core.agents.agent import AGENT_TOOL
 from runner.core.author import RUNNER, Author
-from runner.core.journal.events import (
-    INPUT_SUMMARY_LENGTH,
-    Event,
-    shorten,
-    signed_event,
-    summarise_input,
-)
+from runner.core.journal.events import INPUT_SUMMARY_LENGTH, Event, signed_event, summarise_input
 from runner.core.run import ENDED
+from runner.core.text.plain import shorten
 from runner.permissions import AnswerEffect, Setting
 from runner.store.children.types import agent_types
 from runner.store.connection.database import Database

@@ -14,12 +14,13 @@ from typing import Any
 from sqlalchemy import Connection, Row, insert, select
 
 from runner.core.author import UNKNOWN, Author
-from runner.core.journal.events import INPUT_SUMMARY_LENGTH, shorten
+from runner.core.journal.events import INPUT_SUMMARY_LENGTH
 from runner.core.journal.fold import rested
 from runner.core.journal.view import Progress
 from runner.core.money import budget
 from runner.core.run import ENDED
 from runner.core.spec import JobSpec, NewRun
+from runner.core.text.plain import shorten
 from runner.errors import UsageError
 from runner.store.children.reading import family_of
 from runner.store.connection.database import Database
