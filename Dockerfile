@@ -5,8 +5,9 @@ RUN apt-get update \
 WORKDIR /opt/runner
 COPY requirements.txt ./
 RUN pip install --no-cache-dir --require-hashes -r requirements.txt
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml setup.py README.md LICENSE ./
 COPY runner ./runner
+COPY migrations ./migrations
 RUN pip install --no-cache-dir --no-deps . \
     && useradd --create-home runner \
     && mkdir --parents /var/lib/runner /workspace \

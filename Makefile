@@ -46,7 +46,7 @@ requirements: $(ready)
 	$(compile) --upgrade -o requirements.txt pyproject.toml
 	$(compile) --upgrade --extra dev --extra otel -o requirements-dev.txt pyproject.toml
 
-$(ready): requirements-dev.txt pyproject.toml
+$(ready): requirements-dev.txt pyproject.toml setup.py
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed") if sys.version_info < (3, 11) else None'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.txt

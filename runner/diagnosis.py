@@ -76,6 +76,7 @@ def _database(settings: Settings) -> Check:
         mend = {
             "older": "run `runner db upgrade`",
             "newer": "a newer Runner has upgraded it: install that one",
+            "unsupported": "it is of a Runner before 0.1.0: use a new database",
         }[status.state]
         return Check("database", False, f"{where}, schema {status.current}", mend, is_part=True)
 

@@ -30,7 +30,7 @@ _MODULE = "tests.runner_process"  # by which it is known in a list of processes
 _WITH_THREADS = ("run", "worker")
 _LIBRARIES = ("alembic.command", "anthropic.types", "psycopg", "redis", "rq", "rich.console")
 # They run something when they are imported, or need what is not always installed.
-_NOT_IMPORTED = ("runner.__main__", "runner.migrations", "runner.telemetry")
+_NOT_IMPORTED = ("runner.__main__", "runner.telemetry")
 
 
 class _Runner(Forked):

@@ -73,6 +73,7 @@ def check(settings: Settings, as_json: bool) -> int:
         "empty": "empty: run `runner db upgrade`",
         "older": f"at {status.current}, not {status.head}: run `runner db upgrade`",
         "newer": f"at {status.current}, newer than this Runner ({status.head}): install that one",
+        "unsupported": f"at {status.current}, of a Runner before 0.1.0: use a new database",
     }
     if as_json:
         say_json({"state": status.state, **asdict(status)})

@@ -1,28 +1,28 @@
-"""Bringing databases up to date."""
+"""Upgrading databases, and what migrations may do."""
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, inspect, select, text
-from sqlalchemy.exc import IntegrityError
 
-import runner.migrations
 from runner.errors import UnreachableError, UsageError
 from runner.store.connection import migrate
 from runner.store.connection.database import Database
-from runner.store.steer import jobs as jobs_store
-from runner.store.tables import jobs, metadata, permission_rules, runs, tool_calls
-from tests.store.examples import NOW, submission
+from runner.store.tables import jobs, metadata, permission_rules, runs
+from tests.store.examples import NOW
 
+FOLDER = Path(__file__).parents[2] / "migrations"
 _DEFINITIONS = {
     "sqlite": "SELECT name, sql FROM sqlite_master"
     " WHERE tbl_name <> 'alembic_version' AND type <> 'view'",
@@ -78,7 +78,7 @@ def test_migrations_lead_to_the_same_definitions_as_the_tables(
 
 
 def test_every_migration_is_known_in_order() -> None:
-    scripts = ScriptDirectory(str(Path(runner.migrations.__file__).parent))
+    scripts = ScriptDirectory(str(FOLDER))
     files = [script.revision for script in scripts.walk_revisions()]
     assert tuple(reversed(files)) == migrate.REVISIONS
 
@@ -90,100 +90,63 @@ def test_upgrade_says_how_far_the_database_was(open_database: Callable[[], Datab
     assert migrate.check(database).state == "current"
 
 
-def test_upgrade_keeps_what_is_stored(database: Database) -> None:
-    jobs_store.submit(database, submission(), NOW)
-    migrate.upgrade(database)
-    assert database.read(lambda c: c.execute(text("SELECT count(*) FROM runs")).scalar()) == 1
-
-
 def insert_row(database: Database, table: str, **values: object) -> None:
-    """Store a row by the names of its columns, as a version did that knew no others."""
+    """Insert a row by the names of its columns, as the version of that schema did."""
     names, places = ", ".join(values), ", ".join(f":{name}" for name in values)
     statement = text(f"INSERT INTO {table} ({names}) VALUES ({places})")
     database.write(lambda connection: connection.execute(statement, values))
 
 
 def fill_first_schema(database: Database) -> None:
-    """A job, its rules, its run and a call that was decided, as revision 0001 has them."""
-    insert_row(
-        database,
-        "jobs",
-        id="job_1",
-        name="mend",
-        source="mend.toml",
-        spec_text="",
-        spec_digest="",
-        spec="{}",
-        created_at=NOW,
-    )
-    insert_row(
-        database, "permission_rules", job_id="job_1", position=0, effect="allow", rule="Read"
-    )
-    insert_row(database, "permission_rules", job_id="job_1", position=1, effect="deny", rule="Bash")
-    insert_row(
-        database,
-        "runs",
-        id="run_1",
-        job_id="job_1",
-        item_key="one",
-        state="stopped",
-        created_at=NOW,
-        max_turns=5,
-        token_ceiling=1000,
-        progress="{}",
-    )
-    insert_row(
-        database,
-        "tool_calls",
-        run_id="run_1",
-        message=1,
-        position=0,
-        turn=1,
-        tool_use_id="toolu_1",
-        name="Bash",
-        decision="deny",
-        rule="Bash",
-    )
+    """Insert a job with a rule and a run, as revision r01 has them."""
+    job = {"id": "job_1", "name": "mend", "source": "mend.toml", "spec_text": "", "spec": "{}"}
+    insert_row(database, "jobs", **job, spec_digest="", created_at=NOW)
+    insert_row(database, "permission_rules", job_id="job_1", position=0, effect="ask", rule="Edit")
+    run = {"id": "run_1", "job_id": "job_1", "item_key": "one", "state": "stopped"}
+    limits = {"max_turns": 5, "token_ceiling": 1000, "progress": "{}"}
+    insert_row(database, "runs", **run, **limits, created_at=NOW)
 
 
-def test_first_schema_is_upgraded_with_all_that_it_holds(
-    open_database: Callable[[], Database],
+@pytest.mark.parametrize("revision", migrate.REVISIONS)
+def test_an_upgrade_from_any_revision_keeps_the_stored_rows(
+    open_database: Callable[[], Database], revision: str
 ) -> None:
     database = open_database()
-    with migrate._alone(database) as connection:
-        migrate._run_migrations(connection, "0001")
-    assert migrate.check(database).state == "older"
+    migrate.upgrade(database, to=migrate.REVISIONS[0])
     fill_first_schema(database)
-    assert migrate.upgrade(database).current == "0001"
-    job = database.read(lambda c: c.execute(select(jobs)).one())
-    assert (job.id, job.rules_snapshot) == ("job_1", 1)
-    rules = database.read(
-        lambda c: c.execute(select(permission_rules).order_by(permission_rules.c.position)).all()
-    )
-    assert [(row.effect, row.rule) for row in rules] == [("allow", "Read"), ("deny", "Bash")]
-    assert {(row.origin, row.author, row.added_in) for row in rules} == {("job", "", 1)}
-    assert {(row.why, row.run_id, row.created_at, row.revoked_in) for row in rules} == {
-        ("", None, None, None)
+    migrate.upgrade(database, to=revision)
+    assert migrate.upgrade(database).current == revision
+    assert migrate.check(database).state == "current"
+
+    def rows(*columns: Any) -> list[Any]:
+        return database.read(lambda connection: [*connection.execute(select(*columns))])
+
+    assert rows(jobs.c.id, jobs.c.spec) == [("job_1", {})]
+    assert rows(runs.c.id, runs.c.state, runs.c.answer_count) == [("run_1", "stopped", 0)]
+    assert rows(permission_rules.c.rule, permission_rules.c.origin) == [("Edit", "job")]
+
+
+def test_migrations_import_nothing_of_runner_but_the_tables_in_env() -> None:
+    imported = {
+        (path.name, module)
+        for path in FOLDER.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        for module in imported_by(node)
+        if module.partition(".")[0] not in {"__future__", "alembic", "sqlalchemy", "typing"}
     }
-    run = database.read(lambda c: c.execute(select(runs)).one())
-    assert (run.id, run.state, run.answer_count) == ("run_1", "stopped", 0)
-    call = database.read(lambda c: c.execute(select(tool_calls)).one())
-    assert (call.decision, call.rule, call.decision_snapshot) == ("deny", "Bash", None)
+    assert imported == {("env.py", "runner.store.tables")}
 
 
-def test_upgraded_schema_takes_rules_that_ask_and_no_others(
-    open_database: Callable[[], Database],
-) -> None:
-    database = open_database()
-    with migrate._alone(database) as connection:
-        migrate._run_migrations(connection, "0001")
-    fill_first_schema(database)
-    migrate.upgrade(database)
-    insert_row(database, "permission_rules", job_id="job_1", position=2, effect="ask", rule="Edit")
-    with pytest.raises(IntegrityError):
-        insert_row(
-            database, "permission_rules", job_id="job_1", position=3, effect="x", rule="Edit"
-        )
+def imported_by(node: ast.AST) -> list[str]:
+    """The modules that a statement imports. A use of ``__import__`` counts as a module of that name."""
+    match node:
+        case ast.Import(names=names):
+            return [each.name for each in names]
+        case ast.ImportFrom(module=module, level=level):
+            return ["." * level + (module or "")]
+        case ast.Name(id="__import__" as name):
+            return [name]
+    return []
 
 
 def test_processes_may_upgrade_at_the_same_time(empty_url: str) -> None:
@@ -250,6 +213,20 @@ def test_old_database_says_how_to_go_on(
     database.write(lambda c: c.execute(text("UPDATE alembic_version SET version_num = '0000'")))
     with pytest.raises(UsageError, match="runner db upgrade"):
         migrate.require_current(database)
+
+
+@pytest.mark.parametrize("revision", ["0001", "0011"])
+def test_a_database_from_before_the_first_release_is_refused(
+    database: Database, revision: str
+) -> None:
+    database.write(
+        lambda c: c.execute(text(f"UPDATE alembic_version SET version_num = '{revision}'"))
+    )
+    for use in (migrate.upgrade, migrate.require_current):
+        with pytest.raises(UsageError, match=r"before 0\.1\.0 .*use a new database$") as raised:
+            use(database)
+        assert "\n" not in str(raised.value)
+    assert migrate.check(database) == migrate.Status(revision)
 
 
 def test_looking_for_a_database_creates_none(tmp_path: Path) -> None:

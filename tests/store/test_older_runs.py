@@ -1,4 +1,4 @@
-"""Runs that a Runner stored which knew neither sums of the context, nor compactions, nor budgets."""
+"""Runs stored as JSON that lacks the sums of the context, budgets and other later fields."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import MetaData, insert, select
+from sqlalchemy import insert, select
 
 from runner.core.context.window import Context
 from runner.core.journal.entries import ModelCallFailed
@@ -31,9 +31,7 @@ from tests.store.examples import NOW, SPEC
 from tests.store.test_costs import PRICES
 from tests.upgraded import Upgraded
 
-OLDER = "0002"
-
-# What the older Runner did not store, by the object that it is in.
+# The fields that an older Runner did not store, by the object that they are in.
 NEW_NAMES = {
     "spec": {"budget", "context"},
     "limits": {"working_time", "cost_ceiling_usd"},
@@ -57,18 +55,13 @@ def newer(tmp_path: Path, upgraded: Upgraded) -> Iterator[Database]:
 
 @pytest.fixture
 def brought_up(open_database: Callable[[], Database]) -> Callable[[Database], Database]:
-    """Stores what is in a database as the older Runner would have, and upgrades that."""
+    """Copies the rows of a database as the older Runner would have stored them."""
 
     def copy(source: Database) -> Database:
         database = open_database()
-        with migrate._alone(database) as connection:
-            migrate._run_migrations(connection, OLDER)
-        older = MetaData()
-        database.read(lambda connection: older.reflect(connection))
+        migrate.upgrade(database)
         for table in metadata.sorted_tables:
-            if table.name in older.tables:
-                store(database, older.tables[table.name], rows_of(source, table))
-        assert migrate.upgrade(database).current == OLDER
+            store(database, table, rows_of(source, table))
         return database
 
     return copy
@@ -80,16 +73,13 @@ def rows_of(database: Database, table: Any) -> list[dict[str, Any]]:
 
 
 def store(database: Database, table: Any, rows: list[dict[str, Any]]) -> None:
-    known = [
-        {name: as_older(name, value) for name, value in row.items() if name in table.c}
-        for row in rows
-    ]
-    if known:
-        database.write(lambda connection: connection.execute(insert(table), known))
+    older = [{name: as_older(name, value) for name, value in row.items()} for row in rows]
+    if older:
+        database.write(lambda connection: connection.execute(insert(table), older))
 
 
 def as_older(name: str, value: Any) -> Any:
-    """A value of that name without what the older Runner did not store in it."""
+    """A value of that name without the fields that the older Runner did not store."""
     if name in NEW_NAMES and value:
         kept = {k: v for k, v in value.items() if k not in NEW_NAMES[name]}
         return {k: as_older(k, v) for k, v in kept.items()}

@@ -1,6 +1,6 @@
-"""Brings a database to this version's schema, and says how far it is.
+"""Upgrades a database to the schema of this version, and reports which schema it has.
 
-Alembic and the migrations are imported only when there is something to do.
+Alembic and the migrations are imported only for an upgrade: they slow the start of every command.
 """
 
 from __future__ import annotations
@@ -18,76 +18,75 @@ from runner.errors import UsageError
 from runner.store.connection.database import BUSY_TIMEOUT_SECONDS, Database, reachable
 from runner.store.tables import metadata
 
-# Every migration, in order; a test compares it with the files.
-REVISIONS = tuple(f"{number:04}" for number in range(1, 12))
+# Every migration in order. A test compares them with the files in migrations/versions.
+REVISIONS = ("r01",)
 HEAD = REVISIONS[-1]
+# The schemas before 0.1.0, which no migration starts from.
+_UNSUPPORTED = {f"{number:04}" for number in range(1, 12)}
 
 _ADVISORY_LOCK = 0x72756E6E6572  # "runner"; every upgrade of a Postgres database takes it
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """The revision that a database has (None: it holds nothing yet) and the one that is wanted."""
+    """The schema that a database has, compared with the one that this version needs."""
 
-    current: str | None
-    head: str = HEAD
+    current: str | None  # the database's revision; None for an empty database
+    head: str = HEAD  # the revision that this version needs
 
     @property
-    def state(self) -> Literal["current", "empty", "older", "newer"]:
+    def state(self) -> Literal["current", "empty", "older", "newer", "unsupported"]:
         if self.current is None:
             return "empty"
         if self.current == self.head:
             return "current"
+        if self.current in _UNSUPPORTED:
+            return "unsupported"
         return "older" if self.current in REVISIONS else "newer"
 
 
 def is_created(url: str) -> bool:
-    """Whether opening ``url`` would find a database and not create one. True for servers."""
+    """False if opening ``url`` would create a SQLite file. Always true for a server."""
     try:
         parsed = make_url(url)
     except ArgumentError:
-        return True  # opening it says what is wrong with it
+        return True  # opening it reports what is wrong with the URL
     if parsed.get_backend_name() != "sqlite":
         return True
     return bool(parsed.database) and Path(str(parsed.database)).exists()
 
 
 def check(database: Database) -> Status:
-    """How far a database is.
-
-    Raises:
-        UnreachableError: it does not answer.
-    """
+    """Return the status of a database. Raises ``UnreachableError``."""
     return Status(database.read(_revision))
 
 
 def require_current(database: Database) -> None:
-    """Do nothing when the database can be used as it is.
+    """Raise unless the schema of a database is current.
 
     Raises:
-        UsageError: it is empty, older or newer, and what to do. UnreachableError: no answer.
+        UsageError: the schema is another one; the message says what to do. UnreachableError.
     """
     status = check(database)
+    _refuse_foreign_revision(database, status)
     where = database.url.render_as_string(hide_password=True)
-    match status.state:
-        case "current":
-            return
-        case "empty":
-            raise UsageError(f"no jobs yet in {where}: start one with `runner run SPEC`")
-        case "older":
-            raise UsageError(f"the database {where} is not up to date: run `runner db upgrade`")
-        case "newer":
-            raise _newer(database, status.current)
+    if status.state == "empty":
+        raise UsageError(f"no jobs yet in {where}: start one with `runner run SPEC`")
+    if status.state == "older":
+        raise UsageError(f"the database {where} is not up to date: run `runner db upgrade`")
 
 
-def upgrade(database: Database) -> Status:
-    """Bring a database up to date. Safe when several processes do it at once.
+def upgrade(database: Database, to: str = HEAD) -> Status:
+    """Upgrade a database. Processes that upgrade it at the same time wait for each other.
+
+    Args:
+        to: the revision to stop at; tests of a migration start from the one before.
 
     Returns:
-        How far it was before.
+        The status before the upgrade.
 
     Raises:
-        UsageError: a newer Runner has upgraded it, or it holds tables of something else.
+        UsageError: this version cannot upgrade the database, or it has tables of another program.
         UnreachableError: it does not answer.
     """
     status = check(database)
@@ -95,12 +94,11 @@ def upgrade(database: Database) -> Status:
         return status
     with reachable(database), _alone(database) as connection:
         before = Status(_revision(connection))
-        if before.state == "newer":
-            raise _newer(database, before.current)
+        _refuse_foreign_revision(database, before)
         if before.state == "empty":
             _refuse_strangers(database, connection)
         if before.state != "current":
-            _run_migrations(connection)
+            _run_migrations(connection, to)
         return before
 
 
@@ -110,12 +108,18 @@ def _revision(connection: Connection) -> str | None:
     return connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
 
 
-def _newer(database: Database, revision: str | None) -> UsageError:
+def _refuse_foreign_revision(database: Database, status: Status) -> None:
     where = database.url.render_as_string(hide_password=True)
-    return UsageError(
-        f"the database {where} is of a newer Runner (revision {revision}, this one knows {HEAD}): "
-        "install that version"
-    )
+    if status.state == "newer":
+        raise UsageError(
+            f"the database {where} is of a newer Runner (revision {status.current}, this one knows "
+            f"{HEAD}): install that version"
+        )
+    if status.state == "unsupported":
+        raise UsageError(
+            f"the database {where} is of a Runner before 0.1.0 (revision {status.current}) and cannot "
+            "be upgraded: export its jobs with that version, then use a new database"
+        )
 
 
 def _refuse_strangers(database: Database, connection: Connection) -> None:
@@ -130,7 +134,7 @@ def _refuse_strangers(database: Database, connection: Connection) -> None:
 
 @contextmanager
 def _alone(database: Database) -> Iterator[Connection]:
-    """A transaction that no other upgrade runs beside."""
+    """A transaction that excludes every other upgrade."""
     if database.dialect == "sqlite":
         with _alone_on_sqlite(database) as connection:
             yield connection
@@ -144,8 +148,8 @@ def _alone(database: Database) -> Iterator[Connection]:
 
 @contextmanager
 def _alone_on_sqlite(database: Database) -> Iterator[Connection]:
-    """Foreign keys are off: recreating a table, which is how SQLite alters one, would delete the
-    rows that refer to it (https://sqlite.org/lang_altertable.html#otheralter)."""
+    """Foreign keys are off: SQLite alters a table by recreating it, which would delete the rows that
+    refer to it (https://sqlite.org/lang_altertable.html#otheralter)."""
     engine = create_engine(
         database.url, poolclass=NullPool, connect_args={"timeout": BUSY_TIMEOUT_SECONDS}
     )
@@ -166,14 +170,11 @@ def _alone_on_sqlite(database: Database) -> Iterator[Connection]:
             raise UsageError(f"the database has rows that refer to nothing: {tuple(broken)}")
 
 
-def _run_migrations(connection: Connection, revision: str = HEAD) -> None:
+def _run_migrations(connection: Connection, to: str) -> None:
     from alembic import command
     from alembic.config import Config
 
-    import runner.migrations
-
     config = Config()
-    folder = Path(runner.migrations.__file__).parent
-    config.set_main_option("script_location", str(folder).replace("%", "%%"))
+    config.set_main_option("script_location", "runner.migrations:")
     config.attributes["connection"] = connection
-    command.upgrade(config, revision)
+    command.upgrade(config, to)

@@ -1,4 +1,7 @@
-"""How Alembic runs the migrations: on the connection that ``runner.store.connection.migrate`` hands it."""
+"""Runs the migrations on the connection that ``runner.store.connection.migrate`` passes in.
+
+The naming convention of ``metadata`` names the constraints and indexes that a migration creates.
+"""
 
 from __future__ import annotations
 

@@ -1,0 +1,782 @@
+"""The schema of Runner 0.1.0: tables, views for questions in SQL, and on Postgres the search index.
+
+The views have the same columns, types and values on SQLite and on Postgres (docs/audit.md). Times are
+seconds since the epoch, beside them text in UTC; booleans are 1 or 0; JSON is text.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from alembic import op
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    Text,
+    text,
+)
+
+revision = "r01"
+down_revision = None
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    _create_jobs()
+    _create_runs()
+    _create_conversations()
+    _create_calls()
+    _create_records()
+    _create_views()
+    if op.get_bind().dialect.name == "postgresql":
+        for statement in _SEARCH_INDEX:
+            op.execute(statement)
+
+
+def _optional(kind: Any, *names: str) -> list[Column[Any]]:
+    return [Column(name, kind) for name in names]
+
+
+def _required(kind: Any, *names: str, default: str | None = None) -> list[Column[Any]]:
+    return [Column(name, kind, nullable=False, server_default=default) for name in names]
+
+
+def _key(reference: str, *numbers: str) -> list[Column[Any]]:
+    """A primary key of a reference such as ``runs.id``, in column ``run_id``, and of numbers."""
+    name = reference.replace("s.", "_")
+    first: Column[Any] = Column(name, Text, ForeignKey(reference), primary_key=True)
+    return [first, *(Column(number, Integer, primary_key=True) for number in numbers)]
+
+
+def _index(*columns: str, where: str) -> Index:
+    """An index of the rows that meet a condition."""
+    return Index(None, *columns, sqlite_where=text(where), postgresql_where=text(where))
+
+
+def _create_jobs() -> None:
+    op.create_table(
+        "jobs",
+        Column("id", Text, primary_key=True),
+        Column("key", Text, unique=True),
+        *_required(Text, "name", "source", "spec_text", "spec_digest"),
+        *_required(JSON, "spec"),
+        *_optional(Text, "workspace_id"),
+        *_required(Float, "created_at"),
+        *_required(Integer, "rules_snapshot", default="1"),
+        _index("rules_snapshot", where="rules_snapshot > 1"),
+    )
+    op.create_table(
+        "purses",
+        *_key("jobs.id"),
+        *_optional(Float, "budget_usd"),
+        *_optional(BigInteger, "budget_tokens"),
+        *_required(BigInteger, "spent_tokens", "spent_cost", default="0"),
+        *_required(BigInteger, "reserved_tokens", "reserved_cost", default="0"),
+    )
+    op.create_table(
+        "job_events",
+        *_key("jobs.id", "number"),
+        *_required(Float, "at"),
+        *_required(Text, "type"),
+        *_required(JSON, "data"),
+        sqlite_with_rowid=False,
+    )
+    op.create_table(
+        "prices",
+        Column("model", Text, primary_key=True),
+        Column("fast", Integer, primary_key=True),
+        Column("above", BigInteger, primary_key=True),
+        *_optional(BigInteger, "up_to"),
+        *_required(Float, "input", "cache_write_5m", "cache_write_1h", "cache_read", "output"),
+        *_required(Float, "us_inference"),
+    )
+
+
+def _create_runs() -> None:
+    op.create_table(
+        "runs",
+        Column("id", Text, primary_key=True),
+        Column("job_id", Text, ForeignKey("jobs.id"), nullable=False),
+        *_required(Text, "item_key"),
+        Column("fresh_of", Text, ForeignKey("runs.id")),
+        *_required(Text, "state"),
+        *_required(Text, "reason", "detail", default=""),
+        *_required(Float, "created_at"),
+        *_optional(Float, "started_at", "ended_at", "due_at", "rung_at"),
+        *_required(Integer, "attempt", default="0"),
+        *_optional(Text, "worker_id", "last_worker_id"),
+        *_required(Integer, "lost_leases", "bugs", default="0"),
+        *_required(Boolean, "pause_requested", default="0"),
+        *_required(Integer, "max_turns"),
+        *_required(BigInteger, "token_ceiling"),
+        *_optional(Text, "workspace_path", "workspace_id"),
+        *_required(Integer, "revision", "event_count", "message_count", default="0"),
+        *_required(Integer, "queued_count", "turns", "denials", default="0"),
+        *_required(BigInteger, "input_tokens", "cache_read_tokens", default="0"),
+        *_required(BigInteger, "cache_creation_tokens", "output_tokens", default="0"),
+        *_required(BigInteger, "charged_tokens", default="0"),
+        *_required(JSON, "progress"),
+        *_required(Integer, "answer_count", default="0"),
+        *_optional(Float, "cost_ceiling_usd", "working_time"),
+        *_required(Integer, "compaction_count", default="0"),
+        *_optional(Text, "model", "fork_of"),
+        *_optional(Integer, "fork_turn"),
+        *_optional(Text, "start_tree", "parent_run"),
+        *_optional(Integer, "parent_message", "parent_position"),
+        *_optional(Text, "root_run"),
+        *_required(Integer, "depth", default="0"),
+        *_optional(Integer, "child_number"),
+        *_optional(Text, "agent_type"),
+        *_optional(Float, "deadline"),
+        CheckConstraint(
+            "state IN ('queued', 'running', 'waiting', 'succeeded', 'failed', 'cancelled', "
+            "'stopped')",
+            name="state",
+        ),
+        CheckConstraint("(state = 'running') = (worker_id IS NOT NULL)", name="held"),
+        CheckConstraint("(state = 'queued') = (due_at IS NOT NULL)", name="due"),
+        Index(None, "job_id", "state"),
+        Index(None, "state", "due_at"),
+        Index(None, "worker_id"),
+        _index("root_run", where="root_run IS NOT NULL"),
+        _index("state", "parent_run", where="parent_run IS NOT NULL"),
+    )
+    op.create_table(
+        "run_items",
+        *_key("runs.id"),
+        *_required(JSON, "item"),
+        *_optional(Text, "commit_message"),
+    )
+    op.create_table(
+        "run_workspaces",
+        *_key("runs.id"),
+        *_required(Text, "store_id", "path"),
+        *_optional(Text, "branch", "start_commit", "commit_id"),
+        *_required(Float, "created_at"),
+    )
+    op.create_table(
+        "run_instructions",
+        *_key("runs.id", "position"),
+        *_required(Text, "path", "sha256"),
+        *_required(Integer, "size"),
+        *_required(Text, "text"),
+    )
+    op.create_table(
+        "permission_rules",
+        *_key("jobs.id", "position"),
+        *_required(Text, "effect", "rule"),
+        *_required(Text, "why", default=""),
+        *_required(Text, "origin", default="job"),
+        Column("run_id", Text, ForeignKey("runs.id")),
+        *_required(Text, "author", default=""),
+        *_optional(Float, "created_at"),
+        *_required(Integer, "added_in", default="1"),
+        *_optional(Integer, "revoked_in"),
+        *_optional(Text, "revoked_by"),
+        *_optional(Float, "revoked_at"),
+        CheckConstraint("effect IN ('allow', 'ask', 'deny')", name="effect"),
+    )
+    op.create_table(
+        "workers",
+        Column("id", Text, primary_key=True),
+        *_required(Text, "host_id", "hostname"),
+        *_required(Integer, "pid", "slots"),
+        *_required(Float, "started_at", "lease_expires_at"),
+        *_optional(Float, "ended_at"),
+        Index(None, "ended_at"),
+    )
+
+
+def _create_conversations() -> None:
+    op.create_table(
+        "blocks",
+        *_key("runs.id", "message", "position"),
+        *_required(Text, "role", "type"),
+        *_required(Integer, "turn"),
+        *_required(JSON, "content"),
+        *_required(Float, "created_at"),
+        CheckConstraint("role IN ('user', 'assistant')", name="role"),
+    )
+    op.create_table(
+        "queued_messages",
+        Column("id", Integer, primary_key=True, autoincrement=True),
+        Column("run_id", Text, ForeignKey("runs.id"), nullable=False),
+        *_required(Text, "text"),
+        *_required(Float, "created_at"),
+        *_optional(Integer, "delivered_message"),
+        Index(None, "run_id"),
+    )
+    op.create_table(
+        "compactions",
+        *_key("runs.id", "number"),
+        *_required(Text, "kind"),
+        *_required(Integer, "first_message", "last_message"),
+        *_required(JSON, "text", "clips"),
+        *_required(BigInteger, "tokens_before", "tokens_after"),
+        *_required(Integer, "turn"),
+        *_optional(Integer, "made_by_call"),
+        *_required(Integer, "first_sent_in"),
+        *_required(Float, "created_at"),
+        CheckConstraint("kind IN ('clip', 'summary', 'prune')", name="kind"),
+    )
+
+
+def _create_calls() -> None:
+    op.create_table(
+        "tool_calls",
+        *_key("runs.id", "message", "position"),
+        *_required(Integer, "turn"),
+        *_required(Text, "tool_use_id", "name"),
+        *_optional(Text, "decision", "rule"),
+        *_optional(Integer, "started_attempt"),
+        *_optional(Float, "started_at", "ended_at", "duration"),
+        *_optional(Text, "outcome"),
+        *_required(Boolean, "interrupted", default="0"),
+        *_optional(Integer, "decision_snapshot", "rule_position"),
+        *_optional(Text, "matched", "decision_reason", "denial", "tree_before", "tree_after"),
+        *_required(Boolean, "asked_again", default="0"),
+        *_optional(JSON, "updated_input"),
+        sqlite_with_rowid=False,
+    )
+    op.create_table(
+        "tool_outputs",
+        *_key("runs.id", "message", "position"),
+        *_required(BigInteger, "size"),
+        *_required(LargeBinary, "compressed"),
+    )
+    op.create_table(
+        "approvals",
+        *_key("runs.id", "message", "position"),
+        Column("job_id", Text, ForeignKey("jobs.id"), nullable=False),
+        Column("id", Text, nullable=False, unique=True),
+        *_required(Integer, "turn"),
+        *_required(Text, "tool", "input_digest"),
+        *_required(JSON, "setting"),
+        *_required(Integer, "checked_snapshot"),
+        *_required(Text, "summary", "group_key", "suggested_rule"),
+        *_required(Float, "asked_at"),
+        *_optional(Float, "expires_at", "notified_at"),
+        *_optional(Text, "answer"),
+        *_optional(Float, "answered_at"),
+        *_optional(Text, "answered_by", "answered_via"),
+        *_required(Text, "reason", default=""),
+        *_optional(JSON, "edited_input"),
+        *_optional(Integer, "remembered"),
+        *_required(Boolean, "by_hook", default="0"),
+        CheckConstraint("answer IN ('approved', 'denied', 'expired', 'cancelled')", name="answer"),
+        CheckConstraint(
+            "answered_via IN ('person', 'rule', 'timeout', 'cancel', 'end')", name="via"
+        ),
+        CheckConstraint("(answer IS NULL) = (answered_at IS NULL)", name="answered"),
+        _index("job_id", "checked_snapshot", where="answer IS NULL"),
+        _index("expires_at", where="answer IS NULL"),
+        _index("asked_at", where="answer IS NULL AND notified_at IS NULL"),
+    )
+    op.create_table(
+        "model_calls",
+        *_key("runs.id", "number"),
+        *_required(Integer, "attempt", "turn"),
+        *_required(Text, "model"),
+        *_required(Integer, "max_tokens"),
+        *_required(BigInteger, "worst_case"),
+        *_required(Float, "started_at"),
+        *_optional(Float, "ended_at", "latency"),
+        *_optional(Text, "request_id", "stop_reason"),
+        *_optional(BigInteger, "input_tokens", "cache_read_tokens", "cache_creation_tokens"),
+        *_optional(BigInteger, "output_tokens", "charged_tokens"),
+        *_optional(Text, "error"),
+        *_optional(JSON, "cut"),
+        *_required(Text, "purpose", default="turn"),
+        *_optional(Boolean, "hour_cache"),
+        sqlite_with_rowid=False,
+    )
+
+
+def _create_records() -> None:
+    op.create_table(
+        "events",
+        *_key("runs.id", "number"),
+        *_required(Float, "at"),
+        *_required(Integer, "attempt"),
+        *_required(Text, "type"),
+        *_required(JSON, "data"),
+        _index("at", where="type = 'limit_reached'"),
+        sqlite_with_rowid=False,
+    )
+    op.create_table(
+        "verifications",
+        *_key("runs.id", "number"),
+        *_required(Integer, "turn"),
+        *_optional(Text, "tree"),
+        *_required(Integer, "attempt"),
+        *_required(Float, "started_at"),
+        *_optional(Float, "ended_at", "duration"),
+        *_optional(Text, "outcome", "command"),
+        *_optional(JSON, "content"),
+        *_optional(BigInteger, "size"),
+        *_optional(LargeBinary, "compressed"),
+    )
+    op.create_table(
+        "hook_runs",
+        *_key("runs.id", "number"),
+        *_required(Integer, "hook"),
+        *_required(Text, "event", "name"),
+        *_required(Integer, "turn"),
+        *_optional(Integer, "message", "position"),
+        *_required(Integer, "attempt"),
+        *_required(Float, "started_at"),
+        *_optional(Float, "ended_at", "duration"),
+        *_optional(Text, "outcome"),
+        *_optional(Integer, "exit_code"),
+        *_optional(Text, "decision"),
+        *_required(Text, "reason", "context", default=""),
+        *_required(Boolean, "stops", default="0"),
+        *_required(Text, "output", "errors", default=""),
+        *_optional(Text, "tree_before", "tree_after"),
+        CheckConstraint(
+            "event IN ('RunStart', 'PreToolUse', 'PostToolUse', 'TurnEnd', 'RunEnd')", name="event"
+        ),
+        CheckConstraint("decision IN ('allow', 'ask', 'deny', 'block')", name="decision"),
+    )
+
+
+# Which tree of sub-agents a row belongs to, and the label of a run and of a call in it.
+_TREE = "coalesce(r.root_run, r.id) AS root_run, r.parent_run, r.depth, r.agent_type"
+_RUN_LABEL = "CASE WHEN r.depth > 0 THEN substr(r.id, length(r.root_run) + 2) ELSE '' END"
+_OF_RUN = f"{_TREE}, {_RUN_LABEL} AS label"
+_CALL_LABEL = """CASE WHEN r.depth > 0 THEN substr(r.id, length(r.root_run) + 2) || '.' ELSE '' END
+    || CAST((SELECT count(*) FROM tool_calls n WHERE n.run_id = c.run_id
+        AND (n.message, n.position) <= (c.message, c.position)) AS TEXT)"""
+_OF_CALL = f"{_TREE}, {_CALL_LABEL} AS label"
+_OF_NO_RUN = """CAST(NULL AS TEXT) AS root_run, CAST(NULL AS TEXT) AS parent_run,
+    CAST(NULL AS INTEGER) AS depth, CAST(NULL AS TEXT) AS agent_type, CAST(NULL AS TEXT) AS label"""
+
+
+def _create_views() -> None:
+    connection = op.get_bind()
+    views = _Views(connection.dialect.name == "sqlite")
+    for name, query in (
+        ("v_runs", views.runs()),
+        ("v_turns", views.turns()),
+        ("v_messages", views.messages()),
+        ("v_tool_calls", views.tool_calls()),
+        ("v_decisions", views.decisions()),
+        ("v_costs", views.costs()),
+        ("v_events", views.events()),
+        ("v_hooks", views.hooks()),
+    ):
+        connection.exec_driver_sql(f"CREATE VIEW {name} AS {query}")
+
+
+class _Views:
+    """The queries of the views, in the SQL of SQLite or of Postgres."""
+
+    def __init__(self, sqlite: bool) -> None:
+        self._sqlite = sqlite
+
+    def _iso(self, seconds: str) -> str:
+        """Seconds since the epoch as ``2026-11-22T22:00:00Z``, rounded down."""
+        if self._sqlite:
+            return f"strftime('%Y-%m-%dT%H:%M:%SZ', CAST({seconds} AS INTEGER), 'unixepoch')"
+        utc = f"to_timestamp(floor({seconds})) AT TIME ZONE 'UTC'"
+        return f"""to_char({utc}, 'YYYY-MM-DD"T"HH24:MI:SS"Z"')"""
+
+    def _time(self, seconds: str, name: str) -> str:
+        return f"{seconds} AS {name}, {self._iso(seconds)} AS {name}_text"
+
+    def _readable(self, json: str) -> str:
+        """JSON text whose strings both databases can extract. Neither extracts a string with a NUL or a
+        lone surrogate: such text is rewritten so that its NULs and surrogates come out as the six
+        characters of their escape. The first step keeps an escaped backslash from starting one."""
+        steps = json if self._sqlite else f"({json})::text"
+        is_odd = rf"{json} GLOB '*\u[0d]*'" if self._sqlite else rf"strpos({steps}, '\u') > 0"
+        # The backslashes of SQL: Postgres takes them as they are in a standard string.
+        for old, new in (("\\\\", "\\u005c"), ("\\u0000", "\\u005cu0000"), ("\\ud", "\\u005cud")):
+            steps = f"replace({steps}, '{old}', '{new}')"
+        steps = steps if self._sqlite else f"({steps})::json"
+        return f"CASE WHEN {is_odd} THEN {steps} ELSE {json} END"
+
+    def _json(self, json: str, *path: str) -> str:
+        """The value at a path in JSON, as JSON text."""
+        if self._sqlite:
+            return f"({json}) -> '$.{'.'.join(path)}'"
+        return f"(({json})::json #> '{{{','.join(path)}}}')::text"
+
+    def _text(self, json: str, *path: str) -> str:
+        """The value at a path in JSON: a string as it is, anything else as JSON text."""
+        if self._sqlite:
+            return f"CAST(json_extract({json}, '$.{'.'.join(path)}') AS TEXT)"
+        return f"({json})::json #>> '{{{','.join(path)}}}'"
+
+    def _string(self, json: str, *path: str) -> str:
+        """The string at a path in JSON, NULL for any other value."""
+        if self._sqlite:
+            at = f"'$.{'.'.join(path)}'"
+            is_text = f"json_type({json}, {at}) = 'text'"
+            return f"CASE WHEN {is_text} THEN json_extract({json}, {at}) END"
+        at = f"'{{{','.join(path)}}}'"
+        is_text = f"json_typeof(({json})::json #> {at}) = 'string'"
+        return f"CASE WHEN {is_text} THEN ({json})::json #>> {at} END"
+
+    def _flag(self, condition: str) -> str:
+        return f"CASE WHEN {condition} THEN 1 ELSE 0 END"
+
+    def _plain(self, json: str) -> str:
+        """A JSON column as text."""
+        return json if self._sqlite else f"({json})::text"
+
+    def _call_id(self, call: str) -> str:
+        """The same as ``runner.store.ids.call_id``."""
+        place = f"{call}.turn || '_' || ({call}.position + 1)"
+        return f"replace({call}.run_id, 'run_', 'call_') || '_' || {place}"
+
+    def _is_its_own(self, row: str) -> str:
+        """True for a row of the run's own turns: false for a turn that a fork copied."""
+        return f"(r.fork_turn IS NULL OR {row}.turn > r.fork_turn)"
+
+    def runs(self) -> str:
+        model = self._string("readable", "model")
+        spec = f"SELECT {self._readable('j.spec')} AS readable FROM jobs j WHERE j.id = r.job_id"
+        own = f"(SELECT {model} FROM ({spec}) AS s)"
+        parent_call = f"""(SELECT {self._call_id("p")} FROM tool_calls p WHERE p.run_id = r.parent_run
+            AND p.message = r.parent_message AND p.position = r.parent_position)"""
+        return f"""
+        SELECT r.id AS run_id, r.job_id, jobs.name AS job, r.item_key AS item, r.state, r.reason,
+            r.detail, coalesce(r.model, {self._model_of_type()}, {own}) AS model,
+            {self._time("r.created_at", "created_at")}, {self._time("r.started_at", "started_at")},
+            {self._time("r.ended_at", "ended_at")}, r.ended_at - r.started_at AS seconds,
+            r.attempt AS attempts, r.turns, r.message_count AS messages, r.denials,
+            r.input_tokens, r.cache_read_tokens, r.cache_creation_tokens, r.output_tokens,
+            r.max_turns, r.fork_of, r.fork_turn, r.fresh_of,
+            w.path AS workspace, w.branch, w.commit_id,
+            {_OF_RUN}, {parent_call} AS parent_call
+        FROM runs r JOIN jobs ON jobs.id = r.job_id LEFT JOIN run_workspaces w ON w.run_id = r.id
+        """
+
+    def _model_of_type(self) -> str:
+        """The model that the job sets for a sub-agent's type."""
+        each = "json_each(s.readable, '$.agents')"
+        if not self._sqlite:
+            each = "json_array_elements(s.readable::json -> 'agents')"
+        name, model = self._string("a.value", "name"), self._string("a.value", "model")
+        spec = f"SELECT {self._readable('j.spec')} AS readable FROM jobs j WHERE j.id = r.job_id"
+        found = f"SELECT {model} FROM ({spec}) AS s, {each} AS a WHERE {name} = r.agent_type"
+        return f"CASE WHEN r.agent_type IS NOT NULL THEN ({found}) END"
+
+    def turns(self) -> str:
+        tokens = ("input_tokens", "cache_read_tokens", "cache_creation_tokens", "output_tokens")
+        used = ", ".join(tokens)
+        none = ", ".join(f"0 AS {name}" for name in tokens)
+        sums = ", ".join(f"CAST(sum({name}) AS BIGINT) AS {name}" for name in tokens)
+        return f"""
+        SELECT t.run_id, r.job_id, r.item_key AS item, t.turn,
+            {self._time("t.started_at", "started_at")}, {self._time("t.ended_at", "ended_at")},
+            t.ended_at - t.started_at AS seconds, t.model_calls, t.tool_calls, t.failed_calls,
+            t.denied_calls, t.stop_reason, {", ".join(f"t.{name}" for name in tokens)}, {_OF_RUN}
+        FROM (
+            SELECT run_id, turn, min(started_at) AS started_at, max(ended_at) AS ended_at,
+                CAST(sum(model_call) AS BIGINT) AS model_calls,
+                CAST(sum(tool_call) AS BIGINT) AS tool_calls,
+                CAST(sum(failed) AS BIGINT) AS failed_calls,
+                CAST(sum(denied) AS BIGINT) AS denied_calls,
+                max(stop_reason) AS stop_reason, {sums}
+            FROM (
+                SELECT run_id, turn, started_at, ended_at, 1 AS model_call, 0 AS tool_call,
+                    0 AS failed, 0 AS denied, stop_reason, {used}
+                FROM model_calls WHERE purpose = 'turn'
+                UNION ALL
+                SELECT run_id, turn, started_at, ended_at, 0, 1,
+                    {self._flag("outcome NOT IN ('succeeded', 'denied')")},
+                    {self._flag("outcome = 'denied'")}, NULL, {none}
+                FROM tool_calls
+            ) AS done GROUP BY run_id, turn
+        ) AS t JOIN runs r ON r.id = t.run_id WHERE {self._is_its_own("t")}
+        """
+
+    def messages(self) -> str:
+        said = self._readable("b.content")
+
+        # What a fork copies: all up to the end of its turn, less messages said to the other run after it.
+        copied = """r.fork_turn IS NOT NULL AND (
+            (b.message = 0 AND b.position = 0) OR b.turn < r.fork_turn
+            OR (b.turn = r.fork_turn AND (b.role = 'assistant' OR b.type = 'tool_result')))"""
+        # A child's conversation begins with its parent's; only the last of these blocks is its own.
+        from_parent = """(r.depth > 0 AND b.turn = 0 AND EXISTS (SELECT 1 FROM blocks later
+            WHERE later.run_id = b.run_id AND later.turn = 0
+                AND (later.message, later.position) > (b.message, b.position)))"""
+
+        def text(*path: str) -> str:
+            return self._text(said, *path)
+
+        return f"""
+        SELECT b.run_id, r.job_id, r.item_key AS item, b.message, b.position, b.turn, b.role, b.type,
+            {self._time("b.created_at", "at")},
+            CASE b.type WHEN 'text' THEN {text("text")} WHEN 'thinking' THEN {text("thinking")}
+                WHEN 'tool_use' THEN {self._json(said, "input")}
+                WHEN 'tool_result' THEN {text("content")} END AS text,
+            CASE b.type WHEN 'tool_use' THEN {text("name")} END AS tool,
+            CASE b.type WHEN 'tool_use' THEN {text("id")}
+                WHEN 'tool_result' THEN {text("tool_use_id")} END AS tool_use_id,
+            {self._plain("b.content")} AS content, {self._flag(f"{copied} OR {from_parent}")} AS copied,
+            {_OF_RUN}
+        FROM blocks b JOIN runs r ON r.id = b.run_id
+        """
+
+    def _of_use(self, value: str) -> str:
+        """A value of the block that asked for call ``c``: the tool_use block whose index among the
+        tool_use blocks of its message is the call's position."""
+        return f"""(
+            SELECT {value} FROM blocks u
+            WHERE u.run_id = c.run_id AND u.message = c.message AND u.type = 'tool_use'
+                AND c.position = (
+                    SELECT count(*) FROM blocks p
+                    WHERE p.run_id = u.run_id AND p.message = u.message
+                        AND p.position < u.position AND p.type = 'tool_use'
+                )
+        )"""
+
+    def _of_result(self, value: str) -> str:
+        """A value of the block that answers call ``c``."""
+        return f"""(
+            SELECT {value} FROM blocks u
+            WHERE u.run_id = c.run_id AND u.message = c.message + 1 AND u.position = c.position
+                AND u.type = 'tool_result'
+        )"""
+
+    def tool_calls(self) -> str:
+        said = self._readable("u.content")
+        path = f"coalesce({self._string(said, 'input', 'file_path')}, "
+        path += f"{self._string(said, 'input', 'path')})"
+        return f"""
+        SELECT c.run_id, r.job_id, r.item_key AS item, {self._call_id("c")} AS call_id, c.message,
+            c.position, c.turn, c.name AS tool, c.tool_use_id,
+            {self._of_use(self._json(said, "input"))} AS input,
+            {self._of_use(self._string(said, "input", "command"))} AS command,
+            {self._of_use(path)} AS path,
+            c.decision, c.rule, c.outcome, {self._flag("c.interrupted")} AS interrupted,
+            {self._time("c.started_at", "started_at")}, {self._time("c.ended_at", "ended_at")},
+            c.duration AS seconds, {self._of_result(self._text(said, "content"))} AS output,
+            (SELECT o.size FROM tool_outputs o WHERE o.run_id = c.run_id AND o.message = c.message
+                AND o.position = c.position) AS whole_output_bytes,
+            c.tree_before, c.tree_after,
+            {_OF_CALL}, {self._plain("c.updated_input")} AS updated_input
+        FROM tool_calls c JOIN runs r ON r.id = c.run_id WHERE {self._is_its_own("c")}
+        """
+
+    def decisions(self) -> str:
+        asked = """(SELECT b.created_at FROM blocks b WHERE b.run_id = c.run_id
+            AND b.message = c.message AND b.position = 0)"""
+        input_now = self._of_use(self._json(self._readable("u.content"), "input"))
+        return f"""
+        SELECT c.run_id, r.job_id, r.item_key AS item, {self._call_id("c")} AS call_id, c.message,
+            c.position, c.turn, c.name AS tool, {input_now} AS input,
+            {self._time(asked, "at")}, c.decision, c.rule, p.effect AS rule_effect,
+            p.origin AS rule_origin, p.author AS rule_author, p.why AS rule_why,
+            c.decision_snapshot AS rules_snapshot, c.matched, c.decision_reason, c.denial,
+            a.id AS approval_id, {self._time("a.asked_at", "asked_at")}, a.answer,
+            {self._time("a.answered_at", "answered_at")}, a.answered_at - a.asked_at AS waited_seconds,
+            a.answered_by, a.answered_via, a.reason AS answer_reason,
+            {self._plain("a.edited_input")} AS edited_input, c.outcome,
+            {_OF_CALL}, {self._plain("c.updated_input")} AS updated_input,
+            {self._flag("a.by_hook")} AS asked_by_hook
+        FROM tool_calls c JOIN runs r ON r.id = c.run_id
+        LEFT JOIN permission_rules p ON p.job_id = r.job_id AND p.position = c.rule_position
+        LEFT JOIN approvals a ON a.run_id = c.run_id AND a.message = c.message
+            AND a.position = c.position
+        WHERE c.decision IS NOT NULL AND {self._is_its_own("c")}
+        """
+
+    def events(self) -> str:
+        data = self._readable("e.data")
+        values = ", ".join(
+            f"nullif({self._json(data, name)}, 'null') AS {name}_value" for name in ("old", "new")
+        )
+
+        def select(columns: str, tree: str, source: str) -> str:
+            return f"""
+            SELECT {columns}, e.number, {self._time("e.at", "at")}, e.type,
+                {self._text(data, "by")} AS who, {self._text(data, "why")} AS why,
+                {values},
+                {self._plain("e.data")} AS data, {tree}
+            FROM {source}"""
+
+        of_run = select(
+            "r.job_id, e.run_id, r.item_key AS item, e.attempt",
+            _OF_RUN,
+            "events e JOIN runs r ON r.id = e.run_id",
+        )
+        no_run = "CAST(NULL AS TEXT), CAST(NULL AS TEXT), CAST(NULL AS INTEGER)"
+        return f"{of_run} UNION ALL {select(f'e.job_id, {no_run}', _OF_NO_RUN, 'job_events e')}"
+
+    def hooks(self) -> str:
+        label = f"CASE WHEN c.run_id IS NULL THEN {_RUN_LABEL} ELSE {_CALL_LABEL} END AS label"
+        return f"""
+        SELECT h.run_id, r.job_id, r.item_key AS item, h.number, h.event, h.name, h.turn,
+            {self._call_id("c")} AS call_id, c.name AS tool, h.attempt,
+            {self._time("h.started_at", "started_at")}, {self._time("h.ended_at", "ended_at")},
+            h.duration AS seconds, h.outcome, h.exit_code, h.decision, h.reason, h.context,
+            {self._flag("h.stops")} AS stops, h.output, h.errors, h.tree_before, h.tree_after,
+            {_TREE}, {label}
+        FROM hook_runs h JOIN runs r ON r.id = h.run_id
+        LEFT JOIN tool_calls c ON c.run_id = h.run_id AND c.message = h.message
+            AND c.position = h.position
+        """
+
+    def costs(self) -> str:
+        """What each call cost, by the same rules as the price list in ``runner.core``."""
+        known = ("input_tokens", "cache_read_tokens", "cache_creation_tokens", "output_tokens")
+        tokens = ", ".join(f"c.{name}" for name in known)
+        used = {name: f"coalesce(k.{name}, 0)" for name in known}
+        write = "CASE WHEN k.hour_cache = 1 THEN p.cache_write_1h ELSE p.cache_write_5m END"
+        greatest = "max" if self._sqlite else "greatest"
+        factor = "(CASE WHEN k.us_only = 1 THEN p.us_inference ELSE 1.0 END) / 1000000.0"
+        usd = f"""(p.input * {used["input_tokens"]} + {write} * {used["cache_creation_tokens"]}
+            + p.cache_read * {used["cache_read_tokens"]}
+            + p.output * {used["output_tokens"]}) * {factor}"""
+        bound = f"""({greatest}(p.input, {write}, p.cache_read) * (k.worst_case - k.max_tokens)
+            + p.output * k.max_tokens) * {factor}"""
+        nothing = f"k.scripted = 1 OR (k.unknown = 0 AND {' + '.join(used.values())} = 0)"
+        return f"""
+        WITH terms AS MATERIALIZED ({self._terms()}), calls AS (
+            SELECT c.run_id, r.job_id, r.item_key AS item, c.number, c.turn, c.purpose, c.model,
+                c.started_at, c.latency, {tokens}, c.worst_case, c.max_tokens, t.scripted, t.us_only,
+                {self._flag("c.input_tokens IS NULL AND c.charged_tokens > 0")} AS unknown,
+                CASE WHEN c.hour_cache IS NULL THEN t.hour_cache
+                    ELSE {self._flag("c.hour_cache")} END AS hour_cache,
+                CASE WHEN c.purpose = 'summary' THEN t.fast_summary ELSE t.fast END AS fast,
+                coalesce(c.input_tokens + c.cache_read_tokens + c.cache_creation_tokens,
+                    c.worst_case - c.max_tokens) AS prompt,
+                CASE WHEN EXISTS (SELECT 1 FROM prices q WHERE q.model = c.model) THEN c.model
+                    ELSE {self._without_release("c.model")} END AS priced_as,
+                {_OF_RUN}
+            FROM model_calls c JOIN runs r ON r.id = c.run_id JOIN terms t ON t.job_id = r.job_id
+            WHERE c.charged_tokens IS NOT NULL
+        )
+        SELECT k.run_id, k.job_id, k.item, k.number, k.turn, k.purpose, k.model,
+            {self._time("k.started_at", "at")}, k.latency AS seconds,
+            {", ".join(f"k.{name}" for name in known)},
+            CASE WHEN {nothing} THEN 0.0 WHEN k.unknown = 0 THEN {usd} END AS usd,
+            CASE WHEN k.unknown = 1 AND k.scripted = 0 THEN {bound} END AS usd_at_most,
+            CASE WHEN k.scripted = 1 THEN 'scripted' WHEN {nothing} THEN 'usage'
+                WHEN p.model IS NULL THEN 'no price' WHEN k.unknown = 1 THEN 'at most'
+                ELSE 'usage' END AS basis,
+            k.root_run, k.parent_run, k.depth, k.agent_type, k.label
+        FROM calls k LEFT JOIN prices p ON p.model = k.priced_as AND p.fast = k.fast
+            AND k.prompt > p.above AND (p.up_to IS NULL OR k.prompt <= p.up_to)
+        """
+
+    def _without_release(self, model: str) -> str:
+        """A model's id without the date or ``-latest`` at its end."""
+        dated = f"{model} GLOB '*-{'[0-9]' * 8}'" if self._sqlite else f"{model} ~ '-[0-9]{{8}}$'"
+        return f"""CASE WHEN {dated} THEN substr({model}, 1, length({model}) - 9)
+            WHEN {model} LIKE '%-latest' THEN substr({model}, 1, length({model}) - 7)
+            ELSE {model} END"""
+
+    def _terms(self) -> str:
+        """How the calls of each job are billed. A model option in ``extra_body`` replaces the option of
+        the same name beside it."""
+
+        def option(name: str, *inside: str) -> str:
+            extra = self._json("o.options", "extra_body", name)
+            inner = self._string("o.options", "extra_body", name, *inside)
+            own = self._string("o.options", name, *inside)
+            return f"CASE WHEN {extra} IS NOT NULL THEN {inner} ELSE {own} END"
+
+        is_fast = f"{option('speed')} = 'fast'"
+        return f"""
+            SELECT o.job_id, {self._flag("o.provider = 'scripted'")} AS scripted,
+                {self._flag(is_fast)} AS fast,
+                {self._flag(f"{is_fast} AND coalesce(o.summary_model, o.model) = o.model")}
+                    AS fast_summary,
+                {self._flag(f"{option('inference_geo')} = 'us'")} AS us_only,
+                {self._flag(f"{option('cache_control', 'ttl')} = '1h'")} AS hour_cache
+            FROM (
+                SELECT s.job_id, {self._string("s.spec", "provider")} AS provider,
+                    {self._string("s.spec", "model")} AS model,
+                    {self._string("s.spec", "context", "summary_model")} AS summary_model,
+                    coalesce({self._json("s.spec", "model_options")}, '{{}}') AS options
+                FROM (SELECT id AS job_id, {self._readable("spec")} AS spec FROM jobs) AS s
+            ) AS o"""
+
+
+# The search index on Postgres (runner.store.search): a vocabulary, and for each word the list of the
+# documents that have it. It is derived from the other tables, and `runner db reindex` makes it again.
+_SEARCH_INDEX = (
+    """
+    CREATE TABLE search_runs (
+        number integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+        job_id text NOT NULL,
+        run_id text NOT NULL,
+        seen bigint NOT NULL,
+        message integer NOT NULL,
+        positions integer[] NOT NULL,
+        compactions integer NOT NULL,
+        verifications integer[] NOT NULL,
+        UNIQUE (run_id, job_id)
+    )
+    """,
+    # Ids below 20000 are for pairs of words.
+    """
+    CREATE TABLE search_words (
+        id integer GENERATED ALWAYS AS IDENTITY (START WITH 20000),
+        word text COLLATE "C" PRIMARY KEY
+    )
+    """,
+    """
+    CREATE FUNCTION search_trigrams(word text) RETURNS text[]
+    LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
+    RETURN ARRAY(
+        SELECT pg_catalog.substr(word, start, 3)
+        FROM pg_catalog.generate_series(1, pg_catalog.length(word) - 2) AS start
+    )
+    """,
+    """
+    CREATE INDEX ix_search_words_trigrams ON search_words
+    USING gin (search_trigrams(word)) WITH (fastupdate = on, gin_pending_list_limit = 1024)
+    """,
+    """
+    CREATE TABLE search_documents (
+        at double precision NOT NULL,
+        id integer PRIMARY KEY,
+        run integer NOT NULL,
+        message integer NOT NULL,
+        position integer NOT NULL,
+        kind smallint NOT NULL
+    )
+    """,
+    "CREATE INDEX ix_search_documents_run ON search_documents (run)",
+    """
+    CREATE TABLE search_fresh (
+        at double precision NOT NULL,
+        id integer PRIMARY KEY,
+        length integer NOT NULL,
+        numbers bytea NOT NULL
+    )
+    """,
+    *(
+        statement
+        for table in ("search_small", "search_medium", "search_large")
+        for statement in (
+            f"""
+            CREATE TABLE {table} (
+                number integer NOT NULL,
+                first integer NOT NULL,
+                list bytea NOT NULL,
+                PRIMARY KEY (number, first)
+            )
+            """,
+            f"ALTER TABLE {table} ALTER COLUMN list SET STORAGE EXTERNAL",
+            # Vacuum at full speed: the room of rows that were merged is needed again soon.
+            f"ALTER TABLE {table} SET (autovacuum_vacuum_cost_delay = 0)",
+        )
+    ),
+)
