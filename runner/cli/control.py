@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from runner.app.humanize import cell
 from runner.cli.authors import signed
-from runner.cli.display import cell, note, say_json, say_table
-from runner.cli.display import say as say_line
 from runner.cli.money.costs import refuse_without_price
 from runner.cli.options import Dollars, Duration, json_option, stored, with_settings
+from runner.cli.terminal import note, say_json, say_table
+from runner.cli.terminal import say as say_line
 from runner.core.author import Author
 from runner.errors import UnreachableError
 from runner.settings import Settings

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from runner.app.humanize import cell
 from runner.cli.authors import signed
 from runner.cli.control import measured_now, patiently, say_who_works
-from runner.cli.display import cell, note, say_json
-from runner.cli.display import say as say_line
 from runner.cli.options import json_option, stored, with_settings
+from runner.cli.terminal import note, say_json
+from runner.cli.terminal import say as say_line
 from runner.core.author import Author
 from runner.errors import UsageError
 from runner.settings import Settings

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 
-from runner.cli.display import lines
+from runner.app.humanize import lines
 from runner.settings import Settings
 
 

@@ -13,7 +13,6 @@ import runner
 from runner.cli import control, exit_codes, fork, system, work
 from runner.cli.audit import group as audit
 from runner.cli.audit import search
-from runner.cli.display import note, refuse
 from runner.cli.exchange import bring, export
 from runner.cli.look import events, listing, showing, transcript
 from runner.cli.money import budget, costs
@@ -21,6 +20,7 @@ from runner.cli.options import global_options
 from runner.cli.out import diff, patch, results, workspaces
 from runner.cli.permissions import approvals, rules
 from runner.cli.report import command as report
+from runner.cli.terminal import note, refuse
 from runner.errors import RunnerError, SpecError, UnreachableError, UsageError
 
 

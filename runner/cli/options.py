@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from runner.cli.display import cell, note
+from runner.app.humanize import cell
+from runner.cli.terminal import note
 from runner.core.run import STATES
 from runner.errors import UsageError
 from runner.settings import Settings

@@ -14,8 +14,9 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from runner import wiring
+from runner.app.humanize import cell, duration
 from runner.cli import exit_codes
-from runner.cli.display import cell, console_on, duration, note
+from runner.cli.terminal import console_on, note
 from runner.core.run import ENDED, RunState
 from runner.errors import RunnerError, UnreachableError
 from runner.settings import Settings

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from runner.cli.display import cell, duration, first_line, note, say, say_json, say_table
+from runner.app.humanize import cell, cost_line, denier, duration, first_line, verdict
 from runner.cli.exit_codes import exit_code
-from runner.cli.look.verified import verdict
 from runner.cli.money.budget import how_to_raise, is_out_of_budget, runs_wait
-from runner.cli.money.costs import cost_fields, cost_line
-from runner.cli.permissions.words import denier
+from runner.cli.money.costs import cost_fields
+from runner.cli.terminal import note, say, say_json, say_table
 from runner.core.money.budget import Purse
 from runner.core.money.prices import PriceList, Spending
 from runner.store.connection.database import Database

@@ -6,9 +6,10 @@ from dataclasses import asdict
 
 import click
 
+from runner.app.humanize import cell
 from runner.cli import exit_codes
-from runner.cli.display import cell, note, say, say_json
 from runner.cli.options import json_option, stored, with_settings
+from runner.cli.terminal import note, say, say_json
 from runner.settings import Settings
 
 

@@ -10,8 +10,8 @@ import click
 
 from runner.cli import exit_codes
 from runner.cli.authors import signed
-from runner.cli.display import note, refuse, say, say_json
 from runner.cli.options import json_option, loaded, slots_option, stored, with_settings
+from runner.cli.terminal import note, refuse, say, say_json
 from runner.core.author import Author
 from runner.errors import UnreachableError, UsageError
 from runner.settings import Settings

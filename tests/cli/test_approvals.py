@@ -14,8 +14,8 @@ from runner.store.steer.control import Target
 from runner.store.steer.control import cancel as cancel_runs
 from tests.cli.conftest import Result
 from tests.cli.questions import approval_row, ask, call_id, job_of, submit_runs
-from tests.cli.test_display import steers
 from tests.cli.test_look import STORABLE_HOSTILE
+from tests.cli.test_terminal import steers
 from tests.store.attempts import run_row
 from tests.store.examples import NOW
 

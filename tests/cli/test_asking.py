@@ -18,8 +18,8 @@ from runner.store.steer.approvals import Reply, answer
 from runner.store.steer.control import Target, cancel
 from tests.cli.person import OurTerminal, Person
 from tests.cli.questions import approval_row, ask, job_of, submit_runs
-from tests.cli.test_display import HOSTILE, steers
 from tests.cli.test_look import STORABLE_HOSTILE
+from tests.cli.test_terminal import HOSTILE, steers
 from tests.store.examples import NOW
 
 PROMPT = "s(how all): "

@@ -21,7 +21,7 @@ from tests.cli.conftest import Result
 from tests.cli.out.recorded import begin, git_spec, put, submit
 from tests.cli.questions import ask, call_id, job_of, submit_runs
 from tests.cli.test_budget import waiting
-from tests.cli.test_display import HOSTILE, steers
+from tests.cli.test_terminal import HOSTILE, steers
 from tests.cli.test_work import DONE, Start, finish, write_job
 from tests.store.attempts import claim, run_row, submit_one, text
 from tests.store.examples import NOW

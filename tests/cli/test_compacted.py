@@ -18,7 +18,7 @@ from runner.llm.body import request_body
 from runner.store.connection.database import Database
 from runner.store.look import queries
 from tests.cli.conftest import Result
-from tests.cli.test_display import steers
+from tests.cli.test_terminal import steers
 from tests.store.attempts import Attempt, claim, submit_one, text
 from tests.store.compacting import (
     HOSTILE,

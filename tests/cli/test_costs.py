@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from runner.app import humanize
 from runner.cli.money import costs
 from runner.core.conversation import Usage
 from runner.core.money.prices import Spending
@@ -18,7 +19,7 @@ from runner.store.look import queries
 from runner.store.look.costs import BY
 from runner.store.steer.control import Target, cancel
 from tests.cli.conftest import Result
-from tests.cli.test_display import HOSTILE, steers
+from tests.cli.test_terminal import HOSTILE, steers
 from tests.store.attempts import claim, submit_one, text, tool_use
 from tests.store.examples import NOW, SPEC
 
@@ -195,7 +196,7 @@ def test_costs_do_not_steer_the_terminal(
     ],
 )
 def test_amounts_are_told_as_a_person_says_them(usd: str, words: str) -> None:
-    assert costs.dollars(Decimal(usd)) == words
+    assert humanize.dollars(Decimal(usd)) == words
 
 
 def test_cost_that_is_known_in_part_says_so() -> None:

@@ -16,8 +16,8 @@ from runner.store.steer.control import Target, cancel
 from runner.store.tables import runs
 from tests.cli.conftest import Result
 from tests.cli.questions import ASKING, approval_row, ask
-from tests.cli.test_display import steers
 from tests.cli.test_look import STORABLE_HOSTILE
+from tests.cli.test_terminal import steers
 from tests.store.attempts import run_row
 from tests.store.examples import NOW, submission
 from tests.store.family import end_child, parent_with_two, start_child, work_child

@@ -9,7 +9,7 @@ import pytest
 
 from runner.cli.logs import log_to_stderr
 from runner.settings import Settings
-from tests.cli.test_display import HOSTILE, steers
+from tests.cli.test_terminal import HOSTILE, steers
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,7 @@ from runner.store.look import queries
 from runner.store.steer import jobs as jobs_store
 from runner.store.steer.control import Target, cancel
 from tests.cli.conftest import Result
-from tests.cli.test_display import HOSTILE, steers
+from tests.cli.test_terminal import HOSTILE, steers
 from tests.runner_process import RunnerProcess
 from tests.store.attempts import claim, submit_one, text, tool_use
 from tests.store.examples import NOW, submission

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from runner.core.text.plain import visible
 from runner.page.characters import shown
-from tests.cli.test_display import HOSTILE, steers
+from tests.cli.test_terminal import HOSTILE, steers
 from tests.page.parsed import Parsed
 
 MARKUP = st.sampled_from(

@@ -26,7 +26,7 @@ from runner.page.parts import (
     ToolResult,
     Verification,
 )
-from tests.cli.test_display import HOSTILE, steers
+from tests.cli.test_terminal import HOSTILE, steers
 from tests.page.parsed import Parsed
 from tests.store.examples import NOW
 

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from runner.cli.display import cell, console_on, duration, lines, moment, note, say
-from runner.cli.money.costs import dollars
+from runner.app.humanize import cell, dollars, duration, lines, moment
+from runner.cli.terminal import console_on, note, say
 
 if TYPE_CHECKING:
     from runner.core.rows import Column, Rows

@@ -7,7 +7,7 @@ import time
 from types import TracebackType
 from typing import Self
 
-from runner.cli.display import note
+from runner.cli.terminal import note
 
 _PATIENCE_SECONDS = 1.0
 _BETWEEN_SECONDS = 0.2

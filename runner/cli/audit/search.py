@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from runner.app.humanize import cell, moment
 from runner.cli.audit.formats import format_options, say_rows
 from runner.cli.audit.options import MOST_ROWS, Narrowed, filter_options, limit_option
-from runner.cli.display import cell, console_on, moment, note, say
 from runner.cli.options import stored, with_settings
+from runner.cli.terminal import console_on, note, say
 from runner.core.search.query import ROLES, SOURCES
 from runner.settings import Settings
 

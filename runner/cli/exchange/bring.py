@@ -17,8 +17,8 @@ import click
 from runner.cli import exit_codes
 from runner.cli.authors import signed
 from runner.cli.control import measured_now
-from runner.cli.display import note, refuse, say_json, say_table
 from runner.cli.options import json_option, with_settings
+from runner.cli.terminal import note, refuse, say_json, say_table
 from runner.core.author import Author
 from runner.errors import UsageError
 from runner.settings import Settings

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 import runner
-from runner.cli.display import cell, note
+from runner.app.humanize import cell
 from runner.cli.exchange.writing import output
 from runner.cli.options import stored, with_settings
 from runner.cli.out.files import file_names, make_folder
+from runner.cli.terminal import note
 from runner.core.agents.place import place_of, tree_order
 from runner.errors import UsageError
 from runner.settings import Settings

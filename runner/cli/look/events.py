@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from runner.cli.display import say_json
 from runner.cli.options import json_option, stored, with_settings
+from runner.cli.terminal import say_json
 from runner.errors import UsageError
 from runner.settings import Settings
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from runner.cli.display import cell, say, say_table
-from runner.cli.money.costs import cost, cost_fields, cost_line
+from runner.app.humanize import cell, cost, cost_line
+from runner.cli.money.costs import cost_fields
+from runner.cli.terminal import say, say_table
 from runner.core.agents.place import is_within
 from runner.core.money.prices import Spending
 from runner.settings import Settings

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
 
-from runner.cli.display import cell, lines, moment, note, say, say_json
+from runner.app.humanize import cell, lines, moment
+from runner.cli.terminal import note, say, say_json
 from runner.core.agents.place import place_of
 from runner.errors import UnreachableError
 from runner.settings import Settings

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from runner.cli.display import moment, say_json, say_table
-from runner.cli.look.verified import verdict
+from runner.app.humanize import moment, verdict
 from runner.cli.money.budget import waits_for
 from runner.cli.money.costs import with_costs
 from runner.cli.options import json_option, state_option, stored, with_settings
+from runner.cli.terminal import say_json, say_table
 from runner.core.run import RunState
 from runner.settings import Settings
 

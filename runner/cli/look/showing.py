@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from runner.cli.display import cell, duration, lines, moment, say, say_fields, say_json
+from runner.app.humanize import cell, cost_line, dollars, duration, lines, moment, verified
 from runner.cli.look.family import (
     descent,
     family_fields,
@@ -21,10 +21,10 @@ from runner.cli.look.family import (
     words,
 )
 from runner.cli.look.listing import counts
-from runner.cli.look.verified import verified
 from runner.cli.money.budget import budget_fields, usd_of, waits_for
-from runner.cli.money.costs import cost_fields, cost_line, dollars, spending_of
+from runner.cli.money.costs import cost_fields, spending_of
 from runner.cli.options import json_option, stored, with_settings
+from runner.cli.terminal import say, say_fields, say_json
 from runner.core.agents.place import place_of
 from runner.core.run import ENDED
 from runner.page.parts import text_of
@@ -252,7 +252,7 @@ def _worked(run: dict[str, Any]) -> str | None:
 
 
 def _say_decisions(run: dict[str, Any]) -> None:
-    from runner.cli.permissions.words import denier
+    from runner.app.humanize import denier
 
     is_over = run["state"] in ENDED
     waiting = [] if is_over else [each for each in run["approvals"] if each["answer"] is None]
@@ -277,7 +277,7 @@ def _tokens(row: dict[str, Any]) -> str:
 
 
 def _say_call(call: dict[str, Any]) -> None:
-    from runner.cli.permissions.words import answer, decider
+    from runner.app.humanize import answer, decider
 
     approval = call["approval"]
     decided = call["decision"] and decider(call | {"why": call["rule_why"]})

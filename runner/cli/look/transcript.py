@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from runner.cli.display import cell, note, say_json
+from runner.app.humanize import cell
 from runner.cli.options import json_option, stored, with_settings
+from runner.cli.terminal import note, say_json
 from runner.errors import UsageError
 from runner.settings import Settings
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from runner.app.humanize import dollars
 from runner.cli.authors import signed
 from runner.cli.control import measured_now, patiently, say_who_works
-from runner.cli.display import note, say_fields, say_json
-from runner.cli.money.costs import dollars
 from runner.cli.options import Dollars, json_option, stored, with_settings
+from runner.cli.terminal import note, say_fields, say_json
 from runner.core.author import Author
 from runner.core.money.budget import Purse, billionths
 from runner.settings import Settings

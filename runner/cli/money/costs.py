@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from runner.cli.display import cell, say, say_json, say_table
+from runner.app.humanize import at_most, cache_share, cell, cost, cost_line
 from runner.cli.options import json_option, stored, with_settings
+from runner.cli.terminal import say, say_json, say_table
 from runner.core.money.prices import PriceList, Spending
 from runner.errors import UsageError
 from runner.settings import Settings
@@ -125,7 +126,7 @@ def _say(prices: PriceList, by: By, found: Sequence[Spent], total: Spending) -> 
                 f"{each.spending.usage.cache_creation_tokens:,}",
                 f"{each.spending.usage.cache_read_tokens:,}",
                 f"{each.spending.usage.output_tokens:,}",
-                share(each.spending),
+                cache_share(each.spending),
                 cost(each.spending),
                 at_most(each.spending),
             )
@@ -182,51 +183,3 @@ def with_costs(
     found = spent_by(database, wiring.load_prices(settings), by, job_id=job_id)
     spent = {each.key: each.spending for each in found}
     return [{**row, **cost_fields(spent.get(row["id"], Spending()))} for row in rows]
-
-
-def cost(spending: Spending) -> str:
-    """The cost as far as it is known: ``$1.23``, ``$1.23 + ?``, ``?``, or ``none (scripted)``."""
-    if spending.unpriced:
-        return f"{dollars(spending.usd)} + ?" if spending.usd else "?"
-    if spending.scripted and spending.scripted == spending.calls:
-        return "none (scripted)"
-    return dollars(spending.usd)
-
-
-def at_most(spending: Spending) -> str:
-    """What calls of unknown usage cost at most, on top; nothing if there are none."""
-    if not spending.unknown:
-        return ""
-    bound = "?" if spending.unpriced else dollars(spending.at_most)
-    return f"at most {bound} for {_calls(spending.unknown)} of unknown usage"
-
-
-def share(spending: Spending) -> str:
-    """The share of the input that was read from the cache: ``87%``."""
-    return "" if spending.cache_share is None else f"{spending.cache_share:.0%}"
-
-
-def cost_line(spending: Spending) -> str:
-    """All of it in a line: ``$1.23, plus at most $0.40 …; 87% of the input from the cache``. Nothing
-    before the first call has ended."""
-    if not spending.calls:
-        return ""
-    line = cost(spending)
-    if spending.unknown:
-        line += f", plus {at_most(spending)}"
-    if spending.unpriced:
-        line += f" (no price for {cell(', '.join(sorted(spending.unpriced)))})"
-    if spending.cache_share is not None:
-        line += f"; {share(spending)} of the input from the cache"
-    return line
-
-
-def dollars(usd: Decimal) -> str:
-    """An amount to the cent, a small one to a hundredth of a cent; never a cost as nothing."""
-    if not usd or usd >= 1:
-        return f"${usd:,.2f}"
-    return f"${usd:.4f}" if usd >= Decimal("0.0001") else "<$0.0001"
-
-
-def _calls(count: int) -> str:
-    return "1 call" if count == 1 else f"{count:,} calls"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from runner.cli.display import note, say_bytes
 from runner.cli.options import stored, with_settings
+from runner.cli.terminal import note, say_bytes
 from runner.settings import Settings
 
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from runner.cli import exit_codes
-from runner.cli.display import note, say_json, say_table
 from runner.cli.options import json_option, state_option, stored, with_settings
 from runner.cli.out.files import file_names, make_folder, write_file
+from runner.cli.terminal import note, say_json, say_table
 from runner.core.run import ENDED, RunState
 from runner.errors import RunnerError, UsageError
 from runner.settings import Settings

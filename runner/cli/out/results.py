@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from runner.cli.audit.formats import harmless
-from runner.cli.display import note, say_bytes
 from runner.cli.options import stored, with_settings
 from runner.cli.out.files import write_file
+from runner.cli.terminal import note, say_bytes
 from runner.errors import UsageError
 from runner.settings import Settings
 

@@ -9,8 +9,8 @@ import click
 
 from runner.cli.authors import signed
 from runner.cli.control import measured_now
-from runner.cli.display import note, say_json, say_table
 from runner.cli.options import json_option, stored, with_settings
+from runner.cli.terminal import note, say_json, say_table
 from runner.core.author import Author
 from runner.settings import Settings
 

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from runner.app.humanize import cell, duration
 from runner.cli import exit_codes
 from runner.cli.authors import signed_with
 from runner.cli.control import measured_now, patiently, say_who_works
-from runner.cli.display import cell, duration, note, say, say_json, say_table
 from runner.cli.options import json_option, stored, with_settings
+from runner.cli.terminal import note, say, say_json, say_table
 from runner.core.agents.place import is_within, place_of
 from runner.core.author import Author
 from runner.errors import UsageError
@@ -86,8 +87,8 @@ def _waiting(database: Database, id: str | None) -> Sequence[Asked]:
 
 
 def _say_group(group: Group, labels: Mapping[str, str], why: Why | None, now: float) -> None:
+    from runner.app.humanize import decider
     from runner.cli.permissions.groups import call_id
-    from runner.cli.permissions.words import decider
     from runner.core.text.plain import shorten
 
     one = group.asked[0]

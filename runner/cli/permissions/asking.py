@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import IO, TYPE_CHECKING
 
+from runner.app.humanize import cell, decider, duration, input_lines
 from runner.cli.control import measured_now, patiently
-from runner.cli.display import cell, duration, refuse
 from runner.cli.permissions.groups import labels_of
-from runner.cli.permissions.words import decider, input_lines
+from runner.cli.terminal import refuse
 from runner.core.agents.place import place_of
 from runner.core.text.plain import shorten
 from runner.errors import UsageError

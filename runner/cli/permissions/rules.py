@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from runner.app.humanize import cell, moment
 from runner.cli.authors import signed
-from runner.cli.display import cell, moment, say, say_json, say_table
 from runner.cli.options import json_option, loaded, stored, with_settings
+from runner.cli.terminal import say, say_json, say_table
 from runner.core.author import Author
 from runner.errors import UsageError
 from runner.settings import Settings

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from runner.cli.display import say_bytes
 from runner.cli.options import stored, with_settings
 from runner.cli.out.files import write_file
+from runner.cli.terminal import say_bytes
 from runner.errors import RunnerError
 from runner.settings import Settings
 

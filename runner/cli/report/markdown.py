@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from runner.cli.display import cell, lines
+from runner.app.humanize import cell, lines
 
 _LONGEST = 100
 

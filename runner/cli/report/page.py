@@ -6,10 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from runner.cli.display import cell, duration, moment
-from runner.cli.look.verified import verdict
-from runner.cli.money.costs import cost, cost_line
-from runner.cli.permissions.words import denier
+from runner.app.humanize import cell, cost, cost_line, denier, duration, moment, verdict
 from runner.cli.report.findings import FailureGroup, Line, failure_groups
 from runner.cli.report.look_first import look_first
 from runner.cli.report.markdown import block, code, table

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from runner.cli.audit.formats import FORMATS, say_rows
 from runner.core.rows import Column, Rows
-from tests.cli.test_display import steers
+from tests.cli.test_terminal import steers
 
 HOSTILE = "\x1b]0;title\x07\x1b[2J a\r\nb\u202e\x9b31m"
 FORMULAS = ("=1+1", "+1", "-1+cmd|' /C calc'!A0", "@SUM(A1)", "\t=1", "\r=1", "\n=1", "＝1")

@@ -12,7 +12,7 @@ from runner.cli import exit_codes
 from runner.store.connection.database import Database
 from runner.store.readonly.views import VIEWS
 from tests.cli.conftest import Result
-from tests.cli.test_display import HOSTILE, steers
+from tests.cli.test_terminal import HOSTILE, steers
 from tests.store.attempts import claim, submit_one, text
 
 Command = Callable[..., Result]

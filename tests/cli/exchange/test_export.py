@@ -16,7 +16,7 @@ from runner.store.connection.database import Database
 from runner.store.steer.jobs import submit
 from runner.store.tables import run_items, runs
 from tests.cli.conftest import Result
-from tests.cli.test_display import HOSTILE, steers
+from tests.cli.test_terminal import HOSTILE, steers
 from tests.exchange.atif_rules import problems
 from tests.store.asked import run_ids
 from tests.store.attempts import claim, submit_one, text, tool_use

@@ -17,7 +17,7 @@ from runner.store.connection.database import Database
 from runner.store.tables import events, job_events
 from tests.cli.conftest import Result
 from tests.cli.exchange.test_export import ended, steered
-from tests.cli.test_display import HOSTILE
+from tests.cli.test_terminal import HOSTILE
 from tests.exchange.samples import CWD, Session, text, use, usual
 from tests.store.attempts import claim, run_row, submit_one
 

@@ -25,7 +25,7 @@ from runner.store.steer.revive import say
 from tests.cli.conftest import Result
 from tests.cli.look.told import TOLD, long_run, told
 from tests.cli.person import at_terminal
-from tests.cli.test_display import HOSTILE, steers
+from tests.cli.test_terminal import HOSTILE, steers
 from tests.store.attempts import claim, run_row, submit_one, text, tool_use
 from tests.store.examples import NOW
 

@@ -14,7 +14,7 @@ from runner.core.files.workspace import Workspace
 from runner.store.connection.database import Database
 from tests.cli.conftest import Result
 from tests.cli.out.recorded import AtWork, begin, git, git_spec, put, submit
-from tests.cli.test_display import steers
+from tests.cli.test_terminal import steers
 from tests.runner_process import RunnerProcess
 from tests.store.attempts import submit_one, tool_use
 from tests.store.examples import SPEC

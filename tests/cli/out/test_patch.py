@@ -25,7 +25,7 @@ from runner.workspace.snapshots import Snapshots
 from runner.workspace.trees.stores import make_store, store_id
 from tests.cli.conftest import Result
 from tests.cli.out.recorded import AtWork, begin, git, git_spec, put, repository_in, submit
-from tests.cli.test_display import HOSTILE, steers
+from tests.cli.test_terminal import HOSTILE, steers
 from tests.store.attempts import claim, run_row, submit_one, text, tool_use
 from tests.store.examples import NOW, SPEC
 

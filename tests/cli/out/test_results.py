@@ -26,7 +26,7 @@ from runner.store.steer.fork import fork
 from runner.store.steer.revive import retry, say
 from runner.store.tables import runs
 from tests.cli.conftest import Result
-from tests.cli.test_display import HOSTILE, steers
+from tests.cli.test_terminal import HOSTILE, steers
 from tests.store.attempts import Attempt, claim, submit_one, tool_use
 from tests.store.examples import NOW, SPEC, submission
 

@@ -13,7 +13,7 @@ from runner.store.connection.database import Database
 from runner.store.steer.fork import fork
 from tests.cli.conftest import Result
 from tests.cli.out.recorded import AtWork, begin, git, git_spec, submit, with_verify
-from tests.cli.test_display import HOSTILE, steers
+from tests.cli.test_terminal import HOSTILE, steers
 from tests.store.attempts import run_row, submit_one
 from tests.store.examples import NOW, SPEC
 

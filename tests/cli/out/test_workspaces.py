@@ -11,7 +11,7 @@ from runner.store.connection.database import Database
 from runner.store.steer.control import Target, cancel
 from tests.cli.conftest import Result
 from tests.cli.out.recorded import AtWork, begin, git, git_spec, put, submit
-from tests.cli.test_display import HOSTILE, steers
+from tests.cli.test_terminal import HOSTILE, steers
 from tests.store.attempts import run_row
 from tests.store.examples import NOW
 

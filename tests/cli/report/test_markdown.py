@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from runner.cli.report import markdown
-from tests.cli.test_display import HOSTILE, steers
+from tests.cli.test_terminal import HOSTILE, steers
 
 texts = st.text(st.sampled_from("ab`|\\ \n*_<>[]()#@!~&\x1b\u202e"), max_size=30)
 

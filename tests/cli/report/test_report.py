@@ -22,7 +22,7 @@ from tests.cli.conftest import Result
 from tests.cli.out.recorded import AtWork, begin, git, git_spec, submit, with_verify
 from tests.cli.report.test_markdown import cells_of
 from tests.cli.test_costs import PRICED
-from tests.cli.test_display import HOSTILE, steers
+from tests.cli.test_terminal import HOSTILE, steers
 from tests.store.asked import ASKING, ask, run_ids, submit_asking
 from tests.store.attempts import claim, run_row, submit_one, text, tool_use
 from tests.store.examples import NOW

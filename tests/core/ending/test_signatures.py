@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.core.ending.signatures import signature, telling_line
-from tests.cli.test_display import steers
+from tests.cli.test_terminal import steers
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,11 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from runner.cli.display import cell, duration
+from runner.app.humanize import cell, cost, cost_line, duration, verdict, verified
 from runner.cli.look.family import descent, family_of, tree_line
 from runner.cli.look.family import words as sub_agent
 from runner.cli.look.reading import words
-from runner.cli.look.verified import verdict, verified
-from runner.cli.money.costs import cost, cost_line, spending_of
+from runner.cli.money.costs import spending_of
 from runner.core.agents.place import place_of
 from runner.errors import UsageError
 from runner.page import parts
@@ -316,7 +315,7 @@ def _decided(
     call: dict[str, Any], denied: DeniedCall | None, asked: dict[str, Any] | None
 ) -> tuple[parts.Note, ...]:
     """What decided on a call, and what became of the question about it."""
-    from runner.cli.permissions.words import answer, decider, denier
+    from runner.app.humanize import answer, decider, denier
 
     if denied is not None:
         said = denier(denied)

@@ -8,9 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from runner.cli.display import cell, moment
+from runner.app.humanize import cell, input_lines, moment
 from runner.cli.look.reading.wrapping import MARGIN
-from runner.cli.permissions.words import input_lines
 from runner.page.parts import (
     Compaction,
     Event,

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from runner.cli.display import cell, duration, moment
-from runner.cli.money.costs import at_most, cost
+from runner.app.humanize import at_most, cell, cost, duration, moment
 from runner.core.author import RUNNERS_NAME
 from runner.core.money.prices import Spending
 from runner.page.parts import Note, Tone

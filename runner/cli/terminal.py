@@ -9,9 +9,9 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Sequence
-from datetime import datetime
 from typing import IO, TYPE_CHECKING, Any
 
+from runner.app.humanize import cell, lines
 from runner.settings import Settings
 
 if TYPE_CHECKING:
@@ -29,47 +29,6 @@ _STATE_STYLES = {
     "waiting": "cyan",
     "running": "blue",
 }
-
-
-LONGEST_LINE = 200
-
-
-def cell(value: Any) -> str:
-    """A value on one line; nothing for None."""
-    from runner.core.text.plain import visible
-
-    return "" if value is None else visible(str(value))
-
-
-def lines(text: str) -> str:
-    """Text of several lines, each with its control characters visible."""
-    return "\n".join(cell(line) for line in text.expandtabs(8).split("\n"))
-
-
-def first_line(text: str) -> str:
-    """The first line of a text that is not blank, cut when it is long."""
-    line = next((line.strip() for line in text.splitlines() if line.strip()), "")
-    return cell(line if len(line) <= LONGEST_LINE else line[:LONGEST_LINE] + "…")
-
-
-def moment(seconds: float | None) -> str:
-    """A time in the local zone, to the second."""
-    if seconds is None:
-        return ""
-    return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S")
-
-
-def duration(seconds: float | None) -> str:
-    """Seconds as a person says them: ``0.4s``, ``12s``, ``3m05s``, ``2h07m``."""
-    if seconds is None:
-        return ""
-    if seconds < 10:
-        return f"{max(seconds, 0):.1f}s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours}h{minutes:02}m"
-    return f"{minutes}m{rest:02}s" if minutes else f"{rest}s"
 
 
 def say(text: str = "") -> None:

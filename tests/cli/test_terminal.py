@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.cli import display
+from runner.app import humanize
+from runner.cli import terminal
 
 HOSTILE = "\x1b[31mred\x07\x9b2J\u202eevil\u2066\r\nsecond\x00line\ud800\u2028[bold]x[/bold]"
 
@@ -21,12 +22,12 @@ def steers(character: str) -> bool:
 
 @given(st.text(st.characters()))
 def test_cell_is_one_line_that_steers_nothing(text: str) -> None:
-    assert not any(map(steers, display.cell(text)))
+    assert not any(map(steers, humanize.cell(text)))
 
 
 @given(st.text(st.characters()))
 def test_lines_keep_their_breaks_and_steer_nothing_else(text: str) -> None:
-    shown = display.lines(text)
+    shown = humanize.lines(text)
     assert shown.count("\n") == text.count("\n")
     assert not any(map(steers, shown.replace("\n", "")))
 
@@ -39,7 +40,7 @@ def test_table_steers_nothing_and_reads_no_markup(
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("TERM", "dumb")
-    display.say_table(("id", "item"), [("run_1", HOSTILE), ("run_2", ":smile: [red]x")])
+    terminal.say_table(("id", "item"), [("run_1", HOSTILE), ("run_2", ":smile: [red]x")])
     out = capsys.readouterr().out
     assert not any(map(steers, out.replace("\n", "")))
     assert "[bold]x[/bold]" in out
@@ -48,7 +49,7 @@ def test_table_steers_nothing_and_reads_no_markup(
 
 
 def test_piped_table_cuts_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    display.say_table(("id", "item"), [("run_" + "x" * 26, "y" * 500)])
+    terminal.say_table(("id", "item"), [("run_" + "x" * 26, "y" * 500)])
     header, row = capsys.readouterr().out.splitlines()
     assert header.split() == ["id", "item"]
     assert row.split() == ["run_" + "x" * 26, "y" * 500]
@@ -59,7 +60,7 @@ def test_narrow_terminal_shows_the_ends_of_ids(
 ) -> None:
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     monkeypatch.setenv("COLUMNS", "60")
-    display.say_table(
+    terminal.say_table(
         ("run", "state", "text"), [("run_" + "a" * 20 + "bcdefg", "failed", "z" * 99)]
     )
     out = capsys.readouterr().out
@@ -74,7 +75,7 @@ def test_json_is_ascii_and_comes_back_as_it_was(
     capsys: pytest.CaptureFixture[str], value: Any
 ) -> None:
     for on_one_line in (False, True):
-        display.say_json(value, on_one_line=on_one_line)
+        terminal.say_json(value, on_one_line=on_one_line)
         out = capsys.readouterr().out
         assert out.isascii()
         assert not any(map(steers, out.replace("\n", "")))
@@ -87,15 +88,15 @@ def test_json_is_ascii_and_comes_back_as_it_was(
     [(None, ""), (-1, "0.0s"), (0.44, "0.4s"), (12, "12s"), (185, "3m05s"), (7620, "2h07m")],
 )
 def test_durations_read_well(seconds: float | None, words: str) -> None:
-    assert display.duration(seconds) == words
+    assert humanize.duration(seconds) == words
 
 
 def test_first_line_is_the_first_with_something_in_it() -> None:
-    assert display.first_line("\n  \n  Done.\x1b \nMore.") == "Done.␛"
-    assert display.first_line("") == ""
+    assert humanize.first_line("\n  \n  Done.\x1b \nMore.") == "Done.␛"
+    assert humanize.first_line("") == ""
 
 
 def test_first_line_is_short_enough_for_a_table() -> None:
-    assert display.first_line("\n  \n one \ntwo") == "one"
-    assert display.first_line("x" * 200) == "x" * 200
-    assert display.first_line("x" * 10_000_000) == "x" * 200 + "…"
+    assert humanize.first_line("\n  \n one \ntwo") == "one"
+    assert humanize.first_line("x" * 200) == "x" * 200
+    assert humanize.first_line("x" * 10_000_000) == "x" * 200 + "…"

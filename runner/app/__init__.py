@@ -1,0 +1,1 @@
+"""Use cases: what the command line, the web app and the Python API call."""
