@@ -30,7 +30,7 @@ format: $(ready)
 
 # Every boundary of the crash sweep, on both databases; `make test` takes a sample of it.
 sweep: $(ready)
-	RUNNER_SWEEP=all $(BIN)/pytest -q -n 4 --dist worksteal --timeout 3600 tests/crash tests/engine/workspaces/test_kill.py
+	RUNNER_SWEEP=all $(BIN)/pytest -q -n 4 --dist worksteal --timeout 3600 tests/crash tests/workspace/runs/test_kill.py
 
 # Random commands, judged by real bash: what runs must be what the rules decided on.
 fuzz: $(ready)

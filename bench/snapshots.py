@@ -12,8 +12,8 @@ from statistics import median
 
 from bench.stage.databases import Databases
 from bench.tables import Table, held
+from runner.workspace.snapshot_store import make_store
 from runner.workspace.snapshots import Snapshots
-from runner.workspace.trees.stores import make_store
 
 MOST_MILLISECONDS = 60.0
 FILES = 10_000

@@ -33,11 +33,11 @@ from runner.store.workers import DatabaseClock
 
 if TYPE_CHECKING:
     from runner.engine.attempt import Ports
-    from runner.engine.worker import Machine, Worker
-    from runner.engine.workspaces import RunWorkspaces
     from runner.ports import Doorbell, Live, Model, Observer, Tools
+    from runner.engine.worker import Machine, Worker
     from runner.queue.embedded import EmbeddedServer
     from runner.store.steer.notices import Notice
+    from runner.workspace.run_workspaces import RunWorkspaces
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ def load_submission(path: Path, settings: Settings) -> Submission:
     from runner.llm.script import check_script
     from runner.tools.environment import tool_environment
     from runner.tools.registry import resolve_hooks
-    from runner.workspace.repository.look import look_at
+    from runner.workspace.submission import look_at
 
     return load(
         path,
@@ -123,8 +123,8 @@ def _keep_source(workspace: Workspace) -> str | None:
     """Have what runs are to work in found later: the id of the folder or commit that a worker has to
     see, None where any worker can work."""
     from runner.tools.environment import tool_environment
-    from runner.workspace.identity import identify
-    from runner.workspace.repository.look import keep_base
+    from runner.workspace.folders import identify
+    from runner.workspace.submission import keep_base
 
     if workspace.path is None:
         return None
@@ -145,7 +145,7 @@ def mend_workspaces(database: Database, of: str) -> list[str]:
         The paths that were mended.
     """
     from runner.store.runs import missing_workspaces
-    from runner.workspace.identity import MARKED, restore
+    from runner.workspace.folders import MARKED, restore
 
     missing = missing_workspaces(database, of)
     return [
@@ -223,7 +223,6 @@ def _surroundings(
 ) -> tuple[Machine, Ports]:
     from runner.engine.locks import HostLocks
     from runner.engine.worker import Machine
-    from runner.engine.workspaces import RunWorkspaces
     from runner.queue.connection import connect
     from runner.queue.live import RedisLive
     from runner.store.endings import endings
@@ -232,6 +231,7 @@ def _surroundings(
     from runner.telemetry.start import start_telemetry
     from runner.tools.host.quiet import run_is_quiet
     from runner.tools.toolbox import LocalTools
+    from runner.workspace.run_workspaces import RunWorkspaces
 
     telemetry = start_telemetry(os.environ, partial(endings, database))
     if telemetry is not None:

@@ -134,7 +134,7 @@ def database(
 
 
 # What takes long, most of it waiting for processes: begun last, it would be all that still runs.
-_LONG = ("tests/crash/", "tests/lifecycle/", "tests/engine/workspaces/test_kill.py")
+_LONG = ("tests/crash/", "tests/lifecycle/", "tests/workspace/runs/test_kill.py")
 _WORKERS = 4
 
 

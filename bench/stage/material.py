@@ -18,7 +18,7 @@ from runner.store.steer import jobs
 from runner.store.tables import runs
 from runner.store.workers import DatabaseClock
 from runner.tools.builtin import BUILTIN
-from runner.workspace.identity import identify
+from runner.workspace.folders import identify
 
 MODEL = "claude-sonnet-5"
 MAX_TOKENS = 32_000

@@ -16,15 +16,15 @@ from runner import wiring
 from runner.core.money.prices import FREE
 from runner.core.run import Ended
 from runner.engine.attempt import Ports, run_attempt
-from runner.engine.workspaces import RunWorkspaces
-from runner.llm.anthropic import AnthropicModel
 from runner.ports import Interrupt, Model
+from runner.llm.anthropic import AnthropicModel
 from runner.settings import Settings
 from runner.store import ids, runs, workers
 from runner.store.connection.database import Database
 from runner.store.journal import StoredJournal
 from runner.store.workers import DatabaseClock
 from runner.tools.toolbox import LocalTools
+from runner.workspace.run_workspaces import RunWorkspaces
 from tests.messages_api import API_KEY
 
 Side = Callable[[str, int], float]

@@ -10,7 +10,7 @@ from runner.store.audit.files import Action, Differences, Trees
 from runner.store.connection.database import Database
 from runner.store.look.trees import RunTrees, trees_of
 from runner.tools.environment import tool_environment
-from runner.workspace.recorded import Recorded, Whereabouts
+from runner.workspace.changes import Recorded, Whereabouts
 
 
 def recorded_in(settings: Settings) -> Recorded:

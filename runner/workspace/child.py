@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from runner.errors import RunnerError
-from runner.workspace.copy import remove
+from runner.workspace.delivery import deliver, hand_over, publish
+from runner.workspace.folders import remove
+from runner.workspace.repository import Repository, have_clone
 from runner.workspace.snapshots import Snapshots
-from runner.workspace.worktrees import Head, Repository, Worktree
-from runner.workspace.worktrees.clones import have_clone
-from runner.workspace.worktrees.delivery import deliver, hand_over, publish
-from runner.workspace.worktrees.refs import Refs
+from runner.workspace.worktree import Head, Refs, Worktree
 
 Answer = dict[str, Any]
 

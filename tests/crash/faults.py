@@ -12,12 +12,12 @@ from runner.core.conversation import Tool
 from runner.core.hooks.hook import Hook
 from runner.core.journal.entries import ToolsStarted
 from runner.core.money.budget import Purse, Reservation
-from runner.core.spec import JobSpec
-from runner.engine.workspaces import RunWorkspaces
 from runner.permissions import Permit
+from runner.core.spec import JobSpec
 from runner.store import journal
 from runner.store.rows.entries import Rows
 from runner.store.tables import jobs, runs
+from runner.workspace.run_workspaces import RunWorkspaces
 
 
 def intent_not_written() -> None:

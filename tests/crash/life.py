@@ -17,11 +17,10 @@ from runner.core.money.prices import Tariff, Terms
 from runner.core.run import ENDED, Lease
 from runner.core.spec import JobSpec
 from runner.engine.attempt import Ports, run_attempt
-from runner.engine.workspaces import RunWorkspaces
+from runner.ports import Command, Interrupt, ToolCall
 from runner.errors import Interrupted, LeaseLost
 from runner.llm.anthropic import AnthropicModel
 from runner.llm.prices import load_prices
-from runner.ports import Command, Interrupt, ToolCall
 from runner.store import ids, losses, runs, workers
 from runner.store import tables as stored
 from runner.store.children import waking as children
@@ -29,6 +28,7 @@ from runner.store.connection.database import Database
 from runner.store.journal import StoredJournal
 from runner.store.look.outputs import tool_output
 from runner.tools.toolbox import LocalTools
+from runner.workspace.run_workspaces import RunWorkspaces
 from tests.crash import faults
 from tests.crash.boundaries import Boundaries, Counted
 from tests.messages_api import API_KEY

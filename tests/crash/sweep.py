@@ -24,7 +24,7 @@ from runner.store.steer import jobs
 from runner.store.steer.revive import say
 from runner.tools.host import serve
 from runner.tools.host.quiet import run_is_quiet
-from runner.workspace.identity import identify
+from runner.workspace.folders import identify
 from tests.crash import files, invariants, purse, record, scenario, sent
 from tests.crash.invariants import Served
 from tests.crash.life import DROPPED, MARK, Task

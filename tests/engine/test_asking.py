@@ -26,7 +26,7 @@ from runner.store.steer.approvals import Asked, Reply, answer, expire, waiting
 from runner.store.steer.control import Target
 from runner.store.steer.revive import retry
 from runner.tools.registry import resolve
-from runner.workspace.identity import identify
+from runner.workspace.folders import identify
 from tests.engine.test_attempt import claim, claimed, ports, row, scripted
 from tests.store.asked import add_rules
 

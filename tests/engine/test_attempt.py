@@ -16,10 +16,9 @@ from runner.core.files.workspace import Workspace
 from runner.core.run import Ended, Lease
 from runner.core.spec import JobSpec
 from runner.engine.attempt import Ports, run_attempt
-from runner.engine.workspaces import RunWorkspaces
+from runner.ports import Interrupt
 from runner.errors import Interrupted, LeaseLost
 from runner.llm.scripted import ScriptedModel
-from runner.ports import Interrupt
 from runner.store import ids, runs
 from runner.store.connection.database import Database
 from runner.store.journal import StoredJournal
@@ -27,6 +26,7 @@ from runner.store.steer import control, jobs
 from runner.store.tables import runs as run_table
 from runner.store.workers import DatabaseClock
 from runner.tools.toolbox import LocalTools
+from runner.workspace.run_workspaces import RunWorkspaces
 from tests.store.examples import SPEC, submission
 
 

@@ -20,7 +20,7 @@ from runner.settings import Settings
 from runner.tools.builtin import BUILTIN
 from runner.tools.toolbox import LocalTools
 from runner.wiring import load_submission
-from runner.workspace.copy import copy
+from runner.workspace.folders import copy
 from tests.runner_process import RunnerProcess
 from tests.workspace.repository.made import Made
 

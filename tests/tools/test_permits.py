@@ -69,7 +69,7 @@ class TestPermitIsForThisCall:
             "tools/hooks.py",
             # Children of Runner's own, which are no tools.
             "tools/checking.py",
-            "engine/workspaces/around.py",
+            "workspace/making.py",
         }
         importing = {
             path.relative_to(root).as_posix()

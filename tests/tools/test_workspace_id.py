@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from runner.tools.files import places
-from runner.workspace import identity
+from runner.workspace import folders
 
 from .conftest import Workbench
 from .test_file_tools import EVERY_FILE_TOOL, touch_with
@@ -13,10 +13,10 @@ from .test_file_tools import EVERY_FILE_TOOL, touch_with
 
 @pytest.mark.parametrize("tool", ["Write", "Edit"])
 def test_id_of_a_workspace_is_not_the_models_to_change(bench: Workbench, tool: str) -> None:
-    own = bench.workspace / identity.MARKER
+    own = bench.workspace / folders.MARKER
     (bench.workspace / "src").mkdir()
-    nested = bench.workspace / "src" / identity.MARKER
-    (bench.workspace / "link").symlink_to(identity.MARKER)
+    nested = bench.workspace / "src" / folders.MARKER
+    (bench.workspace / "link").symlink_to(folders.MARKER)
     (bench.workspace / "folder").symlink_to("src")
     for path in (own, nested):
         path.write_text("secret\n")
@@ -30,9 +30,9 @@ def test_id_of_a_workspace_is_not_the_models_to_change(bench: Workbench, tool: s
 @pytest.mark.parametrize("tool", ["Write", "Edit"])
 def test_no_folder_is_made_in_the_place_of_the_id(bench: Workbench, tool: str) -> None:
     given = dict(EVERY_FILE_TOOL)[tool]
-    assert touch_with(bench, tool, given, f"{identity.MARKER}/a").outcome == "failed"
-    assert not (bench.workspace / identity.MARKER).exists()
+    assert touch_with(bench, tool, given, f"{folders.MARKER}/a").outcome == "failed"
+    assert not (bench.workspace / folders.MARKER).exists()
 
 
 def test_file_tools_and_workspaces_name_the_id_alike() -> None:
-    assert places.WORKSPACE_MARKER == identity.MARKER
+    assert places.WORKSPACE_MARKER == folders.MARKER

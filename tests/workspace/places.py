@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from runner.workspace.snapshot_store import make_store
 from runner.workspace.snapshots import Snapshots
-from runner.workspace.trees.stores import make_store
 
 RUN = "run_1"
 FILES = {"a.py": "one\n", "folder/b.py": "two\n", ".gitignore": "*.log\nbuilt/\n"}

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from runner.errors import RunnerError
-from runner.workspace.copy import copy
-from runner.workspace.identity import MARKER, identify, visible
+from runner.workspace.folders import MARKER, copy, identify, visible
 
 from .test_identity import git, repository
 
@@ -218,14 +217,14 @@ def test_a_link_to_a_pipe_is_copied_and_holds_nobody_up(
 KILLED_MIDWAY = """
 import os, shutil, sys
 from pathlib import Path
-from runner.workspace import copy as copying
+from runner.workspace import folders
 
 def copy_and_die(*arguments, **options):
     shutil.copy2_(*arguments, **options)
     os.kill(os.getpid(), 9)
 
 shutil.copy2_, shutil.copy2 = shutil.copy2, copy_and_die
-copying.copy(Path(sys.argv[1]), Path(sys.argv[2]), [])
+folders.copy(Path(sys.argv[1]), Path(sys.argv[2]), [])
 """
 
 

@@ -12,8 +12,8 @@ from threading import Barrier
 import pytest
 
 from runner.errors import UsageError
-from runner.workspace import identity
-from runner.workspace.identity import EXCLUDED, MARKER, identify, restore, visible
+from runner.workspace import folders
+from runner.workspace.folders import EXCLUDED, MARKER, identify, restore, visible
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -53,7 +53,7 @@ def test_processes_that_come_at_once_agree_on_one_id(tmp_path: Path) -> None:
 
     def mark(folder: Path) -> str:
         barrier.wait()
-        return identity.mark(folder)
+        return folders.mark(folder)
 
     with ThreadPoolExecutor(8) as pool:
         for number in range(20):
@@ -181,7 +181,7 @@ def test_what_is_no_list_of_ignored_files_is_left_alone(
 def test_a_repository_over_which_git_hangs_holds_nobody_up(
     repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(identity, "_GIT_SECONDS", 0.2)
+    monkeypatch.setattr(folders, "_GIT_SECONDS", 0.2)
     (repository / ".git/config").unlink()
     os.mkfifo(repository / ".git/config")
     assert visible(repository, identify(repository))
@@ -248,7 +248,7 @@ def test_an_id_that_cannot_be_written_back_is_explained(
 ) -> None:
     folder = tmp_path / ("x" * 240)
     folder.mkdir()
-    monkeypatch.setattr(identity, "MARKER", "y" * 240)  # with its draft's ending: too long a name
+    monkeypatch.setattr(folders, "MARKER", "y" * 240)  # with its draft's ending: too long a name
     with pytest.raises(UsageError, match="cannot keep the workspace's id"):
         restore(folder, "ws_" + "a" * 26)
 

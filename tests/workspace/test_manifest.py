@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.workspace.git import GitError
-from runner.workspace.trees.manifest import Large, Manifest, ancestors
+from runner.workspace.snapshot_store import Large, Manifest, ancestors
 
 FORBIDDEN = (b"", b".", b"..", b".git")
 parts = st.binary(min_size=1, max_size=6).filter(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.workspace.trees.stores import diff
+from runner.workspace.changes import diff
 
 from .places import Place, contents, git, make_place, write
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from runner.workspace.trees.files import Hand, Sight
+from runner.workspace.restore import Hand
+from runner.workspace.survey import Sight
 
 from .places import contents, write
 

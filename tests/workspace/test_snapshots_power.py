@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from runner.workspace import writing
 from runner.workspace.git import GitError
-from runner.workspace.looking import looking
-from runner.workspace.snapshots import Snapshots
-from runner.workspace.trees import writing
+from runner.workspace.snapshots import Snapshots, looking
 
 from .places import RUN, Place, contents, git, write
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from runner.workspace.copy import copy
+from runner.workspace.folders import copy
 from runner.workspace.snapshots import Snapshots
 
 from .places import Place, contents, git, git_bytes, make_place

@@ -10,8 +10,9 @@ from threading import Barrier
 
 import pytest
 
+from runner.workspace.changes import diff, diff_stat
 from runner.workspace.git import GitError
-from runner.workspace.trees.stores import diff, diff_stat, make_store
+from runner.workspace.snapshot_store import make_store
 
 from .places import RUN, Place, contents, git, make_place, make_repository, write
 
@@ -182,14 +183,12 @@ def test_a_large_file_is_read_once_and_again_when_it_changed(
     write(place.work, {"big": b"x" * 5000})
     settled = (1_000_000_000, 1_000_000_000)
     os.utime(place.work / "big", settled)
-    monkeypatch.setattr("runner.workspace.trees.digests._SETTLED_SECONDS", -1e9)
+    monkeypatch.setattr("runner.workspace.survey._SETTLED_SECONDS", -1e9)
     read: list[int] = []
     snapshots = place.snapshots(largest_file=1000)
     first = snapshots.take()
     again = place.snapshots(2, largest_file=1000)
-    monkeypatch.setattr(
-        "runner.workspace.trees.digests.digest", lambda *_: read.append(1) or (0, "")
-    )
+    monkeypatch.setattr("runner.workspace.survey.digest", lambda *_: read.append(1) or (0, ""))
     assert again.take() == first
     assert read == []
     write(place.work, {"big": b"y" * 5001})

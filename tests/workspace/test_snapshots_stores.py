@@ -9,17 +9,10 @@ from threading import Barrier
 
 import pytest
 
+from runner.workspace.changes import DiffStat, diff, diff_stat
 from runner.workspace.git import GitError
+from runner.workspace.snapshot_store import make_store, store_git, store_id, store_of
 from runner.workspace.snapshots import Snapshots
-from runner.workspace.trees.stores import (
-    DiffStat,
-    diff,
-    diff_stat,
-    make_store,
-    store_git,
-    store_id,
-    store_of,
-)
 
 from .places import Place, contents, git, git_bytes, make_place, make_repository, write
 

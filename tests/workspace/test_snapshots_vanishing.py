@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from runner.workspace.git import GitTimeoutError
-from runner.workspace.trees.survey import Surveyor
+from runner.workspace.survey import Surveyor
 
 from .places import Place, write
 

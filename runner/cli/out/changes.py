@@ -13,7 +13,7 @@ from runner.settings import Settings
 if TYPE_CHECKING:
     from runner.store.connection.database import Database
     from runner.store.look.trees import RunTrees
-    from runner.workspace.recorded import Change, CommitText, Recorded, Whereabouts
+    from runner.workspace.changes import Change, CommitText, Recorded, Whereabouts
 
 
 def recorded_in(settings: Settings) -> Recorded:
@@ -55,9 +55,9 @@ def delivered_or_recorded(run: RunTrees) -> list[Change]:
 
 def commit_text(settings: Settings, database: Database, run: RunTrees) -> CommitText:
     """What the commit of a run says: the one that it was delivered in, or as it would be now."""
-    from runner.workspace.recorded import CommitText
-    from runner.workspace.worktrees.delivery import commit_message
-    from runner.workspace.worktrees.repository import RUNNER, RUNNERS_ADDRESS, Repository
+    from runner.workspace.changes import CommitText
+    from runner.workspace.delivery import commit_message
+    from runner.workspace.repository import RUNNER, RUNNERS_ADDRESS, Repository
 
     if run.commit is not None:
         found = recorded_in(settings).commit(whereabouts(database, run), run.commit)

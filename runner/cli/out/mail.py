@@ -12,7 +12,7 @@ from email.utils import format_datetime
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from runner.workspace.recorded import CommitText
+    from runner.workspace.changes import CommitText
 
 # What a message of an mbox begins with; git looks only at the form of it.
 _SEPARATOR = b"From 0000000000000000000000000000000000000000 Mon Sep 17 00:00:00 2001\n"

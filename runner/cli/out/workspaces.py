@@ -17,8 +17,8 @@ from runner.settings import Settings
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from runner.engine.workspaces.leftovers import Leftover
     from runner.store.connection.database import Database
+    from runner.workspace.leftovers import Leftover
 
 _job_option = click.option("--job", metavar="JOB", help="Only those of this job's runs.")
 
@@ -44,7 +44,7 @@ def list_(settings: Settings, job: str | None, as_json: bool) -> None:
     Example:
       runner workspace list --job job_01jd9k
     """
-    from runner.engine.workspaces.leftovers import list_workspaces
+    from runner.workspace.leftovers import list_workspaces
 
     with stored(settings) as database:
         environment = _environment(settings)
@@ -74,7 +74,7 @@ def prune(settings: Settings, job: str | None, force: bool, author: Author, as_j
     Example:
       runner workspace prune --job job_01jd9k
     """
-    from runner.engine.workspaces.leftovers import prune as prune_workspaces
+    from runner.workspace.leftovers import prune as prune_workspaces
 
     with stored(settings) as database:
         environment = _environment(settings)

@@ -33,7 +33,7 @@ class Scene:
     @classmethod
     def of(cls, workspace: Workspace | None, home: Path) -> Scene:
         """The scene of a job's runs. Args: home: RUNNER_HOME."""
-        from runner.engine.workspaces import COPIES
+        from runner.workspace.making import COPIES
 
         outputs = home / "outputs" / _RUN
         own = str(home.resolve() / COPIES / _RUN)

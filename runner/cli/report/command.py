@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from runner.cli.report.page import Report
     from runner.store.connection.database import Database
     from runner.store.look.trees import RunTrees
-    from runner.workspace.trees.stores import DiffStat
+    from runner.workspace.changes import DiffStat
 
 
 @click.command()

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from runner.store.look.queries import RunSummary
     from runner.store.look.trees import RunTrees
     from runner.store.look.verifications import Verified
-    from runner.workspace.trees.stores import DiffStat
+    from runner.workspace.changes import DiffStat
 
 _FAILED = ("failed", "stopped")
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from runner.ports import Surroundings
 from runner.tools.failure import ToolFailure
 
-WORKSPACE_MARKER = ".runner-workspace"  # as runner.workspace.identity names it; a test compares
+WORKSPACE_MARKER = ".runner-workspace"  # as runner.workspace.folders names it; a test compares
 _LONGEST_PATH = 4_096  # PATH_MAX of Linux
 _MOST_FOLDERS = 200  # the standard library makes folders by recursion
 _OPEN_FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY | os.O_CLOEXEC

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from runner.core.conversation import Tool
 from runner.store.connection.database import Database
-from runner.workspace.trees.stores import make_store
-from runner.workspace.trees.touched import touched
+from runner.workspace.changes import touched
+from runner.workspace.snapshot_store import make_store
 from tests.cli.conftest import Result
 from tests.cli.out.recorded import begin, git, git_spec, put, submit
 

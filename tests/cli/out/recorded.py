@@ -24,12 +24,11 @@ from runner.store.connection.database import Database
 from runner.store.steer import jobs as jobs_store
 from runner.store.tables import runs
 from runner.store.workspaces import Kept, delivered, keep
+from runner.workspace import delivery
+from runner.workspace.repository import Repository, branch_name
+from runner.workspace.snapshot_store import make_store, store_id
 from runner.workspace.snapshots import Snapshots
-from runner.workspace.trees.stores import make_store, store_id
-from runner.workspace.worktrees import delivery
-from runner.workspace.worktrees.branches import branch_name
-from runner.workspace.worktrees.repository import Repository
-from runner.workspace.worktrees.worktree import Worktree
+from runner.workspace.worktree import Worktree
 from tests.store.attempts import Attempt, claim, run_row, text, tool_use
 from tests.store.examples import NOW, SPEC, submission
 

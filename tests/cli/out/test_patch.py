@@ -21,8 +21,8 @@ from runner.store.steer.control import Target, cancel
 from runner.store.steer.revive import say
 from runner.store.tables import run_items, runs
 from runner.store.workspaces import Kept, keep
+from runner.workspace.snapshot_store import make_store, store_id
 from runner.workspace.snapshots import Snapshots
-from runner.workspace.trees.stores import make_store, store_id
 from tests.cli.conftest import Result
 from tests.cli.out.recorded import AtWork, begin, git, git_spec, put, repository_in, submit
 from tests.cli.test_terminal import HOSTILE, steers

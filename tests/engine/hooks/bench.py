@@ -21,7 +21,7 @@ from runner.llm.scripted import ScriptedModel
 from runner.permissions import Rule
 from runner.store.tables import events, hook_runs
 from runner.tools.registry import resolve
-from runner.workspace.identity import identify
+from runner.workspace.folders import identify
 from tests.core.sendable import faults
 from tests.engine.test_asking import DONE, Desk, Listening
 from tests.engine.test_attempt import claimed, scripted

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from runner.core.files.repository import Asked, Found
-from runner.workspace.repository.look import look_at
+from runner.workspace.submission import look_at
 
 from .made import Made
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from runner.core.files.repository import Asked
-from runner.workspace.repository.look import look_at
+from runner.workspace.submission import look_at
 
 from .conftest import Look
 from .made import Made

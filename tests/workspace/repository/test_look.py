@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from runner.core.files.repository import Accepted, Asked
-from runner.workspace.repository.contents import clashes, ignores_case
-from runner.workspace.repository.look import look_at
+from runner.workspace.submission import clashes, ignores_case, look_at
 
 from .conftest import Look
 from .made import Made

@@ -8,7 +8,7 @@ import pytest
 
 from runner.core.files.workspace import Workspace
 from runner.errors import UsageError
-from runner.workspace.repository.look import keep_base
+from runner.workspace.submission import keep_base
 
 from .conftest import Look
 from .made import Made

@@ -1,0 +1,162 @@
+"""What a run delivers: a commit of everything that it leaves, at the top of its branch."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from runner.workspace.git import REMOTE_SECONDS, Check, Git, GitError
+from runner.workspace.repository import BRANCHES, NOWHERE, Repository, bring
+from runner.workspace.snapshot_store import store_git
+from runner.workspace.worktree import Worktree
+
+_RUN = "Runner-Run"
+
+
+_BREAKS = re.compile(r"[\s\x00-\x1f\x7f-\x9f\u2028\u2029]+")
+
+
+def commit_message(
+    *,
+    job_name: str,
+    job_id: str,
+    run_id: str,
+    item_key: str,
+    model: str,
+    outcome: str = "",
+    message: str | None = None,
+) -> str:
+    """The message of a run's commit, with its trailers
+    (https://git-scm.com/docs/git-interpret-trailers).
+
+    Args:
+        outcome: how the run ended, ``succeeded end_turn``; empty: it has not.
+        message: what the job's template says of the item; without it, the job's name and the key.
+    """
+    text = (message or "").strip() or f"{_line(job_name)}: {_line(item_key)}"
+    trailers = {
+        "Runner-Job": f"{job_name} {job_id}",
+        _RUN: run_id,
+        "Runner-Model": model,
+        "Runner-Outcome": outcome,
+    }
+    lines = [f"{name}: {_line(value)}" for name, value in trailers.items() if value]
+    return "\n".join([text, "", *lines, ""])
+
+
+def setup_message(job_name: str) -> str:
+    """The message of the commit of what setup left, which is not the agent's work."""
+    return f"Set up by job {_line(job_name)}\n"
+
+
+def deliver(worktree: Worktree, branch: str, start_commit: str, message: str) -> str:
+    """Commit what is in a run's worktree on its branch, on top of what the agent committed there
+    itself. Done again after it was cut off, it finds its commit.
+
+    Args:
+        start_commit: where the branch began, should it be gone.
+
+    Returns:
+        The commit's id.
+
+    Raises:
+        GitError, OSError: it cannot be committed; the branch is as it was.
+    """
+    worktree.unlock()
+    own = worktree.own
+    tip = own.tip(branch)
+    tree = worktree.tree()
+    parent = _parent(worktree, tip, start_commit)
+    if tip is not None and parent == tip and _says(own, tip, tree, message):
+        commit = tip
+    else:
+        commit = worktree.commit(tree, parent, message)
+        own.move(branch, commit, tip or NOWHERE, "runner: delivered")
+    worktree.stand_on(branch)
+    return commit
+
+
+def hand_over(worktree: Worktree, branch: str, commit: str, base: str, run_id: str) -> None:
+    """Have a run's commit, and its branch at it, in the repository that the worktree is of.
+
+    Args:
+        base: where the branch began there.
+
+    Raises:
+        GitError: someone else has moved the branch, or has it checked out; what to do.
+    """
+    source = worktree.repository
+    before = source.tip(branch)
+    if before == commit:
+        return
+    if (where := source.checked_out(branch)) != "":
+        raise GitError(
+            f"the branch {branch} is checked out in {where}: leave it, then retry the run"
+        )
+    bring([commit], base, worktree.own, source)
+    if before not in (None, base) and not is_delivery(source, before, run_id):
+        raise GitError(f"someone else has moved the branch {branch}: rename it, then retry the run")
+    source.move(branch, commit, before or NOWHERE, "runner: delivered")
+
+
+def is_delivery(repository: Repository, commit: str, run_id: str) -> bool:
+    """Whether a commit is one that a run was delivered in. Raises ``GitError``."""
+    return _is_of(repository.git("log", "-1", "--format=%B", commit), run_id)
+
+
+def _is_of(message: str, run_id: str) -> bool:
+    return f"{_RUN}: {run_id}" in message.strip().rpartition("\n\n")[2].splitlines()
+
+
+def publish(store: Path, remote: str, run_id: str, branch: str, commit: str) -> None:
+    """Push a run's branch to a remote, and its commit to where its snapshots are.
+
+    Args:
+        store: the folder of the run's snapshots, which finds the commit in its source.
+
+    Raises:
+        GitError: the remote does not take it, or someone else has moved the branch there.
+    """
+    git = store_git(store, os.environ, remote=True)
+    before = tip_at(git, remote, branch)
+    if before not in (None, commit):
+        fetch = ("fetch", "--quiet", "--no-tags", "--no-write-fetch-head", "--no-auto-maintenance")
+        git.run(*fetch, "--", remote, f"{BRANCHES}{branch}", seconds=REMOTE_SECONDS)
+        if not _is_of(os.fsdecode(git.run("log", "-1", "--format=%B", before)), run_id):
+            raise GitError(f"someone else has moved the branch {branch} at {remote}")
+    ref = f"{BRANCHES}{branch}"
+    lease = f"--force-with-lease={ref}:{before or ''}"
+    refs = (f"{commit}:{ref}", f"+{commit}:refs/runner/runs/{run_id}/commit")
+    push = ("push", "--quiet", "--no-verify", "--no-signed", lease)
+    git.run(*push, "--", remote, *refs, seconds=REMOTE_SECONDS)
+
+
+def tip_at(git: Git, remote: str, branch: str, check: Check = lambda: None) -> str | None:
+    """The commit that a branch of a remote is at, None when it has no such branch. Raises
+    ``GitError``."""
+    named = ("ls-remote", "--heads", "--", remote, f"{BRANCHES}{branch}")
+    listed = git.run(*named, check=check, seconds=REMOTE_SECONDS)
+    return os.fsdecode(listed).split("\t")[0] or None
+
+
+def _parent(worktree: Worktree, tip: str | None, start_commit: str) -> str:
+    """The commit below: where the agent stands, when that goes on from the branch."""
+    head = worktree.head()
+    if tip is None or head is None or head == tip:
+        return head or tip or start_commit
+    try:
+        worktree.own.git("merge-base", "--is-ancestor", tip, head)
+    except GitError:
+        return tip
+    return head
+
+
+def _says(repository: Repository, commit: str, tree: str, message: str) -> bool:
+    """Whether a commit is that of a delivery that was cut off after it."""
+    found_tree, _, said = repository.git("log", "-1", "--format=%T%n%B", commit).partition("\n")
+    return found_tree == tree and said.strip() == message.strip()
+
+
+def _line(text: str) -> str:
+    return _BREAKS.sub(" ", text).strip()
