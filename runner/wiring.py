@@ -33,8 +33,8 @@ from runner.store.workers import DatabaseClock
 
 if TYPE_CHECKING:
     from runner.engine.attempt import Ports
-    from runner.ports import Doorbell, Live, Model, Observer, Tools
     from runner.engine.worker import Machine, Worker
+    from runner.ports import Doorbell, Live, Model, Observer, Tools
     from runner.queue.embedded import EmbeddedServer
     from runner.store.steer.notices import Notice
     from runner.workspace.run_workspaces import RunWorkspaces

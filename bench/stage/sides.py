@@ -16,8 +16,8 @@ from runner import wiring
 from runner.core.money.prices import FREE
 from runner.core.run import Ended
 from runner.engine.attempt import Ports, run_attempt
-from runner.ports import Interrupt, Model
 from runner.llm.anthropic import AnthropicModel
+from runner.ports import Interrupt, Model
 from runner.settings import Settings
 from runner.store import ids, runs, workers
 from runner.store.connection.database import Database

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 from runner.core.files.workspace import Workspace
 from runner.core.run import Lease
 from runner.core.text.plain import plain
-from runner.ports import Command, Interrupt, Surroundings
 from runner.errors import UsageError, WorkspaceError
+from runner.ports import Command, Interrupt, Surroundings
 from runner.store import workspaces
 from runner.store.connection.database import Database
 from runner.store.workspaces import Assignment

@@ -13,8 +13,8 @@ from typing import Any
 from runner.core.agents.agent import lineage
 from runner.core.files.workspace import Workspace
 from runner.core.run import Ended, Lease
-from runner.ports import Interrupt, Prepared, Surroundings
 from runner.errors import WorkspaceElsewhere, WorkspaceError
+from runner.ports import Interrupt, Prepared, Surroundings
 from runner.store import workspaces
 from runner.store.connection.database import Database
 from runner.store.job.cache import JobCache

@@ -12,8 +12,8 @@ from runner.core.conversation import Tool
 from runner.core.hooks.hook import Hook
 from runner.core.journal.entries import ToolsStarted
 from runner.core.money.budget import Purse, Reservation
-from runner.permissions import Permit
 from runner.core.spec import JobSpec
+from runner.permissions import Permit
 from runner.store import journal
 from runner.store.rows.entries import Rows
 from runner.store.tables import jobs, runs

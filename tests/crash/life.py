@@ -17,10 +17,10 @@ from runner.core.money.prices import Tariff, Terms
 from runner.core.run import ENDED, Lease
 from runner.core.spec import JobSpec
 from runner.engine.attempt import Ports, run_attempt
-from runner.ports import Command, Interrupt, ToolCall
 from runner.errors import Interrupted, LeaseLost
 from runner.llm.anthropic import AnthropicModel
 from runner.llm.prices import load_prices
+from runner.ports import Command, Interrupt, ToolCall
 from runner.store import ids, losses, runs, workers
 from runner.store import tables as stored
 from runner.store.children import waking as children

@@ -16,9 +16,9 @@ from runner.core.files.workspace import Workspace
 from runner.core.run import Ended, Lease
 from runner.core.spec import JobSpec
 from runner.engine.attempt import Ports, run_attempt
-from runner.ports import Interrupt
 from runner.errors import Interrupted, LeaseLost
 from runner.llm.scripted import ScriptedModel
+from runner.ports import Interrupt
 from runner.store import ids, runs
 from runner.store.connection.database import Database
 from runner.store.journal import StoredJournal

@@ -18,8 +18,8 @@ from threading import Event
 from typing import Any
 
 from runner.core.run import Ended, Lease
-from runner.ports import Interrupt
 from runner.errors import WorkspaceError
+from runner.ports import Interrupt
 from runner.store.connection.database import Database
 from runner.tools.host.quiet import run_is_quiet
 from runner.tools.toolbox import LocalTools

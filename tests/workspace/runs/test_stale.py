@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from runner.ports import Interrupt
 from runner.errors import Interrupted, WorkspaceError
+from runner.ports import Interrupt
 from runner.store.connection.database import Database
 from runner.workspace.making import Made, MadeNote
 
