@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bench.stage.databases import Databases
 from bench.tables import Table
-from runner.permissions import Place, Policy, Request, Rule, Setting, evaluate
+from runner.permissions import Policy, Request, ResolvedPath, Rule, ToolContext, evaluate
 
 LEAST = 2_000  # decisions a second
 LENGTH = 80
@@ -28,10 +28,10 @@ def measure(databases: Databases, folder: Path, *, quick: bool) -> list[Table]:
     table = Table("permissions", "(f) decisions a second, under 200 rules")
     count = 500 if quick else 4_000
     policy = Policy(_rules())
-    setting = Setting("/w", places={"out.txt": Place("/w/out.txt", "/w/out.txt")})
-    decide(policy, [Request("Bash", {"command": "warm up"}, setting)])
+    context = ToolContext("/w", places={"out.txt": ResolvedPath("/w/out.txt", "/w/out.txt")})
+    decide(policy, [Request("Bash", {"command": "warm up"}, context)])
     for name, shape in SHAPES.items():
-        requests = [Request("Bash", {"command": text}, setting) for text in _commands(shape, count)]
+        requests = [Request("Bash", {"command": text}, context) for text in _commands(shape, count)]
         taken = _seconds(lambda asked=requests: decide(policy, asked))  # type: ignore[misc]
         rate = count / taken
         table.rows.append(

@@ -18,7 +18,7 @@ from runner.core.journal.view import RunView
 from runner.core.run import Ended, Lease
 from runner.core.steps import Effect
 from runner.errors import Interrupted, InterruptReason
-from runner.permissions import Permit, Policy, Setting
+from runner.permissions import Authorization, Policy, ToolContext
 
 
 class Interrupt:
@@ -160,14 +160,14 @@ class Surroundings:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call about to run. ``id`` is Runner's (``call_…``); ``timeout`` is in seconds. ``permit``
+    """A call about to run. ``id`` is Runner's (``call_…``); ``timeout`` is in seconds. ``authorization``
     proves that this very input was allowed, and says which files it may show or change."""
 
     id: str
     run_id: str
     tool: Tool
     input: dict[str, Any]
-    permit: Permit
+    authorization: Authorization
     surroundings: Surroundings
     timeout: float
 
@@ -198,7 +198,7 @@ class Tools(Protocol):
     def problem(self, tool: Tool, arguments: Mapping[str, Any]) -> str | None:
         """What is wrong with the input of a call, for the model; None when it fits the tool."""
 
-    def locate(self, paths: Sequence[str], surroundings: Surroundings) -> Setting:
+    def locate(self, paths: Sequence[str], surroundings: Surroundings) -> ToolContext:
         """Where a run's tools would work, and where ``paths`` lead from there. Never raises: a path
         that leads nowhere is left out."""
 

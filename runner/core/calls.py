@@ -68,7 +68,7 @@ def answer_calls(view: RunView, now: float) -> Step | None:
         return end_turn(view) if view.calls else None
     if view.spec.asking.on_timeout == "stop" and any(map(_expired, pending)):
         return settle(Ended("stopped", "approval_timeout", "nobody answered in time"))
-    if approved := tuple(call for call in pending if _approved(call) and call.setting is None):
+    if approved := tuple(call for call in pending if _approved(call) and call.tool_context is None):
         return LocateCalls(approved)
     for call in pending:
         if (result := _result_without_running(view, call)) is not None:
@@ -148,7 +148,7 @@ def _with_update_told(call: Call, result: ToolResult) -> ToolResult:
 
 
 def _decide(view: RunView, undecided: Sequence[Call]) -> Step:
-    if unlocated := tuple(call for call in undecided if call.setting is None):
+    if unlocated := tuple(call for call in undecided if call.tool_context is None):
         return LocateCalls(unlocated)
     decisions = {call.index: _by_rules(view, call) for call in undecided}
     for call in undecided:
@@ -162,13 +162,13 @@ def _decide(view: RunView, undecided: Sequence[Call]) -> Step:
 
 
 def _by_rules(view: RunView, call: Call) -> Decision:
-    assert call.setting is not None, "a call is located before it is decided on"
-    return evaluate(view.policy, Request(call.name, call.input_to_run, call.setting))
+    assert call.tool_context is not None, "a call is located before it is decided on"
+    return evaluate(view.policy, Request(call.name, call.input_to_run, call.tool_context))
 
 
 def _ask_about(view: RunView, doubtful: Sequence[Call]) -> Step:
     """A person is asked whether a call runs again: about where it would run, as with any question."""
-    if unlocated := tuple(call for call in doubtful if call.setting is None):
+    if unlocated := tuple(call for call in doubtful if call.tool_context is None):
         return LocateCalls(unlocated)
     index = doubtful[0].index
     return Record(OutcomeAsked(index, view.unrecorded.get(index, "")))
@@ -177,7 +177,7 @@ def _ask_about(view: RunView, doubtful: Sequence[Call]) -> Step:
 def _is_undecided(view: RunView, call: Call) -> bool:
     """Whether the rules are to be asked about a call, or, for a split, its schema."""
     needs_no_rule = view.spec.splits(call.name) and (
-        call.setting is not None or call.started_by is not None
+        call.tool_context is not None or call.started_by is not None
     )
     return call.decision is None and not needs_no_rule
 
@@ -197,8 +197,8 @@ def _result_without_running(view: RunView, call: Call) -> ToolResult | None:
         return refused_split(view, call)
     if not isinstance(call.input, dict) or list(call.input) == [UNREADABLE_INPUT]:
         return ToolResult("The arguments must be a JSON object.", "invalid_input")
-    if call.decision is None and call.setting is not None and call.setting.problem:
-        return _with_update_told(call, ToolResult(call.setting.problem, "invalid_input"))
+    if call.decision is None and call.tool_context is not None and call.tool_context.problem:
+        return _with_update_told(call, ToolResult(call.tool_context.problem, "invalid_input"))
     if tool.source == RESULT_SOURCE:
         return _submission(view, call, tool)
     if tool.source == AGENT_SOURCE and not call.waits:
@@ -217,7 +217,7 @@ def _result_without_running(view: RunView, call: Call) -> ToolResult | None:
 def _submission(view: RunView, call: Call, tool: Tool) -> ToolResult | None:
     """The result of submitting a result: no rule is asked, and nothing runs. None while it has not
     been looked whether it fits the schema."""
-    if call.setting is None:
+    if call.tool_context is None:
         return None
     others = (other for other in view.calls if other.name == tool.name and other.result is not None)
     if any(not (other.result or {}).get("is_error") for other in others):
@@ -275,9 +275,9 @@ def _refusal(view: RunView, call: Call) -> str | None:
 def _denial_since(view: RunView, call: Call) -> str | None:
     """A rule that denies holds for what a person approved, too: it may be newer than the question,
     and what they made of the call may be another one. So does a hook that is against that."""
-    if call.setting is None or (call.started_by is not None and not call.asked_again):
+    if call.tool_context is None or (call.started_by is not None and not call.asked_again):
         return None
-    decision = evaluate(view.policy, Request(call.name, call.input_to_run, call.setting))
+    decision = evaluate(view.policy, Request(call.name, call.input_to_run, call.tool_context))
     return decision.explain() if decision.is_final else refused_edit(view, call)
 
 

@@ -264,8 +264,10 @@ class _Attempt:
         if call.purpose == "summary":
             return summarised(self._view, reply)
         asked = tool_uses(message_blocks(reply))
-        setting = partial(self._workplace.setting, self._view)
-        return ModelReplied(reply, tuple(setting(block["name"], block["input"]) for block in asked))
+        context_of = partial(self._workplace.tool_context, self._view)
+        return ModelReplied(
+            reply, tuple(context_of(block["name"], block["input"]) for block in asked)
+        )
 
     def _worked_since(self, began: float) -> TimeWorked:
         return TimeWorked(max(0.0, self._ports.clock.monotonic() - began))

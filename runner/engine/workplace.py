@@ -24,7 +24,7 @@ from runner.core.journal.entries import (
 from runner.core.journal.view import Call, RunView
 from runner.core.run import Ended, Lease
 from runner.errors import Interrupted
-from runner.permissions import Permit, Setting, digest_of, paths_of
+from runner.permissions import Authorization, ToolContext, digest_of, paths_of
 from runner.ports import Command, Interrupt, Surroundings, ToolCall, Tools, Workspaces
 
 _MOST_TOOLS_AT_ONCE = 32
@@ -111,21 +111,21 @@ class Workplace:
         names = ", ".join(found[:_MOST_NAMED]) + (" …" if len(found) > _MOST_NAMED else "")
         return {call.index: names for call in commands} if found else {}
 
-    def setting(self, view: RunView, name: str, arguments: Any) -> Setting:
+    def tool_context(self, view: RunView, name: str, arguments: Any) -> ToolContext:
         """Where a call would run, and what is wrong with its input."""
         tool = view.spec.tool(name)
         if tool is None or not isinstance(arguments, dict):
-            return Setting()
+            return ToolContext()
         located = self.tools.locate(paths_of(name, arguments), self.surroundings)
         return replace(located, problem=self.tools.problem(tool, arguments) or "")
 
     def located(self, view: RunView, call: Call) -> Call:
         """The call, with where it would run."""
-        setting = self.setting(view, call.name, call.input_to_run)
+        tool_context = self.tool_context(view, call.name, call.input_to_run)
         if call.answer is None or not call.is_edited:
-            return replace(call, setting=setting)
-        places = tuple(place.real for place in setting.places.values())
-        return replace(call, setting=setting, answer=replace(call.answer, places=places))
+            return replace(call, tool_context=tool_context)
+        places = tuple(place.real for place in tool_context.places.values())
+        return replace(call, tool_context=tool_context, answer=replace(call.answer, places=places))
 
     def run(
         self, view: RunView, calls: Sequence[Call], append: Callable[[Entry], None]
@@ -238,7 +238,9 @@ class Workplace:
             run_id=view.run_id,
             tool=tool,
             input=arguments,
-            permit=Permit(call.decision, call.answer, digest_of(arguments), view.policy),
+            authorization=Authorization(
+                call.decision, call.answer, digest_of(arguments), view.policy
+            ),
             surroundings=self.surroundings,
             timeout=view.limits.tool_timeout,
         )

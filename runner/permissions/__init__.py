@@ -1,24 +1,24 @@
 """The permission language: rules, decisions, answers. Pure: it looks at nothing but its arguments."""
 
 from runner.permissions.accesses import Request, paths_of
-from runner.permissions.authorization import Answer, AnswerEffect, Permit, digest_of
-from runner.permissions.decisions import Decision, Default, Ground, Policy, evaluate
-from runner.permissions.paths import Place, Setting
+from runner.permissions.authorization import Answer, AnswerEffect, Authorization, digest_of
+from runner.permissions.decisions import Decision, Default, MatchedRule, Policy, evaluate
+from runner.permissions.paths import ResolvedPath, ToolContext
 from runner.permissions.rules import Effect, Rule
 
 __all__ = [
     "Answer",
     "AnswerEffect",
+    "Authorization",
     "Decision",
     "Default",
     "Effect",
-    "Ground",
-    "Permit",
-    "Place",
+    "MatchedRule",
     "Policy",
     "Request",
+    "ResolvedPath",
     "Rule",
-    "Setting",
+    "ToolContext",
     "digest_of",
     "evaluate",
     "paths_of",

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from runner.permissions.paths import PathPattern, Place, Setting, absolute, is_below
+from runner.permissions.paths import PathPattern, ResolvedPath, ToolContext, absolute, is_below
 from runner.permissions.rules import (
     READING,
     REMEMBERED,
@@ -37,7 +37,7 @@ class Request:
 
     tool: str
     input: Mapping[str, Any]
-    setting: Setting = field(default_factory=Setting)
+    context: ToolContext = field(default_factory=ToolContext)
 
 
 def paths_of(tool: str, arguments: Mapping[str, Any]) -> tuple[str, ...]:
@@ -72,7 +72,7 @@ _LONGEST_SHOWN = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ParsedRule:
     """A rule, read. One that is ``broken`` grants nothing and catches whatever its name covers."""
 
     rule: Rule
@@ -81,7 +81,7 @@ class Line:
     broken: bool = False
 
     @classmethod
-    def of(cls, rule: Rule) -> Line:
+    def of(cls, rule: Rule) -> ParsedRule:
         """Reads a rule, whatever its text."""
         try:
             syntax = parse(rule.text)
@@ -95,7 +95,7 @@ class Line:
         return self.specifier is None
 
 
-class Aspect(Protocol):
+class Access(Protocol):
     """One thing to decide on. ``tools`` are the names whose rules look at it, ``words`` what commands
     in it begin with; ``required``: it must be granted for the call to be allowed, else it can only
     be caught. ``unplaced``: a file of which nobody knows which one it is."""
@@ -112,8 +112,8 @@ class Aspect(Protocol):
     def shown(self) -> str: ...
     @property
     def obstacle(self) -> str: ...
-    def catches(self, line: Line) -> str | None: ...
-    def grants(self, line: Line) -> bool: ...
+    def catches(self, line: ParsedRule) -> str | None: ...
+    def grants(self, line: ParsedRule) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,10 +131,10 @@ class Call:
     def tools(self) -> tuple[str, ...]:
         return (self.tool,)
 
-    def catches(self, line: Line) -> str | None:
+    def catches(self, line: ParsedRule) -> str | None:
         return self.shown if line.blanket else None
 
-    def grants(self, line: Line) -> bool:
+    def grants(self, line: ParsedRule) -> bool:
         return line.blanket and not line.broken
 
 
@@ -163,7 +163,7 @@ class Command:
         words = frozenset(form.partition(" ")[0] for form in every)
         # What cannot be read is the last part, the script as a whole; what was seen of it comes before.
         legible = script.legible or part is not script.parts[-1]
-        hides = part.hides if legible else script.opaque
+        hides = part.hides if legible else script.unanalyzable
         return cls(part.text, every, hides, legible, words, "\n".join(every))
 
     @property
@@ -174,10 +174,10 @@ class Command:
     def obstacle(self) -> str:
         return f"the command hides what it runs: {self.hides}" if self.hides else ""
 
-    def catches(self, line: Line) -> str | None:
+    def catches(self, line: ParsedRule) -> str | None:
         if not isinstance(line.specifier, CommandPattern):
             return self.shown if line.blanket else None
-        if line.specifier.opaque:
+        if line.specifier.unanalyzable:
             return self.shown if self.hides else None
         if line.specifier.needle not in self.haystack:
             return None
@@ -186,7 +186,7 @@ class Command:
                 return form
         return None
 
-    def grants(self, line: Line) -> bool:
+    def grants(self, line: ParsedRule) -> bool:
         pattern = line.specifier
         if not isinstance(pattern, CommandPattern):
             return line.blanket and not line.broken
@@ -209,8 +209,8 @@ class File:
 
     tool: str
     text: str
-    place: Place | None
-    setting: Setting
+    place: ResolvedPath | None
+    context: ToolContext
     required: bool = True
     search: bool = False
     redirect: bool = False
@@ -235,16 +235,16 @@ class File:
             return f"where the path {shorten(self.text)} leads is not known"
         return ""
 
-    def catches(self, line: Line) -> str | None:
+    def catches(self, line: ParsedRule) -> str | None:
         if isinstance(line.specifier, CommandPattern):
-            return self.shown if line.specifier.opaque and not self.text else None
+            return self.shown if line.specifier.unanalyzable and not self.text else None
         if isinstance(line.specifier, PathPattern):
             if self.unplaced and line.specifier.everything:
                 return self.shown
-            return line.specifier.catches(self.known, self.setting)
+            return line.specifier.catches(self.known, self.context)
         return self.shown if line.blanket else None
 
-    def grants(self, line: Line) -> bool:
+    def grants(self, line: ParsedRule) -> bool:
         if line.broken:
             return False
         if line.blanket:
@@ -256,10 +256,10 @@ class File:
         if self.tool in READING and self._is_output(self.place):
             return True
         folder = self.tool in ("Grep", "Glob")
-        return line.specifier.covers(self.place, self.setting, folder=folder)
+        return line.specifier.covers(self.place, self.context, folder=folder)
 
-    def _is_output(self, place: Place) -> bool:
-        outputs = self.setting.outputs
+    def _is_output(self, place: ResolvedPath) -> bool:
+        outputs = self.context.outputs
         return is_below(place.named, outputs) and is_below(place.real, outputs)
 
 
@@ -284,12 +284,12 @@ class Host:
     def obstacle(self) -> str:
         return "" if host_of(self.url) else f"which host {shorten(self.url)} names is not certain"
 
-    def catches(self, line: Line) -> str | None:
+    def catches(self, line: ParsedRule) -> str | None:
         if not isinstance(line.specifier, HostPattern):
             return self.shown if line.blanket else None
         return next(filter(line.specifier.matches, hosts_in(self.url)), None)
 
-    def grants(self, line: Line) -> bool:
+    def grants(self, line: ParsedRule) -> bool:
         if not isinstance(line.specifier, HostPattern):
             return line.blanket and not line.broken
         host = host_of(self.url)
@@ -314,25 +314,27 @@ class SubAgent:
     def shown(self) -> str:
         return self.agent_type
 
-    def catches(self, line: Line) -> str | None:
+    def catches(self, line: ParsedRule) -> str | None:
         return self.shown if line.blanket or self._is_named(line) else None
 
-    def grants(self, line: Line) -> bool:
+    def grants(self, line: ParsedRule) -> bool:
         return not line.broken and (line.blanket or self._is_named(line))
 
-    def _is_named(self, line: Line) -> bool:
+    def _is_named(self, line: ParsedRule) -> bool:
         return line.specifier == AgentPattern(self.agent_type)
 
 
-def aspects_of(tool: str, arguments: Mapping[str, Any], setting: Setting) -> tuple[Aspect, ...]:
+def accesses_of(
+    tool: str, arguments: Mapping[str, Any], context: ToolContext
+) -> tuple[Access, ...]:
     """What there is to decide on in a call; at least one thing that must be granted."""
     if tool == "Bash":
         command = arguments.get("command")
-        return _script(command, setting) if isinstance(command, str) else (Call(tool, tool),)
+        return _script(command, context) if isinstance(command, str) else (Call(tool, tool),)
     if tool in READING or tool in WRITING:
         search = tool in ("Grep", "Glob")
         paths = paths_of(tool, arguments)
-        return tuple(_file(tool, path, setting, search=search) for path in paths) or (
+        return tuple(_file(tool, path, context, search=search) for path in paths) or (
             Call(tool, tool),
         )
     url = arguments.get("url")
@@ -349,24 +351,24 @@ def shorten(text: str) -> str:
     return repr(text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…")
 
 
-def file_touched(tool: str, place: Place, setting: Setting) -> Aspect:
+def file_touched(tool: str, place: ResolvedPath, context: ToolContext) -> Access:
     """One file that a tool is about to show or change."""
     known = (place.named, place.real)
-    return File(tool, place.named, place, setting, known=known)
+    return File(tool, place.named, place, context, known=known)
 
 
-def _script(command: str, setting: Setting) -> tuple[Aspect, ...]:
+def _script(command: str, context: ToolContext) -> tuple[Access, ...]:
     script = analyse(command)
-    found: list[Aspect] = [Command.of(part, script) for part in script.parts]
+    found: list[Access] = [Command.of(part, script) for part in script.parts]
     for path in script.writes:
         unplaced = script.writes_anywhere and not path
-        found.append(_file("Edit", path, setting, redirect=True, unplaced=unplaced))
+        found.append(_file("Edit", path, context, redirect=True, unplaced=unplaced))
     for path in (*script.reads, *script.guesses):
         unplaced = script.reads_anywhere and not path
-        found.append(_file("Read", path, setting, required=False, unplaced=unplaced))
+        found.append(_file("Read", path, context, required=False, unplaced=unplaced))
     for path in (*script.adrift, *script.guesses):
-        found.append(_file("Edit", path, setting, required=False))
-    if not any(aspect.required for aspect in found):
+        found.append(_file("Edit", path, context, required=False))
+    if not any(access.required for access in found):
         found.append(Call("Bash", command))
     return tuple(found)
 
@@ -379,16 +381,16 @@ def _lower_first(form: str) -> str:
 def _file(
     tool: str,
     text: str,
-    setting: Setting,
+    context: ToolContext,
     *,
     required: bool = True,
     search: bool = False,
     redirect: bool = False,
     unplaced: bool = False,
 ) -> File:
-    place = setting.places.get(text) if text else None
+    place = context.places.get(text) if text else None
     if place is not None:
         known: tuple[str, ...] = (place.named, place.real)
     else:
-        known = absolute(text, setting) if text else ()
-    return File(tool, text, place, setting, required, search, redirect, known, unplaced)
+        known = absolute(text, context) if text else ()
+    return File(tool, text, place, context, required, search, redirect, known, unplaced)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from runner.permissions.accesses import Request
 from runner.permissions.decisions import Decision, Policy, evaluate, may_touch
-from runner.permissions.paths import Place, Setting
+from runner.permissions.paths import ResolvedPath, ToolContext
 
 AnswerEffect = Literal["approved", "denied", "expired"]
 
@@ -29,7 +29,7 @@ class Answer:
     input: Mapping[str, Any] | None = None
     places: tuple[str, ...] = field(default=(), compare=False)
 
-    def covers(self, place: Place) -> bool:
+    def covers(self, place: ResolvedPath) -> bool:
         """Whether an approval was about this place, or a folder that it is in."""
         return any(
             place.real == known or place.real.startswith(known.rstrip("/") + "/")
@@ -44,7 +44,7 @@ def digest_of(arguments: Any) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Permit:
+class Authorization:
     """Says that one call, with one input, may run. ``policy`` is what else it must keep to while it
     runs: the files that it may show or change.
 
@@ -69,17 +69,17 @@ class Permit:
         if approved != self.input_digest:
             raise ValueError("a call cannot run with another input than the one that was approved")
 
-    def check(self, tool: str, place: Place, setting: Setting) -> Decision:
+    def check(self, tool: str, place: ResolvedPath, context: ToolContext) -> Decision:
         """Whether the call may show or change this file: asked when it is about to, by where the path
         really leads at that moment. The effect is allow or deny."""
-        return self._settled(may_touch(self.policy, tool, place, setting), (place,))
+        return self._settled(may_touch(self.policy, tool, place, context), (place,))
 
     def check_again(self, request: Request) -> Decision:
         """Whether the call may still run, now that it is known where its paths lead at this moment.
         The effect is allow or deny."""
-        return self._settled(evaluate(self.policy, request), request.setting.places.values())
+        return self._settled(evaluate(self.policy, request), request.context.places.values())
 
-    def _settled(self, decision: Decision, places: Iterable[Place]) -> Decision:
+    def _settled(self, decision: Decision, places: Iterable[ResolvedPath]) -> Decision:
         """A person's approval stands above everything but a denial that is final."""
         if decision.effect == "allow" or decision.is_final:
             return decision

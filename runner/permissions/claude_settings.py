@@ -35,7 +35,7 @@ _BESIDE = {
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class ImportedRules:
     """What a settings file gave: its rules, denials first; one line for each thing that was left
     out, none of which would have denied or asked about a call of the job; and what is wrong with it,
     so that nobody can say what it would have denied."""
@@ -45,7 +45,7 @@ class Taken:
     problems: tuple[str, ...]
 
 
-def from_settings(data: Mapping[str, Any], origin: str, tools: Sequence[str]) -> Taken:
+def from_settings(data: Mapping[str, Any], origin: str, tools: Sequence[str]) -> ImportedRules:
     """The rules of a settings file.
 
     Args:
@@ -55,7 +55,7 @@ def from_settings(data: Mapping[str, Any], origin: str, tools: Sequence[str]) ->
     """
     permissions = data.get("permissions", {})
     if not isinstance(permissions, Mapping):
-        return Taken((), (), (f"{origin}: 'permissions' is not a table of rules",))
+        return ImportedRules((), (), (f"{origin}: 'permissions' is not a table of rules",))
     rules: list[Rule] = []
     left_out: list[str] = []
     problems = [f"{origin}: {line}" for line in _misspelt(permissions)]
@@ -75,7 +75,7 @@ def from_settings(data: Mapping[str, Any], origin: str, tools: Sequence[str]) ->
             else:
                 problems.append(f"{at}: {reason}")
     left_out += [f"{origin}: {line}" for line in _settings(data, permissions)]
-    return Taken(tuple(rules), tuple(left_out), tuple(problems))
+    return ImportedRules(tuple(rules), tuple(left_out), tuple(problems))
 
 
 def _reason(effect: Effect, text: str, tools: Sequence[str]) -> str | None:

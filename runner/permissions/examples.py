@@ -8,7 +8,7 @@ from typing import Any
 
 from runner.permissions.accesses import Request, paths_of
 from runner.permissions.decisions import Policy, evaluate, evaluate_each, may_touch
-from runner.permissions.paths import Place, Setting
+from runner.permissions.paths import ResolvedPath, ToolContext
 from runner.permissions.rules import READING, WRITING, Rule, covers, name_of
 
 _CALL = re.compile(r"\s*([A-Za-z0-9_][A-Za-z0-9_.-]*)\s*(?:\((.*)\)\s*)?", re.DOTALL)
@@ -57,24 +57,24 @@ def matches(rule: Rule, example: str) -> bool:
         tool, arguments = call_of(example)
     policy = Policy((rule,))
     paths = paths_of(tool, arguments)
-    setting = Setting(_WORKSPACE, None, _HOME, {path: _place(path) for path in paths})
+    context = ToolContext(_WORKSPACE, None, _HOME, {path: _place(path) for path in paths})
     if tool in READING or tool in WRITING:
-        decisions = [may_touch(policy, tool, setting.places[path], setting) for path in paths]
+        decisions = [may_touch(policy, tool, context.places[path], context) for path in paths]
     elif rule.effect == "allow":  # all of the call must be allowed, and any part denies or asks
-        decisions = [evaluate(policy, Request(tool, arguments, setting))]
+        decisions = [evaluate(policy, Request(tool, arguments, context))]
     else:
-        each = evaluate_each(policy, Request(tool, arguments, setting))
+        each = evaluate_each(policy, Request(tool, arguments, context))
         decisions = [decision for _, decision in each]
-    return any(decision.grounds for decision in decisions)
+    return any(decision.matched_rules for decision in decisions)
 
 
-def _place(path: str) -> Place:
+def _place(path: str) -> ResolvedPath:
     """Where a path of an example leads, ``//abs`` and ``~/home`` as in rules."""
     if path == "~" or path.startswith("~/"):
         path = _HOME + path[1:]
     named = posixpath.normpath(posixpath.join(_WORKSPACE, path))
     named = "/" + named.lstrip("/")
-    return Place(named, named)
+    return ResolvedPath(named, named)
 
 
 def _shown(text: str) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
-from runner.permissions.rules import OPAQUE, READING, WRITING, Rule
+from runner.permissions.rules import READING, UNANALYZABLE, WRITING, Rule
 
 Mode = Literal["read_only", "workspace_write", "full_access"]
 
@@ -88,7 +88,7 @@ def rules_of(mode: Mode, tools: Sequence[str]) -> tuple[Rule, ...]:
         rules.append(Rule("allow", "Edit(/**)", origin=ORIGIN))
     if "Bash" in tools:
         rules += [Rule("ask", f"Bash({text})", why, ORIGIN) for text, why in _asks()]
-        rules.append(Rule("ask", f"Bash({OPAQUE})", _HIDES, ORIGIN))
+        rules.append(Rule("ask", f"Bash({UNANALYZABLE})", _HIDES, ORIGIN))
         rules.append(Rule("allow", "Bash(**)", origin=ORIGIN))
     return tuple(rules)
 

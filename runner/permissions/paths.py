@@ -21,7 +21,7 @@ from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ResolvedPath:
     """Where a path leads: ``named`` is it as written, absolute and without ``.`` and ``..``;
     ``real`` has symlinks resolved too. They differ only where a symlink is on the way."""
 
@@ -30,7 +30,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class ToolContext:
     """Where a call would run. ``workspace`` and ``outputs`` (the folder of the run's long outputs)
     and ``home`` (of the user, for ``~``) are absolute, symlinks resolved; ``places`` has each path
     of ``request.paths_of`` that could be resolved. ``problem`` says why the call cannot run at all,
@@ -39,7 +39,7 @@ class Setting:
     workspace: str | None = None
     outputs: str | None = None
     home: str | None = None
-    places: Mapping[str, Place] = field(default_factory=dict)
+    places: Mapping[str, ResolvedPath] = field(default_factory=dict)
     problem: str = ""
 
 
@@ -112,7 +112,7 @@ class PathPattern:
     folded: Steps
     adrift: Steps
 
-    def covers(self, place: Place, setting: Setting, *, folder: bool = False) -> bool:
+    def covers(self, place: ResolvedPath, context: ToolContext, *, folder: bool = False) -> bool:
         """Whether the path as named and where it leads both match, to the letter.
 
         Args:
@@ -120,15 +120,15 @@ class PathPattern:
             setting: where the anchors are.
             folder: the place is a folder, whose content is asked for.
         """
-        root = self._root(setting)
+        root = self._root(context)
         return root is not None and all(
             self._covers(path, root, folder) for path in (place.named, place.real)
         )
 
-    def catches(self, paths: Iterable[str], setting: Setting) -> str | None:
+    def catches(self, paths: Iterable[str], context: ToolContext) -> str | None:
         """The first of absolute paths that matches in some reading: as a file or a folder, whatever
         the case, and at any depth when it is not known where the anchor is."""
-        root = self._root(setting)
+        root = self._root(context)
         for path in paths:
             if _too_long(path):
                 return path
@@ -148,10 +148,10 @@ class PathPattern:
         """Whether no path is outside of it."""
         return self.whole and self.anchor == "root"
 
-    def _root(self, setting: Setting) -> str | None:
+    def _root(self, context: ToolContext) -> str | None:
         if self.anchor == "root":
             return "/"
-        return setting.home if self.anchor == "home" else setting.workspace
+        return context.home if self.anchor == "home" else context.workspace
 
     def _covers(self, path: str, root: str, folder: bool) -> bool:
         below = _below(path, root)
@@ -199,11 +199,11 @@ def fold(path: str) -> str:
     return unicodedata.normalize("NFC", plain)
 
 
-def absolute(text: str, setting: Setting) -> tuple[str, ...]:
+def absolute(text: str, context: ToolContext) -> tuple[str, ...]:
     """Where a path that nobody resolved may lead, by its letters alone."""
-    found = [posixpath.join(setting.workspace or "/", text)]
-    if setting.home is not None and (text == "~" or text.startswith("~/")):
-        found.append(setting.home + text[1:])
+    found = [posixpath.join(context.workspace or "/", text)]
+    if context.home is not None and (text == "~" or text.startswith("~/")):
+        found.append(context.home + text[1:])
     return tuple(re.sub("^//+", "/", posixpath.normpath(path)) for path in found)
 
 

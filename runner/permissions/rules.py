@@ -38,7 +38,7 @@ class Rule:
     position: int | None = None
 
 
-OPAQUE = ":opaque"  # Bash(:opaque): a command that hides what it runs, or where it writes
+UNANALYZABLE = ":opaque"  # Bash(:opaque): a command that hides what it runs, or where it writes
 
 AGENT_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
@@ -81,7 +81,7 @@ class CommandPattern:
     word: str | None = None
     needle: str = ""
     literal: str | None = None
-    opaque: bool = False
+    unanalyzable: bool = False
 
     def matches(self, command: str) -> bool:
         """Whether a simple command, its words joined by one blank, fits."""
@@ -120,8 +120,8 @@ def command_pattern(specifier: str) -> CommandPattern:
     Raises:
         ValueError: it can match nothing, or not what its author meant.
     """
-    if specifier == OPAQUE:
-        return CommandPattern((), opaque=True)
+    if specifier == UNANALYZABLE:
+        return CommandPattern((), unanalyzable=True)
     if specifier != specifier.strip():
         raise ValueError("begins or ends with a blank: no command does")
     if specifier.endswith((":*", " *")):
@@ -262,7 +262,7 @@ def problem(text: str) -> str | None:
 
 def allows_nothing(text: str) -> str | None:
     """Why a rule's text is of no use as an ``allow``, in one line; None when it is of use."""
-    if name_of(text) != "Bash" or _specified(text) != OPAQUE:
+    if name_of(text) != "Bash" or _specified(text) != UNANALYZABLE:
         return None
     return (
         f"the rule {text!r} allows nothing: a command that hides what it runs is allowed by "

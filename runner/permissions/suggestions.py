@@ -52,7 +52,7 @@ def _of_command(request: Request) -> tuple[str, str]:
     whole = str(request.input.get("command", "")).strip()
     script = analyse(whole)
     alone = [part.text for part in script.parts] == [whole]
-    says_all = alone and not (script.opaque or script.sources or script.writes)
+    says_all = alone and not (script.unanalyzable or script.sources or script.writes)
     literal = " " in whole and not _NOT_LITERAL.search(whole)
     return whole or "(nothing)", f"Bash({whole})" if says_all and literal else ""
 
@@ -69,7 +69,7 @@ def _of_input(request: Request) -> tuple[str, str]:
     paths = paths_of(request.tool, request.input)
     if len(paths) != 1:
         return f"{request.tool} {_canonical(request.input)}", ""
-    place = request.setting.places.get(paths[0])
+    place = request.context.places.get(paths[0])
     below = "" if place is None else _in_workspace(request, place.real)
     shown = below or (paths[0] if place is None else place.real)
     rest = {name: value for name, value in request.input.items() if name not in _PATH_NAMES}
@@ -82,7 +82,7 @@ def _of_input(request: Request) -> tuple[str, str]:
 
 def _in_workspace(request: Request, path: str) -> str:
     """The path from the workspace, with a slash at its beginning; "" outside of it."""
-    workspace = (request.setting.workspace or "").rstrip("/")
+    workspace = (request.context.workspace or "").rstrip("/")
     return path[len(workspace) :] if workspace and path.startswith(workspace + "/") else ""
 
 

@@ -12,7 +12,7 @@ from runner.permissions import Decision, Request, digest_of
 from runner.permissions.suggestions import suggest
 from runner.store import ids
 from runner.store.connection.statement import Writes
-from runner.store.job.rules import setting_to_json
+from runner.store.job.rules import tool_context_to_json
 from runner.store.tables import approvals
 
 # A question about what became of a call is no question about such calls: the two are not answered
@@ -88,13 +88,13 @@ class Questions:
         rows.setdefault(key, {}).update(changes)
 
     def _question(self, view: RunView, call: Call, decision: Decision) -> dict[str, Any]:
-        assert call.setting is not None, "a call is located before it is asked about"
+        assert call.tool_context is not None, "a call is located before it is asked about"
         arguments = call.input_to_run
-        suggestion = suggest(view.policy, Request(call.name, arguments, call.setting))
+        suggestion = suggest(view.policy, Request(call.name, arguments, call.tool_context))
         return {
             "id": ids.new("apr", self._now),
             "input_digest": digest_of(arguments),
-            "setting": setting_to_json(call.setting),
+            "setting": tool_context_to_json(call.tool_context),
             "checked_snapshot": decision.snapshot,
             "summary": summarise_input(arguments),
             "group_key": visible(suggestion.key),

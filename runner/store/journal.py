@@ -310,7 +310,7 @@ def _answered(call: Call, answer: Answer | None) -> Call:
     """The call with its answer: where it leads by now is to be looked at before it runs."""
     if answer == call.answer or answer is None:
         return call
-    return replace(call, answer=answer, setting=None)
+    return replace(call, answer=answer, tool_context=None)
 
 
 def _run_changes(view: RunView, rows: Rows, denials: int) -> dict[str, Any]:

@@ -16,10 +16,10 @@ from runner.core.files.instructions import (
     Instructions,
 )
 from runner.core.text.plain import plain
-from runner.permissions import Place, Policy, Rule
+from runner.permissions import Policy, ResolvedPath, Rule
 from runner.permissions.decisions import may_touch
 from runner.tools.failure import ToolFailure
-from runner.tools.files.permission import setting_of
+from runner.tools.files.permission import tool_context_of
 from runner.tools.files.places import Places, open_file
 
 _READ = "Read"
@@ -48,7 +48,7 @@ def read_instructions(
         try:
             real = places.find(name)
             if real not in files:
-                _require(Place(path, real), places, policy, asked_for=real in own.values())
+                _require(ResolvedPath(path, real), places, policy, asked_for=real in own.values())
                 files[real] = _read(name, real)
         except ToolFailure as failure:
             left_out.append(str(failure))
@@ -59,13 +59,13 @@ def read_instructions(
     return list(files.values()), left_out
 
 
-def _require(place: Place, places: Places, policy: Policy, *, asked_for: bool) -> None:
+def _require(place: ResolvedPath, places: Places, policy: Policy, *, asked_for: bool) -> None:
     """Raise ``ValueError`` unless the rules let a file be read. One that the job has ``asked_for`` with
     its instructions needs no rule that allows it."""
     if asked_for:
         policy = replace(policy, rules=(*policy.rules, _ASKED_FOR))
-    decision = may_touch(policy, _READ, place, setting_of(places))
-    if decision.effect == "allow" or (asked_for and not decision.grounds):
+    decision = may_touch(policy, _READ, place, tool_context_of(places))
+    if decision.effect == "allow" or (asked_for and not decision.matched_rules):
         return
     leads = "" if place.real == place.named else f"it leads to {places.name(place.real)}: "
     raise ValueError(f"{leads}{_READ} is {decision.explain()}")

@@ -12,7 +12,7 @@ from typing import Any
 from runner.core.conversation import Tool, ToolResult
 from runner.core.hooks.answer import Said
 from runner.core.journal.entries import InstructionsRead
-from runner.permissions import Policy, Setting, digest_of
+from runner.permissions import Policy, ToolContext, digest_of
 from runner.ports import Command, HookCall, Interrupt, Surroundings, ToolCall
 from runner.tools import shell
 from runner.tools.checking import has_patterns, problem_found_apart
@@ -85,22 +85,22 @@ class LocalTools:
             return problem_found_apart(self.host, tool.name, schema, arguments)
         return self._inputs.problem(tool.name, schema, arguments)
 
-    def locate(self, paths: Sequence[str], surroundings: Surroundings) -> Setting:
+    def locate(self, paths: Sequence[str], surroundings: Surroundings) -> ToolContext:
         """Where a run's tools would work, and where ``paths`` lead from there. Never raises: a path
         that leads nowhere is left out."""
         return permission.locate(paths, surroundings, Places.of(surroundings, self._home))
 
     def run(self, call: ToolCall, interrupt: Interrupt) -> ToolResult:
         """Run one call to its end; whatever goes wrong with the tool is in the result. There is no
-        other way to a tool, and none without a permit for this very call.
+        other way to a tool, and none without an authorization for this very call.
 
         Raises:
-            ValueError: the permit is for another input; nothing was run.
+            ValueError: the authorization is for another input; nothing was run.
             Interrupted: ``interrupt`` was set, or the watchdog cut the call (``dropped``); all
                 processes of the call are gone.
         """
-        if call.permit.input_digest != digest_of(call.input):
-            raise ValueError(f"{call.id}: its permit is for another input than the call has")
+        if call.authorization.input_digest != digest_of(call.input):
+            raise ValueError(f"{call.id}: its authorization is for another input than the call has")
         interrupt.check()
 
         def work() -> ToolResult:

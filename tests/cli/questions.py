@@ -9,10 +9,10 @@ from sqlalchemy import Connection, insert, select, update
 
 from runner.core.conversation import Tool
 from runner.core.journal.events import summarise_input
-from runner.permissions import Rule, Setting, digest_of
+from runner.permissions import Rule, ToolContext, digest_of
 from runner.store import ids
 from runner.store.connection.database import Database
-from runner.store.job.rules import setting_to_json
+from runner.store.job.rules import tool_context_to_json
 from runner.store.steer import jobs as jobs_store
 from runner.store.tables import approvals, blocks, runs, tool_calls
 from tests.store.examples import NOW, SPEC, submission
@@ -73,7 +73,7 @@ def ask(
             "turn": 1,
             "tool": tool,
             "input_digest": digest_of(given),
-            "setting": setting_to_json(Setting()),
+            "setting": tool_context_to_json(ToolContext()),
             "checked_snapshot": 1,
             "summary": summarise_input(given),
             "group_key": command if group is None else group,

@@ -23,7 +23,7 @@ from runner.core.money.budget import Limits
 from runner.core.run import Outcome
 from runner.core.spec import JobSpec
 from runner.core.steps import CallModel, Done, Effect, RunTools
-from runner.permissions import Policy, Rule, Setting
+from runner.permissions import Policy, Rule, ToolContext
 
 READ = Tool("Read", "Read a file.", {"type": "object"}, read_only=True, repeatable=True)
 GREP = Tool("Grep", "Search files.", {"type": "object"}, read_only=True, repeatable=True)
@@ -66,7 +66,7 @@ def several(*names: str) -> list[Block]:
 
 def replied(reply: ModelReply) -> ModelReplied:
     """The entry of a reply whose calls would run in a setting without folders."""
-    return ModelReplied(reply, tuple(Setting() for _ in tool_uses(message_blocks(reply))))
+    return ModelReplied(reply, tuple(ToolContext() for _ in tool_uses(message_blocks(reply))))
 
 
 class Story:

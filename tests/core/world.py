@@ -34,7 +34,7 @@ from runner.core.journal.view import Call, Counted, QueuedMessage, RunView
 from runner.core.requests import summary_request
 from runner.core.run import Ended, Requeued, Waiting
 from runner.core.steps import CallModel, CountTokens, Done, Effect, LocateCalls, RunTools, Sleep
-from runner.permissions import Answer, Permit, Setting, digest_of
+from runner.permissions import Answer, Authorization, ToolContext, digest_of
 from tests.core.sendable import faults
 from tests.core.story import says, thinks, uses
 
@@ -169,15 +169,15 @@ class World:
     def locate(self, indexes: set[int]) -> None:
         self.change_calls(
             lambda call: (
-                replace(call, setting=self.setting(call.name, call.input))
+                replace(call, tool_context=self.tool_context(call.name, call.input))
                 if call.index in indexes
                 else call
             )
         )
 
-    def setting(self, name: str, arguments: Any) -> Setting:
+    def tool_context(self, name: str, arguments: Any) -> ToolContext:
         """Where a call would run."""
-        return Setting()
+        return ToolContext()
 
     def change_calls(self, change: Callable[[Call], Call]) -> None:
         self.view = replace(self.view, calls=tuple(map(change, self.view.calls)))
@@ -198,7 +198,7 @@ class World:
         call = self.draw(st.sampled_from(self.waiting()))
         given = self.given(call)
         self.change_calls(
-            lambda c: replace(c, answer=given, setting=None) if c.index == call.index else c
+            lambda c: replace(c, answer=given, tool_context=None) if c.index == call.index else c
         )
 
     def given(self, call: Call) -> Answer:
@@ -266,7 +266,7 @@ class World:
     def replied(self, step: CallModel) -> ModelReplied:
         reply = self.reply(step)
         calls = tool_uses(message_blocks(reply))
-        return ModelReplied(reply, tuple(self.setting(c["name"], c["input"]) for c in calls))
+        return ModelReplied(reply, tuple(self.tool_context(c["name"], c["input"]) for c in calls))
 
     def reply(self, step: CallModel) -> ModelReply:
         usage = self.usage(step)
@@ -317,7 +317,7 @@ class World:
                     assert tool is not None
                     assert isinstance(call.input, dict)
                     assert call.decision is not None
-                    Permit(
+                    Authorization(
                         call.decision, call.answer, digest_of(call.input_to_run), self.view.policy
                     )
                     assert call.result is None

@@ -13,7 +13,7 @@ from runner.core.hooks.hook import Hook
 from runner.core.journal.entries import ToolsStarted
 from runner.core.money.budget import Purse, Reservation
 from runner.core.spec import JobSpec
-from runner.permissions import Permit
+from runner.permissions import Authorization
 from runner.store import journal
 from runner.store.rows.entries import Rows
 from runner.store.tables import jobs, runs
@@ -51,13 +51,13 @@ def everything_repeatable() -> None:
 
 
 def every_answer_a_yes() -> None:
-    """What the rules or a person denied runs all the same, and no permit is looked at."""
+    """What the rules or a person denied runs all the same, and no authorization is looked at."""
 
     def nothing(*given: Any) -> None:
         return None
 
     calls._refusal = nothing  # type: ignore[assignment]
-    Permit.__post_init__ = nothing  # type: ignore[assignment,method-assign]
+    Authorization.__post_init__ = nothing  # type: ignore[assignment,method-assign]
 
 
 def reservation_not_kept() -> None:

@@ -23,11 +23,11 @@ from runner.engine import dispatcher, worker
 from runner.permissions import (
     AnswerEffect,
     Effect,
-    Place,
     Policy,
     Request,
+    ResolvedPath,
     Rule,
-    Setting,
+    ToolContext,
     evaluate,
     paths_of,
 )
@@ -74,8 +74,8 @@ def test_the_example_of_decisions_is_decided_as_the_table_says() -> None:
     assert len(table) > 5
     for command, effect in table:
         paths = paths_of("Bash", {"command": command})
-        places = {path: Place(f"/w/{path}", f"/w/{path}") for path in paths}
-        request = Request("Bash", {"command": command}, Setting("/w", places=places))
+        places = {path: ResolvedPath(f"/w/{path}", f"/w/{path}") for path in paths}
+        request = Request("Bash", {"command": command}, ToolContext("/w", places=places))
         assert evaluate(policy, request).effect == effect, command
 
 

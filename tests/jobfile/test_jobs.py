@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from runner.core.conversation import ToolOutcome
-from runner.permissions import Permit, Policy, Request, digest_of, evaluate, paths_of
+from runner.permissions import Authorization, Policy, Request, digest_of, evaluate, paths_of
 from runner.ports import Interrupt, Surroundings, ToolCall
 from runner.settings import Settings
 from runner.tools.builtin import BUILTIN
@@ -76,10 +76,10 @@ def play(key: str, package: Path, tools: LocalTools) -> list[tuple[str, ToolOutc
         tool = BUILTIN[call["name"]]
         surroundings = Surroundings(package, package.parent / "outputs")
         given = call["input"]
-        setting = tools.locate(paths_of(tool.name, given), surroundings)
-        decision = evaluate(policy, Request(tool.name, given, setting))
-        permit = Permit(decision, None, digest_of(given), policy)
-        asked = ToolCall("call_1", f"run_{key}", tool, given, permit, surroundings, 60.0)
+        tool_context = tools.locate(paths_of(tool.name, given), surroundings)
+        decision = evaluate(policy, Request(tool.name, given, tool_context))
+        authorization = Authorization(decision, None, digest_of(given), policy)
+        asked = ToolCall("call_1", f"run_{key}", tool, given, authorization, surroundings, 60.0)
         outcomes.append((tool.name, tools.run(asked, Interrupt()).outcome))
     return outcomes
 

@@ -1,7 +1,7 @@
 """Looks for commands that the rules allow and that run something else: real bash is the judge.
 
 Texts are made from pieces of shell and from the corpus. A text that was allowed must not run
-``canary``, which no rule allows; a text that is not opaque and runs it must be caught by a denial of it;
+``canary``, which no rule allows; an analyzable text that runs it must be caught by a denial of it;
 a denial more never allows; nothing raises. Run as ``python -m tests.permissions.fuzz``; it
 prints each finding and exits 1 when there was one.
 
@@ -25,7 +25,7 @@ import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
-from runner.permissions import Place, Policy, Request, Rule, Setting, evaluate, paths_of
+from runner.permissions import Policy, Request, ResolvedPath, Rule, ToolContext, evaluate, paths_of
 from runner.permissions.shell import analyse
 
 CORPUS = Path(__file__).parent / "corpus"
@@ -88,12 +88,13 @@ def make(dice: random.Random, seeds: Sequence[str]) -> str:
 
 def decide(text: str, rules: Sequence[Rule]) -> str:
     """The effect that the rules have on a command."""
-    setting = Setting("/ws", "/out", "/home/dev")
+    context = ToolContext("/ws", "/out", "/home/dev")
     places = {
-        path: Place(f"/ws/{path}", f"/ws/{path}") for path in paths_of("Bash", {"command": text})
+        path: ResolvedPath(f"/ws/{path}", f"/ws/{path}")
+        for path in paths_of("Bash", {"command": text})
     }
-    setting = Setting("/ws", "/out", "/home/dev", places)
-    return evaluate(Policy(tuple(rules)), Request("Bash", {"command": text}, setting)).effect
+    context = ToolContext("/ws", "/out", "/home/dev", places)
+    return evaluate(Policy(tuple(rules)), Request("Bash", {"command": text}, context)).effect
 
 
 class Judge:
@@ -142,14 +143,14 @@ def look(text: str, judge: Judge) -> str:
     try:
         plain, barred = decide(text, allows), decide(text, (*allows, DENIED))
         caught = decide(text, (Rule("allow", "Bash"), DENIED)) == "deny"
-        opaque = analyse(text).opaque
+        unanalyzable = analyse(text).unanalyzable
     except Exception as error:  # whatever is raised is the finding
         return f"raised {error!r}"
     if barred == "allow" != plain:
         return "a denial more allowed it"
     if plain == "allow" and judge.runs_canary(text):
         return "allowed, and it runs canary"
-    if not caught and not opaque and "canary" in text and judge.runs_canary(text):
+    if not caught and not unanalyzable and "canary" in text and judge.runs_canary(text):
         return "runs canary, and its denial did not catch it"
     return ""
 

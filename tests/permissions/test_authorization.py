@@ -6,14 +6,14 @@ import pytest
 
 from runner.permissions import (
     Answer,
+    Authorization,
     Decision,
-    Ground,
-    Permit,
-    Place,
+    MatchedRule,
     Policy,
     Request,
+    ResolvedPath,
     Rule,
-    Setting,
+    ToolContext,
     digest_of,
 )
 
@@ -21,18 +21,20 @@ INPUT = {"command": "echo x > out"}
 ALLOW = Decision("allow")
 ASK = Decision("ask")
 APPROVED = Answer("approved", digest_of(INPUT), "ann", places=("/work/out",))
-SETTING = Setting("/work")
+SETTING = ToolContext("/work")
 
 
-def permit(policy: Policy, decision: Decision = ASK, answer: Answer | None = APPROVED) -> Permit:
-    return Permit(decision, answer, digest_of(INPUT), policy)
+def authorization(
+    policy: Policy, decision: Decision = ASK, answer: Answer | None = APPROVED
+) -> Authorization:
+    return Authorization(decision, answer, digest_of(INPUT), policy)
 
 
 @pytest.mark.parametrize(
     ("decision", "answer"),
     [
         (Decision("deny"), None),
-        (Decision("deny", (Ground(Rule("deny", "Bash"), "Bash"),)), APPROVED),
+        (Decision("deny", (MatchedRule(Rule("deny", "Bash"), "Bash"),)), APPROVED),
         (ASK, None),
         (ASK, Answer("denied", digest_of(INPUT))),
         (ASK, Answer("expired", digest_of(INPUT))),
@@ -42,13 +44,13 @@ def permit(policy: Policy, decision: Decision = ASK, answer: Answer | None = APP
 )
 def test_there_is_no_permit_for_what_was_not_allowed(decision, answer):
     with pytest.raises(ValueError, match="cannot run"):
-        permit(Policy(), decision, answer)
+        authorization(Policy(), decision, answer)
 
 
 def test_permit_is_for_the_input_that_a_person_made():
     edited = {"command": "echo y"}
     answer = Answer("approved", digest_of(INPUT), input=edited)
-    assert Permit(ASK, answer, digest_of(edited), Policy())
+    assert Authorization(ASK, answer, digest_of(edited), Policy())
 
 
 @pytest.mark.parametrize(
@@ -64,19 +66,21 @@ def test_permit_is_for_the_input_that_a_person_made():
 def test_approval_holds_for_the_place_that_it_was_given_for_and_never_against_a_denial(
     rules, real, effect
 ):
-    place = Place("/work/out", real)
+    place = ResolvedPath("/work/out", real)
     policy = Policy(rules)
-    assert permit(policy).check("Write", place, SETTING).effect == effect
+    assert authorization(policy).check("Write", place, SETTING).effect == effect
 
 
 def test_command_is_judged_again_by_where_it_leads_when_it_runs():
     policy = Policy((Rule("allow", "Bash(echo *)"), Rule("allow", "Edit(/src/**)")))
     request = {"command": "echo x > src/out"}
-    allowed = Permit(ALLOW, None, digest_of(request), policy)
+    allowed = Authorization(ALLOW, None, digest_of(request), policy)
 
     def leading_to(real: str) -> str:
-        places = {"src/out": Place("/work/src/out", real)}
-        return allowed.check_again(Request("Bash", request, Setting("/work", places=places))).effect
+        places = {"src/out": ResolvedPath("/work/src/out", real)}
+        return allowed.check_again(
+            Request("Bash", request, ToolContext("/work", places=places))
+        ).effect
 
     assert leading_to("/work/src/out") == "allow"
     assert leading_to("/etc/out") == "deny"

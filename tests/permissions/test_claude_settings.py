@@ -1,7 +1,7 @@
 import pytest
 
 from runner.permissions import Rule
-from runner.permissions.claude_settings import Taken, from_settings
+from runner.permissions.claude_settings import ImportedRules, from_settings
 
 ORIGIN = ".claude/settings.json"
 TOOLS = ("Bash", "Read")
@@ -15,7 +15,7 @@ def test_rules_are_taken_with_where_they_are_from():
             "deny": ["Edit(.env)"],
         }
     }
-    assert from_settings(data, ORIGIN, TOOLS) == Taken(
+    assert from_settings(data, ORIGIN, TOOLS) == ImportedRules(
         (
             Rule("deny", "Edit(.env)", origin=ORIGIN),
             Rule("ask", "Bash(git push:*)", origin=ORIGIN),
@@ -104,8 +104,8 @@ def test_a_denial_that_cannot_be_read_is_a_problem_unless_the_job_lacks_its_tool
 )
 def test_a_file_of_another_shape_is_a_problem(permissions, words):
     taken = from_settings({"permissions": permissions}, ORIGIN, TOOLS)
-    assert taken == Taken((), (), (f"{ORIGIN}: {words}",))
+    assert taken == ImportedRules((), (), (f"{ORIGIN}: {words}",))
 
 
 def test_a_file_without_rules_has_none():
-    assert from_settings({}, ORIGIN, TOOLS) == Taken((), (), ())
+    assert from_settings({}, ORIGIN, TOOLS) == ImportedRules((), (), ())

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from runner.permissions import Place, Policy, Rule, Setting
+from runner.permissions import Policy, ResolvedPath, Rule, ToolContext
 from runner.permissions.copies import with_copies
 from runner.permissions.decisions import may_touch
 from runner.permissions.rules import problem
@@ -88,8 +88,8 @@ def test_what_holds_in_the_workspace_holds_in_its_copy(effect, pattern, end, pat
     rule = Rule(effect, f"Read(//{pattern}{end})")
     assume(problem(rule.text) is None)
     both = Policy(tuple(with_copies([rule], (TREE,), HOME)))
-    in_tree, in_copy = (Place(f"{root}/{path}", f"{root}/{path}") for root in (TREE, COPY))
-    before = may_touch(Policy((rule,)), "Read", in_tree, Setting(TREE, None, HOME))
-    after = may_touch(both, "Read", in_copy, Setting(COPY, None, HOME))
-    literally = may_touch(Policy((rule,)), "Read", in_copy, Setting(COPY, None, HOME))
-    assert bool(after.grounds) == bool(before.grounds) or literally.grounds
+    in_tree, in_copy = (ResolvedPath(f"{root}/{path}", f"{root}/{path}") for root in (TREE, COPY))
+    before = may_touch(Policy((rule,)), "Read", in_tree, ToolContext(TREE, None, HOME))
+    after = may_touch(both, "Read", in_copy, ToolContext(COPY, None, HOME))
+    literally = may_touch(Policy((rule,)), "Read", in_copy, ToolContext(COPY, None, HOME))
+    assert bool(after.matched_rules) == bool(before.matched_rules) or literally.matched_rules

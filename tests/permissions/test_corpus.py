@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from runner.permissions import Place, Policy, Request, Rule, Setting, evaluate, paths_of
+from runner.permissions import Policy, Request, ResolvedPath, Rule, ToolContext, evaluate, paths_of
 
 FOLDER = Path(__file__).parent / "corpus"
 WORKSPACE, HOME, OUTPUTS = "/ws", "/home/dev", "/runner/outputs/run_1"
@@ -68,7 +68,7 @@ class Case:
         return Policy(tuple(rules), self.group.get("default", "ask"))
 
     @property
-    def setting(self) -> Setting:
+    def context(self) -> ToolContext:
         """Where the call runs, its paths resolved."""
         tool, arguments = self.call
         links = self.group.get("links", {})
@@ -76,17 +76,17 @@ class Case:
         if not self.text.get("unresolved"):
             for path in paths_of(tool, arguments):
                 places[path] = place_of(path, links, tilde=tool == "Bash")
-        return Setting(WORKSPACE, OUTPUTS, HOME, places)
+        return ToolContext(WORKSPACE, OUTPUTS, HOME, places)
 
 
-def place_of(path: str, links: Mapping[str, str], tilde: bool) -> Place:
+def place_of(path: str, links: Mapping[str, str], tilde: bool) -> ResolvedPath:
     """Where ``path`` leads, symlinks resolved as a kernel does: component by component. ``tilde``
     says whether ``~`` is the home, as it is for a shell."""
     if tilde and (path == "~" or path.startswith("~/")):
         path = HOME + path[1:]
     path = posixpath.join(WORKSPACE, path)
     named = re.sub("^//", "/", posixpath.normpath(path))
-    return Place(named, _resolve(path, links))
+    return ResolvedPath(named, _resolve(path, links))
 
 
 def _resolve(path: str, links: Mapping[str, str]) -> str:
@@ -127,7 +127,7 @@ def test_corpus_is_decided_as_written(cases: list[Case]) -> None:
     wrong = []
     for case in cases:
         tool, arguments = case.call
-        decision = evaluate(case.policy, Request(tool, arguments, case.setting))
+        decision = evaluate(case.policy, Request(tool, arguments, case.context))
         expected = case.text["expect"]
         wanted = {"ask", "deny"} if expected == "refused" else {expected}
         if decision.effect not in wanted:

@@ -1,17 +1,17 @@
 import pytest
 
-from runner.permissions import Place, Policy, Request, Rule, Setting, evaluate
-from runner.permissions.decisions import MOST_ASPECTS, may_touch
+from runner.permissions import Policy, Request, ResolvedPath, Rule, ToolContext, evaluate
+from runner.permissions.decisions import MOST_ACCESSES, may_touch
 
 PLACES = {
-    name: Place(f"/w/{name}", f"/w/{name}")
+    name: ResolvedPath(f"/w/{name}", f"/w/{name}")
     for name in ("a.py", "src", "src/a.py", ".env", "out.txt")
 } | {
-    ".": Place("/w", "/w"),
-    "link": Place("/w/link", "/etc/passwd"),
-    "/out/1": Place("/out/1", "/out/1"),
+    ".": ResolvedPath("/w", "/w"),
+    "link": ResolvedPath("/w/link", "/etc/passwd"),
+    "/out/1": ResolvedPath("/out/1", "/out/1"),
 }
-SETTING = Setting("/w", "/out", "/home/me", PLACES)
+SETTING = ToolContext("/w", "/out", "/home/me", PLACES)
 
 
 def policy(*texts, default="deny"):
@@ -51,7 +51,7 @@ def test_an_ask_stands_above_an_allow_that_is_more_special():
 @pytest.mark.parametrize("default", ["ask", "deny"])
 def test_what_no_rule_matches_is_the_default(default):
     decision = bash(["allow Bash(ls)"], "pwd", default=default)
-    assert (decision.effect, decision.grounds, decision.snapshot) == (default, (), 7)
+    assert (decision.effect, decision.matched_rules, decision.snapshot) == (default, (), 7)
 
 
 def test_a_remembered_answer_for_one_part_answers_for_no_other():
@@ -71,7 +71,7 @@ def test_an_allowed_script_has_a_ground_for_each_part_and_each_file_it_writes():
         ["allow Bash(echo *)", "allow Bash(ls)", "allow Edit(*.txt)"], "ls; echo b > out.txt"
     )
     assert decision.effect == "allow"
-    assert [(each.rule.text, each.matched) for each in decision.grounds] == [
+    assert [(each.rule.text, each.matched) for each in decision.matched_rules] == [
         ("Bash(ls)", "ls"),
         ("Bash(echo *)", "echo b"),
         ("Edit(*.txt)", "/w/out.txt"),
@@ -105,7 +105,7 @@ def test_a_target_known_only_at_run_time_is_allowed_by_bash_alone():
 def test_a_target_that_may_be_one_a_rule_denies_is_allowed_by_nothing(command, default):
     rules = ["allow Bash", "allow Edit", "remembered Bash", "deny Edit(.env)"]
     decision = bash(rules, command, default=default)
-    assert (decision.effect, decision.grounds) == (default, ())
+    assert (decision.effect, decision.matched_rules) == (default, ())
     assert decision.explain().endswith(
         "where the command writes is known only when it runs, and the rule deny 'Edit(.env)' may be "
         "about that file"
@@ -166,7 +166,7 @@ def test_a_command_that_runs_its_arguments_is_allowed_by_the_very_same_words_alo
     assert bash(["allow Bash(find a -delete)"], "find a -delete; $cmd").effect == "deny"
 
 
-def test_a_plain_command_is_not_opaque():
+def test_a_plain_command_is_analyzable():
     assert bash(["allow Bash(**)", "ask Bash(:opaque)"], "ls -la").effect == "allow"
 
 
@@ -268,7 +268,7 @@ def test_a_host_is_denied_when_some_reader_would_go_there(url):
 
 
 def test_call_of_more_commands_than_anyone_reads_is_denied() -> None:
-    command = "; ".join(f"ls {number}" for number in range(MOST_ASPECTS + 1))
+    command = "; ".join(f"ls {number}" for number in range(MOST_ACCESSES + 1))
     decision = evaluate(Policy((Rule("allow", "Bash"),)), Request("Bash", {"command": command}))
     assert decision.effect == "deny"
     assert "split it" in decision.explain()

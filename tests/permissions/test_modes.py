@@ -1,13 +1,13 @@
 import pytest
 
-from runner.permissions import Place, Policy, Request, Rule, Setting, evaluate
+from runner.permissions import Policy, Request, ResolvedPath, Rule, ToolContext, evaluate
 from runner.permissions.modes import rules_of
 from runner.permissions.rules import concerns, problem
 
 TOOLS = ("Read", "Write", "Edit", "Bash", "Glob", "Grep", "own_tool")
-PLACES = {path: Place(f"/w/{path}", f"/w/{path}") for path in ("a", ".git/config")}
-ELSEWHERE = {"/etc/x": Place("/etc/x", "/etc/x"), ".": Place("/w", "/w")}
-SETTING = Setting("/w", None, "/home/me", PLACES | ELSEWHERE)
+PLACES = {path: ResolvedPath(f"/w/{path}", f"/w/{path}") for path in ("a", ".git/config")}
+ELSEWHERE = {"/etc/x": ResolvedPath("/etc/x", "/etc/x"), ".": ResolvedPath("/w", "/w")}
+SETTING = ToolContext("/w", None, "/home/me", PLACES | ELSEWHERE)
 
 
 def effect(mode, tool, *more, **arguments):

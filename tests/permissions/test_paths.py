@@ -1,17 +1,17 @@
 import pytest
 
-from runner.permissions import Place, Setting
+from runner.permissions import ResolvedPath, ToolContext
 from runner.permissions.paths import path_pattern
 
-SETTING = Setting("/w", "/out", "/home/me")
+SETTING = ToolContext("/w", "/out", "/home/me")
 
 
-def covers(pattern, path, *, folder=False, setting=SETTING):
-    return path_pattern(pattern).covers(Place(path, path), setting, folder=folder)
+def covers(pattern, path, *, folder=False, context=SETTING):
+    return path_pattern(pattern).covers(ResolvedPath(path, path), context, folder=folder)
 
 
-def catches(pattern, path, setting=SETTING):
-    return path_pattern(pattern).catches((path,), setting) is not None
+def catches(pattern, path, context=SETTING):
+    return path_pattern(pattern).catches((path,), context) is not None
 
 
 @pytest.mark.parametrize(
@@ -91,10 +91,10 @@ def test_a_denial_holds_for_every_spelling_a_file_system_may_take_for_the_same(p
 
 
 def test_a_denial_holds_at_any_depth_when_its_anchor_is_not_known():
-    assert catches("~/.ssh/**", "/root/.ssh/id", Setting("/w"))
-    assert catches("src/a", "/x/y/src/a", Setting())
-    assert not covers("~/.ssh/**", "/root/.ssh/id", setting=Setting("/w"))
-    assert not covers("**", "/x", setting=Setting())
+    assert catches("~/.ssh/**", "/root/.ssh/id", ToolContext("/w"))
+    assert catches("src/a", "/x/y/src/a", ToolContext())
+    assert not covers("~/.ssh/**", "/root/.ssh/id", context=ToolContext("/w"))
+    assert not covers("**", "/x", context=ToolContext())
 
 
 def test_a_folder_is_searched_where_what_is_in_it_is_covered():

@@ -3,7 +3,7 @@
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from runner.permissions import Place, Policy, Request, Rule, Setting, evaluate
+from runner.permissions import Policy, Request, ResolvedPath, Rule, ToolContext, evaluate
 from runner.permissions.decisions import may_touch
 from runner.permissions.rules import names, problem
 
@@ -88,9 +88,13 @@ TOOLS = st.sampled_from(
 KEYS = ("command", "file_path", "path", "url")
 INPUTS = st.fixed_dictionaries({}, optional=dict.fromkeys(KEYS, JSON)) | JSON
 PATHS = ("a", "src", ".", "/etc/x", "y", "$F")
-PLACES = {path: Place(f"/w/{path}", f"/w/{path}") for path in PATHS[:3]}
-SETTING = Setting("/w", "/out", "/home/me", PLACES | {"/etc/x": Place("/etc/x", "/etc/x")})
-SETTINGS = st.sampled_from([SETTING, Setting(), Setting("/w"), Setting(None, "/out", "/h")])
+PLACES = {path: ResolvedPath(f"/w/{path}", f"/w/{path}") for path in PATHS[:3]}
+SETTING = ToolContext(
+    "/w", "/out", "/home/me", PLACES | {"/etc/x": ResolvedPath("/etc/x", "/etc/x")}
+)
+SETTINGS = st.sampled_from(
+    [SETTING, ToolContext(), ToolContext("/w"), ToolContext(None, "/out", "/h")]
+)
 
 ALL_BUT_A = Policy((Rule("allow", "Bash"), Rule("allow", "Edit"), Rule("deny", "Edit(a)")), "ask")
 
@@ -100,18 +104,18 @@ def bash(policy, command):
 
 
 @given(POLICIES, TOOLS | st.text(max_size=8), INPUTS, SETTINGS)
-def test_a_decision_is_made_on_any_call_under_any_rules(policy, tool, arguments, setting):
-    decision = evaluate(policy, Request(tool, arguments, setting))
+def test_a_decision_is_made_on_any_call_under_any_rules(policy, tool, arguments, context):
+    decision = evaluate(policy, Request(tool, arguments, context))
     assert decision.effect in RANK
     assert decision.explain()
-    assert all(ground.rule in policy.rules for ground in decision.grounds)
+    assert all(matched.rule in policy.rules for matched in decision.matched_rules)
 
 
 @given(POLICIES, TOOLS, st.text(max_size=40), SETTINGS)
-def test_a_decision_is_made_on_any_text(policy, tool, text, setting):
+def test_a_decision_is_made_on_any_text(policy, tool, text, context):
     arguments = dict.fromkeys(KEYS, text)
-    assert evaluate(policy, Request(tool, arguments, setting)).effect in RANK
-    assert may_touch(policy, tool, Place(text, text), setting).effect in RANK
+    assert evaluate(policy, Request(tool, arguments, context)).effect in RANK
+    assert may_touch(policy, tool, ResolvedPath(text, text), context).effect in RANK
 
 
 @given(st.text(max_size=60) | st.builds("{}({})".format, TOOLS, st.text(max_size=30)))
@@ -169,6 +173,6 @@ def test_a_remembered_answer_never_beats_a_deny(policy, text, tool, arguments):
     request = Request(tool, arguments, SETTING)
     answered = Policy((*policy.rules, Rule("allow", text, origin="remembered")), policy.default)
     before, after = evaluate(policy, request), evaluate(answered, request)
-    if before.grounds and before.effect == "deny":
+    if before.matched_rules and before.effect == "deny":
         assert after == before
     assert RANK[after.effect] >= RANK[before.effect]

@@ -38,7 +38,7 @@ PARTS = [
 @pytest.mark.parametrize(("command", "texts"), PARTS)
 def test_every_simple_command_is_a_part(command: str, texts: list[str | None]) -> None:
     script = analyse(command)
-    assert script.opaque == ""
+    assert script.unanalyzable == ""
     found = [part.text for part in script.parts]
     assert len(found) == len(texts)
     assert [text for text, want in zip(found, texts, strict=True) if want is not None] == [
@@ -95,7 +95,7 @@ def test_deny_and_ask_rules_see_through(command: str, form: str) -> None:
 )
 def test_no_text_raises(command: str) -> None:
     script = analyse(command)
-    assert script.legible or script.opaque
+    assert script.legible or script.unanalyzable
     assert all(part.text in part.forms for part in script.parts)
 
 
@@ -146,8 +146,8 @@ def test_the_forms_of_a_command_are_bounded(command: str) -> None:
     "piece",
     ["$(", "(", "{ ", "bash -c '", "eval ", "env ", "`", "if ", "((", "<<E ", "! ", "${a:-"],
 )
-def test_deep_nesting_is_opaque_and_raises_nothing(piece: str) -> None:
-    assert analyse(piece * 2_000 + "rm").opaque
+def test_deep_nesting_is_unanalyzable_and_raises_nothing(piece: str) -> None:
+    assert analyse(piece * 2_000 + "rm").unanalyzable
 
 
 STARTS = ["$", "${", "<<", "a=", "", "[[ ", "$(", "@(", "{", "<<-", "echo "]

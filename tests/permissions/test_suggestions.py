@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from runner.permissions import Place, Policy, Request, Rule, Setting, evaluate
+from runner.permissions import Policy, Request, ResolvedPath, Rule, ToolContext, evaluate
 from runner.permissions.suggestions import suggest
 
 POLICY = Policy(
@@ -15,11 +15,11 @@ POLICY = Policy(
 
 
 def bash(command: str) -> Request:
-    return Request("Bash", {"command": command}, Setting("/work"))
+    return Request("Bash", {"command": command}, ToolContext("/work"))
 
 
-def edit(path: str, place: Place) -> Request:
-    return Request("Edit", {"file_path": path}, Setting("/work", places={path: place}))
+def edit(path: str, place: ResolvedPath) -> Request:
+    return Request("Edit", {"file_path": path}, ToolContext("/work", places={path: place}))
 
 
 @pytest.mark.parametrize(
@@ -58,15 +58,15 @@ def test_remembering_what_is_suggested_allows_the_call():
 
 
 def test_same_file_of_two_workspaces_is_grouped_together():
-    one = edit("a.py", Place("/work/a.py", "/work/a.py"))
-    other = edit("/work/a.py", Place("/work/a.py", "/work/a.py"))
+    one = edit("a.py", ResolvedPath("/work/a.py", "/work/a.py"))
+    other = edit("/work/a.py", ResolvedPath("/work/a.py", "/work/a.py"))
     assert suggest(POLICY, one) == suggest(POLICY, other)
     assert suggest(POLICY, one).rule == "Edit(/a.py)"
 
 
 @pytest.mark.parametrize(
     "place",
-    [Place("/work/link", "/work/a.py"), Place("/work/a[1].py", "/work/a[1].py")],
+    [ResolvedPath("/work/link", "/work/a.py"), ResolvedPath("/work/a[1].py", "/work/a[1].py")],
 )
 def test_nothing_is_suggested_for_a_path_that_a_pattern_would_not_mean_exactly(place):
     assert suggest(POLICY, edit("x", place)).rule == ""
@@ -74,14 +74,14 @@ def test_nothing_is_suggested_for_a_path_that_a_pattern_would_not_mean_exactly(p
 
 def test_calls_that_would_do_something_else_are_never_grouped_together():
     long = "x" * 1_000
-    place = Place("/work/a.py", "/work/a.py")
-    setting = Setting("/work", places={"a.py": place})
+    place = ResolvedPath("/work/a.py", "/work/a.py")
+    context = ToolContext("/work", places={"a.py": place})
     alike = [
         (bash(f"uv run {long} a"), bash(f"uv run {long} b")),
         (Request("deploy", {"to": "staging"}), Request("deploy", {"to": "production"})),
         (
-            Request("Write", {"file_path": "a.py", "content": "a"}, setting),
-            Request("Write", {"file_path": "a.py", "content": "b"}, setting),
+            Request("Write", {"file_path": "a.py", "content": "a"}, context),
+            Request("Write", {"file_path": "a.py", "content": "b"}, context),
         ),
     ]
     for one, other in alike:
@@ -101,8 +101,8 @@ def test_nothing_is_suggested_that_would_allow_more_than_was_asked(request_):
 
 
 def test_search_is_suggested_as_a_search():
-    place = Place("/work/src", "/work/src")
+    place = ResolvedPath("/work/src", "/work/src")
     request = Request(
-        "Glob", {"path": "src", "pattern": "*"}, Setting("/work", places={"src": place})
+        "Glob", {"path": "src", "pattern": "*"}, ToolContext("/work", places={"src": place})
     )
     assert suggest(POLICY, request).rule == "Glob(/src)"

@@ -15,7 +15,7 @@ from runner.core.money.prices import FREE, Tariff
 from runner.core.run import Lease
 from runner.core.spec import JobSpec
 from runner.core.steps import CallModel, Effect, LocateCalls, RunTools
-from runner.permissions import Setting
+from runner.permissions import ToolContext
 from runner.store import runs as runs_store
 from runner.store.connection.database import Database
 from runner.store.journal import StoredJournal
@@ -73,7 +73,7 @@ class Attempt:
         assert isinstance(self.effect, LocateCalls), self.effect
         located = {call.index for call in self.effect.calls}
         calls = (
-            replace(call, setting=Setting()) if call.index in located else call
+            replace(call, tool_context=ToolContext()) if call.index in located else call
             for call in self.view.calls
         )
         self.view = replace(self.view, calls=tuple(calls))

@@ -36,7 +36,7 @@ from runner.core.steps import (
     RunVerify,
     Sleep,
 )
-from runner.permissions import Place, Rule, Setting, paths_of
+from runner.permissions import ResolvedPath, Rule, ToolContext, paths_of
 from runner.store import runs
 from runner.store.connection.database import Database
 from runner.store.journal import StoredJournal
@@ -79,11 +79,12 @@ INPUTS = {
 }
 
 
-def located(tool: str, arguments: dict[str, Any]) -> Setting:
+def located(tool: str, arguments: dict[str, Any]) -> ToolContext:
     places = {
-        path: Place(f"/work/{path}", f"/elsewhere/{path}") for path in paths_of(tool, arguments)
+        path: ResolvedPath(f"/work/{path}", f"/elsewhere/{path}")
+        for path in paths_of(tool, arguments)
     }
-    return Setting("/work", "/outputs", "/home/ann", places)
+    return ToolContext("/work", "/outputs", "/home/ann", places)
 
 
 class Driver:
@@ -262,7 +263,7 @@ class Driver:
                 happened = self.begin(view)
                 continue
             if isinstance(effect, LocateCalls):
-                calls = tuple(replace(call, setting=Setting()) for call in view.calls)
+                calls = tuple(replace(call, tool_context=ToolContext()) for call in view.calls)
                 view, happened = replace(view, calls=calls), []
                 continue
             happened = [TimeWorked(0.1), *self.happen(effect, view)]

@@ -10,7 +10,7 @@ from sqlalchemy import update
 
 from runner.core.spec import Asking
 from runner.errors import NotFoundError, UsageError
-from runner.permissions import Decision, Policy, Request, Rule, Setting, digest_of, evaluate
+from runner.permissions import Decision, Policy, Request, Rule, ToolContext, digest_of, evaluate
 from runner.store.connection.database import Database
 from runner.store.job.rules import list_rules
 from runner.store.steer import new_rules
@@ -55,7 +55,7 @@ def test_waiting_lists_open_questions_with_what_was_asked(database: Database, ru
     assert (asked.id, asked.run_id, asked.item_key) == (asked_id, run_id, "one")
     assert (asked.job_name, asked.tool, asked.input) == ("mend", "Bash", {"command": "uv lock"})
     assert asked.input_digest == digest_of({"command": "uv lock"})
-    assert (asked.setting, asked.expires_at, asked.turn) == (Setting(), NOW + 60, 1)
+    assert (asked.tool_context, asked.expires_at, asked.turn) == (ToolContext(), NOW + 60, 1)
 
 
 def test_waiting_can_be_of_a_run_or_a_job(database: Database) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from runner.core.author import Author
 from runner.errors import NotFoundError, UsageError
-from runner.permissions import Place, Policy, Rule, Setting
+from runner.permissions import Policy, ResolvedPath, Rule, ToolContext
 from runner.store.connection.database import Database
 from runner.store.job.rules import (
     StoredRule,
@@ -18,8 +18,8 @@ from runner.store.job.rules import (
     policy_for,
     revoke,
     rules_at,
-    setting_from_json,
-    setting_to_json,
+    tool_context_from_json,
+    tool_context_to_json,
 )
 from runner.store.steer import jobs as jobs_store
 from tests.store.asked import ASKING, add_rules, run_ids, submit_asking
@@ -124,5 +124,5 @@ def test_rule_of_a_run_holds_for_no_other(database: Database) -> None:
 
 
 def test_setting_is_read_back_as_it_was_stored() -> None:
-    setting = Setting("/w", "/out", "/home/ada", {"a": Place("/w/a", "/w/b")})
-    assert setting_from_json(setting_to_json(setting)) == setting
+    tool_context = ToolContext("/w", "/out", "/home/ada", {"a": ResolvedPath("/w/a", "/w/b")})
+    assert tool_context_from_json(tool_context_to_json(tool_context)) == tool_context

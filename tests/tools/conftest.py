@@ -14,7 +14,16 @@ import pytest
 from hypothesis import settings
 
 from runner.core.conversation import Tool, ToolResult
-from runner.permissions import Answer, Decision, Default, Effect, Permit, Policy, Rule, digest_of
+from runner.permissions import (
+    Answer,
+    Authorization,
+    Decision,
+    Default,
+    Effect,
+    Policy,
+    Rule,
+    digest_of,
+)
 from runner.ports import Interrupt, Surroundings, ToolCall
 from runner.tools.builtin import BUILTIN
 from runner.tools.toolbox import LocalTools
@@ -43,7 +52,10 @@ def approved(call: ToolCall, places: Sequence[Path | str]) -> ToolCall:
     """The call, asked about and approved for these places."""
     digest = digest_of(call.input)
     answer = Answer("approved", digest, "me", places=tuple(map(str, places)))
-    return replace(call, permit=Permit(Decision("ask"), answer, digest, call.permit.policy))
+    return replace(
+        call,
+        authorization=Authorization(Decision("ask"), answer, digest, call.authorization.policy),
+    )
 
 
 @dataclass
@@ -64,8 +76,8 @@ class Workbench:
 
     def call(self, tool: Tool | str, seconds: float = 60.0, **given: Any) -> ToolCall:
         known = BUILTIN[tool] if isinstance(tool, str) else tool
-        permit = Permit(Decision("allow"), None, digest_of(given), self.policy)
-        return ToolCall("call_1", "run_1", known, given, permit, self.surroundings, seconds)
+        authorization = Authorization(Decision("allow"), None, digest_of(given), self.policy)
+        return ToolCall("call_1", "run_1", known, given, authorization, self.surroundings, seconds)
 
     def under(self, *lines: str, default: Default = "deny") -> Workbench:
         """The same bench, under these rules; the calls are allowed whatever they say."""

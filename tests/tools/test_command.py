@@ -1,4 +1,4 @@
-"""Commands of the job itself: run like Bash's, without a permit and for as long as the job says."""
+"""Commands of the job itself: run like Bash's, without an authorization and for as long as the job says."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ def test_the_files_that_a_job_asks_for_need_no_rule_that_allows_them(
 ) -> None:
     (root / "AGENTS.md").write_text("Be kind.")
     (root / "CLAUDE.md").symlink_to("AGENTS.md")
-    for each in (rules, rules.narrowed("tester", [Rule("allow", "Bash(pytest *)")])):
+    for each in (rules, rules.restricted("tester", [Rule("allow", "Bash(pytest *)")])):
         files, left_out = read(root, each)
         assert [file.text for file in files] == ["Be kind."]
         assert left_out == []
@@ -146,7 +146,7 @@ def test_the_files_that_a_job_asks_for_are_left_out_where_a_rule_is_against_them
     rules = policy(text)
     for each in (CLOSED, READS):
         given = (
-            each.narrowed("tester", rules.rules)
+            each.restricted("tester", rules.rules)
             if of_type
             else Policy((*each.rules, *rules.rules), "deny")
         )

@@ -11,20 +11,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.permissions import Place
+from runner.permissions import ResolvedPath
 from runner.ports import Surroundings
 from runner.tools.toolbox import LocalTools
 
 from .conftest import Workbench
 
 
-def place(bench: Workbench, path: str) -> Place | None:
+def place(bench: Workbench, path: str) -> ResolvedPath | None:
     return bench.tools.locate([path], bench.surroundings).places.get(path)
 
 
-def place_in(bench: Workbench, named: str, real: str | None = None) -> Place:
+def place_in(bench: Workbench, named: str, real: str | None = None) -> ResolvedPath:
     base = bench.workspace
-    return Place(str(base / named), str(base / (named if real is None else real)))
+    return ResolvedPath(str(base / named), str(base / (named if real is None else real)))
 
 
 def test_folders_of_the_run_come_without_symlinks(
@@ -32,8 +32,13 @@ def test_folders_of_the_run_come_without_symlinks(
 ) -> None:
     (tmp_path / "me").symlink_to(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "me"))
-    setting = bench.tools.locate([], bench.surroundings)
-    assert (setting.workspace, setting.outputs, setting.home, setting.places) == (
+    tool_context = bench.tools.locate([], bench.surroundings)
+    assert (
+        tool_context.workspace,
+        tool_context.outputs,
+        tool_context.home,
+        tool_context.places,
+    ) == (
         str(bench.workspace),
         os.path.realpath(bench.outputs),
         os.path.realpath(tmp_path),
@@ -54,7 +59,7 @@ def test_path_has_its_name_and_where_it_leads(bench: Workbench) -> None:
         "link/../a.txt": place_in(bench, "a.txt", "src/a.txt"),
         "dangling": place_in(bench, "dangling", "src/new.txt"),
         "missing/a.txt": place_in(bench, "missing/a.txt"),
-        "/etc/../etc": Place("/etc", "/etc"),
+        "/etc/../etc": ResolvedPath("/etc", "/etc"),
     }.items():
         assert (path, place(bench, path)) == (path, expected)
 
@@ -71,7 +76,7 @@ def test_folders_of_the_run_have_one_name_whichever_was_used(
     named = place(linked, str(linked.outputs / "call_1.txt"))
     assert named == place_in(bench, ".runner/outputs/run_1/call_1.txt")
     neighbour = str(tmp_path / "work2/a.txt")
-    assert place(linked, neighbour) == Place(neighbour, neighbour)
+    assert place(linked, neighbour) == ResolvedPath(neighbour, neighbour)
 
 
 def test_home_is_where_a_shell_finds_it(
@@ -79,8 +84,8 @@ def test_home_is_where_a_shell_finds_it(
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     real = os.path.realpath(tmp_path)
-    assert place(bench, "~/notes.txt") == Place(f"{real}/notes.txt", f"{real}/notes.txt")
-    assert place(bench, "~") == Place(real, real)
+    assert place(bench, "~/notes.txt") == ResolvedPath(f"{real}/notes.txt", f"{real}/notes.txt")
+    assert place(bench, "~") == ResolvedPath(real, real)
     assert place(bench, "~root/notes.txt") is None
     assert place(bench, "~+/notes.txt") is None
 
@@ -106,8 +111,8 @@ def test_home_is_where_a_shell_finds_it(
 def test_path_that_leads_nowhere_for_certain_is_left_out(bench: Workbench, path: str) -> None:
     (bench.workspace / "loop").symlink_to("loop")
     (bench.workspace / "odd").symlink_to(os.fsdecode(b"\xff.txt"))
-    setting = bench.tools.locate([path, "a.txt"], bench.surroundings)
-    assert setting.places == {"a.txt": place_in(bench, "a.txt")}
+    tool_context = bench.tools.locate([path, "a.txt"], bench.surroundings)
+    assert tool_context.places == {"a.txt": place_in(bench, "a.txt")}
 
 
 def test_chain_of_symlinks_without_an_end_is_left_out(bench: Workbench) -> None:
@@ -117,9 +122,9 @@ def test_chain_of_symlinks_without_an_end_is_left_out(bench: Workbench) -> None:
 
 
 def test_job_without_a_workspace_has_its_outputs(bench: Workbench) -> None:
-    setting = bench.tools.locate(["."], Surroundings(None, bench.outputs))
-    assert setting.workspace is None
-    assert setting.places["."].real == setting.outputs
+    tool_context = bench.tools.locate(["."], Surroundings(None, bench.outputs))
+    assert tool_context.workspace is None
+    assert tool_context.places["."].real == tool_context.outputs
 
 
 @pytest.fixture(scope="module")
@@ -132,8 +137,8 @@ def tools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalTools]:
 
 @given(st.lists(st.text(st.characters(exclude_categories=())) | st.text("./~\0a"), max_size=5))
 def test_whatever_the_path_is_locating_goes_well(tools: LocalTools, paths: list[str]) -> None:
-    setting = tools.locate(paths, Surroundings(Path("/tmp"), Path("/tmp/outputs")))
-    for path, found in setting.places.items():
+    tool_context = tools.locate(paths, Surroundings(Path("/tmp"), Path("/tmp/outputs")))
+    for path, found in tool_context.places.items():
         assert path in paths
         assert found.named.startswith("/")
         assert os.path.normpath(found.named) == found.named

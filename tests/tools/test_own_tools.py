@@ -249,7 +249,7 @@ def test_input_that_does_not_fit_never_reaches_the_function(bench: Workbench, fo
 
 def test_input_nested_too_deeply_is_invalid(bench: Workbench, folder: Path) -> None:
     deep: dict[str, object] = {}
-    for _ in range(500):  # any deeper, and nothing makes a permit for it
+    for _ in range(500):  # any deeper, and nothing authorizes it
         deep = {"a": deep}
     tool = own(folder, "look_up")
     recursive = {"type": "object", "additionalProperties": {"$ref": "#"}}

@@ -13,7 +13,7 @@ from hypothesis import example
 from hypothesis import given as with_values
 from hypothesis import strategies as st
 
-from runner.permissions import Decision, Permit, Place, Policy, Rule, Setting
+from runner.permissions import Authorization, Decision, Policy, ResolvedPath, Rule, ToolContext
 from runner.ports import Interrupt
 from runner.tools.search.permission import packed, shown
 from runner.tools.search.walk import open_in_place, regular_files
@@ -149,7 +149,7 @@ class TestShown:
 def test_sub_agent_is_shown_what_its_type_may_read_too(tree: Workbench) -> None:
     def shown_to(*lines: str) -> list[str]:
         under = tree.under("allow Read", "deny Read(.env)")
-        child = replace(under, policy=under.policy.narrowed("reviewer", policy(*lines).rules))
+        child = replace(under, policy=under.policy.restricted("reviewer", policy(*lines).rules))
         return child.run("Grep", pattern="needle").content.split("\n")
 
     assert shown_to("allow Read(open/**)") == ["open/d.py", left_out(4)]
@@ -200,7 +200,7 @@ class TestNothingToFilter:
         ],
     )
     def test_bare_allow_rules_cost_nothing(self, lines: tuple[str, ...]) -> None:
-        assert packed(_permit(policy(*lines)), "Grep", "/w", Setting("/w")) is None
+        assert packed(_authorization(policy(*lines)), "Grep", "/w", ToolContext("/w")) is None
 
     @pytest.mark.parametrize(
         "lines",
@@ -214,17 +214,17 @@ class TestNothingToFilter:
         ],
     )
     def test_any_other_rule_is_handed_over(self, lines: tuple[str, ...]) -> None:
-        assert packed(_permit(policy(*lines)), "Grep", "/w", Setting("/w")) is not None
+        assert packed(_authorization(policy(*lines)), "Grep", "/w", ToolContext("/w")) is not None
 
 
-def _permit(rules: Policy) -> Permit:
-    return Permit(Decision("allow"), None, "digest", rules)
+def _authorization(rules: Policy) -> Authorization:
+    return Authorization(Decision("allow"), None, "digest", rules)
 
 
 def test_rules_of_a_type_that_may_leave_something_out_are_handed_over() -> None:
     def is_handed_over(*lines: str) -> bool:
-        narrowed = policy("allow Read").narrowed("reviewer", policy(*lines).rules)
-        return packed(_permit(narrowed), "Grep", "/w", Setting("/w")) is not None
+        narrowed = policy("allow Read").restricted("reviewer", policy(*lines).rules)
+        return packed(_authorization(narrowed), "Grep", "/w", ToolContext("/w")) is not None
 
     assert not any(map(is_handed_over, ("allow Read", "deny Bash", "deny Glob")))
     assert all(map(is_handed_over, ("allow Bash", "deny Grep", "ask Read(a)", "allow Read(a)")))
@@ -271,21 +271,25 @@ _RULES = st.builds(
     st.lists(_PATHS, max_size=6),
     st.sampled_from(["/w", "/w/link"]),
     st.sampled_from(
-        [Setting("/w", "/w/a", "/w/b"), Setting("/W", None, None), Setting("/", "/o", "/w")]
+        [
+            ToolContext("/w", "/w/a", "/w/b"),
+            ToolContext("/W", None, None),
+            ToolContext("/", "/o", "/w"),
+        ]
     ),
     st.sampled_from(["ask", "deny"]),
 )
-@example([EVERY_FILE, Rule("deny", "Read(ss)")], ["ß"], "/w", Setting("/w"), "deny")
-@example([EVERY_FILE, Rule("deny", "Read(A/x.KEY)")], ["a/X.key"], "/w", Setting("/W"), "deny")
-@example([EVERY_FILE, Rule("deny", "Read([!a])")], ["A"], "/w", Setting("/w"), "deny")
-@example([EVERY_FILE, Rule("deny", "Read(**/b)")], ["b", "a/a/b"], "/w", Setting("/w"), "deny")
-@example([EVERY_FILE, Rule("deny", "Read(/b)")], ["b", "a/b"], "/w", Setting("/w"), "deny")
-@example([EVERY_FILE, Rule("deny", "Read(a)")], ["a/b/src"], "/w", Setting("/w"), "deny")
-@example([Rule("allow", "Read(x)")], ["a/b"], "/w", Setting("/w", "/w/a"), "deny")
+@example([EVERY_FILE, Rule("deny", "Read(ss)")], ["ß"], "/w", ToolContext("/w"), "deny")
+@example([EVERY_FILE, Rule("deny", "Read(A/x.KEY)")], ["a/X.key"], "/w", ToolContext("/W"), "deny")
+@example([EVERY_FILE, Rule("deny", "Read([!a])")], ["A"], "/w", ToolContext("/w"), "deny")
+@example([EVERY_FILE, Rule("deny", "Read(**/b)")], ["b", "a/a/b"], "/w", ToolContext("/w"), "deny")
+@example([EVERY_FILE, Rule("deny", "Read(/b)")], ["b", "a/b"], "/w", ToolContext("/w"), "deny")
+@example([EVERY_FILE, Rule("deny", "Read(a)")], ["a/b/src"], "/w", ToolContext("/w"), "deny")
+@example([Rule("allow", "Read(x)")], ["a/b"], "/w", ToolContext("/w", "/w/a"), "deny")
 def test_each_file_is_judged_as_it_is_alone(
-    rules: list[Rule], paths: list[str], named: str, setting: Setting, default: Any
+    rules: list[Rule], paths: list[str], named: str, tool_context: ToolContext, default: Any
 ) -> None:
-    _compare(Policy(tuple(rules), default), paths, named, setting)
+    _compare(Policy(tuple(rules), default), paths, named, tool_context)
 
 
 @with_values(
@@ -293,35 +297,36 @@ def test_each_file_is_judged_as_it_is_alone(
     st.lists(st.lists(_RULES, max_size=4), min_size=1, max_size=3),
     st.lists(_PATHS, max_size=6),
     st.sampled_from(["/w", "/w/link"]),
-    st.sampled_from([Setting("/w", "/w/a", "/w/b"), Setting("/W", None, None)]),
+    st.sampled_from([ToolContext("/w", "/w/a", "/w/b"), ToolContext("/W", None, None)]),
     st.sampled_from(["ask", "deny"]),
 )
 @example(
-    [EVERY_FILE], [[Rule("allow", "Read(src/**)")]], ["a", "src/a"], "/w", Setting("/w"), "ask"
+    [EVERY_FILE], [[Rule("allow", "Read(src/**)")]], ["a", "src/a"], "/w", ToolContext("/w"), "ask"
 )
 def test_each_file_is_judged_as_it_is_alone_for_a_sub_agent(
     rules: list[Rule],
     layers: list[list[Rule]],
     paths: list[str],
     named: str,
-    setting: Setting,
+    tool_context: ToolContext,
     default: Any,
 ) -> None:
     narrowed = Policy((EVERY_FILE, *rules), default)
     for layer in layers:
-        narrowed = narrowed.narrowed("reviewer", layer)
-    _compare(narrowed, paths, named, setting)
+        narrowed = narrowed.restricted("reviewer", layer)
+    _compare(narrowed, paths, named, tool_context)
 
 
-def _compare(rules: Policy, paths: list[str], named: str, setting: Setting) -> None:
-    """What a search shows, with what its permit says of each file."""
-    permit = _permit(rules)
+def _compare(rules: Policy, paths: list[str], named: str, tool_context: ToolContext) -> None:
+    """What a search shows, with what its authorization says of each file."""
+    authorization = _authorization(rules)
     files = [f"/w/{path}" for path in paths]
     expected = [
         path
         for path in files
-        if permit.check("Grep", Place(named + path[2:], path), setting).effect == "allow"
+        if authorization.check("Grep", ResolvedPath(named + path[2:], path), tool_context).effect
+        == "allow"
     ]
-    request = packed(permit, "Grep", named, setting)
+    request = packed(authorization, "Grep", named, tool_context)
     handed = None if request is None else json.loads(json.dumps(request))
     assert (files if handed is None else shown(files, "/w", handed)) == expected

@@ -11,7 +11,7 @@ import threading
 from pathlib import Path
 
 from runner.errors import Interrupted
-from runner.permissions import Decision, Permit, Policy, Rule, digest_of
+from runner.permissions import Authorization, Decision, Policy, Rule, digest_of
 from runner.ports import Interrupt, Surroundings, ToolCall
 from runner.tools.builtin import BUILTIN
 from runner.tools.toolbox import LocalTools
@@ -31,8 +31,10 @@ def main() -> None:
     given = {"command": sys.argv[4]}
     policy = Policy((Rule("allow", "Bash"),))
     try:
-        permit = Permit(Decision("allow"), None, digest_of(given), policy)
-        call = ToolCall("call_1", "run_1", BUILTIN["Bash"], given, permit, surroundings, 100.0)
+        authorization = Authorization(Decision("allow"), None, digest_of(given), policy)
+        call = ToolCall(
+            "call_1", "run_1", BUILTIN["Bash"], given, authorization, surroundings, 100.0
+        )
         print(tools.run(call, Interrupt()).outcome)
     except Interrupted as interrupted:
         print(interrupted)

@@ -14,8 +14,8 @@ from bench.audit.record.repository import Repository
 from bench.audit.record.totals import Totals
 from runner.core.journal.events import summarise_input
 from runner.core.text.plain import shorten
-from runner.permissions import Setting
-from runner.store.job.rules import setting_to_json
+from runner.permissions import ToolContext
+from runner.store.job.rules import tool_context_to_json
 from runner.tools.output import MOST_CHARACTERS
 
 _CALLS = ("Bash", "Read", "Edit", "Grep", "Write", "Glob", "lookup_ticket")
@@ -304,7 +304,7 @@ class Conversation:
         asked_at = self.now
         self.now += self.chance.lognormvariate(6, 2)
         approval = answered(self.chance, row, summary, asked_at, self.now)
-        setting = setting_to_json(Setting(workspace=f"/srv/{self.repository.name}"))
+        setting = tool_context_to_json(ToolContext(workspace=f"/srv/{self.repository.name}"))
         self.bulk.add("approvals", approval | {"job_id": self.job_id, "setting": setting})
         told = {
             "by": approval["answered_by"] or "runner",

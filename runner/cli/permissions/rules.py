@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from runner.core.agents.agent import AgentType
     from runner.core.spec import JobSpec
     from runner.permissions import Decision, Policy, Request
-    from runner.permissions.accesses import Aspect
+    from runner.permissions.accesses import Access
     from runner.store.job.rules import StoredRule
 
 
@@ -142,7 +142,7 @@ def _check(
     policy = Policy(spec.rules, spec.asking.default)
     tools = spec.tools
     if type_ is not None:
-        policy = policy.narrowed(type_.name, type_.rules)
+        policy = policy.restricted(type_.name, type_.rules)
         tools = spec_of(spec, type_.name).tools
     parts: list[dict[str, Any]] = []
     if tool not in {each.name for each in tools}:
@@ -167,27 +167,27 @@ def _parts(policy: Policy, request: Request) -> list[dict[str, Any]]:
     if request.tool != "Bash":
         return []
     decided = evaluate_each(policy, request)
-    each = dict.fromkeys((_shown(aspect), decision) for aspect, decision in decided)
+    each = dict.fromkeys((_shown(access), decision) for access, decision in decided)
     if len(each) < 2:
         return []
     return [{"part": part, **_decision_to_json(decision)} for part, decision in each]
 
 
-def _shown(aspect: Aspect) -> str:
+def _shown(access: Access) -> str:
     from runner.permissions.accesses import File
 
-    if not isinstance(aspect, File):
-        return aspect.shown
-    return f"{'>' if aspect.tool == 'Edit' else '<'} {aspect.text or '(a path not known here)'}"
+    if not isinstance(access, File):
+        return access.shown
+    return f"{'>' if access.tool == 'Edit' else '<'} {access.text or '(a path not known here)'}"
 
 
 def _decision_to_json(decision: Decision) -> dict[str, Any]:
-    ground = decision.grounds[0] if decision.grounds else None
+    matched = decision.matched_rules[0] if decision.matched_rules else None
     return {
         "decision": decision.effect,
-        "rule": ground.rule.text if ground else None,
-        "origin": ground.rule.origin if ground else None,
-        "matched": ground.matched if ground else None,
+        "rule": matched.rule.text if matched else None,
+        "origin": matched.rule.origin if matched else None,
+        "matched": matched.matched if matched else None,
         "reason": decision.explain(),
     }
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner.permissions import Place, Request, paths_of
+from runner.permissions import Request, ResolvedPath, paths_of
 from runner.permissions.rules import READING, WRITING
 from runner.ports import Surroundings
 from runner.tools.failure import ToolFailure
@@ -46,11 +46,11 @@ class Scene:
     def request(self, tool: str, arguments: Mapping[str, Any]) -> Request:
         """The call as a run would make it."""
         places = Places.of(self.surroundings, self.home)
-        setting = locate(paths_of(tool, arguments), self.surroundings, places)
+        context = locate(paths_of(tool, arguments), self.surroundings, places)
         if self.copy is not None:
-            found = {text: self._in_copy(text, place) for text, place in setting.places.items()}
-            setting = replace(setting, workspace=self.copy, places=found)
-        return Request(tool, arguments, setting)
+            found = {text: self._in_copy(text, place) for text, place in context.places.items()}
+            context = replace(context, workspace=self.copy, places=found)
+        return Request(tool, arguments, context)
 
     def refusal(self, tool: str, arguments: Mapping[str, Any]) -> str | None:
         """Why a file tool would not go where the call leads, whatever rules there are."""
@@ -66,11 +66,11 @@ class Scene:
                 return str(failure)
         return None
 
-    def _in_copy(self, text: str, place: Place) -> Place:
+    def _in_copy(self, text: str, place: ResolvedPath) -> ResolvedPath:
         """Where a place of the workspace is in the copy, unless it was named by an absolute path."""
         if text.startswith(("/", "~")):
             return place
-        return Place(self._copied(place.named), self._copied(place.real))
+        return ResolvedPath(self._copied(place.named), self._copied(place.real))
 
     def _copied(self, path: str) -> str:
         workspace = str(self.surroundings.workspace)

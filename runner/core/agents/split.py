@@ -135,8 +135,8 @@ def _problem(call: Call) -> str:
     arguments = call.input_to_run
     if not isinstance(arguments, Mapping) or list(arguments) == [UNREADABLE_INPUT]:
         return _NO_OBJECT
-    if call.setting is None or call.setting.problem:
-        return call.setting.problem if call.setting is not None else ""
+    if call.tool_context is None or call.tool_context.problem:
+        return call.tool_context.problem if call.tool_context is not None else ""
     parts = arguments["parts"]
     blank = any(not part[name].strip() for part in parts for name in ("description", "prompt"))
     return _BLANK if blank else ""

@@ -70,8 +70,8 @@ def cannot_start(view: RunView, call: Call) -> ToolResult | None:
     if view.tree_size >= most:
         started = "1 sub-agent" if most == 1 else f"{most} sub-agents"
         return ToolResult(_TREE_IS_FULL.format(started), "failed")
-    if call.setting is not None and call.setting.problem:
-        return ToolResult(call.setting.problem, "invalid_input")
+    if call.tool_context is not None and call.tool_context.problem:
+        return ToolResult(call.tool_context.problem, "invalid_input")
     arguments = call.input_to_run
     if view.spec.agent(str(arguments.get("agent_type"))) is None:
         names = ", ".join(agent.name for agent in view.spec.agents) or "none"

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from runner.core.hooks.lookup import undoes_hook
 from runner.core.journal.view import Call, RunView
 from runner.permissions import Decision, Request
-from runner.permissions.decisions import is_about
+from runner.permissions.decisions import any_rule_matches
 
 OUTCOME_UNKNOWN = "its worker died while it ran, and whether it took effect is not known"
 
@@ -31,7 +31,7 @@ def is_external(view: RunView, call: Call) -> bool:
     arguments = call.input_to_run
     if not isinstance(arguments, Mapping):
         return False
-    return is_about(workspace.external, Request(call.name, arguments))
+    return any_rule_matches(workspace.external, Request(call.name, arguments))
 
 
 def runs_again(view: RunView, call: Call) -> bool:

@@ -61,7 +61,7 @@ def after_calls(view: RunView) -> Step | None:
         return None
     hooks = [*hooks_of(view.spec, "PostToolUse")][::-1]
     ran = [call for call in view.calls if has_run(view, call)] if hooks else []
-    if unlocated := tuple(call for call in ran if call.setting is None):
+    if unlocated := tuple(call for call in ran if call.tool_context is None):
         return LocateCalls(unlocated)
     for call in ran:
         for place, hook in hooks:

@@ -95,7 +95,7 @@ def _finished(view: RunView, entry: HookFinished) -> RunView:
         return replace(view, hook_runs=runs)
     # Where the call leads with another input is to be looked up before it is decided on.
     calls = tuple(
-        replace(call, updated_input=result.updated_input, setting=None)
+        replace(call, updated_input=result.updated_input, tool_context=None)
         if call.index == run.index
         else call
         for call in view.calls

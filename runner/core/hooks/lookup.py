@@ -12,7 +12,7 @@ from runner.core.hooks.run import HookRun
 from runner.core.journal.view import Call, RunView
 from runner.core.spec import JobSpec
 from runner.permissions import Request, Rule
-from runner.permissions.decisions import is_about
+from runner.permissions.decisions import any_rule_matches
 
 # A call with one of these has not run: it was refused before, or as it was about to begin.
 _NEVER_RAN: frozenset[ToolOutcome] = frozenset({"denied", "unknown_tool", "invalid_input"})
@@ -34,10 +34,10 @@ def is_matched(hook: Hook, call: Call) -> bool:
     """Whether a hook is about a call, which has been located, as it would run."""
     if not hook.matcher:
         return True
-    if not isinstance(call.input_to_run, Mapping) or call.setting is None:
+    if not isinstance(call.input_to_run, Mapping) or call.tool_context is None:
         return False
     rules = tuple(Rule("ask", text) for text in hook.matcher)
-    return is_about(rules, Request(call.name, call.input_to_run, call.setting))
+    return any_rule_matches(rules, Request(call.name, call.input_to_run, call.tool_context))
 
 
 def may_be_hooked(view: RunView, call: Call) -> bool:

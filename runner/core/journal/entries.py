@@ -14,7 +14,7 @@ from runner.core.hooks.hook import HookEvent
 from runner.core.hooks.run import HookResult
 from runner.core.money.budget import Reservation
 from runner.core.run import Outcome
-from runner.permissions import Decision, Setting
+from runner.permissions import Decision, ToolContext
 
 OUR_OWN_FAILURES = frozenset({"worker_lost", "shutdown"})
 
@@ -42,11 +42,11 @@ class ModelCallStarted:
 
 @dataclass(frozen=True, slots=True)
 class ModelReplied:
-    """``settings`` says for each call of the reply where it would run: it is looked up before the
-    reply is stored, so that the call is decided on in the same transaction."""
+    """``tool_contexts`` has, for each call of the reply, where it would run. It is looked up before the
+    reply is stored, so that the same transaction decides on the calls."""
 
     reply: ModelReply
-    settings: tuple[Setting, ...] = ()
+    tool_contexts: tuple[ToolContext, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

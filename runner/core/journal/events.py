@@ -43,7 +43,7 @@ from runner.permissions import Decision
 
 INPUT_SUMMARY_LENGTH = 100
 OUTPUT_SUMMARY_LENGTH = 80
-_MOST_GROUNDS = 10
+_MOST_MATCHED_RULES = 10
 _TELLING_INPUTS = ("command", "file_path", "path", "query", "pattern", "url")
 
 
@@ -168,8 +168,8 @@ def _asked(view: RunView, index: int) -> Event:
 
 def _decided(decision: Decision) -> dict[str, Any]:
     grounds = [
-        {"rule": ground.rule.text, "matched": shorten(ground.matched, INPUT_SUMMARY_LENGTH)}
-        for ground in decision.grounds[:_MOST_GROUNDS]
+        {"rule": matched.rule.text, "matched": shorten(matched.matched, INPUT_SUMMARY_LENGTH)}
+        for matched in decision.matched_rules[:_MOST_MATCHED_RULES]
     ]
     data = {"decision": decision.effect, "rule": decision.rule, "snapshot": decision.snapshot}
     reason = {"reason": shorten(decision.reason, 300)} if decision.reason else {}

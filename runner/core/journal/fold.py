@@ -69,7 +69,7 @@ from runner.core.journal.view import (
 )
 from runner.core.run import Ended, Outcome, Requeued, Waiting
 from runner.core.spec import JobSpec
-from runner.permissions import Setting
+from runner.permissions import ToolContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +96,8 @@ def apply(view: RunView, entry: Entry) -> RunView:
     match entry:
         case ModelCallStarted():
             return _started(view, entry)
-        case ModelReplied(reply, settings):
-            return _replied(view, reply, settings)
+        case ModelReplied(reply, tool_contexts):
+            return _replied(view, reply, tool_contexts)
         case ModelCallFailed():
             return _failed(view, entry)
         case SummaryReplied():
@@ -166,7 +166,7 @@ def _with_calls(view: RunView, entry: CallsDecided | ToolsStarted | OutcomeAsked
 def _changed(view: RunView, call: Call, entry: CallsDecided | ToolsStarted | OutcomeAsked) -> Call:
     match entry:
         case CallsDecided(decisions) if call.index in decisions:
-            return replace(call, decision=decisions[call.index].in_short())
+            return replace(call, decision=decisions[call.index].shortened())
         case ToolsStarted(indexes) if call.index in indexes:
             return replace(call, started_by=view.attempt, asked_again=False)
         case OutcomeAsked(index, unrecorded) if call.index == index:
@@ -235,7 +235,7 @@ def _replied_and_charged(view: RunView, reply: ModelReply, model: str, **changes
     return _charged(view, reply.usage.total, cost, usage=usage, failure=None, **changes)
 
 
-def _replied(view: RunView, reply: ModelReply, settings: tuple[Setting, ...]) -> RunView:
+def _replied(view: RunView, reply: ModelReply, tool_contexts: tuple[ToolContext, ...]) -> RunView:
     progress = view.progress
     call = progress.open_call
     blocks = message_blocks(reply)
@@ -248,7 +248,7 @@ def _replied(view: RunView, reply: ModelReply, settings: tuple[Setting, ...]) ->
                 block["id"],
                 block["name"],
                 block["input"],
-                setting=settings[index] if settings else None,
+                tool_context=tool_contexts[index] if tool_contexts else None,
             )
             for index, block in enumerate(tool_uses(blocks))
         ),

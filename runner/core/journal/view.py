@@ -16,7 +16,7 @@ from runner.core.money.budget import Ceiling, Charged, Limits, Purse, Reservatio
 from runner.core.money.prices import Tariff
 from runner.core.run import Outcome
 from runner.core.spec import JobSpec
-from runner.permissions import Answer, Decision, Policy, Setting
+from runner.permissions import Answer, Decision, Policy, ToolContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +25,13 @@ class Call:
     the attempt that started it; ``interrupted`` says that a cancel cut it off; ``asked_again`` that a
     person is asked, or was, what becomes of it as its outcome is unknown; ``result`` is its
     ``tool_result`` block, of that ``outcome``. ``updated_input`` is what a hook made of its input.
-    ``setting`` is not stored: where the call would run, until it is decided."""
+    ``tool_context``, where the call would run, is not stored: it is set until the call is decided on."""
 
     index: int
     id: str
     name: str
     input: Any
-    setting: Setting | None = field(default=None, compare=False)
+    tool_context: ToolContext | None = field(default=None, compare=False)
     decision: Decision | None = None
     answer: Answer | None = None
     started_by: int | None = None

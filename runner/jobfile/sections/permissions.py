@@ -13,7 +13,7 @@ from runner.errors import Problem
 from runner.jobfile.content import line_problem, read_bytes
 from runner.jobfile.section import Section, kind, shown
 from runner.permissions import Default, Effect, Rule
-from runner.permissions.claude_settings import Taken, from_settings
+from runner.permissions.claude_settings import ImportedRules, from_settings
 from runner.permissions.examples import matches
 from runner.permissions.modes import Mode, rules_of
 from runner.permissions.rules import AgentPattern, allows_nothing, concerns, name_of, parse, problem
@@ -192,7 +192,7 @@ def _no_tool(text: str, tools: Sequence[str]) -> str:
     return f"no tool of this job is called {shown(name_of(text))}; {there}"
 
 
-def _from_settings(path: Path, tools: Sequence[str]) -> Taken:
+def _from_settings(path: Path, tools: Sequence[str]) -> ImportedRules:
     # Absolute, so that no file can pass its rules off as a person's answers by its name.
     origin = str(path.absolute())
     if wrong := line_problem(origin, 4_096):
@@ -213,5 +213,5 @@ def _from_settings(path: Path, tools: Sequence[str]) -> Taken:
     return from_settings(data, origin, tools)
 
 
-def _no_use(problem: str) -> Taken:
-    return Taken((), (), (problem,))
+def _no_use(problem: str) -> ImportedRules:
+    return ImportedRules((), (), (problem,))

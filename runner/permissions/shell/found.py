@@ -66,7 +66,7 @@ class Script:
     reads: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
     guesses: tuple[str, ...] = ()
-    opaque: str = ""
+    unanalyzable: str = ""
     legible: bool = True
     sources: tuple[str, ...] = ()
     adrift: tuple[str, ...] = ()
@@ -172,13 +172,13 @@ class Found:
         writes = self._placed(self.writes, any(map(_WRITES.search, self.unread)))
         reads = dict.fromkeys((*sources.paths, *self.operands, *sources.adrift))
         hides = next((part.hides for part in parts if part.hides), "")
-        opaque = self.reason or hides
+        unanalyzable = self.reason or hides
         return Script(
             tuple(parts),
             tuple(reads),
             tuple(dict.fromkeys((*writes.paths, *([""] if self.reason else ())))),
             guesses,
-            opaque,
+            unanalyzable,
             not self.reason,
             sources.paths,
             writes.adrift,

@@ -15,9 +15,9 @@ from runner.exchange.checks import JobCheck, Place, RunCheck, check_id
 from runner.exchange.fitting import misfit
 from runner.exchange.lines import Line, Reading, encoded_row
 from runner.exchange.shapes import Shape
-from runner.permissions import Setting
+from runner.permissions import ToolContext
 from runner.store.exchange.shapes import JOB_TABLES, RUN_TABLES, SHAPES
-from runner.store.job.rules import setting_from_json
+from runner.store.job.rules import tool_context_from_json
 from runner.store.rows.progress import progress_from_row
 
 _JOB_ORDER = {table.name: number for number, table in enumerate(JOB_TABLES)}
@@ -204,9 +204,9 @@ def _checked_progress(row: dict[str, Any]) -> Progress:
 
 def _check_setting(row: dict[str, Any]) -> None:
     try:
-        setting = setting_from_json(row["setting"])
+        tool_context = tool_context_from_json(row["setting"])
     except (TypeError, KeyError, ValueError, AttributeError) as error:
         raise ValueError(f"approvals.setting is none ({type(error).__name__}: {error})") from error
-    wrong = misfit(setting, Setting)
+    wrong = misfit(tool_context, ToolContext)
     if wrong is not None:
         raise ValueError(f"approvals.setting is none ({wrong} is of another kind)")

@@ -72,7 +72,7 @@ class JobReader:
     def rules_in(self, job_id: str, run_id: str, snapshot: int) -> tuple[Rule, ...]:
         """The rules that a decision of a snapshot may rest on: the job's, and those of the run's types."""
         policy = self.policy(job_id, run_id, snapshot)
-        of_types = (rule for narrowing in policy.narrowing for rule in narrowing.rules)
+        of_types = (rule for each in policy.restrictions for rule in each.rules)
         return (*self.rules(job_id, snapshot), *of_types)
 
     def policy(self, job_id: str, run_id: str, snapshot: int) -> Policy:

@@ -18,7 +18,7 @@ from runner.core.journal.events import signed_event
 from runner.core.spec import JobSpec
 from runner.core.text.plain import shorten
 from runner.errors import NotFoundError, UsageError
-from runner.permissions import Effect, Place, Policy, Rule, Setting
+from runner.permissions import Effect, Policy, ResolvedPath, Rule, ToolContext
 from runner.permissions.rules import REMEMBERED
 from runner.store import ids
 from runner.store.connection.database import Database
@@ -129,7 +129,7 @@ def policy_for(
     for name in types:
         agent = spec.agent(name)
         assert agent is not None, name
-        policy = policy.narrowed(name, agent.rules)
+        policy = policy.restricted(name, agent.rules)
     return policy
 
 
@@ -280,12 +280,12 @@ def new_snapshot(connection: Connection, job_id: str) -> int:
     return number
 
 
-def setting_to_json(setting: Setting) -> dict[str, Any]:
-    """What ``approvals.setting`` holds; ``setting_from_json`` gives the same value back."""
-    return asdict(setting)
+def tool_context_to_json(context: ToolContext) -> dict[str, Any]:
+    """What ``approvals.setting`` holds; ``tool_context_from_json`` gives the same value back."""
+    return asdict(context)
 
 
-def setting_from_json(data: Mapping[str, Any]) -> Setting:
-    """The setting that ``setting_to_json`` gave."""
-    places = {text: Place(**place) for text, place in data["places"].items()}
-    return Setting(**{**data, "places": places})
+def tool_context_from_json(data: Mapping[str, Any]) -> ToolContext:
+    """The value that ``tool_context_to_json`` was given."""
+    places = {text: ResolvedPath(**place) for text, place in data["places"].items()}
+    return ToolContext(**{**data, "places": places})

@@ -9,9 +9,9 @@ from sqlalchemy import Connection, bindparam, select
 
 from runner.core.conversation import Message, tool_uses
 from runner.core.journal.view import Call
-from runner.permissions import Answer, Decision, Ground, Rule
+from runner.permissions import Answer, Decision, MatchedRule, Rule
 from runner.store.connection.statement import find
-from runner.store.job.rules import setting_from_json
+from runner.store.job.rules import tool_context_from_json
 from runner.store.tables import approvals, blocks, tool_calls
 
 _BLOCKS = (
@@ -100,8 +100,10 @@ def _open_calls(
 
 def _decision(row: Any, rules_of: RulesOf) -> Decision:
     snapshot = row.decision_snapshot or 1
-    grounds = tuple(Ground(rule, "") for rule in rules_of(snapshot) if _decided(row, rule))
-    return Decision(row.decision, grounds[:1], snapshot, row.decision_reason or "")
+    matched_rules = tuple(
+        MatchedRule(rule, "") for rule in rules_of(snapshot) if _decided(row, rule)
+    )
+    return Decision(row.decision, matched_rules[:1], snapshot, row.decision_reason or "")
 
 
 def _decided(row: Any, rule: Rule) -> bool:
@@ -132,4 +134,4 @@ def _places(row: Any) -> tuple[str, ...]:
     """Where the call leads that was asked about. Where an edited one does is looked up before it runs."""
     if row.edited_input is not None:
         return ()
-    return tuple(place.real for place in setting_from_json(row.setting).places.values())
+    return tuple(place.real for place in tool_context_from_json(row.setting).places.values())

@@ -206,14 +206,14 @@ class Rows:
             }
 
     def _decide_call(self, view: RunView, index: int, decision: Decision, **changes: Any) -> None:
-        ground = decision.grounds[0] if decision.grounds else None
+        matched = decision.matched_rules[0] if decision.matched_rules else None
         self._change_call(
             view,
             index,
             decision=decision.effect,
-            rule=ground and ground.rule.text,
-            rule_position=ground and ground.rule.position,
-            matched=ground and visible(ground.matched),
+            rule=matched and matched.rule.text,
+            rule_position=matched and matched.rule.position,
+            matched=matched and visible(matched.matched),
             decision_snapshot=decision.snapshot,
             decision_reason=visible(decision.reason) or None,
             **changes,

@@ -40,7 +40,7 @@ class JobRules:
         of which nobody knows what it did is for a person to say."""
         types = asked.agent_types
         policy = policy_for(self.rules, asked.run_id, self.spec, self.snapshot, types)
-        return evaluate(policy, Request(asked.tool, asked.input, asked.setting))
+        return evaluate(policy, Request(asked.tool, asked.input, asked.tool_context))
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +163,8 @@ def _given(decision: Decision) -> Given | None:
     if decision.effect == "ask":
         return None
     effect: AnswerEffect = "approved" if decision.effect == "allow" else "denied"
-    if not decision.grounds:
+    if not decision.matched_rules:
         return Given(effect, "rule", "the job's default", decision.reason)
-    rules = [ground.rule for ground in decision.grounds]
+    rules = [matched.rule for matched in decision.matched_rules]
     rule = next((rule for rule in rules if rule.origin == REMEMBERED), rules[0])
     return Given(effect, "rule", rule.text, rule.why, rule=rule.text, remembered=rule.position)

@@ -17,10 +17,10 @@ from runner.core.author import RUNNER, Author
 from runner.core.journal.events import INPUT_SUMMARY_LENGTH, Event, signed_event, summarise_input
 from runner.core.run import ENDED
 from runner.core.text.plain import shorten
-from runner.permissions import AnswerEffect, Setting
+from runner.permissions import AnswerEffect, ToolContext
 from runner.store.children.types import agent_types
 from runner.store.connection.database import Database
-from runner.store.job.rules import setting_from_json
+from runner.store.job.rules import tool_context_from_json
 from runner.store.look.decisions import IS_ABOUT_CALL, IS_OPEN
 from runner.store.steer.control import Target, locked_runs, store_change
 from runner.store.tables import approvals, blocks, jobs, runs, tool_calls
@@ -49,7 +49,7 @@ class Asked:
     tool: str
     input: Mapping[str, Any]
     input_digest: str
-    setting: Setting
+    tool_context: ToolContext
     summary: str
     group_key: str
     suggested_rule: str
@@ -134,7 +134,7 @@ def _asked(row: Row[Any], arguments: Mapping[str, Any], types: tuple[str, ...]) 
         **{
             **kept,
             "input": arguments,
-            "setting": setting_from_json(row.setting),
+            "tool_context": tool_context_from_json(row.setting),
             "agent_types": types,
         }
     )

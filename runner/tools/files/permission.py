@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from runner.permissions import Place, Request, Setting, paths_of
+from runner.permissions import Request, ResolvedPath, ToolContext, paths_of
 from runner.ports import Surroundings, ToolCall
 from runner.tools.failure import ToolFailure
 from runner.tools.files.places import Places, inside, resolve, unusable
@@ -18,23 +18,23 @@ from runner.tools.files.places import Places, inside, resolve, unusable
 _OF_EACH_PROCESS = ("/proc/", "/dev/fd/", "/dev/std")
 
 
-def locate(paths: Sequence[str], surroundings: Surroundings, places: Places) -> Setting:
+def locate(paths: Sequence[str], surroundings: Surroundings, places: Places) -> ToolContext:
     """Where a run's tools would work, and where ``paths`` lead from there.
 
     A leading ``~/`` is the user's home, as it is where a shell redirects to; file tools refuse such a
     path. What leads nowhere, or nowhere that can be told beforehand, is left out: no pattern of a
     rule allows it.
     """
-    setting = setting_of(places)
-    located = {path: _locate(path, surroundings, places, setting.home) for path in paths}
+    context = tool_context_of(places)
+    located = {path: _locate(path, surroundings, places, context.home) for path in paths}
     known = {path: place for path, place in located.items() if place is not None}
-    return Setting(setting.workspace, setting.outputs, setting.home, known)
+    return ToolContext(context.workspace, context.outputs, context.home, known)
 
 
-def setting_of(places: Places) -> Setting:
+def tool_context_of(places: Places) -> ToolContext:
     """A run's folders, and the home of the worker's user, which is that of its tools too."""
     home = os.path.expanduser("~")
-    return Setting(
+    return ToolContext(
         workspace=places.workspace,
         outputs=places.outputs,
         home=os.path.realpath(home) if os.path.isabs(home) else None,
@@ -55,8 +55,8 @@ def permitted(call: ToolCall, places: Places, *, writing: bool = False) -> str:
 
 def require(call: ToolCall, places: Places, path: str, real: str) -> None:
     """Raise ``ToolFailure`` (``denied``) unless the call's rules let it touch this one file."""
-    place = Place(named(path, call.surroundings, places), real)
-    decision = call.permit.check(call.tool.name, place, setting_of(places))
+    place = ResolvedPath(named(path, call.surroundings, places), real)
+    decision = call.authorization.check(call.tool.name, place, tool_context_of(places))
     if decision.effect != "allow":
         raise ToolFailure(f"{path}: {decision.explain()}", "denied")
 
@@ -67,8 +67,8 @@ def require_command(call: ToolCall, places: Places) -> None:
     paths = paths_of(call.tool.name, call.input)
     if not paths:
         return
-    setting = locate(paths, call.surroundings, places)
-    decision = call.permit.check_again(Request(call.tool.name, call.input, setting))
+    context = locate(paths, call.surroundings, places)
+    decision = call.authorization.check_again(Request(call.tool.name, call.input, context))
     if decision.effect != "allow":
         raise ToolFailure(f"Permission {decision.explain()}.", "denied")
 
@@ -92,7 +92,7 @@ def named(path: str, surroundings: Surroundings, places: Places) -> str:
 
 def _locate(
     path: str, surroundings: Surroundings, places: Places, home: str | None
-) -> Place | None:
+) -> ResolvedPath | None:
     if unusable(path) is not None:
         return None
     if path.startswith("~"):
@@ -107,4 +107,4 @@ def _locate(
         (name + real).encode()  # what cannot be stored cannot be asked about
     except (OSError, ValueError):
         return None
-    return Place(name, real)
+    return ResolvedPath(name, real)

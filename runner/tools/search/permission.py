@@ -1,4 +1,4 @@
-"""Which files a search may show: worked out in the search child, by the rules of the call's permit.
+"""Which files a search may show: worked out in the search child, by the rules of the call's authorization.
 
 The worker packs what the rules need into the child's request, when there is something to leave out.
 """
@@ -9,8 +9,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from runner.permissions import Answer, Decision, Permit, Place, Policy, Rule, Setting
-from runner.permissions.decisions import Narrowing
+from runner.permissions import (
+    Answer,
+    Authorization,
+    Decision,
+    Policy,
+    ResolvedPath,
+    Rule,
+    ToolContext,
+)
+from runner.permissions.decisions import Restriction
 from runner.permissions.rules import names, parse, problem
 from runner.tools.search.screen import Screen
 
@@ -18,17 +26,19 @@ from runner.tools.search.screen import Screen
 _Positions = tuple[tuple[int, ...], ...]
 
 
-def packed(permit: Permit, tool: str, named_base: str, setting: Setting) -> dict[str, Any] | None:
+def packed(
+    authorization: Authorization, tool: str, named_base: str, context: ToolContext
+) -> dict[str, Any] | None:
     """What ``shown`` needs, as a JSON object; None when the rules let the tool show every file.
 
     Args:
         named_base: the path that is searched, as ``Place.named``.
     """
-    layers = _layers(permit.policy)
+    layers = _layers(authorization.policy)
     positions = tuple(
         tuple(at for at, rule in enumerate(rules) if names(rule.text, tool)) for rules in layers
     )
-    needed = (True, *(narrowing.closed for narrowing in permit.policy.narrowing))
+    needed = (True, *(restriction.closed for restriction in authorization.policy.restrictions))
     if all(
         (found or not is_needed) and all(_shows_everything(rules[at]) for at in found)
         for rules, found, is_needed in zip(layers, positions, needed, strict=True)
@@ -37,10 +47,10 @@ def packed(permit: Permit, tool: str, named_base: str, setting: Setting) -> dict
     return {
         "tool": tool,
         "named_base": named_base,
-        "permit": asdict(_narrowed(permit, positions)),
-        "workspace": setting.workspace,
-        "outputs": setting.outputs,
-        "home": setting.home,
+        "authorization": asdict(_narrowed(authorization, positions)),
+        "workspace": context.workspace,
+        "outputs": context.outputs,
+        "home": context.home,
     }
 
 
@@ -51,48 +61,48 @@ def shown(files: Sequence[str], base: str, permission: dict[str, Any]) -> list[s
         files: paths at or below ``base``, which is absolute and has no symlinks in it.
         permission: what ``packed`` gave.
     """
-    permit = _unpacked(permission["permit"])
+    authorization = _unpacked(permission["authorization"])
     tool = permission["tool"]
-    setting = Setting(permission["workspace"], permission["outputs"], permission["home"])
-    screens = [Screen(rules, setting) for rules in _layers(permit.policy)]
+    context = ToolContext(permission["workspace"], permission["outputs"], permission["home"])
+    screens = [Screen(rules, context) for rules in _layers(authorization.policy)]
     named_base, start = permission["named_base"].rstrip("/"), len(base.rstrip("/"))
-    narrowed: dict[_Positions, Permit] = {}
+    narrowed: dict[_Positions, Authorization] = {}
     kept = []
     for path in files:
-        place = Place(named_base + path[start:], path)
+        place = ResolvedPath(named_base + path[start:], path)
         relevant = tuple(_relevant(screen, place) for screen in screens)
         if relevant not in narrowed:
-            narrowed[relevant] = _narrowed(permit, relevant)
-        if narrowed[relevant].check(tool, place, setting).effect == "allow":
+            narrowed[relevant] = _narrowed(authorization, relevant)
+        if narrowed[relevant].check(tool, place, context).effect == "allow":
             kept.append(path)
     return kept
 
 
 def _layers(policy: Policy) -> list[tuple[Rule, ...]]:
     """A policy's own rules, then those of each of those that narrow it."""
-    return [policy.rules, *(narrowing.rules for narrowing in policy.narrowing)]
+    return [policy.rules, *(restriction.rules for restriction in policy.restrictions)]
 
 
-def _relevant(screen: Screen, place: Place) -> tuple[int, ...]:
+def _relevant(screen: Screen, place: ResolvedPath) -> tuple[int, ...]:
     relevant = screen.relevant(place.real)
     if place.named == place.real:
         return relevant
     return tuple(sorted({*relevant, *screen.relevant(place.named)}))
 
 
-def _narrowed(permit: Permit, positions: _Positions) -> Permit:
-    """The permit with some of its rules."""
-    policy = permit.policy
+def _narrowed(authorization: Authorization, positions: _Positions) -> Authorization:
+    """The authorization with some of its rules."""
+    policy = authorization.policy
     own, *narrower = (
         tuple(rules[at] for at in found)
         for rules, found in zip(_layers(policy), positions, strict=True)
     )
-    narrowing = tuple(map(_with_rules, policy.narrowing, narrower))
-    return replace(permit, policy=replace(policy, rules=own, narrowing=narrowing))
+    restrictions = tuple(map(_with_rules, policy.restrictions, narrower))
+    return replace(authorization, policy=replace(policy, rules=own, restrictions=restrictions))
 
 
-def _with_rules(narrowing: Narrowing, rules: tuple[Rule, ...]) -> Narrowing:
-    return replace(narrowing, rules=rules)  # it is as closed as it was
+def _with_rules(restriction: Restriction, rules: tuple[Rule, ...]) -> Restriction:
+    return replace(restriction, rules=rules)  # it is as closed as it was
 
 
 def _shows_everything(rule: Rule) -> bool:
@@ -101,16 +111,18 @@ def _shows_everything(rule: Rule) -> bool:
     return parse(rule.text).specifier is None
 
 
-def _unpacked(permit: dict[str, Any]) -> Permit:
-    answer, policy = permit["answer"], permit["policy"]
+def _unpacked(authorization: dict[str, Any]) -> Authorization:
+    answer, policy = authorization["answer"], authorization["policy"]
     if answer is not None:
         answer = Answer(**{**answer, "places": tuple(answer["places"])})
-    narrowing = tuple(Narrowing(**{**each, "rules": _rules(each)}) for each in policy["narrowing"])
-    return Permit(
-        decision=Decision(permit["decision"]["effect"]),
+    restrictions = tuple(
+        Restriction(**{**each, "rules": _rules(each)}) for each in policy["restrictions"]
+    )
+    return Authorization(
+        decision=Decision(authorization["decision"]["effect"]),
         answer=answer,
-        input_digest=permit["input_digest"],
-        policy=Policy(_rules(policy), policy["default"], policy["snapshot"], narrowing),
+        input_digest=authorization["input_digest"],
+        policy=Policy(_rules(policy), policy["default"], policy["snapshot"], restrictions),
     )
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from runner.permissions import Rule, Setting
+from runner.permissions import Rule, ToolContext
 from runner.permissions.paths import PathPattern, Steps, is_below
 from runner.permissions.rules import parse
 
@@ -23,10 +23,10 @@ class Screen:
         rules: all that concern the tool.
     """
 
-    def __init__(self, rules: Sequence[Rule], setting: Setting) -> None:
-        self._outputs = setting.outputs
+    def __init__(self, rules: Sequence[Rule], context: ToolContext) -> None:
+        self._outputs = context.outputs
         self._everywhere = tuple(range(len(rules)))
-        self._patterns = [_anchored(rule, setting) for rule in rules]
+        self._patterns = [_anchored(rule, context) for rule in rules]
         self._folders: dict[str, list[tuple[int, _Tests]]] = {}
 
     def relevant(self, path: str) -> tuple[int, ...]:
@@ -60,7 +60,7 @@ class Screen:
         return found
 
 
-def _anchored(rule: Rule, setting: Setting) -> tuple[PathPattern, str] | None:
+def _anchored(rule: Rule, context: ToolContext) -> tuple[PathPattern, str] | None:
     """A rule's pattern and the folder that it hangs on; None for a rule that may match any file."""
     try:
         specifier = parse(rule.text).specifier
@@ -68,7 +68,7 @@ def _anchored(rule: Rule, setting: Setting) -> tuple[PathPattern, str] | None:
         return None
     if not isinstance(specifier, PathPattern) or specifier.whole:
         return None
-    root = {"root": "/", "home": setting.home, "workspace": setting.workspace}[specifier.anchor]
+    root = {"root": "/", "home": context.home, "workspace": context.workspace}[specifier.anchor]
     return None if root is None or not root.isascii() else (specifier, root.rstrip("/"))
 
 

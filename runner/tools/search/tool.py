@@ -12,7 +12,7 @@ from typing import Any
 from runner.core.conversation import ToolResult
 from runner.ports import Interrupt, ToolCall
 from runner.tools.failure import ToolFailure
-from runner.tools.files.permission import named, require, setting_of
+from runner.tools.files.permission import named, require, tool_context_of
 from runner.tools.files.places import Places, check_regular, explain
 from runner.tools.host.client import Start, ToolHost, boot
 from runner.tools.reported import run_reporting
@@ -81,7 +81,7 @@ def _search(
     request: dict[str, Any],
 ) -> ToolResult:
     name = named(call.input.get("path") or ".", call.surroundings, places)
-    permission = packed(call.permit, call.tool.name, name, setting_of(places))
+    permission = packed(call.authorization, call.tool.name, name, tool_context_of(places))
     where = {"base": base, "workspace": places.workspace, "excluded": [places.home]}
     start = Start(
         boot(child.__name__, site=permission is not None),

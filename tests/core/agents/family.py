@@ -31,7 +31,7 @@ from runner.core.journal.view import Call
 from runner.core.money.budget import Charged
 from runner.core.run import Ended, Waiting
 from runner.core.steps import CallModel, Done, Effect, EndChildren
-from runner.permissions import Permit, Setting, digest_of
+from runner.permissions import Authorization, ToolContext, digest_of
 from tests.core.story import TOOLS, says
 from tests.core.world import World
 
@@ -105,13 +105,13 @@ class Family(World):
             case _:
                 return super().arguments(name)
 
-    def setting(self, name: str, arguments: Any) -> Setting:
+    def tool_context(self, name: str, arguments: Any) -> ToolContext:
         problem = ""
         if isinstance(arguments, Mapping) and name == AGENT_TOOL and "what" in arguments:
             problem = "what: not expected"
         if isinstance(arguments, Mapping) and name == SPLIT_TOOL:
             problem = "" if len(arguments.get("parts", ())) > 1 else "parts: too few"
-        return Setting(problem=problem)
+        return ToolContext(problem=problem)
 
     # --- what the children do ---
 
@@ -245,7 +245,9 @@ class Family(World):
         if call.name == AGENT_TOOL:
             assert len(numbers) == 1
             assert call.decision is not None
-            Permit(call.decision, call.answer, digest_of(call.input_to_run), self.view.policy)
+            Authorization(
+                call.decision, call.answer, digest_of(call.input_to_run), self.view.policy
+            )
         for before in self.view.calls[: call.index]:
             assert before.result is not None or before.name in (AGENT_TOOL, SPLIT_TOOL)
 

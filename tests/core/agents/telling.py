@@ -10,7 +10,7 @@ from runner.core.conversation import Block, ModelReply, ToolResult, Usage
 from runner.core.journal.entries import ChildrenStarted, ModelReplied
 from runner.core.money.budget import Charged, Limits
 from runner.core.steps import CallModel, Effect
-from runner.permissions import Setting
+from runner.permissions import ToolContext
 from tests.core.agents.family import SPLIT, TYPES, WITH_AGENTS, asks, splits
 from tests.core.story import Story, a_run, a_spec, uses
 
@@ -34,7 +34,7 @@ class Parent(Story):
             assert isinstance(self.go_on(), CallModel)
         call = uses(SPLIT_TOOL, f"s{self.view.progress.turns}", arguments)
         reply = ModelReply((call,), "tool_use", Usage(100), "a-model")
-        return self.go_on(ModelReplied(reply, (Setting(problem=problem),)))
+        return self.go_on(ModelReplied(reply, (ToolContext(problem=problem),)))
 
     @property
     def started(self) -> list[NewChild]:

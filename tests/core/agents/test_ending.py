@@ -19,7 +19,7 @@ from runner.core.money.budget import Limits
 from runner.core.run import Ended, Requeued, Waiting
 from runner.core.spec import Asking
 from runner.core.steps import CallModel, Deliver, Effect, EndChildren, LocateCalls, RunHook
-from runner.permissions import Answer, Rule, Setting, digest_of
+from runner.permissions import Answer, Rule, ToolContext, digest_of
 from tests.core.agents.family import TYPES, WITH_AGENTS
 from tests.core.agents.hooked import Hooked
 from tests.core.agents.telling import Parent, asks
@@ -36,9 +36,11 @@ def answered(parent: Parent, effect: Any, edited: Any = None) -> Effect:
     """A person answers the question about the second call, and the run goes on with it."""
     call = parent.view.calls[1]
     given = Answer(effect, digest_of(edited or call.input), input=edited)
-    step = parent.claim(calls=(parent.view.calls[0], replace(call, answer=given, setting=None)))
+    step = parent.claim(
+        calls=(parent.view.calls[0], replace(call, answer=given, tool_context=None))
+    )
     if isinstance(step, LocateCalls):
-        located = tuple(replace(one, setting=Setting()) for one in parent.view.calls)
+        located = tuple(replace(one, tool_context=ToolContext()) for one in parent.view.calls)
         parent.view = replace(parent.view, calls=located)
         step = parent.go_on()
     return step

@@ -241,7 +241,7 @@ def test_a_split_is_looked_at_again_by_an_attempt_that_does_not_know_whether_it_
     run.go_on()
     run.view = replace(run.view, pause_requested=True)
     assert outcome_of(run.split(BAD, problem=TOO_FEW)) == Waiting("paused")
-    calls = tuple(replace(call, setting=None) for call in run.view.calls)
+    calls = tuple(replace(call, tool_context=None) for call in run.view.calls)
     effect = run.claim(calls=calls)
     assert isinstance(effect, LocateCalls)
     assert [call.index for call in effect.calls] == [0]

@@ -18,7 +18,7 @@ from runner.core.money.budget import Limits
 from runner.core.money.prices import FREE
 from runner.core.run import Ended, Waiting
 from runner.core.steps import CallModel, LocateCalls, RecordShared, RunHook
-from runner.permissions import Answer, Rule, Setting, digest_of
+from runner.permissions import Answer, Rule, ToolContext, digest_of
 from tests.core.agents.family import REVIEWER
 from tests.core.agents.telling import Parent, asks
 from tests.core.story import RULES, outcome_of, started, uses
@@ -344,7 +344,7 @@ def answer(parent, index, effect, edited=None):
     call = parent.view.calls[index]
     given = Answer(effect, digest_of(edited or call.input), input=edited)
     calls = tuple(replace(c, answer=given) if c.index == index else c for c in parent.view.calls)
-    calls = tuple(replace(c, setting=None) for c in calls)
+    calls = tuple(replace(c, tool_context=None) for c in calls)
     return parent.claim(calls=calls)
 
 
@@ -370,7 +370,7 @@ def located(parent, step):
     return replace(
         parent.view,
         calls=tuple(
-            replace(call, setting=Setting()) if call.index in indexes else call
+            replace(call, tool_context=ToolContext()) if call.index in indexes else call
             for call in parent.view.calls
         ),
     )

@@ -12,7 +12,7 @@ from runner.core.money.budget import Limits
 from runner.core.run import Ended, Waiting
 from runner.core.spec import Asking
 from runner.core.steps import CallModel, Done, Effect, LocateCalls, RunTools
-from runner.permissions import Answer, AnswerEffect, Place, Rule, Setting, digest_of
+from runner.permissions import Answer, AnswerEffect, ResolvedPath, Rule, ToolContext, digest_of
 from tests.core.story import RULES, Story, several
 
 PARKED = Done(Waiting("approval"))
@@ -150,7 +150,7 @@ def test_pause_comes_before_the_question():
 def test_nobody_is_asked_about_a_call_that_cannot_run():
     story = a_story("Bash")
     story.go_on()
-    broken = Setting(problem="The input does not fit Bash: 'command' is missing.")
+    broken = ToolContext(problem="The input does not fit Bash: 'command' is missing.")
     reply = ModelReply(tuple(several("Bash")), "tool_use", Usage(1, output_tokens=1), "m")
     assert isinstance(story.go_on(ModelReplied(reply, (broken,))), CallModel)
     assert story.view.messages[-1].blocks[0]["is_error"]
@@ -161,7 +161,7 @@ def edited(story: Story, arguments: dict[str, str]) -> Effect:
     """A person approves the first call with another input; the run is taken up again."""
     call = story.view.calls[0]
     given = Answer("approved", digest_of(call.input), "ann", input=arguments)
-    changed = replace(call, answer=given, setting=None)
+    changed = replace(call, answer=given, tool_context=None)
     story.view = replace(story.view, calls=(changed,), outcome=None)
     return story.go_on()
 
@@ -173,7 +173,7 @@ def test_edited_call_is_located_anew_and_runs_with_its_new_input():
     assert isinstance(effect, LocateCalls)
     assert effect.calls[0].input_to_run == {"command": "true"}
     story.view = replace(
-        story.view, calls=tuple(replace(call, setting=Setting()) for call in effect.calls)
+        story.view, calls=tuple(replace(call, tool_context=ToolContext()) for call in effect.calls)
     )
     assert running(story.go_on()) == [0]
 
@@ -183,8 +183,10 @@ def test_denial_holds_for_what_a_person_makes_of_a_call():
     story.reply("tool_use", *several("Bash"))
     effect = edited(story, {"command": "echo x > link"})
     assert isinstance(effect, LocateCalls)
-    places = {"link": Place("/work/link", "/etc/passwd")}
-    located = (replace(call, setting=Setting("/work", places=places)) for call in effect.calls)
+    places = {"link": ResolvedPath("/work/link", "/etc/passwd")}
+    located = (
+        replace(call, tool_context=ToolContext("/work", places=places)) for call in effect.calls
+    )
     story.view = replace(story.view, calls=tuple(located))
     assert isinstance(story.go_on(), CallModel)
     assert "denied by the rule deny 'Edit(//etc/**)'" in result(story, 0)

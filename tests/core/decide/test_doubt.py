@@ -22,7 +22,7 @@ from runner.core.journal.entries import (
 from runner.core.run import Ended, Waiting
 from runner.core.spec import Asking
 from runner.core.steps import CallModel, Done, LocateCalls, RunTools
-from runner.permissions import Answer, Rule, Setting, digest_of
+from runner.permissions import Answer, Rule, ToolContext, digest_of
 from tests.core.sendable import faults
 from tests.core.story import BASH, DEPLOY, GREP, READ, RULES, Story, started, uses
 
@@ -72,14 +72,14 @@ def run_groups(*what, **spec):
 
 def die(story, *, located=True):
     """The worker dies; another attempt takes the run up and looks where the calls in doubt lead."""
-    effect = story.claim(calls=tuple(replace(c, setting=None) for c in story.view.calls))
+    effect = story.claim(calls=tuple(replace(c, tool_context=None) for c in story.view.calls))
     while located and isinstance(effect, LocateCalls):
         effect = locate(story)
     return effect
 
 
 def locate(story):
-    found = tuple(replace(call, setting=Setting("/w")) for call in story.view.calls)
+    found = tuple(replace(call, tool_context=ToolContext("/w")) for call in story.view.calls)
     story.view = replace(story.view, calls=found)
     return story.go_on()
 
@@ -88,7 +88,7 @@ def answer(story, index, effect, reason="", **more):
     """A person answers; the run is taken up again."""
     call = story.view.calls[index]
     given = Answer(effect, digest_of(call.input), "ann", reason, **more)
-    answered = replace(call, answer=given, setting=None)
+    answered = replace(call, answer=given, tool_context=None)
     effect = story.claim(calls=tuple(answered if c is call else c for c in story.view.calls))
     return locate(story) if isinstance(effect, LocateCalls) else effect
 
@@ -339,9 +339,9 @@ def test_result_that_does_not_fit_the_schema_is_an_error_for_the_model():
     effect = story.go_on(ModelReplied(reply))
     assert isinstance(effect, LocateCalls)
     assert results(story) == {}
-    setting = Setting(problem="'ok' is not a boolean")
+    tool_context = ToolContext(problem="'ok' is not a boolean")
     story.view = replace(
-        story.view, calls=tuple(replace(c, setting=setting) for c in story.view.calls)
+        story.view, calls=tuple(replace(c, tool_context=tool_context) for c in story.view.calls)
     )
     assert isinstance(story.go_on(), CallModel)
     assert results(story)[0] == ToolResult("'ok' is not a boolean", "invalid_input")

@@ -174,8 +174,8 @@ class HookedWorld(World):
             assert all(entry.hook <= other for other in later), "hooks after calls go in reverse"
 
     def rules_say(self, call: Call) -> str:
-        assert call.setting is not None
-        request = Request(call.name, call.input_to_run, call.setting)
+        assert call.tool_context is not None
+        request = Request(call.name, call.input_to_run, call.tool_context)
         return evaluate(self.view.policy, request).effect
 
     def watch_decision(self, call: Call, effect: str) -> None:
@@ -195,7 +195,7 @@ class HookedWorld(World):
             assert not asked or (call.answer is not None and call.answer.effect == "approved")
         ran = {run.hook for run in self.view.hook_runs if run.index == call.index}
         for place, hook in hooks_of(self.view.spec, "PreToolUse"):
-            located = call.setting is not None and call.answer is None
+            located = call.tool_context is not None and call.answer is None
             assert not located or not is_matched(hook, call) or place in ran
             if call.is_edited and is_matched(hook, call):
                 since = decided_at(self.view, call)

@@ -82,7 +82,7 @@ def test_a_child_works_by_its_type_and_within_what_it_was_given(database: Databa
     assert (spec.model, spec.system) == ("claude-other", "Test it.")
     assert [tool.name for tool in spec.tools] == ["Read", "Agent"]
     assert (view.limits.token_ceiling, view.limits.deadline) == (30_000, 600.0)
-    assert [one.agent_type for one in view.policy.narrowing] == ["tester"]
+    assert [one.agent_type for one in view.policy.restrictions] == ["tester"]
     assert (view.depth, view.agent_type, view.tree_size) == (1, "tester", 1)
 
 
@@ -194,7 +194,7 @@ def test_children_of_children_have_no_tool_and_no_right_that_these_lack(database
     assert child.effect == WAITS
     grandchild = claim(database, f"{parent.view.run_id}.1.1")
     assert [tool.name for tool in grandchild.view.spec.tools] == ["Read", "Agent"]
-    assert [one.agent_type for one in grandchild.view.policy.narrowing] == ["tester"]
+    assert [one.agent_type for one in grandchild.view.policy.restrictions] == ["tester"]
     assert grandchild.view.spec.model == "claude-test"
     assert run_row(database, grandchild.view.run_id).item_key == "src/a.py+1+1"
 
@@ -220,8 +220,8 @@ def test_workers_that_know_nothing_of_types_are_told_apart(database: Database) -
     leases = [claim(database, f"{parent.view.run_id}.{number}").lease for number in (1, 2)]
     first, second = (journal.load(lease) for lease in leases)
     assert (first.spec.model, second.spec.model) == ("claude-test", "claude-other")
-    assert not first.policy.narrowing
-    assert second.policy.narrowing
+    assert not first.policy.restrictions
+    assert second.policy.restrictions
     assert first.spec == replace(PARENT, verify=None)
 
 

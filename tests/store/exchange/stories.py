@@ -10,11 +10,11 @@ from sqlalchemy import Connection, insert
 
 from runner.core.journal.view import Progress
 from runner.exchange.events import check_event
-from runner.permissions import Setting
+from runner.permissions import ToolContext
 from runner.store import ids
 from runner.store.connection.database import Database
 from runner.store.exchange.shapes import TABLES
-from runner.store.job.rules import setting_to_json
+from runner.store.job.rules import tool_context_to_json
 from runner.store.rows.progress import progress_to_json
 from tests.store.examples import SPEC
 
@@ -278,7 +278,7 @@ def _question(draw: st.DrawFn, is_open: bool) -> dict[str, Any]:
     return {
         "id": ids.new("apr", 1e9),
         "turn": draw(counts),
-        "setting": setting_to_json(Setting()),
+        "setting": tool_context_to_json(ToolContext()),
         "checked_snapshot": draw(counts),
         **{name: draw(words) for name in texts},
         "asked_at": draw(times),

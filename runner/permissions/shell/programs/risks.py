@@ -230,8 +230,8 @@ def _listed(name: str, risky: Risky, arguments: Sequence[Word]) -> str:
 
 def _make(arguments: Sequence[Word]) -> str:
     for word in arguments:
-        setting = _MAKE_SETS.fullmatch(word.value)
-        if setting and (_MAKE_RUNS.fullmatch(setting[1]) or not _MAKE_PLAIN.fullmatch(setting[2])):
+        context = _MAKE_SETS.fullmatch(word.value)
+        if context and (_MAKE_RUNS.fullmatch(context[1]) or not _MAKE_PLAIN.fullmatch(context[2])):
             return f"make runs what {word.value} says"
     return _listed("make", _MAKE, arguments)
 

@@ -344,10 +344,10 @@ def _option(grammar: Grammar, text: str) -> int | None:
 def _assigned(grammar: Grammar, arguments: Sequence[Word], at: int) -> tuple[tuple[str, ...], int]:
     names = []
     while grammar.assigns and at < len(arguments):
-        setting = ASSIGNMENT.match(arguments[at].value)
-        if setting is None or arguments[at].loose:
+        context = ASSIGNMENT.match(arguments[at].value)
+        if context is None or arguments[at].loose:
             break
-        names.append(setting.group(1))
+        names.append(context.group(1))
         at += 1
     return tuple(names), at
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from runner.core.search.query import SHORTEST_PART, Term
 from runner.core.search.words import LONGEST_WORD, fold
 from runner.errors import UsageError
-from runner.permissions import Rule, Setting
+from runner.permissions import Rule, ToolContext
 from runner.permissions import rules as syntax
-from runner.permissions.accesses import Line, aspects_of
-from runner.permissions.rules import OPAQUE, Glob
+from runner.permissions.accesses import ParsedRule, accesses_of
+from runner.permissions.rules import UNANALYZABLE, Glob
 
 # What JSON writes as it is, in whichever way it was written.
 _PLAIN = re.compile(r"[A-Za-z0-9 _./:=,@%+#-]+")
@@ -38,19 +38,19 @@ def command_pattern(text: str) -> Pattern:
     Raises:
         UsageError: it is empty, or can match nothing.
     """
-    if "*" not in text and text != OPAQUE:
+    if "*" not in text and text != UNANALYZABLE:
         return _words(text)
     rule = f"Bash({text})"
     if (problem := syntax.problem(rule)) is not None:
         raise UsageError(f"{problem}; to find words, leave out the *")
-    line = Line.of(Rule("deny", rule))
+    line = ParsedRule.of(Rule("deny", rule))
 
     def matches(command: str) -> bool:
-        parts = aspects_of("Bash", {"command": command}, Setting())
+        parts = accesses_of("Bash", {"command": command}, ToolContext())
         return any(part.catches(line) is not None for part in parts)
 
     start = text.removesuffix(":*").removesuffix(" *")
-    pieces = [] if text == OPAQUE else _STARS.split(start)
+    pieces = [] if text == UNANALYZABLE else _STARS.split(start)
     terms = (word for term in _known(pieces) for word in _apart(term))
     needles = _needles(word for piece in pieces for word in piece.split())
     return Pattern(matches, tuple(dict.fromkeys(terms)), needles)

@@ -1,4 +1,4 @@
-"""No tool runs without a permit for this very call, and file tools keep to its rules when they open."""
+"""No tool runs without an authorization for this very call; file tools check it when they open."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 import runner
 from runner.core.conversation import Tool
-from runner.permissions import Place, Policy, Request, Setting, authorization, evaluate
+from runner.permissions import Policy, Request, ResolvedPath, ToolContext, authorization, evaluate
 from runner.permissions.decisions import may_touch
 from runner.ports import Interrupt
 
@@ -23,7 +23,7 @@ SINGLE_FILE = [(tool, given) for tool, given in EVERY_FILE_TOOL if tool != "Grep
 CHANGING = [(tool, given) for tool, given in EVERY_FILE_TOOL if tool in ("Write", "Edit")]
 
 
-class TestPermitIsForThisCall:
+class TestAuthorizationIsForThisCall:
     @pytest.mark.parametrize(
         ("tool", "given"),
         [
@@ -33,19 +33,19 @@ class TestPermitIsForThisCall:
             (Tool("own", "", {"type": "object"}, source="os:mkdir@/tmp"), {"path": "made"}),
         ],
     )
-    def test_call_with_another_input_than_its_permits_is_not_run(
+    def test_call_with_another_input_than_was_authorized_is_not_run(
         self, bench: Workbench, tool: Tool | str, given: dict[str, Any]
     ) -> None:
         call = bench.call(tool, **given)
         other = bench.call(tool, **given, more=True)
-        with pytest.raises(ValueError, match="permit is for another input"):
-            bench.tools.run(replace(call, permit=other.permit), Interrupt())
+        with pytest.raises(ValueError, match="authorization is for another input"):
+            bench.tools.run(replace(call, authorization=other.authorization), Interrupt())
         assert not (bench.workspace / "made").exists()
 
-    def test_input_changed_after_the_permit_was_made_is_not_run(self, bench: Workbench) -> None:
+    def test_input_changed_after_the_authorization_is_not_run(self, bench: Workbench) -> None:
         call = bench.call("Bash", command="true")
         call.input["command"] = "touch made"
-        with pytest.raises(ValueError, match="permit is for another input"):
+        with pytest.raises(ValueError, match="authorization is for another input"):
             bench.tools.run(call, Interrupt())
         assert not (bench.workspace / "made").exists()
 
@@ -185,8 +185,8 @@ class TestFilesAreTouchedByTheRules:
         link.symlink_to("a.txt")
         where = "path" if tool == "Grep" else "file_path"
         call = under.call(tool, **given, **{where: "open/swapped.txt"})
-        setting = under.tools.locate(["open/swapped.txt"], under.surroundings)
-        assert evaluate(under.policy, Request(tool, call.input, setting)).effect == "allow"
+        tool_context = under.tools.locate(["open/swapped.txt"], under.surroundings)
+        assert evaluate(under.policy, Request(tool, call.input, tool_context)).effect == "allow"
         link.unlink()
         link.symlink_to("../closed/a.txt")
         assert bench.tools.run(call, Interrupt()).outcome == "denied"
@@ -238,8 +238,8 @@ def swap_after_deciding(monkeypatch: pytest.MonkeyPatch, folder: Path, other: Pa
     """Put a symlink to another folder in the place of one, as soon as a file in it was decided on."""
     decided: list[str] = []
 
-    def decide(policy: Policy, tool: str, place: Place, setting: Setting) -> object:
-        decision = may_touch(policy, tool, place, setting)
+    def decide(policy: Policy, tool: str, place: ResolvedPath, tool_context: ToolContext) -> object:
+        decision = may_touch(policy, tool, place, tool_context)
         if not decided:
             folder.rename(folder.with_name("away"))
             folder.symlink_to(other)

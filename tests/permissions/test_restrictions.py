@@ -8,7 +8,16 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from runner.permissions import Answer, Permit, Place, Policy, Request, Rule, digest_of, evaluate
+from runner.permissions import (
+    Answer,
+    Authorization,
+    Policy,
+    Request,
+    ResolvedPath,
+    Rule,
+    digest_of,
+    evaluate,
+)
 from runner.permissions.decisions import evaluate_each, may_touch
 from runner.permissions.suggestions import Suggestion, suggest
 
@@ -36,12 +45,12 @@ def lineage(base: Policy, layers: list[list[Rule]]) -> list[Policy]:
     """What holds for a run, for its child, for the child of that, and so on."""
     found = [base]
     for agent_type, rules in zip(AGENTS, layers, strict=False):
-        found.append(found[-1].narrowed(agent_type, rules))
+        found.append(found[-1].restricted(agent_type, rules))
     return found
 
 
-def narrowed(base: Policy, *texts: str, agent_type: str = "reviewer") -> Policy:
-    return base.narrowed(agent_type, policy(*texts).rules)
+def restricted(base: Policy, *texts: str, agent_type: str = "reviewer") -> Policy:
+    return base.restricted(agent_type, policy(*texts).rules)
 
 
 def bash(rules: Policy, command: str):
@@ -68,9 +77,9 @@ def bash(rules: Policy, command: str):
     ("Bash", {"command": "ls"}),
     ANY_SETTING,
 )
-def test_a_child_may_never_do_more_than_its_parent(base, layers, call, setting):
+def test_a_child_may_never_do_more_than_its_parent(base, layers, call, context):
     parent, *children = lineage(base, layers)
-    request = Request(*call, setting)
+    request = Request(*call, context)
     allowed = evaluate(parent, request)
     for child in children:
         decision = evaluate(child, request)
@@ -80,21 +89,21 @@ def test_a_child_may_never_do_more_than_its_parent(base, layers, call, setting):
 
 
 @given(POLICIES, LAYERS, CALLS, SETTINGS)
-def test_a_deny_and_an_ask_of_anyone_above_hold_for_a_child(base, layers, call, setting):
-    request = Request(*call, setting)
+def test_a_deny_and_an_ask_of_anyone_above_hold_for_a_child(base, layers, call, context):
+    request = Request(*call, context)
     decision = evaluate(lineage(base, layers)[-1], request)
     for rules in (base.rules, *layers):
         denied = evaluate(Policy(tuple(r for r in rules if r.effect == "deny")), request)
         assert not denied.is_final or decision.is_final
         asking = Policy(tuple(replace(r, origin="job") for r in rules if r.effect == "ask"), "ask")
-        asked = bool(evaluate(asking, request).grounds)
+        asked = bool(evaluate(asking, request).matched_rules)
         remembered = any(rule.origin == "remembered" for rule in base.rules)
         assert not asked or remembered or decision.effect != "allow"
 
 
 @given(POLICIES, LAYERS, CALLS, SETTINGS)
-def test_where_a_type_has_allow_rules_they_must_allow_a_call(base, layers, call, setting):
-    request = Request(*call, setting)
+def test_where_a_type_has_allow_rules_they_must_allow_a_call(base, layers, call, context):
+    request = Request(*call, context)
     decision = evaluate(lineage(base, layers)[-1], request)
     for rules in layers:
         has_allow = any(rule.effect == "allow" for rule in rules)
@@ -106,13 +115,13 @@ def test_where_a_type_has_allow_rules_they_must_allow_a_call(base, layers, call,
 
 @given(POLICIES, LAYERS, TOOLS, st.sampled_from(PATHS), st.sampled_from(PATHS), SETTINGS)
 def test_a_child_may_touch_no_file_that_its_parent_may_not(
-    base, layers, tool, named, real, setting
+    base, layers, tool, named, real, context
 ):
-    place = Place(f"/w/{named}", f"/w/{real}")
+    place = ResolvedPath(f"/w/{named}", f"/w/{real}")
     parent, *children = lineage(base, layers)
-    allowed = may_touch(parent, tool, place, setting)
+    allowed = may_touch(parent, tool, place, context)
     for child in children:
-        decision = may_touch(child, tool, place, setting)
+        decision = may_touch(child, tool, place, context)
         assert RANK[decision.effect] <= RANK[allowed.effect]
         allowed = decision
 
@@ -126,33 +135,35 @@ def test_a_script_is_no_more_allowed_than_each_of_its_parts_is(base, layers, com
 
 
 @given(POLICIES, LAYERS, CALLS, SETTINGS)
-def test_a_persons_approval_never_lifts_a_denial_of_any_layer(base, layers, call, setting):
+def test_a_persons_approval_never_lifts_a_denial_of_any_layer(base, layers, call, context):
     child = lineage(base, layers)[-1]
-    request = Request(*call, setting)
+    request = Request(*call, context)
     decision = evaluate(child, request)
     if decision.is_final:
-        places = tuple(place.real for place in setting.places.values())
+        places = tuple(place.real for place in context.places.values())
         answer = Answer("approved", "d", places=places)
-        permit = Permit(replace(decision, effect="ask"), answer, "d", child)
-        assert permit.check_again(request).effect == "deny"
+        authorization = Authorization(replace(decision, effect="ask"), answer, "d", child)
+        assert authorization.check_again(request).effect == "deny"
 
 
 @given(POLICIES, TEXTS, CALLS)
 def test_a_type_without_rules_changes_nothing(base, text, call):
-    assert base.narrowed("reviewer", ()) is base
+    assert base.restricted("reviewer", ()) is base
 
 
 def test_deny_and_ask_rules_of_a_type_leave_everything_else_as_it_was():
     base = policy("allow Bash(ls)", "ask Bash(rm *)")
-    child = narrowed(base, "deny Bash(rm x)", "ask Bash(ls)")
+    child = restricted(base, "deny Bash(rm x)", "ask Bash(ls)")
     assert bash(child, "rm x").effect == "deny"
     assert bash(child, "rm y").effect == "ask"
     assert bash(child, "ls").effect == "ask"
-    assert bash(narrowed(base, "deny Read"), "ls") == bash(base, "ls")
+    assert bash(restricted(base, "deny Read"), "ls") == bash(base, "ls")
 
 
 def test_what_the_allow_rules_of_a_type_leave_out_is_denied_and_said_so():
-    child = narrowed(policy("allow Bash", default="ask"), "allow Bash(ls *)", "allow Bash(git log)")
+    child = restricted(
+        policy("allow Bash", default="ask"), "allow Bash(ls *)", "allow Bash(git log)"
+    )
     assert bash(child, "ls -l && git log").effect == "allow"
     decision = bash(child, "ls && pwd")
     assert (decision.effect, decision.is_final) == ("deny", True)
@@ -162,44 +173,46 @@ def test_what_the_allow_rules_of_a_type_leave_out_is_denied_and_said_so():
 
 
 def test_a_rule_of_a_type_is_named_as_any_other():
-    child = narrowed(policy("allow Bash"), "deny Bash(rm *)")
+    child = restricted(policy("allow Bash"), "deny Bash(rm *)")
     assert bash(child, "rm x").explain() == "denied by the rule deny 'Bash(rm *)'"
 
 
 def test_a_file_that_may_be_one_a_type_denies_is_allowed_by_nothing():
     for default in ("ask", "deny"):
-        child = narrowed(policy("allow Bash", default=default), "deny Edit(.env)")
+        child = restricted(policy("allow Bash", default=default), "deny Edit(.env)")
         assert bash(child, 'echo b > "$F"').effect == default
-    closed = narrowed(policy("allow Bash", default="ask"), "allow Bash", "deny Edit(.env)")
+    closed = restricted(policy("allow Bash", default="ask"), "allow Bash", "deny Edit(.env)")
     assert bash(closed, 'echo b > "$F"').effect == "deny"
 
 
 def test_what_a_person_remembered_answers_a_question_of_a_type_and_lifts_nothing_else():
     base = policy("remembered Bash(rm x)", "allow Bash")
-    assert bash(narrowed(base, "ask Bash(rm *)"), "rm x").effect == "allow"
-    assert bash(narrowed(base, "ask Bash(rm *)", "allow Bash(ls)"), "rm x").effect == "allow"
-    assert bash(narrowed(base, "ask Bash(rm *)"), "rm y").effect == "ask"
-    assert bash(narrowed(base, "allow Bash(ls)"), "rm x").effect == "deny"
-    assert bash(narrowed(base, "deny Bash(rm *)", "ask Bash"), "rm x").effect == "deny"
+    assert bash(restricted(base, "ask Bash(rm *)"), "rm x").effect == "allow"
+    assert bash(restricted(base, "ask Bash(rm *)", "allow Bash(ls)"), "rm x").effect == "allow"
+    assert bash(restricted(base, "ask Bash(rm *)"), "rm y").effect == "ask"
+    assert bash(restricted(base, "allow Bash(ls)"), "rm x").effect == "deny"
+    assert bash(restricted(base, "deny Bash(rm *)", "ask Bash"), "rm x").effect == "deny"
 
 
 def test_an_answer_to_a_question_of_a_type_can_be_remembered():
-    child = narrowed(policy("allow Bash"), "ask Bash(rm *)")
+    child = restricted(policy("allow Bash"), "ask Bash(rm *)")
     request = Request("Bash", {"command": "rm x"}, SETTING)
     assert suggest(child, request) == Suggestion("rm x", "Bash(rm x)")
 
 
 def test_a_permit_of_a_child_keeps_its_searches_to_the_files_of_its_type():
-    child = narrowed(policy("ask Read"), "allow Read(src/**)")
+    child = restricted(policy("ask Read"), "allow Read(src/**)")
     given_input = {"pattern": "x", "path": "."}
     request = Request("Grep", given_input, SETTING)
     decision = evaluate(child, request)
     assert decision.effect == "ask"
     digest = digest_of(given_input)
-    permit = Permit(decision, Answer("approved", digest, places=("/w",)), digest, child)
-    inside, outside = (Place(f"/w/{path}", f"/w/{path}") for path in ("src/a.py", "a.py"))
-    assert permit.check("Grep", inside, SETTING).effect == "allow"
-    assert permit.check("Grep", outside, SETTING).effect == "deny"
+    authorization = Authorization(
+        decision, Answer("approved", digest, places=("/w",)), digest, child
+    )
+    inside, outside = (ResolvedPath(f"/w/{path}", f"/w/{path}") for path in ("src/a.py", "a.py"))
+    assert authorization.check("Grep", inside, SETTING).effect == "allow"
+    assert authorization.check("Grep", outside, SETTING).effect == "deny"
 
 
 @pytest.mark.parametrize(

@@ -30,9 +30,9 @@ ILLEGIBLE = [
 
 
 @pytest.mark.parametrize("command", ILLEGIBLE)
-def test_what_cannot_be_read_is_opaque(command: str) -> None:
+def test_what_cannot_be_read_is_unanalyzable(command: str) -> None:
     script = analyse(command)
-    assert script.opaque
+    assert script.unanalyzable
     assert not script.legible
 
 
@@ -59,7 +59,7 @@ HIDING = [
 @pytest.mark.parametrize("command", HIDING)
 def test_what_runs_its_arguments_is_only_for_rules_without_a_star(command: str) -> None:
     script = analyse(command)
-    assert script.opaque
+    assert script.unanalyzable
     assert script.legible
     assert any(part.hides for part in script.parts)
 
@@ -78,5 +78,5 @@ PLAIN = [
 
 
 @pytest.mark.parametrize("command", PLAIN)
-def test_plain_commands_are_not_opaque(command: str) -> None:
-    assert analyse(command).opaque == ""
+def test_plain_commands_are_analyzable(command: str) -> None:
+    assert analyse(command).unanalyzable == ""
