@@ -201,6 +201,6 @@ def test_amounts_are_told_as_a_person_says_them(usd: str, words: str) -> None:
 
 def test_cost_that_is_known_in_part_says_so() -> None:
     spent = Spending(calls=2, usd=Decimal(3), unpriced=frozenset({"x"}))
-    assert costs.cost(spent) == "$3.00 + ?"
+    assert humanize.cost(spent) == "$3.00 + ?"
     assert costs.cost_fields(spent)["cost_usd"] is None
     assert costs.cost_fields(spent)["priced_usd"] == 3
