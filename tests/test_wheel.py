@@ -60,4 +60,4 @@ def test_an_installed_wheel_creates_and_checks_a_database(tmp_path: Path) -> Non
     assert "up to date" in run("-m", "runner", "db", "check", "--database-url", url)
     for data in ("runner/py.typed", "runner/llm/prices.toml", "runner/migrations/script.py.mako"):
         assert (Path(packages) / data).is_file()
-    assert list(Path(packages).glob("runner/page/assets/*.css"))
+    assert list(Path(packages).glob("runner/app/templates/*.css"))

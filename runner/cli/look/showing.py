@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from runner.app.humanize import cell, cost_line, dollars, duration, lines, moment, verified
+from runner.app.transcript import text_of
 from runner.cli.look.family import (
     descent,
     family_fields,
@@ -27,7 +28,6 @@ from runner.cli.options import json_option, stored, with_settings
 from runner.cli.terminal import say, say_fields, say_json
 from runner.core.agents.place import place_of
 from runner.core.run import ENDED
-from runner.page.parts import text_of
 from runner.settings import Settings
 
 if TYPE_CHECKING:

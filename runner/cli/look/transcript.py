@@ -18,7 +18,7 @@ from runner.errors import UsageError
 from runner.settings import Settings
 
 if TYPE_CHECKING:
-    from runner.page.parts import Reading
+    from runner.app.transcript import Transcript
     from runner.store.connection.database import Database
 
 _TURNS = re.compile(r"([0-9]{1,9})?(-)?([0-9]{1,9})?", re.ASCII)
@@ -156,7 +156,7 @@ def _say_request(database: Database, run_id: str, turn: int) -> None:
         sys.stdout.buffer.write(body)
 
 
-def _show(reading: Reading, page: Path | None, full: bool | None, *, paged: bool) -> None:
+def _show(reading: Transcript, page: Path | None, full: bool | None, *, paged: bool) -> None:
     if page is None:
         from runner.cli.look.reading import screen
         from runner.cli.look.reading.terminal import Look, lines_of
@@ -165,8 +165,8 @@ def _show(reading: Reading, page: Path | None, full: bool | None, *, paged: bool
         look = Look(is_coloured=screen.is_coloured(), is_folded=is_folded)
         screen.print_lines(lines_of(reading, look), paged=paged)
         return
+    from runner.app.page import page as pieces
     from runner.cli.exchange.writing import output
-    from runner.page.document import page as pieces
 
     with output(None if str(page) == "-" else page) as write:
         for piece in pieces(reading):

@@ -8,6 +8,7 @@ from contextlib import redirect_stdout
 from dataclasses import replace
 from io import StringIO
 
+from runner.app.page import page
 from runner.cli.audit.formats import say_rows
 from runner.cli.look.reading.compose import reading
 from runner.cli.look.reading.terminal import Look, lines_of
@@ -16,7 +17,6 @@ from runner.core.rows import Rows
 from runner.exchange.atif import trajectory
 from runner.exchange.claude_code import session_lines
 from runner.llm.prices import load_prices
-from runner.page.document import page
 from runner.settings import Settings
 from runner.store.audit.approvals import approvals
 from runner.store.audit.commands import commands

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from runner.app import transcript as parts
 from runner.app.humanize import cell, cost, cost_line, duration, verdict, verified
 from runner.cli.look.family import descent, family_of, tree_line
 from runner.cli.look.family import words as sub_agent
@@ -14,7 +15,6 @@ from runner.cli.look.reading import words
 from runner.cli.money.costs import spending_of
 from runner.core.agents.place import place_of
 from runner.errors import UsageError
-from runner.page import parts
 from runner.settings import Settings
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def reading(
     turns: Turns | None = None,
     *,
     whole_tree: bool = False,
-) -> parts.Reading:
+) -> parts.Transcript:
     """A run, read while its parts are.
 
     Args:
@@ -58,14 +58,14 @@ def reading(
         raise UsageError(f"there is no turn {turns[0]} yet: the last one is {run['turns']}")
     shown = turns and (turns[0] if turns[0] > 1 else 0, turns[1])
 
-    def inner(child: str) -> parts.Reading | None:
+    def inner(child: str) -> parts.Transcript | None:
         if not whole_tree:
             return None
         return reading(settings, database, child, now, whole_tree=True)
 
     cost = cost_line(spending_of(settings, database, run_id=run_id))
     facts = _facts(run | family, cost, turns, now)
-    return parts.Reading(
+    return parts.Transcript(
         run_id=run_id,
         title=cell(run["item_key"]),
         facts=tuple((name, value) for name, value in facts if value),
@@ -116,7 +116,7 @@ class _Composer:
         run_id: str,
         turns: Turns | None,
         family: Mapping[str, Any],
-        inner: Callable[[str], parts.Reading | None],
+        inner: Callable[[str], parts.Transcript | None],
     ) -> None:
         from runner import wiring
         from runner.store.look import decisions, transcript

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from runner.app.humanize import cell, input_lines, moment
-from runner.cli.look.reading.wrapping import MARGIN
-from runner.page.parts import (
+from runner.app.transcript import (
     Compaction,
     Event,
     Message,
@@ -18,16 +17,17 @@ from runner.page.parts import (
     OtherBlock,
     Part,
     Piece,
-    Reading,
     SubAgent,
     Text,
     Thinking,
     Tone,
     ToolCall,
     ToolResult,
+    Transcript,
     Verification,
     text_of,
 )
+from runner.cli.look.reading.wrapping import MARGIN
 
 _MOST_LINES = 20
 _FIRST_LINES = 12
@@ -54,7 +54,7 @@ class Look:
         return self.style(note.words if text is None else text, _TONE_STYLES[note.tone])
 
 
-def lines_of(reading: Reading, look: Look) -> Iterator[str]:
+def lines_of(reading: Transcript, look: Look) -> Iterator[str]:
     """The lines of a reading, each without its end, as its parts come."""
     width = max(len(name) for name, _ in reading.facts)
     for name, value in reading.facts:
@@ -114,7 +114,7 @@ def _sub_agent(part: SubAgent, look: Look) -> Iterator[str]:
         + " · "
         + look.note(part.note)
     )
-    for line in lines_of(part.reading, look):
+    for line in lines_of(part.transcript, look):
         yield f"{before}{line}".rstrip()
     yield ""
 

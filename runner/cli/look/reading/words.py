@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from runner.app.humanize import at_most, cell, cost, duration, moment
+from runner.app.transcript import Note, Tone
 from runner.core.author import RUNNERS_NAME
 from runner.core.money.prices import Spending
-from runner.page.parts import Note, Tone
 
 if TYPE_CHECKING:
     from runner.store.look.reading.turn_costs import CallSpent

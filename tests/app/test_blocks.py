@@ -9,12 +9,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.page.blocks import folded, piece, prose
-from runner.page.parts import Note, OtherBlock, Piece, Text, Thinking, ToolCall, ToolResult
-from tests.page.parsed import Parsed
+from runner.app.page import html_environment
+from runner.app.transcript import Note, OtherBlock, Piece, Text, Thinking, ToolCall, ToolResult
+from tests.app.parsed import Parsed
 
 PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n").decode()
+BLOCKS: Any = html_environment().get_template("blocks.html").module
 ANSWERED = Note("succeeded, 1.2s", "good")
+
+
+def folded(text: str) -> str:
+    return str(BLOCKS.folded(text))
+
+
+def piece(block: Piece) -> str:
+    return str(BLOCKS.piece(block))
+
+
+def prose(text: str) -> str:
+    return str(BLOCKS.prose(text))
 
 
 def picture(kind: str = "image/png", data: Any = PNG, type: str = "base64") -> dict[str, Any]:

@@ -10,24 +10,24 @@ from html import unescape
 
 import pytest
 
-from runner.core.text.plain import visible
-from runner.page.document import page
-from runner.page.parts import (
+from runner.app.page import page
+from runner.app.transcript import (
     Compaction,
     Event,
     Message,
     Note,
     OtherBlock,
     Part,
-    Reading,
     Text,
     Thinking,
     ToolCall,
     ToolResult,
+    Transcript,
     Verification,
 )
+from runner.core.text.plain import visible
+from tests.app.parsed import Parsed
 from tests.cli.test_terminal import HOSTILE, steers
-from tests.page.parsed import Parsed
 from tests.store.examples import NOW
 
 EVIL = (
@@ -65,7 +65,7 @@ def parts() -> Iterator[Part]:
 @pytest.fixture
 def html() -> str:
     facts = (("run", "run_1"), ("state", EVIL), ("job", EVIL), ("submitted", NOW))
-    return "".join(page(Reading("run_1", EVIL, facts, NOTE, EVIL, parts())))
+    return "".join(page(Transcript("run_1", EVIL, facts, NOTE, EVIL, parts())))
 
 
 @pytest.fixture
@@ -159,7 +159,7 @@ def test_results_are_told_from_what_people_say() -> None:
         Message("user", 1, NOW, (result, Text("Also mend the docs."))),
         Message("user", 0, NOW, (Text("Mend it."),)),
     )
-    reading = Reading("run_1", "one", (("run", "run_1"),), Note("running"), "", iter(told))
+    reading = Transcript("run_1", "one", (("run", "run_1"),), Note("running"), "", iter(told))
     html = "".join(page(reading))
     assert re.findall(r'<article class="(\w+)"', html) == [
         "results",
@@ -176,7 +176,7 @@ def test_parts_are_written_as_they_come() -> None:
             read.append(turn)
             yield Message("assistant", turn, NOW, (Text("x"),))
 
-    pieces = page(Reading("run_1", "one", (), Note("running"), "", many()))
+    pieces = page(Transcript("run_1", "one", (), Note("running"), "", many()))
     seen = next(each for each in pieces if 'id="turn-1"' in each)
     assert 'id="turn-2"' not in seen
     assert read == [1]

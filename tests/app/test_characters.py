@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runner.app.page import shown
 from runner.core.text.plain import visible
-from runner.page.characters import shown
+from tests.app.parsed import Parsed
 from tests.cli.test_terminal import HOSTILE, steers
-from tests.page.parsed import Parsed
 
 MARKUP = st.sampled_from(
     [

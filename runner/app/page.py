@@ -1,0 +1,200 @@
+"""A transcript as one HTML page that needs nothing but itself: no network, no script but its own.
+
+Its markup is in ``templates/``. The Content-Security-Policy names the page's style and script by their
+hashes, so that even a mistake here lets no other script run (https://www.w3.org/TR/CSP3/).
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+from functools import cache, partial
+from itertools import groupby
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from runner.app.transcript import Message, Part, SubAgent, Transcript, text_of
+from runner.core.text.plain import visible
+
+_FIRST_LINES = 12
+_FIRST_CHARACTERS = 2_000
+_WORTH_FOLDING = 400
+_FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
+_MARKED = re.compile(r"(?P<code>`[^`\n]+`)|\*\*[^*\n]+\*\*|^#{1,6} .*", re.MULTILINE)
+_PICTURES = ("image/png", "image/jpeg", "image/gif", "image/webp")  # none can hold a script
+_BASE64 = re.compile(r"[A-Za-z0-9+/]+={0,2}", re.ASCII)
+# A whole control sequence (ECMA-48 5.4), or a joiner inside an emoji such as a family, which hides nothing.
+_EMOJI = "\u2600-\u27bf\U0001f300-\U0001faff"
+_JOINER = "\u200d"
+_UNITS = re.compile(rf"(\x1b\[[0-?]*[ -/]*[@-~]?|(?<=[{_EMOJI}\ufe0f]){_JOINER}(?=[{_EMOJI}]))")
+
+
+def page(transcript: Transcript) -> Iterator[str]:
+    """Yield the page a piece at a time, while the transcript's parts are read."""
+    environment = html_environment()
+    assert environment.loader is not None
+    style, script = (
+        environment.loader.get_source(environment, name)[0]
+        for name in ("transcript.css", "transcript.js")
+    )
+    return environment.get_template("transcript.html").generate(
+        transcript=transcript, parts=_flat(transcript.parts), style=style, script=script
+    )
+
+
+def _flat(parts: Iterable[Part], label: str = "") -> Iterator[tuple[Part | None, str]]:
+    """Yield parts with the ids to link to, those of a sub-agent between it and a None.
+
+    Args:
+        label: of the run in its tree.
+    """
+    turns: set[int] = set()
+    for part in parts:
+        anchor = ""
+        if isinstance(part, Message) and part.turn and part.turn not in turns:
+            turns.add(part.turn)
+            anchor = f"{f'agent-{label}-' if label else ''}turn-{part.turn}"
+        yield part, anchor
+        if isinstance(part, SubAgent):
+            yield from _flat(part.transcript.parts, part.label)
+            yield None, ""
+
+
+@cache
+def html_environment() -> Environment:
+    """Return the environment of HTML templates: an expression is text unless it is marked as safe."""
+    environment = Environment(
+        loader=PackageLoader("runner.app"),
+        autoescape=True,
+        finalize=shown,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {
+        "contents": _contents,
+        "digest": _digest,
+        "fold": _fold,
+        "json": lambda value: json.dumps(value, indent=2, ensure_ascii=False),
+        "kind": lambda value: type(value).__name__,
+        "paragraphs": _paragraphs,
+        "spans": _spans,
+        "utc": partial(datetime.fromtimestamp, tz=UTC),
+        "visible": visible,
+    }
+    return environment
+
+
+def shown(value: Any) -> Markup:
+    """Return a value as HTML in which nothing of it is markup, and characters that would hide or reorder
+    text are visible. Line ends and tabs stay as they are."""
+    if isinstance(value, Markup):
+        return value
+    text = str(value)
+    if text.replace("\n", "").replace("\t", "").isprintable():
+        return escape(text)
+    return Markup("").join(_shown_parts(text))
+
+
+def _shown_parts(text: str) -> Iterator[Markup]:
+    for index, part in enumerate(_UNITS.split(text)):
+        if index % 2:
+            yield Markup(part) if part == _JOINER else _control(part)
+            continue
+        for is_hidden, characters in groupby(part, key=_is_hidden):
+            found = "".join(characters)
+            yield _control(found) if is_hidden else escape(found)
+
+
+def _is_hidden(character: str) -> bool:
+    return character not in "\n\t" and visible(character) != character
+
+
+def _control(characters: str) -> Markup:
+    return Markup('<span class="control">{}</span>').format(visible(characters))
+
+
+def _digest(content: str) -> str:
+    digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+    return f"sha256-{digest}"
+
+
+def _fold(text: str) -> tuple[str, str, str]:
+    """Split a long text at the end of a line where one is near: its beginning, the rest and how long that
+    is."""
+    text = text.removesuffix("\n")
+    at = 0
+    for _ in range(_FIRST_LINES):
+        at = text.find("\n", at) + 1 or len(text) + 1
+    if at > _FIRST_CHARACTERS:
+        at = text.rfind("\n", 0, _FIRST_CHARACTERS) + 1 or _FIRST_CHARACTERS
+    rest = text[at:]
+    if len(rest) < _WORTH_FOLDING and rest.count("\n") < _FIRST_LINES:
+        return text, "", ""
+    more = rest.count("\n") + 1
+    told = f"{more:,} more lines" if more > 1 else f"{len(rest):,} more characters"
+    return text[:at].removesuffix("\n"), rest, told
+
+
+def _paragraphs(text: str) -> Iterator[tuple[str, str]]:
+    """Split a text into fenced code ("code") and what is around it ("p"), fences included."""
+    fence = ""
+    held: list[str] = []
+    for line in text.split("\n"):
+        found = _FENCE.match(line)
+        if not fence and found:
+            yield from _said(held)
+            fence, held = found[1], [line]
+        elif fence and found and line.strip() == fence:
+            yield "code", "\n".join([*held, line])
+            fence, held = "", []
+        else:
+            held.append(line)
+    if fence:
+        yield "code", "\n".join(held)
+    else:
+        yield from _said(held)
+
+
+def _said(lines: list[str]) -> Iterator[tuple[str, str]]:
+    if text := "\n".join(lines).strip("\n"):
+        yield "p", text
+
+
+def _spans(text: str) -> Iterator[tuple[str, str]]:
+    """Split a paragraph into tags and texts; a text has no tag, code in ticks "code", headings and bold
+    text "b"."""
+    at = 0
+    for found in _MARKED.finditer(text):
+        yield "", text[at : found.start()]
+        yield "code" if found["code"] else "b", found[0]
+        at = found.end()
+    yield "", text[at:]
+
+
+def _contents(content: Any) -> Iterator[tuple[str, str]]:
+    """Yield the blocks of a tool result, each as the URL of a picture or as text."""
+    if not isinstance(content, list):
+        yield "", text_of(content)
+        return
+    for block in content:
+        picture = _picture(block)
+        yield picture, "" if picture else text_of([block])
+
+
+def _picture(block: Any) -> str:
+    """Return the URL of a picture that is in the block itself and harmless, else nothing."""
+    source = block.get("source") if isinstance(block, Mapping) else None
+    if not isinstance(source, Mapping) or source.get("type") != "base64":
+        return ""
+    kind, data = source.get("media_type"), source.get("data")
+    if kind not in _PICTURES or not isinstance(data, str) or not _BASE64.fullmatch(data):
+        return ""
+    return f"data:{kind};base64,{data}"
