@@ -9,7 +9,8 @@
     ├── UnreachableError        a database, queue or network that does not answer (exit code 5)
     ├── StaleView               the journal holds more than the view says: load again
     ├── LeaseLost               the attempt no longer holds its run: drop it, append nothing
-    ├── Interrupted             an effect was cut on purpose (cancel, shutdown)
+    ├── Interrupted             an effect was cut on purpose: the run was lost or cancelled
+    │   └── ShutDown            … or the worker shuts down
     └── ModelCallError          a model call that gave no whole reply, with what is known of it
 
 Tool errors are not here: they are results for the model (see ``runner.core.conversation``).
@@ -80,11 +81,18 @@ InterruptReason = Literal["dropped", "shutdown"]
 
 
 class Interrupted(RunnerError):  # noqa: N818 - the design's word for it
-    """A model call or a tool was cut on purpose; ``reason`` says whether a result may be stored."""
+    """An effect was cut on purpose: the run is no longer this attempt's."""
 
-    def __init__(self, reason: InterruptReason) -> None:
-        self.reason = reason
-        super().__init__(f"interrupted ({reason})")
+    reason: InterruptReason = "dropped"
+
+    def __init__(self) -> None:
+        super().__init__(f"interrupted ({self.reason})")
+
+
+class ShutDown(Interrupted):
+    """An effect was cut because the worker shuts down: what happened may still be stored."""
+
+    reason = "shutdown"
 
 
 class ModelCallError(RunnerError):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from runner.core.conversation import ModelReply, ModelRequest, Tool, ToolResult, Usage
 from runner.core.hooks.answer import Said
@@ -16,9 +16,10 @@ from runner.core.journal.entries import Entry, InstructionsRead, TreeCause
 from runner.core.journal.fold import Applied
 from runner.core.journal.view import RunView
 from runner.core.run import Ended, Lease
-from runner.core.steps import Effect
-from runner.errors import Interrupted, InterruptReason
+from runner.errors import Interrupted, InterruptReason, ShutDown
 from runner.permissions import Authorization, Policy, ToolContext
+
+T = TypeVar("T")
 
 
 class Interrupt:
@@ -59,8 +60,7 @@ class Interrupt:
         """
         self.check()
         with self._lock:
-            if self.reason is not None:
-                raise Interrupted(self.reason)
+            self._raise_if_set()
             self._cuts.append(cut)
         try:
             yield
@@ -91,8 +91,11 @@ class Interrupt:
         """Raise ``Interrupted`` when ``set`` has been called, or when the worker may not act."""
         if not self._may_act():
             self.set("dropped")
+        self._raise_if_set()
+
+    def _raise_if_set(self) -> None:
         if self.reason is not None:
-            raise Interrupted(self.reason)
+            raise ShutDown if self.reason == "shutdown" else Interrupted
 
     def wait(self, seconds: float) -> bool:
         """Sleep, but not past ``set``; True when it was set."""
@@ -107,6 +110,11 @@ class Clock(Protocol):
         """Seconds for durations, counting the time that the machine sleeps."""
 
 
+# Given the run as it stands and the time in seconds since the epoch: the entries that follow, each with
+# the run before and after it, and what comes next.
+Decide = Callable[[RunView, float], tuple[Sequence[Applied], T]]
+
+
 class Journal(Protocol):
     """A run's journal, guarded by a lease. Every method raises ``LeaseLost`` when the attempt no
     longer holds the run; nothing is stored then."""
@@ -114,15 +122,18 @@ class Journal(Protocol):
     def load(self, lease: Lease) -> RunView:
         """The run as its rows tell it."""
 
-    def append(self, lease: Lease, view: RunView, entries: Sequence[Entry]) -> RunView:
-        """Store what happened, in one transaction."""
+    def commit(
+        self, lease: Lease, view: RunView, entries: Sequence[Entry], decide: Decide[T]
+    ) -> tuple[RunView, T]:
+        """Store, in one transaction, what happened and what ``decide`` decides from there, given the
+        queued messages, rules, pause flag and job's budget as they stand in that transaction.
 
-    def advance(
-        self, lease: Lease, view: RunView, entries: Sequence[Entry], *, draining: bool
-    ) -> tuple[RunView, Effect]:
-        """Store what happened and, in the same transaction, what follows from it: everything that
-        ``core.decide.advance`` decides, with the queued messages and the pause flag as they stand
-        there. The effect returned may begin: its intent is stored."""
+        Returns:
+            The run as it is stored, and what comes next: its intent is stored, so it may begin.
+
+        Raises:
+            StaleView: an earlier commit is stored that ``view`` does not know of; nothing is stored.
+        """
 
     def end_children(self, lease: Lease) -> None:
         """Cancel all below the run that has not ended."""

@@ -55,12 +55,8 @@ _BY_BOTH = "A hook that looked at this call and the person who approved it"
 _MOST_EDIT_CHARACTERS = 1_000
 
 
-def answer_calls(view: RunView, now: float) -> Step | None:
-    """The next step towards a result for every call of the last reply; None when all have theirs.
-
-    Args:
-        now: seconds since the epoch.
-    """
+def answer_calls(view: RunView) -> Step | None:
+    """The next step towards a result for every call of the last reply; None when all have theirs."""
     pending = [call for call in view.calls if call.result is None]
     if (hook := after_calls(view)) is not None:
         return hook
@@ -79,7 +75,7 @@ def answer_calls(view: RunView, now: float) -> Step | None:
         return _decide(view, undecided)
     if (hook := _look_at_edits(view, pending)) is not None:
         return hook
-    return _begin_next(view, pending, now)
+    return _begin_next(view, pending)
 
 
 def given_by_children(view: RunView) -> Step | None:
@@ -104,10 +100,10 @@ def _look_at_edits(view: RunView, pending: Sequence[Call]) -> Step | None:
     return None
 
 
-def _begin_next(view: RunView, pending: Sequence[Call], now: float) -> Step:
+def _begin_next(view: RunView, pending: Sequence[Call]) -> Step:
     """Start what is next among calls that are decided on, or wait for what they wait for."""
-    is_over = view.ends_at is not None and view.ends_at <= now
-    if children := next_children(view, pending, now):
+    is_over = view.ends_at is not None and view.ends_at <= view.now
+    if children := next_children(view, pending):
         if not is_over and begins_with_shared(view, children):
             return RecordShared()
         return stop_at_deadline(view) if is_over else Record(ChildrenStarted(children))

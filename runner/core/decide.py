@@ -1,16 +1,16 @@
-"""What to do next in a run: a pure function of what its journal says."""
+"""What a run does next: a pure function of its state."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 
 from runner.core.agents.split import coordinate
 from runner.core.calls import answer_calls, given_by_children
 from runner.core.context.plan import fit_context
 from runner.core.conversation import CONTEXT_EXCEEDED, CUT_REASONS
-from runner.core.ending.finish import deliver_first, finish, leave
-from runner.core.hooks.due import hook_in_hand, start_run, stop_run
-from runner.core.hooks.verdict import objects, tell
+from runner.core.ending.finish import deliver, finish
+from runner.core.hooks.due import continue_hook, end_run, start_run, stop_for_hook
+from runner.core.hooks.verdict import objects, tell_of_hooks
 from runner.core.journal.entries import ModelCallFailed, RunSettled, UserMessageAdded
 from runner.core.journal.fold import Applied, apply
 from runner.core.journal.view import RunView, Stop
@@ -26,6 +26,7 @@ from runner.core.steps import (
     RunTools,
     Sleep,
     Step,
+    leave,
     settle,
     stop_at_deadline,
 )
@@ -34,36 +35,69 @@ from runner.core.text.prompts import CONTINUE_TEXT, NUDGE_TEXT, RESUME_TEXT, SMA
 MOST_CONTINUATIONS = 2
 
 
-def advance(view: RunView, now: float, draining: bool) -> tuple[list[Applied], Effect]:
-    """Decide until there is something to do.
+def advance(view: RunView, now: float, draining: bool) -> tuple[list[Applied], Effect | Done]:
+    """Decide until there is an effect to carry out, or the attempt is over.
+
+    Args:
+        now: seconds since the epoch.
+        draining: the worker is shutting down: stop at this step boundary.
 
     Returns:
-        The entries that could be decided, each with the run before and after it, and the effect that
-        is next once they are stored.
+        The entries that were decided, each with the run before and after it, and the effect
+        that comes next once they are stored, or the end of the attempt.
     """
     decided: list[Applied] = []
-    while isinstance(step := decide(view, now, draining), Record):
+    view = replace(view, now=now, draining=draining)
+    while isinstance(step := decide(view), Record):
         after = apply(view, step.entry)
         decided.append(Applied(view, step.entry, after))
         view = after
     return decided, step
 
 
-def decide(view: RunView, now: float, draining: bool = False) -> Step:
-    """The next step of a run.
-
-    Args:
-        now: seconds since the epoch.
-        draining: the worker is shutting down: stop at this step boundary.
-    """
+def decide(view: RunView) -> Step:
+    """The next step of a run. What the rules decide is done, but an end only after its stages."""
     if view.outcome is not None:
         return Done(view.outcome)
-    step = next(step for rule in _RULES if (step := rule(view, now, draining)) is not None)
-    step = _children_first(view, step, now, draining)
-    return deliver_first(view, step, now, draining=draining)
+    step = _by_rules(view)
+    match step:
+        case Record(RunSettled(Ended() as end)):
+            return _before_end(view, end) or step
+        case _:
+            return step
 
 
-def _open_model_call(view: RunView, now: float, draining: bool) -> Step | None:
+def _by_rules(view: RunView) -> Step:
+    """The step of the first rule that applies; the last one always does."""
+    return (
+        _continue_model_call(view)
+        or _continue_tools(view)
+        or continue_hook(view)
+        or stop_for_hook(view)
+        or _leave_calls(view)
+        or answer_calls(view)
+        or coordinate(view)
+        or _end_with_result(view)
+        or _answer_stop(view)
+        or tell_of_hooks(view)
+        or leave(view)
+        or start_run(view)
+        or _deliver_queued(view)
+        or _after_failure(view)
+        or _speak_first(view)
+        or _check_limits(view)
+        or fit_context(view)
+        or start_turn(view)
+    )
+
+
+def _before_end(view: RunView, end: Ended) -> Step | None:
+    """The step of the first stage before an end that is not through: sub-agents stop and give their
+    results, the files are committed, RunEnd hooks see what is left."""
+    return _end_children(view) or deliver(view, end) or end_run(view, end)
+
+
+def _continue_model_call(view: RunView) -> Step | None:
     call = view.progress.open_call
     if call is None:
         return None
@@ -76,13 +110,13 @@ def _open_model_call(view: RunView, now: float, draining: bool) -> Step | None:
             status=None,
             request_id=None,
             charged=call.reservation.worst_case,
-            at=now,
-            retry_at=now,
+            at=view.now,
+            retry_at=view.now,
         )
     )
 
 
-def _tools_in_hand(view: RunView, now: float, draining: bool) -> Step | None:
+def _continue_tools(view: RunView) -> Step | None:
     """Only an attempt that appends a result while others of its group are running sees these."""
     mine = tuple(
         call
@@ -94,39 +128,17 @@ def _tools_in_hand(view: RunView, now: float, draining: bool) -> Step | None:
     return RunTools(mine) if mine else None
 
 
-def _hook_in_hand(view: RunView, now: float, draining: bool) -> Step | None:
-    return hook_in_hand(view)
+def _leave_calls(view: RunView) -> Step | None:
+    return leave(view) if view.calls else None
 
 
-def _stop_for_hook(view: RunView, now: float, draining: bool) -> Step | None:
-    return stop_run(view)
-
-
-def _leave_calls(view: RunView, now: float, draining: bool) -> Step | None:
-    return _leave(view, now, draining) if view.calls else None
-
-
-def _answer_calls(view: RunView, now: float, draining: bool) -> Step | None:
-    return answer_calls(view, now)
-
-
-def _coordinate(view: RunView, now: float, draining: bool) -> Step | None:
-    if view.progress.split == "whole" and (step := _leave(view, now, draining)) is not None:
-        return step
-    return coordinate(view)
-
-
-def _leave(view: RunView, now: float, draining: bool) -> Step | None:
-    return leave(view, now, draining=draining)
-
-
-def _end_with_result(view: RunView, now: float, draining: bool) -> Step | None:
+def _end_with_result(view: RunView) -> Step | None:
     if not view.progress.submitted or view.queued or objects(view):
         return None
-    return finish(view, "submitted", now, draining=draining)
+    return finish(view, "submitted")
 
 
-def _answer_stop(view: RunView, now: float, draining: bool) -> Step | None:
+def _answer_stop(view: RunView) -> Step | None:
     stop = view.progress.stop
     if stop is None:
         return None
@@ -144,7 +156,7 @@ def _answer_stop(view: RunView, now: float, draining: bool) -> Step | None:
         text = SMALLER_STEPS_TEXT if stop.reason in CUT_REASONS else NUDGE_TEXT
         return Record(UserMessageAdded((text,), "nudge"))
     if stop.reason in ("end_turn", "stop_sequence"):
-        return finish(view, stop.reason, now, draining=draining)
+        return finish(view, stop.reason)
     return _answer_whole_reply(view, stop)
 
 
@@ -168,29 +180,16 @@ def _answer_whole_reply(view: RunView, stop: Stop) -> Step | None:
             return settle(Ended("failed", "unknown_stop_reason", detail))
 
 
-def _tell_of_hooks(view: RunView, now: float, draining: bool) -> Step | None:
-    return tell(view)
+def _end_children(view: RunView) -> Step | None:
+    """No sub-agent works any more when the run's files are committed; what each gave is a result."""
+    if not view.awaits_children:
+        return None
+    if all(child.result is not None for child in view.children):
+        return given_by_children(view)
+    return leave(view) or (settle(Waiting("children")) if view.children_told else EndChildren())
 
 
-def _children_first(view: RunView, step: Step, now: float, draining: bool) -> Step:
-    """``step``, or what comes before an end: no sub-agent works any more in what is delivered and looked
-    at then, and what each gave is a result."""
-    match step:
-        case Record(RunSettled(Ended())) if view.awaits_children:
-            if all(child.result is not None for child in view.children):
-                return given_by_children(view) or step
-            if (left := _leave(view, now, draining)) is not None:
-                return left
-            return settle(Waiting("children")) if view.children_told else EndChildren()
-        case _:
-            return step
-
-
-def _start_run(view: RunView, now: float, draining: bool) -> Step | None:
-    return start_run(view)
-
-
-def _deliver_queued(view: RunView, now: float, draining: bool) -> Step | None:
+def _deliver_queued(view: RunView) -> Step | None:
     paused = view.progress.stop is not None  # a paused turn goes back as it is
     return _deliver(view) if view.queued and not paused else None
 
@@ -205,69 +204,36 @@ def _deliver(view: RunView) -> Step:
     )
 
 
-def _speak_first(view: RunView, now: float, draining: bool) -> Step | None:
+def _speak_first(view: RunView) -> Step | None:
     """A run taken up again after its last reply was answered by its end: someone must speak."""
     if view.messages[-1].role == "assistant" and view.progress.stop is None:
         return Record(UserMessageAdded((RESUME_TEXT,), "resume"))
     return None
 
 
-def _after_failure(view: RunView, now: float, draining: bool) -> Step | None:
+def _after_failure(view: RunView) -> Step | None:
     failure = view.progress.failure
     if failure is None:
         return None
     if failure.retry_at is None:
         request = f" (request {failure.request_id})" if failure.request_id else ""
         return settle(Ended("failed", failure.kind, failure.message + request))
-    if failure.retry_at <= now:
+    if failure.retry_at <= view.now:
         return None
     if (ends_at := view.ends_at) is not None and failure.retry_at >= ends_at:
         return stop_at_deadline(view)
-    if failure.retry_at - now <= IN_HAND_SECONDS:
+    if failure.retry_at - view.now <= IN_HAND_SECONDS:
         return Sleep(failure.retry_at)
     return settle(Requeued(failure.retry_at, "backoff"))
 
 
-def _check_limits(view: RunView, now: float, draining: bool) -> Step | None:
+def _check_limits(view: RunView) -> Step | None:
     limits, progress = view.limits, view.progress
     if progress.turns >= limits.max_turns:
         return settle(Ended("stopped", "max_turns", f"the limit of {limits.max_turns} turns"))
     if limits.working_time is not None and progress.worked >= limits.working_time:
         detail = f"the working time of {limits.working_time:g} s"
         return settle(Ended("stopped", "working_time", detail))
-    if (ends_at := view.ends_at) is not None and now >= ends_at:
+    if (ends_at := view.ends_at) is not None and view.now >= ends_at:
         return stop_at_deadline(view)
     return None
-
-
-def _fit_context(view: RunView, now: float, draining: bool) -> Step | None:
-    return fit_context(view, now)
-
-
-def _start_turn(view: RunView, now: float, draining: bool) -> Step | None:
-    return start_turn(view, now)
-
-
-_Rule = Callable[[RunView, float, bool], Step | None]
-
-# In this order: the first rule that has a step for the run decides.
-_RULES: tuple[_Rule, ...] = (
-    _open_model_call,
-    _tools_in_hand,
-    _hook_in_hand,
-    _stop_for_hook,
-    _leave_calls,
-    _answer_calls,
-    _coordinate,
-    _end_with_result,
-    _answer_stop,
-    _tell_of_hooks,
-    _leave,
-    _start_run,
-    _deliver_queued,
-    _after_failure,
-    _speak_first,
-    _check_limits,
-    _fit_context,
-    _start_turn,
-)

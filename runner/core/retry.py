@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from runner.core.journal.entries import PROMPT_TOO_LONG
+from runner.core.journal.entries import OUR_OWN_FAILURES, PROMPT_TOO_LONG
 from runner.errors import ModelCallError
 
 IN_HAND_SECONDS = 5.0  # a longer wait is stored, and the worker freed
@@ -69,13 +69,13 @@ def retry_at(
     patience: Patience,
 ) -> float | None:
     """When to try again (seconds since the epoch), or None when that is the end of it. What was too
-    long is tried again at once: it is shorter then.
+    long is tried again at once, shorter, and so is what a shutdown cut.
 
     Args:
         failures: failures in a row, this one included.
         first_failure_at: when the first of them was seen, in seconds since the epoch.
     """
-    if error.kind == PROMPT_TOO_LONG:
+    if error.kind == PROMPT_TOO_LONG or error.kind in OUR_OWN_FAILURES:
         return now
     if not is_retried(error) or failures >= patience.max_attempts:
         return None

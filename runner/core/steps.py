@@ -13,7 +13,7 @@ from typing import Any
 from runner.core.hooks.run import HookRun
 from runner.core.journal.entries import Entry, RunSettled
 from runner.core.journal.view import Call, OpenCall, RunView
-from runner.core.run import Ended, Outcome
+from runner.core.run import Ended, Outcome, Requeued, Waiting
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +98,20 @@ Effect = (
     | RunVerify
     | Deliver
     | Sleep
-    | Done
 )
-Step = Record | Effect
+Step = Record | Effect | Done
 
 
 def settle(outcome: Outcome) -> Step:
     """The step that ends the attempt."""
     return Record(RunSettled(outcome))
+
+
+def leave(view: RunView) -> Step | None:
+    """The step that ends the attempt at this boundary, if a person pauses the run or the worker drains."""
+    if view.pause_requested:
+        return settle(Waiting("paused"))
+    return settle(Requeued(view.now, "shutdown")) if view.draining else None
 
 
 def stop_at_deadline(view: RunView) -> Step:

@@ -1,7 +1,8 @@
-"""THE SPINE: one attempt at a run, from what its journal says to an outcome.
+"""THE SPINE: one attempt at a run, from its stored state to an outcome.
 
-Decide, do, append: each effect is stored together with what follows from it, so there is one
-transaction between two effects and no other path for resuming. See docs/concepts.md.
+Decide, commit, do. What an effect did is committed together with the decision on what follows, so
+there is one transaction between two effects, and resuming a run takes no other path. See
+docs/concepts.md.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from runner.core import retry
 from runner.core.context.summary import summarised
 from runner.core.context.window import DEFAULT_WINDOW
 from runner.core.conversation import ModelReply, message_blocks, tool_uses
+from runner.core.decide import advance
 from runner.core.journal.entries import (
     Entry,
     ModelCallFailed,
@@ -23,6 +25,7 @@ from runner.core.journal.entries import (
     RunSettled,
     TimeWorked,
 )
+from runner.core.journal.fold import Applied
 from runner.core.journal.view import Call, Counted, OpenCall, RunView
 from runner.core.requests import next_request, summary_request, turn_request
 from runner.core.run import Ended, Lease, Outcome, Requeued, Waiting
@@ -41,17 +44,16 @@ from runner.core.steps import (
     RunVerify,
     Sleep,
 )
-from runner.engine.hooks import run_hook
-from runner.engine.workplace import Workplace
+from runner.engine.attempt_workspace import AttemptWorkspace
 from runner.errors import (
-    Interrupted,
     ModelCallError,
+    ShutDown,
     StaleView,
     UnreachableError,
     WorkspaceElsewhere,
     WorkspaceError,
 )
-from runner.ports import Clock, Interrupt, Journal, Live, Model, Tools, Workspaces
+from runner.ports import Clock, Decide, Interrupt, Journal, Live, Model, Tools, Workspaces
 
 T = TypeVar("T")
 
@@ -80,7 +82,7 @@ class Ports:
 
 
 def run_attempt(lease: Lease, ports: Ports, interrupt: Interrupt) -> Outcome:
-    """Decide, do, append, until the journal says that this attempt is over.
+    """Drive a run until it ends, waits or goes back to the queue.
 
     Raises:
         LeaseLost: another attempt has the run, or it was cancelled. Interrupted: ``interrupt`` was
@@ -94,68 +96,65 @@ class _Attempt:
         self._lease = lease
         self._ports = ports
         self._interrupt = interrupt
-        self._workplace = Workplace(
-            lease, ports.tools, ports.workspaces, ports.call_id, interrupt, self._insist
+        self._workspace = AttemptWorkspace(
+            lease, ports.tools, ports.workspaces, ports.call_id, interrupt, self._retry
         )
         self._here: dict[str, Any] = {}
         self._view = self._load()
 
     def run(self) -> Outcome:
-        happened = self._prepare()
+        """Decide, commit, do, until a committed outcome ends the attempt."""
+        happened = self._or_failure(self._prepare)
         while True:
-            match self._advance(happened):
-                case Done(outcome):
-                    return outcome
-                case Sleep(until):
-                    self._sleep(until)
-                    happened = []
-                case CallModel(call):
-                    happened = self._call_model(call)
-                case CountTokens():
-                    self._count_tokens()
-                    happened = []
-                case LocateCalls(calls):
-                    self._locate(calls)
-                    happened = []
-                case RecordShared():
-                    happened = self._in_workspace(self._record_shared)
-                case EndChildren():
-                    self._end_children()
-                    happened = []
-                case RunTools(calls):
-                    happened = self._work(lambda: self._run_tools(calls))
-                case RunHook() as step:
-                    happened = self._work(lambda: self._run_hook(step))
-                case RunVerify(number):
-                    happened = self._work(lambda: self._workplace.verify(self._view, number))
-                case Deliver(outcome):
-                    happened = self._in_workspace(lambda: self._workplace.deliver(outcome))
+            step = self._commit(happened, self._decide)
+            if isinstance(step, Done):
+                return step.outcome
+            happened = self._or_failure(partial(self._do, step))
 
-    def _load(self) -> RunView:
-        view = self._insist(lambda: self._ports.journal.load(self._lease))
-        return replace(view, **self._here)
+    def _decide(self, view: RunView, now: float) -> tuple[Sequence[Applied], Effect | Done]:
+        """What follows from a run's state. The commit calls this inside its transaction."""
+        return advance(view, now, draining=self._ports.stopping.is_set())
 
-    def _prepare(self) -> list[Entry]:
-        """Have the workspace ready, and in the view what no journal says."""
-        ready = False
+    def _commit(self, entries: Sequence[Entry], decide: Decide[T]) -> T:
+        """Store entries and what is decided from there; a reply that was paid for outlives an outage."""
+        while True:
+            commit = partial(self._ports.journal.commit, self._lease, self._view, entries, decide)
+            try:
+                self._view, step = self._retry(commit)
+                return step
+            except StaleView:
+                # The answer to a commit was lost, but it went through: there is nothing to add.
+                self._view = self._load()
+                entries = ()
 
-        def prepare() -> list[Entry]:
-            nonlocal ready
-            happened, self._here["unrecorded"] = self._workplace.prepare(self._view)
-            ready = True
-            if self._view.spec.instructions and not self._view.progress.instructed:
-                happened.append(self._workplace.instructions(self._view))
-            return happened
+    def _do(self, step: Effect) -> list[Entry]:
+        """Carry out one effect. What only this attempt needs to know joins its view at once."""
+        match step:
+            case CallModel(call):
+                return self._call_model(call)
+            case RunTools(calls):
+                return self._timed(lambda: self._run_tools(calls))
+            case RunHook():
+                return self._timed(lambda: self._run_hook(step))
+            case RunVerify(number):
+                return self._timed(lambda: self._workspace.verify(self._view, number))
+            case Deliver(outcome):
+                return self._workspace.deliver(outcome)
+            case CountTokens():
+                self._count_tokens()
+            case LocateCalls(calls):
+                self._locate(calls)
+            case RecordShared():
+                self._view = replace(self._view, shared_tree=self._workspace.record_shared())
+            case EndChildren():
+                self._end_children()
+            case Sleep(until):
+                self._sleep(until)
+        return []
 
-        happened = self._in_workspace(prepare)
-        if ready:
-            own, held_against = self._view.spec.model, self._view.progress.fullness.window
-            self._look_around(lambda model: held_against if model == own else None)
-        return happened
-
-    def _in_workspace(self, work: Callable[[], list[Entry]]) -> list[Entry]:
-        """What happened in the workspace. A run whose workspace is of no use has failed, and nothing goes
-        on below it; what was cut by a shutdown has not happened."""
+    def _or_failure(self, work: Callable[[], list[Entry]]) -> list[Entry]:
+        """The entries of ``work``. If the run cannot go on in its workspace, it ends or waits, and so do
+        the runs below it; what a shutdown cuts has not happened."""
         try:
             return work()
         except WorkspaceError as error:
@@ -164,16 +163,32 @@ class _Attempt:
             return [RunSettled(Ended("failed", "workspace", str(error)))]
         except WorkspaceElsewhere as error:
             return [RunSettled(Waiting("workspace", str(error)))]
-        except Interrupted as cut:
-            if cut.reason == "dropped":
-                raise
+        except ShutDown:
             return []
 
-    def _work(self, work: Callable[[], list[Entry]]) -> list[Entry]:
-        """What happened in the workspace, and how long it took."""
-        began = self._ports.clock.monotonic()
-        happened = self._in_workspace(work)
-        return [self._worked_since(began), *happened]
+    def _load(self) -> RunView:
+        view = self._retry(lambda: self._ports.journal.load(self._lease))
+        return replace(view, **self._here)
+
+    def _retry(self, work: Callable[[], T]) -> T:
+        """Do it until the database answers; while the worker drains, only once."""
+        wait = _FIRST_DATABASE_WAIT
+        while True:
+            try:
+                return work()
+            except UnreachableError:
+                if self._interrupt.reason is not None or self._interrupt.wait(wait):
+                    raise
+                wait = min(2 * wait, _LONGEST_DATABASE_WAIT)
+
+    def _prepare(self) -> list[Entry]:
+        """Prepare the workspace and set the transient fields of the view."""
+        happened, self._here["unrecorded"] = self._workspace.prepare(self._view)
+        if self._view.spec.instructions and not self._view.progress.instructed:
+            happened.append(self._workspace.instructions(self._view))
+        own, held_against = self._view.spec.model, self._view.progress.fullness.window
+        self._look_around(lambda model: held_against if model == own else None)
+        return happened
 
     def _look_around(self, window_of: Callable[[str], int | None]) -> None:
         """Have in the view what no journal says: windows of models, and where outputs are. The model is
@@ -184,7 +199,7 @@ class _Attempt:
         self._here |= {
             "window": window,
             "summary_window": window if own else self._window(spec.summary_model, window_of),
-            "outputs": str(self._workplace.surroundings.outputs),
+            "outputs": str(self._workspace.surroundings.outputs),
         }
         self._view = replace(self._view, **self._here)
 
@@ -202,41 +217,6 @@ class _Attempt:
             if self._interrupt.wait(min(left, _LONGEST_SLEEP)):
                 self._interrupt.check()
 
-    def _advance(self, happened: Sequence[Entry]) -> Effect:
-        def store(entries: Sequence[Entry]) -> Effect:
-            self._view, effect = self._ports.journal.advance(
-                self._lease, self._view, entries, draining=self._ports.stopping.is_set()
-            )
-            return effect
-
-        return self._store(store, happened)
-
-    def _append(self, entry: Entry) -> None:
-        def store(entries: Sequence[Entry]) -> None:
-            self._view = self._ports.journal.append(self._lease, self._view, entries)
-
-        self._store(store, [entry])
-
-    def _store(self, store: Callable[[Sequence[Entry]], T], entries: Sequence[Entry]) -> T:
-        """Store until it is stored: a reply that was paid for outlives an outage."""
-        while True:
-            try:
-                return self._insist(partial(store, entries))
-            except StaleView:
-                # The answer to a commit was lost, but it went through: there is nothing to add.
-                self._view = self._load()
-                entries = ()
-
-    def _insist(self, work: Callable[[], T]) -> T:
-        wait = _FIRST_DATABASE_WAIT
-        while True:
-            try:
-                return work()
-            except UnreachableError:
-                if self._interrupt.reason is not None or self._interrupt.wait(wait):
-                    raise
-                wait = min(2 * wait, _LONGEST_DATABASE_WAIT)
-
     def _call_model(self, call: OpenCall) -> list[Entry]:
         model = self._ports.models(self._view.spec)
         self._look_around(model.window)
@@ -250,11 +230,9 @@ class _Attempt:
                 reply = model.complete(request, self._interrupt, self._publish)
         except ModelCallError as error:
             return [self._failed(call, error)]
-        except Interrupted as cut:
-            if cut.reason == "dropped":
-                raise
-            shut_down = ModelCallError("shutdown", "the worker was shut down during the call")
-            return [self._failed(call, shut_down, retry_now=True)]
+        except ShutDown:
+            cut = ModelCallError("shutdown", "the worker was shut down during the call")
+            return [self._failed(call, cut)]
         return [self._worked_since(began), self._replied(call, reply)]
 
     def _publish(self, text: str) -> None:
@@ -264,48 +242,41 @@ class _Attempt:
         if call.purpose == "summary":
             return summarised(self._view, reply)
         asked = tool_uses(message_blocks(reply))
-        context_of = partial(self._workplace.tool_context, self._view)
-        return ModelReplied(
-            reply, tuple(context_of(block["name"], block["input"]) for block in asked)
-        )
+        context_of = partial(self._workspace.tool_context, self._view)
+        contexts = tuple(context_of(block["name"], block["input"]) for block in asked)
+        return ModelReplied(reply, contexts)
+
+    def _timed(self, work: Callable[[], list[Entry]]) -> list[Entry]:
+        """The entries of ``work`` in the workspace, and how long it took."""
+        began = self._ports.clock.monotonic()
+        happened = self._or_failure(work)
+        return [self._worked_since(began), *happened]
 
     def _worked_since(self, began: float) -> TimeWorked:
         return TimeWorked(max(0.0, self._ports.clock.monotonic() - began))
 
     def _count_tokens(self) -> None:
-        """Ask how long the next prompt is. A cut leaves it unknown: what cut it is seen next."""
+        """Ask the API how long the next prompt is."""
         view = self._view
-        tokens = None
-        try:
-            model = self._ports.models(view.spec)
-            tokens = model.count(next_request(view), self._interrupt)
-        except Interrupted as cut:
-            if cut.reason == "dropped":
-                raise
+        tokens = self._ports.models(view.spec).count(next_request(view), self._interrupt)
         counted = Counted(tokens, view.progress.fullness.sent, view.progress.turns)
         self._view = replace(view, counted=counted)
 
     def _locate(self, calls: Sequence[Call]) -> None:
-        located = {call.index: self._workplace.located(self._view, call) for call in calls}
+        located = {call.index: self._workspace.located(self._view, call) for call in calls}
         self._view = replace(
             self._view, calls=tuple(located.get(call.index, call) for call in self._view.calls)
         )
 
-    def _record_shared(self) -> list[Entry]:
-        self._view = replace(self._view, shared_tree=self._workplace.record_shared())
-        return []
-
     def _end_children(self) -> None:
         """They are cancelled; the next attempt begins when none of their processes is left."""
-        self._insist(lambda: self._ports.journal.end_children(self._lease))
+        self._retry(lambda: self._ports.journal.end_children(self._lease))
         self._view = replace(self._view, children_told=True)
 
-    def _failed(
-        self, call: OpenCall, error: ModelCallError, *, retry_now: bool = False
-    ) -> ModelCallFailed:
+    def _failed(self, call: OpenCall, error: ModelCallError) -> ModelCallFailed:
         now = self._ports.clock.now()
         before = self._view.progress.failure
-        again_at = retry.retry_at(
+        retry_at = retry.retry_at(
             error,
             failures=before.count + 1 if before else 1,
             first_failure_at=before.first_at if before else now,
@@ -320,23 +291,23 @@ class _Attempt:
             request_id=error.request_id,
             charged=call.reservation.worst_case if error.billed else 0,
             at=now,
-            retry_at=now if retry_now else again_at,
+            retry_at=retry_at,
         )
 
     def _run_tools(self, calls: Sequence[Call]) -> list[Entry]:
-        try:
-            return self._workplace.run(self._view, calls, self._append)
-        except Interrupted as cut:
-            if cut.reason == "dropped":
-                raise
-            return [RunSettled(Requeued(self._ports.clock.now(), "shutdown"))]
+        def store(entry: Entry) -> None:
+            self._commit([entry], lambda view, now: ((), None))
+
+        return self._or_requeued(lambda: self._workspace.run(self._view, calls, store))
 
     def _run_hook(self, step: RunHook) -> list[Entry]:
+        return self._or_requeued(lambda: self._workspace.run_hook(self._view, step))
+
+    def _or_requeued(self, work: Callable[[], list[Entry]]) -> list[Entry]:
+        """The entries of ``work``; if a shutdown cuts it, the run goes back to the queue."""
         try:
-            return run_hook(self._workplace, self._view, step)
-        except Interrupted as cut:
-            if cut.reason == "dropped":
-                raise
+            return work()
+        except ShutDown:
             return [RunSettled(Requeued(self._ports.clock.now(), "shutdown"))]
 
 

@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import Connection, bindparam, select
 
-from runner.core import decide
 from runner.core.agents.agent import lineage
 from runner.core.context.compaction import Compacted
 from runner.core.hooks.lookup import end_turns
@@ -25,10 +24,9 @@ from runner.core.money.budget import Limits
 from runner.core.money.prices import Tariff
 from runner.core.run import Ended, Lease, Waiting
 from runner.core.spec import JobSpec
-from runner.core.steps import Effect
 from runner.errors import LeaseLost, StaleView, UnreachableError
 from runner.permissions import Answer
-from runner.ports import Observer, Stored
+from runner.ports import Decide, Observer, Stored
 from runner.store.children.reading import children_waited_for, family_of
 from runner.store.children.starting import (
     lock_tree,
@@ -47,6 +45,8 @@ from runner.store.rows.entries import Rows
 from runner.store.rows.hooks import load_hook_runs, with_instructions_of
 from runner.store.rows.progress import counted, progress_from_row, progress_to_json
 from runner.store.tables import jobs, purses, queued_messages, runs
+
+T = TypeVar("T")
 
 _HELD = (
     (runs.c.id == bindparam("run"))
@@ -113,45 +113,26 @@ class StoredJournal:
         jobs_read.keep()
         return replace(view, tariffs=self._tariffs(view.spec))
 
-    def append(self, lease: Lease, view: RunView, entries: Sequence[Entry]) -> RunView:
-        """Store ``entries``. Raises ``LeaseLost`` or ``StaleView``; nothing is stored then."""
-        return self._write(lease, view, entries)[0]
-
-    def advance(
-        self, lease: Lease, view: RunView, entries: Sequence[Entry], *, draining: bool
-    ) -> tuple[RunView, Effect]:
-        """Store ``entries`` and what follows from them; see the port."""
-        view_after, effect = self._write(lease, view, entries, draining=draining)
-        assert effect is not None
-        return view_after, effect
-
-    def end_children(self, lease: Lease) -> None:
-        """Cancel all below the run that has not ended. Raises ``LeaseLost``."""
-        end_children(self._database, lease, self._now())
-
-    def _write(
-        self,
-        lease: Lease,
-        view: RunView,
-        entries: Sequence[Entry],
-        draining: bool | None = None,
-    ) -> tuple[RunView, Effect | None]:
+    def commit(
+        self, lease: Lease, view: RunView, entries: Sequence[Entry], decide: Decide[T]
+    ) -> tuple[RunView, T]:
+        """Store ``entries`` and what ``decide`` decides from there; see the port."""
         stored: Stored | None = None
 
-        def work(connection: Connection) -> tuple[RunView, Effect | None, JobReader]:
+        def work(connection: Connection) -> tuple[RunView, T, JobReader]:
             nonlocal stored
             row = self._guard(connection, lease, view)
             jobs_read = self._jobs.on(connection)
             purse = money.lock(connection, row.job_id) if view.spec.budget.is_set else None
             before = replace(_as_it_stands(connection, jobs_read, row, view), purse=purse)
             now = self._now()
-            applied, effect = _what_follows(before, entries, now, draining)
+            applied, step = _decided(before, entries, decide, now)
             if any(isinstance(one.entry, ChildrenStarted) for one in applied):
                 lock_tree(connection, lease.run_id)
                 before = _as_its_tree_stands(connection, before)
-                applied, effect = _what_follows(before, entries, now, draining)
+                applied, step = _decided(before, entries, decide, now)
             if not applied:
-                return before, effect, jobs_read
+                return before, step, jobs_read
             after = replace(applied[-1].after, revision=before.revision + 1)
             stored = Stored(lease, row.job_id, applied, now)
             rows = Rows(lease, row.job_id, now, row.event_count)
@@ -166,14 +147,18 @@ class StoredJournal:
             start_children(connection, jobs_read, applied, now)
             if before.progress.warms and (after.outcome is not None or not after.progress.warms):
                 warming.let_siblings_start(connection, row.job_id, now)
-            return after, effect, jobs_read
+            return after, step, jobs_read
 
-        after, effect, jobs_read = self._database.write(work)
+        after, step, jobs_read = self._database.write(work)
         jobs_read.keep()
         self._wake(after)
         if self._observer is not None and stored is not None:
             self._observer.stored(stored)
-        return after, effect
+        return after, step
+
+    def end_children(self, lease: Lease) -> None:
+        """Cancel all below the run that has not ended. Raises ``LeaseLost``."""
+        end_children(self._database, lease, self._now())
 
     def _wake(self, view: RunView) -> None:
         """Have a parent see that the run has ended, or the run itself that those it waits for have since
@@ -295,15 +280,13 @@ def _as_its_tree_stands(connection: Connection, view: RunView) -> RunView:
     return replace(view, held_by_children=family.held, tree_size=family.tree_size)
 
 
-def _what_follows(
-    view: RunView, entries: Sequence[Entry], now: float, draining: bool | None
-) -> tuple[list[Applied], Effect | None]:
-    """The entries, and what is decided after them if anything is to be (``draining`` says whether)."""
+def _decided(
+    view: RunView, entries: Sequence[Entry], decide: Decide[T], now: float
+) -> tuple[list[Applied], T]:
+    """The entries with those that ``decide`` adds to them, and what comes next."""
     applied = fold(view, entries)
-    if draining is None:
-        return applied, None
-    decided, effect = decide.advance(applied[-1].after if applied else view, now, draining)
-    return applied + decided, effect
+    decided, step = decide(applied[-1].after if applied else view, now)
+    return [*applied, *decided], step
 
 
 def _answered(call: Call, answer: Answer | None) -> Call:

@@ -152,7 +152,7 @@ def test_what_the_model_is_told_of_a_cut_call_is_quoted_as_it_is() -> None:
     table = section(PAGE, "### A tool whose worker died")
     told = re.findall(r'"(Interrupted[^"]+)"', table)
     assert len(told) == 2
-    code = (CODE / "engine/workplace.py").read_text() + (CODE / "core/calls.py").read_text()
+    code = (CODE / "engine/attempt_workspace.py").read_text() + (CODE / "core/calls.py").read_text()
     for words in told:
         assert f'"{words}"' in code
 

@@ -15,11 +15,11 @@ from runner.core.journal.entries import Entry
 from runner.core.journal.view import Call, RunView
 from runner.core.run import Ended, Lease, Outcome, Requeued, Waiting
 from runner.core.spec import Asking, JobSpec
-from runner.core.steps import Effect, RunTools
+from runner.core.steps import RunTools
 from runner.engine.attempt import Ports, run_attempt
 from runner.llm.scripted import ScriptedModel
 from runner.permissions import Answer, Rule, digest_of
-from runner.ports import Interrupt, Model
+from runner.ports import Decide, Interrupt, Model
 from runner.store.connection.database import Database
 from runner.store.journal import StoredJournal
 from runner.store.steer.approvals import Asked, Reply, answer, expire, waiting
@@ -279,10 +279,10 @@ class _RunsAnything(StoredJournal):
     answer: Answer | None = None
     changed: dict[str, Any] | None = None
 
-    def advance(
-        self, lease: Lease, view: RunView, entries: Sequence[Entry], *, draining: bool
-    ) -> tuple[RunView, Effect]:
-        view, effect = super().advance(lease, view, entries, draining=draining)
+    def commit(
+        self, lease: Lease, view: RunView, entries: Sequence[Entry], decide: Decide[Any]
+    ) -> tuple[RunView, Any]:
+        view, effect = super().commit(lease, view, entries, decide)
         if not view.calls:
             return view, effect
         return view, RunTools((self._answered(view.calls[0]),))

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from sqlalchemy import select
@@ -20,12 +20,11 @@ from runner.core.journal.entries import Entry
 from runner.core.journal.view import RunView
 from runner.core.run import Ended, Lease, Outcome, Requeued
 from runner.core.spec import JobSpec, NewRun
-from runner.core.steps import Effect
 from runner.engine.attempt import Ports, run_attempt
 from runner.errors import Interrupted, ModelCallError, StaleView
 from runner.llm.scripted import ScriptedModel
 from runner.permissions import Rule
-from runner.ports import Clock, Interrupt, Journal, Prepared, Surroundings
+from runner.ports import Clock, Decide, Interrupt, Journal, Prepared, Surroundings
 from runner.store.connection.database import Database
 from runner.store.look.outputs import tool_output
 from runner.store.steer import jobs
@@ -39,6 +38,8 @@ __all__ = ["ports"]
 
 OWN, OTHER = SPEC.model, "claude-other"
 DONE = {"text": "Done."}
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -81,14 +82,11 @@ class Watching:
     def load(self, lease: Lease) -> RunView:
         return self.journal.load(lease)
 
-    def append(self, lease: Lease, view: RunView, entries: Sequence[Entry]) -> RunView:
-        return self.journal.append(lease, view, entries)
-
-    def advance(
-        self, lease: Lease, view: RunView, entries: Sequence[Entry], *, draining: bool
-    ) -> tuple[RunView, Effect]:
+    def commit(
+        self, lease: Lease, view: RunView, entries: Sequence[Entry], decide: Decide[T]
+    ) -> tuple[RunView, T]:
         self.views.append(view)
-        stored = self.journal.advance(lease, view, entries, draining=draining)
+        stored = self.journal.commit(lease, view, entries, decide)
         if self.loses and entries:
             self.loses = False
             raise StaleView("it was stored")

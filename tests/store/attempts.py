@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from sqlalchemy import Row, insert, select
 
 from runner.core.conversation import Block, ModelReply, ToolResult, Usage
+from runner.core.decide import advance
 from runner.core.journal.entries import Entry, ModelCallFailed, ToolFinished
+from runner.core.journal.fold import Applied
 from runner.core.journal.view import RunView
 from runner.core.money.prices import FREE, Tariff
 from runner.core.run import Lease
@@ -26,7 +29,14 @@ from tests.store.examples import NOW, submission
 
 WORKER = "worker_1"
 Tariffs = Callable[[JobSpec], Mapping[str, Tariff]]
+# What the spine hands to the journal, of a worker that does not drain; and what stores entries alone.
+decide = partial(advance, draining=False)
 USAGE = Usage(input_tokens=100, output_tokens=10)
+
+
+def decide_nothing(view: RunView, now: float) -> tuple[Sequence[Applied], None]:
+    """Leaves it at the entries that are stored."""
+    return (), None
 
 
 def free(spec: JobSpec) -> Mapping[str, Tariff]:
@@ -55,7 +65,7 @@ class Attempt:
 
     def append(self, *entries: Entry) -> Attempt:
         journal = StoredJournal(self.database, lambda: self.now, self.tariffs)
-        self.view, self.effect = journal.advance(self.lease, self.view, entries, draining=False)
+        self.view, self.effect = journal.commit(self.lease, self.view, entries, decide)
         return self
 
     def reply(self, *blocks: Block, stop: str = "end_turn", usage: Usage = USAGE) -> Attempt:
@@ -108,7 +118,7 @@ def claim(
     lease = runs_store.claim(database, run, WORKER, now)
     assert lease is not None
     journal = StoredJournal(database, lambda: now, tariffs)
-    view, effect = journal.advance(lease, journal.load(lease), found, draining=False)
+    view, effect = journal.commit(lease, journal.load(lease), found, decide)
     return Attempt(database, lease, view, effect, now, tariffs)
 
 

@@ -45,7 +45,7 @@ from runner.store.steer.approvals import Reply, answer, waiting
 from runner.store.steer.control import Target
 from runner.store.tables import queued_messages
 from runner.store.tables import runs as run_table
-from tests.store.attempts import free
+from tests.store.attempts import decide, free
 from tests.store.examples import NOW, submission
 
 TOOLS = tuple(
@@ -245,7 +245,7 @@ class Driver:
         while True:
             if self.random.random() < 0.1:
                 self.say()
-            view, effect = self.journal.advance(lease, view, happened, draining=False)
+            view, effect = self.journal.commit(lease, view, happened, decide)
             if isinstance(effect, Done):
                 if not self.end_wait(effect):
                     return sent

@@ -25,7 +25,7 @@ from runner.store.steer.budget import budget_of, set_budget
 from runner.store.steer.control import Target, cancel, pause, resume
 from runner.store.steer.revive import retry
 from runner.store.tables import events, model_calls
-from tests.store.attempts import WORKER, claim, event_types, run_row, text, tool_use
+from tests.store.attempts import WORKER, claim, decide, event_types, run_row, text, tool_use
 from tests.store.attempts import Attempt as AnAttempt
 from tests.store.examples import NOW
 from tests.store.locks import waiting_for_locks
@@ -284,7 +284,7 @@ def test_run_that_begins_to_wait_while_its_budget_is_raised_is_woken(
     journal = StoredJournal(database, while_the_purse_is_locked, priced)
     with ThreadPoolExecutor(1) as pool:
         view = journal.load(lease)
-        _, effect = journal.advance(lease, view, (), draining=False)
+        _, effect = journal.commit(lease, view, (), decide)
         assert effect == held.effect == Done(Waiting("budget"))
         assert [change.id for change in raised[0].result()] == [run_id]
     assert run_row(database, run_id).state == "queued"

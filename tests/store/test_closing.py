@@ -20,7 +20,7 @@ from runner.store.steer.control import Target
 from runner.store.tables import approvals
 from tests.core.story import replied
 from tests.store.asked import ASKING, answers, approval_row, ask, run_ids, submit_asking
-from tests.store.attempts import USAGE, claim, free, run_row, tool_use
+from tests.store.attempts import USAGE, claim, decide_nothing, free, run_row, tool_use
 from tests.store.examples import NOW
 
 YES = Reply("approved", "ada")
@@ -96,8 +96,8 @@ def test_question_can_be_asked_and_closed_in_one_transaction(
     calls = [tool_use(number, "Bash", command="uv lock") for number in range(2)]
     reply = replied(ModelReply(tuple(calls), "tool_use", USAGE, "claude-test", "req_1"))
     decided = CallsDecided({0: Decision("ask"), 1: Decision("deny")})
-    StoredJournal(database, lambda: NOW, free).append(
-        attempt.lease, attempt.view, [reply, decided, GONE]
+    StoredJournal(database, lambda: NOW, free).commit(
+        attempt.lease, attempt.view, [reply, decided, GONE], decide_nothing
     )
     (row,) = database.read(lambda connection: connection.execute(select(approvals)).all())
     assert (row.answer, row.answered_via, row.position) == ("cancelled", "end", 0)

@@ -17,7 +17,7 @@ from runner.store.look.as_sent import as_sent
 from runner.store.steer import jobs
 from runner.store.tables import events, model_calls
 from runner.store.tables import runs as run_table
-from tests.store.attempts import free
+from tests.store.attempts import decide, free
 from tests.store.driving import SPEC, Driver
 from tests.store.examples import NOW, submission
 from tests.store.recording import RecordedDriver
@@ -80,16 +80,16 @@ def test_an_attempt_without_the_lease_cannot_append(driver: Driver) -> None:
     driver.crash()
     driver.claim()
     with pytest.raises(LeaseLost):
-        driver.journal.advance(lease, view, [], draining=False)
+        driver.journal.commit(lease, view, [], decide)
     with pytest.raises(LeaseLost):
         driver.journal.load(lease)
 
 
 def test_a_view_that_missed_a_commit_cannot_append(driver: Driver) -> None:
     lease, view = driver.claim()
-    driver.journal.advance(lease, view, [], draining=False)
+    driver.journal.commit(lease, view, [], decide)
     with pytest.raises(StaleView):
-        driver.journal.advance(lease, view, [], draining=False)
+        driver.journal.commit(lease, view, [], decide)
 
 
 def test_only_one_of_two_claims_gets_the_run(

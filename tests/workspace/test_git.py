@@ -93,7 +93,7 @@ def test_whoever_checks_ends_git(tmp_path: Path) -> None:
 
     def check() -> None:
         if (tmp_path / "bin" / "child").exists():
-            raise Interrupted("dropped")
+            raise Interrupted
 
     with pytest.raises(Interrupted):
         git.run("fetch", check=check)

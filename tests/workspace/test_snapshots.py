@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.errors import Interrupted
+from runner.errors import Interrupted, ShutDown
 from runner.workspace.git import GitError
 from runner.workspace.snapshots import Snapshots
 
@@ -266,7 +266,7 @@ def test_a_workspace_that_is_gone_is_said_to_be(snapshots: Snapshots, place: Pla
 
 def test_a_taking_that_is_cut_off_leaves_nothing_in_the_way(place: Place) -> None:
     def cut() -> None:
-        raise Interrupted("shutdown")
+        raise ShutDown
 
     write(place.work, {f"many/{number}": str(number) for number in range(600)})
     snapshots = place.snapshots()
@@ -294,7 +294,7 @@ def test_a_restore_that_was_cut_off_anywhere_is_finished_by_the_next_attempt(
 
         def check(steps: Iterator[int] = steps) -> None:
             if next(steps, None) is None:
-                raise Interrupted("dropped")
+                raise Interrupted
 
         cut = False
         try:

@@ -22,13 +22,12 @@ class Allotment:
     deadline: float | None
 
 
-def allot(view: RunView, agent: AgentType, together: int, now: float) -> Allotment:
+def allot(view: RunView, agent: AgentType, together: int) -> Allotment:
     """What one of several children that start together may use: what its type says, and no more than
     an equal share of what the parent has left, of which one share stays with the parent.
 
     Args:
         together: how many start together.
-        now: seconds since the epoch.
     """
     limits, used, shares = view.spec.limits, view.used, together + 1
     tokens = limits.token_ceiling if agent.token_ceiling is None else agent.token_ceiling
@@ -40,7 +39,7 @@ def allot(view: RunView, agent: AgentType, together: int, now: float) -> Allotme
             None if usd is None else billionths(usd),
             None if ceiling is None else max(0, ceiling - used.cost) // shares,
         ),
-        deadline=_least(agent.deadline, None if view.ends_at is None else view.ends_at - now),
+        deadline=_least(agent.deadline, None if view.ends_at is None else view.ends_at - view.now),
     )
 
 

@@ -15,7 +15,7 @@ from runner.core.journal.entries import ChildrenStarted, UserMessageAdded
 from runner.core.journal.view import Call, RunView
 from runner.core.run import Waiting
 from runner.core.spec import JobSpec
-from runner.core.steps import Record, Step, settle, stop_at_deadline
+from runner.core.steps import Record, Step, leave, settle, stop_at_deadline
 from runner.core.text.prompts import SPLIT_AGAIN_TEXT, SPLIT_TEXT, WHOLE_TEXT
 
 _BEFORE = "The task has been split: a task is split once. Go on with what its parts gave."
@@ -38,18 +38,14 @@ def refused_split(view: RunView, call: Call) -> ToolResult | None:
     return ToolResult(problem.rstrip() + _AGAIN, "invalid_input")
 
 
-def parts_of(view: RunView, call: Call, now: float) -> tuple[NewChild, ...]:
+def parts_of(view: RunView, call: Call) -> tuple[NewChild, ...]:
     """The children for a task that is split: one for each part, or one for all of it, where the split
-    is no good.
-
-    Args:
-        now: seconds since the epoch.
-    """
+    is no good."""
     if _problem(call):
-        return (_whole(view, call.index, now),)
+        return (_whole(view, call.index),)
     parts = call.input_to_run["parts"]
     return tuple(
-        _child(view, offset, call.index, part["description"], part["prompt"], len(parts), now)
+        _child(view, offset, call.index, part["description"], part["prompt"], len(parts))
         for offset, part in enumerate(parts)
     )
 
@@ -80,6 +76,8 @@ def coordinate(view: RunView) -> Step | None:
         return Record(UserMessageAdded((SPLIT_TEXT,), "split"))
     if view.progress.split != "whole":
         return None
+    if (step := leave(view)) is not None:
+        return step
     child = next(child for child in view.children if child.index is None)
     if child.result is None:
         return settle(Waiting("children"))
@@ -90,19 +88,15 @@ def coordinate(view: RunView) -> Step | None:
     return Record(UserMessageAdded((WHOLE_TEXT.format(result=content),), "children"))
 
 
-def split_first(view: RunView, now: float) -> Step | None:
-    """What comes before the end of a coordinator that has not split its task; None if it has.
-
-    Args:
-        now: seconds since the epoch.
-    """
+def split_first(view: RunView) -> Step | None:
+    """What comes before the end of a coordinator that has not split its task; None if it has."""
     match view.progress.split:
         case "asked":
             return Record(UserMessageAdded((SPLIT_AGAIN_TEXT,), "split"))
         case "asked_again":
-            if view.ends_at is not None and view.ends_at <= now:
+            if view.ends_at is not None and view.ends_at <= view.now:
                 return stop_at_deadline(view)
-            return Record(ChildrenStarted((_whole(view, None, now),)))
+            return Record(ChildrenStarted((_whole(view, None),)))
         case _:
             return None
 
@@ -146,9 +140,9 @@ def _is_bad_split(view: RunView, call: Call) -> bool:
     return view.spec.splits(call.name) and (call.result or {}).get("is_error") is True
 
 
-def _whole(view: RunView, index: int | None, now: float) -> NewChild:
+def _whole(view: RunView, index: int | None) -> NewChild:
     task: str = view.messages[0].blocks[0]["text"]
-    return _child(view, 0, index, "the whole task", task, 1, now)
+    return _child(view, 0, index, "the whole task", task, 1)
 
 
 def _child(
@@ -158,12 +152,11 @@ def _child(
     description: str,
     prompt: str,
     together: int,
-    now: float,
 ) -> NewChild:
     coordinator = view.spec.coordinator
     agent = view.spec.agent(coordinator.agent) if coordinator is not None else None
     assert agent is not None, "a job with a coordinator has the type of its children"
-    share = allot(view, agent, together, now)
+    share = allot(view, agent, together)
     return NewChild(
         view.progress.children + 1 + offset,
         index,

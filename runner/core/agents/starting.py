@@ -82,21 +82,20 @@ def cannot_start(view: RunView, call: Call) -> ToolResult | None:
     return None
 
 
-def next_children(view: RunView, pending: Sequence[Call], now: float) -> tuple[NewChild, ...]:
+def next_children(view: RunView, pending: Sequence[Call]) -> tuple[NewChild, ...]:
     """The sub-agents that are to start now: of neighbouring calls together, those that wait for an
     answer left out; never before a call of another kind that comes first.
 
     Args:
         pending: the calls without results, each with its decision.
-        now: seconds since the epoch.
     """
     block = _next_block(view, pending)
     if block and view.spec.splits(block[0].name):
-        return parts_of(view, block[0], now)
+        return parts_of(view, block[0])
     unended = sum(child.result is None for child in view.children)
     limits = view.limits
     room = max(0, min(limits.max_agents_at_once - unended, limits.max_agents - view.tree_size))
-    return tuple(_new_children(view, waiting_for_room(view, pending)[:room], now))
+    return tuple(_new_children(view, waiting_for_room(view, pending)[:room]))
 
 
 def waiting_for_room(view: RunView, pending: Sequence[Call]) -> Sequence[Call]:
@@ -115,12 +114,12 @@ def _next_block(view: RunView, pending: Sequence[Call]) -> Sequence[Call]:
     return list(takewhile(lambda call: view.spec.starts_children(call.name), unstarted))
 
 
-def _new_children(view: RunView, calls: Sequence[Call], now: float) -> Iterator[NewChild]:
+def _new_children(view: RunView, calls: Sequence[Call]) -> Iterator[NewChild]:
     first = view.progress.children + 1
     for number, call in enumerate(calls, first):
         arguments: Mapping[str, Any] = call.input_to_run
         agent = _type_of(view, arguments)
-        share = allot(view, agent, len(calls), now)
+        share = allot(view, agent, len(calls))
         yield NewChild(
             number,
             call.index,

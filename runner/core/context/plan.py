@@ -33,13 +33,10 @@ _REFUSED = (
 )
 
 
-def fit_context(view: RunView, now: float) -> Step | None:
+def fit_context(view: RunView) -> Step | None:
     """The next step towards a request that fits; None when it does.
 
     Costs nothing that grows with the conversation as long as it fits.
-
-    Args:
-        now: seconds since the epoch.
     """
     fullness = view.progress.fullness
     if view.spec.context.compaction == "off":
@@ -52,7 +49,7 @@ def fit_context(view: RunView, now: float) -> Step | None:
             return CountTokens()
         if found.tokens <= found.room:
             return None
-    return _shrink(view, found, now)
+    return _shrink(view, found)
 
 
 def _is_in_doubt(view: RunView, found: Gauge) -> bool:
@@ -68,7 +65,7 @@ def _is_in_doubt(view: RunView, found: Gauge) -> bool:
     return abs(found.tokens - found.room) <= CLOSE * found.room
 
 
-def _shrink(view: RunView, found: Gauge, now: float) -> Step:
+def _shrink(view: RunView, found: Gauge) -> Step:
     """Old results are clipped; if that is not enough, the middle is summarised or, without a model,
     its oldest turns are left out. When neither leaves enough room, it has at least to fit. Only where
     the recent turns alone are too long are their results clipped, and last of all they go."""
@@ -77,12 +74,12 @@ def _shrink(view: RunView, found: Gauge, now: float) -> Step:
         if (made := squeeze.clip_old()) is not None:
             return Record(ContextCompacted(made))
         if (made := squeeze.leave_out()) is not None:
-            return _summary(view, now) or Record(ContextCompacted(made))
+            return _summary(view) or Record(ContextCompacted(made))
     for squeeze in (aim, fit):
         if (made := squeeze.clip_recent()) is not None:
             return Record(ContextCompacted(made))
     if (made := aim.all_it_takes() or fit.all_it_takes()) is not None:
-        return _summary(view, now) or Record(ContextCompacted(made))
+        return _summary(view) or Record(ContextCompacted(made))
     if view.progress.fullness.must_shrink:
         return _stopped(_REFUSED_WHOLE)
     return _stopped(
@@ -92,17 +89,17 @@ def _shrink(view: RunView, found: Gauge, now: float) -> Step:
     )
 
 
-def _summary(view: RunView, now: float) -> Step | None:
+def _summary(view: RunView) -> Step | None:
     """The call for a summary; None when it is of no use or cannot be paid for."""
     asked = question(view)
     if view.progress.fullness.summary_failed or asked is None:
         return None
     model = view.spec.summary_model
     prompt = prompt_bound(None, text_bytes(asked.system) + text_bytes(asked.text))
-    call = reserved(view, now, model, prompt, asked.most_output)
+    call = reserved(view, model, prompt, asked.most_output)
     if not isinstance(call, Reservation) or not may_ever_start(view, model, call):
         return None
-    return start(view, now, model, call, "summary")
+    return start(view, model, call, "summary")
 
 
 def _stopped(detail: str) -> Step:

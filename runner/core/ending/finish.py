@@ -5,73 +5,53 @@ from __future__ import annotations
 
 from runner.core.agents.split import split_first
 from runner.core.ending.verify import Verification
-from runner.core.hooks.due import end_run
-from runner.core.journal.entries import RunSettled, UserMessageAdded, VerificationStarted
+from runner.core.journal.entries import UserMessageAdded, VerificationStarted
 from runner.core.journal.view import RunView
-from runner.core.run import Ended, Requeued, Waiting
-from runner.core.steps import Deliver, Record, RunHook, RunVerify, Step, settle
+from runner.core.run import Ended, Requeued
+from runner.core.steps import Deliver, Record, RunVerify, Step, leave, settle
 from runner.core.text.prompts import RESULT_TEXT, VERIFY_TEXT
 
 MOST_RESULT_NUDGES = 2
 
 
-def finish(view: RunView, reason: str, now: float, *, draining: bool) -> Step:
+def finish(view: RunView, reason: str) -> Step:
     """The next step of a run whose agent says that it is done.
 
     Args:
         reason: of the end, if nothing stands in its way.
-        now: seconds since the epoch. draining: the worker is shutting down.
     """
-    if (step := split_first(view, now)) is not None:
-        return step
-    if view.spec.result_tool is not None and not view.progress.submitted:
-        return _ask_for_result(view)
-    if (step := _verify(view, now, draining=draining)) is not None:
-        return step
-    return settle(Ended("succeeded", reason))
+    return (
+        split_first(view)
+        or _ask_for_result(view)
+        or _verify(view)
+        or settle(Ended("succeeded", reason))
+    )
 
 
-def deliver_first(view: RunView, step: Step, now: float, *, draining: bool) -> Step:
-    """``step``, or what comes before it: a run that ends on a branch of its own ends with a commit, and
-    last of all come the hooks of its end."""
-    match step:
-        case Record(RunSettled(Ended() as outcome)):
-            workspace = view.spec.workspace
-            if workspace is not None and workspace.mode == "git" and not view.progress.delivered:
-                return settle(Requeued(now, "shutdown")) if draining else Deliver(outcome)
-            return _hooks_first(view, step, outcome, now, draining=draining)
-        case _:
-            return step
+def deliver(view: RunView, outcome: Ended) -> Step | None:
+    """The commit on the run's own branch, which comes before its end; None when there is none to make."""
+    workspace = view.spec.workspace
+    if workspace is None or workspace.mode != "git" or view.progress.delivered:
+        return None
+    return settle(Requeued(view.now, "shutdown")) if view.draining else Deliver(outcome)
 
 
-def _hooks_first(view: RunView, step: Step, outcome: Ended, now: float, *, draining: bool) -> Step:
-    hook = end_run(view, outcome)
-    if hook is None or isinstance(hook, RunHook):
-        return hook or step
-    return leave(view, now, draining=draining) or hook
-
-
-def leave(view: RunView, now: float, *, draining: bool) -> Step | None:
-    """The step that ends the attempt at this boundary, when someone wants it to."""
-    if view.pause_requested:
-        return settle(Waiting("paused"))
-    return settle(Requeued(now, "shutdown")) if draining else None
-
-
-def _ask_for_result(view: RunView) -> Step:
+def _ask_for_result(view: RunView) -> Step | None:
+    if view.spec.result_tool is None or view.progress.submitted:
+        return None
     if view.progress.result_nudges >= MOST_RESULT_NUDGES:
         detail = f"the model was asked {MOST_RESULT_NUDGES} times for its result and gave none"
         return settle(Ended("failed", "no_result", detail))
     return Record(UserMessageAdded((RESULT_TEXT,), "result"))
 
 
-def _verify(view: RunView, now: float, *, draining: bool) -> Step | None:
+def _verify(view: RunView) -> Step | None:
     verify = view.spec.verify
     if verify is None:
         return None
     verification = _current(view)
     if verification is None or verification.passed is None:
-        if (step := leave(view, now, draining=draining)) is not None:
+        if (step := leave(view)) is not None:
             return step
         if verification is not None:
             return RunVerify(verification.number)

@@ -21,12 +21,12 @@ from runner.core.hooks.verdict import objection, refuses
 from runner.core.journal.entries import HookFinished, HookStarted, TurnEnded
 from runner.core.journal.view import Call, RunView
 from runner.core.run import Ended
-from runner.core.steps import LocateCalls, Record, RunHook, Step, settle
+from runner.core.steps import LocateCalls, Record, RunHook, Step, leave, settle
 
 _UNKNOWN = HookResult(HookAnswer("unknown", reason="its worker died while it ran"))
 
 
-def hook_in_hand(view: RunView) -> Step | None:
+def continue_hook(view: RunView) -> Step | None:
     """The hook that has just been started, or the end of one that nobody comes back to. One of RunEnd is
     found where the run ends."""
     if (left := left_at_end(view)) is not None:
@@ -97,7 +97,7 @@ def start_run(view: RunView) -> Step | None:
     return None
 
 
-def stop_run(view: RunView) -> Step | None:
+def stop_for_hook(view: RunView) -> Step | None:
     """The end of a run that a hook wants stopped."""
     for run in view.hook_runs:
         stops = run.answer is not None and run.answer.stops and run.event != "RunEnd"
@@ -114,7 +114,7 @@ def end_run(view: RunView, outcome: Ended) -> Step | None:
         if run is not None and run.answer is None and run.started_by == view.attempt:
             return RunHook(run, payload(view, run, outcome))
         if (step := _next_of(view, place, hook, since=since)) is not None:
-            return step
+            return leave(view) or step
     return None
 
 

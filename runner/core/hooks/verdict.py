@@ -79,7 +79,7 @@ def objection(view: RunView, run: HookRun) -> str:
     return f"the {run.event} hook `{name}` {verb}{f': {reason}' if reason else ''}"
 
 
-def tell(view: RunView) -> Step | None:
+def tell_of_hooks(view: RunView) -> Step | None:
     """The message with what hooks have said since the last one; None when there is nothing to tell, or
     nobody to tell it: what is no objection holds up no end."""
     untold = [run for run in view.hook_runs if run.number > view.progress.hooked.told]

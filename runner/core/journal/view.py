@@ -218,7 +218,9 @@ class RunView:
     ``unrecorded`` are the calls in doubt that cannot be undone, with what they may have changed of which
     no tree is recorded. ``shared_tree`` is what was recorded of the folder that the run shares with one
     above it, for sub-agents that are about to start: empty when there is none, None when it has not been
-    recorded. ``children_told``: this attempt has cancelled the sub-agents, as the run is about to end."""
+    recorded. ``children_told``: this attempt has cancelled the sub-agents, as the run is about to end.
+    ``now`` (seconds since the epoch) and ``draining`` (the worker is shutting down) are as of the decision
+    at hand."""
 
     run_id: str
     item_key: str
@@ -251,6 +253,8 @@ class RunView:
     unrecorded: Mapping[int, str] = field(default_factory=dict, compare=False)
     shared_tree: str | None = field(default=None, compare=False)
     children_told: bool = field(default=False, compare=False)
+    now: float = field(default=0.0, compare=False)
+    draining: bool = field(default=False, compare=False)
 
     @property
     def used(self) -> Charged:

@@ -29,22 +29,22 @@ def tariffs_of(spec: JobSpec, prices: PriceList) -> dict[str, Tariff]:
     return tariffs
 
 
-def start_turn(view: RunView, now: float) -> Step:
+def start_turn(view: RunView) -> Step:
     """The step that begins the run's next turn, or that says why it cannot."""
     progress = view.progress
     prompt = prompt_bound(progress.last_prompt_tokens, progress.appended_bytes)
-    call = _turn(view, now, prompt)
+    call = _turn(view, prompt)
     if view.compacted.count and not _has_room(view, call):
         # The last prompt was longer. What is sent by now takes long to count.
         sent = prompt_bound(None, view.spec.request_bytes(view.sent))
-        call = _turn(view, now, min(prompt, sent))
+        call = _turn(view, min(prompt, sent))
     if not isinstance(call, Reservation):
         return stopped_by(view, call)
-    return start(view, now, view.spec.model, call, "turn")
+    return start(view, view.spec.model, call, "turn")
 
 
-def _turn(view: RunView, now: float, prompt: int) -> Reservation | Ceiling:
-    return reserved(view, now, view.spec.model, prompt, view.limits.max_output_tokens)
+def _turn(view: RunView, prompt: int) -> Reservation | Ceiling:
+    return reserved(view, view.spec.model, prompt, view.limits.max_output_tokens)
 
 
 def _has_room(view: RunView, call: Reservation | Ceiling) -> bool:
@@ -54,9 +54,7 @@ def _has_room(view: RunView, call: Reservation | Ceiling) -> bool:
     return view.purse is None or view.purse.verdict(call) == "fits"
 
 
-def reserved(
-    view: RunView, now: float, model: str, prompt: int, most_output: int
-) -> Reservation | Ceiling:
+def reserved(view: RunView, model: str, prompt: int, most_output: int) -> Reservation | Ceiling:
     """What a model call may use, or the ceiling that leaves no room for it.
 
     Args:
@@ -66,7 +64,7 @@ def reserved(
     hour_cache = view.spec.hour_cache
     if hour_cache is None:
         hour_cache = is_worth_an_hour(
-            paced(view.progress.pace.last_at, view.progress.pace.slow, now)[1]
+            paced(view.progress.pace.last_at, view.progress.pace.slow, view.now)[1]
         )
     return reserve(
         view.limits,
@@ -79,7 +77,7 @@ def reserved(
     )
 
 
-def start(view: RunView, now: float, model: str, call: Reservation, purpose: Purpose) -> Step:
+def start(view: RunView, model: str, call: Reservation, purpose: Purpose) -> Step:
     """Begin a call, when the job's budget has room for it."""
     if model not in view.tariffs and _is_cost_limited(view):
         detail = (
@@ -90,11 +88,11 @@ def start(view: RunView, now: float, model: str, call: Reservation, purpose: Pur
     if view.purse is not None:
         match view.purse.verdict(call):
             case "later":
-                return settle(Requeued(now + _wait(view.progress.budget_waits), "budget"))
+                return settle(Requeued(view.now + _wait(view.progress.budget_waits), "budget"))
             case "never":
                 return settle(Waiting("budget", _lacking(view.purse, call)))
     number = view.progress.model_calls + 1
-    return Record(ModelCallStarted(number, call, now, purpose))
+    return Record(ModelCallStarted(number, call, view.now, purpose))
 
 
 def _lacking(purse: Purse, call: Reservation) -> str:

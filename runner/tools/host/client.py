@@ -133,7 +133,7 @@ class ToolHost:
         if end == keeper.ABANDONED:
             host.process.wait(_END_PATIENCE)
         if host.process.poll() == serve.WATCHDOG_EXIT:
-            raise Interrupted("dropped")
+            raise Interrupted
         return ended
 
     def alive(self) -> None:

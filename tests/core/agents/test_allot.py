@@ -23,46 +23,48 @@ ANY = AgentType("any", "Anything.")
 NOTHING = Charged(0)
 
 
-def parent(limits: Limits, tokens: int = 0, cost: int = 0, held: Charged = NOTHING):
+def parent(
+    limits: Limits, tokens: int = 0, cost: int = 0, held: Charged = NOTHING, now: float = 0.0
+):
     view = a_run(a_spec(limits=limits), limits)
     progress = replace(view.progress, charged_tokens=tokens, charged_cost=cost)
-    return replace(view, progress=progress, held_by_children=held)
+    return replace(view, progress=progress, held_by_children=held, now=now)
 
 
 def test_children_that_start_together_get_equal_shares_and_one_stays_with_the_parent():
     view = parent(Limits(token_ceiling=100_000), tokens=10_000, held=Charged(30_000))
-    assert allot(view, ANY, 2, 0.0).tokens == 20_000
+    assert allot(view, ANY, 2).tokens == 20_000
 
 
 def test_a_type_with_less_gets_what_its_type_says():
     agent = replace(ANY, token_ceiling=500, cost_ceiling_usd=0.25, deadline=60.0)
-    view = parent(Limits(token_ceiling=100_000, cost_ceiling_usd=10.0, deadline=900.0))
-    share = allot(view, agent, 1, 100.0)
+    view = parent(Limits(token_ceiling=100_000, cost_ceiling_usd=10.0, deadline=900.0), now=100.0)
+    share = allot(view, agent, 1)
     assert (share.tokens, share.cost, share.deadline) == (500, BILLIONTHS // 4, 60.0)
 
 
 def test_money_is_shared_where_the_parent_has_a_ceiling_of_it():
     view = parent(Limits(cost_ceiling_usd=3.0), cost=BILLIONTHS, held=Charged(0, BILLIONTHS))
-    assert allot(view, ANY, 3, 0.0).cost == BILLIONTHS // 4
+    assert allot(view, ANY, 3).cost == BILLIONTHS // 4
 
 
 def test_without_a_ceiling_of_money_a_type_keeps_its_own_or_has_none():
     view = parent(Limits())
-    assert allot(view, ANY, 1, 0.0).cost is None
-    assert allot(view, replace(ANY, cost_ceiling_usd=2.0), 1, 0.0).cost == 2 * BILLIONTHS
+    assert allot(view, ANY, 1).cost is None
+    assert allot(view, replace(ANY, cost_ceiling_usd=2.0), 1).cost == 2 * BILLIONTHS
 
 
 def test_a_child_has_no_later_deadline_than_its_parent():
-    view = parent(Limits(deadline=900.0))
-    assert allot(view, ANY, 1, 800.0).deadline == 100.0
-    assert allot(view, replace(ANY, deadline=5_000.0), 1, 800.0).deadline == 100.0
-    assert allot(parent(Limits()), ANY, 1, 800.0).deadline is None
+    view = parent(Limits(deadline=900.0), now=800.0)
+    assert allot(view, ANY, 1).deadline == 100.0
+    assert allot(view, replace(ANY, deadline=5_000.0), 1).deadline == 100.0
+    assert allot(parent(Limits(), now=800.0), ANY, 1).deadline is None
 
 
 def test_a_ceiling_that_was_raised_for_the_run_is_no_more_for_a_child():
     view = parent(Limits(token_ceiling=10_000))
     raised = replace(view, limits=Limits(token_ceiling=10_000_000))
-    assert allot(raised, ANY, 1, 0.0).tokens == 10_000
+    assert allot(raised, ANY, 1).tokens == 10_000
 
 
 @given(
@@ -78,7 +80,7 @@ def test_all_children_together_never_get_more_than_is_left(
 ):
     usd = None if cost is None else cost / BILLIONTHS
     view = parent(Limits(token_ceiling=ceiling, cost_ceiling_usd=usd), charged, 7, Charged(held, 5))
-    share = allot(view, replace(ANY, token_ceiling=own), together, 0.0)
+    share = allot(view, replace(ANY, token_ceiling=own), together)
     assert 0 <= together * share.tokens <= max(0, ceiling - charged - held)
     if cost is not None:
         assert share.cost is not None
@@ -87,15 +89,15 @@ def test_all_children_together_never_get_more_than_is_left(
 
 def test_what_children_hold_is_not_there_for_the_parents_own_calls():
     limits = Limits(token_ceiling=100_000, max_output_tokens=32_000)
-    free = start_turn(parent(limits), 0.0)
+    free = start_turn(parent(limits))
     assert isinstance(free, Record)
     assert isinstance(free.entry, ModelCallStarted)
     assert not free.entry.reservation.lowered
-    less = start_turn(parent(limits, held=Charged(80_000)), 0.0)
+    less = start_turn(parent(limits, held=Charged(80_000)))
     assert isinstance(less, Record)
     assert isinstance(less.entry, ModelCallStarted)
     assert less.entry.reservation.worst_case <= 20_000
-    none = start_turn(parent(limits, held=Charged(99_500)), 0.0)
+    none = start_turn(parent(limits, held=Charged(99_500)))
     assert isinstance(none, Record)
     outcome = apply(parent(limits), none.entry).outcome
     assert isinstance(outcome, Ended)

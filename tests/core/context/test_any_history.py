@@ -48,7 +48,7 @@ def views(draw):
 def shrunk(draw, view):
     """The run once its context fits, or when it is about to end because it does not; and that end."""
     for _ in range(6):
-        match fit_context(view, 1_000.0):
+        match fit_context(view):
             case None:
                 return view, None
             case CountTokens():
@@ -140,7 +140,7 @@ def test_recent_messages_stay_whole_where_leaving_out_older_ones_is_enough(data,
 def test_a_context_that_fits_is_left_alone(data, view):
     fullness = replace(view.progress.fullness, measured=0, refused=0, must_shrink=False)
     view = replace(view, progress=replace(view.progress, fullness=fullness))
-    assert fit_context(view, 1_000.0) is None
+    assert fit_context(view) is None
 
 
 @settings(max_examples=50)
@@ -148,7 +148,7 @@ def test_a_context_that_fits_is_left_alone(data, view):
 def test_with_compaction_off_nothing_is_ever_made_shorter(data, view):
     context = replace(view.spec.context, compaction="off")
     view = replace(view, spec=replace(view.spec, context=context))
-    step = fit_context(view, 1_000.0)
+    step = fit_context(view)
     if not view.progress.fullness.must_shrink:
         assert step is None
         return

@@ -28,7 +28,18 @@ from runner.store.steer.approvals import Reply, answer, waiting
 from runner.store.steer.control import Target, cancel, pause, resume
 from runner.store.steer.revive import retry
 from tests.core.story import replied
-from tests.store.attempts import USAGE, WORKER, Attempt, claim, free, run_row, text, tool_use
+from tests.store.attempts import (
+    USAGE,
+    WORKER,
+    Attempt,
+    claim,
+    decide,
+    decide_nothing,
+    free,
+    run_row,
+    text,
+    tool_use,
+)
 from tests.store.children.family import PARENT, WAITS, asks, end, start, told, tree_of
 from tests.store.examples import NOW
 from tests.store.locks import waiting_for_locks
@@ -78,7 +89,7 @@ def test_a_child_that_ends_after_its_parent_was_loaded_wakes_it(database: Databa
     end(database, f"{run_id}.1", "One.")
     assert state(database, run_id) == ("running", "")
     journal = StoredJournal(database, lambda: NOW, free)
-    _, effect = journal.advance(lease, view, (), draining=False)
+    _, effect = journal.commit(lease, view, (), decide)
     assert effect == WAITS
     assert state(database, run_id) == ("queued", "")
     assert results(claim(database, run_id)) == [("One.", False)]
@@ -103,7 +114,7 @@ def test_a_child_that_ends_while_its_parent_begins_to_wait_wakes_it(
     with ThreadPoolExecutor(1) as pool:
         ended = []
         journal = StoredJournal(database, meanwhile, free)
-        journal.advance(lease, view, (), draining=False)
+        journal.commit(lease, view, (), decide)
         ended[0].result()
     assert state(database, run_id) == ("queued", "")
     assert results(claim(database, run_id)) == [("One.", False)]
@@ -124,14 +135,14 @@ def test_a_parent_that_begins_to_wait_while_its_child_ends_is_woken(
         if not waited:
             journal = StoredJournal(other, lambda: NOW, free)
             with ThreadPoolExecutor(1) as pool:
-                step = pool.submit(journal.advance, lease, view, (), draining=False)
+                step = pool.submit(journal.commit, lease, view, (), decide)
                 waited.append(step.result()[1])
             assert state(other, run_id) == ("waiting", "children")
         return NOW
 
     said = replied(ModelReply((text("One."),), "end_turn", USAGE, "claude-test", "req_1"))
     journal = StoredJournal(database, meanwhile, free)
-    journal.advance(child.lease, child.view, [said], draining=False)
+    journal.commit(child.lease, child.view, [said], decide)
     assert waited == [WAITS]
     assert state(database, run_id) == ("queued", "")
 
@@ -192,7 +203,7 @@ def test_a_child_that_ends_while_its_parent_begins_to_wait_is_not_overlooked(
     lease, view = load(database, run_id)
     end(database, f"{run_id}.2", "Two.")
     journal = StoredJournal(database, lambda: NOW, free)
-    journal.append(lease, view, [RunSettled(Waiting("children"))])
+    journal.commit(lease, view, [RunSettled(Waiting("children"))], decide_nothing)
     assert state(database, run_id) == ("queued", "")
     assert claim(database, run_id).effect == WAITS
     assert len(tree_of(database, run_id)) == 3
@@ -269,7 +280,7 @@ def test_orphans_are_cancelled(database: Database) -> None:
     end(database, f"{run_id}.2")
     lease, view = load(database, run_id)
     journal = StoredJournal(database, lambda: NOW, free)
-    journal.append(lease, view, [RunSettled(Ended("stopped", "approval_timeout"))])
+    journal.commit(lease, view, [RunSettled(Ended("stopped", "approval_timeout"))], decide_nothing)
     assert attend(database, LATER) == []
     attend(database, LATER)
     assert {row.state for row in tree_of(database, run_id).values()} == {"cancelled", "succeeded"}
@@ -283,7 +294,7 @@ def test_an_orphan_whose_parent_is_taken_up_again_meanwhile_goes_on(
     run_id = start(database).view.run_id
     lease, view = load(database, run_id)
     journal = StoredJournal(database, lambda: NOW, free)
-    journal.append(lease, view, [RunSettled(Ended("failed", "workspace"))])
+    journal.commit(lease, view, [RunSettled(Ended("failed", "workspace"))], decide_nothing)
     find = database.find
 
     def found_before_the_retry(*arguments: Any) -> list[Any]:
@@ -364,7 +375,7 @@ def test_who_is_taken_up_while_something_is_under_way_below_an_ended_child_waits
     lease, view = load(database, run_id)
     assert [child.result for child in view.children] == [None]
     journal = StoredJournal(database, lambda: NOW, free)
-    assert journal.advance(lease, view, (), draining=False)[1] == WAITS
+    assert journal.commit(lease, view, (), decide)[1] == WAITS
     assert state(database, run_id) == ("waiting", "children")
     assert attend(database, LATER) == [run_id]
     ((_, is_error),) = results(claim(database, run_id, LATER))
@@ -379,7 +390,7 @@ def test_what_is_left_below_a_failed_run_keeps_a_worker_until_it_is_cancelled(
     child.reply(tool_use(2, "Bash", command="make"), stop="tool_use")
     lease, view = load(database, run_id)
     journal = StoredJournal(database, lambda: NOW, free)
-    journal.append(lease, view, [RunSettled(Ended("failed", "workspace"))])
+    journal.commit(lease, view, [RunSettled(Ended("failed", "workspace"))], decide_nothing)
     assert runs_store.unfinished(database, LATER)
     attend(database, LATER)
     assert not runs_store.unfinished(database, LATER)

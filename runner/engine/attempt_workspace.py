@@ -1,5 +1,5 @@
-"""What an attempt does where its run works: the workspace is made ready, tools run in it, what they
-leave is recorded, verified and committed."""
+"""What an attempt does in its run's workspace: prepare it, run tools and hooks in it, record, verify and
+commit what they leave."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ from runner.core.agents.starting import children_work_in, is_busy
 from runner.core.calls import changes_tree, with_edit_told
 from runner.core.conversation import ToolResult
 from runner.core.files.doubt import commands_left, edits_left, in_doubt, runs_again, undo_needed
+from runner.core.hooks.answer import Said, read_answer
+from runner.core.hooks.verdict import kept_as_edited
 from runner.core.journal.entries import (
     Delivered,
     Entry,
+    HookFinished,
     InstructionsRead,
     ToolFinished,
     TreeRecorded,
@@ -23,9 +26,10 @@ from runner.core.journal.entries import (
 )
 from runner.core.journal.view import Call, RunView
 from runner.core.run import Ended, Lease
-from runner.errors import Interrupted
+from runner.core.steps import RunHook
+from runner.errors import Interrupted, ShutDown
 from runner.permissions import Authorization, ToolContext, digest_of, paths_of
-from runner.ports import Command, Interrupt, Surroundings, ToolCall, Tools, Workspaces
+from runner.ports import Command, HookCall, Interrupt, Surroundings, ToolCall, Tools, Workspaces
 
 _MOST_TOOLS_AT_ONCE = 32
 _MOST_NAMED = 5
@@ -36,22 +40,15 @@ _SHUT_DOWN = ToolResult("Interrupted by shutdown of the worker.", "interrupted")
 T = TypeVar("T")
 
 
-class Insist(Protocol):
+class Retry(Protocol):
     def __call__(self, work: Callable[[], T]) -> T:
-        """Do it until the database, when it is away, is there again."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Cut:
-    """What came of a call that a shutdown cut."""
-
-    call: Call
+        """Do ``work`` again until the database answers."""
 
 
 @dataclass(slots=True)
-class Workplace:
+class AttemptWorkspace:
     """The workspace of an attempt's run, and the tools in it. Every method but those that look up
-    places raises ``WorkspaceError`` when the workspace is of no use any more, and ``Interrupted``.
+    places raises ``WorkspaceError`` when the run cannot go on in its workspace, and ``Interrupted``.
 
     Args:
         call_id: names a tool call by run, turn and index.
@@ -62,14 +59,14 @@ class Workplace:
     workspaces: Workspaces
     call_id: Callable[[str, int, int], str]
     interrupt: Interrupt
-    insist: Insist
+    retry: Retry
     surroundings: Surroundings = field(init=False)
 
     def prepare(self, view: RunView) -> tuple[list[Entry], Mapping[int, str]]:
-        """Have the workspace ready, as it was before what an earlier attempt left half done.
+        """Prepare the workspace: as it was before what an earlier attempt left half done.
 
         Returns:
-            What is to be stored of it; and what ``RunView.unrecorded`` is.
+            The entries to store, and the value of ``RunView.unrecorded``.
 
         Raises:
             WorkspaceElsewhere: what was recorded of it is not here.
@@ -81,7 +78,7 @@ class Workplace:
             unrecorded = self._beside(view, commands_left(view), self.interrupt)
         undo = undo_needed(replace(view, unrecorded=unrecorded))
         busy = is_busy(view)
-        prepared = self.insist(
+        prepared = self.retry(
             lambda: self.workspaces.prepare(self.lease, tree, self.interrupt, undo=undo, busy=busy)
         )
         self.surroundings = prepared.surroundings
@@ -97,17 +94,17 @@ class Workplace:
         return [TreeRecorded(prepared.tree, cause, prepared.found)], unrecorded
 
     def instructions(self, view: RunView) -> InstructionsRead:
-        """What the workspace says to agents."""
+        """The workspace's own instructions to agents."""
         return self.tools.instructions(self.surroundings, view.policy)
 
     def _beside(
         self, view: RunView, commands: Sequence[Call], interrupt: Interrupt
     ) -> dict[int, str]:
-        """What commands may have changed that is in no tree, by their indexes."""
+        """What commands may have changed outside of every tree, by the index of their call."""
         tree = view.progress.tree
         if not commands or tree is None:
             return {}
-        found = self.insist(lambda: self.workspaces.unrecorded(self.lease, tree, interrupt))
+        found = self.retry(lambda: self.workspaces.unrecorded(self.lease, tree, interrupt))
         names = ", ".join(found[:_MOST_NAMED]) + (" …" if len(found) > _MOST_NAMED else "")
         return {call.index: names for call in commands} if found else {}
 
@@ -158,9 +155,7 @@ class Workplace:
                 timeout=verify.timeout,
             )
             result = self.tools.command(command, self.interrupt)
-            if (
-                result.outcome == "interrupted"
-            ):  # it was killed from outside, and says nothing of the work
+            if result.outcome == "interrupted":  # killed from outside: says nothing of the work
                 self._put_back(view)
                 result = self.tools.command(command, self.interrupt)
             if result.is_error:
@@ -171,41 +166,38 @@ class Workplace:
     def record_shared(self) -> str:
         """Record the folder that the run shares with one above it; empty when none is recorded of it."""
         record = self.workspaces.record_shared
-        return self.insist(lambda: record(self.lease, self.interrupt)) or ""
+        return self.retry(lambda: record(self.lease, self.interrupt)) or ""
 
     def _put_back(self, view: RunView) -> None:
         if (tree := view.progress.tree) is not None:
-            self.insist(lambda: self.workspaces.restore(self.lease, tree, self.interrupt))
+            self.retry(lambda: self.workspaces.restore(self.lease, tree, self.interrupt))
 
     def deliver(self, outcome: Ended) -> list[Entry]:
         """Commit what the run leaves."""
-        commit = self.insist(lambda: self.workspaces.deliver(self.lease, outcome, self.interrupt))
+        commit = self.retry(lambda: self.workspaces.deliver(self.lease, outcome, self.interrupt))
         return [Delivered(commit)]
 
     def _run_as_one(self, view: RunView, calls: Sequence[Call]) -> list[Entry]:
         with self._side_by_side(view, calls) as running:
             finished = self._ended(view, calls, [future.result() for future in running])
         with self.interrupt.past_shutdown() as interrupt:
-            tree = self.insist(lambda: self.workspaces.record(self.lease, interrupt))
+            tree = self.retry(lambda: self.workspaces.record(self.lease, interrupt))
         return [replace(entry, tree=tree) for entry in finished]
 
     def _ended(
-        self, view: RunView, calls: Sequence[Call], finished: Sequence[ToolFinished | _Cut]
+        self, view: RunView, calls: Sequence[Call], finished: Sequence[ToolFinished | Call]
     ) -> list[ToolFinished]:
-        """What is stored of calls that ran together. What a shutdown cut has no result where it would
-        run again after a crash: the next attempt does as after one.
+        """The entries of calls that ran together. A call that a shutdown cut is interrupted, unless the
+        next attempt would run all of them again as after a crash.
 
         Raises:
-            Interrupted: so it is.
+            ShutDown: it would.
         """
-        if any(isinstance(entry, _Cut) for entry in finished) and self._run_again(view, calls):
-            raise Interrupted("shutdown")
-        return [
-            ToolFinished(entry.call.index, with_edit_told(entry.call, _SHUT_DOWN))
-            if isinstance(entry, _Cut)
-            else entry
-            for entry in finished
-        ]
+        cut = [entry for entry in finished if isinstance(entry, Call)]
+        if cut and self._run_again(view, calls):
+            raise ShutDown
+        interrupted = [ToolFinished(call.index, with_edit_told(call, _SHUT_DOWN)) for call in cut]
+        return [*(entry for entry in finished if isinstance(entry, ToolFinished)), *interrupted]
 
     def _run_again(self, view: RunView, calls: Sequence[Call]) -> bool:
         """Whether all the calls would run again after a crash, on the files as they were."""
@@ -218,7 +210,7 @@ class Workplace:
     @contextmanager
     def _side_by_side(
         self, view: RunView, calls: Sequence[Call]
-    ) -> Iterator[list[Future[ToolFinished | _Cut]]]:
+    ) -> Iterator[list[Future[ToolFinished | Call]]]:
         with ThreadPoolExecutor(min(len(calls), _MOST_TOOLS_AT_ONCE)) as pool:
             try:
                 yield [pool.submit(self._run_tool, view, call) for call in calls]
@@ -228,7 +220,8 @@ class Workplace:
                 self.interrupt.set("dropped")
                 raise
 
-    def _run_tool(self, view: RunView, call: Call) -> ToolFinished | _Cut:
+    def _run_tool(self, view: RunView, call: Call) -> ToolFinished | Call:
+        """The entry of a call that has run; the call itself if a shutdown cut it."""
         tool = view.spec.tool(call.name)
         assert tool is not None, "the decision answers unknown tools itself"
         assert call.decision is not None, "a call is decided on before it starts"
@@ -246,8 +239,37 @@ class Workplace:
         )
         try:
             result = self.tools.run(request, self.interrupt)
-        except Interrupted as cut:
-            if cut.reason == "dropped":
-                raise
-            return _Cut(call)
+        except ShutDown:
+            return call
         return ToolFinished(call.index, with_edit_told(call, result))
+
+    def run_hook(self, view: RunView, step: RunHook) -> list[Entry]:
+        """Run a hook once; what it changed in a recorded workspace is recorded with its end.
+
+        Raises:
+            ShutDown: a repeatable hook was cut: it runs again from the start.
+        """
+        hook = view.spec.hooks[step.run.hook]
+        call = HookCall(view.run_id, hook, step.told, self.surroundings)
+        try:
+            said = self.tools.hook(call, self.interrupt)
+        except ShutDown:
+            if hook.repeatable:
+                raise
+            said = Said("shut_down")
+        result = kept_as_edited(view, step.run, read_answer(hook.event, said, hook.timeout))
+        return [HookFinished(step.run.number, result, self._tree_after_hook(view, hook.event))]
+
+    def _tree_after_hook(self, view: RunView, event: str) -> str | None:
+        """The workspace's tree after a hook; None if it is unchanged, or not recorded now. What a RunEnd
+        hook changes is put back: the run ends as it was verified and delivered. While sub-agents change
+        the files, no tree is one to go back to: the next attempt records what the hook did with theirs."""
+        before = view.progress.tree
+        if not view.spec.is_recorded or before is None or view.awaits_children:
+            return None
+        with self.interrupt.past_shutdown() as interrupt:
+            if event == "RunEnd":
+                self.retry(lambda: self.workspaces.restore(self.lease, before, interrupt))
+                return None
+            tree = self.retry(lambda: self.workspaces.record(self.lease, interrupt))
+        return None if tree == before else tree
