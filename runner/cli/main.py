@@ -10,11 +10,11 @@ from typing import NoReturn
 import click
 
 import runner
-from runner.cli import control, exit_codes, fork, system, work
+from runner.cli import control, exit_codes, fork, system, transcript, work
 from runner.cli.audit import group as audit
 from runner.cli.audit import search
 from runner.cli.exchange import bring, export
-from runner.cli.look import events, listing, showing, transcript
+from runner.cli.look import events, listing, showing
 from runner.cli.money import budget, costs
 from runner.cli.options import global_options
 from runner.cli.out import diff, patch, results, workspaces

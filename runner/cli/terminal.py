@@ -1,15 +1,22 @@
-"""Everything that is printed goes through here: what models, tools and files say is not trusted.
+"""Everything is printed through here: what models, tools and files say is not trusted.
 
-Tables and text show control characters instead of obeying them; JSON is plain ASCII.
+Text and tables show control characters instead of sending them; JSON is plain ASCII.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 import sys
-from collections.abc import Iterable, Sequence
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from functools import lru_cache
 from typing import IO, TYPE_CHECKING, Any
+
+import click
 
 from runner.app.humanize import cell, lines
 from runner.settings import Settings
@@ -17,6 +24,13 @@ from runner.settings import Settings
 if TYPE_CHECKING:
     from rich.console import Console
 
+Span = tuple[str, str]  # a text, and its style in rich's words ("bold cyan", "" for none)
+Line = Sequence[Span]
+MARGIN = "  "  # stands before what is not Runner's own
+
+# less ends by itself when all fits, shows colours and no other control sequences, and wraps nothing: we do,
+# and a window that gets smaller hides the ends of lines.
+_LESS = "-FRS"
 _WIDE_TERMINAL = 130
 _WIDEST_COLUMN = 32
 _SHORT_ID = 8
@@ -124,3 +138,102 @@ def say_bytes(content: bytes) -> None:
         return
     sys.stdout.flush()
     sys.stdout.buffer.write(content)
+
+
+def print_lines(lines: Iterable[Line], *, paged: bool) -> None:
+    """Print lines as they come. Untrusted text in them becomes visible; at a terminal they have colours
+    and none is wider than it.
+
+    Args:
+        paged: through PAGER, else less, where a person is at the terminal.
+    """
+    visible = ([(cell(text), style) for text, style in line] for line in lines)
+    if not sys.stdout.isatty():
+        sys.stdout.writelines("".join(text for text, _ in line) + "\n" for line in visible)
+        return
+    width = _width()
+    rows = (_coloured(row) + "\n" for line in visible for row in wrapped(line, width))
+    if not (paged and sys.stdin.isatty()):
+        sys.stdout.writelines(rows)
+        return
+    if not os.environ.get("PAGER"):
+        os.environ.setdefault("LESS", _LESS)
+    with click.get_pager_file() as pager:
+        pager.writelines(rows)
+
+
+def _width() -> int:
+    """Return the terminal's own width in cells, whatever COLUMNS says; that only where it has none."""
+    columns = 0
+    with suppress(OSError):  # stdout is no file, or none that is a terminal
+        columns = os.get_terminal_size(sys.stdout.fileno()).columns
+    return columns or shutil.get_terminal_size().columns
+
+
+def _coloured(row: Line) -> str:
+    """Return a row with its styles, unless NO_COLOR (https://no-color.org) or the terminal forbids it."""
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return "".join(text for text, _ in row)
+    from rich.color import ColorSystem
+    from rich.style import Style
+
+    return "".join(
+        Style.parse(style).render(text, color_system=ColorSystem.STANDARD) for text, style in row
+    )
+
+
+def wrapped(line: Line, width: int) -> Iterator[Line]:
+    """Yield the rows of a line, each of at most ``width`` cells however a terminal draws them.
+
+    A row goes on after the margin, so that nothing of the line reaches the first column again, where
+    it could pass for a line of Runner's own. rich's own wrapping does not do: it drops blanks, and
+    counts 👍🏽 as two cells where many terminals draw four.
+    """
+    row: list[Span] = []
+    room = width = max(width, len(MARGIN) + 1)
+    least = 0
+    for text, style in line:
+        at = 0
+        while (found := _row_end(text, at, room, least))[0] < len(text):
+            end = found[0]
+            yield [*row, (text[at:end], style)]
+            row, room, least, at = [(MARGIN, "")], width - len(MARGIN), 1, end
+        if at < len(text):
+            row.append((text[at:], style))
+            room, least = found[1], 0
+    yield row
+
+
+def _row_end(text: str, at: int, room: int, least: int) -> tuple[int, int]:
+    """Return where a row ends that begins at ``at`` (behind a blank where one is near, not between a
+    letter and its accent) and has at least ``least`` characters, and the cells that are left."""
+    if text.isascii() and len(text) - at <= room:
+        return len(text), room - len(text) + at
+    for end in range(at, len(text)):
+        cells = _cells(text[end])
+        if cells > room and end - at >= least:
+            break
+        room -= cells
+    else:
+        return len(text), room
+    blank = text.rfind(" ", (at + end) // 2, end)
+    if blank >= 0:
+        return blank + 1, 0
+    letter = end
+    while letter > at and unicodedata.combining(text[letter]):
+        letter -= 1
+    return letter if letter > at else end, 0
+
+
+@lru_cache(maxsize=16_384)
+def _cells(character: str) -> int:
+    """Return the most cells that any terminal takes for a character. Terminals differ in characters of no
+    width of their own, so each counts as one; less shows one that Unicode does not define as
+    ``<U+10FFFF>``."""
+    if unicodedata.category(character) in ("Cn", "Co"):
+        return 10
+    if "\U0001f1e6" <= character <= "\U0001f1ff":  # half a flag
+        return 2
+    from rich.cells import get_character_cell_size
+
+    return max(get_character_cell_size(character), 1)

@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import Connection
 
 from runner.cli.look.reading.compose import reading
-from runner.cli.look.reading.terminal import Look, lines_of
+from runner.cli.transcript_text import lines_of
 from runner.core.author import Author
 from runner.permissions import Rule
 from runner.settings import Settings
@@ -324,9 +324,11 @@ def test_a_long_run_is_never_whole_in_memory(database: Database, home: Path) -> 
     run_id = run.store(database)
     del run
     settings = Settings.load(home=str(home))
-    list(lines_of(reading(settings, database, run_id, NOW, (1, 2)), Look()))
+    list(lines_of(reading(settings, database, run_id, NOW, (1, 2)), is_folded=False))
     tracemalloc.start()
-    size = sum(map(len, lines_of(reading(settings, database, run_id, NOW), Look())))
+    lines = lines_of(reading(settings, database, run_id, NOW), is_folded=False)
+    size = sum(len(text) for line in lines for text, _ in line)
+    del lines
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert size > 30_000_000

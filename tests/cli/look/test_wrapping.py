@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.cli.look.reading.wrapping import wrapped
+from runner.cli.terminal import wrapped
 from runner.store.connection.database import Database
 from tests.cli.conftest import Result
 from tests.cli.look.told import Told, told
@@ -106,7 +106,7 @@ def test_a_long_line_takes_no_more_room_when_it_is_wrapped() -> None:
     line = "漢x" * 500_000
     tracemalloc.start()
     try:
-        count = sum(1 for _ in wrapped([line], WIDTH))
+        count = sum(1 for _ in wrapped([(line, "")], WIDTH))
         _, most = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -116,19 +116,23 @@ def test_a_long_line_takes_no_more_room_when_it_is_wrapped() -> None:
 
 @given(
     line=st.text(st.sampled_from("ab  漢é·─\u0301\U0001f600\U0001f1e6\ue000")),
-    style=st.sampled_from(("", "\x1b[2m", "\x1b[1;36m")),
+    style=st.sampled_from(("", "dim", "bold cyan")),
     width=st.integers(14, 40),
 )
 def test_wrapped_rows_are_the_line_and_none_is_too_wide(line: str, style: str, width: int) -> None:
-    styled = f"{style}{line}\x1b[0m and {line}" if style else line
-    rows = list(wrapped([styled], width))
-    assert list(rows_of("\n".join(rows), width)) == [STYLES.sub("", row) for row in rows if row]
+    spans = [(line, style), (f" and {line}", "red")]
+    found = list(wrapped(spans, width))
+    rows = ["".join(text for text, _ in row) for row in found]
+    assert list(rows_of("\n".join(rows), width)) == [row for row in rows if row]
     assert all(row.startswith("  ") for row in rows[1:])
-    plain = [STYLES.sub("", row) for row in rows]
-    assert plain[0] + "".join(row[2:] for row in plain[1:]) == STYLES.sub("", styled)
-    assert all(row.count("\x1b[0m") == row.count(style) for row in rows if style)
+    assert rows[0] + "".join(row[2:] for row in rows[1:]) == f"{line} and {line}"
+    assert all(row[0] == ("  ", "") for row in found[1:])
+    content = [*found[0], *(span for row in found[1:] for span in row[1:])]
+    for whole, its_style in spans:
+        assert "".join(part for part, style in content if style == its_style) == whole
 
 
 @pytest.mark.parametrize("width", [1, 3])
 def test_a_terminal_that_is_too_small_for_a_character_gets_it(width: int) -> None:
-    assert list(wrapped(["漢字"], width)) == ["漢", "  字"]
+    rows = ["".join(text for text, _ in row) for row in wrapped([("漢字", "")], width)]
+    assert rows == ["漢", "  字"]

@@ -11,8 +11,8 @@ from io import StringIO
 from runner.app.page import page
 from runner.cli.audit.formats import say_rows
 from runner.cli.look.reading.compose import reading
-from runner.cli.look.reading.terminal import Look, lines_of
-from runner.cli.look.reading.wrapping import wrapped
+from runner.cli.terminal import wrapped
+from runner.cli.transcript_text import lines_of
 from runner.core.rows import Rows
 from runner.exchange.atif import trajectory
 from runner.exchange.claude_code import session_lines
@@ -53,8 +53,9 @@ def look_everywhere(database: Database, run_id: str) -> None:
     read = reading(SETTINGS, database, run_id, NOW)
     parts = list(read.parts)
     list(page(replace(read, parts=iter(parts))))
-    for look in (Look(), Look(is_coloured=True, is_folded=True)):
-        list(wrapped(lines_of(replace(read, parts=iter(parts)), look), 80))
+    for is_folded in (False, True):
+        for line in lines_of(replace(read, parts=iter(parts)), is_folded=is_folded):
+            list(wrapped(line, 80))
     for rows in answers(database, run_id):
         for format in ("table", "csv", "json"):
             with redirect_stdout(StringIO()):

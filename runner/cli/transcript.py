@@ -13,13 +13,12 @@ import click
 
 from runner.app.humanize import cell
 from runner.cli.options import json_option, stored, with_settings
-from runner.cli.terminal import note, say_json
+from runner.cli.terminal import note, print_lines, say_json
 from runner.errors import UsageError
 from runner.settings import Settings
 
 if TYPE_CHECKING:
     from runner.app.transcript import Transcript
-    from runner.store.connection.database import Database
 
 _TURNS = re.compile(r"([0-9]{1,9})?(-)?([0-9]{1,9})?", re.ASCII)
 _LAST_TURN = 999_999_999
@@ -105,22 +104,28 @@ def transcript(
       runner transcript k3x9f2 --html run.html
       runner transcript k3x9f2 --as-sent 12
     """
+    from runner.cli.look.reading.compose import reading
+    from runner.llm.body import request_body
+    from runner.store.look.as_sent import as_sent
     from runner.store.look.find import find
+    from runner.store.look.transcript import messages
 
     _refuse_mixed(turns, full, page, turn, whole_tree, as_json)
     with stored(settings) as database:
         run_id = find(database, run, "run").id
         if turn is not None:
-            _say_request(database, run_id, turn)
+            _say_request(request_body(as_sent(database, run_id, turn)))
         elif as_json:
-            from runner.store.look.transcript import messages
-
             say_json(messages(database, run_id))
         else:
-            from runner.cli.look.reading.compose import reading
-
             found = reading(settings, database, run_id, time.time(), turns, whole_tree=whole_tree)
-            _show(found, page, full, paged=not no_pager)
+            if page is not None:
+                _write_page(found, page)
+                return
+            from runner.cli.transcript_text import lines_of
+
+            is_folded = sys.stdout.isatty() if full is None else not full
+            print_lines(lines_of(found, is_folded=is_folded), paged=not no_pager)
 
 
 def _refuse_mixed(
@@ -131,7 +136,7 @@ def _refuse_mixed(
     whole_tree: bool,
     as_json: bool,
 ) -> None:
-    """Options that ask for different things."""
+    """Refuse options that ask for different things."""
     wanted = {"--html": page is not None, "--as-sent": turn is not None, "--json": as_json}
     given = [name for name, is_given in wanted.items() if is_given]
     if len(given) > 1:
@@ -144,11 +149,7 @@ def _refuse_mixed(
         raise UsageError(f"--full and --folded go with the terminal, not with {given[0]}")
 
 
-def _say_request(database: Database, run_id: str, turn: int) -> None:
-    from runner.llm.body import request_body
-    from runner.store.look.as_sent import as_sent
-
-    body = request_body(as_sent(database, run_id, turn))
+def _say_request(body: bytes) -> None:
     if sys.stdout.isatty():
         say_json(json.loads(body))
     else:
@@ -156,20 +157,12 @@ def _say_request(database: Database, run_id: str, turn: int) -> None:
         sys.stdout.buffer.write(body)
 
 
-def _show(reading: Transcript, page: Path | None, full: bool | None, *, paged: bool) -> None:
-    if page is None:
-        from runner.cli.look.reading import screen
-        from runner.cli.look.reading.terminal import Look, lines_of
-
-        is_folded = screen.is_terminal() if full is None else not full
-        look = Look(is_coloured=screen.is_coloured(), is_folded=is_folded)
-        screen.print_lines(lines_of(reading, look), paged=paged)
-        return
-    from runner.app.page import page as pieces
+def _write_page(found: Transcript, path: Path) -> None:
+    from runner.app.page import page
     from runner.cli.exchange.writing import output
 
-    with output(None if str(page) == "-" else page) as write:
-        for piece in pieces(reading):
+    with output(None if str(path) == "-" else path) as write:
+        for piece in page(found):
             write(piece.encode())
-    if str(page) != "-":
-        note(f"written: {cell(page)}")
+    if str(path) != "-":
+        note(f"written: {cell(path)}")
