@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from runner.core.run import RunState
+from runner.core.run import RunStatus
 
 SUCCEEDED = 0
 FAILED = 1
@@ -14,7 +14,7 @@ STOPPED = 4
 UNREACHABLE = 5
 INTERRUPTED = 130
 
-_CODES: dict[RunState, int] = {
+_CODES: dict[RunStatus, int] = {
     "succeeded": SUCCEEDED,
     "failed": FAILED,
     "cancelled": FAILED,
@@ -27,7 +27,7 @@ _FIRST_THAT_APPLIES = (INTERRUPTED, UNREACHABLE, FAILED, STOPPED, WAITING)
 
 
 def exit_code(
-    states: Iterable[RunState], *, interrupted: bool = False, unreachable: bool = False
+    states: Iterable[RunStatus], *, interrupted: bool = False, unreachable: bool = False
 ) -> int:
     """The exit code of a job: where several apply, the first of 130, 5, 1, 4, 3.
 

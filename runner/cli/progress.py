@@ -17,7 +17,7 @@ from runner import wiring
 from runner.app.humanize import cell, duration
 from runner.cli import exit_codes
 from runner.cli.terminal import console_on, note
-from runner.core.run import ENDED, RunState
+from runner.core.run import ENDED, RunStatus
 from runner.errors import RunnerError, UnreachableError
 from runner.settings import Settings
 from runner.store.connection.database import Database
@@ -208,7 +208,7 @@ def show_progress() -> Progress:
 
 class _Lines:
     def __init__(self) -> None:
-        self._states: dict[str, RunState] = {}
+        self._states: dict[str, RunStatus] = {}
         self._spoke = time.monotonic()
         self._last_words = ""
 

@@ -9,7 +9,7 @@ from runner.cli.exit_codes import exit_code
 from runner.cli.money.budget import how_to_raise, is_out_of_budget, runs_wait
 from runner.cli.money.costs import cost_fields
 from runner.cli.terminal import note, say, say_json, say_table
-from runner.core.money.budget import Purse
+from runner.core.money.budget import JobBudget
 from runner.core.money.prices import PriceList, Spending
 from runner.store.connection.database import Database
 from runner.store.look import decisions, queries
@@ -129,10 +129,10 @@ def _say_waiting(job_id: str, counts: Mapping[str, int]) -> None:
         say(f"{waits} for an answer, in {_runs(len(counts))}: runner approvals {job_id}")
 
 
-def _say_out_of_budget(job_id: str, purse: Purse | None, runs: Sequence[RunSummary]) -> None:
+def _say_out_of_budget(job_id: str, purse: JobBudget | None, runs: Sequence[RunSummary]) -> None:
     count = sum(is_out_of_budget(run) for run in runs)
     if count:
-        how = how_to_raise(job_id, purse or Purse())
+        how = how_to_raise(job_id, purse or JobBudget())
         say(f"{runs_wait(count)} for the job's budget: {how}")
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-RunState = Literal["queued", "running", "waiting", "succeeded", "failed", "cancelled", "stopped"]
+RunStatus = Literal["queued", "running", "waiting", "succeeded", "failed", "cancelled", "stopped"]
 EndState = Literal["succeeded", "failed", "cancelled", "stopped"]
 
-STATES: tuple[RunState, ...] = (
+STATES: tuple[RunStatus, ...] = (
     "queued",
     "running",
     "waiting",
@@ -17,13 +17,13 @@ STATES: tuple[RunState, ...] = (
     "cancelled",
     "stopped",
 )
-ENDED: frozenset[RunState] = frozenset({"succeeded", "failed", "cancelled", "stopped"})
+ENDED: frozenset[RunStatus] = frozenset({"succeeded", "failed", "cancelled", "stopped"})
 
 # The table of legal transitions. ``docs/concepts.md`` draws it; a test compares the two.
 #   queued -> running    a worker claims the run          waiting -> queued   what it waits for came
 #   running -> queued    back-off, shutdown, lease lost   ended -> queued     said to, retried, raised
 #   running -> waiting   paused, an answer, a budget   * -> cancelled      at any moment before the end
-TRANSITIONS: dict[RunState, frozenset[RunState]] = {
+TRANSITIONS: dict[RunStatus, frozenset[RunStatus]] = {
     "queued": frozenset({"running", "waiting", "cancelled"}),
     "running": frozenset(
         {"queued", "waiting", "succeeded", "failed", "cancelled", "stopped"},

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.core.money.budget import Purse, Reservation
+from runner.core.money.budget import JobBudget, Reservation
 
 CAPS = st.none() | st.integers(0, 1_000)
 
@@ -24,7 +24,7 @@ def within(purse):
 
 @given(st.data(), CAPS, CAPS)
 def test_spent_and_reserved_never_pass_a_cap_whatever_starts_and_ends(data, tokens, cost):
-    purse, open_calls = Purse(tokens, cost), []
+    purse, open_calls = JobBudget(tokens, cost), []
     for _ in range(data.draw(st.integers(0, 20))):
         if open_calls and data.draw(st.booleans()):
             call = open_calls.pop(data.draw(st.integers(0, len(open_calls) - 1)))
@@ -45,7 +45,7 @@ def test_spent_and_reserved_never_pass_a_cap_whatever_starts_and_ends(data, toke
 def test_a_call_waits_for_others_only_when_it_fits_once_they_gave_back(data, tokens, cost, call):
     others = data.draw(reservations())
     spent = st.integers(0, 500)
-    purse = Purse(tokens, cost, data.draw(spent), data.draw(spent)).with_reserved(others)
+    purse = JobBudget(tokens, cost, data.draw(spent), data.draw(spent)).with_reserved(others)
     alone = purse.with_spent(others, 0, 0).verdict(call)
     match purse.verdict(call):
         case "fits":
@@ -61,10 +61,10 @@ def test_a_call_waits_for_others_only_when_it_fits_once_they_gave_back(data, tok
 @given(reservations(), st.integers(0, 500), st.integers(0, 500))
 def test_raising_the_caps_never_takes_room_away(call, tokens, cost):
     order = ["never", "later", "fits"]
-    before = Purse(tokens, cost, 100, 100, 50, 50).verdict(call)
-    after = Purse(tokens + 100, cost + 100, 100, 100, 50, 50).verdict(call)
+    before = JobBudget(tokens, cost, 100, 100, 50, 50).verdict(call)
+    after = JobBudget(tokens + 100, cost + 100, 100, 100, 50, 50).verdict(call)
     assert order.index(after) >= order.index(before)
 
 
 def test_without_caps_everything_fits():
-    assert Purse().verdict(Reservation(1, 10**12, lowered=False, worst_cost=10**15)) == "fits"
+    assert JobBudget().verdict(Reservation(1, 10**12, lowered=False, worst_cost=10**15)) == "fits"

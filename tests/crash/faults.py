@@ -11,7 +11,7 @@ from runner.core import calls
 from runner.core.conversation import Tool
 from runner.core.hooks.hook import Hook
 from runner.core.journal.entries import ToolsStarted
-from runner.core.money.budget import Purse, Reservation
+from runner.core.money.budget import JobBudget, Reservation
 from runner.core.spec import JobSpec
 from runner.permissions import Authorization
 from runner.store import journal
@@ -63,15 +63,15 @@ def every_answer_a_yes() -> None:
 def reservation_not_kept() -> None:
     """What a call may use at the most is not taken out of its job's purse before it begins."""
 
-    def with_reserved(purse: Purse, call: Reservation) -> Purse:
+    def with_reserved(purse: JobBudget, call: Reservation) -> JobBudget:
         return purse
 
-    def with_spent(purse: Purse, call: Reservation, tokens: int, cost: int) -> Purse:
+    def with_spent(purse: JobBudget, call: Reservation, tokens: int, cost: int) -> JobBudget:
         spent_tokens, spent_cost = purse.spent_tokens + tokens, purse.spent_cost + cost
         return replace(purse, spent_tokens=spent_tokens, spent_cost=spent_cost)
 
-    Purse.with_reserved = with_reserved  # type: ignore[method-assign]
-    Purse.with_spent = with_spent  # type: ignore[method-assign]
+    JobBudget.with_reserved = with_reserved  # type: ignore[method-assign]
+    JobBudget.with_spent = with_spent  # type: ignore[method-assign]
 
 
 def nothing_put_back() -> None:

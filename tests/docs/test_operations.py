@@ -19,7 +19,7 @@ from runner.cli.money.budget import _as_json as budget_as_json
 from runner.cli.money.costs import cost_fields
 from runner.core import retry
 from runner.core.context import cache
-from runner.core.money.budget import Ceiling, Purse
+from runner.core.money.budget import Ceiling, JobBudget
 from runner.core.money.prices import Spending
 from runner.core.run import STATES, Requeued, WaitReason
 from runner.core.spec import Asking
@@ -184,7 +184,7 @@ def test_the_fields_of_a_cost_are_listed_and_the_example_of_a_price_list_is_one(
 
 def test_the_fields_of_a_budget_are_listed() -> None:
     listed = [codes(row[0])[0] for row in rows(section(PAGE, "## Budgets"))]
-    assert listed == list(budget_as_json("job_1", Purse(), 0, ()))
+    assert listed == list(budget_as_json("job_1", JobBudget(), 0, ()))
 
 
 def test_a_worker_has_sixteen_slots_by_default() -> None:

@@ -13,7 +13,7 @@ from sqlalchemy import select
 from runner.core.author import Author
 from runner.core.conversation import Usage
 from runner.core.journal.entries import ModelCallFailed
-from runner.core.money.budget import Purse
+from runner.core.money.budget import JobBudget
 from runner.core.run import Ended, Requeued, Waiting
 from runner.core.steps import CallModel, Done
 from runner.errors import NotFoundError, UsageError
@@ -36,7 +36,7 @@ def take(database: Database, run_id: str, now: float = NOW) -> AnAttempt:
     return claim(database, run_id, now, priced)
 
 
-def purse(database: Database, job_id: str) -> Purse:
+def purse(database: Database, job_id: str) -> JobBudget:
     found = budget_of(database, job_id)
     assert found is not None
     return found
@@ -58,11 +58,11 @@ def test_call_reserves_its_worst_case_and_its_reply_gives_it_back(database: Data
     assert isinstance(attempt.effect, CallModel)
     call = attempt.effect.call.reservation
     assert call.worst_cost > 0
-    before = Purse(90_000, 2_000_000_000, 0, 0, call.worst_case, call.worst_cost)
+    before = JobBudget(90_000, 2_000_000_000, 0, 0, call.worst_case, call.worst_cost)
     assert purse(database, job_id) == before == attempt.view.purse
     attempt.reply(text("Done."), usage=Usage(100, 0, 0, 10))
     cost = 100 * 3_000 + 10 * 15_000
-    assert purse(database, job_id) == Purse(90_000, 2_000_000_000, 110, cost, 0, 0)
+    assert purse(database, job_id) == JobBudget(90_000, 2_000_000_000, 110, cost, 0, 0)
     assert run_row(database, run_id).progress["charged_cost"] == cost
 
 
@@ -105,7 +105,7 @@ def test_raised_budget_wakes_the_runs_that_wait_for_it(database: Database) -> No
         (first, "queued", True),
         (second, "queued", True),
     ]
-    assert purse(database, job_id) == Purse(most_tokens=50_000)
+    assert purse(database, job_id) == JobBudget(most_tokens=50_000)
     event = last_event(database, first)
     assert (event.type, event.data) == (
         "resumed",
@@ -154,7 +154,7 @@ def test_cap_on_costs_is_changed_and_not_added(database: Database) -> None:
         set_budget(database, job_id, NOW, author=Author("ada"))
     job_id, _ = submit_budgeted(database, "a", usd=1.0)
     set_budget(database, job_id, NOW, author=Author("ada"), tokens=70_000)
-    assert purse(database, job_id) == Purse(70_000, 1_000_000_000)
+    assert purse(database, job_id) == JobBudget(70_000, 1_000_000_000)
 
 
 def test_model_without_a_price_cannot_spend_a_budget_in_usd(database: Database) -> None:
@@ -184,7 +184,7 @@ def test_cancelled_call_is_charged_at_its_reserve(database: Database) -> None:
     reserved = [call.call.reservation for call in calls if isinstance(call, CallModel)]
     cancel(database, Target("job", job_id), NOW)
     tokens, cost = sum(r.worst_case for r in reserved), sum(r.worst_cost for r in reserved)
-    assert purse(database, job_id) == Purse(None, 1_000_000_000, tokens, cost, 0, 0)
+    assert purse(database, job_id) == JobBudget(None, 1_000_000_000, tokens, cost, 0, 0)
     run = run_row(database, first)
     assert run.progress["charged_cost"] == reserved[0].worst_cost
     assert run.progress["open_call"] is None
@@ -211,7 +211,7 @@ def test_call_of_a_lost_attempt_is_charged_at_its_reserve(
     assert isinstance(attempt.effect, CallModel)
     call = attempt.effect.call.reservation
     loses(attempt)
-    spent = Purse(None, 1_000_000_000, call.worst_case, call.worst_cost, 0, 0)
+    spent = JobBudget(None, 1_000_000_000, call.worst_case, call.worst_cost, 0, 0)
     assert purse(database, job_id) == spent
     run = run_row(database, run_id)
     assert (run.charged_tokens, run.progress["open_call"]) == (call.worst_case, None)
@@ -247,7 +247,7 @@ def test_failed_call_of_unknown_usage_is_charged_and_a_refused_one_is_not(
     assert purse(database, job_id).spent_cost == 0
     attempt.append(ModelCallFailed("cut", "half", None, None, call.worst_case, NOW, NOW + 600))
     assert purse(database, job_id) == replace(
-        Purse(None, 5_000_000_000), spent_tokens=call.worst_case, spent_cost=call.worst_cost
+        JobBudget(None, 5_000_000_000), spent_tokens=call.worst_case, spent_cost=call.worst_cost
     )
 
 

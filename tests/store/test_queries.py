@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from sqlalchemy import event, select
 
-from runner.core.run import STATES, RunState
+from runner.core.run import STATES, RunStatus
 from runner.errors import NotFoundError
 from runner.store.connection.database import Database
 from runner.store.look import queries, transcript
@@ -40,7 +40,7 @@ def runs_of(database: Database, job_id: str) -> list[str]:
     ],
 )
 def test_state_of_a_job_is_that_of_what_is_left_to_do_else_the_worst_end(
-    counts: dict[RunState, int], state: RunState
+    counts: dict[RunStatus, int], state: RunStatus
 ) -> None:
     assert queries.job_state(counts) == state
 

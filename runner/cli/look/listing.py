@@ -12,7 +12,7 @@ from runner.cli.money.budget import waits_for
 from runner.cli.money.costs import with_costs
 from runner.cli.options import json_option, state_option, stored, with_settings
 from runner.cli.terminal import say_json, say_table
-from runner.core.run import RunState
+from runner.core.run import RunStatus
 from runner.settings import Settings
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 @json_option
 @with_settings
 def list_(
-    settings: Settings, job: str | None, state: RunState | None, whole_trees: bool, as_json: bool
+    settings: Settings, job: str | None, state: RunStatus | None, whole_trees: bool, as_json: bool
 ) -> None:
     """List the jobs, or the runs of a job.
 
@@ -89,7 +89,7 @@ def _say_jobs(jobs: list[JobSummary]) -> None:
     )
 
 
-def counts(by_state: dict[RunState, int]) -> str:
+def counts(by_state: dict[RunStatus, int]) -> str:
     """Runs by state in words: ``2 running, 5 queued``."""
     return ", ".join(f"{count} {state}" for state, count in by_state.items())
 

@@ -15,7 +15,7 @@ from runner.cli.control import measured_now, patiently, say_who_works
 from runner.cli.options import Dollars, json_option, stored, with_settings
 from runner.cli.terminal import note, say_fields, say_json
 from runner.core.author import Author
-from runner.core.money.budget import Purse, billionths
+from runner.core.money.budget import JobBudget, billionths
 from runner.settings import Settings
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def budget(
             woken = patiently(
                 lambda: set_budget(database, job_id, now, author=author, usd=usd, tokens=tokens)
             )
-        purse = budget_of(database, job_id) or Purse()
+        purse = budget_of(database, job_id) or JobBudget()
         runs = queries.list_runs(database, job_id, "waiting", whole_trees=True)
         waiting = sum(run["reason"] == "budget" for run in runs)
         if as_json:
@@ -74,27 +74,29 @@ def budget(
             say_who_works(database, woken[0].id, now)
 
 
-def _as_json(job_id: str, purse: Purse, waiting: int, woken: Sequence[Change]) -> dict[str, Any]:
+def _as_json(
+    job_id: str, purse: JobBudget, waiting: int, woken: Sequence[Change]
+) -> dict[str, Any]:
     return {
         "job": job_id,
         "budget_usd": None if purse.most_cost is None else purse.most_cost / 1e9,
         "spent_usd": None if purse.most_cost is None else purse.spent_cost / 1e9,
         "reserved_usd": None if purse.most_cost is None else purse.reserved_cost / 1e9,
         "budget_tokens": purse.most_tokens,
-        "spent_tokens": None if purse == Purse() else purse.spent_tokens,
-        "reserved_tokens": None if purse == Purse() else purse.reserved_tokens,
+        "spent_tokens": None if purse == JobBudget() else purse.spent_tokens,
+        "reserved_tokens": None if purse == JobBudget() else purse.reserved_tokens,
         "waiting_runs": waiting,
         "woken": [asdict(change) for change in woken],
     }
 
 
-def _say(job_id: str, purse: Purse, waiting: int) -> None:
+def _say(job_id: str, purse: JobBudget, waiting: int) -> None:
     lines = dict(_lines(purse)) or {"budget": "none: each run has its own limits, the job has none"}
     waits = f"{runs_wait(waiting)} for it: {how_to_raise(job_id, purse)}" if waiting else None
     say_fields((("job", job_id), *lines.items(), ("waiting", waits)))
 
 
-def _lines(purse: Purse) -> Iterable[tuple[str, str]]:
+def _lines(purse: JobBudget) -> Iterable[tuple[str, str]]:
     if purse.most_cost is not None:
         reserved = f", {usd_of(purse.reserved_cost)} reserved" if purse.reserved_cost else ""
         spent = f"{usd_of(purse.spent_cost)} of {usd_of(purse.most_cost)} used"
@@ -105,7 +107,7 @@ def _lines(purse: Purse) -> Iterable[tuple[str, str]]:
         yield "budget" if purse.most_cost is None else "and", spent + reserved
 
 
-def _note_what_follows(purse: Purse, woken: Sequence[Change]) -> None:
+def _note_what_follows(purse: JobBudget, woken: Sequence[Change]) -> None:
     if woken:
         note(f"{len(woken)} {'run goes' if len(woken) == 1 else 'runs go'} on")
     cost, tokens = (
@@ -127,7 +129,7 @@ def budget_fields(job: Mapping[str, Any]) -> list[tuple[str, str]]:
     usd = job["budget_usd"]
     return list(
         _lines(
-            Purse(
+            JobBudget(
                 job["budget_tokens"],
                 None if usd is None else billionths(usd),
                 job["spent_tokens"],
@@ -147,7 +149,7 @@ def waits_for(database: Database, runs: Iterable[Mapping[str, Any]]) -> dict[str
     if not waiting:
         return {}
     job_id = waiting[0]["job_id"]
-    how = how_to_raise(job_id, budget_of(database, job_id) or Purse())
+    how = how_to_raise(job_id, budget_of(database, job_id) or JobBudget())
     return {
         run["id"]: f"{run['detail'] or 'waits for the budget of its job'}: {how}" for run in waiting
     }
@@ -158,7 +160,7 @@ def is_out_of_budget(run: Mapping[str, Any]) -> bool:
     return (run["state"], run["reason"]) == ("waiting", "budget")
 
 
-def how_to_raise(job_id: str, purse: Purse) -> str:
+def how_to_raise(job_id: str, purse: JobBudget) -> str:
     """The command that raises a job's budget."""
     caps = {"--usd N": purse.most_cost, "--tokens N": purse.most_tokens}
     options = [option for option, cap in caps.items() if cap is not None]

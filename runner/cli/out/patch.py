@@ -14,7 +14,7 @@ from runner.cli import exit_codes
 from runner.cli.options import json_option, state_option, stored, with_settings
 from runner.cli.out.files import file_names, make_folder, write_file
 from runner.cli.terminal import note, say_json, say_table
-from runner.core.run import ENDED, RunState
+from runner.core.run import ENDED, RunStatus
 from runner.errors import RunnerError, UsageError
 from runner.settings import Settings
 
@@ -35,7 +35,7 @@ class Written:
 
     run_id: str
     item_key: str
-    state: RunState
+    state: RunStatus
     file: str | None
     why: str = ""
     failed: bool = False
@@ -67,7 +67,7 @@ def patch(
     id: str,
     output: Path,
     shape: Format,
-    state: RunState | None,
+    state: RunStatus | None,
     as_json: bool,
 ) -> int:
     """Write what a run, or each run of a job that has ended, has changed.
@@ -97,7 +97,7 @@ def patch(
     return exit_codes.FAILED if any(each.failed for each in written) else exit_codes.SUCCEEDED
 
 
-def _chosen(database: Database, text: str, state: RunState | None) -> list[RunTrees]:
+def _chosen(database: Database, text: str, state: RunStatus | None) -> list[RunTrees]:
     """The runs that are meant: of a job, those in the state, or all that have ended."""
     from runner.cli.out.changes import refuse_unrecorded
     from runner.store.look.find import find

@@ -12,7 +12,7 @@ from runner.core.context.window import DEFAULT_WINDOW
 from runner.core.conversation import Block, Message, Purpose, ToolOutcome, Usage
 from runner.core.ending.verify import Verification
 from runner.core.hooks.run import Hooked, HookRun
-from runner.core.money.budget import Ceiling, Charged, Limits, Purse, Reservation
+from runner.core.money.budget import Ceiling, Charged, JobBudget, Limits, Reservation
 from runner.core.money.prices import Tariff
 from runner.core.run import Outcome
 from runner.core.spec import JobSpec
@@ -247,7 +247,7 @@ class RunView:
     window: int = field(default=DEFAULT_WINDOW, compare=False)
     summary_window: int = field(default=DEFAULT_WINDOW, compare=False)
     tariffs: Mapping[str, Tariff] = field(default_factory=dict, compare=False)
-    purse: Purse | None = field(default=None, compare=False)
+    purse: JobBudget | None = field(default=None, compare=False)
     counted: Counted | None = field(default=None, compare=False)
     outputs: str = field(default="", compare=False)
     unrecorded: Mapping[int, str] = field(default_factory=dict, compare=False)

@@ -72,7 +72,7 @@ class Reservation:
 
 
 @dataclass(frozen=True, slots=True)
-class Purse:
+class JobBudget:
     """What the runs of a job may use together, have used, and have reserved for calls in hand. A cap
     of None is none."""
 
@@ -97,14 +97,14 @@ class Purse:
             self.most_cost is None or cost <= self.most_cost
         )
 
-    def with_reserved(self, call: Reservation) -> Purse:
+    def with_reserved(self, call: Reservation) -> JobBudget:
         return replace(
             self,
             reserved_tokens=self.reserved_tokens + call.worst_case,
             reserved_cost=self.reserved_cost + call.worst_cost,
         )
 
-    def with_spent(self, call: Reservation, tokens: int, cost: int) -> Purse:
+    def with_spent(self, call: Reservation, tokens: int, cost: int) -> JobBudget:
         """After a call that used these: what it had reserved is given back."""
         return replace(
             self,

@@ -6,7 +6,7 @@ from runner.core.context.cache import is_worth_an_hour, paced
 from runner.core.conversation import Purpose
 from runner.core.journal.entries import ModelCallStarted
 from runner.core.journal.view import RunView
-from runner.core.money.budget import Ceiling, Purse, Reservation, in_usd, prompt_bound, reserve
+from runner.core.money.budget import Ceiling, JobBudget, Reservation, in_usd, prompt_bound, reserve
 from runner.core.money.prices import FREE, PriceList, Tariff, Terms
 from runner.core.run import Ended, Requeued, Waiting
 from runner.core.spec import JobSpec
@@ -95,7 +95,7 @@ def start(view: RunView, model: str, call: Reservation, purpose: Purpose) -> Ste
     return Record(ModelCallStarted(number, call, view.now, purpose))
 
 
-def _lacking(purse: Purse, call: Reservation) -> str:
+def _lacking(purse: JobBudget, call: Reservation) -> str:
     """What the next call may use, and what the caps leave for it."""
     parts = []
     if purse.most_tokens is not None:

@@ -18,7 +18,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, bindparam, select, update
 
 from runner.core.journal.events import Event
-from runner.core.money.budget import Purse, Reservation, billionths
+from runner.core.money.budget import JobBudget, Reservation, billionths
 from runner.store.connection.statement import find
 from runner.store.rows.progress import progress_from_row, progress_to_json
 from runner.store.tables import model_calls, purses
@@ -28,28 +28,28 @@ _PURSE = select(purses).where(purses.c.job_id == bindparam("job"))
 _LOCKED_PURSE = _PURSE.with_for_update()
 
 
-def look_into(connection: Connection, job_id: str) -> Purse | None:
+def look_into(connection: Connection, job_id: str) -> JobBudget | None:
     """A job's purse as it stands; None without a budget."""
     return _purse(find(connection, _PURSE, {"job": job_id}))
 
 
-def lock(connection: Connection, job_id: str) -> Purse | None:
+def lock(connection: Connection, job_id: str) -> JobBudget | None:
     """A job's purse, locked until the transaction ends; None without a budget."""
     return _purse(find(connection, _LOCKED_PURSE, {"job": job_id}))
 
 
-def _purse(rows: list[Any]) -> Purse | None:
+def _purse(rows: list[Any]) -> JobBudget | None:
     if not rows:
         return None
     (row,) = rows
-    return Purse(
+    return JobBudget(
         most_tokens=row.budget_tokens,
         most_cost=None if row.budget_usd is None else billionths(row.budget_usd),
         **{name: getattr(row, name) for name in _SUMS},
     )
 
 
-def sums(purse: Purse) -> dict[str, int]:
+def sums(purse: JobBudget) -> dict[str, int]:
     """What of a purse changes with its runs' calls, as columns."""
     return {name: getattr(purse, name) for name in _SUMS}
 

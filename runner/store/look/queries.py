@@ -12,7 +12,7 @@ from typing import Any, TypedDict, cast
 from sqlalchemy import ColumnElement, Connection, Row, and_, case, func, select
 
 from runner.core.agents.place import Place, place_of, tree_order
-from runner.core.run import STATES, RunState
+from runner.core.run import STATES, RunStatus
 from runner.errors import NotFoundError
 from runner.store.connection.database import Database
 from runner.store.job.cache import JobCache
@@ -48,7 +48,7 @@ _BUDGET_COLUMNS = (
 _COUNTERS = ("turns", "denials", *_TOKENS)
 
 # The first state that any of a job's runs has is the job's.
-_JOB_STATE_ORDER: tuple[RunState, ...] = (
+_JOB_STATE_ORDER: tuple[RunStatus, ...] = (
     "running",
     "queued",
     "waiting",
@@ -71,8 +71,8 @@ class JobSummary(TypedDict):
     spec_digest: str
     workspace_id: str | None
     created_at: float
-    state: RunState
-    runs: dict[RunState, int]
+    state: RunStatus
+    runs: dict[RunStatus, int]
     turns: int
     denials: int
     input_tokens: int
@@ -90,7 +90,7 @@ class RunSummary(Place):
     id: str
     job_id: str
     item_key: str
-    state: RunState
+    state: RunStatus
     reason: str
     detail: str
     created_at: float
@@ -121,7 +121,7 @@ _REST = frozenset(
 _SUMMARY_COLUMNS = tuple(name for name in RunSummary.__annotations__ if name not in _REST)
 
 
-def job_state(counts: Mapping[RunState, int]) -> RunState:
+def job_state(counts: Mapping[RunStatus, int]) -> RunStatus:
     """A job's state: ``running`` if any run is, else ``queued`` if any is, else ``waiting`` if any
     does, else the worst end: failed, cancelled, stopped, succeeded.
 
@@ -131,14 +131,14 @@ def job_state(counts: Mapping[RunState, int]) -> RunState:
     return next((state for state in _JOB_STATE_ORDER if counts.get(state)), "succeeded")
 
 
-def list_jobs(database: Database, state: RunState | None = None) -> list[JobSummary]:
+def list_jobs(database: Database, state: RunStatus | None = None) -> list[JobSummary]:
     """All jobs, oldest first; with ``state`` only those in it."""
     found = database.read(lambda connection: _job_summaries(connection))
     return [job for job in found if state is None or job["state"] == state]
 
 
 def list_runs(
-    database: Database, job_id: str, state: RunState | None = None, *, whole_trees: bool = False
+    database: Database, job_id: str, state: RunStatus | None = None, *, whole_trees: bool = False
 ) -> list[RunSummary]:
     """The runs of a job's items in the order of these; with ``state`` only those in it.
 

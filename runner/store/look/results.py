@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, and_, select
 
 from runner.core.ending.result import RESULT_TOOL
-from runner.core.run import RunState
+from runner.core.run import RunStatus
 from runner.core.text.plain import visible
 from runner.store.connection.database import Database
 from runner.store.look.decisions import IS_ITS_OWN
@@ -22,7 +22,7 @@ class RunResult:
 
     run_id: str
     item_key: str
-    state: RunState
+    state: RunStatus
     reason: str
     fork_of: str | None
     result: dict[str, Any] | None

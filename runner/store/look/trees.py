@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, Select, case, literal, or_, select
 
-from runner.core.run import RunState
+from runner.core.run import RunStatus
 from runner.core.spec import JobSpec
 from runner.errors import NotFoundError
 from runner.store.connection.database import Database
@@ -39,7 +39,7 @@ class RunTrees:
     job_id: str
     job_name: str
     item_key: str
-    state: RunState
+    state: RunStatus
     reason: str
     model: str
     ended_at: float | None

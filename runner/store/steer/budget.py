@@ -12,7 +12,7 @@ from sqlalchemy import Connection, not_, select, update
 
 from runner.core.author import RUNNER, Author
 from runner.core.journal.events import signed_event
-from runner.core.money.budget import Budget, Purse, billionths, in_usd
+from runner.core.money.budget import Budget, JobBudget, billionths, in_usd
 from runner.errors import UsageError
 from runner.store.connection.database import Database
 from runner.store.job import purse as money
@@ -33,7 +33,7 @@ _WAITS = (runs.c.state == "waiting") & (runs.c.reason == "budget")
 _WAITING_JOBS = select(runs.c.job_id).where(_WAITS).distinct()
 
 
-def budget_of(database: Database, job_id: str) -> Purse | None:
+def budget_of(database: Database, job_id: str) -> JobBudget | None:
     """What the runs of a job may use together, have used and have reserved; None without a budget."""
     return database.read(lambda connection: money.look_into(connection, job_id))
 
@@ -188,7 +188,7 @@ def _difference(before: Budget, after: Budget) -> tuple[dict[str, Any], dict[str
     return {name: old[name] for name in differ}, {name: new[name] for name in differ}
 
 
-def _refuse_usd(job_id: str, purse: Purse, usd: float) -> None:
+def _refuse_usd(job_id: str, purse: JobBudget, usd: float) -> None:
     if purse.most_cost is None:
         raise UsageError(
             f"{job_id} has a budget in tokens only: raise that with "

@@ -17,7 +17,7 @@ from runner.core.agents.agent import lineage
 from runner.core.agents.place import is_within
 from runner.core.author import UNKNOWN, Author
 from runner.core.journal.events import Event, signed_event
-from runner.core.run import ENDED, TRANSITIONS, RunState
+from runner.core.run import ENDED, TRANSITIONS, RunStatus
 from runner.errors import UsageError
 from runner.store.connection.database import Database
 from runner.store.job import warming
@@ -42,7 +42,7 @@ class Change:
 
     id: str
     item_key: str
-    state: RunState
+    state: RunStatus
     changed: bool
     detail: str
 
@@ -155,7 +155,7 @@ def change_event(
     return signed_event(kind, author, data, old=old, new=new)
 
 
-def changed(run: Row[Any], state: RunState, detail: str) -> Change:
+def changed(run: Row[Any], state: RunStatus, detail: str) -> Change:
     """A change that has been stored."""
     return Change(run.id, run.item_key, state, True, detail)
 

@@ -12,7 +12,7 @@ from runner.core.conversation import ModelReply, Usage
 from runner.core.journal.entries import ContextCompacted, ModelCallStarted, SummaryReplied
 from runner.core.journal.events import Event, events_of
 from runner.core.journal.fold import fold
-from runner.core.money.budget import Purse, Reservation
+from runner.core.money.budget import JobBudget, Reservation
 from tests.core.story import Story, a_run, says, uses
 
 
@@ -94,7 +94,7 @@ def test_a_call_of_a_turn_names_no_purpose():
 
 
 def test_a_run_that_waits_for_its_budget_says_so():
-    story = Story(replace(a_run(), purse=Purse(most_tokens=1)))
+    story = Story(replace(a_run(), purse=JobBudget(most_tokens=1)))
     story.go_on()
     [event] = only(told(story.entries), "waiting")
     assert event["reason"] == "budget"

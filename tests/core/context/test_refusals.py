@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from runner.core.context.gauge import gauge
 from runner.core.journal.entries import PROMPT_TOO_LONG, ContextCompacted, ModelCallFailed
-from runner.core.money.budget import Purse
+from runner.core.money.budget import JobBudget
 from runner.core.run import Requeued
 from runner.core.steps import CallModel, CountTokens, Done
 from tests.core.context.talk import ENOUGH, LIMITS, WINDOW, WORDS, Talk
@@ -106,7 +106,7 @@ def about_to_summarise(purse):
 
 
 def test_a_summary_that_the_budget_could_never_cover_is_not_waited_for():
-    purse = Purse(most_tokens=25_000)
+    purse = JobBudget(most_tokens=25_000)
     effect = (talk := about_to_summarise(purse)).go_on()
     assert talk.kinds == ["prune"]
     assert isinstance(effect, CallModel)
@@ -114,7 +114,7 @@ def test_a_summary_that_the_budget_could_never_cover_is_not_waited_for():
 
 
 def test_a_summary_without_a_price_is_not_asked_for_where_the_cost_is_limited():
-    talk = about_to_summarise(Purse(most_cost=10**12))
+    talk = about_to_summarise(JobBudget(most_cost=10**12))
     assert outcome_of(talk.go_on()).reason == "no_price"  # of the turn's own model
     assert talk.kinds == ["prune"]
 
@@ -128,7 +128,7 @@ def test_a_summary_that_the_ceiling_leaves_no_room_for_is_done_without():
 
 
 def test_a_summary_waits_for_what_others_have_reserved():
-    talk = about_to_summarise(Purse(most_tokens=10**9, reserved_tokens=10**9))
+    talk = about_to_summarise(JobBudget(most_tokens=10**9, reserved_tokens=10**9))
     assert outcome_of(talk.go_on()) == Requeued(talk.now + 2.0, "budget")
 
 

@@ -16,7 +16,7 @@ from runner.core.journal.entries import (
     ToolFinished,
 )
 from runner.core.journal.fold import apply
-from runner.core.money.budget import Limits, Purse, Reservation
+from runner.core.money.budget import JobBudget, Limits, Reservation
 from runner.core.money.prices import Rates, Tariff
 from runner.core.money.spending import BUDGET_WAIT_SECONDS
 from runner.core.run import Ended, Requeued, Waiting
@@ -116,7 +116,7 @@ def test_a_raised_cost_ceiling_goes_on():
 def test_a_limited_cost_without_a_price_ends_the_run(capped):
     story = paid(
         tariff=None,
-        purse=Purse(most_cost=10**12) if capped == "job" else None,
+        purse=JobBudget(most_cost=10**12) if capped == "job" else None,
         cost_ceiling_usd=1_000.0 if capped == "run" else None,
     )
     outcome = outcome_of(story.go_on())
@@ -125,7 +125,7 @@ def test_a_limited_cost_without_a_price_ends_the_run(capped):
 
 
 def test_a_limit_of_tokens_needs_no_price():
-    story = paid(tariff=None, purse=Purse(most_tokens=10**9))
+    story = paid(tariff=None, purse=JobBudget(most_tokens=10**9))
     assert isinstance(story.go_on(), CallModel)
 
 
@@ -133,16 +133,16 @@ def test_a_limit_of_tokens_needs_no_price():
 
 
 def test_a_call_takes_from_the_purse_and_gives_back_what_it_did_not_use():
-    story = paid(purse=Purse(10**6, 10**12))
+    story = paid(purse=JobBudget(10**6, 10**12))
     reservation = story.go_on().call.reservation
     assert story.view.purse.reserved_tokens == reservation.worst_case
     assert story.view.purse.reserved_cost == reservation.worst_cost
     story.reply("end_turn", says(), prompt=3_000, output=500)
-    assert story.view.purse == Purse(10**6, 10**12, 3_500, 3_500 * 10_000)
+    assert story.view.purse == JobBudget(10**6, 10**12, 3_500, 3_500 * 10_000)
 
 
 def test_a_lost_call_leaves_nothing_reserved_and_its_worst_case_spent():
-    story = paid(purse=Purse(10**6, 10**12))
+    story = paid(purse=JobBudget(10**6, 10**12))
     reservation = story.go_on().call.reservation
     effect = story.claim()
     assert story.view.purse.spent_tokens == reservation.worst_case
@@ -150,7 +150,7 @@ def test_a_lost_call_leaves_nothing_reserved_and_its_worst_case_spent():
 
 
 def test_a_run_waits_shortly_for_what_others_have_reserved():
-    story = paid(purse=Purse(100_000, None, reserved_tokens=99_000))
+    story = paid(purse=JobBudget(100_000, None, reserved_tokens=99_000))
     outcome = outcome_of(story.go_on())
     assert outcome == Requeued(story.now + BUDGET_WAIT_SECONDS, "budget")
     assert not starts(story)
@@ -159,7 +159,7 @@ def test_a_run_waits_shortly_for_what_others_have_reserved():
 
 
 def test_a_run_that_waits_for_others_asks_less_and_less_often():
-    story = paid(purse=Purse(100_000, None, reserved_tokens=99_000))
+    story = paid(purse=JobBudget(100_000, None, reserved_tokens=99_000))
     outcomes = [outcome_of(story.go_on())]
     outcomes += [outcome_of(story.claim(purse=story.view.purse)) for _ in range(5)]
     assert [outcome.due_at - story.now for outcome in outcomes] == [2, 4, 8, 16, 20, 20]
@@ -167,7 +167,7 @@ def test_a_run_that_waits_for_others_asks_less_and_less_often():
 
 @pytest.mark.parametrize("spent", [{"spent_tokens": 99_000}, {"spent_cost": 10**9 - 1}])
 def test_a_run_waits_for_its_budget_when_the_rest_could_never_cover_its_call(spent):
-    story = paid(purse=Purse(100_000, 10**9, **spent, reserved_tokens=500))
+    story = paid(purse=JobBudget(100_000, 10**9, **spent, reserved_tokens=500))
     assert outcome_of(story.go_on()) == Waiting("budget")
     assert not starts(story)
     raised = replace(story.view.purse, most_tokens=10**6, most_cost=10**10)
@@ -175,7 +175,7 @@ def test_a_run_waits_for_its_budget_when_the_rest_could_never_cover_its_call(spe
 
 
 def test_ceilings_of_the_run_stop_it_before_its_job_is_asked():
-    story = paid(purse=Purse(most_tokens=0), token_ceiling=10)
+    story = paid(purse=JobBudget(most_tokens=0), token_ceiling=10)
     assert outcome_of(story.go_on()).reason == "token_ceiling"
 
 
@@ -198,7 +198,9 @@ def test_as_long_as_there_is_room_the_last_prompt_bounds_the_next_one():
     assert effect.call.reservation.worst_case > 50_000
 
 
-@pytest.mark.parametrize("purse", [None, Purse(most_tokens=64_000), Purse(most_cost=640_000_000)])
+@pytest.mark.parametrize(
+    "purse", [None, JobBudget(most_tokens=64_000), JobBudget(most_cost=640_000_000)]
+)
 def test_what_was_left_out_is_not_reserved_for_where_that_stands_in_the_way(purse):
     ceiling = {} if purse else {"token_ceiling": 61_000}
     _, effect = shortened(purse=purse, **ceiling)
@@ -208,7 +210,7 @@ def test_what_was_left_out_is_not_reserved_for_where_that_stands_in_the_way(purs
 
 
 def test_it_does_not_wait_for_what_others_have_reserved_when_it_needs_less():
-    _, effect = shortened(purse=Purse(most_tokens=120_000, reserved_tokens=55_000))
+    _, effect = shortened(purse=JobBudget(most_tokens=120_000, reserved_tokens=55_000))
     assert isinstance(effect, CallModel)
 
 

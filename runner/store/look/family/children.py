@@ -11,7 +11,7 @@ from sqlalchemy import ColumnElement, Connection, and_, func, literal, select
 
 from runner.core.agents.agent import lineage
 from runner.core.agents.place import Place, place_of, tree_order
-from runner.core.run import ENDED, RunState
+from runner.core.run import ENDED, RunStatus
 from runner.store import ids
 from runner.store.connection.database import Database
 from runner.store.look.family.places import IS_OF_ITEM, ROOT, within
@@ -32,7 +32,7 @@ class ChildSummary(Place):
     agent_type: str
     description: str
     call_id: str | None
-    state: RunState
+    state: RunStatus
     reason: str
     detail: str
     turns: int
