@@ -22,15 +22,6 @@ from typing import Any
 
 from runner.workspace.folders import beginning
 from runner.workspace.git import REMOTE_SECONDS, Check, Git, GitError, one_line
-from runner.workspace.writing import (
-    AUTHOR_EMAIL,
-    AUTHOR_NAME,
-    Draft,
-    NewObjects,
-    draft_commit,
-    draft_ref,
-    put_in_place,
-)
 
 # Where it lies in a snapshot's tree; never in a work tree.
 MANIFEST = b".runner-snapshot"
@@ -319,7 +310,7 @@ def is_shallow(store: Path) -> bool:
 _AUTHOR = {
     f"GIT_{who}_{what}": value
     for who in ("AUTHOR", "COMMITTER")
-    for what, value in (("NAME", AUTHOR_NAME), ("EMAIL", AUTHOR_EMAIL))
+    for what, value in (("NAME", "Runner"), ("EMAIL", "runner@localhost"))
 }
 
 
@@ -341,7 +332,7 @@ def _look_at(git_dir: Path, environment: Mapping[str, str]) -> tuple[Path, str]:
 def _create(store: Path, kind: str, environment: Mapping[str, str]) -> None:
     draft = store.with_name(f".{store.name}.partial-{secrets.token_hex(4)}")
     try:
-        # Its refs are written as files (``trees.writing``), whatever a later git would choose.
+        # Stale locks of refs are removed as files.
         git = Git(store.parent, environment, {"GIT_DEFAULT_REF_FORMAT": "files"})
         git.run(
             "init",
@@ -426,19 +417,10 @@ class Line:
 
 
 class Refs:
-    """The commits of one attempt at a run, and of the attempts before it. No work tree is needed.
-
-    Args:
-        new: the attempt's objects, which are kept with what is recorded; None: nothing is recorded.
-    """
+    """The commits of one attempt at a run, and of the attempts before it. No work tree is needed."""
 
     def __init__(
-        self,
-        store: Path,
-        environment: Mapping[str, str],
-        run_id: str,
-        attempt: int,
-        new: NewObjects | None,
+        self, store: Path, environment: Mapping[str, str], run_id: str, attempt: int
     ) -> None:
         self._store = store
         self._git = store_git(store, environment)
@@ -446,7 +428,6 @@ class Refs:
         self._run_id = run_id
         self._attempt = str(attempt)
         self._own = f"{_RUNS}/{run_id}/{attempt}"
-        self._new = new
         self._pushed: tuple[str, bytes] | None = None
 
     def read(self) -> Line:
@@ -479,8 +460,7 @@ class Refs:
             return
         if is_shallow(self._store):
             # Its history is cut off and could not be pushed: a commit without any stands in for it.
-            commit, draft = self._commit(tree, ())
-            put_in_place([draft], lambda: None)
+            commit = self._commit(tree, ())
         arguments = ("update-ref", f"{_RUNS}/{self._run_id}/{_START}", commit)
         try:
             self._git.run(*arguments)
@@ -500,19 +480,16 @@ class Refs:
             before: what was recorded before it.
             keep: further commits that are kept, and pushed, with it.
         """
-        if self._new is None:
-            return Recorded("", tree)
         parents = [before.commit] if before else []
         if not is_shallow(self._store):
             parents += keep
-        commit, draft = self._commit(tree, parents)
-        self._new.keep(check, draft, draft_ref(self._store, self._own, commit))
+        commit = self._commit(tree, parents, check)
+        self._git.run("update-ref", self._own, commit, check=check)
         return Recorded(commit, tree)
 
     def unlock(self) -> None:
         """Remove the lock on this attempt's ref that a killed git left: nobody else has this ref."""
-        if self._new is not None:
-            self._unlock(self._attempt)
+        self._unlock(self._attempt)
 
     def push(self, remote: str, check: Check) -> None:
         """Send what this attempt recorded to a remote, with all that it goes back to, under the same
@@ -559,9 +536,11 @@ class Refs:
             seconds=REMOTE_SECONDS,
         )
 
-    def _commit(self, tree: str, parents: Sequence[str]) -> tuple[str, Draft]:
-        message = f"{self._run_id} attempt {self._attempt}\n"
-        return draft_commit(self._store, tree, list(dict.fromkeys(parents)), message)
+    def _commit(self, tree: str, parents: Sequence[str], check: Check = lambda: None) -> str:
+        named = [part for parent in dict.fromkeys(parents) for part in ("-p", parent)]
+        message = f"{self._run_id} attempt {self._attempt}"
+        made = self._git.run("commit-tree", tree, *named, "-m", message, check=check)
+        return made.decode().strip()
 
     def _unlock(self, name: str) -> None:
         lock = self._store / f"{_RUNS}/{self._run_id}/{name}.lock"

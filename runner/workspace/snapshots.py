@@ -35,7 +35,6 @@ from runner.workspace.snapshot_store import (
     store_git,
 )
 from runner.workspace.survey import Surveyor, is_reserved, literal, settle, unless_waiting
-from runner.workspace.writing import NewObjects, is_left
 
 _INDEX = re.compile(r"index-(\d+)")
 
@@ -57,11 +56,6 @@ class IndexFiles:
     @property
     def index(self) -> Path:
         return self.folder / f"index-{self.attempt}"
-
-    @property
-    def objects(self) -> Path:
-        """Where the attempt's new objects are until they are kept."""
-        return _objects_of(self.index)
 
     @property
     def exclude(self) -> Path:
@@ -91,27 +85,11 @@ def index_folder(store: Path, run_id: str) -> Path:
     return store / "runs" / run_id
 
 
-def copy_whole(index: Path, place: Path) -> bool:
-    """Copy an index, unless it may speak of objects that are not in the store: a snapshot is being
-    taken with it, or was cut off. Raises ``OSError``."""
-    # With its time: a newer one would pass off as settled what git must look at again.
-    shutil.copy2(index, place)
-    whole = not is_left(_objects_of(index))
-    if not whole:
-        place.unlink()
-    return whole
-
-
-def _objects_of(index: Path) -> Path:
-    return index.with_name(index.name.replace("index", "objects", 1))
-
-
 class Index:
     """Reads and writes the index of one attempt.
 
     Args:
         reader, writer: git with the work tree and this index; the first sees the source's objects.
-        new: what the writer writes until it is kept; None: where it may stay.
     """
 
     def __init__(
@@ -121,10 +99,8 @@ class Index:
         reader: Git,
         writer: Git,
         root: bytes,
-        new: NewObjects | None,
     ) -> None:
         self._files = files
-        self._new = new
         self._store = store
         self._reader = reader
         self._writer = writer
@@ -143,10 +119,6 @@ class Index:
             refs.unlock()
             Path(f"{files.index}.lock").unlink(missing_ok=True)
             files.folder.mkdir(parents=True, exist_ok=True)
-            if self._new is not None:
-                if is_left(self._new.folder):
-                    files.index.unlink(missing_ok=True)
-                self._new.begin()
             if files.index.exists():
                 return
             if not files.exclude.exists():
@@ -190,8 +162,8 @@ class Index:
         earlier, draft = self._files.earlier(), self._files.draft
         if earlier is None:
             return False
-        if not copy_whole(earlier, draft):
-            return False
+        # With its time: a newer one would pass off as settled what git must look at again.
+        shutil.copy2(earlier, draft)
         try:
             self._git_on(draft).run("ls-files", "--", MANIFEST, check=check)
         except (
@@ -294,11 +266,10 @@ class Snapshots:
         self._largest = largest_file
         self._aside = aside
         self._files = IndexFiles(aside or index_folder(git_dir, run_id), attempt)
-        self._new = NewObjects(git_dir, self._files.objects) if aside is None else None
-        self._refs = Refs(git_dir, environment, run_id, attempt, self._new)
+        self._refs = Refs(git_dir, environment, run_id, attempt)
         self._reader = self._git(self._objects(), with_source=True)
-        writer = self._git(self._new_objects(), with_source=False)
-        self._index = Index(self._files, git_dir, self._reader, writer, self._root, self._new)
+        writer = self._git(self._objects(), with_source=False)
+        self._index = Index(self._files, git_dir, self._reader, writer, self._root)
         digests = self._files.folder / "digests"
         self._surveyor = Surveyor(self._reader, writer, self._root, ignored, largest_file, digests)
         self._known: _Known | None = None
@@ -330,13 +301,12 @@ class Snapshots:
         if same and recorded is not None:
             return recorded.tree
         tree = self._index.write_tree(check)
-        if recorded is None:
-            line = self._refs.read()
-            recorded = line.own or self._refs.add(tree, line.last or line.start, keep, check)
-        if recorded.tree != tree:
-            recorded = self._refs.add(tree, recorded, keep, check)
-        elif self._new is not None:
-            self._new.keep(check)
+        if self._aside is None:
+            if recorded is None:
+                line = self._refs.read()
+                recorded = line.own or self._refs.add(tree, line.last or line.start, keep, check)
+            if recorded.tree != tree:
+                recorded = self._refs.add(tree, recorded, keep, check)
         self._known = _Known(self._files.stamp(), manifest, recorded)
         return tree
 
@@ -509,9 +479,6 @@ class Snapshots:
     def _objects(self) -> Path | None:
         return None if self._aside is None else self._aside / "objects"
 
-    def _new_objects(self) -> Path | None:
-        return self._objects() if self._new is None else self._new.folder
-
     def _git(self, objects: Path | None, *, with_source: bool) -> Git:
         settings = [f"core.excludesFile={self._files.exclude}"]
         if self._aside is not None:
@@ -605,4 +572,4 @@ def _copy_newest(files: IndexFiles, aside: Path) -> None:
             if file.exists():
                 shutil.copy2(file, aside / file.name)
         if newest is not None:
-            copy_whole(newest, aside / newest.name)
+            shutil.copy2(newest, aside / newest.name)

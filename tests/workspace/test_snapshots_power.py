@@ -1,123 +1,96 @@
-"""What was written for a snapshot that a crash or the disk cut off is never taken for recorded."""
+"""A snapshot that a crash or a failing git cut off is never taken for recorded."""
 
 from __future__ import annotations
 
-import errno
+import json
 import os
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from runner.workspace import writing
+from runner.errors import Interrupted
 from runner.workspace.git import GitError
 from runner.workspace.snapshots import Snapshots, looking
 
 from .places import RUN, Place, contents, git, write
 
-
-@pytest.fixture
-def cut_off(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A snapshot of a changed file and an empty folder that was cut off before its
-    objects were on the disk; what the disk has of them then is nothing."""
-
-    def power_goes(drafts: object, check: object) -> None:
-        raise KeyboardInterrupt
-
-    place.snapshots().take()
-    write(place.work, {"a.py": "new\n", "empty.log": "x"})
-    (place.work / "nothing").mkdir()
-    with monkeypatch.context() as patch:
-        patch.setattr(writing, "put_in_place", power_goes)
-        with pytest.raises(KeyboardInterrupt):
-            place.snapshots().take()
-    left = [
-        path for path in (place.store / "runs" / RUN / "objects-1").rglob("*") if path.is_file()
-    ]
-    assert left
-    for path in left:
-        path.unlink()
-        path.touch()
+STEPS = ("update-index", "write-tree", "commit-tree", "update-ref")  # of a snapshot, in order
 
 
-@pytest.mark.parametrize("attempt", [1, 2])
-@pytest.mark.usefixtures("cut_off")
-def test_what_the_disk_lost_is_recorded_anew(place: Place, attempt: int) -> None:
-    snapshots, before = place.snapshots(attempt), contents(place.work)
-    tree = snapshots.take()
-    write(place.work, {"a.py": "other\n"})
-    (place.work / "nothing").rmdir()
-    snapshots.restore(tree)
-    assert contents(place.work) == before
+def git_that(folder: Path, script: str) -> dict[str, str]:
+    """An environment whose git first runs a shell script."""
+    folder.mkdir()
+    program = folder / "git"
+    program.write_text(f'#!/bin/sh\n{script}\nexec "{shutil.which("git")}" "$@"\n')
+    program.chmod(0o755)
+    return {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
+
+
+def test_a_snapshot_that_is_cut_off_anywhere_is_taken_by_the_next_attempt(place: Place) -> None:
+    attempt, was_cut = 1, True
+    while was_cut:
+        write(place.work, {"a.py": f"{attempt}\n", "empty.log": "x", f"new/{attempt}": "y"})
+        (place.work / "nothing").mkdir(exist_ok=True)
+        steps = iter(range(attempt))
+
+        def check(steps: Iterator[int] = steps) -> None:
+            if next(steps, None) is None:
+                raise Interrupted("dropped")
+
+        was_cut = False
+        try:
+            place.snapshots(attempt).take(check)
+        except Interrupted:
+            was_cut = True
+        with looking(
+            place.store, place.work, RUN, environment=os.environ, ignored=(), largest_file=1000
+        ) as looked:
+            seen = looked.take()
+        snapshots, before = place.snapshots(attempt + 1), contents(place.work)
+        assert snapshots.take() == seen
+        write(place.work, {"a.py": "other\n"})
+        (place.work / "nothing").rmdir()
+        snapshots.restore(seen)
+        assert contents(place.work) == before
+        attempt += 2
+    assert attempt > len(STEPS)
     assert_sound(place)
 
 
-@pytest.mark.usefixtures("cut_off")
-def test_who_looks_meanwhile_sees_the_files(place: Place) -> None:
-    with looking(
-        place.store, place.work, RUN, environment=os.environ, ignored=(), largest_file=1000
-    ) as looked:
-        seen = looked.take()
-    assert seen == place.snapshots(2).take()
-
-
-def test_nothing_takes_its_place_that_the_disk_does_not_take(
-    snapshots: Snapshots, place: Place, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("step", STEPS)
+def test_nothing_counts_as_recorded_that_git_failed_to_write(
+    place: Place, tmp_path: Path, step: str
 ) -> None:
-    snapshots.take()
-    before = stored(place)
+    before = place.snapshots().take()
     write(place.work, {"a.py": "new\n"})
-
-    def fails(descriptor: int) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", fails)
-        with pytest.raises(GitError, match=r"cannot write .*: Input/output error"):
-            snapshots.take()
-    assert stored(place) == before
+    script = f"""case " $* " in *" {step} "*) echo "fatal: no room" >&2; exit 128;; esac"""
+    failing = place.snapshots(2, environment=git_that(tmp_path / "bin", script))
+    with pytest.raises(GitError, match=f"git {step} failed: no room"):
+        failing.take()
+    assert failing.last() == before
+    snapshots = place.snapshots(3)
     tree = snapshots.take()
+    assert tree != before
     assert snapshots.last() == tree
     assert_sound(place)
 
 
-@pytest.mark.parametrize("is_linux", [True, False])
-def test_all_that_takes_its_place_was_flushed_before(
-    snapshots: Snapshots, place: Place, monkeypatch: pytest.MonkeyPatch, is_linux: bool
-) -> None:
-    """On Linux with one flush for all, elsewhere with one for each."""
-    flushed, moved = [], []
-    fsync, rename = os.fsync, Path.rename
-
-    def flush(descriptor: int) -> None:
-        assert not moved
-        flushed.append(descriptor)
-        fsync(descriptor)
-
-    def move(self: Path, target: Path) -> Path:
-        if self.is_relative_to(place.store):
-            moved.append(target)
-        return rename(self, target)
-
-    if not is_linux:
-        monkeypatch.setattr(writing, "_SYNC_FILE_RANGE", None)
+def test_whatever_a_snapshot_writes_is_flushed_to_the_disk(place: Place, tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    script = f'export GIT_TRACE2_EVENT="{told}"'
+    snapshots = place.snapshots(environment=git_that(tmp_path / "bin", script))
     snapshots.take()
+    told.unlink()
     write(place.work, {"a.py": "new\n", "folder/c.py": "new, too\n"})
-    monkeypatch.setattr(os, "fsync", flush)
-    monkeypatch.setattr(Path, "rename", move)
     snapshots.take()
-    # two files, two folders, the commit, the ref
-    assert [len(flushed), len(moved)] == [1 if is_linux else 6, 6]
-    assert moved[-1] == place.store / f"refs/runner/runs/{RUN}/1"
-
-
-def test_a_change_that_is_no_other_tree_leaves_nothing_behind(
-    snapshots: Snapshots, place: Place
-) -> None:
-    """What the source has, and the store has not yet, is written when it is seen again."""
-    tree = snapshots.take()
-    write(place.work, {"a.py": "one\n"})
-    assert snapshots.take() == tree
-    assert not list((place.store / "runs" / RUN / "objects-1").iterdir())
+    flushes = {
+        event["sid"]: event["value"]
+        for event in map(json.loads, told.read_text().splitlines())
+        if event.get("key") == "fsync/hardware-flush"
+    }
+    assert list(flushes.values()) == ["1"] * len(STEPS)
 
 
 def test_snapshots_are_sound_to_git(snapshots: Snapshots, place: Place) -> None:
@@ -125,17 +98,6 @@ def test_snapshots_are_sound_to_git(snapshots: Snapshots, place: Place) -> None:
         write(place.work, {"a.py": f"{number}\n", f"folder{number}/x": "x"})
         snapshots.take(note="héllo")
     assert_sound(place)
-
-
-def stored(place: Place) -> dict[Path, bytes]:
-    """The store's objects and refs."""
-    folders = (place.store / "objects", place.store / "refs")
-    return {
-        path: path.read_bytes()
-        for folder in folders
-        for path in folder.rglob("*")
-        if path.is_file()
-    }
 
 
 def assert_sound(place: Place) -> None:
