@@ -64,7 +64,7 @@ def _texts(value: Any) -> tuple[str, ...]:
 
 def _redirected(command: str) -> tuple[str, ...]:
     script = analyse(command)
-    paths = dict.fromkeys((*script.writes, *script.adrift, *script.reads, *script.guesses))
+    paths = dict.fromkeys((*script.writes, *script.after_cd, *script.reads, *script.guesses))
     return tuple(path for path in paths if path)
 
 
@@ -162,7 +162,7 @@ class Command:
         every = tuple(dict.fromkeys((*forms, *lowered)))
         words = frozenset(form.partition(" ")[0] for form in every)
         # What cannot be read is the last part, the script as a whole; what was seen of it comes before.
-        legible = script.legible or part is not script.parts[-1]
+        legible = script.complete or part is not script.parts[-1]
         hides = part.hides if legible else script.unanalyzable
         return cls(part.text, every, hides, legible, words, "\n".join(every))
 
@@ -366,7 +366,7 @@ def _script(command: str, context: ToolContext) -> tuple[Access, ...]:
     for path in (*script.reads, *script.guesses):
         unplaced = script.reads_anywhere and not path
         found.append(_file("Read", path, context, required=False, unplaced=unplaced))
-    for path in (*script.adrift, *script.guesses):
+    for path in (*script.after_cd, *script.guesses):
         found.append(_file("Edit", path, context, required=False))
     if not any(access.required for access in found):
         found.append(Call("Bash", command))

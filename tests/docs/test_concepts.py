@@ -31,7 +31,7 @@ from runner.permissions import (
     evaluate,
     paths_of,
 )
-from runner.permissions.shell import raw
+from runner.permissions.shell import LONGEST
 from runner.store import losses, runs, tables, workers
 from runner.store.connection.database import Database
 from runner.store.job import warming
@@ -136,7 +136,7 @@ def test_the_numbers_are_those_of_the_code() -> None:
         ("cut by the ten seconds of a shutdown", 10, worker.DRAIN_SECONDS),
         ("held by three workers in a row", 3, runs.LOST_LEASES_BEFORE_ALONE),
         ("Two more, and it has failed", 3 + 2, losses.LOST_LEASES_BEFORE_FAILED),
-        ("or is longer than 20,000 characters", 20_000, raw.LONGEST),
+        ("or is longer than 20,000 characters", 20_000, LONGEST),
         ("at most 100 characters of a tool's input", 100, events.INPUT_SUMMARY_LENGTH),
         ("and 80 of its output", 80, events.OUTPUT_SUMMARY_LENGTH),
     ):

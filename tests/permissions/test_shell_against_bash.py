@@ -263,7 +263,7 @@ def test_a_target_is_opened_where_it_says_or_its_place_is_not_known(
     pieces = moving(Random(seed)).split("{f}")
     command = pieces[0] + "".join(f"f{number}{text}" for number, text in enumerate(pieces[1:]))
     seen = analyse(command)
-    if seen.legible:
+    if seen.complete:
         _, files = sandbox.run(command)
         assert sandbox.astray() & set(seen.writes) == set(), command
-        assert sandbox.astray() | files <= {*seen.writes, *seen.adrift}, command
+        assert sandbox.astray() | files <= {*seen.writes, *seen.after_cd}, command

@@ -95,7 +95,7 @@ def test_deny_and_ask_rules_see_through(command: str, form: str) -> None:
 )
 def test_no_text_raises(command: str) -> None:
     script = analyse(command)
-    assert script.legible or script.unanalyzable
+    assert script.complete or script.unanalyzable
     assert all(part.text in part.forms for part in script.parts)
 
 

@@ -91,15 +91,15 @@ def test_paths_of_a_command_are_its_literal_redirects() -> None:
 
 def test_deny_rules_see_the_targets_of_what_cannot_be_parsed() -> None:
     script = analyse("cat <> .env; ; a >secret")
-    assert not script.legible
+    assert not script.complete
     assert ".env" in script.guesses
     assert {"", "secret"} <= set(script.writes)
 
 
 def test_a_relative_target_after_a_cd_is_still_looked_at_as_if_the_cd_had_failed() -> None:
     script = analyse("cd d; a > f; b > /g > $x")
-    assert (script.writes, script.adrift) == (("", "/g"), ("f",))
-    assert analyse("a > f; cd d").adrift == ()
+    assert (script.writes, script.after_cd) == (("", "/g"), ("f",))
+    assert analyse("a > f; cd d").after_cd == ()
 
 
 ANYWHERE = [

@@ -33,7 +33,7 @@ ILLEGIBLE = [
 def test_what_cannot_be_read_is_unanalyzable(command: str) -> None:
     script = analyse(command)
     assert script.unanalyzable
-    assert not script.legible
+    assert not script.complete
 
 
 HIDING = [
@@ -60,7 +60,7 @@ HIDING = [
 def test_what_runs_its_arguments_is_only_for_rules_without_a_star(command: str) -> None:
     script = analyse(command)
     assert script.unanalyzable
-    assert script.legible
+    assert script.complete
     assert any(part.hides for part in script.parts)
 
 

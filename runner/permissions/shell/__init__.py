@@ -4,31 +4,32 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from runner.permissions.shell.found import Found, Part, Script
-from runner.permissions.shell.raw import LONGEST, hidden_character, raw_forms
-from runner.permissions.shell.tree.walk import Walk
+from runner.permissions.shell.script import Findings, Part, Script, hidden_character
+from runner.permissions.shell.walk import Walk
 
-__all__ = ["Part", "Script", "analyse"]
+__all__ = ["LONGEST", "Part", "Script", "analyse"]
+
+LONGEST = 20_000  # characters of a command that is analysed
 
 
 @lru_cache(maxsize=128)  # a hostile command's analysis takes most of a megabyte
 def analyse(command: str) -> Script:
-    """The simple commands in ``command`` as bash would run it, and the files it redirects to and
-    from. Total: any text has a Script, one that cannot be read with certainty an opaque one.
+    """Return the simple commands in ``command`` as bash would run it, and the files that it redirects
+    to and from. Total: any text has a Script; one that cannot be read with certainty is unanalyzable.
 
     The grammar is tree-sitter-bash's, walked as a whitelist; words are read a second time by the
     rules of https://www.gnu.org/software/bash/manual/bash.html#Quoting, and where the two readings
-    differ the script is opaque.
+    differ the script is unanalyzable.
     """
-    found = Found()
+    findings = Findings()
     if len(command) > LONGEST:
-        found.miss(f"it is longer than {LONGEST:,} characters", command)
+        findings.give_up(f"it is longer than {LONGEST:,} characters", command)
     else:
         hidden = hidden_character(command)
         if hidden:
-            found.obscure(hidden)
+            findings.give_up(hidden)
         try:
-            Walk(command, found).all()
+            Walk(command, findings).all()
         except RecursionError:
-            found.miss("it is nested too deeply", command)
-    return found.script(command, raw_forms)
+            findings.give_up("it is nested too deeply", command)
+    return findings.script(command)

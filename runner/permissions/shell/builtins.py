@@ -1,89 +1,68 @@
-"""Bash's own commands that run text, or that evaluate what they are given
-(https://www.gnu.org/software/bash/manual/bash.html#Shell-Builtin-Commands)."""
+"""Bash's own commands that run text, or that evaluate what they are given, and the variables that
+change what is run (https://www.gnu.org/software/bash/manual/bash.html#Shell-Builtin-Commands)."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-from runner.permissions.shell.names import weight
-from runner.permissions.shell.words import Word
+from runner.permissions.shell.words import Word, names
 
-_SHELLS = frozenset(("bash", "sh", "dash", "ash"))
+Risk = Literal["none", "low", "high"]
+
+# A program's environment decides what it loads and runs, so a variable is only harmless when known.
+_HARMLESS = names("""
+    CI DEBUG NODE_ENV LANG LANGUAGE TZ TERM COLUMNS LINES NO_COLOR FORCE_COLOR CLICOLOR CLICOLOR_FORCE
+    RUST_BACKTRACE RUST_LOG PYTHONUNBUFFERED PYTHONDONTWRITEBYTECODE PYTHONHASHSEED LOG_LEVEL VERBOSE
+    CGO_ENABLED GOOS GOARCH""")
+_HIGH_RISK = re.compile(
+    r"PATH|(?:CD|F|MAN|INFO|LIBRARY_|GCONV_)PATH|LD_.*|DYLD_.*|IFS|BASH.*|ENV|PROMPT_COMMAND|PS[0-4]|"
+    r"GIT_.*|PYTHON[A-OQ-Z].*|NODE_.*|NPM_.*|PERL.*|RUBY.*|GEM_.*|.*JAVA.*|JDK_.*|.*PAGER|.*EDITOR|"
+    r"VISUAL|BROWSER|.*SHELL.*|HOME|.*TMP.*|TEMP|GLOBIGNORE|HIST.*|LESS.*|MAN.*|.*_PROXY|.*_proxy|"
+    r"npm_.*|SSH_.*|GREP_.*|TAR_.*|RSYNC_.*|MAKE.*|CC|CXX|CPP|LD|AR|.*FLAGS|RUSTC.*|CARGO_.*|GO.*|"
+    r"PIP_.*|UV_.*|DOCKER_.*|KUBECONFIG|AWS_CONFIG.*|AWS_SHARED.*|MAIL.*|OPT.*|POSIXLY_CORRECT|XDG_.*|"
+    r"GCONV_.*|LOCALE_.*|LOCPATH|NLSPATH|TERMINFO.*|TERMCAP|COMP_.*|COMPREPLY|DIRSTACK|EUID|UID|FUNC.*|"
+    r"EXECIGNORE|FIGNORE|INPUTRC|TIMEFORMAT|USER|LOGNAME|_"
+)
+
+
+def variable_risk(name: str, exported: bool) -> Risk:
+    """Return how much setting a variable matters: ``none`` needs no rule, ``low`` one that names the
+    assignment, ``high`` one without ``*``. An exported one reaches the programs that are run."""
+    if name in _HARMLESS or re.fullmatch(r"LC_[A-Z]+", name):
+        return "none"
+    if _HIGH_RISK.fullmatch(name):
+        return "high"
+    return "none" if name.islower() and not exported else "low"
+
+
+_SHELLS = names("bash sh dash ash")
+_SHELL_FLAGS = names("--norc --noprofile --login --posix")
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SET = re.compile(r"[-+][euxvfnCbhmpET]*o?")
-_SET_NAMES = frozenset(
-    [
-        "pipefail",
-        "errexit",
-        "nounset",
-        "xtrace",
-        "verbose",
-        "noglob",
-        "noclobber",
-        "errtrace",
-        "functrace",
-    ]
-)
-_SHOPT = frozenset(
-    [
-        "nullglob",
-        "failglob",
-        "globstar",
-        "dotglob",
-        "nocaseglob",
-        "nocasematch",
-        "inherit_errexit",
-        "lastpipe",
-    ]
-)
-_NEVER = frozenset(
-    [
-        "let",
-        "alias",
-        "unalias",
-        "bind",
-        "complete",
-        "compgen",
-        "compopt",
-        "hash",
-        "fc",
-        "suspend",
-        "logout",
-        "caller",
-        "enable",
-        "wait_for",
-    ]
-)
-_SETS_NAMES = frozenset(
-    (
-        "read",
-        "mapfile",
-        "readarray",
-        "getopts",
-        "declare",
-        "typeset",
-        "local",
-        "export",
-        "readonly",
-        "unset",
-    )
-)
+_SET_NAMES = names("pipefail errexit nounset xtrace verbose noglob noclobber errtrace functrace")
+_SHOPT = names("""
+    nullglob failglob globstar dotglob nocaseglob nocasematch inherit_errexit lastpipe -s -u -q -p""")
+_NEVER = names("""
+    let alias unalias bind complete compgen compopt hash fc suspend logout caller enable wait_for""")
+_READING = names("read mapfile readarray")
+_DECLARING = names("declare typeset local export readonly")
+_SETTING = _READING | _DECLARING | {"getopts", "unset"}
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """The script that a command runs, None when it is not literal. ``shell`` says who reads it:
-    ``bash``, ``sh``, or ``here``, this very shell."""
+    """A script in the arguments of a command."""
 
-    text: str | None
-    shell: str = "here"
-    hides: str = ""
+    text: str | None  # None when it is not literal
+    shell: str = "here"  # who reads it: "bash", "sh", or "here", this very shell
+    hides: str = ""  # why it is not known
 
 
 def runs_text(program: str, arguments: Sequence[Word]) -> Text | None:
-    """The script in the arguments, None for a command that runs none."""
+    """Return the script in the arguments, None for a command that runs none."""
     if program == "eval":
         values = [word.value for word in arguments]
         if all(word.exact for word in arguments):
@@ -123,7 +102,7 @@ def _shell(program: str, arguments: Sequence[Word]) -> Text | None:
             break
         if not word.value.startswith(("-", "+")):
             break
-        if word.value in ("--norc", "--noprofile", "--login", "--posix"):
+        if word.value in _SHELL_FLAGS:
             at += 1
         elif re.fullmatch(r"[-+][ceuxvfnlCT]+o?", word.value):
             run_text = run_text or (word.value[0] == "-" and "c" in word.value)
@@ -140,39 +119,39 @@ def _shell(program: str, arguments: Sequence[Word]) -> Text | None:
 
 
 def _names_file(path: str) -> bool:
-    """A file that a rule can name, as it can any program, not what is piped in."""
+    """True for a file that a rule can name, as it can any program; False for what is piped in."""
     return not path.startswith(("-", "/dev/", "/proc/")) and "//" not in path and "/../" not in path
 
 
 def names_set(program: str, arguments: Sequence[Word]) -> set[str]:
-    """The variables that the builtin gives a value that is not known."""
-    if program in _SETS_NAMES or program in ("printf", "wait"):
-        names = (_IDENTIFIER.match(word.value) for word in arguments)
-        return {name.group() for name in names if name}
+    """Return the variables that the builtin gives a value that is not known."""
+    if program in _SETTING or program in ("printf", "wait"):
+        found = (_IDENTIFIER.match(word.value) for word in arguments)
+        return {name.group() for name in found if name}
     return set()
 
 
 def builtin_hides(program: str, arguments: Sequence[Word]) -> str:
-    """Why the builtin may run something that is not among its words; "" when it does not."""
+    """Return why the builtin may run something that is not among its words, "" if it does not."""
     if program in _NEVER:
         return f"{program} changes or evaluates what the shell runs"
-    values = [word.value for word in arguments]
-    if program == "set":
-        return _set(arguments)
-    if program == "shopt":
-        known = all(v in _SHOPT or v in ("-s", "-u", "-q", "-p") for v in values)
-        return "" if known else "shopt changes how the shell reads commands"
-    if program == "jobs":
-        runs = any(not word.exact or re.match(r"-[a-z]*x", word.value) for word in arguments)
-        return "jobs -x runs what its arguments say" if runs else ""
-    if program in ("test", "["):
-        return _test(arguments)
-    if program in ("printf", "wait"):
-        first = arguments[0] if arguments else None
-        variable = first is not None and (first.loose or re.match(r"-[a-z]*[vp]", first.value))
-        return f"{program} may set a variable that bash evaluates" if variable else ""
-    if program in _SETS_NAMES:
+    if program in _SETTING:
         return _sets(program, arguments)
+    match program:
+        case "set":
+            return _set(arguments)
+        case "shopt":
+            known = all(word.value in _SHOPT for word in arguments)
+            return "" if known else "shopt changes how the shell reads commands"
+        case "jobs":
+            runs = any(not word.exact or re.match(r"-[a-z]*x", word.value) for word in arguments)
+            return "jobs -x runs what its arguments say" if runs else ""
+        case "test" | "[":
+            return _test(arguments)
+        case "printf" | "wait":
+            first = arguments[0] if arguments else None
+            variable = first is not None and (first.loose or re.match(r"-[a-z]*[vp]", first.value))
+            return f"{program} may set a variable that bash evaluates" if variable else ""
     return ""
 
 
@@ -193,21 +172,15 @@ def _set(arguments: Sequence[Word]) -> str:
 def _test(arguments: Sequence[Word]) -> str:
     safe = all(not word.loose or word.source.startswith('"') for word in arguments)
     values = [word.value for word in arguments]
-    if not safe or "-v" in values or "-R" in values or "-a" in values or "-o" in values:
-        return "test may evaluate what a variable holds"
-    if (
-        len(arguments) in (2, 3)
-        and arguments[0].loose
-        and "=" not in values[1]
-        and len(values) == 2
-    ):
+    operator = len(values) == 2 and arguments[0].loose and "=" not in values[1]
+    if not safe or operator or not {"-v", "-R", "-a", "-o"}.isdisjoint(values):
         return "test may evaluate what a variable holds"
     return ""
 
 
 def _sets(program: str, arguments: Sequence[Word]) -> str:
     skip = False
-    for word in arguments:
+    for at, word in enumerate(arguments):
         if skip:
             skip = False
             continue
@@ -218,18 +191,12 @@ def _sets(program: str, arguments: Sequence[Word]) -> str:
             letters = option.group(1)
             if program in ("mapfile", "readarray") and "C" in letters:
                 return f"{program} -C runs commands"
-            if program in ("declare", "typeset", "local", "export", "readonly") and set(
-                "inIuAfF"
-            ) & set(letters):
+            if program in _DECLARING and set("inIuAfF") & set(letters):
                 return f"{program} may evaluate what a variable holds"
-            skip = (
-                program in ("read", "mapfile", "readarray")
-                and letters[-1] in "dnNptuiOcs"
-                and letters[-1] not in "s"
-            )
-            continue
-        if program == "getopts" and word is arguments[0]:
-            continue
-        if not _IDENTIFIER.fullmatch(word.value) or weight(word.value, exported=False) == "grave":
+            skip = program in _READING and letters[-1] in "dnNptuiOc"
+        elif not (program == "getopts" and at == 0) and (
+            not _IDENTIFIER.fullmatch(word.value)
+            or variable_risk(word.value, exported=False) == "high"
+        ):
             return f"{program} may change what the shell runs"
     return ""

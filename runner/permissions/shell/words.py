@@ -16,8 +16,7 @@ _BREAKS = frozenset(" \t\n;&|<>()")
 _NAMING = re.compile(r"[A-Za-z0-9_({\[`@*#?$!'\"-]")
 _BRACES = re.compile(r"\{[^{}]*(?:,|\.\.)")
 _PLAIN = re.compile(r"[^\s\"'\\$`;&|<>()*?\[\]{}~]+")
-
-Visit = Callable[[Node], None]
+_ANSI_QUOTED = re.compile(r"\$'(?:[^'\\]|\\.)*'", re.DOTALL)
 
 
 class UnclearError(Exception):
@@ -26,13 +25,12 @@ class UnclearError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """``value`` is the word without its quotes, expansions in it as written. ``exact``: it is just
-    what the program gets. ``loose``: it may become several words, or one that starts with ``-``."""
+    """A word of a command."""
 
-    source: str
-    value: str
-    exact: bool = True
-    loose: bool = False
+    source: str  # as it is written
+    value: str  # without its quotes, expansions in it as written
+    exact: bool = True  # the value is just what the program gets
+    loose: bool = False  # it may become several words, or one that starts with "-"
 
     @property
     def shown(self) -> str:
@@ -41,28 +39,43 @@ class Word:
 
 
 def plain_word(text: str) -> Word:
-    """A word that is just its text."""
+    """Return a word that is just its text."""
     return Word(text, text)
 
 
-def names_in(text: str) -> frozenset[str]:
-    """The names that a text lists, with blanks between."""
+def names(text: str) -> frozenset[str]:
+    """Return the names that a text lists, with blanks between."""
     return frozenset(text.split())
 
 
-def risky_option(value: str, letters: str, options: tuple[str, ...]) -> bool:
-    """Is the word one of the options, shortened or in a bundle?"""
-    if value.startswith("--"):
-        named = value[2:].partition("=")[0]
-        return bool(named) and any(option.startswith(named) for option in options)
-    return value.startswith("-") and any(letter in letters for letter in value[1:])
+DEVICES = names("/dev/null /dev/stdout /dev/stderr /dev/tty")  # writing to them changes no file
+
+
+def path_of(word: Word) -> str:
+    """Return the path that a word names: ``~/x`` for one in the home, "" for one that is not literal."""
+    if word.exact:
+        return f"./{word.value}" if word.value.startswith("~") else word.value
+    plain = word.source == word.value and re.fullmatch(r"~/[A-Za-z0-9_./@+,=-]*", word.value)
+    return word.value if plain else ""
+
+
+def unicode(text: str) -> str:
+    """Return the characters of a text whose bytes were read as Latin-1."""
+    return text if text.isascii() else text.encode("latin-1").decode("utf-8", "replace")
 
 
 class Reader:
-    """Reads one word of ``text`` (bytes as Latin-1, so that places are byte offsets). ``expansions``
-    are the grammar's, by where they start; ``visit`` is told each that is met."""
+    """Reads one word of ``text``.
 
-    def __init__(self, text: str, expansions: Mapping[int, Node], visit: Visit) -> None:
+    Args:
+        text: bytes as Latin-1, so that positions are byte offsets.
+        expansions: the grammar's, by where they start.
+        visit: called with each expansion that is met.
+    """
+
+    def __init__(
+        self, text: str, expansions: Mapping[int, Node], visit: Callable[[Node], None]
+    ) -> None:
         self.text = text
         self.expansions = expansions
         self.visit = visit
@@ -72,7 +85,7 @@ class Reader:
         self.met = 0
 
     def read(self, start: int, end: int) -> Word:
-        """The word from ``start`` to ``end``; raises UnclearError."""
+        """Return the word from ``start`` to ``end``. Raises UnclearError."""
         at = start
         while at < end:
             character = self.text[at]
@@ -165,23 +178,10 @@ class Reader:
         return at + 1
 
     def _ansi(self, at: int, end: int) -> int:
-        close = re.compile(r"\$'(?:[^'\\]|\\.)*'", re.DOTALL).match(self.text, at, end)
+        close = _ANSI_QUOTED.match(self.text, at, end)
         if close is None:
             raise UnclearError("a quote is not closed")
         self.exact = False
         self.loose = self.loose or not any(self.pieces)
         self.pieces.append(close.group())
         return close.end()
-
-
-def unicode(text: str) -> str:
-    """The characters of a text whose bytes were read as Latin-1."""
-    return text if text.isascii() else text.encode("latin-1").decode("utf-8", "replace")
-
-
-def path_of(word: Word) -> str:
-    """The path that a word names: ``~/x`` for one in the home, "" for one that is not literal."""
-    if word.exact:
-        return f"./{word.value}" if word.value.startswith("~") else word.value
-    plain = word.source == word.value and re.fullmatch(r"~/[A-Za-z0-9_./@+,=-]*", word.value)
-    return word.value if plain else ""

@@ -1,8 +1,4 @@
-"""Which files the arguments of well-known programs name, as far as they are literal.
-
-Collected from the manuals of coreutils, curl and wget. ``writes`` need a rule that allows them;
-``reads`` and ``changes`` are only looked at by deny and ask rules, so a guess too many does no harm.
-"""
+"""Which files the arguments of well-known programs name, as far as they are literal."""
 
 from __future__ import annotations
 
@@ -10,45 +6,28 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from runner.permissions.shell.words import Word, names_in, path_of
+from runner.permissions.shell import programs
+from runner.permissions.shell.words import DEVICES, Word, path_of
 
-_READERS = names_in("""
-    cat head tail less more most grep egrep fgrep zgrep rg ag ack sed gsed awk gawk mawk nawk sort wc
-    nl strings xxd od hexdump hd base64 base32 basenc tac rev cut uniq diff cmp comm colordiff sdiff
-    diff3 paste join fold fmt pr expand unexpand column split csplit jq yq xq bat batcat zcat bzcat
-    xzcat zless gzip bzip2 xz zstd md5sum sha1sum sha224sum sha256sum sha384sum sha512sum b2sum cksum
-    sum iconv shuf ptx tsort openssl""")
-_SCRIPTED = names_in("grep egrep fgrep zgrep rg ag ack sed gsed awk gawk mawk nawk jq yq xq")
-_CHANGERS = names_in("""
-    rm rmdir unlink mv touch mkdir chmod chown chgrp ln link truncate shred setfacl chattr mkfifo
-    mknod gzip bzip2 xz zstd""")
-_COPIERS = frozenset(["cp", "mv", "install", "rsync", "ln", "link"])
-_NO_FILE = frozenset(["-", "/dev/null", "/dev/stdout", "/dev/stderr", "/dev/tty"])
 _IN_PLACE = re.compile(r"-[nErsuz]*i.*|--i[a-z-]*(?:=.*)?", re.DOTALL)
 _SED_SCRIPT = re.compile(r"-[nErsuz]*[ef].*|--(?:e|f)[a-z-]*(?:=.*)?", re.DOTALL)
-_CURL_WRITES = names_in("""
-    o D c output dump-header cookie-jar trace trace-ascii stderr libcurl etag-save hsts
-    alt-svc""")
-_CURL_LONG = (*sorted(_CURL_WRITES), "upload-file", "output-dir", "cookie", "data", "form")
-_CURL_LETTERS = "AbcCdDeEFHKmoPQrtTuUwxXyYz"
-_WGET_LONG = ("output-document", "output-file", "append-output", "input-file", "directory-prefix")
-_WGET_LOGS = frozenset(["o", "a", "output-file", "append-output"])
-_WGET_PLAIN = names_in("q n v d c no-verbose quiet continue show-progress tries timeout t T header")
-_SECOND = {"uniq": "fsw", "xxd": "cglonsR"}  # the second operand is written; letters with a value
+_GO_WRITES = re.compile(r"--?(?:o|coverprofile|[a-z]+profile)(?:=(.*))?")
 _URL = re.compile(r"[^/?#]+/(?:[^?#]*/)?([A-Za-z0-9_.+@%-]+)")
+_NO_FILE = DEVICES | {"-"}
+_UNKNOWN = Word("?", "", exact=False, loose=True)
 
 
 @dataclass(slots=True)
 class Files:
-    """Paths as ``path_of`` gives them; only ``writes`` has "", for one that is not literal."""
+    """Paths as ``path_of`` gives them."""
 
-    reads: list[str] = field(default_factory=list)
-    writes: list[str] = field(default_factory=list)
-    changes: list[str] = field(default_factory=list)
+    reads: list[str] = field(default_factory=list)  # for deny and ask rules: a guess does no harm
+    writes: list[str] = field(default_factory=list)  # a rule must allow them; "" if not literal
+    changes: list[str] = field(default_factory=list)  # for deny and ask rules, as ``reads``
 
 
 def files_of(program: str, arguments: Sequence[Word]) -> Files | None:
-    """The files in the arguments of a program; None when it is not known to use files."""
+    """Return the files in the arguments of a program, None if it is not known to use files."""
     writes = _WRITES.get(program)
     if writes is None and program not in _KNOWN:
         return None
@@ -56,11 +35,11 @@ def files_of(program: str, arguments: Sequence[Word]) -> Files | None:
     if writes is not None:
         paths = map(path_of, writes(program, arguments))
         files.writes = [path for path in paths if path not in _NO_FILE]
-    if program in _READERS:
-        files.reads = list(_literal(_named(arguments, program in _SCRIPTED)))
-    if program in _CHANGERS:
-        files.changes = list(_literal(_named(arguments, False)))
-    if program in _COPIERS:
+    if program in programs.READERS:
+        files.reads = list(_literal(_operands(arguments, program in programs.SCRIPTED)))
+    if program in programs.CHANGERS:
+        files.changes = list(_literal(_operands(arguments)))
+    if program in programs.COPIERS:
         _copied(arguments, files)
     if program == "dd":
         files.reads = [w.value[3:] for w in arguments if w.exact and w.value.startswith("if=")]
@@ -74,14 +53,18 @@ def _literal(words: Iterable[Word]) -> Iterator[str]:
     return (path for path in map(path_of, words) if path and path not in _NO_FILE)
 
 
-def _named(arguments: Sequence[Word], scripted: bool) -> Iterator[Word]:
-    """The operands, and what is joined to an option. The first operand of ``grep`` and its like is no
-    file, unless an option has it."""
-    given = scripted and any(
-        word.value[:2] in ("-e", "-f") or word.value.startswith(("--reg", "--file", "--exp"))
-        for word in arguments
-    )
-    skip, ended = scripted and not given, False
+def _operands(arguments: Sequence[Word], scripted: bool = False) -> Iterator[Word]:
+    """Yield the operands, and what is joined to an option.
+
+    Args:
+        scripted: the first operand is no file, as with ``grep``, unless an option has the script.
+    """
+    skip, ended = scripted, False
+    if scripted:
+        skip = not any(
+            word.value[:2] in ("-e", "-f") or word.value.startswith(("--reg", "--file", "--exp"))
+            for word in arguments
+        )
     for word in arguments:
         value = word.value
         if not ended and value == "--":
@@ -98,7 +81,7 @@ def _named(arguments: Sequence[Word], scripted: bool) -> Iterator[Word]:
 
 
 def _copied(arguments: Sequence[Word], files: Files) -> None:
-    paths = list(_literal(_named(arguments, False)))
+    paths = list(_literal(_operands(arguments)))
     if len(paths) < 2:
         files.reads += paths
         return
@@ -119,8 +102,12 @@ Given = list[tuple[str, Word | None]]
 def _options(
     arguments: Sequence[Word], letters: str, longs: Sequence[str] = ()
 ) -> tuple[Given, list[Word]]:
-    """The options with their values, and the operands. ``letters`` and ``longs`` take a value; a long
-    one may be shortened."""
+    """Return the options with their values, and the operands.
+
+    Args:
+        letters: short options with a value.
+        longs: long options with a value; one may be shortened.
+    """
     given: Given = []
     operands: list[Word] = []
     words = iter(arguments)
@@ -152,12 +139,15 @@ def _letters(word: Word, valued: str, words: Iterator[Word]) -> Iterator[tuple[s
         yield letter, None
 
 
+# What each program writes, by its arguments.
+
+
 def _tee(program: str, arguments: Sequence[Word]) -> list[Word]:
     return [word for word in arguments if word.loose or not word.value.startswith("-")]
 
 
 def _second(program: str, arguments: Sequence[Word]) -> list[Word]:
-    _, operands = _options(arguments, _SECOND[program])
+    _, operands = _options(arguments, programs.SECOND_WRITTEN[program])
     return [word for at, word in enumerate(operands) if at or word.loose]
 
 
@@ -178,8 +168,8 @@ def _sed(program: str, arguments: Sequence[Word]) -> list[Word]:
 
 
 def _curl(program: str, arguments: Sequence[Word]) -> list[Word]:
-    given, operands = _options(arguments, _CURL_LETTERS, _CURL_LONG)
-    found = [value for name, value in given if name in _CURL_WRITES and value is not None]
+    given, operands = _options(arguments, programs.CURL_LETTERS, programs.CURL_LONG)
+    found = [value for name, value in given if name in programs.CURL_WRITES and value is not None]
     names = {name for name, _ in given}
     if {"O", "J", "remote-name", "remote-name-all", "remote-header-name"} & names:
         certain = not {"J", "remote-header-name", "output-dir"} & names
@@ -190,24 +180,21 @@ def _curl(program: str, arguments: Sequence[Word]) -> list[Word]:
 
 
 def _wget(program: str, arguments: Sequence[Word]) -> list[Word]:
-    given, operands = _options(arguments, "aABDeiIloOPQRtTUwX", _WGET_LONG)
+    given, operands = _options(arguments, programs.WGET_LETTERS, programs.WGET_LONG)
     options: Mapping[str, Word | None] = dict(given)
-    found = [value for name, value in given if name in _WGET_LOGS and value is not None]
+    found = [value for name, value in given if name in programs.WGET_LOGS and value is not None]
     if {"spider", "version", "help", "V", "h"} & options.keys():
         return found
     into = options.get("O") or options.get("output-document")
     if into is not None:
         return [*found, into]
-    if not options.keys() <= _WGET_PLAIN:
+    if not options.keys() <= programs.WGET_PLAIN:
         return [*found, _UNKNOWN]
     return [*found, *(_downloaded(word, "index.html") for word in operands)]
 
 
-_UNKNOWN = Word("?", "", exact=False, loose=True)
-
-
 def _downloaded(address: Word, otherwise: str) -> Word:
-    """The file that is named by the end of an address."""
+    """Return the file that the end of an address names, or else ``otherwise``."""
     place = re.sub(r"^[a-z]+://", "", address.value) if address.exact else ""
     named = _URL.fullmatch(place)
     if named:
@@ -217,9 +204,9 @@ def _downloaded(address: Word, otherwise: str) -> Word:
 
 
 def _uploaded(arguments: Sequence[Word]) -> Iterator[str]:
-    given, _ = _options(arguments, _CURL_LETTERS, _CURL_LONG)
+    given, _ = _options(arguments, programs.CURL_LETTERS, programs.CURL_LONG)
     for name, value in given:
-        if name in ("T", "upload-file", "b", "cookie", "K", "E") and value is not None:
+        if name in programs.CURL_READS and value is not None:
             yield from _literal([value])
     for word in arguments:
         after = re.search(r"(?:^|=|-[dF])[@<]([^;]+)|^file://(?:localhost)?([^?#]+)", word.value)
@@ -231,21 +218,18 @@ def _go(program: str, arguments: Sequence[Word]) -> list[Word]:
     found: list[Word] = []
     for at, word in enumerate(arguments):
         following = arguments[at + 1] if at + 1 < len(arguments) else _UNKNOWN
-        option = re.fullmatch(r"--?(?:o|coverprofile|[a-z]+profile)(?:=(.*))?", word.value)
+        option = _GO_WRITES.fullmatch(word.value)
         if option:
             found.append(following if option[1] is None else _piece(word, option[1]))
     return found
 
 
 _WRITES = {
-    "tee": _tee,
-    "sponge": _tee,
-    "uniq": _second,
-    "xxd": _second,
-    "sed": _sed,
-    "gsed": _sed,
+    **dict.fromkeys(("tee", "sponge"), _tee),
+    **dict.fromkeys(programs.SECOND_WRITTEN, _second),
+    **dict.fromkeys(("sed", "gsed"), _sed),
     "curl": _curl,
     "wget": _wget,
     "go": _go,
 }
-_KNOWN = _READERS | _CHANGERS | _COPIERS | {"dd"}
+_KNOWN = programs.READERS | programs.CHANGERS | programs.COPIERS | {"dd"}

@@ -1,0 +1,349 @@
+"""What the arguments of a program run: the command of a wrapper (``timeout 5 ls``) or a runner (``npx
+jest``), or what an option or a script among them says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from runner.permissions.shell import programs
+from runner.permissions.shell.programs import RISKY, RUNNERS, WRAPPERS, Options, Wrapper
+from runner.permissions.shell.spellings import is_option, starts
+from runner.permissions.shell.words import Word, plain_word
+
+_ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)\+?=(.*)", re.DOTALL)
+_REST = Word("…", "…", exact=False, loose=True)  # stands for the arguments that xargs adds
+_NUMBER = re.compile(r"-\d+|--\d+")
+_OUTSIDE = re.compile(r"/|~|\$|(?:.*/)?\.\.(?:/|$)", re.DOTALL)
+_MAKE_SETS = re.compile(r"([^=\s]+?)[:+?!]*=(.*)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Wrapped:
+    """What a wrapper runs."""
+
+    words: tuple[Word, ...] = ()  # the command; empty when it runs none
+    assigned: tuple[str, ...] = ()  # the variables that it sets for the command
+    hides: str = ""  # why the command is not known for sure
+
+
+def unwrap(name: str, arguments: Sequence[Word]) -> Wrapped:
+    """Return what the wrapper ``name``, one of ``programs.WRAPPERS``, runs."""
+    wrapper = WRAPPERS[name]
+    not_literal = f"the arguments of {name} are not literal"
+    at, replaced, hides = 0, None, ""
+    while at < len(arguments):
+        word = arguments[at]
+        following = arguments[at + 1] if at + 1 < len(arguments) else None
+        if not word.exact:
+            return Wrapped(hides=not_literal)
+        if word.value == "--":
+            at += 1
+            break
+        if not word.value.startswith("-") or (word.value == "-" and name != "env"):
+            break
+        taken = _words_taken(wrapper, word.value)
+        if taken is None:
+            return Wrapped(hides=f"{name} has an option that is not known")
+        if word.value.startswith("-I"):
+            replaced = word.value[2:] or (following.value if following else "")
+        if taken == 2 and following and not following.exact:
+            hides = not_literal
+        at += taken
+    assigned = []
+    while wrapper.assigns and at < len(arguments):
+        assignment = _ASSIGNMENT.match(arguments[at].value)
+        if assignment is None or arguments[at].loose:
+            break
+        assigned.append(assignment.group(1))
+        at += 1
+    begin = at + wrapper.operands
+    if not all(operand.exact for operand in arguments[at:begin]):
+        hides = not_literal
+    words = tuple(arguments[begin:])
+    if name == "xargs":
+        words = _fed(words or (plain_word("echo"),), replaced)
+    return Wrapped(words, tuple(assigned), hides)
+
+
+def _words_taken(wrapper: Wrapper, option: str) -> int | None:
+    """Return how many words an option takes, None if it is not known."""
+    if option in wrapper.flags:
+        return 1
+    if option in wrapper.valued:
+        return 2
+    if option.startswith("--"):
+        return 1 if option.partition("=")[0] in wrapper.valued and "=" in option else None
+    if wrapper.numbers and _NUMBER.fullmatch(option):
+        return 1
+    if option[:2] in wrapper.valued:
+        return 1
+    every = all(f"-{letter}" in wrapper.flags for letter in option[1:])
+    return 1 if every and len(option) > 1 else None
+
+
+def _fed(words: tuple[Word, ...], replaced: str | None) -> tuple[Word, ...]:
+    """Return the command of xargs with the arguments that it adds, at the end or for ``replaced``."""
+    if replaced is None:
+        return (*words, _REST)
+    if not replaced:
+        return (_REST,)
+    return tuple(
+        Word(w.source, w.value, exact=False, loose=True) if replaced in w.value else w
+        for w in words
+    )
+
+
+def inner_commands(program: str, arguments: Sequence[Word]) -> list[tuple[Word, ...]]:
+    """Return every reading of the command that a runner runs; none when it runs none here."""
+    values = [word.value for word in arguments]
+    found: dict[int, None] = {}
+    for way in RUNNERS.get(program, ()):
+        between = 1 if way[-1:] == ["?"] else 0
+        introduction = way[: len(way) - between]
+        for at in starts(values) if introduction else [0]:
+            begin = at + len(introduction)
+            if values[at:begin] == introduction:
+                rest = values[begin:]
+                for start in starts(rest):
+                    found.update(dict.fromkeys(range(begin + start, begin + start + between + 1)))
+                if "--" in rest:
+                    found[begin + rest.index("--") + 1] = None
+    return [
+        _unversioned(tuple(arguments[at:]))
+        for at in found
+        if at < len(arguments) and not is_option(values[at])
+    ]
+
+
+def _unversioned(words: tuple[Word, ...]) -> tuple[Word, ...]:
+    """Return ``npm@9 publish`` as ``npm publish``."""
+    name, at, version = words[0].value.partition("@")
+    exact = words[0].exact and name and at and version and "/" not in name
+    return (plain_word(name), *words[1:]) if exact else words
+
+
+def arguments_hide(name: str, arguments: Sequence[Word]) -> str:
+    """Return why the arguments of a program decide what is run or written, "" if they do not."""
+    if (elsewhere := _project_elsewhere(name, arguments)) != "":
+        return elsewhere
+    check = _CHECKS.get(name)
+    if check is not None:
+        return check(arguments)
+    risky = RISKY.get(name)
+    if (
+        risky is None
+        and name.endswith(programs.COMPILER_ENDS)
+        and programs.COMPILERS.fullmatch(name)
+    ):
+        risky = RISKY["gcc"]
+    return _risky(name, arguments, risky) if risky is not None else ""
+
+
+def _risky(name: str, arguments: Sequence[Word], risky: Options) -> str:
+    for index, word in enumerate(arguments):
+        value = word.value
+        if word.loose or (name == "find" and value.startswith(("-", "$")) and not word.exact):
+            return f"{name} gets arguments that are not literal"
+        if value.startswith(risky.starts):
+            return f"{name} runs or writes what {value} says"
+        if index == 0 and risky.bundle and not value.startswith("-"):
+            value = f"-{value}"
+        if _is_one_of(value, risky.letters, risky.long):
+            return f"{name} runs or writes what {value.partition('=')[0]} says"
+        if value == "--" and name != "find":
+            break
+    return ""
+
+
+def _is_one_of(value: str, letters: str, long: Collection[str]) -> bool:
+    """True if the word is one of the options, shortened or in a bundle."""
+    if value.startswith("--"):
+        named = value[2:].partition("=")[0]
+        return bool(named) and any(option.startswith(named) for option in long)
+    return value.startswith("-") and any(letter in letters for letter in value[1:])
+
+
+def _project_elsewhere(name: str, arguments: Sequence[Word]) -> str:
+    """Return why the scripts of a project outside of the folder are run, "" if they are not."""
+    options = programs.PROJECT_OPTIONS.get(name)
+    if options is None:
+        return ""
+    for at, word in enumerate(arguments):
+        value = word.value
+        if value == "--":
+            break
+        option = options.match(value)
+        if option is None:
+            continue
+        rest = value[option.end() :]
+        if rest.startswith("=") or (rest and not value.startswith("--")):
+            given = rest.removeprefix("=")
+        elif not rest and at + 1 < len(arguments):
+            given = arguments[at + 1].value
+        else:
+            continue
+        if _OUTSIDE.match(given):
+            return f"{name} runs what is in {given}"
+    return ""
+
+
+def _npm(arguments: Sequence[Word]) -> str:
+    values = [word.value for word in arguments]
+    for at in starts(values):
+        if values[at] in programs.NPM_RUNS:
+            rest = values[at + 1 :]
+            if any(rest[start] == "env" for start in starts(rest)):
+                return "npm run env runs any command"
+    return _risky("npm", arguments, RISKY["npm"])
+
+
+def _npx(arguments: Sequence[Word]) -> str:
+    """Only the options before the command are npx's."""
+    own = list(arguments)
+    while own and own[0].value in programs.NPX_FLAGS:
+        own.pop(0)
+    found = starts([word.value for word in own])
+    return _risky("npx", own[: found[-1]] if found else own, RISKY["npx"])
+
+
+def _go(arguments: Sequence[Word]) -> str:
+    values = [word.value for word in arguments]
+    if values[:1] == ["env"] and any(re.match(r"--?[wu]", value) for value in values):
+        return "go env -w sets the programs that go runs"
+    return _risky("go", arguments, RISKY["go"])
+
+
+def _make(arguments: Sequence[Word]) -> str:
+    for word in arguments:
+        sets = _MAKE_SETS.fullmatch(word.value)
+        if sets and (
+            programs.MAKE_RUNS.fullmatch(sets[1]) or not programs.MAKE_PLAIN.fullmatch(sets[2])
+        ):
+            return f"make runs what {word.value} says"
+    return _risky("make", arguments, RISKY["make"])
+
+
+def _sqlite(arguments: Sequence[Word]) -> str:
+    risky = any(word.loose or programs.SQLITE_RISKY.search(word.value) for word in arguments)
+    return "sqlite3 runs the dot commands in its arguments" if risky else ""
+
+
+def _sed(arguments: Sequence[Word]) -> str:
+    scripts: list[Word] = []
+    operands: list[Word] = []
+    words = iter(arguments)
+    for word in words:
+        value = word.value
+        if word.loose or (value.startswith("-") and not word.exact):
+            return "sed gets arguments that are not literal"
+        if value in ("-e", "--expression"):
+            scripts.extend(script for script in (next(words, None),) if script is not None)
+        elif value.startswith("--expression=") or re.match(r"-[nErsz]*e", value):
+            return "sed has a script that is not understood"
+        elif value.startswith("-i") or re.fullmatch(r"-[nErsuz]+i?|--[a-z-]+(?:=.*)?", value):
+            if _is_one_of(value, "f", ("file",)):
+                return "sed takes its script from a file"
+        elif value.startswith("-"):
+            return "sed has an option that is not known"
+        else:
+            operands.append(word)
+    scripts = scripts or operands[:1]
+    if all(word.exact and _sed_safe(word.value) for word in scripts):
+        return ""
+    return "sed can run commands and write files by its script"
+
+
+def _sed_safe(script: str) -> bool:
+    safe = programs.SED_SAFE
+    return safe.fullmatch(script) is not None or all(
+        safe.fullmatch(command.strip()) for command in re.split(r"[;\n]", script)
+    )
+
+
+def _awk(arguments: Sequence[Word]) -> str:
+    words = iter(arguments)
+    for word in words:
+        value = word.value
+        if word.loose:
+            break
+        if re.match(r"-[Fv]", value):
+            if len(value) == 2:
+                next(words, None)
+        elif value.startswith("-"):
+            return "awk has an option that is not known"
+        elif not word.exact or programs.AWK_RISKY.search(value.replace("||", "")):
+            break
+        else:
+            return ""
+    return "awk can run commands and write files by its program"
+
+
+def _git(arguments: Sequence[Word]) -> str:
+    at = 0
+    while at < len(arguments) and arguments[at].value.startswith("-"):
+        at += 2 if arguments[at].value in programs.GIT_GLOBAL_VALUED else 1
+    for word in arguments[:at]:
+        if word.value not in programs.GIT_GLOBAL:
+            return f"git reads other configuration by {word.value}"
+    if at >= len(arguments):
+        return ""
+    if not arguments[at].exact:
+        return "the subcommand of git is not literal"
+    name, rest = arguments[at].value, arguments[at + 1 :]
+    if (
+        name in programs.GIT_RUNS
+        or programs.GIT_INTERNAL.fullmatch(name)
+        or not re.fullmatch(r"[a-z][a-z0-9-]*", name)
+    ):
+        return f"git {name} can run any command"
+    return _git_words(name, rest) or _git_options(name, rest)
+
+
+def _git_words(name: str, rest: Sequence[Word]) -> str:
+    first = rest[0].value if rest and rest[0].exact else ""
+    values = [word.value for word in rest]
+    literal = all(word.exact for word in rest)
+    if name == "bisect" and ("run" in values or first in ("", "visualize", "view")):
+        return "git bisect can run any command"
+    if name == "submodule" and ("foreach" in values or not literal):
+        return "git submodule foreach runs any command"
+    changes = any(v.startswith(("--unset", "--add", "--replace", "-e", "--e")) for v in values)
+    if name == "config" and not (first in programs.GIT_CONFIG_READS and literal and not changes):
+        return "git config can make git run any command"
+    return ""
+
+
+def _git_options(name: str, rest: Sequence[Word]) -> str:
+    message = False
+    for word in rest:
+        if message and not (word.loose and not word.source.startswith('"')):
+            message = False
+            continue
+        if word.value == "--":
+            return ""
+        message = (
+            name in ("commit", "tag", "merge")
+            and re.fullmatch(r"-[a-z]*[mF]|--message|--file", word.value) is not None
+        )
+        if word.loose and name not in programs.GIT_HARMLESS:
+            return f"git {name} gets arguments that are not literal"
+        letters = programs.GIT_RISKY_LETTERS.get(name, "")
+        if _is_one_of(word.value, letters, programs.GIT_RISKY):
+            return f"git {name} runs or writes what {word.value.partition('=')[0]} says"
+        if programs.GIT_TRANSPORT.search(word.value):
+            return "git can run any command by such a URL"
+    return ""
+
+
+_CHECKS: dict[str, Callable[[Sequence[Word]], str]] = {
+    **dict.fromkeys(("sed", "gsed"), _sed),
+    **dict.fromkeys(("awk", "gawk", "mawk", "nawk"), _awk),
+    **dict.fromkeys(("make", "gmake"), _make),
+    "git": _git,
+    "sqlite3": _sqlite,
+    "npm": _npm,
+    "npx": _npx,
+    "go": _go,
+}

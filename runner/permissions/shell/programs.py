@@ -1,0 +1,330 @@
+"""What is known of programs, as data. ``arguments``, ``files`` and ``spellings`` interpret it.
+
+Collected from the programs' manuals, https://gtfobins.github.io and the published advisories of tools
+with such rules.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from runner.permissions.shell.words import names
+
+# --- Wrappers: they run the command in their arguments.
+
+
+@dataclass(frozen=True, slots=True)
+class Wrapper:
+    """The arguments of a wrapper, before the command that it runs."""
+
+    flags: frozenset[str]  # options without a value
+    valued: frozenset[str]  # options with a value
+    operands: int = 0  # words between the options and the command
+    assigns: bool = False  # assignments may come before the command
+    numbers: bool = False  # "-5" is an option
+
+
+def _wrapper(
+    options: str = "", operands: int = 0, *, assigns: bool = False, numbers: bool = False
+) -> Wrapper:
+    """Return a wrapper. ``options`` lists its options; one with a value ends in ``:``."""
+    every = options.split()
+    return Wrapper(
+        frozenset(option for option in every if option[-1] != ":"),
+        frozenset(option[:-1] for option in every if option[-1] == ":"),
+        operands,
+        assigns,
+        numbers,
+    )
+
+
+# Options are those of GNU coreutils, util-linux and the bash manual. A command with another option
+# hides what it runs.
+WRAPPERS = {
+    "timeout": _wrapper(
+        "-v --verbose -f --foreground -p --preserve-status -k: --kill-after: -s: --signal:", 1
+    ),
+    "time": _wrapper("-p", assigns=True),
+    "nice": _wrapper("-n: --adjustment:", numbers=True),
+    "nohup": _wrapper(),
+    "setsid": _wrapper("-c -f -w --ctty --fork --wait"),
+    "stdbuf": _wrapper("-i: -o: -e: --input: --output: --error:"),
+    "env": _wrapper("- -i --ignore-environment -v --debug -u: --unset:", assigns=True),
+    "command": _wrapper("-p"),
+    "builtin": _wrapper(),
+    "exec": _wrapper("-c -l -cl -lc -a:"),
+    "ionice": _wrapper("-t --ignore -c: --class: -n: --classdata:"),
+    "chrt": _wrapper("-b -f -i -o -r -v --batch --fifo --idle --other --rr", 1),
+    "taskset": _wrapper("", 1),
+    "unbuffer": _wrapper("-p"),
+    "catchsegv": _wrapper(),
+    "jobs": _wrapper("-x"),
+    "xargs": _wrapper(
+        "-0 --null -r --no-run-if-empty -t --verbose -x --exit -n: --max-args: -P: --max-procs: "
+        "-L: --max-lines: -I: -d: --delimiter: -s: --max-chars: -E:"
+    ),
+}
+
+# They change who runs a command, where or when, or start a program of their own: never seen through.
+HIDING = names("""
+    sudo sudoedit doas su ssh chroot flock parallel sem watch script busybox toybox entr strace ltrace
+    unshare nsenter systemd-run runuser pkexec setpriv sg newgrp screen tmux at batch gdb lldb valgrind
+    perf hyperfine rlwrap proot fakeroot fakechroot firejail bwrap start-stop-daemon setarch linux32
+    linux64 i386 x86_64 prlimit numactl choom cgexec chpst faketime expect dbus-run-session xvfb-run
+    torsocks torify proxychains proxychains4 run-parts scp sftp mosh ssh-agent dc m4 dbus-launch telnet
+    nc ncat socat netcat vi vim nvim view vimdiff rvim ex ed red emacs nano pico zsh ksh mksh fish csh
+    tcsh rbash pwsh nu xonsh elvish rsh rexec crontab xterm daemonize nsjail capsh sshpass zargs gosu
+    dtach abduco unbound-control ld.so ld-linux.so.2 ld-linux-x86-64.so.2 uconv chronic ifne env-update
+    setuidgid softlimit envdir envuidgid pgrphack cpulimit trickle eatmydata nocache caffeinate ts
+    unbuffer-x cset schedtool coreutils execlineb multirun dumb-init tini ip lxc-execute machinectl
+    runcon logsave lftp pee lckdo setlock aa-exec authbind daemon nq tsp su-exec s6-setuidgid s6-setlock
+    s6-envdir s6-softlimit s6-applyuidgid distcc ccache sccache icecc systemd-inhibit systemd-cat
+    systemd-nspawn systemd-ask-password yash posh osh ysh sash lksh oksh hush rc es scsh ion murex nsh
+    catatonit retry timelimit turbostat rr uftrace bpftrace tclsh wish zsh-static bash-static dbclient
+    plink pdsh dsh clush ansible run0 heaptrack reptyr incrond watchexec nodemon reflex when-changed
+    xdotool xdg-open sensible-pager sensible-editor sensible-browser run-one run-this-one flatpak-spawn
+    distrobox-enter minijail0 pivot_root switch_root tini-static""")
+
+# --- Runners: they run another program as their everyday use. People write allow rules for them
+# (``Bash(uv run pytest *)``), so such a command stays what it is; deny and ask rules see the command
+# inside too.
+
+# By program: how the command inside is introduced, in each way ("" for right after the options).
+# After "?" one word may stand before the command.
+_RUNNERS = {
+    "npx bunx pnpx uvx": "",
+    "npm": "exec|x",
+    "pnpm": "exec|dlx",
+    "yarn": "exec|dlx|run",
+    "bun": "x|run|exec",
+    "uv": "run|tool run",
+    "pipx poetry pipenv pdm rye hatch conda mamba micromamba volta devbox": "run",
+    "dotenvx op doppler infisical coverage": "run",
+    "dotenv": "|run",
+    "pixi": "run|exec",
+    "asdf pyenv rbenv nodenv goenv jenv fnm opam stack cabal dune ddev lerna": "exec",
+    "bundle bundler": "exec|e|ex|exe",
+    "mise rtx": "exec ?|x ?",
+    "direnv aws-vault chamber": "exec ?",
+    "rvm": "exec ?|do ?",
+    "nvm": "exec ?|run ?",
+    "rustup": "run ?",
+    "nix": "run ?|shell ?|develop ?",
+}
+RUNNERS = {
+    program: tuple(way.split() for way in ways.split("|"))
+    for programs, ways in _RUNNERS.items()
+    for program in programs.split()
+}
+
+# --- Options that run or overwrite what they say.
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Options of a program that make its arguments decide what is run or written."""
+
+    letters: str = ""  # short options
+    long: tuple[str, ...] = ()  # long options without dashes; the start of one counts too
+    starts: tuple[str, ...] = ()  # an argument that starts so
+    bundle: bool = False  # the first argument is a bundle of letters, with a dash or without
+
+
+def _options(text: str) -> Options:
+    """Return the options in ``text``: ``-ab`` two letters, ``--long``, and ``+*`` for what starts with
+    ``+``; ``BUNDLE`` where the first argument needs no dash."""
+    every = text.split()
+    return Options(
+        "".join(each[1:] for each in every if re.fullmatch("-[A-Za-z]+", each)),
+        tuple(each[2:] for each in every if re.fullmatch("--[^*]+", each)),
+        tuple(each[:-1] for each in every if each[-1] == "*"),
+        "BUNDLE" in every,
+    )
+
+
+def _by_program(table: Mapping[str, str]) -> dict[str, Options]:
+    return {name: _options(text) for every, text in table.items() for name in every.split()}
+
+
+RISKY = _by_program(
+    {
+        "find": "-exec* -ok* -delete* -fprint* -fls*",
+        "sort": "-o --output --compress-program",
+        "rg": "--pre --hostname-bin",
+        "fd fdfind": "-xX --exec --exec-batch",
+        "tar bsdtar gtar": "BUNDLE -IF --to-command --checkpoint-action --use-compress-program "
+        "--info-script --new-volume-script --rsh-command --rmt-command",
+        "rsync": "-eM --rsh --rsync-path --remote-option --daemon --config rsync://*",
+        "man apropos whatis": "-PHCK --pager --html --config-file --browser --preprocessor "
+        "--troff-device -T* -X* -Z* -p*",
+        "less": "-koO --lesskey-file --lesskey-src --lesskey-content --log-file --LOG-FILE +*",
+        "more most": "+*",
+        "date": "--file --set -f* -s* -uf* -us* -Rf* -Rs*",
+        "tree": "-oR",
+        "ag": "--pager",
+        "ack": "--pager --output",
+        "split": "--filter",
+        "zip": "-T --unzip-command --test -TT*",
+        "cpio": "-FHOI --rsh-command --to-stdout --file",
+        "sdiff": "-o --output --diff-program",
+        "tcpdump": "-zwW",
+        "hg": "--config",
+        "svn": "--config-option --editor-cmd --diff-cmd --diff3-cmd --config-dir",
+        "javac": "-processor* -J* -Xplugin* @* --processor*",
+        "npm": "--script-shell --node-options",
+        "npx": "-c --call --script-shell --node-options",
+        "cargo": "--config",
+        "gcc g++ cc clang": "-wrapper* -fplugin* -B* -specs* --specs*",
+        "pdflatex xelatex lualatex": "--shell-escape --enable-write18 --shell-restricted "
+        "-shell-escape* -enable-write18*",
+        "latexmk": "-e -r* -pdflatex* -latex* -shell-escape* --shell-escape*",
+        "go": "-exec* -toolexec* -vettool* --exec* --toolexec* --vettool* -modfile* -overlay*",
+        "wget": "-e --execute --use-askpass --config",
+        "ctags": "-o --options --output",
+        "history": "-anrwsp",
+        "mapfile readarray": "-C",
+        "xxd": "-r",
+        "file": "-Cm --compile --magic-file",
+        "pip": "--python",
+        "install": "--strip-program",
+        "dpkg": "--pre-invoke --post-invoke",
+        "apt apt-get": "-o --option --config-file",
+        "jq": "-L --from-file --rawfile --slurpfile",
+        "curl": "-K --config",
+        "shuf iconv": "-o --output",
+        "bat batcat": "--pager --config-file --diagnostic",
+        "pandoc": "-FLod --filter --lua-filter --output --defaults --data-dir --pdf-engine "
+        "--extract-media",
+        "rpm": "-ED --eval --define --pipe --load --macros --rcfile --root",
+        "rpmbuild": "-ED --eval --define --load --macros --rcfile",
+        "make gmake": "-Ef --eval --file --makefile .SHELLFLAGS*",
+        "cmake": """--install -E* -P* -C*
+            -DCMAKE_C_COMPILER* -DCMAKE_C_FLAGS* -DCMAKE_CXX_COMPILER* -DCMAKE_CXX_FLAGS*
+            -DCMAKE_RULE_* -DCMAKE_PROJECT_* -DCMAKE_TOOLCHAIN_* -DCMAKE_LINKER* -DCMAKE_AR=*
+            -DCMAKE_MAKE_PROGRAM* CMAKE_C_COMPILER* CMAKE_C_FLAGS* CMAKE_CXX_COMPILER*
+            CMAKE_CXX_FLAGS* CMAKE_RULE_* CMAKE_PROJECT_* CMAKE_TOOLCHAIN_* CMAKE_LINKER*
+            CMAKE_MAKE_PROGRAM*""",
+    }
+)
+# gcc by its other names: x86_64-linux-gnu-gcc-12, clang++
+COMPILERS = re.compile(r"(?:.*-)?(?:gcc|g\+\+|cc|c\+\+|clang|clang\+\+|cpp|gfortran)(?:-[0-9.]+)?")
+COMPILER_ENDS = (*"0123456789", "cc", "++", "clang", "cpp", "gfortran")
+
+# They run the scripts of a project: by which option, of a project in another folder.
+PROJECT_OPTIONS = {
+    **dict.fromkeys(
+        names("npm pnpm yarn bun make gmake cargo uv poetry go hatch pdm pipenv pytest"),
+        re.compile(r"-C|--(?:prefix|cwd|dir|directory|project|manifest-path|rootdir)"),
+    ),
+    **dict.fromkeys(
+        names("gradle gradlew mvn mvnw just task rake ninja tox nox"),
+        re.compile(
+            r"-[CfbPpcd]|--(?:file|justfile|rakefile|build-file|project-dir|taskfile|dir|directory"
+            r"|working-directory|project-prop)"
+        ),
+    ),
+}
+
+# Variables of make that it runs; and of what is in a value that it does not.
+MAKE_RUNS = re.compile(
+    r"SHELL|CC|CXX|CPP|LD|AR|AS|RM|MAKE.*|.*(?:SHELL|CMD|COMMAND|WRAPPER|LAUNCHER)"
+)
+MAKE_PLAIN = re.compile(r"[A-Za-z0-9_.,/-]*")
+NPM_RUNS = names("run run-script rum urn")
+NPX_FLAGS = names("-y --yes --no --no-install -q --quiet")
+SED_SAFE = re.compile(
+    r"(?:[0-9$]+(?:,[0-9$+~]+)?|/[^/\n\\]*/)?\s*[pdqQ=]"
+    r"|(?:[0-9$]+(?:,[0-9$]+)?)?\s*s([/|#,:@!])(?:(?!\1)[^\\\n]|\\.)*\1(?:(?!\1)[^\\\n]|\\.)*\1[gpiI0-9]*"
+)
+AWK_RISKY = re.compile(r"system|[|@`]|getline|close|include|load|print.*>", re.DOTALL)
+SQLITE_RISKY = re.compile(r"^\s*\.|-cmd|-init|writefile|load_extension|edit\s*\(", re.MULTILINE)
+
+# --- git (https://git-scm.com/docs).
+
+GIT_GLOBAL = names("""
+    --no-pager -P --no-optional-locks --version -v --help -h --literal-pathspecs --glob-pathspecs
+    --noglob-pathspecs --icase-pathspecs --no-replace-objects --no-lazy-fetch""")
+GIT_GLOBAL_VALUED = names("""
+    -C -c --git-dir --work-tree --namespace --exec-path --config-env --super-prefix --attr-source
+    --list-cmds""")
+# Subcommands that can run any command.
+GIT_RUNS = names("""
+    difftool mergetool filter-branch filter-repo daemon instaweb web--browse send-email p4 svn cvsserver
+    credential credential-store credential-cache upload-pack receive-pack upload-archive hook
+    for-each-repo maintenance gui citool gitk shell remote-ext remote-fd remote-http remote-https
+    http-backend fast-import quiltimport imap-send cvsimport archimport scalar sh-setup merge-index
+    merge-one-file sh-i18n""")
+# Parts of other commands (submodule--helper foreach, difftool--helper) and of transports.
+GIT_INTERNAL = re.compile(r".*--.*|remote-.*|credential-.*|mergetool-.*|gui-.*|citool-.*")
+GIT_RISKY = names("""
+    upload-pack receive-pack exec output ext-diff textconv open-files-in-pager template config extcmd
+    filters exec-path output-directory config-env upload-archive strategy""")
+GIT_RISKY_LETTERS = {
+    "rebase": "xis",
+    "grep": "O",
+    "clone": "uc",
+    "ls-remote": "u",
+    "archive": "o",
+    "format-patch": "o",
+    "am": "i",
+    "merge": "s",
+    "pull": "s",
+}
+# Of these no option runs anything, so what a variable or a glob becomes in them does not matter.
+GIT_HARMLESS = names("""
+    add commit status checkout switch branch tag rm mv restore reset merge cherry-pick revert rev-parse
+    worktree describe ls-files""")
+GIT_CONFIG_READS = names("get list --get --list -l --get-all --get-regexp --show-origin")
+GIT_TRANSPORT = re.compile(r"(?:ext|fd)::", re.IGNORECASE)
+# Git takes the start of a long option for it (https://git-scm.com/docs/gitcli); of these the start is
+# read as the whole.
+GIT_LONG = sorted(
+    names("""
+    abort all amend delete discard-changes force force-create force-with-lease hard keep merge mirror
+    mixed move no-verify pathspec-from-file prune rebase skip soft tags""")
+)
+# Letters that take the rest of their word for a value.
+GIT_VALUED = {
+    "commit": "mFCctuS",
+    "tag": "mFun",
+    "branch": "u",
+    "merge": "mFXsS",
+    "grep": "efOmABC",
+    "log": "nLSG",
+    "diff": "USGO",
+    "clean": "e",
+}
+
+# --- Files that arguments name.
+
+READERS = names("""
+    cat head tail less more most grep egrep fgrep zgrep rg ag ack sed gsed awk gawk mawk nawk sort wc
+    nl strings xxd od hexdump hd base64 base32 basenc tac rev cut uniq diff cmp comm colordiff sdiff
+    diff3 paste join fold fmt pr expand unexpand column split csplit jq yq xq bat batcat zcat bzcat
+    xzcat zless gzip bzip2 xz zstd md5sum sha1sum sha224sum sha256sum sha384sum sha512sum b2sum cksum
+    sum iconv shuf ptx tsort openssl""")
+# Their first operand is no file.
+SCRIPTED = names("grep egrep fgrep zgrep rg ag ack sed gsed awk gawk mawk nawk jq yq xq")
+CHANGERS = names("""
+    rm rmdir unlink mv touch mkdir chmod chown chgrp ln link truncate shred setfacl chattr mkfifo
+    mknod gzip bzip2 xz zstd""")
+COPIERS = names("cp mv install rsync ln link")
+# They write their second operand. Letters of options with a value.
+SECOND_WRITTEN = {"uniq": "fsw", "xxd": "cglonsR"}
+CURL_WRITES = names("""
+    o D c output dump-header cookie-jar trace trace-ascii stderr libcurl etag-save hsts alt-svc""")
+CURL_READS = names("T upload-file b cookie K E")
+CURL_LETTERS = "AbcCdDeEFHKmoPQrtTuUwxXyYz"  # with a value
+CURL_LONG = (*sorted(CURL_WRITES), "upload-file", "output-dir", "cookie", "data", "form")
+WGET_LETTERS = "aABDeiIloOPQRtTUwX"  # with a value
+WGET_LONG = ("output-document", "output-file", "append-output", "input-file", "directory-prefix")
+WGET_LOGS = names("o a output-file append-output")
+WGET_PLAIN = names("q n v d c no-verbose quiet continue show-progress tries timeout t T header")
+
+# --- Short options that deny and ask rules see in every order.
+
+BUNDLED = names("rm rmdir cp mv ln chmod chown chgrp mkdir")
+LETTERS = {"--recursive": "r", "--force": "f", "--verbose": "v", "--interactive": "i"}
+CAPITAL_RECURSIVE = names("chmod chown chgrp")  # -r is not --recursive there

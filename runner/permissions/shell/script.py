@@ -1,0 +1,245 @@
+"""What is known of a script: its simple commands, the files that it opens, and why the rest is not
+known."""
+
+from __future__ import annotations
+
+import re
+import sys
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import NamedTuple
+
+Moment = tuple[int, ...]  # where a text has it; then where the text that is run there has it, …
+
+_LAST: Moment = (sys.maxsize,)
+_WRITES = re.compile(r">(?!&[0-9-])")
+_READS = re.compile(r"(?<!<)<(?![<&(])")
+_REDIRECT = re.compile(r"[<>][&|]?\s*[\"']?([^\s\"'<>|&;()]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A simple command."""
+
+    # What an allow rule must match: the command without harmless assignments before it and without
+    # wrappers, its words joined by one space, quotes taken off where no word needs them.
+    text: str
+    forms: tuple[str, ...]  # what deny and ask rules are tried on
+    hides: str = ""  # why no rule with a * may allow it (it runs what its arguments say), or ""
+
+
+class Target(NamedTuple):
+    """A path that is opened."""
+
+    path: str  # "" when it is not literal
+    moment: Moment  # greater for what is opened later
+    pipe: bool = False  # a pipe to a command (``>(…)``), no file
+
+
+class Located(NamedTuple):
+    """What is known of some targets."""
+
+    paths: tuple[str, ...]  # with "" for each whose place is not known
+    after_cd: tuple[str, ...]  # those that are relative to a folder that is not known
+    anywhere: bool  # a "" may be any file
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A command as rules see it. In paths ``~/x`` stands for one in the user's home, "" for one that is
+    not literal, or relative after a ``cd``."""
+
+    parts: tuple[Part, ...]
+    reads: tuple[str, ...] = ()  # the sources, and what known programs read; for deny and ask rules
+    writes: tuple[str, ...] = ()  # targets of redirects, and what known programs write
+    # What programs such as rm and cp change, and what looks like a redirect in a command that is not
+    # complete; for deny and ask rules.
+    guesses: tuple[str, ...] = ()
+    unanalyzable: str = ""  # why no pattern may allow it, or ""
+    # False when it may run something that is not among its parts. Rules without * that are equal to
+    # each part may allow a script that is unanalyzable but complete: only its parts hide something.
+    complete: bool = True
+    sources: tuple[str, ...] = ()  # what redirects read
+    # The relative ones of the writes after a cd, which may have failed; for deny and ask rules.
+    after_cd: tuple[str, ...] = ()
+    reads_anywhere: bool = False  # a file is read of which nobody knows which one it is
+    writes_anywhere: bool = False  # the same of a file that is written
+
+
+@dataclass(slots=True)
+class Findings:
+    """Grows while a script is walked; the scripts inside of it (``bash -c``) add to the same."""
+
+    parts: list[Part] = field(default_factory=list)
+    reads: list[Target] = field(default_factory=list)
+    writes: list[Target] = field(default_factory=list)
+    operands: list[str] = field(default_factory=list)  # files that known programs read
+    changes: list[str] = field(default_factory=list)  # files that known programs change
+    readings: int = 0  # how many readings of commands were tried
+    reason: str = ""  # why it may run what is not among the parts
+    here: Moment = ()  # the command that is walked
+    loop: Moment | None = None  # the outermost loop around it
+    deferred: bool = False  # it is in a function or a trap, and runs at any later time
+    moved: Moment | None = None  # the first change of the folder
+    unread: list[str] = field(default_factory=list)  # texts that may hold redirects
+    functions: set[str] = field(default_factory=set)
+    calls: list[Part] = field(default_factory=list)  # calls of these functions
+    functions_change: bool = False  # one may be undefined again, and a program take its place
+    arrays: bool = False  # an array is set
+    declares_dynamic: bool = False  # a declaration has a value that is only known when it runs
+    calculated: set[str] = field(default_factory=set)  # variables that arithmetic reads
+    numeric: set[str] = field(default_factory=set)  # variables that are set to a number
+    tainted: set[str] = field(default_factory=set)  # variables that are set to anything else
+
+    def give_up(self, reason: str, unread: str | None = None) -> None:
+        """Note that the script may run what is not among the parts. The first reason is kept.
+
+        Args:
+            unread: the text that was not understood, in which redirects may be.
+        """
+        self.reason = self.reason or reason
+        if unread is not None:
+            self.unread.append(unread)
+
+    def move(self) -> None:
+        """Note that the folder is another after this command; in a loop all of it runs after it too."""
+        moment = self.here if self.loop is None else self.loop
+        if self.moved is None or moment < self.moved:
+            self.moved = moment
+
+    def read(self, path: str, moment: Moment, *, pipe: bool = False) -> None:
+        """Add a file that a redirect reads."""
+        self.reads.append(Target(path, _LAST if self.deferred else moment, pipe))
+
+    def write(self, path: str, moment: Moment, *, pipe: bool = False) -> None:
+        """Add a file that is written."""
+        self.writes.append(Target(path, _LAST if self.deferred else moment, pipe))
+
+    def add(self, text: str, forms: dict[str, None], hides: str = "") -> None:
+        """Add a simple command."""
+        forms.setdefault(text)
+        self.parts.append(Part(text, tuple(forms), hides))
+
+    def add_outer(self, before: int, forms: dict[str, None], hides: str = "") -> None:
+        """Add the forms of a command to the first part that it runs.
+
+        Args:
+            before: how many parts there were before the ones that it runs.
+        """
+        if len(self.parts) == before:
+            self.add(next(iter(forms), ""), forms, hides)
+            return
+        first = self.parts[before]
+        merged = tuple(dict.fromkeys((*first.forms, *forms)))
+        self.parts[before] = Part(first.text, merged, first.hides or hides)
+
+    def script(self, command: str) -> Script:
+        """Return the sum of the findings."""
+        if not self.calculated <= self.numeric - self.tainted:
+            self.give_up("bash runs what is inside a variable when it does arithmetic with it")
+        if self.declares_dynamic and self.arrays:
+            self.give_up("bash evaluates what is declared for an array")
+        parts = list(self.parts)
+        if self.functions_change or not parts:
+            parts.extend(self.calls)
+        elif self.calls:
+            forms = dict.fromkeys(form for call in self.calls for form in call.forms)
+            last = parts[-1]
+            parts[-1] = Part(last.text, (*last.forms, *forms), last.hides)
+        if self.reason:
+            parts.append(Part(command, raw_forms(command)))
+        seen = _REDIRECT.findall(command) if self.reason else []
+        sources = self._located(self.reads, any(map(_READS.search, self.unread)))
+        writes = self._located(self.writes, any(map(_WRITES.search, self.unread)))
+        return Script(
+            parts=tuple(parts),
+            reads=tuple(dict.fromkeys((*sources.paths, *self.operands, *sources.after_cd))),
+            writes=tuple(dict.fromkeys((*writes.paths, *([""] if self.reason else ())))),
+            guesses=tuple(dict.fromkeys((*seen, *filter(None, self.changes)))),
+            unanalyzable=self.reason or next((part.hides for part in parts if part.hides), ""),
+            complete=not self.reason,
+            sources=sources.paths,
+            after_cd=writes.after_cd,
+            reads_anywhere=sources.anywhere,
+            writes_anywhere=writes.anywhere,
+        )
+
+    def _located(self, targets: Sequence[Target], unread: bool) -> Located:
+        """Return what is known of the targets. ``unread``: there may be others."""
+        paths: dict[str, None] = {}
+        after_cd: dict[str, None] = {}
+        for path, moment, _ in targets:
+            moved = self.moved is not None and moment > self.moved
+            if path and moved and not path.startswith(("/", "~/")):
+                after_cd.setdefault(path)
+                path = ""
+            paths.setdefault(path)
+        if unread:
+            paths.setdefault("")
+        files = any(not target.path and not target.pipe for target in targets)
+        return Located(tuple(paths), tuple(after_cd), unread or files or bool(after_cd))
+
+
+# A command as mere text: what a reader sees in it where it cannot be parsed.
+
+_MOST_STARTS = 12  # words of a segment that a form may start at
+_UNSEEN = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0")
+_UNSEEN_CATEGORIES = frozenset(("Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp", "Zs"))
+_BORDER = re.compile(r"[\r\n;&|(){}<>`]|\$\(")
+_BLANKS = re.compile(r"[ \t\f\v]+")
+_QUOTES = str.maketrans("", "", "\"'\\")
+
+
+def hidden_character(command: str) -> str:
+    """Return why a reader cannot trust their eyes with this text, "" if they can."""
+    if command.isascii() and command.isprintable():
+        return ""
+    for character in command:
+        if character in "\n\t" or " " <= character <= "~":
+            continue
+        if _deceives(character):
+            return f"it has the invisible or deceptive character U+{ord(character):04X}"
+    return ""
+
+
+def _deceives(character: str) -> bool:
+    if character in _UNSEEN or unicodedata.category(character) in _UNSEEN_CATEGORIES:
+        return True
+    # Variation selectors; U+FE0F alone is part of everyday emoji.
+    return "\ufe00" <= character <= "\ufe0e" or "\U000e0100" <= character <= "\U000e01ef"
+
+
+def raw_forms(command: str) -> tuple[str, ...]:
+    """Return the text itself, each line, each segment between shell operators, and what starts at each
+    of a segment's first words; with quotes and without, invisible characters taken out."""
+    forms: dict[str, None] = {command: None, command.strip(): None}
+    texts = dict.fromkeys((command.replace("\\\n", " "), command.replace("\\\n", "")))
+    for text in tuple(texts):
+        if text.isascii() and text.isprintable():
+            continue  # nothing in it is invisible or has another form
+        seen = "".join(c for c in text if c in "\n\t\r" or not _deceives(c) or c.isspace())
+        texts.setdefault(unicodedata.normalize("NFKC", seen))
+    for text in tuple(texts):
+        texts.setdefault(text.translate(_QUOTES))
+        texts.setdefault(text.replace("\\n", "\n").translate(_QUOTES))
+    for text in texts:
+        forms.update(dict.fromkeys(line.strip() for line in text.split("\n")))
+        for segment in _BORDER.split(text):
+            forms.update(dict.fromkeys(_starts(segment)))
+    forms.pop("", None)
+    return tuple(forms)
+
+
+def _starts(segment: str) -> list[str]:
+    words = [word for word in _BLANKS.split(segment) if word]
+    starts = []
+    for index, word in enumerate(words[:_MOST_STARTS]):
+        rest = words[index + 1 :]
+        starts.append(" ".join([word, *rest]))
+        bare = word.strip("\"'")
+        starts.append(" ".join([bare, *rest]))
+        if "/" in bare:
+            starts.append(" ".join([PurePosixPath(bare).name, *rest]))
+    return starts

@@ -1,0 +1,133 @@
+"""A script's syntax tree, read so that nothing of its text is overlooked."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+
+import tree_sitter_bash
+from tree_sitter import Language, Node, Parser
+
+from runner.permissions.shell.script import Findings
+from runner.permissions.shell.words import Word, names, unicode
+
+_PARSER = Parser(Language(tree_sitter_bash.language()))
+# The grammar's scanner asks C's isalpha() about any character, which ends the process for some beyond
+# ASCII. To bash their bytes are letters of a word like others, so the parser gets a letter for each.
+_ASCII = bytes(byte if byte < 0x80 else ord("Q") for byte in range(256))
+
+EXPANSIONS = names("""
+    simple_expansion expansion command_substitution process_substitution arithmetic_expansion""")
+WORDS = EXPANSIONS | names("""
+    word number string raw_string concatenation ansi_c_string brace_expression""")
+_WORDLIKE = WORDS | names("command_name variable_assignment heredoc_start")
+TOKENS = names("; & && || | |& { } ( ) do done if then elif else fi while until ! ;; ;& ;;&")
+_BLANK = re.compile(r"[ \t]*(?:(?<=[ \t\n])\\\n[ \t]*)*")
+_BLANK_LINES = re.compile(r"[ \t\n]*(?:(?<=[ \t\n])\\\n[ \t\n]*)*")
+
+# What every POSIX shell reads as bash does; dash takes [[ for a program and &> for &.
+_PORTABLE = names("""
+    program list pipeline command command_name word number string string_content raw_string
+    simple_expansion special_variable_name variable_name variable_assignment command_substitution
+    concatenation redirected_statement file_redirect file_descriptor comment subshell negated_command""")
+_PORTABLE_TOKENS = names("""; & && || | ! ( ) $ $( ` " = > >> < >& <&""")
+
+
+class Tree(ABC):
+    """The syntax tree of a script. Text that no node covers, or a node that a visitor does not know,
+    makes the script unanalyzable.
+
+    ``text`` has the script's bytes as Latin-1, so that positions in it are byte offsets.
+    """
+
+    def __init__(self, command: str, findings: Findings) -> None:
+        source = command.encode("utf-8", "replace")
+        self.text = source.decode("latin-1")
+        self.findings = findings
+        self.root = _PARSER.parse(source.translate(_ASCII)).root_node
+
+    @abstractmethod
+    def visit(self, node: Node) -> None:
+        """Visit a statement, or whatever else stands where one may."""
+
+    @abstractmethod
+    def word(self, node: Node) -> Word:
+        """Return a word as it is written; one that is not understood makes the script unanalyzable."""
+
+    @abstractmethod
+    def redirect(self, node: Node, command: Node | None = None) -> list[Word]:
+        """Add what a redirect reads or writes. Return the words after it that belong to the command.
+
+        Args:
+            command: the command that it belongs to, where that is certain: the file is opened before.
+        """
+
+    def text_of(self, node: Node) -> str:
+        """Return the text of a node, bytes as Latin-1."""
+        return self.text[node.start_byte : node.end_byte]
+
+    def source_of(self, node: Node) -> str:
+        """Return the text of a node."""
+        return unicode(self.text[node.start_byte : node.end_byte])
+
+    def give_up(self, node: Node, reason: str = "") -> None:
+        """Note that a node is not understood. The commands that are visible in it are parts all the
+        same, for the sake of deny and ask rules."""
+        reason = reason or f"it has {node.type.replace('_', ' ')!r} in an unexpected place"
+        self.findings.give_up(reason, self.text_of(node))
+        for child in node.named_children:
+            self.visit(child)
+
+    def gap(self, start: int, end: int, lines: bool = False) -> None:
+        """Give up when there is more than blanks from ``start`` to ``end``.
+
+        Args:
+            lines: line breaks are blanks too.
+        """
+        if start == end or (end == start + 1 and self.text[start] == " "):
+            return
+        blank = (_BLANK_LINES if lines else _BLANK).fullmatch(self.text, start, end)
+        if blank is None:
+            self.findings.give_up("some of its text was not understood", self.text[start:end])
+
+    def children(self, node: Node, lines: bool = False, skipped: int = -1) -> list[Node]:
+        """Return the node's children without comments; give up when there is more than blanks between
+        them, save at ``skipped``."""
+        at, children = node.start_byte, node.children
+        word = False
+        for child in children:
+            if at != skipped:
+                self.gap(at, child.start_byte, lines)
+            follows, word = word, child.type in _WORDLIKE
+            if child.type.endswith("_redirect") and self._names_descriptor(child):
+                self.findings.give_up("a redirect sets a variable")
+            if follows and word and at == child.start_byte:
+                self.findings.give_up("it is not clear where a word ends")
+            at = max(at, child.end_byte)
+        self.gap(at, node.end_byte, lines)
+        if any(child.type == "comment" for child in children):
+            for child in children:
+                if child.type == "comment" and not self._is_comment(child, lines):
+                    self.findings.give_up("a comment is in an unexpected place")
+            return [child for child in children if child.type != "comment"]
+        return children
+
+    def _names_descriptor(self, node: Node) -> bool:
+        """``{name}> file`` sets the variable."""
+        before = self.text[max(0, node.start_byte - 200) : node.start_byte]
+        return before.endswith("}") and re.search(r"\{[^{}\s]*\}$", before) is not None
+
+    def _is_comment(self, node: Node, lines: bool) -> bool:
+        before = self.text[node.start_byte - 1] if node.start_byte else "\n"
+        after = self.text[node.end_byte : node.end_byte + 1]
+        whole = "\n" not in self.text_of(node) and after in ("", "\n")
+        return lines and whole and before in " \t\n;&|()"
+
+    def is_portable(self) -> bool:
+        """True if every POSIX shell reads the script as bash does."""
+        return _is_portable(self.root)
+
+
+def _is_portable(node: Node) -> bool:
+    known = node.type in (_PORTABLE if node.is_named else _PORTABLE_TOKENS)
+    return known and all(map(_is_portable, node.children))
