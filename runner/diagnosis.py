@@ -15,10 +15,10 @@ from pathlib import Path
 import runner
 from runner import wiring
 from runner.errors import RunnerError
+from runner.queries.jobs import runs_without_workspace
 from runner.settings import Settings
 from runner.store.connection import migrate
 from runner.store.connection.database import Database
-from runner.store.look import queries
 
 _ANSWER_SECONDS = 10.0
 OLD_PRICES_DAYS = 180
@@ -90,7 +90,7 @@ def _workspaces(settings: Settings) -> Check:
         database = Database(settings.database_url)
         try:
             current = migrate.check(database).state == "current"
-            unseen = queries.waiting_for_workspaces(database) if current else {}
+            unseen = runs_without_workspace(database) if current else {}
         finally:
             database.close()
         if not unseen:

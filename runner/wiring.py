@@ -223,10 +223,10 @@ def _surroundings(
 ) -> tuple[Machine, Ports]:
     from runner.engine.locks import HostLocks
     from runner.engine.worker import Machine
+    from runner.queries.transcript import tool_output
     from runner.queue.connection import connect
     from runner.queue.live import RedisLive
     from runner.store.endings import endings
-    from runner.store.look.outputs import tool_output
     from runner.store.search.catching_up import searcher
     from runner.telemetry.start import start_telemetry
     from runner.tools.host.quiet import run_is_quiet

@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # what forks is as small as what is forked
     import pytest
 
 _MODULE = "tests.asking"
-_ANSWERS = "runner.store.readonly.child"
+_ANSWERS = "runner.queries.sql.child"
 
 
 class _Asked(Forked):
@@ -52,16 +52,16 @@ class _Asked(Forked):
 def fork_questions(patch: pytest.MonkeyPatch) -> None:
     """Have questions answered by forked processes until the patch is undone."""
     forking = SimpleNamespace(**{**vars(subprocess), "Popen": _Asked})
-    patch.setattr("runner.store.readonly.ask.subprocess", forking)
+    patch.setattr("runner.queries.sql.ask.subprocess", forking)
 
 
 def _import_what_answers() -> None:
-    for database in ("on_postgres", "on_sqlite"):
-        importlib.import_module(f"runner.store.readonly.{database}")
+    for database in ("postgres", "sqlite"):
+        importlib.import_module(f"runner.queries.sql.{database}")
 
 
 if __name__ == "__main__":
     serve(_import_what_answers)
-    from runner.store.readonly.child import main
+    from runner.queries.sql.child import main
 
     main()

@@ -16,7 +16,7 @@ from runner.core.money.prices import Spending
 from runner.core.text.plain import visible
 
 if TYPE_CHECKING:
-    from runner.store.look.verifications import Verified
+    from runner.queries.jobs import Verification
 
 _LONGEST_LINE = 200
 
@@ -116,7 +116,7 @@ def decider(call: Mapping[str, Any]) -> str:
     """Return what decided on a call: the rule with its reason, or that no rule allows it.
 
     Args:
-        call: has the keys of ``store.look.decisions.Why``.
+        call: has the keys of ``queries.decisions.Why``.
     """
     reason = cell(call["decision_reason"])
     if call["rule"] is None:
@@ -131,7 +131,7 @@ def denier(call: Mapping[str, Any]) -> str:
     when the call was about to run.
 
     Args:
-        call: has the keys of ``store.look.decisions.DeniedCall``.
+        call: has the keys of ``queries.decisions.DeniedCall``.
     """
     if call["denial"]:
         return cell(call["denial"])
@@ -183,7 +183,7 @@ def _json_lines(value: Any) -> Iterator[str]:
 # Verifications
 
 
-def verdict(verification: Verified | None) -> str:
+def verdict(verification: Verification | None) -> str:
     """Return ``passed``, ``failed`` or ``not ended``; nothing without a verification."""
     if verification is None:
         return ""
@@ -192,7 +192,7 @@ def verdict(verification: Verified | None) -> str:
     return "passed" if verification["outcome"] == "succeeded" else "failed"
 
 
-def verified(verification: Verified) -> str:
+def verified(verification: Verification) -> str:
     """Return the verdict with the failing command and the time: ``failed: `pytest -q`, 2.1s``."""
     said, outcome = verdict(verification), verification["outcome"]
     if said == "failed":

@@ -176,7 +176,7 @@ def say(settings: Settings, run: str, text: str, author: Author, as_json: bool) 
     Example:
       runner say k3x9f2 "Leave the tests as they are."
     """
-    from runner.store.look.find import find
+    from runner.queries.find import find
     from runner.store.steer.revive import say as queue_message
 
     with stored(settings) as database:
@@ -203,7 +203,7 @@ def patiently(change: Callable[[], Changed]) -> Changed:
 
 @contextmanager
 def _target(settings: Settings, text: str) -> Iterator[tuple[Database, Target, float]]:
-    from runner.store.look.find import find
+    from runner.queries.find import find
     from runner.store.steer.control import Target
 
     with stored(settings) as database:
@@ -243,11 +243,11 @@ def say_who_works(database: Database, queued: str | None, now: float) -> None:
     Args:
         queued: one of the runs that were queued, None for none.
     """
+    from runner.queries.jobs import show_run
     from runner.store import workers
-    from runner.store.look import queries
 
     if queued is not None and not workers.live(database, now):
-        job_id = queries.show_run(database, queued)["job_id"]
+        job_id = show_run(database, queued)["job_id"]
         note(f"no worker is running: go on with `runner run --resume {job_id}`")
 
 

@@ -50,7 +50,7 @@ def fork(
       runner fork k3x9f2@12 --say "Try it without a cache."
       runner fork k3x9f2@0 --model claude-opus-4-5
     """
-    from runner.store.look.find import find
+    from runner.queries.find import find
     from runner.store.steer.fork import fork as fork_run
 
     name, number = _read(turn)
@@ -87,10 +87,10 @@ def _refuse_without_price(settings: Settings, database: Database, run_id: str, m
     from runner import wiring
     from runner.core.spec import JobSpec
     from runner.jobfile.sections.bounds import missing_prices
-    from runner.store.look import queries
+    from runner.queries.jobs import show_job, show_run
 
-    run = queries.show_run(database, run_id)
-    job = queries.show_job(database, run["job_id"])
+    run = show_run(database, run_id)
+    job = show_job(database, run["job_id"])
     if run["cost_ceiling_usd"] is None and job["budget_usd"] is None:
         return
     spec, prices = JobSpec.from_json(job["spec"]), wiring.load_prices(settings)
@@ -100,8 +100,8 @@ def _refuse_without_price(settings: Settings, database: Database, run_id: str, m
 
 def _is_shared(database: Database, run_id: str) -> bool:
     from runner.core.spec import JobSpec
-    from runner.store.look import queries
+    from runner.queries.jobs import show_job, show_run
 
-    job = queries.show_job(database, queries.show_run(database, run_id)["job_id"])
+    job = show_job(database, show_run(database, run_id)["job_id"])
     workspace = JobSpec.from_json(job["spec"]).workspace
     return workspace is not None and workspace.mode == "shared"

@@ -19,10 +19,9 @@ from runner.cli import exit_codes
 from runner.cli.terminal import console_on, note
 from runner.core.run import ENDED, RunStatus
 from runner.errors import RunnerError, UnreachableError
+from runner.queries.jobs import RunSummary, current_runs, list_runs
 from runner.settings import Settings
 from runner.store.connection.database import Database
-from runner.store.look import queries
-from runner.store.look.queries import RunSummary
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -177,11 +176,11 @@ def _watch(watched: _Watched, progress: Progress) -> bool:
         try:
             if watched.asker is not None:
                 watched.asker.ask(watched.job_id, watched.is_to_end, progress.paused)
-            runs = queries.list_runs(watched.database, watched.job_id, whole_trees=True)
+            runs = list_runs(watched.database, watched.job_id, whole_trees=True)
         except UnreachableError as error:
             progress.say(f"waiting: {cell(error)}")
             continue
-        progress.update([run for run in queries.current_runs(runs) if not run["depth"]])
+        progress.update([run for run in current_runs(runs) if not run["depth"]])
         if watched.is_at_rest(runs):
             return True
         pause = _LOOK_SECONDS + len(runs) * _LOOK_SECONDS_PER_RUN

@@ -11,13 +11,21 @@ from runner.cli.money.costs import cost_fields
 from runner.cli.terminal import note, say, say_json, say_table
 from runner.core.money.budget import JobBudget
 from runner.core.money.prices import PriceList, Spending
+from runner.queries import decisions
+from runner.queries.costs import costs_by
+from runner.queries.decisions import DeniedKind
+from runner.queries.jobs import (
+    PrunedTurns,
+    RunSummary,
+    Verification,
+    current_runs,
+    last_texts,
+    last_verifications,
+    list_runs,
+    pruned_turns,
+    show_job,
+)
 from runner.store.connection.database import Database
-from runner.store.look import decisions, queries
-from runner.store.look.costs import spent_by
-from runner.store.look.decisions import DeniedKind
-from runner.store.look.left_out import LeftOut, turns_left_out
-from runner.store.look.queries import RunSummary
-from runner.store.look.verifications import Verified, last_verifications
 from runner.store.steer.budget import budget_of
 
 _MOST_DENIALS = 10
@@ -31,16 +39,16 @@ def summarise(
     Returns:
         The exit code that says it.
     """
-    runs = queries.current_runs(queries.list_runs(database, job_id))
+    runs = current_runs(list_runs(database, job_id))
     code = exit_code((run["state"] for run in runs), interrupted=interrupted)
-    texts = queries.last_texts(database, job_id)
+    texts = last_texts(database, job_id)
     verified = last_verifications(database, job_id)
-    waiting = decisions.open_counts(database, job_id)
+    waiting = decisions.open_approval_counts(database, job_id)
     denied = decisions.denied_kinds(database, job_id)
-    spent = {s.key: s.spending for s in spent_by(database, prices, "tree", job_id=job_id)}
+    spent = {s.key: s.spending for s in costs_by(database, prices, "tree", job_id=job_id)}
     total = sum(spent.values(), Spending())
     if as_json:
-        job = queries.show_job(database, job_id)
+        job = show_job(database, job_id)
         job["run_summaries"] = [
             {
                 **run,
@@ -60,13 +68,13 @@ def summarise(
     _say_denied(*decisions.denied_counts(database, job_id), denied)
     _say_waiting(job_id, waiting)
     _say_out_of_budget(job_id, budget_of(database, job_id), runs)
-    _say_left_out(turns_left_out(database, job_id))
+    _say_left_out(pruned_turns(database, job_id))
     _say_further(job_id, runs)
     return code
 
 
 def _say_runs(
-    runs: Sequence[RunSummary], texts: Mapping[str, str], verified: Mapping[str, Verified]
+    runs: Sequence[RunSummary], texts: Mapping[str, str], verified: Mapping[str, Verification]
 ) -> None:
     is_verified = ("verified",) if verified else ()
     is_tree = ("below",) if any(run["below"] for run in runs) else ()
@@ -136,7 +144,7 @@ def _say_out_of_budget(job_id: str, purse: JobBudget | None, runs: Sequence[RunS
         say(f"{runs_wait(count)} for the job's budget: {how}")
 
 
-def _say_left_out(left_out: LeftOut) -> None:
+def _say_left_out(left_out: PrunedTurns) -> None:
     if left_out.runs:
         why = f" ({cell(left_out.why)})" if left_out.why else ""
         say(

@@ -106,17 +106,16 @@ def transcript(
     """
     from runner.cli.look.reading.compose import reading
     from runner.llm.body import request_body
-    from runner.store.look.as_sent import as_sent
-    from runner.store.look.find import find
-    from runner.store.look.transcript import messages
+    from runner.queries.find import find
+    from runner.queries.transcript import api_messages, sent_request
 
     _refuse_mixed(turns, full, page, turn, whole_tree, as_json)
     with stored(settings) as database:
         run_id = find(database, run, "run").id
         if turn is not None:
-            _say_request(request_body(as_sent(database, run_id, turn)))
+            _say_request(request_body(sent_request(database, run_id, turn)))
         elif as_json:
-            say_json(messages(database, run_id))
+            say_json(api_messages(database, run_id))
         else:
             found = reading(settings, database, run_id, time.time(), turns, whole_tree=whole_tree)
             if page is not None:

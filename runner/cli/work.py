@@ -65,7 +65,7 @@ def run(
     asked = None if no_input else author.name
     prices = wiring.load_prices(settings)
     if spec is None:
-        from runner.store.look.find import find
+        from runner.queries.find import find
 
         with stored(settings) as database:
             job_id = find(database, str(resumed), "job").id
@@ -127,14 +127,14 @@ def submit(settings: Settings, spec: Path, key: str | None, author: Author, as_j
       runner submit jobs/refactor.toml --key nightly-2026-11-22
     """
     from runner import wiring
-    from runner.store.look import queries
+    from runner.queries.jobs import show_job
 
     submission = loaded(settings, spec)
     database = wiring.open_database(settings, upgrade=True)
     try:
         job_id = wiring.submit(database, submission, key, author=author)
         if as_json:
-            say_json(queries.show_job(database, job_id))
+            say_json(show_job(database, job_id))
         else:
             say(job_id)
     finally:

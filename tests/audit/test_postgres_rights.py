@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from runner.errors import UsageError
+from runner.queries.sql.ask import Bounds, ask
 from runner.store.connection.database import Database
-from runner.store.readonly.ask import Bounds, ask
 from tests.postgres import execute
 
 QUICK = Bounds(seconds=5, rows=1_000)

@@ -17,8 +17,8 @@ import runner.audit
 from runner.audit import Audit, Column, Rows
 from runner.errors import NotFoundError, UsageError
 from runner.llm.prices import load_prices
-from runner.store.audit.filters import Filters
-from runner.store.audit.tools import tools
+from runner.queries.calls import tool_rows
+from runner.queries.filters import Filters
 from runner.store.connection.database import Database
 from tests.store.examples import NOW
 
@@ -57,7 +57,7 @@ def _job(audit: Audit, name: str) -> str:
 
 
 def test_answers_are_those_of_the_store(audit: Audit, record: Database) -> None:
-    assert list(audit.tools(tool="Bash")) == list(tools(record, Filters(tool="Bash")))
+    assert list(audit.tools(tool="Bash")) == list(tool_rows(record, Filters(tool="Bash")))
 
 
 def test_filters_take_short_ids_and_datetimes(audit: Audit) -> None:
@@ -142,7 +142,7 @@ def test_who_cannot_store_prices_can_ask(audit: Audit, monkeypatch: pytest.Monke
     def refuse(*_: Any) -> None:
         raise ProgrammingError("INSERT", {}, Exception("permission denied"))
 
-    monkeypatch.setattr("runner.store.readonly.price_list.keep", refuse)
+    monkeypatch.setattr("runner.queries.sql.ask.store_prices", refuse)
     rows = audit.sql("SELECT 1 AS one UNION ALL SELECT 2", limit=1)
     assert rows.note == (
         "only the first 1 rows: there are more; "

@@ -15,8 +15,8 @@ import pytest
 from sqlalchemy import text
 
 from runner.errors import RunnerError, UsageError
+from runner.queries.sql.ask import Bounds, ask
 from runner.store.connection.database import Database
-from runner.store.readonly.ask import Bounds, ask
 from tests.upgraded import Upgraded
 
 QUICK = Bounds(seconds=3, rows=1_000)
@@ -125,7 +125,7 @@ def test_question_ends_also_when_nobody_waits_for_it_any_more(record: Database) 
     """Its process has its time from the kernel."""
     program = (
         "import sys; from runner.store.connection.database import Database;"
-        "from runner.store.readonly.ask import Bounds, ask;"
+        "from runner.queries.sql.ask import Bounds, ask;"
         "ask(Database(sys.argv[1]), sys.argv[2], Bounds(seconds=2))"
     )
     url = record.url.render_as_string(hide_password=False)

@@ -14,14 +14,13 @@ from sqlalchemy import select, text
 from runner.audit import Audit
 from runner.core.money.prices import Price, PriceList, Rates, Spending
 from runner.llm.prices import load_prices
+from runner.queries.costs import call_costs, costs_by
+from runner.queries.sql.ask import store_prices
+from runner.queries.sql.views import VIEWS
+from runner.queries.timeline import events_after
+from runner.queries.transcript import blocks_of_run, show_call
 from runner.store.connection.database import Database
 from runner.store.ids import call_id
-from runner.store.look.costs import spent_by
-from runner.store.look.family.events import events_after
-from runner.store.look.reading.turn_costs import spent_in_calls
-from runner.store.look.transcript import lines, show_call
-from runner.store.readonly.price_list import keep
-from runner.store.readonly.views import VIEWS
 from runner.store.tables import prices as price_table
 from runner.store.tables import runs
 from tests.audit.story import ODD
@@ -50,7 +49,7 @@ def rows_of(database: Database, view: str) -> list[Mapping[str, Any]]:
 @pytest.mark.parametrize("view", VIEWS, ids=lambda view: view.name)
 def test_view_says_the_same_on_both_databases(both: dict[str, Database], view: Any) -> None:
     for database in both.values():
-        keep(database, PRICES)
+        store_prices(database, PRICES)
     found = {name: rows_of(database, view.name) for name, database in both.items()}
     assert found["sqlite"] == found["postgresql"]
     types = {
@@ -69,7 +68,7 @@ def test_view_has_the_columns_that_are_said(record: Database, view: Any) -> None
 
 @pytest.mark.parametrize("view", VIEWS, ids=lambda view: view.name)
 def test_columns_hold_what_their_kind_says(record: Database, view: Any) -> None:
-    keep(record, PRICES)
+    store_prices(record, PRICES)
     kinds = {
         "text": str,
         "integer": int,
@@ -93,7 +92,7 @@ def test_a_column_of_one_name_is_of_one_kind() -> None:
 
 def test_every_column_has_a_value_somewhere(record: Database) -> None:
     """Else nothing would be known of what it says."""
-    keep(record, PRICES)
+    store_prices(record, PRICES)
     for view in VIEWS:
         rows = rows_of(record, view.name)
         seen = {name for row in rows for name, value in row.items() if value is not None}
@@ -101,9 +100,9 @@ def test_every_column_has_a_value_somewhere(record: Database) -> None:
 
 
 def test_costs_are_those_of_the_costs_command(record: Database) -> None:
-    keep(record, PRICES)
+    store_prices(record, PRICES)
     for by in ("job", "run", "model", "purpose"):
-        expected = {each.key: each.spending for each in spent_by(record, PRICES, by)}  # type: ignore[arg-type]
+        expected = {each.key: each.spending for each in costs_by(record, PRICES, by)}  # type: ignore[arg-type]
         column = {"job": "job_id", "run": "run_id"}.get(by, by)
         found: dict[str, Spending] = {}
         for row in rows_of(record, "v_costs"):
@@ -128,12 +127,12 @@ def _spending(row: Mapping[str, Any]) -> Spending:
 
 
 def test_each_call_costs_what_it_is_said_to(record: Database) -> None:
-    keep(record, PRICES)
+    store_prices(record, PRICES)
     ids = record.read(lambda c: c.execute(select(runs.c.id)).scalars().all())
     expected = {
         (run_id, call.number): float(call.spending.usd)
         for run_id in ids
-        for call in spent_in_calls(record, PRICES, run_id)
+        for call in call_costs(record, PRICES, run_id)
     }
     rows = rows_of(record, "v_costs")
     assert {row["basis"] for row in rows} == {"usage", "at most", "no price", "scripted"}
@@ -143,15 +142,15 @@ def test_each_call_costs_what_it_is_said_to(record: Database) -> None:
 
 
 def test_prices_are_written_only_when_they_changed(record: Database) -> None:
-    keep(record, PRICES)
+    store_prices(record, PRICES)
     written: list[int] = []
     write = record.write
     record.write = lambda work: written.append(1) or write(work)  # type: ignore[method-assign, assignment, func-returns-value]
     try:
-        keep(record, PRICES)
+        store_prices(record, PRICES)
         assert written == []
-        keep(record, load_prices())
-        keep(record, PRICES)
+        store_prices(record, load_prices())
+        store_prices(record, PRICES)
         assert written == [1, 1]
     finally:
         record.write = write  # type: ignore[method-assign]
@@ -282,6 +281,6 @@ def test_every_block_and_every_event_is_there(record: Database) -> None:
         assert seen == stored
     (run_id, *_) = [row["run_id"] for row in rows_of(record, "v_messages")]
     blocks = [row for row in rows_of(record, "v_messages") if row["run_id"] == run_id]
-    assert len(blocks) == len(lines(record, run_id))
+    assert len(blocks) == len(blocks_of_run(record, run_id))
     query = text("SELECT (SELECT count(*) FROM events) + (SELECT count(*) FROM job_events)")
     assert len(rows_of(record, "v_events")) == record.read(lambda c: c.execute(query).scalar())

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from runner.queries.jobs import show_run
 from runner.store.connection.database import Database
-from runner.store.look import queries
 
 _GIT = ("git", "-c", "user.name=t", "-c", "user.email=t@example.org")
 
@@ -57,4 +57,4 @@ def write_job(
 
 def worktree(database: Database, run_id: str) -> Path:
     """Where a run works."""
-    return Path(str(queries.show_run(database, run_id)["workspace_path"]))
+    return Path(str(show_run(database, run_id)["workspace_path"]))

@@ -11,9 +11,9 @@ import pytest
 
 from runner.cli.permissions.asking import Asker, asker_at_terminal
 from runner.cli.progress import _Watched
+from runner.queries.jobs import list_runs
 from runner.store.connection.database import Database
 from runner.store.job.rules import list_rules
-from runner.store.look import queries
 from runner.store.steer.approvals import Reply, answer
 from runner.store.steer.control import Target, cancel
 from tests.cli.person import OurTerminal, Person
@@ -243,7 +243,7 @@ def test_job_rests_only_when_nobody_can_be_asked_what_it_waits_for(
     runs = submit_runs(database, "a", "b")
     ask(database, runs[0])
     cancel(database, Target("run", runs[1]), NOW)
-    listed = queries.list_runs(database, job_of(database, runs[0]))
+    listed = list_runs(database, job_of(database, runs[0]))
     nobody: Any = None
     watched = _Watched(
         database, nobody, "job_1", nobody, nobody if asks is None else Somebody(asks)

@@ -13,8 +13,8 @@ from sqlalchemy import select
 
 from runner.cli.main import cli
 from runner.core.author import LONGEST_WHY
+from runner.queries.timeline import changes_of_job
 from runner.store.connection.database import Database
-from runner.store.look.changes import changes_of
 from runner.store.steer.control import Target, cancel
 from runner.store.tables import metadata
 from tests.cli.conftest import Result
@@ -137,7 +137,7 @@ def test_every_command_that_changes_something_is_tried() -> None:
 
 
 def last_change(database: Database, job_id: str) -> tuple[str, str | None, str]:
-    change = changes_of(database, job_id)[-1]
+    change = changes_of_job(database, job_id)[-1]
     return change["type"], change["data"]["by"], change["data"]["why"]
 
 
@@ -196,7 +196,7 @@ def test_resume_is_recorded_with_who_and_why(command: Command, database: Databas
 def test_budget_is_recorded_with_who_and_why(command: Command, database: Database) -> None:
     job_id, _ = waiting(database)
     assert command(*signing("budget", job_id, "--tokens", "100000")).code == 0
-    kinds = [change["type"] for change in changes_of(database, job_id)]
+    kinds = [change["type"] for change in changes_of_job(database, job_id)]
     assert "budget_changed" in kinds
     assert last_change(database, job_id) == ("resumed", "lena", "The wrong branch.")
 
@@ -209,7 +209,7 @@ def test_answer_and_its_rule_are_recorded_with_who_and_why(
     ask(database, run_id)
     job_id = job_of(database, run_id)
     assert command(*signing(name, run_id, "--remember", "job")).code == 0
-    changes = {change["type"]: change["data"] for change in changes_of(database, job_id)}
+    changes = {change["type"]: change["data"] for change in changes_of_job(database, job_id)}
     for kind in ("approval_answered", "rule_added"):
         assert (changes[kind]["by"], changes[kind]["why"]) == ("lena", "The wrong branch.")
     position = str(changes["rule_added"]["new"]["position"])
@@ -233,7 +233,7 @@ def test_job_is_recorded_with_who_and_why(
     assert result.code == 0, result.err
     query = select(metadata.tables["jobs"].c.id)
     job_id = database.read(lambda connection: connection.execute(query).scalar_one())
-    first = changes_of(database, job_id)[0]
+    first = changes_of_job(database, job_id)[0]
     told = first["type"], first["data"]["by"], first["data"]["why"]
     assert told == ("submitted", "lena", "The wrong branch.")
 
@@ -252,7 +252,7 @@ def test_removed_workspace_is_recorded_with_who_why_and_what_was_lost(
     for force in ((), ("--force",)):
         assert "1 of" in command(*signing("workspace", "prune", *force)).err
         assert last_change(database, job_id) == ("workspace_pruned", "lena", "The wrong branch.")
-        change = changes_of(database, job_id)[-1]
+        change = changes_of_job(database, job_id)[-1]
         lost.append((change["run_id"], change["data"]["old"]))
     unsaved = "its files were changed since they were recorded last"
     assert lost == [

@@ -15,8 +15,8 @@ from runner.core.money.budget import Budget, Limits
 from runner.core.money.prices import Rates, Tariff
 from runner.core.spec import JobSpec
 from runner.llm.prices import load_prices
+from runner.queries.timeline import events_after
 from runner.store.connection.database import Database
-from runner.store.look.family.events import events_after
 from tests.cli.conftest import Result
 from tests.store.attempts import USAGE, claim, run_row, submit_one, text
 from tests.store.examples import SPEC

@@ -15,8 +15,8 @@ from runner.core.conversation import Usage
 from runner.core.money.prices import PriceList
 from runner.core.requests import turn_request
 from runner.llm.body import request_body
+from runner.queries.jobs import show_run
 from runner.store.connection.database import Database
-from runner.store.look import queries
 from tests.cli.conftest import Result
 from tests.cli.test_terminal import steers
 from tests.store.attempts import Attempt, claim, submit_one, text
@@ -139,7 +139,7 @@ def test_turns_that_no_summary_could_stand_in_for_are_not_left_out_in_silence(
     compact(attempt, stand_in(2, "left out", "prune")).reply(text("Done."))
     why = "not_found_error: model: claude-nope-1"
     assert f"1 × prune (no summary: {why})" in command("show", run_id).out
-    job_id = queries.show_run(database, run_id)["job_id"]
+    job_id = show_run(database, run_id)["job_id"]
     prices = PriceList(date(2026, 11, 10), "a test", {})
     summarise_job(database, prices, job_id, interrupted=False, as_json=False)
     assert "in 1 run the oldest turns were left out of what the model" in capsys.readouterr().out

@@ -9,9 +9,9 @@ import pytest
 from sqlalchemy import text as sql
 
 from runner.core.money.budget import Limits
+from runner.queries.jobs import list_runs, show_run
 from runner.store.connection import migrate
 from runner.store.connection.database import Database
-from runner.store.look import queries
 from runner.store.steer import jobs as jobs_store
 from runner.store.steer.control import Target
 from runner.store.steer.control import cancel as cancel_runs
@@ -36,7 +36,7 @@ def test_change_of_a_run_is_an_object_and_of_a_job_an_array(
     command: Callable[..., Result], database: Database
 ) -> None:
     job_id = jobs_store.submit(database, submission("a", "b"), NOW)
-    first, second = queries.list_runs(database, job_id)
+    first, second = list_runs(database, job_id)
     change = command("cancel", first["id"], "--json").json
     assert (change["id"], change["state"], change["changed"]) == (first["id"], "cancelled", True)
     changes = command("cancel", job_id, "--json").json
@@ -53,7 +53,7 @@ def test_change_that_postgres_gave_up_is_made_again(
     database = Database(empty_url)
     migrate.upgrade(database)
     job_id = jobs_store.submit(database, submission("a", "b"), NOW)
-    first, second = sorted(run["id"] for run in queries.list_runs(database, job_id))
+    first, second = sorted(run["id"] for run in list_runs(database, job_id))
     with database.writer.connect() as other, database.writer.connect() as watching:
         # Whoever has waited for so long looks for a deadlock and gives up: the command, not this.
         watching.execute(sql(f"ALTER DATABASE {database.url.database} SET deadlock_timeout = '3s'"))
@@ -77,7 +77,7 @@ def test_job_says_what_changed_and_what_did_not(
     command: Callable[..., Result], database: Database
 ) -> None:
     job_id = jobs_store.submit(database, submission("a", "b"), NOW)
-    cancel_runs(database, Target("run", queries.list_runs(database, job_id)[0]["id"]), NOW)
+    cancel_runs(database, Target("run", list_runs(database, job_id)[0]["id"]), NOW)
     result = command("pause", job_id)
     assert "has ended: cancelled" in result.out
     assert "1 of 2 runs changed" in result.err
@@ -106,7 +106,7 @@ def test_failed_runs_of_a_job_are_retried(
     command: Callable[..., Result], database: Database
 ) -> None:
     job_id = jobs_store.submit(database, submission("failed", "cancelled"), NOW)
-    failed, cancelled = (run["id"] for run in queries.list_runs(database, job_id))
+    failed, cancelled = (run["id"] for run in list_runs(database, job_id))
     claim(database, failed).fail("invalid_request_error", "no")
     cancel_runs(database, Target("run", cancelled), NOW)
     assert [c["id"] for c in command("retry", "--failed", job_id, "--json").json] == [failed]
@@ -148,7 +148,7 @@ def test_fresh_run_is_named(command: Callable[..., Result], database: Database) 
 def test_message_is_queued(command: Callable[..., Result], database: Database) -> None:
     run_id = submit_one(database)
     assert command("say", run_id, "Be quick.").out == f"{run_id}: message queued\n"
-    assert queries.show_run(database, run_id)["queued_messages"][0]["text"] == "Be quick."
+    assert show_run(database, run_id)["queued_messages"][0]["text"] == "Be quick."
 
 
 @pytest.mark.parametrize("words", ["", "   "])

@@ -14,9 +14,9 @@ from runner.app import humanize
 from runner.cli.money import costs
 from runner.core.conversation import Usage
 from runner.core.money.prices import Spending
+from runner.queries.costs import BY
+from runner.queries.jobs import show_run
 from runner.store.connection.database import Database
-from runner.store.look import queries
-from runner.store.look.costs import BY
 from runner.store.steer.control import Target, cancel
 from tests.cli.conftest import Result
 from tests.cli.test_terminal import HOSTILE, steers
@@ -54,7 +54,7 @@ def work(database: Database, **options: Any) -> str:
 
 
 def job_of(database: Database, run_id: str) -> str:
-    return str(queries.show_run(database, run_id)["job_id"])
+    return str(show_run(database, run_id)["job_id"])
 
 
 def test_there_is_a_line_for_each_of_what_the_store_can_tell_apart() -> None:

@@ -14,9 +14,9 @@ from runner.core.conversation import ToolResult
 from runner.core.journal.entries import ToolFinished
 from runner.llm.prices import load_prices
 from runner.permissions import Rule
+from runner.queries import decisions
 from runner.store.connection import migrate
 from runner.store.connection.database import Database
-from runner.store.look import decisions
 from runner.store.steer.approvals import Reply, answer, expire, waiting
 from runner.store.tables import runs, tool_calls
 from tests.cli.conftest import Result
@@ -198,13 +198,13 @@ def test_both_databases_tell_what_was_denied_and_asked(empty_url: str) -> None:
     (kind,) = decisions.denied_kinds(database, job_id)
     assert (kind["calls"], kind["runs"], kind["why"]) == (2, 2, "Nothing is deleted.")
     assert decisions.denied_counts(database, job_id) == (2, 2)
-    assert decisions.open_counts(database, job_id) == {third: 1}
-    assert decisions.is_open(database, approval_id)
+    assert decisions.open_approval_counts(database, job_id) == {third: 1}
+    assert decisions.is_approval_open(database, approval_id)
     assert (
         decisions.whys(database, [approval_id])[approval_id]["why"] == "It changes the lock file."
     )
-    assert decisions.approval_named(database, call_id(third)) == approval_id
-    assert decisions.approval_named(database, call_id(first)) is None
+    assert decisions.find_approval(database, call_id(third)) == approval_id
+    assert decisions.find_approval(database, call_id(first)) is None
     assert [call["id"] for call in decisions.denied_calls(database, first)] == [call_id(first)]
-    assert decisions.why_of(database, call_id(third))["approval"]["id"] == approval_id
+    assert decisions.decision_on_call(database, call_id(third))["approval"]["id"] == approval_id
     database.close()

@@ -9,8 +9,8 @@ import pytest
 
 from runner.core.files.workspace import Workspace
 from runner.core.money.budget import Budget
+from runner.queries.jobs import list_runs
 from runner.store.connection.database import Database
-from runner.store.look import queries
 from tests.cli.conftest import Result
 from tests.store.attempts import Attempt, claim, run_row, submit_one, text, tool_use
 from tests.store.examples import SPEC
@@ -71,7 +71,7 @@ def test_what_cannot_be_forked_is_one_line(
     assert (result.code, result.out, len(result.err.splitlines())) == (2, "", 1)
     assert why in result.err
     assert "\x1b" not in result.err
-    assert len(queries.list_runs(database, job_id)) == 1
+    assert len(list_runs(database, job_id)) == 1
 
 
 def test_running_run_is_forked_at_a_turn_that_has_ended(

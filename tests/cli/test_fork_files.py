@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from runner.queries.jobs import list_jobs, list_runs, show_run
 from runner.store.connection.database import Database
-from runner.store.look import queries
 from tests.cli.conftest import Result
 from tests.cli.own_folders import git, make_source, worktree, write_job
 from tests.cli.test_work import bash
@@ -43,11 +43,11 @@ def test_fork_goes_on_with_the_files_of_its_turn_in_a_folder_of_its_own(
     count = "cat count >> seen; echo $(($(cat count) + 1)) > count"
     script = [bash(count), bash(count), {"text": "Done."}]
     work(start, write_job(folder, source, mode, script))
-    (job,) = queries.list_jobs(database)
-    (original,) = queries.list_runs(database, job["id"])
+    (job,) = list_jobs(database)
+    (original,) = list_runs(database, job["id"])
     fork_id = command("fork", f"{original['id']}@1", "--json").json["id"]
     work(start, "--resume", job["id"])
-    run = queries.show_run(database, fork_id)
+    run = show_run(database, fork_id)
     assert (run["state"], run["turns"]) == ("succeeded", 3), run["detail"]
     first, second = worktree(database, original["id"]), worktree(database, fork_id)
     assert first != second
@@ -63,8 +63,8 @@ def test_fork_says_where_it_works_and_leaves_the_other_s_folder_alone(
 ) -> None:
     script = [bash("pwd"), bash("echo more > more"), {"text": "Done."}, {"text": "Done."}]
     work(start, write_job(folder, source, "git", script))
-    (job,) = queries.list_jobs(database)
-    (original,) = queries.list_runs(database, job["id"])
+    (job,) = list_jobs(database)
+    (original,) = list_runs(database, job["id"])
     before = git(worktree(database, original["id"]), "log", "--format=%H %s")
     fork_id = command("fork", f"{original['id']}@3", "--say", "Look again.", "--json").json["id"]
     work(start, "--resume", job["id"])

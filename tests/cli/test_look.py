@@ -13,8 +13,8 @@ import pytest
 from sqlalchemy import text as sql
 
 from runner.core.run import STATES
+from runner.queries.jobs import list_jobs, show_run
 from runner.store.connection.database import Database
-from runner.store.look import queries
 from runner.store.steer import jobs as jobs_store
 from runner.store.steer.control import Target, cancel
 from tests.cli.conftest import Result
@@ -95,7 +95,7 @@ def test_job_run_and_call_are_shown(command: Callable[..., Result], database: Da
     run_id = submit_one(database)
     attempt = claim(database, run_id).reply(tool_use(1, path="a.py"), stop="tool_use")
     attempt.finish("what is in it")
-    job_id = queries.show_run(database, run_id)["job_id"]
+    job_id = show_run(database, run_id)["job_id"]
     call_id = f"call_{run_id[4:]}_1_1"
     for thing, said in ((job_id, "mend"), (run_id, "1 of 50"), (call_id, "what is in it")):
         shown = command("show", thing)
@@ -168,7 +168,7 @@ def test_untrusted_content_steers_no_terminal(
     command: Callable[..., Result], database: Database
 ) -> None:
     run_id = submit_one(database, STORABLE_HOSTILE)
-    job_id = queries.show_run(database, run_id)["job_id"]
+    job_id = show_run(database, run_id)["job_id"]
     attempt = claim(database, run_id)
     attempt.reply(text(HOSTILE), tool_use(1, path=HOSTILE), stop="tool_use").finish(HOSTILE)
     call_id = f"call_{run_id[4:]}_1_1"
@@ -192,7 +192,7 @@ def test_looking_never_imports_the_api_s_client_or_the_queue(
     folder: Path, database: Database
 ) -> None:
     run_id = submit_one(database)
-    job_id = queries.show_run(database, run_id)["job_id"]
+    job_id = show_run(database, run_id)["job_id"]
     commands = [
         ["--help"],
         ["list"],
@@ -236,7 +236,7 @@ def test_reader_that_has_enough_ends_it_quietly(
     start: Callable[..., RunnerProcess], database: Database
 ) -> None:
     jobs_store.submit(database, submission(*(f"{n} {'x' * 200}" for n in range(2000))), NOW)
-    process = start("list", queries.list_jobs(database)[0]["id"])
+    process = start("list", list_jobs(database)[0]["id"])
     assert process.stdout is not None
     assert process.stdout.readline().startswith("run")
     process.stdout.close()

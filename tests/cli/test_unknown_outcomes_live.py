@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from runner.cli import exit_codes
+from runner.queries.jobs import list_jobs, list_runs
 from runner.store.connection.database import Database
-from runner.store.look import queries
 from tests.cli.conftest import Result
 from tests.cli.own_folders import make_source, worktree, write_job
 from tests.cli.test_work import bash, wait_for
@@ -54,14 +54,14 @@ def test_person_decides_whether_it_runs_again(
     wait_for(started)
     first.kill()
     first.wait()
-    (found,) = queries.list_jobs(database)
+    (found,) = list_jobs(database)
     assert resume(start, found["id"]) == exit_codes.WAITING
     (group,) = command("approvals", "--json").json
     assert [call["asked_again"] for call in group["calls"]] == [True]
     result = command(answer, group["id"], "--reason", "I looked, it is there.")
     assert result.code == 0
     assert resume(start, found["id"]) == exit_codes.SUCCEEDED
-    (run,) = queries.list_runs(database, found["id"])
+    (run,) = list_runs(database, found["id"])
     assert run["state"] == "succeeded"
     file = worktree(database, run["id"]) / "seen"
     assert (file.read_text() if file.exists() else None) == seen

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from runner.queries.jobs import list_jobs
 from runner.store.connection.database import Database
-from runner.store.look import queries
 from tests.cli.conftest import Result
 from tests.postgres import postgres_server
 from tests.runner_process import RunnerProcess
@@ -296,5 +296,5 @@ def test_interrupted_command_shows_what_has_ended(start: Start, folder: Path) ->
 def test_database_is_brought_up_to_date_by_run(start: Start, folder: Path) -> None:
     assert finish(start("run", write_job(folder, {"a": [DONE]}))).code == 0
     database = Database(f"sqlite:///{folder}/.runner/runner.db")
-    assert len(queries.list_jobs(database)) == 1
+    assert len(list_jobs(database)) == 1
     database.close()

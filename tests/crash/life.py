@@ -21,12 +21,12 @@ from runner.errors import Interrupted, LeaseLost
 from runner.llm.anthropic import AnthropicModel
 from runner.llm.prices import load_prices
 from runner.ports import Command, Interrupt, ToolCall
+from runner.queries.transcript import tool_output
 from runner.store import ids, losses, runs, workers
 from runner.store import tables as stored
 from runner.store.children import waking as children
 from runner.store.connection.database import Database
 from runner.store.journal import StoredJournal
-from runner.store.look.outputs import tool_output
 from runner.tools.toolbox import LocalTools
 from runner.workspace.run_workspaces import RunWorkspaces
 from tests.crash import faults

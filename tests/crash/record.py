@@ -9,9 +9,9 @@ from typing import Any
 
 from sqlalchemy import Row, Table, select
 
+from runner.queries import transcript
 from runner.store import tables
 from runner.store.connection.database import Database
-from runner.store.look import transcript
 
 
 @dataclass(frozen=True)
@@ -72,5 +72,5 @@ def read(database: Database, run_id: str) -> Record:
         purse=database.read(lambda connection: connection.execute(purse).one_or_none()),
         verifications=rows(tables.verifications),
         run_workspace=next(iter(rows(tables.run_workspaces)), None),
-        messages=transcript.messages(database, run_id),
+        messages=transcript.api_messages(database, run_id),
     )

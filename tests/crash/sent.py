@@ -12,8 +12,8 @@ from runner.core.context.compaction import Clip, Compacted, Compaction, sent_mes
 from runner.core.conversation import Message
 from runner.core.journal.entries import PROMPT_TOO_LONG
 from runner.llm.body import request_body
+from runner.queries.transcript import sent_request
 from runner.store.connection.database import Database
-from runner.store.look.as_sent import as_sent
 from tests.crash.record import Record
 from tests.crash.scenario import SUMMARY, Scenario
 from tests.crash.violation import hold
@@ -93,7 +93,7 @@ def check_told_again(database: Database, record: Record, turns: Sequence[Asked])
     last = {asked.position: asked for asked in turns}
     answered = sum(message["role"] == "assistant" for message in record.messages)
     for position in range(answered):
-        told = request_body(as_sent(database, record.run.id, position + 1))
+        told = request_body(sent_request(database, record.run.id, position + 1))
         hold(told == last[position].raw, "what was sent is told otherwise", told)
 
 

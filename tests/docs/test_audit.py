@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from runner.audit.record import Audit
+from runner.audit import Audit
 from runner.cli.audit.group import audit as group
+from runner.queries.sql.ask import Bounds, ask, store_prices
+from runner.queries.sql.views import VIEWS
 from runner.store.connection.database import Database
-from runner.store.readonly.ask import Bounds, ask
-from runner.store.readonly.price_list import keep
-from runner.store.readonly.views import VIEWS
 from tests.audit.conftest import both, forked  # noqa: F401 - fixtures
 from tests.audit.test_views import PRICES
 from tests.docs.pages import blocks, codes, read, rows, section
@@ -40,7 +39,7 @@ def test_query_is_answered_alike_on_both_databases(
 def answer(database: Database, query: str) -> list[str]:
     """The rows of a query as text, sorted: NULL sorts first on one database and last on the other, and
     sums may differ in their last digits."""
-    keep(database, PRICES)
+    store_prices(database, PRICES)
     found = ask(database, query, Bounds(seconds=60))
     return sorted(repr({name: _nearly(value) for name, value in row.items()}) for row in found)
 

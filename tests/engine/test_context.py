@@ -25,8 +25,8 @@ from runner.errors import Interrupted, ModelCallError, StaleView
 from runner.llm.scripted import ScriptedModel
 from runner.permissions import Rule
 from runner.ports import Clock, Decide, Interrupt, Journal, Prepared, Surroundings
+from runner.queries.transcript import tool_output
 from runner.store.connection.database import Database
-from runner.store.look.outputs import tool_output
 from runner.store.steer import jobs
 from runner.store.tables import model_calls
 from runner.tools.builtin import BUILTIN

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from runner import wiring
+from runner.queries.jobs import list_runs
 from runner.queue.embedded import EmbeddedServer
 from runner.settings import Settings
 from runner.store.connection import migrate
 from runner.store.connection.database import Database
-from runner.store.look import queries
 from tests.runner_process import RunnerProcess
 from tests.upgraded import Upgraded
 
@@ -141,7 +141,7 @@ class Site:
     def runs(self, job: str) -> dict[str, dict[str, Any]]:
         """The runs of a job, by item (read without a process: tests wait for them)."""
         with closing(wiring.open_database(self._settings())) as database:
-            return {run["item_key"]: dict(run) for run in queries.list_runs(database, job)}
+            return {run["item_key"]: dict(run) for run in list_runs(database, job)}
 
     def wait_for(
         self, job: str, item: str, *states: str, patience: float = PATIENCE

@@ -20,8 +20,8 @@ from runner.core.conversation import Usage
 from runner.core.money.prices import Terms
 from runner.llm.body import request_body
 from runner.llm.prices import load_prices
+from runner.queries.transcript import sent_request
 from runner.settings import Settings
-from runner.store.look.as_sent import as_sent
 from runner.store.tables import compactions, model_calls, runs
 from tests.lifecycle.reader import Reader, facts_in, last_text, wants_summary, write_reports
 from tests.lifecycle.site import Site
@@ -81,9 +81,9 @@ class Read:
             for call in self.calls
         ]
 
-    def as_sent(self, turn: int) -> bytes:
+    def sent_request(self, turn: int) -> bytes:
         with closing(self._database()) as database:
-            return request_body(as_sent(database, self.run["id"], turn))
+            return request_body(sent_request(database, self.run["id"], turn))
 
     def row(self, table: Any) -> Row[Any]:
         """The run's row."""

@@ -15,11 +15,10 @@ from runner.core.journal.events import Event, signed_event
 from runner.core.money.budget import Budget
 from runner.core.spec import Asking
 from runner.permissions import Rule
+from runner.queries.timeline import changes_of_job, events_after
 from runner.store import workspaces
 from runner.store.connection.database import Database
 from runner.store.job import rules
-from runner.store.look.changes import changes_of
-from runner.store.look.family.events import events_after
 from runner.store.steer import control, revive
 from runner.store.steer.approvals import Reply, answer
 from runner.store.steer.budget import set_budget
@@ -291,9 +290,9 @@ def test_changes_of_a_job_are_its_own_and_those_of_its_runs_in_order_of_time(
     control.pause(database, Target("run", submit_one(database, "c")), NOW, author=ADA)
     assert [
         (change["run_id"], change["type"], change["data"]["by"])
-        for change in changes_of(database, job_id)
+        for change in changes_of_job(database, job_id)
     ] == [(None, "submitted", "ada"), (first, "cancelled", "bo"), (second, "paused", "ada")]
-    assert {change["job_id"] for change in changes_of(database, job_id)} == {job_id}
+    assert {change["job_id"] for change in changes_of_job(database, job_id)} == {job_id}
 
 
 def test_what_is_not_signed_tells_no_values() -> None:

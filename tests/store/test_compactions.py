@@ -18,10 +18,11 @@ from runner.core.requests import turn_request
 from runner.core.run import Ended
 from runner.core.steps import CallModel, Done
 from runner.errors import NotFoundError
+from runner.queries import transcript
+from runner.queries.jobs import show_run
+from runner.queries.transcript import sent_request
 from runner.store.connection.database import Database
 from runner.store.journal import StoredJournal
-from runner.store.look import queries, transcript
-from runner.store.look.as_sent import as_sent
 from runner.store.rows.compactions import load_compacted
 from runner.store.steer.control import Target, cancel
 from runner.store.steer.revive import retry, say
@@ -76,9 +77,9 @@ def test_messages_stay_as_they_are_when_others_are_sent(
     database: Database, attempt: Attempt
 ) -> None:
     use_tool(attempt, "a")
-    before = transcript.messages(database, attempt.lease.run_id)
+    before = transcript.api_messages(database, attempt.lease.run_id)
     compact(attempt, stand_in(4))
-    assert transcript.messages(database, attempt.lease.run_id)[: len(before)] == before
+    assert transcript.api_messages(database, attempt.lease.run_id)[: len(before)] == before
 
 
 def test_row_of_a_summary_names_the_call_that_made_it_and_the_first_that_is_sent_it(
@@ -146,7 +147,7 @@ def test_every_turn_can_be_shown_as_it_was_sent(database: Database, attempt: Att
         sent.append(sent_now(attempt))
     attempt.reply(text("Done."))
     turns = range(1, len(sent) + 1)
-    assert [as_sent(database, attempt.lease.run_id, turn) for turn in turns] == sent
+    assert [sent_request(database, attempt.lease.run_id, turn) for turn in turns] == sent
 
 
 def test_turn_that_took_several_tries_is_shown_as_the_last_of_them(
@@ -157,9 +158,9 @@ def test_turn_that_took_several_tries_is_shown_as_the_last_of_them(
     attempt.append(ModelCallFailed("overloaded_error", "busy", 529, None, 0, NOW, NOW))
     last = sent_now(attempt)
     assert last.messages[-1].blocks[-1] == text_block("Be quick.")
-    assert as_sent(database, attempt.lease.run_id, 2) == last
+    assert sent_request(database, attempt.lease.run_id, 2) == last
     attempt.reply(text("Done."))
-    assert as_sent(database, attempt.lease.run_id, 2) == last
+    assert sent_request(database, attempt.lease.run_id, 2) == last
 
 
 def test_what_was_said_after_a_call_that_failed_was_not_sent_in_it(database: Database) -> None:
@@ -175,17 +176,17 @@ def test_what_was_said_after_a_call_that_failed_was_not_sent_in_it(database: Dat
     assert isinstance(attempt.effect, Done)
     assert isinstance(attempt.effect.outcome, Ended)
     assert attempt.view.messages[-1].blocks[-1] == text_block("Be good.")
-    assert as_sent(database, attempt.lease.run_id, 2) == sent
+    assert sent_request(database, attempt.lease.run_id, 2) == sent
 
 
 def test_turn_in_which_nothing_was_sent_is_not_shown(database: Database, attempt: Attempt) -> None:
     ask_for_summary(attempt)
     with pytest.raises(NotFoundError, match="its last turn is 1"):
-        as_sent(database, attempt.lease.run_id, 2)
+        sent_request(database, attempt.lease.run_id, 2)
     with pytest.raises(NotFoundError, match="it has none yet"):
-        as_sent(database, submit_one(database, "other"), 1)
+        sent_request(database, submit_one(database, "other"), 1)
     with pytest.raises(NotFoundError, match="no run is named"):
-        as_sent(database, "run_none", 1)
+        sent_request(database, "run_none", 1)
 
 
 def test_compactions_are_shown_before_the_turns_that_were_sent_them(
@@ -193,7 +194,7 @@ def test_compactions_are_shown_before_the_turns_that_were_sent_them(
 ) -> None:
     compact(attempt, clip(2))
     summarise(ask_for_summary(attempt), stand_in(4))
-    first, second = transcript.compactions(database, attempt.lease.run_id)
+    first, second = transcript.compactions_of_run(database, attempt.lease.run_id)
     assert (first["number"], first["kind"], first["clips"], first["turn"]) == (1, "clip", 1, 2)
     assert (second["kind"], second["text"], second["turn"]) == ("summary", "summed up", 3)
     assert (second["made_by_call"], second["clips"]) == (3, 0)
@@ -203,7 +204,7 @@ def test_run_is_shown_with_how_full_its_context_is(database: Database, attempt: 
     compact(attempt, clip(2))
     compact(attempt, stand_in(2))
     summarise(ask_for_summary(attempt), stand_in(4))
-    run = queries.show_run(database, attempt.lease.run_id)
+    run = show_run(database, attempt.lease.run_id)
     assert run["compactions"] == {"clip": 1, "summary": 2}
     fullness = attempt.view.progress.fullness
     assert run["fullness"] == {
@@ -251,7 +252,7 @@ def test_run_that_was_cancelled_while_it_was_summed_up_goes_on_after_a_retry(
     retry(database, Target("run", run_id), NOW)
     again = claim(database, run_id)
     assert again.view.compacted == attempt.view.compacted
-    assert as_sent(database, run_id, 3) == sent_now(again)
+    assert sent_request(database, run_id, 3) == sent_now(again)
 
 
 def test_clip_of_several_results_is_one_compaction(database: Database, attempt: Attempt) -> None:
@@ -259,4 +260,4 @@ def test_clip_of_several_results_is_one_compaction(database: Database, attempt: 
     clips = (*clip(2, said="x").clips, *clip(4, said="y").clips)
     compact(attempt, Compaction("clip", 2, 4, clips=clips))
     assert [m.blocks[0]["content"] for m in sent_now(attempt).messages[2::2]] == ["x", "y"]
-    assert as_sent(database, attempt.lease.run_id, 3) == sent_now(attempt)
+    assert sent_request(database, attempt.lease.run_id, 3) == sent_now(attempt)

@@ -18,10 +18,9 @@ from runner.core.money.prices import Price, PriceList, Rates, Spending
 from runner.core.money.spending import tariffs_of
 from runner.core.spec import JobSpec
 from runner.core.steps import CallModel
+from runner.queries.costs import BY, By, Cost, call_costs, costs_by
 from runner.store.connection.database import Database
 from runner.store.exchange.recorded import load_recorded
-from runner.store.look.costs import BY, By, Spent, spent_by
-from runner.store.look.reading.turn_costs import spent_in_calls
 from runner.store.steer import jobs as jobs_store
 from runner.store.steer.control import Target, cancel
 from runner.store.steer.fork import fork
@@ -55,7 +54,7 @@ def submit(database: Database, *keys: str, **changes: Any) -> tuple[str, list[st
     return job_id, list(database.read(lambda c: c.execute(query).scalars()))
 
 
-def one(found: list[Spent]) -> Spending:
+def one(found: list[Cost]) -> Spending:
     (spent,) = found
     return spent.spending
 
@@ -65,7 +64,7 @@ def test_calls_are_summed_for_each(database: Database, by: By) -> None:
     job_id, (first, second) = submit(database, "a", "b")
     call_tool(claim(database, first), 1).reply(text("Done."), usage=USAGE)
     claim(database, second, NOW + 86_400).reply(text("Done."), usage=USAGE)
-    found = spent_by(database, PRICES, by)
+    found = costs_by(database, PRICES, by)
     days = [datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d") for at in (NOW, NOW + 86_400)]
     assert [(each.key, each.label, each.spending.calls) for each in found] == {
         "job": [(job_id, "mend", 3)],
@@ -95,7 +94,7 @@ def test_days_begin_at_midnight_in_utc(database: Database) -> None:
             connection.execute(change.values(started_at=at))
 
     database.write(move)
-    found = spent_by(database, PRICES, "day")
+    found = costs_by(database, PRICES, "day")
     assert [(each.key, each.spending.calls) for each in found] == [
         ("2026-11-21", 1),
         ("2026-11-22", 3),
@@ -107,10 +106,10 @@ def test_only_the_job_or_the_run_that_is_asked_for_is_counted(database: Database
     other, (third,) = submit(database, "c")
     for run_id in (first, second, third):
         claim(database, run_id).reply(text("Done."), usage=USAGE)
-    assert one(spent_by(database, PRICES, "model", job_id=mine)).calls == 2
-    assert one(spent_by(database, PRICES, "job", run_id=third)).usd == USD
-    assert [each.key for each in spent_by(database, PRICES, "job")] == [mine, other]
-    assert spent_by(database, PRICES, "run", job_id="job_none") == []
+    assert one(costs_by(database, PRICES, "model", job_id=mine)).calls == 2
+    assert one(costs_by(database, PRICES, "job", run_id=third)).usd == USD
+    assert [each.key for each in costs_by(database, PRICES, "job")] == [mine, other]
+    assert costs_by(database, PRICES, "run", job_id="job_none") == []
 
 
 def test_prompts_are_priced_by_their_own_length_and_not_by_their_sum(database: Database) -> None:
@@ -119,7 +118,7 @@ def test_prompts_are_priced_by_their_own_length_and_not_by_their_sum(database: D
     attempt = claim(database, submit_one(database))
     for number, usage in enumerate((just, just, long)):
         call_tool(attempt, number, usage)
-    spent = one(spent_by(database, PRICES, "run"))
+    spent = one(costs_by(database, PRICES, "run"))
     assert spent.usd == 2 * CHEAP.cost(just, hour_cache=False) + DEAR.cost(long, hour_cache=False)
 
 
@@ -129,9 +128,9 @@ def test_each_job_is_billed_on_its_own_terms(database: Database) -> None:
     for name, options in {"plain": {}, "fast": {"speed": "fast"}, "hour": hour}.items():
         job_id, (run_id,) = submit(database, "a", name=name, model_options=options)
         claim(database, run_id).reply(text("Done."), usage=USAGE)
-        costs[name] = one(spent_by(database, PRICES, "job", job_id=job_id)).usd
+        costs[name] = one(costs_by(database, PRICES, "job", job_id=job_id)).usd
     assert costs == {"plain": USD, "fast": 10 * USD, "hour": USD + Decimal("0.00015")}
-    assert one(spent_by(database, PRICES, "model")).usd == sum(costs.values())
+    assert one(costs_by(database, PRICES, "model")).usd == sum(costs.values())
 
 
 def test_summaries_are_told_apart_from_turns_and_priced_by_their_own_model(
@@ -144,7 +143,7 @@ def test_summaries_are_told_apart_from_turns_and_priced_by_their_own_model(
     attempt.reply(text("Done."), usage=USAGE)
     tenth = Price(CHEAP.times(Decimal("0.1")))
     prices = replace(PRICES, models={**PRICES.models, "claude-cheap": tenth})
-    found = spent_by(database, prices, "purpose")
+    found = costs_by(database, prices, "purpose")
     assert [(each.key, each.spending.calls, each.spending.usd) for each in found] == [
         ("summary", 1, USD / 10),
         ("turn", 2, USD + CHEAP.cost(PLAIN, hour_cache=False)),
@@ -163,7 +162,7 @@ def test_summary_is_billed_at_fast_mode_only_by_the_jobs_own_model(
     _, (run_id,) = submit(database, "a", model_options=options, context=context)
     attempt = ask_for_summary(claim(database, run_id))
     summarise(attempt, stand_in(2), usage=USAGE, model=summary_model or "claude-test")
-    found = {each.key: each.spending.usd for each in spent_by(database, PRICES, "purpose")}
+    found = {each.key: each.spending.usd for each in costs_by(database, PRICES, "purpose")}
     assert found["summary"] == usd
 
 
@@ -192,9 +191,9 @@ def test_a_summary_costs_what_its_run_was_charged_for_it(
     summarise(attempt, stand_in(2), usage=USAGE).reply(text("Done."), usage=USAGE)
     charged = run_row(database, run_id).progress["charged_cost"]
     assert charged > 0
-    (spent,) = [each for each in spent_by(database, prices, "run") if each.key == run_id]
+    (spent,) = [each for each in costs_by(database, prices, "run") if each.key == run_id]
     assert spent.spending.usd * BILLIONTHS == charged
-    calls = spent_in_calls(database, prices, run_id)
+    calls = call_costs(database, prices, run_id)
     assert sum(call.spending.usd for call in calls) * BILLIONTHS == charged
     recorded = load_recorded(database, run_id, prices)
     costs = [recorded.cost(call) for call in recorded.model_calls]
@@ -210,7 +209,7 @@ def test_summary_whose_reply_nobody_has_is_bounded_by_its_own_model_s_price(
     cancel(database, Target("run", run_id), NOW)
     tenth = CHEAP.times(Decimal("0.1"))
     prices = replace(PRICES, models={**PRICES.models, "claude-cheap": Price(tenth)})
-    summaries, _ = spent_by(database, prices, "model")
+    summaries, _ = costs_by(database, prices, "model")
     assert (summaries.key, summaries.spending.unknown) == ("claude-cheap", 1)
     assert summaries.spending.at_most == tenth.cost_at_most(prompt, output, hour_cache=False)
 
@@ -219,7 +218,7 @@ def test_each_call_is_billed_by_how_long_its_own_cache_lived(database: Database)
     run_id = submit_one(database)
     call_tool(claim(database, run_id), 1).reply(text("Done."), usage=USAGE)
     change_calls(database, {1: True, 2: False})
-    assert one(spent_by(database, PRICES, "run")).usd == 2 * USD + Decimal("0.00015")
+    assert one(costs_by(database, PRICES, "run")).usd == 2 * USD + Decimal("0.00015")
 
 
 def test_call_that_does_not_say_how_long_its_cache_lived_had_the_job_s(database: Database) -> None:
@@ -227,7 +226,7 @@ def test_call_that_does_not_say_how_long_its_cache_lived_had_the_job_s(database:
     _, (run_id,) = submit(database, "a", model_options=hour)
     call_tool(claim(database, run_id), 1).reply(text("Done."), usage=USAGE)
     change_calls(database, {1: None, 2: None})
-    assert one(spent_by(database, PRICES, "run")).usd == 2 * (USD + Decimal("0.00015"))
+    assert one(costs_by(database, PRICES, "run")).usd == 2 * (USD + Decimal("0.00015"))
 
 
 def change_calls(database: Database, hour_cache: dict[int, bool | None]) -> None:
@@ -242,13 +241,13 @@ def change_calls(database: Database, hour_cache: dict[int, bool | None]) -> None
 def test_script_costs_nothing_and_is_told_apart(database: Database) -> None:
     _, (run_id,) = submit(database, "a", provider="scripted", script={})
     claim(database, run_id).reply(text("Done."), usage=USAGE)
-    spent = one(spent_by(database, PRICES, "model"))
+    spent = one(costs_by(database, PRICES, "model"))
     assert (spent.calls, spent.scripted, spent.usd, spent.unpriced) == (1, 1, 0, frozenset())
 
 
 def test_model_without_a_price_is_named(database: Database) -> None:
     claim(database, submit_one(database)).reply(text("Done."), usage=USAGE)
-    spent = one(spent_by(database, replace(PRICES, models={}), "run"))
+    spent = one(costs_by(database, replace(PRICES, models={}), "run"))
     assert (spent.usd, spent.unpriced) == (0, {"claude-test"})
 
 
@@ -256,9 +255,9 @@ def test_call_whose_reply_nobody_has_is_bounded_apart(database: Database) -> Non
     run_id = submit_one(database)
     call_tool(claim(database, run_id), 1)
     reservation = _reserved(database, run_id)
-    assert one(spent_by(database, PRICES, "run")).calls == 1  # the other is under way
+    assert one(costs_by(database, PRICES, "run")).calls == 1  # the other is under way
     cancel(database, Target("run", run_id), NOW)
-    spent = one(spent_by(database, PRICES, "run"))
+    spent = one(costs_by(database, PRICES, "run"))
     assert (spent.calls, spent.usd, spent.unknown) == (2, USD, 1)
     prompt, output = reservation
     assert prompt + output == run_row(database, run_id).charged_tokens - USAGE.total
@@ -270,7 +269,7 @@ def test_call_that_was_refused_costs_nothing(database: Database) -> None:
     attempt = claim(database, submit_one(database, spec=replace(SPEC, model="claude-none")))
     assert isinstance(attempt.effect, CallModel)
     attempt.append(ModelCallFailed("not_found_error", "no", 404, "req_1", 0, NOW, None))
-    assert one(spent_by(database, PRICES, "model")) == Spending(calls=1)
+    assert one(costs_by(database, PRICES, "model")) == Spending(calls=1)
 
 
 def test_looking_costs_the_same_number_of_queries_for_any_number_of_runs(
@@ -280,7 +279,7 @@ def test_looking_costs_the_same_number_of_queries_for_any_number_of_runs(
         statements: list[str] = []
         note = lambda *arguments: statements.append(arguments[2])  # noqa: E731
         event.listen(database.reader, "before_cursor_execute", note)
-        spent_by(database, PRICES, "run")
+        costs_by(database, PRICES, "run")
         event.remove(database.reader, "before_cursor_execute", note)
         return len(statements)
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 
 from runner.errors import NotFoundError
+from runner.queries.find import Found, find
+from runner.queries.jobs import children_of, descendants_of, has_ended, list_jobs, list_runs
+from runner.queries.timeline import events_after, tree_events_after
+from runner.store.conditions import in_tree
 from runner.store.connection.database import Database
-from runner.store.look import queries
-from runner.store.look.family.children import below, children_of, is_over
-from runner.store.look.family.events import events_after, tree_events_after
-from runner.store.look.family.places import within
-from runner.store.look.find import Found, find
 from runner.store.tables import runs
 from tests.store.attempts import run_row
 from tests.store.family import end_child, parent_with_two, start_child, work_child
@@ -19,7 +18,7 @@ from tests.store.family import end_child, parent_with_two, start_child, work_chi
 def test_a_job_counts_the_runs_of_its_items_and_the_tokens_of_all(database: Database) -> None:
     parent, first, _ = parent_with_two(database)
     end_child(database, first)
-    (job,) = queries.list_jobs(database)
+    (job,) = list_jobs(database)
     assert job["runs"] == {"running": 1}
     own = run_row(database, parent).charged_tokens
     assert job["charged_tokens"] == own + run_row(database, first).charged_tokens > own
@@ -30,11 +29,11 @@ def test_only_runs_of_items_are_listed_unless_trees_are_asked_for(database: Data
     grandchild = start_child(database, second, 1)
     end_child(database, grandchild)
     job_id = run_row(database, parent).job_id
-    (listed,) = queries.list_runs(database, job_id)
+    (listed,) = list_runs(database, job_id)
     assert (listed["id"], listed["below"], listed["depth"]) == (parent, 3, 0)
     used = run_row(database, grandchild).charged_tokens
     assert listed["tree_tokens"] == listed["charged_tokens"] + used
-    whole = queries.list_runs(database, job_id, whole_trees=True)
+    whole = list_runs(database, job_id, whole_trees=True)
     assert [run["id"] for run in whole] == [parent, first, second, grandchild]
     assert [run["below"] for run in whole] == [3, 0, 1, 0]
     assert [run["label"] for run in whole] == ["", "1", "2", "2.1"]
@@ -46,7 +45,7 @@ def test_children_come_after_their_parents_by_number(database: Database) -> None
     for number in range(3, 12):
         start_child(database, parent, number)
     job_id = run_row(database, parent).job_id
-    whole = queries.list_runs(database, job_id, whole_trees=True)
+    whole = list_runs(database, job_id, whole_trees=True)
     assert [run["label"] for run in whole] == ["", *map(str, range(1, 12))]
     assert [child["label"] for child in children_of(database, parent)] == [*map(str, range(1, 12))]
 
@@ -112,17 +111,17 @@ def test_events_of_a_tree_are_those_of_its_runs_each_once(database: Database) ->
 def test_a_tree_is_over_when_all_of_it_is(database: Database) -> None:
     parent, first, _ = parent_with_two(database)
     end_child(database, first)
-    assert is_over(database, first, whole_tree=True)
-    assert not is_over(database, parent, whole_tree=True)
+    assert has_ended(database, first, whole_tree=True)
+    assert not has_ended(database, parent, whole_tree=True)
 
 
 def test_what_is_below_a_run_is_summed(database: Database) -> None:
     parent, first, _ = parent_with_two(database)
     work_child(database, first)
-    found = below(database, parent)
+    found = descendants_of(database, parent)
     row = run_row(database, first)
     assert (found.runs, found.turns, found.tokens) == (2, row.turns, row.charged_tokens)
-    assert below(database, first).runs == 0
+    assert descendants_of(database, first).runs == 0
 
 
 def test_within_is_the_run_and_all_below_it(database: Database) -> None:
@@ -131,7 +130,7 @@ def test_within_is_the_run_and_all_below_it(database: Database) -> None:
     grandchild = start_child(database, first, 1)
 
     def ids(run_id: str) -> set[str]:
-        query = runs.select().where(within(run_id))
+        query = runs.select().where(in_tree(run_id))
         return {row.id for row in database.read(lambda connection: connection.execute(query).all())}
 
     assert ids(first) == {first, grandchild}

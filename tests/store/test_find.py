@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from runner.errors import NotFoundError
+from runner.queries.find import Found, find
 from runner.store.connection.database import Database
-from runner.store.look.find import Found, find
 from tests.store.attempts import claim, run_row, submit_one, tool_use
 
 

@@ -15,11 +15,11 @@ from runner.core.money.budget import Limits
 from runner.core.steps import CallModel
 from runner.errors import UsageError
 from runner.permissions import Rule
+from runner.queries import decisions, transcript
+from runner.queries.jobs import current_runs, list_runs, show_job, show_run
+from runner.queries.transcript import sent_request, tool_output
 from runner.store import ids
 from runner.store.connection.database import Database
-from runner.store.look import decisions, queries, transcript
-from runner.store.look.as_sent import as_sent
-from runner.store.look.outputs import tool_output
 from runner.store.steer.control import Change, Target, cancel
 from runner.store.steer.fork import fork
 from runner.store.steer.revive import retry, say
@@ -126,7 +126,7 @@ def test_compactions_up_to_the_turn_are_copied_and_sent(database: Database) -> N
         again = begun(database, forked(database, attempt, turn))
         assert again.view.compacted.count == count
         assert run_row(database, again.lease.run_id).compaction_count == count
-        sent = as_sent(database, again.lease.run_id, turn + 1)
+        sent = sent_request(database, again.lease.run_id, turn + 1)
         assert sent.messages == again.view.sent
     row = copied(database, compactions, again.lease.run_id)[-1]
     assert (row["first_sent_in"], row["made_by_call"]) == (1, None)
@@ -314,10 +314,10 @@ def test_fork_is_listed_beside_its_original(database: Database) -> None:
     attempt = three_turns(database)
     fork_id = forked(database, attempt, 1)
     job_id = run_row(database, fork_id).job_id
-    found = queries.current_runs(queries.list_runs(database, job_id))
+    found = current_runs(list_runs(database, job_id))
     assert [run["id"] for run in found] == [attempt.lease.run_id, fork_id]
-    assert queries.show_job(database, job_id)["runs"] == {"succeeded": 1, "queued": 1}
-    assert queries.show_run(database, fork_id)["item"] == {"file": "one"}
+    assert show_job(database, job_id)["runs"] == {"succeeded": 1, "queued": 1}
+    assert show_run(database, fork_id)["item"] == {"file": "one"}
 
 
 def test_questions_that_were_answered_stay_the_original_s(database: Database) -> None:
@@ -343,8 +343,8 @@ def test_questions_that_were_answered_stay_the_original_s(database: Database) ->
     }
     database.write(lambda c: c.execute(insert(approvals).values(question)))
     fork_id = forked(database, attempt, 2)
-    assert decisions.approvals_of(database, fork_id) == []
-    assert decisions.why_of(database, ids.call_id(fork_id, 1, 0))["approval"] is None
+    assert decisions.approvals_of_run(database, fork_id) == []
+    assert decisions.decision_on_call(database, ids.call_id(fork_id, 1, 0))["approval"] is None
 
 
 def test_fork_is_not_begun_afresh_but_forked_anew(database: Database) -> None:
@@ -363,7 +363,7 @@ def test_original_that_has_forks_can_be_begun_afresh(database: Database) -> None
     fork_id = forked(database, attempt, 1)
     (change,) = retry(database, Target("run", attempt.lease.run_id), LATER, fresh=True)
     job_id = run_row(database, fork_id).job_id
-    found = queries.current_runs(queries.list_runs(database, job_id))
+    found = current_runs(list_runs(database, job_id))
     assert {run["id"] for run in found} == {fork_id, change.id}
 
 

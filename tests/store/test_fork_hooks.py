@@ -14,9 +14,9 @@ from runner.core.hooks.run import HookAnswer, HookResult
 from runner.core.journal.entries import HookFinished, InstructionsRead, ToolFinished, TreeRecorded
 from runner.core.steps import CallModel, RunHook, RunTools
 from runner.errors import UsageError
+from runner.queries.files import snapshots_around_turn
+from runner.queries.transcript import sent_request
 from runner.store.connection.database import Database
-from runner.store.look.as_sent import as_sent
-from runner.store.look.trees import turn_trees
 from runner.store.steer.control import Target, cancel
 from runner.store.steer.revive import retry
 from runner.store.tables import run_instructions
@@ -107,14 +107,14 @@ def test_fork_of_a_fork_begins_with_what_the_hooks_of_each_have_made(database: D
         4: "formatted 4",
         5: "formatted 4",
     }
-    assert turn_trees(database, run_id, 1) == ("tree 0", "checked 1")
-    assert turn_trees(database, run_id, 3) == ("looked 2", "set up again")
-    assert turn_trees(database, run_id, 4) == ("set up again", "formatted 4")
+    assert snapshots_around_turn(database, run_id, 1) == ("tree 0", "checked 1")
+    assert snapshots_around_turn(database, run_id, 3) == ("looked 2", "set up again")
+    assert snapshots_around_turn(database, run_id, 4) == ("set up again", "formatted 4")
 
 
 def test_what_turns_have_changed_adds_up_with_what_hooks_did(database: Database) -> None:
     run_id = hooked(database).lease.run_id
-    assert [turn_trees(database, run_id, turn) for turn in range(1, 5)] == [
+    assert [snapshots_around_turn(database, run_id, turn) for turn in range(1, 5)] == [
         ("tree 0", "checked 1"),
         ("checked 1", "looked 2"),
         ("looked 2", "formatted 3"),
@@ -132,7 +132,7 @@ def test_what_a_hook_left_that_was_cut_off_is_of_its_turn(database: Database) ->
     retry(database, Target("run", run_id), attempt.now)
     again = claim(database, run_id, found=[TreeRecorded("half formatted", "changed")])
     assert isinstance(through_hooks(again.locate()).effect, CallModel)
-    assert turn_trees(database, run_id, 1) == ("tree 0", "half formatted")
+    assert snapshots_around_turn(database, run_id, 1) == ("tree 0", "half formatted")
     assert begun(database, forked(database, again, 1)).view.progress.tree == "half formatted"
 
 
@@ -185,7 +185,7 @@ def test_fork_has_the_instructions_that_its_conversation_was_made_under(
     again = begun(database, fork_id)
     assert again.view.progress.instructed
     assert again.view.spec.system == attempt.view.spec.system
-    assert as_sent(database, fork_id, 2).system == attempt.view.spec.system
+    assert sent_request(database, fork_id, 2).system == attempt.view.spec.system
     before, after = attempt.view.progress, again.view.progress
     assert after.fullness.sent == before.fullness.sent
     if model is None:

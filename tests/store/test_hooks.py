@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
+from runner.queries.transcript import sent_request
 from runner.store.connection.database import Database
-from runner.store.look.as_sent import as_sent
 from runner.store.tables import hook_runs, tool_calls
 from tests.store.hooked import HookedDriver, RecordedHookedDriver
 from tests.store.test_journal import check_events_and_charges, histories
@@ -25,7 +25,7 @@ def test_loading_gives_the_view_of_a_run_with_hooks(
     sent = driven.drive()
     check_events_and_charges(database, driven.run_id)
     check_hooks(database)
-    assert {turn: as_sent(database, driven.run_id, turn) for turn in sent} == sent
+    assert {turn: sent_request(database, driven.run_id, turn) for turn in sent} == sent
 
 
 def check_hooks(database: Database) -> None:

@@ -10,10 +10,10 @@ import pytest
 from sqlalchemy import select
 
 from runner.errors import LeaseLost, StaleView
+from runner.queries.transcript import sent_request
 from runner.store import runs
 from runner.store.connection.database import Database
 from runner.store.journal import StoredJournal
-from runner.store.look.as_sent import as_sent
 from runner.store.steer import jobs
 from runner.store.tables import events, model_calls
 from runner.store.tables import runs as run_table
@@ -39,7 +39,7 @@ def test_loading_gives_the_view_that_was_folded_while_it_grew(
     driver = Driver(database, seed)
     sent = driver.drive()
     check_events_and_charges(database, driver.run_id)
-    assert {turn: as_sent(database, driver.run_id, turn) for turn in sent} == sent
+    assert {turn: sent_request(database, driver.run_id, turn) for turn in sent} == sent
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_loading_gives_the_view_of_a_run_with_a_workspace_of_its_own(
     driver = RecordedDriver(database, seed)
     sent = driver.drive()
     check_events_and_charges(database, driver.run_id)
-    assert {turn: as_sent(database, driver.run_id, turn) for turn in sent} == sent
+    assert {turn: sent_request(database, driver.run_id, turn) for turn in sent} == sent
 
 
 def check_events_and_charges(database: Database, run_id: str) -> None:

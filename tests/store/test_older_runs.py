@@ -16,12 +16,13 @@ from runner.core.journal.view import Fullness
 from runner.core.requests import turn_request
 from runner.core.run import Ended
 from runner.core.steps import CallModel, Done
+from runner.queries import transcript
+from runner.queries.costs import costs_by
+from runner.queries.jobs import show_job, show_run
+from runner.queries.transcript import sent_request
 from runner.store import losses
 from runner.store.connection import migrate
 from runner.store.connection.database import Database
-from runner.store.look import queries, transcript
-from runner.store.look.as_sent import as_sent
-from runner.store.look.costs import spent_by
 from runner.store.steer.control import Target, cancel
 from runner.store.steer.revive import retry, say
 from runner.store.tables import metadata
@@ -136,8 +137,8 @@ def test_older_run_goes_on_to_its_end(
     request = turn_request(again.view, again.effect.call)  # type: ignore[union-attr]
     again.reply(text("Done."))
     assert again.effect == Done(Ended("succeeded", "end_turn"))
-    assert as_sent(database, run_id, 4) == request
-    assert len(transcript.messages(database, run_id)) == 8
+    assert sent_request(database, run_id, 4) == request
+    assert len(transcript.api_messages(database, run_id)) == 8
 
 
 @pytest.mark.parametrize("options", [{}, HOUR])
@@ -152,8 +153,8 @@ def test_turns_of_an_older_run_can_be_shown_as_they_were_sent(
         sent.append(turn_request(attempt.view, attempt.effect.call))
         use_tool(attempt, content)
     database = brought_up(newer)
-    assert [as_sent(database, run_id, turn) for turn in (1, 2)] == sent
-    assert transcript.compactions(database, run_id) == []
+    assert [sent_request(database, run_id, turn) for turn in (1, 2)] == sent
+    assert transcript.compactions_of_run(database, run_id) == []
 
 
 @pytest.mark.parametrize("options", [{}, HOUR])
@@ -161,9 +162,9 @@ def test_older_calls_were_turns_and_cost_what_they_did(
     newer: Database, brought_up: Callable[[Database], Database], options: dict[str, Any]
 ) -> None:
     use_tool(claim(newer, submit_one(newer, spec=replace(SPEC, model_options=options))), "a")
-    (kept,) = spent_by(newer, PRICES, "purpose")
+    (kept,) = costs_by(newer, PRICES, "purpose")
     assert kept.key == "turn"
-    assert spent_by(brought_up(newer), PRICES, "purpose") == [kept]
+    assert costs_by(brought_up(newer), PRICES, "purpose") == [kept]
 
 
 def test_older_run_is_shown_without_sums_until_it_is_taken_up(
@@ -172,13 +173,13 @@ def test_older_run_is_shown_without_sums_until_it_is_taken_up(
     run_id = submit_one(newer)
     losses.give_back(newer, use_tool(claim(newer, run_id), "a").lease, NOW)
     database = brought_up(newer)
-    run = queries.show_run(database, run_id)
+    run = show_run(database, run_id)
     assert (run["fullness"], run["compactions"]) == (None, {})
     assert run["context"] == asdict(Context())
     assert (run["charged_cost"], run["worked"]) == (0, 0)
-    assert queries.show_job(database, run["job_id"])["budget_usd"] is None
+    assert show_job(database, run["job_id"])["budget_usd"] is None
     claim(database, run_id)
-    assert queries.show_run(database, run_id)["fullness"]["tokens"] > 0
+    assert show_run(database, run_id)["fullness"]["tokens"] > 0
 
 
 def test_older_run_that_was_cancelled_is_counted_when_it_goes_on(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from runner.queries.transcript import tool_output
 from runner.store import ids
 from runner.store.connection.database import Database
-from runner.store.look.outputs import tool_output
 from tests.store.attempts import Attempt, claim, submit_one, text, tool_use
 
 LONG = "é".encode() * 100_000

@@ -9,9 +9,19 @@ from sqlalchemy import event, select
 
 from runner.core.run import STATES, RunStatus
 from runner.errors import NotFoundError
+from runner.queries import transcript
+from runner.queries.jobs import (
+    current_runs,
+    job_state,
+    last_texts,
+    list_jobs,
+    list_runs,
+    runs_without_workspace,
+    show_job,
+    show_run,
+)
+from runner.queries.timeline import events_after
 from runner.store.connection.database import Database
-from runner.store.look import queries, transcript
-from runner.store.look.family.events import events_after
 from runner.store.runs import look_at, wait_for_workspace
 from runner.store.steer import jobs as jobs_store
 from runner.store.steer.control import Target, cancel, pause
@@ -42,11 +52,11 @@ def runs_of(database: Database, job_id: str) -> list[str]:
 def test_state_of_a_job_is_that_of_what_is_left_to_do_else_the_worst_end(
     counts: dict[RunStatus, int], state: RunStatus
 ) -> None:
-    assert queries.job_state(counts) == state
+    assert job_state(counts) == state
 
 
 def test_every_state_has_its_place_in_a_job_s() -> None:
-    assert {queries.job_state({state: 1}) for state in STATES} == set(STATES)
+    assert {job_state({state: 1}) for state in STATES} == set(STATES)
 
 
 def test_jobs_are_listed_with_their_runs_in_numbers(database: Database) -> None:
@@ -55,20 +65,20 @@ def test_jobs_are_listed_with_their_runs_in_numbers(database: Database) -> None:
     first, second, _ = runs_of(database, job_id)
     claim(database, first).reply(text("Done."))
     claim(database, second)
-    mine, theirs = queries.list_jobs(database)
+    mine, theirs = list_jobs(database)
     assert (mine["id"], theirs["id"]) == (job_id, other)
     assert (mine["name"], mine["key"], mine["state"]) == ("mend", "nightly", "running")
     assert mine["runs"] == {"queued": 1, "running": 1, "succeeded": 1}
     assert (mine["turns"], mine["input_tokens"], mine["charged_tokens"]) == (1, 100, 110)
     assert theirs["runs"] == {"queued": 1}
-    assert [job["id"] for job in queries.list_jobs(database, "queued")] == [other]
+    assert [job["id"] for job in list_jobs(database, "queued")] == [other]
 
 
 def test_runs_are_listed_in_the_order_of_their_items(database: Database) -> None:
     job_id = jobs_store.submit(database, submission("z", "a", "m"), NOW)
     cancel(database, Target("run", runs_of(database, job_id)[1]), NOW)
-    assert [run["item_key"] for run in queries.list_runs(database, job_id)] == ["z", "a", "m"]
-    (cancelled,) = queries.list_runs(database, job_id, "cancelled")
+    assert [run["item_key"] for run in list_runs(database, job_id)] == ["z", "a", "m"]
+    (cancelled,) = list_runs(database, job_id, "cancelled")
     assert (cancelled["item_key"], cancelled["ended_at"]) == ("a", NOW)
 
 
@@ -79,13 +89,13 @@ def test_run_begun_afresh_counts_as_its_successor(database: Database) -> None:
     cancel(database, Target("run", run_id), NOW)
     (change,) = retry(database, Target("run", run_id), NOW, fresh=True)
     claim(database, change.id).reply(text("Done."))
-    (job,) = queries.list_jobs(database)
+    (job,) = list_jobs(database)
     assert (job["state"], job["runs"]) == ("succeeded", {"succeeded": 1})
     assert (job["turns"], job["output_tokens"]) == (2, 20)
-    old, new = queries.list_runs(database, job_id)
+    old, new = list_runs(database, job_id)
     assert (old["fresh_run"], new["fresh_of"]) == (change.id, run_id)
-    assert queries.current_runs([old, new]) == [new]
-    assert queries.show_run(database, run_id)["fresh_run"] == change.id
+    assert current_runs([old, new]) == [new]
+    assert show_run(database, run_id)["fresh_run"] == change.id
 
 
 def test_last_texts_are_the_last_that_the_model_wrote(database: Database) -> None:
@@ -93,15 +103,15 @@ def test_last_texts_are_the_last_that_the_model_wrote(database: Database) -> Non
     first, _ = runs_of(database, job_id)
     attempt = claim(database, first)
     attempt.reply(text("One."), text("Two."), tool_use(1), stop="tool_use").finish("three")
-    assert queries.last_texts(database, job_id) == {first: "Two."}
+    assert last_texts(database, job_id) == {first: "Two."}
     attempt.reply(text("Four."))
-    assert queries.last_texts(database, job_id) == {first: "Four."}
+    assert last_texts(database, job_id) == {first: "Four."}
 
 
 def test_job_is_shown_as_it_was_submitted(database: Database) -> None:
     example = submission("a")
     job_id = jobs_store.submit(database, example, NOW)
-    job = queries.show_job(database, job_id)
+    job = show_job(database, job_id)
     assert (job["spec_text"], job["spec"]["model"]) == (example.text, SPEC.model)
     assert job["permission_rules"][1] == {"effect": "deny", "rule": "Bash"}
     assert job["state"] == "queued"
@@ -110,16 +120,16 @@ def test_job_is_shown_as_it_was_submitted(database: Database) -> None:
 def test_run_is_shown_with_the_messages_that_wait_for_it(database: Database) -> None:
     run_id = submit_one(database)
     say(database, run_id, "Be quick.", NOW)
-    run = queries.show_run(database, run_id)
+    run = show_run(database, run_id)
     assert (run["id"], run["state"], run["job_name"]) == (run_id, "queued", "mend")
     assert [message["text"] for message in run["queued_messages"]] == ["Be quick."]
     claim(database, run_id)
-    assert queries.show_run(database, run_id)["queued_messages"] == []
+    assert show_run(database, run_id)["queued_messages"] == []
 
 
 def test_run_that_is_not_there_is_not_shown(database: Database) -> None:
     with pytest.raises(NotFoundError):
-        queries.show_run(database, "run_none")
+        show_run(database, "run_none")
 
 
 def test_messages_are_exactly_those_of_the_api(database: Database) -> None:
@@ -130,19 +140,19 @@ def test_messages_are_exactly_those_of_the_api(database: Database) -> None:
         {"role": "user", "content": [text("Mend one.")]},
         {"role": "assistant", "content": reply},
     ]
-    assert transcript.messages(database, run_id) == said
+    assert transcript.api_messages(database, run_id) == said
     attempt.finish("two")
     result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": "one"}
     results = [result, result | {"tool_use_id": "toolu_2", "content": "two"}]
     said.append({"role": "user", "content": results})
-    assert transcript.messages(database, run_id) == said
+    assert transcript.api_messages(database, run_id) == said
 
 
 def test_lines_tell_what_became_of_each_call(database: Database) -> None:
     run_id = submit_one(database)
     attempt = claim(database, run_id)
     attempt.reply(tool_use(1), tool_use(2), stop="tool_use").finish("one")
-    found = transcript.lines(database, run_id)
+    found = transcript.blocks_of_run(database, run_id)
     assert [line["content"]["type"] for line in found] == [
         "text",
         "tool_use",
@@ -156,14 +166,16 @@ def test_lines_tell_what_became_of_each_call(database: Database) -> None:
     assert second is not None
     assert (first["state"], second["state"]) == ("succeeded", "started")
     cancel(database, Target("run", run_id), NOW)
-    assert (transcript.lines(database, run_id)[2]["call"] or {})["state"] == "interrupted"
+    assert (transcript.blocks_of_run(database, run_id)[2]["call"] or {})["state"] == "interrupted"
 
 
 def test_id_that_a_model_uses_twice_names_two_calls(database: Database) -> None:
     run_id = submit_one(database)
     attempt = claim(database, run_id).reply(tool_use(1, n=1), stop="tool_use").finish("one")
     attempt.reply(tool_use(1, n=2), stop="tool_use").finish("two")
-    calls = {line["call"]["id"] for line in transcript.lines(database, run_id) if line["call"]}
+    calls = {
+        line["call"]["id"] for line in transcript.blocks_of_run(database, run_id) if line["call"]
+    }
     shown = [transcript.show_call(database, name) for name in sorted(calls)]
     assert [(call["input"], call["output"]) for call in shown] == [
         ({"n": 1}, "one"),
@@ -204,7 +216,7 @@ def test_runs_that_wait_for_a_workspace_are_counted(database: Database) -> None:
         due = look_at(database, run_id, NOW)
         assert due is not None
         wait_for_workspace(database, due, NOW)
-    assert queries.waiting_for_workspaces(database) == {"None": 2}
+    assert runs_without_workspace(database) == {"None": 2}
 
 
 def test_looking_costs_the_same_number_of_queries_for_any_number_of_runs(
@@ -214,9 +226,9 @@ def test_looking_costs_the_same_number_of_queries_for_any_number_of_runs(
         statements: list[str] = []
         note = lambda *arguments: statements.append(arguments[2])  # noqa: E731
         event.listen(database.reader, "before_cursor_execute", note)
-        queries.list_jobs(database)
-        queries.list_runs(database, job_id)
-        queries.last_texts(database, job_id)
+        list_jobs(database)
+        list_runs(database, job_id)
+        last_texts(database, job_id)
         event.remove(database.reader, "before_cursor_execute", note)
         return len(statements)
 

@@ -12,12 +12,11 @@ from runner.core.conversation import Usage
 from runner.core.money.prices import Spending
 from runner.llm.prices import load_prices
 from runner.permissions import Rule
+from runner.queries import transcript
+from runner.queries.costs import call_costs, costs_by
+from runner.queries.timeline import ENDED, REPLIED, Position, history_of_run
 from runner.store.connection.database import Database
 from runner.store.job.rules import lock_rules, remember_rules
-from runner.store.look import transcript
-from runner.store.look.costs import spent_by
-from runner.store.look.reading.happened import ENDED, REPLIED, Place, happened
-from runner.store.look.reading.turn_costs import spent_in_calls
 from runner.store.steer.control import Target, cancel
 from runner.store.steer.fork import fork
 from runner.store.steer.revive import say
@@ -34,12 +33,12 @@ def test_messages_come_in_order_and_whole_whatever_is_read_at_a_time(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_id = long_run(database, 9)
-    whole = transcript.lines(database, run_id)
+    whole = transcript.blocks_of_run(database, run_id)
     assert [line["message"] for line in whole] == sorted(line["message"] for line in whole)
     assert len({line["message"] for line in whole}) == 18
     for batch in (1, 2, 7):
-        monkeypatch.setattr(transcript, "_BATCH", batch)
-        found = list(transcript.said(database, run_id))
+        monkeypatch.setattr(transcript, "_MESSAGES_AT_ONCE", batch)
+        found = list(transcript.messages_of_run(database, run_id))
         assert [line for message in found for line in message] == whole
         assert all(len({line["message"] for line in message}) == 1 for message in found)
     calls = [line["call"]["turn"] for line in whole if line["call"]]
@@ -48,7 +47,9 @@ def test_messages_come_in_order_and_whole_whatever_is_read_at_a_time(
 
 def test_some_turns_have_their_calls(database: Database) -> None:
     run_id = long_run(database, 9)
-    found = [line for message in transcript.said(database, run_id, (3, 4)) for line in message]
+    found = [
+        line for message in transcript.messages_of_run(database, run_id, (3, 4)) for line in message
+    ]
     assert [
         (line["turn"], line["role"]) for line in found if line["content"]["type"] != "text"
     ] == [
@@ -58,7 +59,7 @@ def test_some_turns_have_their_calls(database: Database) -> None:
         (4, "user"),
     ]
     assert all(line["call"] for line in found if line["content"]["type"] == "tool_result")
-    assert list(transcript.said(database, run_id, (10, 12))) == []
+    assert list(transcript.messages_of_run(database, run_id, (10, 12))) == []
 
 
 def test_whole_outputs_are_named_by_their_length(database: Database) -> None:
@@ -66,7 +67,9 @@ def test_whole_outputs_are_named_by_their_length(database: Database) -> None:
     attempt = claim(database, run_id)
     attempt.reply(tool_use(1), stop="tool_use").finish("part", b"x" * 5_000)
     attempt.reply(tool_use(2), stop="tool_use").finish("all of it")
-    sizes = [line["call"]["size"] for line in transcript.lines(database, run_id) if line["call"]]
+    sizes = [
+        line["call"]["size"] for line in transcript.blocks_of_run(database, run_id) if line["call"]
+    ]
     assert sizes == [5_000, 5_000, None, None]
 
 
@@ -100,19 +103,19 @@ def test_costs_of_calls_are_together_what_costs_says(
 
     database.write(forget)
     prices = load_prices()
-    calls = spent_in_calls(database, prices, run_id)
+    calls = call_costs(database, prices, run_id)
     assert [(call.turn, call.purpose) for call in calls] == [
         (1, "turn"),
         (2, "summary"),
         (2, "turn"),
     ]
-    (whole,) = spent_by(database, prices, "run", run_id=run_id)
+    (whole,) = costs_by(database, prices, "run", run_id=run_id)
     assert sum((call.spending for call in calls), Spending()) == whole.spending
     assert (whole.spending.unknown, whole.spending.unpriced) == (1, frozenset())
 
 
-def places(database: Database, run_id: str, *types: str) -> list[tuple[str, Place]]:
-    found = ((each.type, each.place) for each in happened(database, run_id))
+def places(database: Database, run_id: str, *types: str) -> list[tuple[str, Position]]:
+    found = ((each.type, each.place) for each in history_of_run(database, run_id))
     return [each for each in found if each[0] in types]
 
 
@@ -128,11 +131,11 @@ def test_things_happened_between_the_messages_that_the_record_has_them_between(
     cancel(database, Target("run", run_id), NOW, author=LENA)
     types = ("run_submitted", "message_queued", "cancelled", "done")
     assert places(database, run_id, *types) == [
-        ("run_submitted", Place(0, ENDED)),
-        ("message_queued", Place(0, ENDED)),
-        ("message_queued", Place(1, REPLIED)),
-        ("cancelled", Place(1, ENDED)),
-        ("done", Place(1, ENDED)),
+        ("run_submitted", Position(0, ENDED)),
+        ("message_queued", Position(0, ENDED)),
+        ("message_queued", Position(1, REPLIED)),
+        ("cancelled", Position(1, ENDED)),
+        ("done", Position(1, ENDED)),
     ]
 
 
@@ -141,7 +144,7 @@ def test_a_fork_begins_after_the_turns_that_it_was_copied_with(database: Databas
     attempt = claim(database, run_id).reply(tool_use(1), stop="tool_use").finish("ok")
     attempt.reply(text("Done."))
     forked = fork(database, run_id, 1, NOW, text="Again.", model=None, author=LENA)
-    assert ("forked", Place(1, ENDED)) in places(database, forked.id, "forked")
+    assert ("forked", Position(1, ENDED)) in places(database, forked.id, "forked")
 
 
 def test_events_of_the_job_are_there_while_the_run_was(database: Database) -> None:
@@ -161,9 +164,9 @@ def test_events_of_the_job_are_there_while_the_run_was(database: Database) -> No
     attempt.now = NOW + 2
     attempt.reply(text("Done."))
     add(NOW + 3)
-    told_of = [each for each in happened(database, run_id) if each.type == "rule_added"]
+    told_of = [each for each in history_of_run(database, run_id) if each.type == "rule_added"]
     assert [(each.at, each.place, each.attempt) for each in told_of] == [
-        (NOW + 1, Place(1, ENDED), None)
+        (NOW + 1, Position(1, ENDED), None)
     ]
 
 
@@ -172,13 +175,13 @@ def test_a_record_without_turns_is_placed_by_its_times(database: Database) -> No
     run.rows[events] = [each for each in run.rows[events] if not each["type"].endswith("ended")]
     run_id = run.event("imported", by="lena").store(database)
     assert places(database, run_id, "run_submitted", "imported", "done") == [
-        ("run_submitted", Place(0, ENDED)),
-        ("imported", Place(2, ENDED)),
-        ("done", Place(2, ENDED)),
+        ("run_submitted", Position(0, ENDED)),
+        ("imported", Position(2, ENDED)),
+        ("done", Position(2, ENDED)),
     ]
 
 
 def test_what_the_conversation_tells_itself_is_no_event(database: Database) -> None:
-    types = {each.type for each in happened(database, told(database).store(database))}
+    types = {each.type for each in history_of_run(database, told(database).store(database))}
     assert types == {"run_submitted", "done"}
     assert SPEC.rules  # the job's own submission is told by the run's

@@ -14,9 +14,9 @@ from runner.core.journal.entries import ModelCallFailed, TimeWorked
 from runner.core.money.budget import Limits
 from runner.core.steps import CallModel, RunTools
 from runner.errors import UsageError
+from runner.queries.jobs import show_run
 from runner.store.connection.database import Database
 from runner.store.journal import load_conversation
-from runner.store.look.queries import show_run
 from runner.store.steer import jobs as jobs_store
 from runner.store.steer.control import Target, cancel, pause
 from runner.store.steer.revive import Raised, retry, say

@@ -10,12 +10,17 @@ import pytest
 from runner.core.ending.result import RESULT_TOOL
 from runner.core.spec import Asking
 from runner.errors import NotFoundError
+from runner.queries.decisions import answer_counts, unknown_outcome_counts
+from runner.queries.files import snapshots_around_turn, snapshots_of_job, snapshots_of_run
+from runner.queries.jobs import (
+    items_of_runs,
+    last_verifications,
+    result_of_run,
+    results_of_job,
+    verifications_of_run,
+)
 from runner.store import losses
 from runner.store.connection.database import Database
-from runner.store.look.report import answer_counts, unknown_outcomes
-from runner.store.look.results import result_of, results_in
-from runner.store.look.trees import items_of, trees_in, trees_of, turn_trees
-from runner.store.look.verifications import last_verifications, verifications_of
 from runner.store.steer.approvals import Reply, answer
 from runner.store.steer.control import Target, cancel
 from runner.store.steer.fork import fork
@@ -51,22 +56,22 @@ def work(database: Database, repository: Path, tmp_path: Path) -> AtWork:
 def test_a_run_s_trees_are_found_with_where_they_are(work: AtWork, repository: Path) -> None:
     start = work.tree
     work.write({"a.txt": b"zwei\n"})
-    found = trees_of(work.database, work.id)
+    found = snapshots_of_run(work.database, work.id)
     assert (found.start_tree, found.tree, found.commit) == (start, work.tree, None)
     assert (found.mode, found.source, found.remote) == ("git", str(repository), None)
     assert (found.branch, found.start_commit) == (work.branch, work.start_commit)
     assert (found.path, found.hostname, found.model) == (str(work.path), "here", "claude-test")
     assert found.store_id
-    assert trees_in(work.database, found.job_id) == [found]
-    assert turn_trees(work.database, work.id, 1) == (start, work.tree)
+    assert snapshots_of_job(work.database, found.job_id) == [found]
+    assert snapshots_around_turn(work.database, work.id, 1) == (start, work.tree)
     with pytest.raises(NotFoundError, match="no turn 2: its last is 1"):
-        turn_trees(work.database, work.id, 2)
+        snapshots_around_turn(work.database, work.id, 2)
 
 
 def test_the_commit_is_known_once_the_run_has_ended_so(work: AtWork, repository: Path) -> None:
     submit_result(work, {"title": "Good"}).verify().deliver()
     commit = git(repository, "rev-parse", work.branch)
-    assert trees_of(work.database, work.id).commit == commit
+    assert snapshots_of_run(work.database, work.id).commit == commit
 
 
 def submit_result(work: AtWork, result: dict[str, object]) -> AtWork:
@@ -78,7 +83,7 @@ def submit_result(work: AtWork, result: dict[str, object]) -> AtWork:
 def test_verifications_are_told_in_order_and_the_last_by_run(work: AtWork) -> None:
     submit_result(work, {"title": "Bad"}).verify("failed", "1 failed")
     submit_result(work, {"title": "Good"}).verify()
-    first, second = verifications_of(work.database, work.id)
+    first, second = verifications_of_run(work.database, work.id)
     assert (first["number"], first["turn"], first["outcome"]) == (1, 1, "failed")
     assert (first["command"], first["output"], first["duration"]) == ("pytest -q", "1 failed", 1.5)
     assert second["outcome"] == "succeeded"
@@ -88,15 +93,15 @@ def test_verifications_are_told_in_order_and_the_last_by_run(work: AtWork) -> No
 
 def test_results_are_those_that_were_submitted_last(work: AtWork) -> None:
     job_id = run_row(work.database, work.id).job_id
-    assert result_of(work.database, work.id) is None
+    assert result_of_run(work.database, work.id) is None
     submit_result(work, {"title": "Bad"}).verify("failed", "1 failed")
     submit_result(work, {"title": "Good\x00"})
-    assert result_of(work.database, work.id) == {"title": "Good\x00"}
+    assert result_of_run(work.database, work.id) == {"title": "Good\x00"}
     forked = fork(work.database, work.id, 1, NOW, text="Go on.", model="claude-other")
-    found = {each.run_id: each for each in results_in(work.database, job_id)}
+    found = {each.run_id: each for each in results_of_job(work.database, job_id)}
     assert found[work.id].result == {"title": "Good\x00"}
     assert (found[forked.id].result, found[forked.id].fork_of) == (None, work.id)
-    assert trees_of(work.database, forked.id).model == "claude-other"
+    assert snapshots_of_run(work.database, forked.id).model == "claude-other"
 
 
 def test_runs_that_were_begun_afresh_are_left_out_unless_they_are_wanted(
@@ -106,13 +111,13 @@ def test_runs_that_were_begun_afresh_are_left_out_unless_they_are_wanted(
     job_id = run_row(database, run_id).job_id
     cancel(database, Target("run", run_id), NOW)
     retry(database, Target("run", run_id), NOW, fresh=True)
-    (current,) = trees_in(database, job_id)
+    (current,) = snapshots_of_job(database, job_id)
     assert current.run_id != run_id
-    every = [each.run_id for each in trees_in(database, job_id, every_run=True)]
+    every = [each.run_id for each in snapshots_of_job(database, job_id, every_run=True)]
     assert every == [run_id, current.run_id]
-    assert [each.run_id for each in results_in(database, job_id)] == [current.run_id]
+    assert [each.run_id for each in results_of_job(database, job_id)] == [current.run_id]
     assert current.mode is None
-    assert items_of(database, every) == {each: {"file": "one"} for each in every}
+    assert items_of_runs(database, every) == {each: {"file": "one"} for each in every}
 
 
 def test_answers_are_counted_by_run(database: Database) -> None:
@@ -139,6 +144,6 @@ def test_unknown_outcomes_are_counted_by_run_and_not_again_in_its_fork(
     losses.give_back(database, attempt.lease, NOW)
     claim(database, run_id).reply(text("Done."))
     job_id = run_row(database, run_id).job_id
-    assert unknown_outcomes(database, job_id) == {run_id: 1}
+    assert unknown_outcome_counts(database, job_id) == {run_id: 1}
     fork(database, run_id, 1, NOW, text="Go on.", model=None)
-    assert unknown_outcomes(database, job_id) == {run_id: 1}
+    assert unknown_outcome_counts(database, job_id) == {run_id: 1}

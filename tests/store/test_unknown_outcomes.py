@@ -16,11 +16,11 @@ from runner.core.spec import Asking, JobSpec
 from runner.core.steps import CallModel, Done, LocateCalls, RunTools
 from runner.errors import UsageError
 from runner.permissions import Rule, digest_of
+from runner.queries import decisions
 from runner.store import losses
 from runner.store.connection.database import Database
 from runner.store.job.rules import asked_for
 from runner.store.journal import StoredJournal
-from runner.store.look import decisions
 from runner.store.steer import jobs as jobs_store
 from runner.store.steer.approvals import Reply, answer, expire, waiting
 from runner.store.steer.control import Target, cancel

@@ -13,9 +13,9 @@ from runner.core.money.budget import Budget, Limits
 from runner.core.run import Waiting
 from runner.core.steps import Done
 from runner.llm.prices import load_prices
+from runner.queries.costs import costs_by
+from runner.queries.files import snapshots_of_job, snapshots_of_run
 from runner.store.connection.database import Database
-from runner.store.look.costs import spent_by
-from runner.store.look.trees import trees_in, trees_of
 from runner.store.steer import budget
 from runner.store.tables import runs
 from runner.store.workspaces import assignment_of, on_host
@@ -50,16 +50,16 @@ def test_the_workspace_of_a_run_is_found(database: Database, run_id: str) -> Non
 
 
 def test_the_trees_of_a_run_are_found(database: Database, run_id: str) -> None:
-    trees = trees_of(database, run_id)
+    trees = snapshots_of_run(database, run_id)
     assert (trees.mode, trees.source, trees.model) == ("git", "/project", "claude-test")
     assert (trees.tree, trees.commit) == ("7ree", "c0mm17")
-    assert trees_in(database, trees.job_id) == [trees]
+    assert snapshots_of_job(database, trees.job_id) == [trees]
 
 
 def test_what_a_run_costs_is_told(database: Database) -> None:
     run_id = submit_one(database, spec=SPEC_WITH)
     claim(database, run_id).reply(text("Done."))
-    (spent,) = spent_by(database, load_prices(), "run")
+    (spent,) = costs_by(database, load_prices(), "run")
     assert spent.key == run_id
 
 

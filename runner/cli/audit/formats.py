@@ -25,7 +25,7 @@ from runner.app.humanize import cell, dollars, duration, lines, moment
 from runner.cli.terminal import console_on, note, say
 
 if TYPE_CHECKING:
-    from runner.core.rows import Column, Rows
+    from runner.queries.rows import Column, Rows
 
 FORMATS = ("table", "json", "jsonl", "csv")
 

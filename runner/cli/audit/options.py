@@ -16,7 +16,7 @@ from runner.cli.options import Command
 
 if TYPE_CHECKING:
     from runner.audit import Only
-    from runner.store.audit.filters import Filters
+    from runner.queries.filters import Filters
     from runner.store.connection.database import Database
 
 _AGO = re.compile(r"([0-9]{1,6})([smhdw])")
@@ -72,7 +72,7 @@ class Narrowed:
         Raises:
             NotFoundError: no job or run is named so, or several are.
         """
-        from runner.audit.record import filters_of
+        from runner.audit import filters_of
 
         return filters_of(database, self.only)
 

@@ -15,7 +15,7 @@ from runner.settings import Settings
 
 if TYPE_CHECKING:
     from runner.audit import Audit, Only, Rows
-    from runner.store.look.costs import By
+    from runner.queries.costs import By
 
 
 def question(limit: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -42,8 +42,8 @@ def answer(
         NotFoundError: a filter names nothing, or several things.
     """
     from runner import wiring
+    from runner.app.snapshots import differences_in
     from runner.audit import Audit
-    from runner.audit.trees import differences_in
 
     with stored(settings) as database:
         audit = Audit(database, wiring.load_prices(settings), differences_in(settings, database))

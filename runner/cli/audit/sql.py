@@ -51,7 +51,7 @@ def sql(
       runner audit sql 'SELECT * FROM v_costs' --limit 0 --format csv > costs.csv
     """
     from runner import wiring
-    from runner.audit.record import Audit
+    from runner.audit import Audit
 
     if (sql is None) == (file is None):
         raise UsageError("give the SQL, or --file with it")
@@ -72,8 +72,8 @@ def views(view: str | None, format: str) -> None:
       runner audit views
       runner audit views v_costs
     """
-    from runner.core.rows import Column, Rows
-    from runner.store.readonly.views import VIEWS
+    from runner.queries.rows import Column, Rows
+    from runner.queries.sql.views import VIEWS
 
     names = [each.name for each in VIEWS]
     if view is not None and view not in names:

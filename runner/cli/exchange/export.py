@@ -22,8 +22,8 @@ from runner.settings import Settings
 if TYPE_CHECKING:
     from runner.core.money.prices import PriceList
     from runner.exchange.recorded import Recorded
+    from runner.queries.find import Found
     from runner.store.connection.database import Database
-    from runner.store.look.find import Found
 
 Format = Literal["jsonl", "messages", "atif", "claude-code"]
 
@@ -68,7 +68,7 @@ def export(settings: Settings, id: str, shape: Format, path: Path | None) -> Non
       runner export k3x9f2 -o run.jsonl
       runner export nightly --format atif -o trajectories
     """
-    from runner.store.look.find import find
+    from runner.queries.find import find
 
     with stored(settings) as database:
         found = find(database, id, "job", "run")
@@ -159,9 +159,9 @@ def _parts(database: Database, recorded: Recorded, shape: Format) -> Iterator[by
 
             yield from map(encoded, session_lines(recorded, runner.__version__))
         case _:
-            from runner.store.look.transcript import messages
+            from runner.queries.transcript import api_messages
 
-            yield json.dumps(messages(database, recorded.id), indent=2).encode() + b"\n"
+            yield json.dumps(api_messages(database, recorded.id), indent=2).encode() + b"\n"
 
 
 def _trajectory(database: Database, recorded: Recorded) -> dict[str, Any]:

@@ -37,9 +37,8 @@ def events(settings: Settings, id: str, follow: bool, whole_tree: bool, as_json:
       runner events job_01jd9k
     """
     from runner.cli.look.following import follow_run, say_change, say_event
-    from runner.store.look.changes import changes_of
-    from runner.store.look.family.events import events_after, tree_events_after
-    from runner.store.look.find import find
+    from runner.queries.find import find
+    from runner.queries.timeline import changes_of_job, events_after, tree_events_after
 
     with stored(settings) as database:
         named = find(database, id, "job", "run")
@@ -52,7 +51,7 @@ def events(settings: Settings, id: str, follow: bool, whole_tree: bool, as_json:
             follow_run(settings, database, named.id, whole_tree=whole_tree, as_json=as_json)
             return
         if not is_run:
-            found = changes_of(database, named.id)
+            found = changes_of_job(database, named.id)
         elif whole_tree:
             found = tree_events_after(database, named.id, {})
         else:

@@ -14,8 +14,8 @@ from runner.settings import Settings
 from runner.store import ids
 
 if TYPE_CHECKING:
+    from runner.queries.jobs import ChildSummary
     from runner.store.connection.database import Database
-    from runner.store.look.family.children import ChildSummary
 
 _NO_JSON = ("child_spending", "tree_spending")
 
@@ -25,20 +25,20 @@ def family_of(settings: Settings, database: Database, run_id: str) -> dict[str, 
     (``child_spending``, by id), what is ``below`` the run, and what the tree from the run down has cost
     (``tree_spending``)."""
     from runner import wiring
-    from runner.store.look.costs import spent_by
-    from runner.store.look.family.children import below, children_of
-    from runner.store.look.family.places import within
+    from runner.queries.costs import costs_by
+    from runner.queries.jobs import children_of, descendants_of
+    from runner.store.conditions import in_tree
 
     children = children_of(database, run_id)
     prices = wiring.load_prices(settings)
-    spent = spent_by(database, prices, "run", conditions=(within(run_id),)) if children else []
+    spent = costs_by(database, prices, "run", conditions=(in_tree(run_id),)) if children else []
     return {
         "children": children,
         "child_spending": {
             child["id"]: _sum(each.spending for each in spent if is_within(each.key, child["id"]))
             for child in children
         },
-        "below": below(database, run_id),
+        "below": descendants_of(database, run_id),
         "tree_spending": _sum(each.spending for each in spent),
     }
 
@@ -116,7 +116,7 @@ def say_children(run: Mapping[str, Any]) -> None:
 
 def started_by(database: Database, call_id: str) -> list[ChildSummary]:
     """The sub-agents that a tool call has started."""
-    from runner.store.look.family.children import children_of
+    from runner.queries.jobs import children_of
 
     parsed = ids.parse_call_id(call_id)
     assert parsed is not None, call_id

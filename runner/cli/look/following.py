@@ -13,10 +13,10 @@ from runner.app.humanize import cell, lines, moment
 from runner.cli.terminal import note, say, say_json
 from runner.core.agents.place import place_of
 from runner.errors import UnreachableError
+from runner.queries.jobs import has_ended
+from runner.queries.timeline import events_after, tree_events_after
 from runner.settings import Settings
 from runner.store.connection.database import Database
-from runner.store.look.family.children import is_over
-from runner.store.look.family.events import events_after, tree_events_after
 
 _LOOK_SECONDS = 0.5
 
@@ -41,7 +41,7 @@ def follow_run(
                 _say_text(run_id, text, as_json)
                 in_text = not text.endswith("\n")
                 continue
-            ended = is_over(database, run_id, whole_tree=whole_tree)
+            ended = has_ended(database, run_id, whole_tree=whole_tree)
             if whole_tree:
                 found = tree_events_after(database, run_id, last)
             else:
@@ -72,7 +72,7 @@ def say_change(event: dict[str, Any]) -> None:
     """Print what was done to a job or one of its runs on a line.
 
     Args:
-        event: as ``store.look.changes`` gives it.
+        event: as ``queries.timeline.changes_of_job`` gives it.
     """
     of = event["run_id"] or event["job_id"]
     kind = cell(event["type"])

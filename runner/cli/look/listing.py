@@ -16,10 +16,9 @@ from runner.core.run import RunStatus
 from runner.settings import Settings
 
 if TYPE_CHECKING:
-    from runner.store.look.costs import By
-    from runner.store.look.queries import JobSummary, RunSummary
-    from runner.store.look.trees import RunTrees
-    from runner.store.look.verifications import Verified
+    from runner.queries.costs import By
+    from runner.queries.files import RunSnapshots
+    from runner.queries.jobs import JobSummary, RunSummary, Verification
 
 
 @click.command("list")
@@ -47,20 +46,21 @@ def list_(
       runner list job_01jd9k --state failed
       runner list --tree
     """
-    from runner.store.look import queries
-    from runner.store.look.find import find
-    from runner.store.look.trees import trees_in
-    from runner.store.look.verifications import last_verifications
+    from runner.queries.files import snapshots_of_job
+    from runner.queries.find import find
+    from runner.queries.jobs import last_verifications, list_jobs, list_runs
 
     with stored(settings) as database:
-        jobs = [] if job else queries.list_jobs(database, None if whole_trees else state)
+        jobs = [] if job else list_jobs(database, None if whole_trees else state)
         if job is None and not (whole_trees and jobs):
             say_json(with_costs(settings, database, "job", jobs)) if as_json else _say_jobs(jobs)
         else:
             job_id = find(database, job, "job").id if job else jobs[-1]["id"]
-            runs = queries.list_runs(database, job_id, state, whole_trees=whole_trees)
+            runs = list_runs(database, job_id, state, whole_trees=whole_trees)
             verified = last_verifications(database, job_id)
-            trees = {each.run_id: each for each in trees_in(database, job_id, every_run=True)}
+            trees = {
+                each.run_id: each for each in snapshots_of_job(database, job_id, every_run=True)
+            }
             if as_json:
                 rows = [_whole(run, trees[run["id"]], verified.get(run["id"])) for run in runs]
                 by: By = "run" if whole_trees else "tree"
@@ -94,7 +94,7 @@ def counts(by_state: dict[RunStatus, int]) -> str:
     return ", ".join(f"{count} {state}" for state, count in by_state.items())
 
 
-def _whole(run: RunSummary, trees: RunTrees, verified: Verified | None) -> dict[str, Any]:
+def _whole(run: RunSummary, trees: RunSnapshots, verified: Verification | None) -> dict[str, Any]:
     """A run for JSON, with the model that works it, what it is a fork of, its branch, the commit that it
     was delivered in and how it was verified."""
     return {
@@ -111,8 +111,8 @@ def _whole(run: RunSummary, trees: RunTrees, verified: Verified | None) -> dict[
 def _say_runs(
     runs: list[RunSummary],
     waiting: Mapping[str, str],
-    verified: Mapping[str, Verified],
-    trees: Mapping[str, RunTrees],
+    verified: Mapping[str, Verification],
+    trees: Mapping[str, RunSnapshots],
 ) -> None:
     """Print runs in lines; ``waiting`` says what to do about those that wait. Only a job that verifies
     has a column for it, and only one whose runs have started others."""
@@ -153,7 +153,7 @@ def _named(run: RunSummary) -> str:
     return f"{'  ' * run['depth']}{run['label']} {run['agent_type'] or ''}".rstrip()
 
 
-def _descent(run: RunSummary, trees: RunTrees) -> str:
+def _descent(run: RunSummary, trees: RunSnapshots) -> str:
     """Which run stands for this one, or which it comes from."""
     if run["fresh_run"]:
         return f"begun afresh as {run['fresh_run']}"

@@ -31,8 +31,8 @@ from runner.core.run import ENDED
 from runner.settings import Settings
 
 if TYPE_CHECKING:
+    from runner.queries.jobs import Verification
     from runner.store.connection.database import Database
-    from runner.store.look.verifications import Verified
 
 
 @click.command()
@@ -49,21 +49,22 @@ def show(settings: Settings, id: str, as_json: bool) -> None:
       runner show k3x9f2
       runner show call_01jd9kqy5m8v0z3t7w2r4x6n1b_3_1
     """
-    from runner.store.look import decisions, queries, transcript
-    from runner.store.look.find import find
+    from runner.queries import decisions, transcript
+    from runner.queries.find import find
+    from runner.queries.jobs import show_job
 
     say_it: Callable[[dict[str, Any]], None]
     with stored(settings) as database:
         found = find(database, id, "job", "run", "call")
         match found.kind:
             case "job":
-                shown, say_it = queries.show_job(database, found.id), _say_job
+                shown, say_it = show_job(database, found.id), _say_job
                 shown["spending"] = spending_of(settings, database, job_id=found.id)
             case "run":
                 shown, say_it = _run(settings, database, found.id), _say_run
             case "call":
                 shown, say_it = transcript.show_call(database, found.id), _say_call
-                shown |= decisions.why_of(database, found.id)
+                shown |= decisions.decision_on_call(database, found.id)
                 shown["children"] = started_by(database, found.id)
         if not as_json:
             say_it(shown)
@@ -76,29 +77,27 @@ def show(settings: Settings, id: str, as_json: bool) -> None:
 
 def _run(settings: Settings, database: Database, run_id: str) -> dict[str, Any]:
     """All that is known of a run, its conversation and events apart."""
-    from runner.store.look import decisions, queries
-    from runner.store.look.left_out import turns_left_out
-    from runner.store.look.results import result_of
-    from runner.store.look.trees import trees_of
-    from runner.store.look.verifications import verifications_of
+    from runner.queries import decisions
+    from runner.queries.files import snapshots_of_run
+    from runner.queries.jobs import pruned_turns, result_of_run, show_run, verifications_of_run
 
-    shown = queries.show_run(database, run_id)
-    trees = trees_of(database, run_id)
+    shown = show_run(database, run_id)
+    trees = snapshots_of_run(database, run_id)
     return shown | {
         **place_of(run_id),
         **family_of(settings, database, run_id),
         "spending": spending_of(settings, database, run_id=run_id),
         "window": _window(settings, shown),
-        "left_out": asdict(turns_left_out(database, shown["job_id"], run_id)),
+        "left_out": asdict(pruned_turns(database, shown["job_id"], run_id)),
         "waits_for": waits_for(database, [shown]).get(run_id),
         "denied_calls": decisions.denied_calls(database, run_id),
-        "approvals": decisions.approvals_of(database, run_id),
+        "approvals": decisions.approvals_of_run(database, run_id),
         "branch": trees.branch,
         "start_commit": trees.start_commit,
         "commit": trees.commit,
         "tree": trees.tree,
-        "verifications": verifications_of(database, run_id),
-        "result": result_of(database, run_id),
+        "verifications": verifications_of_run(database, run_id),
+        "result": result_of_run(database, run_id),
     }
 
 
@@ -202,7 +201,7 @@ def _say_run(run: dict[str, Any]) -> None:
     say(f"What happened: runner events {run['id']}")
 
 
-def _verified(verifications: Sequence[Verified]) -> str | None:
+def _verified(verifications: Sequence[Verification]) -> str | None:
     """What the newest verification said, and when."""
     if not verifications:
         return None

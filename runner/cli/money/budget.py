@@ -50,8 +50,8 @@ def budget(
       runner budget job_01jd9k
       runner budget job_01jd9k --usd 40
     """
-    from runner.store.look import queries
-    from runner.store.look.find import find
+    from runner.queries.find import find
+    from runner.queries.jobs import list_runs
     from runner.store.steer.budget import budget_of, set_budget
 
     with stored(settings) as database:
@@ -63,7 +63,7 @@ def budget(
                 lambda: set_budget(database, job_id, now, author=author, usd=usd, tokens=tokens)
             )
         purse = budget_of(database, job_id) or JobBudget()
-        runs = queries.list_runs(database, job_id, "waiting", whole_trees=True)
+        runs = list_runs(database, job_id, "waiting", whole_trees=True)
         waiting = sum(run["reason"] == "budget" for run in runs)
         if as_json:
             say_json(_as_json(job_id, purse, waiting, woken))
@@ -124,7 +124,7 @@ def budget_fields(job: Mapping[str, Any]) -> list[tuple[str, str]]:
     """A job's budget, in lines for people.
 
     Args:
-        job: as ``store.look.queries.show_job`` gives it.
+        job: as ``queries.jobs.show_job`` gives it.
     """
     usd = job["budget_usd"]
     return list(

@@ -16,8 +16,8 @@ from runner.errors import UsageError
 from runner.settings import Settings
 
 if TYPE_CHECKING:
+    from runner.queries.costs import By, Cost
     from runner.store.connection.database import Database
-    from runner.store.look.costs import By, Spent
     from runner.store.steer.control import Target
 
 # Those of the store, which `runner --help` does without.
@@ -47,14 +47,14 @@ def costs(settings: Settings, job: str | None, by: By | None, as_json: bool) -> 
       runner costs job_01jd9k --by model
     """
     from runner import wiring
-    from runner.store.look.costs import spent_by
-    from runner.store.look.find import find
+    from runner.queries.costs import costs_by
+    from runner.queries.find import find
 
     prices = wiring.load_prices(settings)
     with stored(settings) as database:
         job_id = find(database, job, "job").id if job else None
         chosen: By = by or ("run" if job_id else "job")
-        found = spent_by(database, prices, chosen, job_id=job_id)
+        found = costs_by(database, prices, chosen, job_id=job_id)
     total = sum((each.spending for each in found), Spending())
     if as_json:
         say_json(_as_json(prices, chosen, found, total))
@@ -62,7 +62,7 @@ def costs(settings: Settings, job: str | None, by: By | None, as_json: bool) -> 
         _say(prices, chosen, found, total)
 
 
-def _as_json(prices: PriceList, by: By, found: Sequence[Spent], total: Spending) -> dict[str, Any]:
+def _as_json(prices: PriceList, by: By, found: Sequence[Cost], total: Spending) -> dict[str, Any]:
     return {
         "prices": {"date": prices.date.isoformat(), "source": prices.source},
         "by": by,
@@ -103,7 +103,7 @@ def _number(usd: Decimal) -> float:
     return float(round(usd, 9))
 
 
-def _say(prices: PriceList, by: By, found: Sequence[Spent], total: Spending) -> None:
+def _say(prices: PriceList, by: By, found: Sequence[Cost], total: Spending) -> None:
     names = {"job": "name", "run": "item", "tree": "item"}
     heads = (by, names[by]) if by in names else (by,)
     say_table(
@@ -144,9 +144,9 @@ def spending_of(
 ) -> Spending:
     """What a job's or a run's calls cost together."""
     from runner import wiring
-    from runner.store.look.costs import spent_by
+    from runner.queries.costs import costs_by
 
-    found = spent_by(database, wiring.load_prices(settings), "job", job_id=job_id, run_id=run_id)
+    found = costs_by(database, wiring.load_prices(settings), "job", job_id=job_id, run_id=run_id)
     return sum((each.spending for each in found), Spending())
 
 
@@ -155,12 +155,12 @@ def refuse_without_price(settings: Settings, database: Database, target: Target)
     from runner import wiring
     from runner.core.spec import JobSpec
     from runner.jobfile.sections.bounds import missing_prices
-    from runner.store.look import queries
+    from runner.queries.jobs import show_job, show_run
 
     job_id = target.id
     if target.kind == "run":
-        job_id = queries.show_run(database, target.id)["job_id"]
-    spec = JobSpec.from_json(queries.show_job(database, job_id)["spec"])
+        job_id = show_run(database, target.id)["job_id"]
+    spec = JobSpec.from_json(show_job(database, job_id)["spec"])
     prices = wiring.load_prices(settings)
     for message in missing_prices(
         prices, spec.provider, spec.model, spec.model_options, spec.context
@@ -178,8 +178,8 @@ def with_costs(
 ) -> list[dict[str, Any]]:
     """Rows of jobs or runs for JSON, each with what its calls cost."""
     from runner import wiring
-    from runner.store.look.costs import spent_by
+    from runner.queries.costs import costs_by
 
-    found = spent_by(database, wiring.load_prices(settings), by, job_id=job_id)
+    found = costs_by(database, wiring.load_prices(settings), by, job_id=job_id)
     spent = {each.key: each.spending for each in found}
     return [{**row, **cost_fields(spent.get(row["id"], Spending()))} for row in rows]

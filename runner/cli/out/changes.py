@@ -11,26 +11,26 @@ from runner.errors import UsageError
 from runner.settings import Settings
 
 if TYPE_CHECKING:
+    from runner.queries.files import RunSnapshots
     from runner.store.connection.database import Database
-    from runner.store.look.trees import RunTrees
     from runner.workspace.changes import Change, CommitText, Recorded, Whereabouts
 
 
 def recorded_in(settings: Settings) -> Recorded:
-    """See ``runner.audit.trees``."""
-    from runner.audit import trees
+    """See ``runner.app.snapshots``."""
+    from runner.app import snapshots
 
-    return trees.recorded_in(settings)
-
-
-def whereabouts(database: Database, run: RunTrees) -> Whereabouts:
-    """See ``runner.audit.trees``."""
-    from runner.audit import trees
-
-    return trees.whereabouts(database, run)
+    return snapshots.recorded_in(settings)
 
 
-def refuse_unrecorded(run: RunTrees) -> None:
+def whereabouts(database: Database, run: RunSnapshots) -> Whereabouts:
+    """See ``runner.app.snapshots``."""
+    from runner.app import snapshots
+
+    return snapshots.whereabouts(database, run)
+
+
+def refuse_unrecorded(run: RunSnapshots) -> None:
     """Refuse to say what a run changed of which nothing is recorded. Raises ``UsageError``."""
     if not run.is_recorded:
         mode = f'works in mode "{run.mode}"' if run.mode else "has no workspace"
@@ -42,7 +42,7 @@ def refuse_unrecorded(run: RunTrees) -> None:
         raise UsageError(f"no files are recorded of {run.run_id} yet: no worker has begun it")
 
 
-def delivered_or_recorded(run: RunTrees) -> list[Change]:
+def delivered_or_recorded(run: RunSnapshots) -> list[Change]:
     """What a run leaves: from the commit that it began at to the one that it was delivered in; where
     that cannot be had, between its first and its last tree. Nothing for a run that has not begun."""
     found: list[Change] = []
@@ -53,7 +53,7 @@ def delivered_or_recorded(run: RunTrees) -> list[Change]:
     return found
 
 
-def commit_text(settings: Settings, database: Database, run: RunTrees) -> CommitText:
+def commit_text(settings: Settings, database: Database, run: RunSnapshots) -> CommitText:
     """What the commit of a run says: the one that it was delivered in, or as it would be now."""
     from runner.workspace.changes import CommitText
     from runner.workspace.delivery import commit_message

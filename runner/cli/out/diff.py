@@ -28,15 +28,15 @@ def diff(settings: Settings, run: str, turn: int | None, stat: bool) -> None:
       runner diff k3x9f2 --turn 12
     """
     from runner.cli.out.changes import recorded_in, refuse_unrecorded, whereabouts
-    from runner.store.look.find import find
-    from runner.store.look.trees import trees_of, turn_trees
+    from runner.queries.files import snapshots_around_turn, snapshots_of_run
+    from runner.queries.find import find
 
     with stored(settings) as database:
-        found = trees_of(database, find(database, run, "run").id)
+        found = snapshots_of_run(database, find(database, run, "run").id)
         refuse_unrecorded(found)
         change: tuple[str, str] | None = (str(found.start_tree), str(found.tree))
         if turn is not None:
-            change = turn_trees(database, found.run_id, turn)
+            change = snapshots_around_turn(database, found.run_id, turn)
         where = whereabouts(database, found)
     recorded = recorded_in(settings)
     content = b"" if change is None else recorded.diff(where, [change], stat=stat)

@@ -19,8 +19,8 @@ from runner.errors import RunnerError, UsageError
 from runner.settings import Settings
 
 if TYPE_CHECKING:
+    from runner.queries.files import RunSnapshots
     from runner.store.connection.database import Database
-    from runner.store.look.trees import RunTrees
 
 Format = Literal["am", "preds"]
 
@@ -97,19 +97,19 @@ def patch(
     return exit_codes.FAILED if any(each.failed for each in written) else exit_codes.SUCCEEDED
 
 
-def _chosen(database: Database, text: str, state: RunStatus | None) -> list[RunTrees]:
+def _chosen(database: Database, text: str, state: RunStatus | None) -> list[RunSnapshots]:
     """The runs that are meant: of a job, those in the state, or all that have ended."""
     from runner.cli.out.changes import refuse_unrecorded
-    from runner.store.look.find import find
-    from runner.store.look.trees import trees_in, trees_of
+    from runner.queries.files import snapshots_of_job, snapshots_of_run
+    from runner.queries.find import find
 
     found = find(database, text, "job", "run")
     if found.kind == "run":
-        run = trees_of(database, found.id)
+        run = snapshots_of_run(database, found.id)
         refuse_unrecorded(run)
         runs = [run]
     else:
-        runs = trees_in(database, found.id)
+        runs = snapshots_of_job(database, found.id)
         if runs and not runs[0].is_recorded:
             refuse_unrecorded(runs[0])
         wanted = ENDED if state is None else {state}
@@ -121,7 +121,7 @@ def _chosen(database: Database, text: str, state: RunStatus | None) -> list[RunT
 
 
 def _patches(
-    settings: Settings, database: Database, runs: Sequence[RunTrees], folder: Path
+    settings: Settings, database: Database, runs: Sequence[RunSnapshots], folder: Path
 ) -> list[Written]:
     """A mail for each run that changed anything."""
     from runner.cli.out.changes import commit_text
@@ -129,7 +129,7 @@ def _patches(
 
     names = file_names(((run.run_id, run.item_key) for run in runs), ".patch")
 
-    def write(run: RunTrees, changes: bytes) -> Written:
+    def write(run: RunSnapshots, changes: bytes) -> Written:
         if not changes:
             return _written(run, None, _NOTHING)
         mail = as_mail(commit_text(settings, database, run), changes)
@@ -140,17 +140,17 @@ def _patches(
 
 
 def _predictions(
-    settings: Settings, database: Database, runs: Sequence[RunTrees], folder: Path
+    settings: Settings, database: Database, runs: Sequence[RunSnapshots], folder: Path
 ) -> list[Written]:
     """One array of objects, as SWE-bench reads it
     (https://www.swebench.com/SWE-bench/guides/evaluation/). An instance has one prediction: forks of a
     run are left out where that one is there."""
-    from runner.store.look.trees import items_of
+    from runner.queries.jobs import items_of_runs
 
-    items = items_of(database, [run.run_id for run in runs])
+    items = items_of_runs(database, [run.run_id for run in runs])
     predictions: dict[str, dict[str, str]] = {}
 
-    def write(run: RunTrees, changes: bytes) -> Written:
+    def write(run: RunSnapshots, changes: bytes) -> Written:
         instance = _instance(run, items.get(run.run_id))
         if instance in predictions:
             return _written(run, None, f"{instance} has a prediction already")
@@ -175,8 +175,8 @@ def _predictions(
 def _each(
     settings: Settings,
     database: Database,
-    runs: Sequence[RunTrees],
-    write: Callable[[RunTrees, bytes], Written],
+    runs: Sequence[RunSnapshots],
+    write: Callable[[RunSnapshots, bytes], Written],
 ) -> list[Written]:
     """Write each run's changes; one of which they cannot be had is told of and keeps no other back."""
     from runner.cli.out.changes import delivered_or_recorded, recorded_in, whereabouts
@@ -199,15 +199,15 @@ def _each(
     return written
 
 
-def _instance(run: RunTrees, item: Any) -> str:
+def _instance(run: RunSnapshots, item: Any) -> str:
     """The id that the item has of its own, else its key."""
     own = item.get("instance_id") if isinstance(item, dict) else None
     return own if isinstance(own, str) and own else run.item_key
 
 
-def _written(run: RunTrees, file: str | None, why: str = "") -> Written:
+def _written(run: RunSnapshots, file: str | None, why: str = "") -> Written:
     return Written(run.run_id, run.item_key, run.state, file, why)
 
 
-def _failed(run: RunTrees, why: str) -> Written:
+def _failed(run: RunSnapshots, why: str) -> Written:
     return Written(run.run_id, run.item_key, run.state, None, why, failed=True)

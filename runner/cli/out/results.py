@@ -20,7 +20,7 @@ from runner.errors import UsageError
 from runner.settings import Settings
 
 if TYPE_CHECKING:
-    from runner.store.look.results import RunResult
+    from runner.queries.jobs import RunResult
 
 Format = Literal["jsonl", "json", "csv"]
 
@@ -55,16 +55,15 @@ def results(settings: Settings, job: str, output: Path | None, shape: Format | N
       runner results job_01jd9k | jq .result
     """
     from runner.core.spec import JobSpec
-    from runner.store.look import queries
-    from runner.store.look.find import find
-    from runner.store.look.results import results_in
+    from runner.queries.find import find
+    from runner.queries.jobs import results_of_job, show_job
 
     with stored(settings) as database:
         job_id = find(database, job, "job").id
-        spec = JobSpec.from_json(queries.show_job(database, job_id)["spec"])
+        spec = JobSpec.from_json(show_job(database, job_id)["spec"])
         if spec.result_tool is None:
             raise UsageError(f"{job_id} asks for no result: a job does with output_schema")
-        found = results_in(database, job_id)
+        found = results_of_job(database, job_id)
         schema = spec.result_tool.input_schema
     content = _content(found, schema, shape or _shape_of(output))
     if output is None:

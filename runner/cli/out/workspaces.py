@@ -105,7 +105,7 @@ def _environment(settings: Settings) -> Mapping[str, str]:
 
 
 def _job_id(database: Database, job: str | None) -> str | None:
-    from runner.store.look.find import find
+    from runner.queries.find import find
 
     return None if job is None else find(database, job, "job").id
 

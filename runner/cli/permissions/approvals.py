@@ -23,8 +23,8 @@ from runner.settings import Settings
 
 if TYPE_CHECKING:
     from runner.cli.permissions.groups import Group
+    from runner.queries.decisions import Why
     from runner.store.connection.database import Database
-    from runner.store.look.decisions import Why
     from runner.store.steer.approvals import Answered, Asked, Reply
 
 _MOST_INPUTS = 5
@@ -51,7 +51,7 @@ def approvals(settings: Settings, id: str | None, as_json: bool) -> None:
       runner approve grp_3f9c2a71d0 --remember job
     """
     from runner.cli.permissions.groups import grouped, labels_of
-    from runner.store.look import decisions
+    from runner.queries import decisions
 
     with stored(settings) as database:
         asked = _waiting(database, id)
@@ -71,8 +71,8 @@ def approvals(settings: Settings, id: str | None, as_json: bool) -> None:
 
 def _waiting(database: Database, id: str | None) -> Sequence[Asked]:
     """What waits: all of it, or of a job, or of a run and all below it."""
-    from runner.store.look import queries
-    from runner.store.look.find import find
+    from runner.queries.find import find
+    from runner.queries.jobs import show_run
     from runner.store.steer.approvals import waiting
     from runner.store.steer.control import Target
 
@@ -81,7 +81,7 @@ def _waiting(database: Database, id: str | None) -> Sequence[Asked]:
     found = find(database, id, "job", "run")
     if found.kind == "job":
         return waiting(database, Target("job", found.id))
-    job_id = queries.show_run(database, found.id)["job_id"]
+    job_id = show_run(database, found.id)["job_id"]
     of_job = waiting(database, Target("job", job_id))
     return [each for each in of_job if is_within(each.run_id, found.id)]
 
@@ -270,10 +270,10 @@ def _read(text: str) -> Any:
 
 
 def _refuse_unfit(database: Database, one: Asked, value: dict[str, Any]) -> None:
-    from runner.store.look import queries
+    from runner.queries.jobs import show_job
     from runner.tools.validation import InputCheck
 
-    tools = queries.show_job(database, one.job_id)["spec"]["tools"]
+    tools = show_job(database, one.job_id)["spec"]["tools"]
     schema = next(tool["input_schema"] for tool in tools if tool["name"] == one.tool)
     problem = InputCheck().problem(one.tool, schema, value)
     if problem is not None:
@@ -297,8 +297,8 @@ def _say_answered(answered: Sequence[Answered]) -> None:
 
 
 def _say_who_works(database: Database, job_ids: Sequence[str], now: float) -> None:
-    from runner.store.look import queries
+    from runner.queries.jobs import list_runs
 
-    queued = (queries.list_runs(database, job_id, "queued", whole_trees=True) for job_id in job_ids)
+    queued = (list_runs(database, job_id, "queued", whole_trees=True) for job_id in job_ids)
     first = next((runs[0]["id"] for runs in queued if runs), None)
     say_who_works(database, first, now)

@@ -19,8 +19,8 @@ from runner.cli.terminal import refuse
 from runner.core.agents.place import place_of
 from runner.core.text.plain import shorten
 from runner.errors import UsageError
+from runner.queries import decisions
 from runner.store.connection.database import Database
-from runner.store.look import decisions
 
 if TYPE_CHECKING:
     from runner.store.steer.approvals import Asked, Reply
@@ -175,7 +175,7 @@ class Asker:
                 return True
 
     def _is_over(self, one: Asked, is_to_end: Ends) -> Ends:
-        gone = _seldom(lambda: not decisions.is_open(self._database, one.id))
+        gone = _seldom(lambda: not decisions.is_approval_open(self._database, one.id))
         return lambda: is_to_end() or gone()
 
     def _question(self, one: Asked, others: int) -> Iterator[str]:

@@ -103,7 +103,7 @@ def _call_to_json(asked: Asked, label: str) -> dict[str, Any]:
 
 def labels_of(database: Database, asked: Iterable[Asked]) -> dict[str, str]:
     """What the calls that questions are about are called in their trees, by the questions' ids."""
-    from runner.store.look.family.places import call_labels
+    from runner.queries.find import call_labels
 
     questions = list(asked)
     run_ids = {each.run_id for each in questions}
@@ -152,8 +152,8 @@ def chosen(
 
 
 def _named(database: Database, waiting: Sequence[Asked], text: str) -> list[str]:
-    from runner.store.look import decisions
-    from runner.store.look.find import find
+    from runner.queries import decisions
+    from runner.queries.find import find
 
     candidates = _candidates(waiting, text)
     if len(candidates) == 1:
@@ -164,13 +164,13 @@ def _named(database: Database, waiting: Sequence[Asked], text: str) -> list[str]
     if text.startswith("grp_"):
         raise NotFoundError(f"nothing waits in a group {text[:60]!a}: see `runner approvals`")
     if text.startswith("apr_"):
-        answered = decisions.approval_named(database, text)
+        answered = decisions.find_approval(database, text)
         if answered is None:
             raise NotFoundError(f"no approval is named {text[:60]!a}: see `runner approvals`")
         return [answered]
     thing = find(database, text, "job", "run", "call")
     if thing.kind == "call":
-        about = decisions.approval_named(database, thing.id)
+        about = decisions.find_approval(database, thing.id)
         if about is None:
             raise UsageError(f"nobody was asked about {thing.id}: see `runner show {thing.id}`")
         return [about]
@@ -181,7 +181,7 @@ def _named(database: Database, waiting: Sequence[Asked], text: str) -> list[str]
 
 def _candidates(waiting: Sequence[Asked], text: str) -> dict[str, list[str]]:
     """What has that name, or begins or ends so, with the approvals that it stands for."""
-    from runner.store.look.find import SHORTEST_ENDING
+    from runner.queries.find import SHORTEST_SUFFIX
 
     names = {each.id: [each.id] for each in waiting}
     names |= {group.id: [each.id for each in group.asked] for group in grouped(waiting)}
@@ -191,6 +191,6 @@ def _candidates(waiting: Sequence[Asked], text: str) -> dict[str, list[str]]:
     beginning = {
         name: of for name, of in names.items() if len(short) > 4 and name.startswith(short)
     }
-    if beginning or len(short) < SHORTEST_ENDING:
+    if beginning or len(short) < SHORTEST_SUFFIX:
         return beginning
     return {name: of for name, of in names.items() if name.endswith(short)}

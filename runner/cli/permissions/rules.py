@@ -210,8 +210,8 @@ def list_(settings: Settings, job: str, as_json: bool) -> None:
     Example:
       runner rules list job_01jd9k
     """
+    from runner.queries.find import find
     from runner.store.job.rules import asked_for, list_rules
-    from runner.store.look.find import find
 
     with stored(settings) as database:
         job_id = find(database, job, "job").id
@@ -269,8 +269,8 @@ def revoke(
       runner rules revoke job_01jd9k 12
     """
     from runner.cli.control import measured_now, patiently
+    from runner.queries.find import find
     from runner.store.job.rules import revoke as revoke_rule
-    from runner.store.look.find import find
 
     with stored(settings) as database:
         job_id = find(database, job, "job").id

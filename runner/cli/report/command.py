@@ -18,8 +18,8 @@ from runner.settings import Settings
 if TYPE_CHECKING:
     from runner.cli.report.findings import Line
     from runner.cli.report.page import Report
+    from runner.queries.files import RunSnapshots
     from runner.store.connection.database import Database
-    from runner.store.look.trees import RunTrees
     from runner.workspace.changes import DiffStat
 
 
@@ -44,7 +44,7 @@ def report(settings: Settings, job: str, output: Path | None) -> None:
       runner report job_01jd9k -o morning.md
     """
     from runner.cli.report.page import page
-    from runner.store.look.find import find
+    from runner.queries.find import find
 
     with stored(settings) as database:
         job_id = find(database, job, "job").id
@@ -66,21 +66,21 @@ def gather(settings: Settings, database: Database, job_id: str, now: float) -> R
     from runner.cli.report.findings import Line
     from runner.cli.report.page import Report
     from runner.core.money.prices import Spending
-    from runner.store.look import decisions, queries
-    from runner.store.look.costs import spent_by
-    from runner.store.look.report import answer_counts, unknown_outcomes
-    from runner.store.look.trees import trees_in
-    from runner.store.look.verifications import last_verifications
+    from runner.queries import decisions
+    from runner.queries.costs import costs_by
+    from runner.queries.decisions import answer_counts, unknown_outcome_counts
+    from runner.queries.files import snapshots_of_job
+    from runner.queries.jobs import current_runs, last_verifications, list_runs, show_job
 
-    runs = queries.current_runs(queries.list_runs(database, job_id))
+    runs = current_runs(list_runs(database, job_id))
     prices = wiring.load_prices(settings)
-    spent = {s.key: s.spending for s in spent_by(database, prices, "tree", job_id=job_id)}
-    trees = {each.run_id: each for each in trees_in(database, job_id)}
+    spent = {s.key: s.spending for s in costs_by(database, prices, "tree", job_id=job_id)}
+    trees = {each.run_id: each for each in snapshots_of_job(database, job_id)}
     stats, unrecorded, missing = _changes(settings, database, trees.values())
     verified = last_verifications(database, job_id)
     answers = answer_counts(database, job_id)
-    waiting = decisions.open_counts(database, job_id)
-    unknown = unknown_outcomes(database, job_id)
+    waiting = decisions.open_approval_counts(database, job_id)
+    unknown = unknown_outcome_counts(database, job_id)
     lines: list[Line] = [
         Line(
             run=run,
@@ -97,7 +97,7 @@ def gather(settings: Settings, database: Database, job_id: str, now: float) -> R
         if run["id"] in trees
     ]
     return Report(
-        job=queries.show_job(database, job_id),
+        job=show_job(database, job_id),
         lines=lines,
         denied=decisions.denied_kinds(database, job_id),
         now=now,
@@ -106,7 +106,7 @@ def gather(settings: Settings, database: Database, job_id: str, now: float) -> R
 
 
 def _changes(
-    settings: Settings, database: Database, runs: Iterable[RunTrees]
+    settings: Settings, database: Database, runs: Iterable[RunSnapshots]
 ) -> tuple[dict[str, DiffStat], dict[str, tuple[str, ...]], str]:
     """How much each run changed and where nothing is recorded of it, by its id; and why that cannot be
     told of some."""

@@ -11,9 +11,8 @@ from runner.core.money.prices import Spending
 from runner.core.run import ENDED
 
 if TYPE_CHECKING:
-    from runner.store.look.queries import RunSummary
-    from runner.store.look.trees import RunTrees
-    from runner.store.look.verifications import Verified
+    from runner.queries.files import RunSnapshots
+    from runner.queries.jobs import RunSummary, Verification
     from runner.workspace.changes import DiffStat
 
 _FAILED = ("failed", "stopped")
@@ -26,10 +25,10 @@ class Line:
     in its workspace and of which nothing is recorded."""
 
     run: RunSummary
-    trees: RunTrees
+    trees: RunSnapshots
     spending: Spending
     stat: DiffStat | None = None
-    verified: Verified | None = None
+    verified: Verification | None = None
     answers: Mapping[tuple[str, str], int] = field(default_factory=dict)
     waiting: int = 0
     unknown: int = 0

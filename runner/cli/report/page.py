@@ -13,7 +13,7 @@ from runner.cli.report.markdown import block, code, table
 from runner.core.money.prices import Spending
 
 if TYPE_CHECKING:
-    from runner.store.look.decisions import DeniedKind
+    from runner.queries.decisions import DeniedKind
 
 SHOWN_ID = 8
 _MOST_NAMED = 8

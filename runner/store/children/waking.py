@@ -20,8 +20,8 @@ from runner.core.journal.events import signed_event
 from runner.core.run import ENDED, Lease
 from runner.errors import LeaseLost
 from runner.store.children.ready import IS_ORPHAN, IS_READY, is_unended
+from runner.store.conditions import in_tree
 from runner.store.connection.database import Database
-from runner.store.look.family.places import within
 from runner.store.steer.control import cancel_locked, locked_runs, store_change
 from runner.store.tables import runs
 
@@ -94,7 +94,7 @@ def end_children(database: Database, lease: Lease, now: float) -> None:
         LeaseLost: its attempt no longer holds the run; nothing is cancelled.
     """
     below = select(runs.c.id).where(
-        within(lease.run_id), runs.c.id != lease.run_id, is_unended(runs)
+        in_tree(lease.run_id), runs.c.id != lease.run_id, is_unended(runs)
     )
 
     def work(connection: Connection) -> bool:

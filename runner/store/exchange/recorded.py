@@ -11,9 +11,9 @@ from runner.core.agents.place import tree_order
 from runner.core.money.prices import PriceList
 from runner.errors import NotFoundError
 from runner.exchange.recorded import Recorded
+from runner.store.conditions import in_tree
 from runner.store.connection.database import Database
 from runner.store.job.cache import JobCache
-from runner.store.look.family.places import within
 from runner.store.tables import (
     blocks,
     compactions,
@@ -72,7 +72,7 @@ def run_ids(database: Database, job_id: str) -> Sequence[tuple[str, str]]:
 
 def _children(connection: Connection, run_id: str) -> dict[tuple[int, int] | None, tuple[str, ...]]:
     columns = (runs.c.id, runs.c.parent_message, runs.c.parent_position)
-    query = select(*columns).where(runs.c.parent_run == run_id, within(run_id))
+    query = select(*columns).where(runs.c.parent_run == run_id, in_tree(run_id))
     found: dict[tuple[int, int] | None, tuple[str, ...]] = {}
     for row in sorted(connection.execute(query).all(), key=lambda row: tree_order(row.id)):
         at = None if row.parent_position is None else (row.parent_message, row.parent_position)

@@ -12,9 +12,9 @@ from runner.core.agents.agent import lineage
 from runner.core.agents.place import tree_order
 from runner.errors import NotFoundError
 from runner.exchange.lines import Header, Writing, encoded_row
+from runner.store.conditions import in_tree
 from runner.store.connection.database import Database
 from runner.store.exchange.shapes import IMPORTED, JOB_TABLES, RUN_TABLES, SHAPES
-from runner.store.look.family.places import within
 from runner.store.tables import job_events, permission_rules, queued_messages, runs
 
 _ROWS_AT_ONCE = 100
@@ -116,7 +116,7 @@ def _meant(connection: Connection, job_id: str | None, run_id: str | None) -> tu
     while wanted:
         above = {each for one in wanted for each in lineage(one)[:-1]}
         query = select(runs.c.id, runs.c.job_id, runs.c.fresh_of, runs.c.fork_of).where(
-            or_(*map(within, wanted), *(runs.c.id == each for each in above))
+            or_(*map(in_tree, wanted), *(runs.c.id == each for each in above))
         )
         rows = connection.execute(query).all()
         found |= {row.id: row.job_id for row in rows}

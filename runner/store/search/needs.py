@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from runner.core.search.query import SHORTEST_PART, Parts, Query, Role, Source, Term, parts_of
 from runner.core.search.words import LONG, facet, pieces
 from runner.errors import UsageError
-from runner.store.audit.filters import Filters
+from runner.queries.filters import Filters
 from runner.store.search.documents import AHEAD, DAY_SECONDS, day_of
 from runner.store.search.index import Index, Needs
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
-from runner.core.rows import Column, Rows
 from runner.core.search.excerpt import Excerpt, excerpt
 from runner.core.search.matching import Matcher
 from runner.core.search.query import Query, Role, Source, Term
-from runner.store.audit.filters import Filters
+from runner.queries.filters import Filters
+from runner.queries.find import descendant_ids
+from runner.queries.rows import Column, Rows
 from runner.store.connection.database import Database
-from runner.store.look.family.places import ids_below
 from runner.store.search.catching_up import Progress, Tell, nobody, nothing, searcher
 from runner.store.search.documents import SOURCES, UNREAD, Place
 from runner.store.search.index import MOST_MATCHES, Match, Matches, Unusable
@@ -161,7 +161,7 @@ def search(
     def look() -> Found:
         with catching_up.up_to_date(progress) as index:
             now = time.time()
-            under = ids_below(database, filters.run_id) if filters.run_id else ()
+            under = descendant_ids(database, filters.run_id) if filters.run_id else ()
             only = replace(filters, tool=None, model=None)  # nobody knows them of what is unread
             unread = needs_of(index, _UNREAD, only, sources, None, now, run_ids=under)
             missing = index.matches(unread).count

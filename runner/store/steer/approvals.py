@@ -20,10 +20,10 @@ from runner.errors import NotFoundError, UsageError
 from runner.permissions import Rule
 from runner.permissions import rules as syntax
 from runner.permissions.rules import REMEMBERED
+from runner.store.conditions import IS_OPEN_APPROVAL
 from runner.store.connection.database import Database
 from runner.store.connection.driver import to_json
 from runner.store.job.rules import lock_rules, remember_rules
-from runner.store.look.decisions import IS_OPEN
 from runner.store.steer.expiry import expire, expire_these
 from runner.store.steer.jobs import is_storable
 from runner.store.steer.new_rules import JobRules, apply_rules, job_rules
@@ -140,7 +140,7 @@ def _load(connection: Connection, approval_ids: Sequence[str]) -> tuple[list[Ask
     for start in range(0, len(approval_ids), _BATCH):
         these = approvals.c.id.in_(approval_ids[start : start + _BATCH])
         found += load_asked(connection, these)
-        still_open += load_asked(connection, these & IS_OPEN)
+        still_open += load_asked(connection, these & IS_OPEN_APPROVAL)
     missing = set(approval_ids) - {asked.id for asked in found}
     if missing:
         raise NotFoundError(f"no question is named {min(missing)[:60]!a}: see `runner approvals`")

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from sqlalchemy import ColumnElement, Connection, select, true
 
+from runner.store.conditions import IS_OPEN_APPROVAL
 from runner.store.connection.database import Database
-from runner.store.look.decisions import IS_OPEN
 from runner.store.steer.questions import Given, lock_open, store_answers
 from runner.store.tables import approvals, runs
 
@@ -39,7 +39,7 @@ def _expire(database: Database, condition: ColumnElement[bool], now: float, most
     late = (
         select(approvals.c.run_id)
         .join(runs, runs.c.id == approvals.c.run_id)
-        .where(IS_OPEN, approvals.c.expires_at <= now, condition)
+        .where(IS_OPEN_APPROVAL, approvals.c.expires_at <= now, condition)
         .order_by(approvals.c.expires_at, approvals.c.id)
         .limit(most)
     )

@@ -47,11 +47,11 @@ from runner.core.text.plain import shorten
 from runner.core.text.prompts import FORKED_TEXT, FORKED_WITH_FILES_TEXT
 from runner.errors import NotFoundError, UsageError
 from runner.store.connection.database import Database
-from runner.store.look.trees import tree_after
 from runner.store.rows.compactions import load_compacted
 from runner.store.rows.copying import copy_rows
 from runner.store.rows.hooks import with_instructions_of
 from runner.store.rows.progress import progress_from_row, progress_to_json
+from runner.store.snapshots import snapshot_after_turn
 from runner.store.steer import jobs as job_rows
 from runner.store.steer.control import Change, refuse_child
 from runner.store.tables import (
@@ -219,7 +219,7 @@ def _load_turn(connection: Connection, run: Row[Any], spec: JobSpec, number: int
         call=_model_call(connection, run, number),
         has_calls=bool(calls),
         has_submitted=tool is not None and (tool.name, "succeeded") in calls,
-        tree=tree_after(connection, run.id, number),
+        tree=snapshot_after_turn(connection, run.id, number),
         split=split_of(spec, messages, started),
     )
 

@@ -11,9 +11,9 @@ from sqlalchemy import Connection, exists, literal_column, select, update
 from runner.core.spec import JobSpec
 from runner.permissions import AnswerEffect, Decision, Request, Rule, evaluate
 from runner.permissions.rules import REMEMBERED
+from runner.store.conditions import IS_OPEN_APPROVAL
 from runner.store.connection.database import Database
 from runner.store.job.rules import lock_rules, policy_for, rules_at
-from runner.store.look.decisions import IS_OPEN
 from runner.store.steer.questions import (
     Asked,
     Given,
@@ -75,7 +75,9 @@ def apply_rules(database: Database, now: float, most: int, job_id: str | None = 
         if not changed:
             return []
         older = approvals.c.checked_snapshot < jobs.c.rules_snapshot
-        found = load_asked(connection, IS_OPEN & older & approvals.c.job_id.in_(changed), most)
+        found = load_asked(
+            connection, IS_OPEN_APPROVAL & older & approvals.c.job_id.in_(changed), most
+        )
         rules = {each: job_rules(connection, each) for each in {one.job_id for one in found}}
         return [(asked, _by_itself(asked, rules[asked.job_id])) for asked in found]
 
@@ -99,7 +101,7 @@ def _jobs_with_older_questions(connection: Connection) -> Sequence[str]:
         approvals.c.job_id == jobs.c.id,
         approvals.c.checked_snapshot < jobs.c.rules_snapshot,
         runs.c.id == approvals.c.run_id,
-        IS_OPEN,
+        IS_OPEN_APPROVAL,
     )
     changed = jobs.c.rules_snapshot > literal_column("1")  # a parameter would not meet the index
     query = select(jobs.c.id).where(changed, older).order_by(jobs.c.rules_snapshot)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, select, update
 
 from runner.core.spec import JobSpec
+from runner.store.conditions import IS_OPEN_APPROVAL
 from runner.store.connection.database import Database
-from runner.store.look.decisions import IS_OPEN
 from runner.store.steer.questions import Asked, load_asked
 from runner.store.tables import approvals, jobs, runs
 
@@ -34,7 +34,7 @@ def take_notices(database: Database, now: float, most: int = 200) -> list[Notice
     untold = (
         select(approvals.c.id)
         .join(runs, runs.c.id == approvals.c.run_id)
-        .where(IS_OPEN, approvals.c.notified_at.is_(None))
+        .where(IS_OPEN_APPROVAL, approvals.c.notified_at.is_(None))
         .order_by(approvals.c.asked_at, approvals.c.id)
         .limit(most)
     )

@@ -19,9 +19,9 @@ from runner.core.run import ENDED
 from runner.core.text.plain import shorten
 from runner.permissions import AnswerEffect, ToolContext
 from runner.store.children.types import agent_types
+from runner.store.conditions import APPROVAL_OF_CALL, IS_OPEN_APPROVAL
 from runner.store.connection.database import Database
 from runner.store.job.rules import tool_context_from_json
-from runner.store.look.decisions import IS_ABOUT_CALL, IS_OPEN
 from runner.store.steer.control import Target, locked_runs, store_change
 from runner.store.tables import approvals, blocks, jobs, runs, tool_calls
 
@@ -84,7 +84,7 @@ class LockedRun:
 
 def waiting(database: Database, of: Target | None = None) -> list[Asked]:
     """The questions that wait for an answer, oldest first; ``of``: a run's or a job's."""
-    condition = IS_OPEN
+    condition = IS_OPEN_APPROVAL
     if of is not None:
         column = approvals.c.run_id if of.kind == "run" else approvals.c.job_id
         condition &= column == of.id
@@ -108,7 +108,7 @@ def load_asked(
             tool_calls.c.asked_again,
             tool_calls.c.updated_input,
         )
-        .join(tool_calls, IS_ABOUT_CALL)
+        .join(tool_calls, APPROVAL_OF_CALL)
         .join(runs, runs.c.id == approvals.c.run_id)
         .join(jobs, jobs.c.id == approvals.c.job_id)
         .where(condition)
@@ -167,7 +167,7 @@ def lock_open(connection: Connection, run_ids: Sequence[str]) -> list[LockedRun]
     query = (
         select(approvals)
         .join(runs, runs.c.id == approvals.c.run_id)
-        .where(approvals.c.run_id.in_([run.id for run in found]), IS_OPEN)
+        .where(approvals.c.run_id.in_([run.id for run in found]), IS_OPEN_APPROVAL)
         .order_by(approvals.c.run_id, approvals.c.position)
     )
     questions: dict[str, list[Row[Any]]] = {run.id: [] for run in found}

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from runner.cli.audit.formats import FORMATS, say_rows
-from runner.core.rows import Column, Rows
+from runner.queries.rows import Column, Rows
 from tests.cli.test_terminal import steers
 
 HOSTILE = "\x1b]0;title\x07\x1b[2J a\r\nb\u202e\x9b31m"

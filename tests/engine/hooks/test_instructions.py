@@ -7,7 +7,7 @@ from sqlalchemy import select
 from runner.core.run import Ended, Waiting
 from runner.core.spec import Asking
 from runner.permissions import Rule
-from runner.store.look.as_sent import as_sent
+from runner.queries.transcript import sent_request
 from runner.store.steer.approvals import Reply
 from runner.store.tables import model_calls, run_instructions, runs
 from tests.engine.hooks.bench import Bench, bash
@@ -30,7 +30,7 @@ def test_instructions_are_read_once_and_join_every_prompt(bench: Bench) -> None:
     assert bench.work() == SUCCEEDED
     systems = {request.system for request in bench.model.requests}
     assert systems == {"Be brief.\n\n# AGENTS.md of the workspace\n\nBe kind."}
-    assert as_sent(bench.database, lease.run_id, 3).system in systems
+    assert sent_request(bench.database, lease.run_id, 3).system in systems
     (read,) = bench.happened("instructions_read")
     (file,) = read["files"]
     assert (file["path"], file["characters"], read["left_out"]) == ("AGENTS.md", 9, [])

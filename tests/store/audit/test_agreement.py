@@ -11,22 +11,21 @@ import pytest
 from runner.cli.report.findings import Line, failure_groups
 from runner.core.conversation import ToolOutcome
 from runner.core.money.prices import Spending
-from runner.store.audit.approvals import approvals
-from runner.store.audit.costs import costs, usd
-from runner.store.audit.decisions import decisions
-from runner.store.audit.errors import errors
-from runner.store.audit.filters import Filters
-from runner.store.audit.limits import limits
-from runner.store.audit.models import models
-from runner.store.audit.timeline import timeline
-from runner.store.audit.tools import tools
+from runner.queries.calls import tool_rows
+from runner.queries.costs import BY, By, cost_rows, costs_by, model_rows, usd
+from runner.queries.decisions import (
+    approval_rows,
+    approvals_of_run,
+    decision_rows,
+    denied_calls,
+    denied_counts,
+)
+from runner.queries.files import snapshots_of_job
+from runner.queries.filters import Filters
+from runner.queries.jobs import last_verifications, list_runs
+from runner.queries.problems import error_rows, limit_rows
+from runner.queries.timeline import events_after, timeline_rows
 from runner.store.connection.database import Database
-from runner.store.look import queries
-from runner.store.look.costs import BY, By, spent_by
-from runner.store.look.decisions import approvals_of, denied_calls, denied_counts
-from runner.store.look.family.events import events_after
-from runner.store.look.trees import trees_in
-from runner.store.look.verifications import last_verifications
 from runner.store.steer.approvals import waiting
 from runner.store.steer.control import Target, cancel
 from runner.store.steer.fork import fork
@@ -53,10 +52,10 @@ def test_denied_calls_are_those_that_the_report_counts(database: Database) -> No
     turn(claim(database, other.runs[0]), *bash("rm x", "rm y", "ls z"), results=results)
     for of in (job, other):
         only = Filters(job_id=of.id)
-        denied = [row for row in decisions(database, only) if row["verdict"] == "denied"]
+        denied = [row for row in decision_rows(database, only) if row["verdict"] == "denied"]
         assert sum(row["calls"] for row in denied) == denied_counts(database, of.id)[0]
         for run_id in of.runs:
-            each = decisions(database, Filters(run_id=run_id), each=True)
+            each = decision_rows(database, Filters(run_id=run_id), each=True)
             found = {row["call_id"] for row in each if row["verdict"] == "denied"}
             assert found == {call["id"] for call in denied_calls(database, run_id)}
 
@@ -66,15 +65,15 @@ def test_approvals_are_those_that_each_run_shows(database: Database) -> None:
     other = submit(database, "c.py")
     turn(claim(database, other.runs[0]), *bash("make x", "make y"))
     for run_id in (*job.runs, *other.runs):
-        found = list(approvals(database, Filters(run_id=run_id)))
-        shown = {each["id"]: each for each in approvals_of(database, run_id)}
+        found = list(approval_rows(database, Filters(run_id=run_id)))
+        shown = {each["id"]: each for each in approvals_of_run(database, run_id)}
         assert {row["approval_id"] for row in found} == set(shown)
         for row in found:
             asked = shown[row["approval_id"]]
             assert (row["answered_by"], row["call_id"]) == (asked["answered_by"], asked["call_id"])
             assert row["answer"] == (asked["answer"] or "waiting")
     open_now = {
-        row["approval_id"] for row in approvals(database, ALL) if row["answer"] == "waiting"
+        row["approval_id"] for row in approval_rows(database, ALL) if row["answer"] == "waiting"
     }
     assert open_now == {asked.id for asked in waiting(database, None)}
     assert len(open_now) == 2
@@ -84,8 +83,8 @@ def test_approvals_are_those_that_each_run_shows(database: Database) -> None:
 def test_costs_are_those_of_runner_costs(database: Database, by: By) -> None:
     job = play(database)
     call_model_otherwise(database, job.runs[0], 1, "claude-unknown")
-    found = list(costs(database, ALL, PRICES, by))
-    spent = {each.key: each.spending for each in spent_by(database, PRICES, by)}
+    found = list(cost_rows(database, ALL, PRICES, by))
+    spent = {each.key: each.spending for each in costs_by(database, PRICES, by)}
     assert {next(iter(row.values())) for row in found} == set(spent)
     for row in found:
         spending = spent[next(iter(row.values()))]
@@ -98,8 +97,8 @@ def test_costs_are_those_of_runner_costs(database: Database, by: By) -> None:
 def test_models_cost_what_runner_costs_says(database: Database) -> None:
     job = play(database)
     call_model_otherwise(database, job.runs[0], 1, "claude-unknown")
-    found = {row["model"]: row for row in models(database, ALL, PRICES)}
-    spent = {each.key: each.spending for each in spent_by(database, PRICES, "model")}
+    found = {row["model"]: row for row in model_rows(database, ALL, PRICES)}
+    spent = {each.key: each.spending for each in costs_by(database, PRICES, "model")}
     assert {name: row["calls"] for name, row in found.items()} == {
         name: spending.calls for name, spending in spent.items()
     }
@@ -113,15 +112,15 @@ def test_errors_of_runs_are_the_groups_of_the_report(database: Database) -> None
     for run_id, said in zip(job.runs, ("No a.", "No one.py.", "No two.py.", "No a."), strict=True):
         claim(database, run_id).fail("invalid_request_error", said)
     verified = last_verifications(database, job.id)
-    trees = {each.run_id: each for each in trees_in(database, job.id)}
+    trees = {each.run_id: each for each in snapshots_of_job(database, job.id)}
     groups = failure_groups(
         [
             Line(run, trees[run["id"]], Spending(), verified=verified.get(run["id"]))
-            for run in queries.list_runs(database, job.id)
+            for run in list_runs(database, job.id)
         ]
     )
     told = {(f"{g.state} {g.reason}", g.signature): len(g.lines) for g in groups}
-    found = [row for row in errors(database, Filters(job_id=job.id)) if row["kind"] == "run"]
+    found = [row for row in error_rows(database, Filters(job_id=job.id)) if row["kind"] == "run"]
     assert {(row["what"], row["error"]): row["times"] for row in found} == told
     assert sorted(told.values()) == [1, 1, 2]
 
@@ -131,8 +130,8 @@ def test_limits_are_the_runs_that_are_stopped(database: Database) -> None:
     job = submit(database, "a.py", "b.py", spec=spec)
     for run_id in job.runs:
         turn(claim(database, run_id), *bash("ls -l"))
-    stopped = queries.list_runs(database, job.id, "stopped")
-    found = list(limits(database, ALL))
+    stopped = list_runs(database, job.id, "stopped")
+    found = list(limit_rows(database, ALL))
     assert {row["run_id"]: row["limit"] for row in found} == {
         run["id"]: run["reason"] for run in stopped
     }
@@ -142,24 +141,28 @@ def test_limits_are_the_runs_that_are_stopped(database: Database) -> None:
 def test_timeline_has_every_event_of_a_run_in_the_order_of_the_record(database: Database) -> None:
     job = play(database)
     for run_id in job.runs:
-        found = list(timeline(database, ALL, run_id, PRICES))
+        found = list(timeline_rows(database, ALL, run_id, PRICES))
         record = events_after(database, run_id, 0)
         assert [(row["at"], row["event"]) for row in found] == [
             (event["at"], event["type"]) for event in record
         ]
         known = [row["cost_usd"] for row in found if row["cost_usd"] is not None]
-        spent = spent_by(database, PRICES, "run", run_id=run_id)
+        spent = costs_by(database, PRICES, "run", run_id=run_id)
         assert sum(known) == pytest.approx(float(sum(each.spending.usd for each in spent)))
 
 
 def test_copies_of_calls_that_a_fork_began_with_are_nobodys(database: Database) -> None:
     job = play(database)
-    questions: dict[str, Any] = {"tools": tools, "decisions": decisions, "errors": errors}
+    questions: dict[str, Any] = {
+        "tools": tool_rows,
+        "decisions": decision_rows,
+        "errors": error_rows,
+    }
     before = {name: list(ask(database, ALL)) for name, ask in questions.items()}
     change = fork(database, job.runs[0], 2, NOW + 200, text="Go on.")
     assert {name: list(ask(database, ALL)) for name, ask in questions.items()} == before
     turn(claim(database, change.id, NOW + 210), *bash("ls -a"), at=NOW + 220)
-    own = list(tools(database, Filters(run_id=change.id)))
+    own = list(tool_rows(database, Filters(run_id=change.id)))
     assert [(row["tool"], row["calls"]) for row in own] == [("Bash", 1)]
 
 
@@ -167,16 +170,18 @@ def test_each_decision_is_counted_once(database: Database) -> None:
     play(database)
     names = ("verdict", "decision", "tool", "answer", "answered_by", "rule", "rule_by", "why")
     each = Counter(
-        tuple(row[name] for name in names) for row in decisions(database, ALL, each=True)
+        tuple(row[name] for name in names) for row in decision_rows(database, ALL, each=True)
     )
-    assert {tuple(row[n] for n in names): row["calls"] for row in decisions(database, ALL)} == each
+    assert {
+        tuple(row[n] for n in names): row["calls"] for row in decision_rows(database, ALL)
+    } == each
 
 
 def test_open_questions_of_a_cancelled_run_do_not_wait(database: Database) -> None:
     job = submit(database, "a.py")
     turn(claim(database, job.runs[0]), *bash("make x"))
-    assert [row["verdict"] for row in decisions(database, ALL)] == ["waiting"]
+    assert [row["verdict"] for row in decision_rows(database, ALL)] == ["waiting"]
     cancel(database, Target("job", job.id), NOW + 5)
-    assert [row["verdict"] for row in decisions(database, ALL)] == ["interrupted"]
-    (asked,) = approvals(database, ALL)
+    assert [row["verdict"] for row in decision_rows(database, ALL)] == ["interrupted"]
+    (asked,) = approval_rows(database, ALL)
     assert (asked["answer"], asked["via"]) == ("cancelled", "cancel")

@@ -14,11 +14,9 @@ from runner.core.search.query import Term
 from runner.core.search.words import words_of
 from runner.errors import UsageError
 from runner.permissions import Policy, Request, Rule, evaluate
-from runner.store.audit import commands as commands_module
-from runner.store.audit.commands import commands
-from runner.store.audit.filters import Filters
-from runner.store.audit.finding import candidates, walk
-from runner.store.audit.finding.patterns import command_pattern, path_pattern
+from runner.queries import calls
+from runner.queries.calls import command_pattern, command_rows, path_pattern
+from runner.queries.filters import Filters
 from runner.store.connection.database import Database
 from tests.store.attempts import claim, tool_use
 from tests.store.audit.played import PLAYED, bash, finish, play, questions, reply_to, submit, turn
@@ -28,7 +26,7 @@ ALL = Filters()
 
 
 def found(database: Database, pattern: str | None = None, **options: Any) -> list[str]:
-    return [row["command"] for row in commands(database, ALL, pattern, **options)]
+    return [row["command"] for row in command_rows(database, ALL, pattern, **options)]
 
 
 def test_newest_commands_come_first(database: Database) -> None:
@@ -85,7 +83,7 @@ def test_pattern_finds_commands(played: Database, pattern: str, commands_found: 
 @pytest.mark.parametrize("pattern", ["", "  ", "&&", "* *", " git *", "a:*b*"])
 def test_pattern_that_can_find_nothing_is_refused(database: Database, pattern: str) -> None:
     with pytest.raises(UsageError) as refused:
-        commands(database, ALL, pattern)
+        command_rows(database, ALL, pattern)
     assert "\n" not in str(refused.value)
 
 
@@ -98,29 +96,29 @@ def test_what_is_spelled_to_hide_is_found_by_opaque(database: Database) -> None:
 def test_pattern_without_a_word_is_tried_on_the_newest_commands_alone(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(commands_module, "MOST_TAKEN_APART", 2)
+    monkeypatch.setattr(calls, "MOST_TAKEN_APART", 2)
     attempt = claim(database, submit(database, "a").runs[0])
     turn(attempt, *bash("$cmd old", "ls 1", "ls 2"))
-    rows = commands(database, ALL, ":opaque", limit=5)
+    rows = command_rows(database, ALL, ":opaque", limit=5)
     assert list(rows) == []
     assert rows.note.startswith("only the newest 2 commands were looked at")
     assert found(database, ":opaque") == ["$cmd old"]
-    assert commands(database, ALL, "ls *", limit=5).note == ""
+    assert command_rows(database, ALL, "ls *", limit=5).note == ""
 
 
 @pytest.fixture(params=["index", "no index"])
 def index(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The calls to look at are found by the index, or the index cannot tell."""
     if request.param == "no index":
-        monkeypatch.setattr(candidates, "MOST_CANDIDATES", -1)
+        monkeypatch.setattr(calls, "MOST_CANDIDATES", -1)
 
 
 @pytest.mark.usefixtures("index")
 def test_all_calls_are_searched_however_old(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(walk, "_BATCH", 2)
-    monkeypatch.setattr(walk, "_MORE", 2)
+    monkeypatch.setattr(calls, "_BATCH", 2)
+    monkeypatch.setattr(calls, "_MORE", 2)
     attempt = claim(database, submit(database, "a").runs[0])
     turn(attempt, *bash("ls needle", "ls 0"), at=NOW + 1)
     for number in range(8):
@@ -137,8 +135,8 @@ def test_all_calls_are_searched_however_old(
 def test_newest_commands_are_given_whichever_runs_they_are_of(
     database: Database, monkeypatch: pytest.MonkeyPatch, newest_runs: int
 ) -> None:
-    monkeypatch.setattr(walk, "_BATCH", 1)
-    monkeypatch.setattr(walk, "_NEWEST_RUNS", walk.oldest_of_the_newest(newest_runs))
+    monkeypatch.setattr(calls, "_BATCH", 1)
+    monkeypatch.setattr(calls, "_NEWEST_RUNS", calls.oldest_of_the_newest(newest_runs))
     for place, run_id in enumerate(submit(database, "a", "b", "c").runs):
         attempt = claim(database, run_id)
         for number in range(3):
@@ -176,10 +174,10 @@ def test_no_call_is_left_out_where_the_database_knows_how_many_rows_it_has(
 
 def test_more_than_the_limit_is_told(database: Database) -> None:
     play(database)
-    rows = commands(database, ALL, limit=2)
+    rows = command_rows(database, ALL, limit=2)
     assert len(list(rows)) == 2
     assert rows.note == "only the newest 2: there are more (--limit 0 gives all)"
-    assert commands(database, ALL, limit=6).note == ""
+    assert command_rows(database, ALL, limit=6).note == ""
 
 
 def test_what_a_person_had_it_run_instead_is_told_and_found(database: Database) -> None:
@@ -187,7 +185,7 @@ def test_what_a_person_had_it_run_instead_is_told_and_found(database: Database) 
     turn(claim(database, run_id), *bash("make all"))
     reply_to(database, questions(database, run_id)[0], edited={"command": "make safe"})
     for pattern in ("make safe", "make *", "all"):
-        (row,) = commands(database, ALL, pattern)
+        (row,) = command_rows(database, ALL, pattern)
         assert (row["command"], row["ran"], row["answered_by"]) == (
             "make all",
             "make safe",
@@ -200,8 +198,8 @@ def test_what_a_person_had_it_run_instead_is_told_and_found(database: Database) 
 def test_what_it_ran_instead_is_found_however_old(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(walk, "_BATCH", 1)
-    monkeypatch.setattr(walk, "_MORE", 1)
+    monkeypatch.setattr(calls, "_BATCH", 1)
+    monkeypatch.setattr(calls, "_MORE", 1)
     old, new = submit(database, "a", "b").runs
     turn(claim(database, old), *bash("make all"))
     reply_to(database, questions(database, old)[0], edited={"command": "make safe"})
@@ -220,7 +218,9 @@ def test_each_call_has_its_own_command(database: Database) -> None:
         tool_use(7, "Bash", command="ls 2"),
     ]
     turn(attempt, *uses)
-    rows = {row["call_id"].rpartition("_")[2]: row["command"] for row in commands(database, ALL)}
+    rows = {
+        row["call_id"].rpartition("_")[2]: row["command"] for row in command_rows(database, ALL)
+    }
     assert rows == {"1": "ls 1", "3": "ls 2"}
 
 
@@ -294,21 +294,23 @@ def test_index_says_which_calls_to_look_at(
     def never(*_: object) -> None:
         raise AssertionError("all calls are looked at")
 
-    monkeypatch.setattr(walk, "_lots", never)
+    monkeypatch.setattr(calls, "_lots", never)
     assert {text: found(database, text) for text in told} == told
     assert [len(each) for each in told.values()] == [2, 2, 2, 0]
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("MOST_CANDIDATES", 0), ("MOST_LEFT", -1)], ids=["too many", "far behind"]
+    ("name", "value"),
+    [("MOST_CANDIDATES", 0), ("MOST_UNINDEXED", -1)],
+    ids=["too many", "far behind"],
 )
 def test_calls_are_looked_at_where_the_index_cannot_tell(
     database: Database, monkeypatch: pytest.MonkeyPatch, name: str, value: int
 ) -> None:
-    monkeypatch.setattr(candidates, name, value)
+    monkeypatch.setattr(calls, name, value)
     play(database)
     terms = command_pattern("push").terms
-    assert candidates.candidates(database, ALL, terms) is None
+    assert calls.candidates(database, ALL, terms) is None
     assert found(database, "push") == ["git push", "cd app && git push origin"]
 
 
@@ -319,7 +321,7 @@ def test_index_is_asked_about_the_job_and_the_run_of_the_filters(database: Datab
     terms = command_pattern("push").terms
 
     def runs(**only: str) -> set[str]:
-        known = candidates.candidates(database, Filters(**only), terms)
+        known = calls.candidates(database, Filters(**only), terms)
         assert known is not None
         return {run_id for run_id, _ in known}
 
@@ -336,4 +338,4 @@ def test_call_that_began_long_after_it_was_asked_for_is_found_by_its_time(
     reply_to(database, questions(database, run_id)[0], NOW + 900_000)
     finish(claim(database, run_id, NOW + 900_000))
     late = Filters(since=NOW + 800_000)
-    assert [row["command"] for row in commands(database, late, "all")] == ["make all"]
+    assert [row["command"] for row in command_rows(database, late, "all")] == ["make all"]

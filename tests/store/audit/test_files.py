@@ -10,10 +10,10 @@ from sqlalchemy import insert, update
 
 from runner.core.conversation import Block, ToolOutcome
 from runner.errors import UsageError
-from runner.store.audit import files as files_module
-from runner.store.audit.files import Action, Trees, files
-from runner.store.audit.filters import Filters
-from runner.store.audit.finding import candidates
+from runner.queries import calls
+from runner.queries import files as files_module
+from runner.queries.files import Action, SnapshotPair, file_rows
+from runner.queries.filters import Filters
 from runner.store.connection.database import Database
 from runner.store.tables import hook_runs, tool_calls
 from tests.store.attempts import claim, tool_use
@@ -24,7 +24,7 @@ ALL = Filters()
 
 
 def found(database: Database, pattern: str | None = None, **options: Any) -> list[tuple[str, str]]:
-    return [(row["action"], row["path"]) for row in files(database, ALL, pattern, **options)]
+    return [(row["action"], row["path"]) for row in file_rows(database, ALL, pattern, **options)]
 
 
 def call(
@@ -63,7 +63,7 @@ def test_file_tools_tell_by_their_input(
     database: Database, use: Block, result: str, touched: tuple[str, str]
 ) -> None:
     call(database, use, result=(result or "none", "succeeded"))
-    (row,) = files(database, ALL)
+    (row,) = file_rows(database, ALL)
     assert ((row["action"], row["path"]), row["known_from"]) == (touched, "input")
     assert (row["turn"], row["item"], row["at"]) == (1, "a", NOW)
 
@@ -90,7 +90,7 @@ def test_input_that_names_no_file_is_passed_over(
 def test_commands_tell_what_they_write_and_read(database: Database) -> None:
     call(database, *bash("ls -l > out.txt < in.txt", "ls -l"))
     assert sorted(found(database)) == [("read", "in.txt"), ("written", "out.txt")]
-    assert {row["known_from"] for row in files(database, ALL)} == {"command"}
+    assert {row["known_from"] for row in file_rows(database, ALL)} == {"command"}
 
 
 def test_command_that_was_not_run_wrote_nothing(database: Database) -> None:
@@ -117,7 +117,7 @@ def turn_on(database: Database, run_id: str) -> None:
 def index(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The calls to look at are found by the index, or the index cannot tell."""
     if request.param == "no index":
-        monkeypatch.setattr(candidates, "MOST_CANDIDATES", -1)
+        monkeypatch.setattr(calls, "MOST_CANDIDATES", -1)
 
 
 @pytest.mark.usefixtures("index")
@@ -145,11 +145,13 @@ def test_pattern_finds_paths(database: Database, pattern: str, paths: list[str])
 @pytest.mark.parametrize("pattern", ["", " ", "*", "/", "**"])
 def test_pattern_that_names_no_path_is_refused(database: Database, pattern: str) -> None:
     with pytest.raises(UsageError, match="names no path"):
-        files(database, ALL, pattern)
+        file_rows(database, ALL, pattern)
 
 
 def changes(*told: tuple[Action, str]) -> Any:
-    def differences(pairs: Sequence[Trees]) -> Mapping[Trees, Sequence[tuple[Action, str]]]:
+    def differences(
+        pairs: Sequence[SnapshotPair],
+    ) -> Mapping[SnapshotPair, Sequence[tuple[Action, str]]]:
         return {pair: told for pair in pairs if pair.before == "t1"}
 
     return differences
@@ -159,7 +161,7 @@ def test_trees_tell_what_a_command_did(database: Database) -> None:
     run_id = call(database, *bash("ls > out.txt"))
     recorded(database, run_id, "t1", "t2")
     told = changes(("created", "out.txt"), ("deleted", "old.txt"))
-    rows = list(files(database, ALL, differences=told))
+    rows = list(file_rows(database, ALL, differences=told))
     assert sorted((row["action"], row["path"], row["known_from"]) for row in rows) == [
         ("created", "out.txt", "trees"),
         ("deleted", "old.txt", "trees"),
@@ -199,7 +201,7 @@ def test_trees_tell_what_hooks_did(database: Database) -> None:
     hooked(database, run_id, "PostToolUse", 0, NOW + 1)
     hooked(database, run_id, "TurnEnd", None, NOW + 2)
     told = changes(("changed", "out.txt"))
-    rows = list(files(database, ALL, differences=told))
+    rows = list(file_rows(database, ALL, differences=told))
     at_turn_end, after_call, by_command = rows
     assert (at_turn_end["tool"], at_turn_end["call_id"], at_turn_end["turn"]) == (
         "TurnEnd",
@@ -211,7 +213,7 @@ def test_trees_tell_what_hooks_did(database: Database) -> None:
     # What a hook did after the command says nothing of what that wrote.
     assert (by_command["tool"], by_command["action"]) == ("Bash", "written")
     assert found(database, "other.txt", differences=told) == []
-    assert files(database, ALL, differences=told, limit=1).note.startswith("only the newest 1")
+    assert file_rows(database, ALL, differences=told, limit=1).note.startswith("only the newest 1")
 
 
 @pytest.mark.parametrize(
@@ -230,7 +232,7 @@ def test_filters_hold_for_what_hooks_did(database: Database, filters: Filters, c
     run_id = call(database, *bash("ls"))
     hooked(database, run_id, "PostToolUse", 0, NOW + 1)
     hooked(database, run_id, "TurnEnd", None, NOW + 2)
-    rows = files(database, filters, differences=changes(("changed", "a")))
+    rows = file_rows(database, filters, differences=changes(("changed", "a")))
     assert len(list(rows)) == count
 
 
@@ -242,6 +244,6 @@ def test_pattern_says_how_many_trees_were_compared(
     for position in range(3):
         recorded(database, run_id, "t1", f"t{position + 2}", position)
     told = changes(("changed", "a"))
-    rows = files(database, ALL, "a", differences=told, limit=1)
+    rows = file_rows(database, ALL, "a", differences=told, limit=1)
     assert "newest 2 calls were compared" in rows.note
-    assert files(database, ALL, "a", differences=told).note == ""
+    assert file_rows(database, ALL, "a", differences=told).note == ""

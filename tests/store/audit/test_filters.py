@@ -9,18 +9,14 @@ from typing import Any
 
 from sqlalchemy import Connection, insert, select
 
-from runner.core.rows import Rows
-from runner.store.audit.approvals import approvals
-from runner.store.audit.commands import commands
-from runner.store.audit.costs import costs
-from runner.store.audit.decisions import decisions
-from runner.store.audit.errors import errors
-from runner.store.audit.files import files
-from runner.store.audit.filters import Filters
-from runner.store.audit.limits import limits
-from runner.store.audit.models import models
-from runner.store.audit.timeline import timeline
-from runner.store.audit.tools import tools
+from runner.queries.calls import command_rows, tool_rows
+from runner.queries.costs import cost_rows, model_rows
+from runner.queries.decisions import approval_rows, decision_rows
+from runner.queries.files import file_rows
+from runner.queries.filters import Filters
+from runner.queries.problems import error_rows, limit_rows
+from runner.queries.rows import Rows
+from runner.queries.timeline import timeline_rows
 from runner.store.connection.database import Database
 from runner.store.tables import model_calls
 from tests.store.attempts import claim, run_row
@@ -38,16 +34,16 @@ from tests.store.examples import NOW
 from tests.store.test_costs import PRICES
 
 QUESTIONS: dict[str, Callable[[Database, Filters], Rows]] = {
-    "tools": tools,
-    "commands": commands,
-    "files": files,
-    "decisions": decisions,
-    "each": lambda database, by: decisions(database, by, each=True),
-    "approvals": approvals,
-    "limits": limits,
-    "errors": errors,
-    "costs": lambda database, by: costs(database, by, PRICES),
-    "models": lambda database, by: models(database, by, PRICES),
+    "tools": tool_rows,
+    "commands": command_rows,
+    "files": file_rows,
+    "decisions": decision_rows,
+    "each": lambda database, by: decision_rows(database, by, each=True),
+    "approvals": approval_rows,
+    "limits": limit_rows,
+    "errors": error_rows,
+    "costs": lambda database, by: cost_rows(database, by, PRICES),
+    "models": lambda database, by: model_rows(database, by, PRICES),
 }
 
 
@@ -117,11 +113,11 @@ def test_calls_are_those_that_all_filters_let_through(database: Database) -> Non
 
         expected = [call for call in calls if fits(call)]
         only = Filters(**chosen)
-        assert sum(row["calls"] for row in tools(database, only)) == len(expected), chosen
-        assert sum(row["calls"] for row in decisions(database, only)) == len(expected)
-        assert len(list(decisions(database, only, each=True))) == len(expected)
+        assert sum(row["calls"] for row in tool_rows(database, only)) == len(expected), chosen
+        assert sum(row["calls"] for row in decision_rows(database, only)) == len(expected)
+        assert len(list(decision_rows(database, only, each=True))) == len(expected)
         of_bash = [call for call in expected if call.name == "Bash"]
-        assert len(list(commands(database, only))) == len(of_bash)
+        assert len(list(command_rows(database, only))) == len(of_bash)
 
 
 NOTHING: tuple[dict[str, Any], ...] = (
@@ -148,11 +144,13 @@ def test_filter_that_nothing_meets_leaves_nothing(database: Database) -> None:
 def test_costs_with_a_tool_are_those_of_the_turns_that_called_it(database: Database) -> None:
     job = play(database)
     by_run = {
-        row["run_id"]: row["calls"] for row in costs(database, Filters(tool="Read"), PRICES, "run")
+        row["run_id"]: row["calls"]
+        for row in cost_rows(database, Filters(tool="Read"), PRICES, "run")
     }
     assert by_run == {job.runs[0]: 1}
     by_run = {
-        row["run_id"]: row["calls"] for row in costs(database, Filters(tool="Bash"), PRICES, "run")
+        row["run_id"]: row["calls"]
+        for row in cost_rows(database, Filters(tool="Bash"), PRICES, "run")
     }
     assert by_run == dict.fromkeys(job.runs, 1)
 
@@ -162,7 +160,7 @@ def test_timeline_takes_the_filters_too(database: Database) -> None:
     run_id = job.runs[0]
 
     def told(**only: Any) -> list[Any]:
-        return list(timeline(database, Filters(**only), run_id, PRICES))
+        return list(timeline_rows(database, Filters(**only), run_id, PRICES))
 
     whole = told()
     assert told(job_id=job.id, run_id=run_id, item="a.py") == whole
@@ -179,7 +177,7 @@ def test_timeline_takes_the_filters_too(database: Database) -> None:
 
 def test_timeline_says_who_did_what_and_how_long_a_wait_lasted(database: Database) -> None:
     job = play(database)
-    rows = list(timeline(database, Filters(), job.runs[0], PRICES))
+    rows = list(timeline_rows(database, Filters(), job.runs[0], PRICES))
     people = [(row["event"], row["by"]) for row in rows if row["by"]]
     assert people == [("run_submitted", "ada"), ("approval_answered", "lena")]
     (waited,) = (row for row in rows if row["event"] == "waiting")

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, update
 
-from runner.store.audit.decisions import decisions
-from runner.store.audit.filters import Filters
-from runner.store.audit.limits import limits
-from runner.store.audit.timeline import timeline
+from runner.queries.decisions import decision_rows
+from runner.queries.filters import Filters
+from runner.queries.problems import limit_rows
+from runner.queries.timeline import timeline_rows
 from runner.store.connection.database import Database
 from runner.store.tables import events, tool_calls
 from tests.store.audit.played import play
@@ -36,23 +36,25 @@ def change(database: Database, table: Any, **values: Any) -> None:
 def test_events_may_hold_anything(database: Database, data: int) -> None:
     job = play(database)
     change(database, events, data=ODD[data])
-    rows = list(timeline(database, ALL, job.runs[0], PRICES))
+    rows = list(timeline_rows(database, ALL, job.runs[0], PRICES))
     assert [row["call_id"] for row in rows] == [None] * len(rows)
-    assert list(timeline(database, Filters(tool="Bash"), job.runs[0], PRICES)) == []
+    assert list(timeline_rows(database, Filters(tool="Bash"), job.runs[0], PRICES)) == []
 
 
 def test_limits_may_be_told_in_any_way(database: Database) -> None:
     job = play(database)
     for odd in ODD[1:]:
         change(database, events, type="limit_reached", data=odd)
-        assert {row["run_id"] for row in limits(database, ALL)} == set(job.runs)
+        assert {row["run_id"] for row in limit_rows(database, ALL)} == set(job.runs)
         change(database, events, type="retried")
-        assert list(limits(database, ALL)) == []
+        assert list(limit_rows(database, ALL)) == []
 
 
 def test_rule_that_no_job_has_decided_all_the_same(database: Database) -> None:
     play(database)
     change(database, tool_calls, rule_position=99)
-    counted = list(decisions(database, ALL))
-    assert sum(row["calls"] for row in counted) == len(list(decisions(database, ALL, each=True)))
+    counted = list(decision_rows(database, ALL))
+    assert sum(row["calls"] for row in counted) == len(
+        list(decision_rows(database, ALL, each=True))
+    )
     assert {row["rule_by"] for row in counted} == {None}

@@ -11,8 +11,8 @@ from sqlalchemy.engine import Engine
 
 from runner.core.author import Author
 from runner.core.conversation import Usage
-from runner.store.audit.filters import Filters
-from runner.store.audit.limits import limits
+from runner.queries.filters import Filters
+from runner.queries.problems import limit_rows
 from runner.store.connection.database import Database
 from runner.store.steer.control import Target
 from runner.store.steer.revive import Raised, retry
@@ -34,11 +34,11 @@ def stop(database: Database) -> str:
 
 def test_who_raised_a_limit_is_told(database: Database) -> None:
     run_id = stop(database)
-    (row,) = limits(database, ALL)
+    (row,) = limit_rows(database, ALL)
     assert (row["limit"], row["state"], row["raised_by"]) == ("max_turns", "stopped", None)
     author = Author("lena", "it was nearly done")
     retry(database, Target("run", run_id), NOW + 20, raised=Raised(max_turns=5), author=author)
-    (row,) = limits(database, ALL)
+    (row,) = limit_rows(database, ALL)
     assert (row["at"], row["state"]) == (NOW + 10, "queued")
     assert (row["raised_at"], row["raised_by"]) == (NOW + 20, "lena")
     assert (row["raised_to"], row["why"]) == ({"max_turns": 5}, "it was nearly done")
@@ -50,21 +50,21 @@ def test_each_time_that_a_limit_was_reached_is_told(database: Database) -> None:
         author = Author(f"person {most}")
         retry(database, Target("run", run_id), at, raised=Raised(max_turns=most), author=author)
         turn(claim(database, run_id, at + 1), *bash("ls"), at=at + 5)
-    rows = list(limits(database, ALL))
+    rows = list(limit_rows(database, ALL))
     assert [(row["at"], row["raised_by"]) for row in rows] == [
         (NOW + 45, None),
         (NOW + 25, "person 3"),
         (NOW + 10, "person 2"),
     ]
-    assert list(limits(database, ALL, limit=1)) == rows[:1]
-    assert limits(database, ALL, limit=1).note.startswith("only the newest 1")
+    assert list(limit_rows(database, ALL, limit=1)) == rows[:1]
+    assert limit_rows(database, ALL, limit=1).note.startswith("only the newest 1")
 
 
 def test_run_that_waits_for_its_budget_is_told(database: Database) -> None:
     job_id, (first, second) = submit_budgeted(database, "a", "b", tokens=6_000)
     claim(database, first, NOW, priced).reply(text("Done."), usage=Usage(2_000, 0, 0, 1_000))
     claim(database, second, NOW + 5, priced)
-    (row,) = limits(database, ALL)
+    (row,) = limit_rows(database, ALL)
     assert (row["run_id"], row["limit"], row["state"]) == (second, "budget", "waiting")
     assert (row["at"], row["job_id"]) == (NOW + 5, job_id)
     assert "tokens" in row["detail"]
@@ -79,7 +79,7 @@ def test_limits_are_found_without_reading_all_events(database: Database) -> None
 
     event.listen(Engine, "before_cursor_execute", note)
     try:
-        list(limits(database, ALL, limit=10))
+        list(limit_rows(database, ALL, limit=10))
     finally:
         event.remove(Engine, "before_cursor_execute", note)
     query, parameters = next(one for one in statements if "limit_reached" in one[0])

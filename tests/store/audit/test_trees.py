@@ -9,12 +9,11 @@ from sqlalchemy import Connection, insert, update
 
 from runner.core.money.prices import PriceList
 from runner.llm.prices import load_prices
-from runner.store.audit.commands import commands
-from runner.store.audit.costs import costs
-from runner.store.audit.decisions import decisions
-from runner.store.audit.filters import Filters
-from runner.store.audit.timeline import timeline
-from runner.store.audit.tools import tools
+from runner.queries.calls import command_rows, tool_rows
+from runner.queries.costs import cost_rows
+from runner.queries.decisions import decision_rows
+from runner.queries.filters import Filters
+from runner.queries.timeline import timeline_rows
 from runner.store.connection.database import Database
 from runner.store.tables import hook_runs, tool_calls
 from tests.store.attempts import claim, run_row
@@ -27,7 +26,7 @@ PRICES: PriceList = load_prices()
 
 def counted(database: Database, filters: Filters) -> dict[str, int]:
     found: dict[str, int] = {}
-    for row in tools(database, filters):
+    for row in tool_rows(database, filters):
         found[row["tool"]] = found.get(row["tool"], 0) + row["calls"]
     return found
 
@@ -43,26 +42,26 @@ def test_a_filter_of_a_run_or_an_item_reaches_all_below_it(database: Database) -
     assert counted(database, Filters(run_id=second)) == {"Read": 2}
     assert counted(database, Filters(item="src/a.py")) == {"Agent": 2, "Read": 4}
     assert counted(database, Filters(item="src/a.py+2+1")) == {"Read": 2}
-    (spent,) = costs(database, Filters(run_id=parent), PRICES, "tree")
+    (spent,) = cost_rows(database, Filters(run_id=parent), PRICES, "tree")
     assert (spent["tree_id"], spent["calls"]) == (parent, 3)
 
 
 def test_calls_are_told_with_their_labels(database: Database) -> None:
     parent, _, second = parent_with_two(database)
     work_child(database, second)
-    labels = {row["label"] for row in decisions(database, Filters(run_id=parent), each=True)}
+    labels = {row["label"] for row in decision_rows(database, Filters(run_id=parent), each=True)}
     assert labels == {"1", "2", "2.1", "2.2"}
-    told = timeline(database, Filters(), second, PRICES)
+    told = timeline_rows(database, Filters(), second, PRICES)
     assert {row["label"] for row in told if row["call_id"]} == {"2.1", "2.2"}
 
 
 def test_a_timeline_is_of_one_run_though_a_filter_may_name_one_above(database: Database) -> None:
     parent, first, _ = parent_with_two(database)
     end_child(database, first)
-    of_all = [row["event"] for row in timeline(database, Filters(), first, PRICES)]
+    of_all = [row["event"] for row in timeline_rows(database, Filters(), first, PRICES)]
     for filters in (Filters(run_id=parent), Filters(item=run_row(database, parent).item_key)):
-        assert [row["event"] for row in timeline(database, filters, first, PRICES)] == of_all
-    assert list(timeline(database, Filters(run_id=first), parent, PRICES)) == []
+        assert [row["event"] for row in timeline_rows(database, filters, first, PRICES)] == of_all
+    assert list(timeline_rows(database, Filters(run_id=first), parent, PRICES)) == []
 
 
 @pytest.mark.parametrize("pattern", ["git push *", "push", None])
@@ -90,5 +89,5 @@ def test_a_command_that_a_hook_put_in_the_place_of_another_is_found(
         connection.execute(changed.values(updated_input={"command": "git push origin"}))
 
     database.write(work)
-    (found,) = commands(database, Filters(), pattern)
+    (found,) = command_rows(database, Filters(), pattern)
     assert (found["command"], found["ran"]) == ("make docs", "git push origin")

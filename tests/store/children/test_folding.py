@@ -14,9 +14,9 @@ from runner.core.money.budget import Limits
 from runner.core.run import Waiting
 from runner.core.steps import CallModel, Done
 from runner.permissions import Rule
+from runner.queries.transcript import sent_request
 from runner.store.children.waking import attend
 from runner.store.connection.database import Database
-from runner.store.look.as_sent import as_sent
 from runner.store.steer.control import Target, cancel
 from runner.store.tables import runs
 from tests.store.attempts import claim, text
@@ -93,7 +93,7 @@ def test_loading_gives_the_view_of_a_run_with_sub_agents(
         driver.names = ("Read", "Nothing")
     sent = driver.drive()
     check_events_and_charges(database, driver.run_id)
-    assert {turn: as_sent(database, driver.run_id, turn) for turn in sent} == sent
+    assert {turn: sent_request(database, driver.run_id, turn) for turn in sent} == sent
     assert all(row.state not in ("queued", "running") for row in children(database, driver.run_id))
 
 

@@ -11,9 +11,9 @@ from runner.core.files.instructions import Instructions
 from runner.core.files.workspace import Workspace
 from runner.core.journal.entries import InstructionsRead, TreeRecorded
 from runner.core.steps import CallModel
+from runner.queries.transcript import tool_output
 from runner.store.connection.database import Database
 from runner.store.ids import call_id
-from runner.store.look.outputs import tool_output
 from tests.store.attempts import claim, run_row, text, tool_use
 from tests.store.children.family import PARENT, WAITS, asks, said_in, submit_parent
 

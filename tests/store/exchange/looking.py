@@ -13,26 +13,22 @@ from runner.cli.audit.formats import say_rows
 from runner.cli.look.reading.compose import reading
 from runner.cli.terminal import wrapped
 from runner.cli.transcript_text import lines_of
-from runner.core.rows import Rows
 from runner.exchange.atif import trajectory
 from runner.exchange.claude_code import session_lines
 from runner.llm.prices import load_prices
+from runner.queries import decisions, transcript
+from runner.queries.calls import command_rows, tool_rows
+from runner.queries.costs import cost_rows, model_rows
+from runner.queries.decisions import approval_rows, decision_rows
+from runner.queries.files import file_rows
+from runner.queries.filters import Filters
+from runner.queries.jobs import show_run
+from runner.queries.problems import error_rows, limit_rows
+from runner.queries.rows import Rows
+from runner.queries.timeline import changes_of_job, timeline_rows
 from runner.settings import Settings
-from runner.store.audit.approvals import approvals
-from runner.store.audit.commands import commands
-from runner.store.audit.costs import costs
-from runner.store.audit.decisions import decisions as decided
-from runner.store.audit.errors import errors
-from runner.store.audit.files import files
-from runner.store.audit.filters import Filters
-from runner.store.audit.limits import limits
-from runner.store.audit.models import models
-from runner.store.audit.timeline import timeline
-from runner.store.audit.tools import tools
 from runner.store.connection.database import Database
 from runner.store.exchange.recorded import load_recorded
-from runner.store.look import decisions, queries, transcript
-from runner.store.look.changes import changes_of
 from tests.store.examples import NOW
 
 PRICES = load_prices()
@@ -41,12 +37,12 @@ SETTINGS = Settings.load()
 
 def look_everywhere(database: Database, run_id: str) -> None:
     """Read a run in every way: it is there and nothing is raised."""
-    run = queries.show_run(database, run_id)
-    transcript.messages(database, run_id)
-    transcript.lines(database, run_id)
-    transcript.compactions(database, run_id)
+    run = show_run(database, run_id)
+    transcript.api_messages(database, run_id)
+    transcript.blocks_of_run(database, run_id)
+    transcript.compactions_of_run(database, run_id)
     decisions.denied_calls(database, run_id)
-    changes_of(database, run["job_id"])
+    changes_of_job(database, run["job_id"])
     recorded = load_recorded(database, run_id, PRICES)
     json.dumps(trajectory(recorded, "1"))
     json.dumps(list(session_lines(recorded, "1")))
@@ -65,10 +61,18 @@ def look_everywhere(database: Database, run_id: str) -> None:
 def answers(database: Database, run_id: str) -> Iterator[Rows]:
     """To all questions about it."""
     of_run = Filters(run_id=run_id)
-    yield timeline(database, of_run, run_id, PRICES)
-    yield timeline(database, Filters(tool="Bash", model="x"), run_id, PRICES)
-    for question in (approvals, commands, decided, errors, files, limits, tools):
+    yield timeline_rows(database, of_run, run_id, PRICES)
+    yield timeline_rows(database, Filters(tool="Bash", model="x"), run_id, PRICES)
+    for question in (
+        approval_rows,
+        command_rows,
+        decision_rows,
+        error_rows,
+        file_rows,
+        limit_rows,
+        tool_rows,
+    ):
         yield question(database, of_run)
-    yield decided(database, of_run, each=True)
-    yield models(database, of_run, PRICES)
-    yield costs(database, of_run, PRICES)
+    yield decision_rows(database, of_run, each=True)
+    yield model_rows(database, of_run, PRICES)
+    yield cost_rows(database, of_run, PRICES)

@@ -17,10 +17,10 @@ from sqlalchemy import Table, func, select
 
 from runner.core.author import Author
 from runner.errors import UsageError
+from runner.queries import decisions
 from runner.store.connection.database import Database
 from runner.store.exchange.bringing import bring_in
 from runner.store.exchange.taking import export
-from runner.store.look import decisions
 from runner.store.tables import jobs, runs
 from tests.store.asked import ask, run_ids, submit_asking
 from tests.store.attempts import claim, text
@@ -283,7 +283,7 @@ def test_a_row_that_is_there_twice_or_not_in_its_place_is_refused(
 def test_an_ended_run_with_an_open_question_asks_nobody(target: Database, sample: Lines) -> None:
     row(sample, "runs", 1).update(state="stopped")
     bring_in(target, BytesIO(signed(sample)), "theirs.jsonl", ANN, NOW)
-    (asked,) = decisions.approvals_of(target, row(sample, "runs", 1)["id"])
+    (asked,) = decisions.approvals_of_run(target, row(sample, "runs", 1)["id"])
     assert (asked["answer"], asked["answered_by"]) == ("cancelled", "ann")
 
 

@@ -20,11 +20,12 @@ from runner.exchange.lines import encoded
 from runner.exchange.sessions.lines import ReadingSession
 from runner.exchange.sessions.runs import SessionFile, read_sessions
 from runner.llm.prices import load_prices
+from runner.queries import transcript
+from runner.queries.costs import costs_by
+from runner.queries.jobs import show_job, show_run
 from runner.store.connection.database import Database
 from runner.store.exchange.recorded import load_recorded
 from runner.store.exchange.sessions import BroughtSession, bring_in_sessions
-from runner.store.look import queries, transcript
-from runner.store.look.costs import spent_by
 from runner.store.steer.control import Target
 from runner.store.steer.fork import fork
 from runner.store.steer.jobs import submit
@@ -70,9 +71,9 @@ def test_a_session_that_is_nested_more_deeply_than_can_be_worked_with_is_refused
 def test_a_session_is_a_run_of_the_job_claude_code(database: Database) -> None:
     (brought,) = bring(database, usual())
     assert (brought.what, brought.state, brought.project) == ("imported", "succeeded", CWD)
-    job = queries.show_job(database, brought.job_id)
+    job = show_job(database, brought.job_id)
     assert (job["name"], job["key"]) == ("claude-code", "claude-code")
-    run = queries.show_run(database, brought.run_id)
+    run = show_run(database, brought.run_id)
     assert (run["item_key"], run["turns"], run["input_tokens"]) == (CWD, 2, 12)
     assert event_types(database, brought.run_id) == [
         "run_submitted",
@@ -84,15 +85,17 @@ def test_a_session_is_a_run_of_the_job_claude_code(database: Database) -> None:
         "model_call_ended",
         "done",
     ]
-    roles = [message["role"] for message in transcript.messages(database, brought.run_id)]
+    roles = [message["role"] for message in transcript.api_messages(database, brought.run_id)]
     assert roles == ["user", "assistant", "user", "assistant"]
-    calls = [line["call"] for line in transcript.lines(database, brought.run_id) if line["call"]]
+    calls = [
+        line["call"] for line in transcript.blocks_of_run(database, brought.run_id) if line["call"]
+    ]
     assert [call["state"] for call in calls] == ["succeeded", "failed", "succeeded", "failed"]
 
 
 def test_what_a_session_cost_is_known_by_the_model_that_it_called(database: Database) -> None:
     bring(database, usual())
-    ((model, spending),) = [(s.key, s.spending) for s in spent_by(database, PRICES, "model")]
+    ((model, spending),) = [(s.key, s.spending) for s in costs_by(database, PRICES, "model")]
     rates = PRICES.price(OPUS)
     assert rates is not None
     expected = rates.standard.cost(spending.usage, hour_cache=False)

@@ -17,10 +17,9 @@ from runner.errors import UsageError
 from runner.exchange.atif import trajectory
 from runner.exchange.claude_code import agent_id, session_id, session_lines
 from runner.llm.prices import load_prices
+from runner.queries.jobs import children_of, list_jobs
 from runner.store.connection.database import Database
 from runner.store.exchange.recorded import load_recorded
-from runner.store.look.family.children import children_of
-from runner.store.look.queries import list_jobs
 from runner.store.steer.control import Target, cancel
 from runner.store.steer.revive import retry
 from runner.store.tables import hook_runs

@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import insert, update
 
 from runner.core.search.query import Query, parse
-from runner.store.audit.filters import Filters
+from runner.queries.filters import Filters
 from runner.store.connection.database import Database
 from runner.store.search.searching import Found, search
 from runner.store.tables import blocks, compactions, runs, tool_calls, tool_outputs

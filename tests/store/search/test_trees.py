@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from runner.core.search.query import Query, Term
-from runner.store.audit.filters import Filters
+from runner.queries.filters import Filters
 from runner.store.connection.database import Database
 from runner.store.search.searching import search
 from tests.store.family import end_child, parent_with_two, start_child

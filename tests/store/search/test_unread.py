@@ -8,8 +8,8 @@ import threading
 import pytest
 from sqlalchemy import text, update
 
-from runner.core.rows import Rows
 from runner.engine.indexing import Indexer
+from runner.queries.rows import Rows
 from runner.store.connection.database import Database
 from runner.store.search.catching_up import searcher
 from runner.store.tables import blocks, tool_outputs

@@ -18,13 +18,12 @@ from runner.errors import UsageError
 from runner.settings import Settings
 
 if TYPE_CHECKING:
+    from runner.queries.costs import CallCost
+    from runner.queries.decisions import DeniedCall
+    from runner.queries.jobs import ChildSummary, Verification
+    from runner.queries.timeline import HistoryEvent
+    from runner.queries.transcript import StoredBlock, StoredCompaction
     from runner.store.connection.database import Database
-    from runner.store.look.decisions import DeniedCall
-    from runner.store.look.family.children import ChildSummary
-    from runner.store.look.reading.happened import Happened
-    from runner.store.look.reading.turn_costs import CallSpent
-    from runner.store.look.transcript import CompactionLine, Line
-    from runner.store.look.verifications import Verified
 
 Turns = tuple[int, int]
 
@@ -49,10 +48,10 @@ def reading(
     Raises:
         UsageError: the run has not come so far.
     """
-    from runner.store.look import queries
-    from runner.store.look.as_sent import system_prompt
+    from runner.queries.jobs import show_run
+    from runner.queries.transcript import system_prompt
 
-    run: dict[str, Any] = {**queries.show_run(database, run_id), **place_of(run_id)}
+    run: dict[str, Any] = {**show_run(database, run_id), **place_of(run_id)}
     family = family_of(settings, database, run_id)
     if turns and turns[0] > max(run["turns"], 1):
         raise UsageError(f"there is no turn {turns[0]} yet: the last one is {run['turns']}")
@@ -119,38 +118,40 @@ class _Composer:
         inner: Callable[[str], parts.Transcript | None],
     ) -> None:
         from runner import wiring
-        from runner.store.look import decisions, transcript
-        from runner.store.look.family.places import call_labels
-        from runner.store.look.reading.happened import happened
-        from runner.store.look.reading.turn_costs import spent_in_calls
-        from runner.store.look.verifications import verifications_of
+        from runner.queries import decisions, transcript
+        from runner.queries.costs import call_costs
+        from runner.queries.find import call_labels
+        from runner.queries.jobs import verifications_of_run
+        from runner.queries.timeline import history_of_run
 
-        said = transcript.said(database, run_id, turns)
+        said = transcript.messages_of_run(database, run_id, turns)
         self._messages = said if place_of(run_id)["parent"] is None else _own(said)
         self._labels = database.read(lambda connection: call_labels(connection, [run_id]))
         self._children = {child["id"]: child for child in family["children"]}
         self._child_spending = family["child_spending"]
         self._inner = inner
         self._denied = {call["id"]: call for call in decisions.denied_calls(database, run_id)}
-        self._asked = {each["call_id"]: each for each in decisions.approvals_of(database, run_id)}
+        self._asked = {
+            each["call_id"]: each for each in decisions.approvals_of_run(database, run_id)
+        }
         self._compactions = [
             each
-            for each in transcript.compactions(database, run_id)
+            for each in transcript.compactions_of_run(database, run_id)
             if turns is None or turns[0] <= each["turn"] <= turns[1]
         ]
         self._verifications = [
             each
-            for each in verifications_of(database, run_id)
+            for each in verifications_of_run(database, run_id)
             if turns is None or turns[0] <= each["turn"] <= turns[1]
         ]
         self._events = [
             each
-            for each in happened(database, run_id)
+            for each in history_of_run(database, run_id)
             if turns is None or turns[0] <= each.place.turn <= turns[1]
         ]
-        self._spent: dict[int, list[CallSpent]] = defaultdict(list)
-        self._summaries: dict[int, CallSpent] = {}
-        for call in spent_in_calls(database, wiring.load_prices(settings), run_id):
+        self._spent: dict[int, list[CallCost]] = defaultdict(list)
+        self._summaries: dict[int, CallCost] = {}
+        for call in call_costs(database, wiring.load_prices(settings), run_id):
             if call.purpose == "turn":
                 self._spent[call.turn].append(call)
             else:
@@ -193,7 +194,7 @@ class _Composer:
                 return
             yield from self._event(self._events.pop(0))
 
-    def _event(self, event: Happened) -> Iterator[parts.Part]:
+    def _event(self, event: HistoryEvent) -> Iterator[parts.Part]:
         note = words.event(event.type, event.data, event.attempt)
         if note is not None:
             yield parts.Event(event.at, note, words.is_by_person(event.type, event.data))
@@ -220,7 +221,7 @@ class _Composer:
         tone = words.TONES.get(child["state"], "plain")
         return parts.Note(", ".join(filter(None, told)), tone)
 
-    def _message(self, message: list[Line]) -> parts.Message:
+    def _message(self, message: list[StoredBlock]) -> parts.Message:
         first = message[0]
         is_reply = first["role"] == "assistant"
         spent = self._spent.pop(first["turn"], []) if is_reply else []
@@ -232,7 +233,7 @@ class _Composer:
             words=words.spent(spent),
         )
 
-    def _piece(self, line: Line) -> parts.Piece:
+    def _piece(self, line: StoredBlock) -> parts.Piece:
         content, call = line["content"], line["call"]
         match content["type"]:
             case "text":
@@ -264,7 +265,7 @@ class _Composer:
             started=tuple(map(self._outcome, self._started_by({call["id"]}))),
         )
 
-    def _compaction(self, compaction: CompactionLine) -> parts.Compaction:
+    def _compaction(self, compaction: StoredCompaction) -> parts.Compaction:
         before, after = compaction["tokens_before"], compaction["tokens_after"]
         made_by = self._summaries.pop(compaction["made_by_call"] or 0, None)
         cost = f" · {words.spent([made_by])}" if made_by else ""
@@ -277,10 +278,10 @@ class _Composer:
         )
 
 
-def _own(messages: Iterable[list[Line]]) -> Iterator[list[Line]]:
+def _own(messages: Iterable[list[StoredBlock]]) -> Iterator[list[StoredBlock]]:
     """The messages of a sub-agent: of what its conversation began with, the rest of which it has from
     its parent, the last block is its own."""
-    began: list[Line] = []
+    began: list[StoredBlock] = []
     for message in messages:
         if message[0]["turn"] == 0:
             began = message
@@ -293,14 +294,14 @@ def _own(messages: Iterable[list[Line]]) -> Iterator[list[Line]]:
         yield began[-1:]
 
 
-def _follows(line: Line, verification: Verified) -> bool:
+def _follows(line: StoredBlock, verification: Verification) -> bool:
     """Whether a line was said after a verification: in a later turn, or to tell of it."""
     if line["turn"] != verification["turn"]:
         return line["turn"] > verification["turn"]
     return line["role"] == "user" and line["content"]["type"] == "text"
 
 
-def _verification(verification: Verified) -> parts.Verification:
+def _verification(verification: Verification) -> parts.Verification:
     tone: dict[str, parts.Tone] = {"passed": "good", "failed": "bad", "not ended": "wait"}
     return parts.Verification(
         number=verification["number"],

@@ -11,8 +11,8 @@ from runner.core.author import RUNNERS_NAME
 from runner.core.money.prices import Spending
 
 if TYPE_CHECKING:
-    from runner.store.look.reading.turn_costs import CallSpent
-    from runner.store.look.transcript import CompactionLine
+    from runner.queries.costs import CallCost
+    from runner.queries.transcript import StoredCompaction
 
 TONES: dict[str, Tone] = {
     "succeeded": "good",
@@ -53,7 +53,7 @@ def state(run: Mapping[str, Any]) -> str:
     return ": ".join(dict.fromkeys(told))
 
 
-def spent(calls: Sequence[CallSpent]) -> str:
+def spent(calls: Sequence[CallCost]) -> str:
     """What calls used and cost: ``12,345 in (98% from the cache), 210 out, $0.0123, 4.2s``."""
     if not calls:
         return ""
@@ -73,7 +73,7 @@ def spent(calls: Sequence[CallSpent]) -> str:
     return ", ".join(filter(None, told))
 
 
-def compacted(compaction: CompactionLine) -> list[str]:
+def compacted(compaction: StoredCompaction) -> list[str]:
     """What stands in for what."""
     told = []
     messages = f"messages {compaction['first_message']} to {compaction['last_message']}"

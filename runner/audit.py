@@ -1,0 +1,320 @@
+"""The record from Python: ``runner.audit.open(url)`` gives the answers of ``runner audit`` as rows.
+
+with runner.audit.open("sqlite:///.runner/runner.db") as audit:
+    for row in audit.tools(job="job_01jd9k"):
+        print(row["tool"], row["calls"])
+    frame = audit.sql("SELECT model, sum(usd) AS usd FROM v_costs GROUP BY model").pandas()
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from datetime import datetime
+from types import TracebackType
+from typing import TYPE_CHECKING, TypedDict, Unpack
+
+from sqlalchemy.exc import DBAPIError
+
+from runner.app.snapshots import differences_in
+from runner.core.money.prices import PriceList
+from runner.errors import UnreachableError, UsageError
+from runner.queries.files import Differences
+from runner.queries.filters import Filters
+from runner.queries.find import find
+from runner.queries.rows import Column, Rows
+from runner.settings import Settings
+from runner.store.connection import migrate
+from runner.store.connection.database import Database
+from runner.store.steer.jobs import is_storable
+
+if TYPE_CHECKING:
+    from runner.core.search.query import Role, Source
+    from runner.queries.costs import By
+
+
+__all__ = ["Audit", "Column", "Only", "Rows", "open"]
+
+
+_MOST_SECONDS = 366 * 86_400.0
+_MOST_ROWS = 2**31 - 1  # more than a database has, and a number that each takes
+
+
+class Only(TypedDict, total=False):
+    """What a question is limited to: each that is given must hold.
+
+    ``job`` and ``run`` are ids, whole or as the commands take them; ``item`` is an item's key; ``tool``
+    and ``model`` are names. ``since`` and ``until`` are seconds since the epoch or a ``datetime``:
+    from ``since`` on, before ``until``.
+    """
+
+    job: str
+    run: str
+    item: str
+    since: float | datetime
+    until: float | datetime
+    tool: str
+    model: str
+
+
+def open(url: str | None = None) -> Audit:
+    """The record in a database. Creates nothing; use it in a ``with``, or close it.
+
+    Args:
+        url: ``sqlite:///path`` or ``postgresql://…``; None: as the commands have it, from
+            RUNNER_DATABASE_URL or RUNNER_HOME.
+
+    Raises:
+        UsageError: there is none, or it is not up to date; what to do. UnreachableError: no answer.
+    """
+    from runner.llm.prices import load_prices
+
+    settings = Settings.load(database_url=url)
+    if not migrate.is_created(settings.database_url):
+        raise UsageError(f"there is no database at {url or settings.home}: `runner run` makes one")
+    prices = load_prices(settings.prices)
+    database = Database(settings.database_url)
+    try:
+        migrate.require_current(database)
+    except BaseException:
+        database.close()
+        raise
+    return Audit(database, prices, differences_in(settings, database))
+
+
+class Audit:
+    """The record. Each question gives rows; ``limit`` is how many at most, from 1, None for all.
+
+    Questions raise ``UsageError`` when a limit, a time or a name cannot be one, ``NotFoundError`` when
+    ``job`` or ``run`` names nothing, and ``UnreachableError`` when the database does not answer.
+
+    Args:
+        database: open, and up to date.
+        prices: what calls cost.
+        differences: tells what lies between the trees that were recorded around calls; None: nobody
+            knows, and ``files`` has only what tools were asked to do.
+    """
+
+    def __init__(
+        self, database: Database, prices: PriceList, differences: Differences | None = None
+    ) -> None:
+        self._database = database
+        self._prices = prices
+        self._differences = differences
+
+    def __enter__(self) -> Audit:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._database.close()
+
+    def search(
+        self,
+        text: str = "",
+        *,
+        exact: str | None = None,
+        sources: Collection[Source] = (),
+        role: Role | None = None,
+        limit: int = 20,
+        offset: int = 0,
+        **only: Unpack[Only],
+    ) -> Rows:
+        """Places in the conversations, the best first.
+
+        Args:
+            text: words, ``"a phrase"``, ``pre*``, ``-not``. exact: a text as it stands, in words too.
+            sources: ``text``, ``thinking``, ``input``, ``output``, ``system``; none: everywhere.
+            role: only what the ``user`` or the ``assistant`` said.
+
+        Raises:
+            UsageError: it cannot be looked for; why.
+        """
+        from runner.core.search.query import parse
+        from runner.store.search.searching import search
+
+        filters, query = self._filters(only), parse(text, exact)
+        if not 0 <= offset <= _MOST_ROWS:
+            raise UsageError(f"offset={offset!r}: give how many rows are left out at first, from 0")
+        found = search(
+            self._database,
+            query,
+            filters,
+            sources=sources,
+            role=role,
+            limit=_at_most(limit),
+            offset=offset,
+        )
+        return found.rows()
+
+    def tools(self, *, limit: int | None = None, **only: Unpack[Only]) -> Rows:
+        """Tools, with how often they were called and what came of it."""
+        from runner.queries.calls import tool_rows
+
+        return tool_rows(self._database, self._filters(only), limit=_most(limit))
+
+    def commands(
+        self, pattern: str | None = None, *, limit: int | None = None, **only: Unpack[Only]
+    ) -> Rows:
+        """Commands of Bash, the newest first; ``pattern`` is a glob as rules have it, or words."""
+        from runner.queries.calls import command_rows
+
+        return command_rows(self._database, self._filters(only), pattern, limit=_most(limit))
+
+    def files(
+        self, pattern: str | None = None, *, limit: int | None = None, **only: Unpack[Only]
+    ) -> Rows:
+        """Who read or changed what, in which turn."""
+        from runner.queries.files import file_rows
+
+        filters, told = self._filters(only), self._differences
+        return file_rows(self._database, filters, pattern, differences=told, limit=_most(limit))
+
+    def decisions(
+        self, *, each: bool = False, limit: int | None = None, **only: Unpack[Only]
+    ) -> Rows:
+        """What was allowed, asked about or denied, by which rule; ``each``: call by call."""
+        from runner.queries.decisions import decision_rows
+
+        return decision_rows(self._database, self._filters(only), each=each, limit=_most(limit))
+
+    def approvals(self, *, limit: int | None = None, **only: Unpack[Only]) -> Rows:
+        """The questions that were asked, with who answered."""
+        from runner.queries.decisions import approval_rows
+
+        return approval_rows(self._database, self._filters(only), limit=_most(limit))
+
+    def limits(self, *, limit: int | None = None, **only: Unpack[Only]) -> Rows:
+        """The limits that stopped runs, and the budgets that runs wait for."""
+        from runner.queries.problems import limit_rows
+
+        return limit_rows(self._database, self._filters(only), limit=_most(limit))
+
+    def errors(self, *, limit: int | None = None, **only: Unpack[Only]) -> Rows:
+        """Errors, those together that are alike."""
+        from runner.queries.problems import error_rows
+
+        return error_rows(self._database, self._filters(only), limit=_most(limit))
+
+    def costs(self, by: By = "job", *, limit: int | None = None, **only: Unpack[Only]) -> Rows:
+        """What model calls cost, by ``job``, ``run``, ``model``, ``day`` or ``purpose``."""
+        from runner.queries.costs import cost_rows
+
+        return cost_rows(
+            self._database,
+            self._filters(only),
+            self._prices,
+            by,
+            limit=_most(limit),
+        )
+
+    def models(self, *, limit: int | None = None, **only: Unpack[Only]) -> Rows:
+        """Models, with what they were called for and cost."""
+        from runner.queries.costs import model_rows
+
+        return model_rows(self._database, self._filters(only), self._prices, limit=_most(limit))
+
+    def timeline(self, run: str, /, *, limit: int | None = None, **only: Unpack[Only]) -> Rows:
+        """Everything that happened in a run, in order."""
+        from runner.queries.timeline import timeline_rows
+
+        run_id = find(self._database, _name("run", run), "run").id
+        filters = self._filters(only)
+        return timeline_rows(self._database, filters, run_id, self._prices, limit=_most(limit))
+
+    def sql(
+        self,
+        sql: str,
+        *,
+        limit: int | None = None,
+        timeout: float = 30.0,
+        role: str | None = None,
+    ) -> Rows:
+        """Ask with a SELECT over the views of docs/audit.md. It can change nothing, whatever it says.
+
+        Args:
+            timeout: seconds that it may take, more than 0 and a year at most.
+            role: on Postgres, the role whose rights it has.
+
+        Raises:
+            UsageError: it is no question, or it cannot be answered; why. RunnerError: it took too long
+                or too much.
+        """
+        from runner.queries.sql.ask import Bounds, ask
+
+        if not 0 < timeout <= _MOST_SECONDS:
+            raise UsageError(f"timeout={timeout!r}: give more than 0 seconds, and a year at most")
+        bounds = Bounds(seconds=timeout, rows=_most(limit))
+        note = self._keep_prices()
+        rows = ask(self._database, sql, bounds, role)
+        rows.note = "; ".join(filter(None, (rows.note, note)))
+        return rows
+
+    def _keep_prices(self) -> str:
+        """Have ``v_costs`` take this list; what is to be said where that cannot be."""
+        from runner.queries.sql.ask import store_prices
+
+        try:
+            store_prices(self._database, self._prices)
+        except (DBAPIError, UnreachableError):  # who may only read can still ask
+            return "v_costs has an older price list: this user may not store the newer one"
+        return ""
+
+    def _filters(self, only: Only) -> Filters:
+        return filters_of(self._database, only)
+
+
+def filters_of(database: Database, only: Only) -> Filters:
+    """Filters with whole ids.
+
+    Raises:
+        UsageError: a name or a time cannot be one. NotFoundError: ``job`` or ``run`` names nothing.
+    """
+
+    def named(option: str) -> str | None:
+        given: str | None = only.get(option)  # type: ignore[assignment]
+        return None if given is None else _name(option, given)
+
+    job, run = named("job"), named("run")
+    return Filters(
+        job_id=None if job is None else find(database, job, "job").id,
+        run_id=None if run is None else find(database, run, "run").id,
+        item=named("item"),
+        since=_seconds(only.get("since")),
+        until=_seconds(only.get("until")),
+        tool=named("tool"),
+        model=named("model"),
+    )
+
+
+def _name(option: str, text: str) -> str:
+    if not is_storable(text):
+        raise UsageError(
+            f"{option}={text[:60]!a} has a character that cannot be stored: nothing is named so"
+        )
+    return text
+
+
+def _seconds(at: float | datetime | None) -> float | None:
+    seconds = at.timestamp() if isinstance(at, datetime) else at
+    if seconds is not None and not math.isfinite(seconds):
+        raise UsageError(f"{at!r} is no time: give seconds since the epoch, or a datetime")
+    return seconds
+
+
+def _most(limit: int | None) -> int | None:
+    """How many rows are given at most, None for all."""
+    return None if limit is None else _at_most(limit)
+
+
+def _at_most(limit: int) -> int:
+    if not 1 <= limit <= _MOST_ROWS:
+        raise UsageError(f"limit={limit!r}: give 1 to {_MOST_ROWS:,}, or leave it out")
+    return limit

@@ -1,0 +1,205 @@
+"""Find jobs, runs and tool calls by id or part of one, and label calls in their tree."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from sqlalchemy import ColumnElement, Connection, Select, select
+
+from runner.core.agents.place import call_label
+from runner.errors import NotFoundError
+from runner.store import ids
+from runner.store.conditions import in_tree
+from runner.store.connection.database import Database
+from runner.store.tables import jobs, runs, tool_calls
+
+Kind = Literal["job", "run", "call"]
+
+SHORTEST_SUFFIX = 6
+_MOST_CANDIDATES = 5
+# A sub-agent's id goes on with its numbers in its parents: ``.3.1``.
+_NUMBERS = r"((?:\.[0-9]{1,9})*)"
+_CALL_ENDING = re.compile(rf"([0-9a-z]*){_NUMBERS}_([0-9]{{1,9}})_([0-9]{{1,9}})")
+_CALL_BEGINNING = re.compile(
+    rf"call_([0-9a-z]+){_NUMBERS}(?:_([0-9]{{1,9}}))?(?:_([0-9]{{1,9}})?)?"
+)
+_NAMES = {"job": "job", "run": "run", "call": "tool call"}
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    kind: Kind
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallKey:
+    """Where a tool call's row is."""
+
+    run_id: str
+    message: int
+    position: int
+
+
+def find(database: Database, text: str, *kinds: Kind) -> Found:
+    """The one thing of these kinds that ``text`` names: its whole id, a beginning that no other has,
+    or an ending of at least six characters. A tool call also goes by the API's ``tool_use`` id. Of a
+    sub-agent the part before the first dot is shortened, what follows it is given whole: without it,
+    the run of the item is meant.
+
+    Raises:
+        NotFoundError: nothing is named so, or more than one thing is; says which.
+    """
+    found: list[Found] = []
+    if text and text.isascii() and text.isprintable():
+        found = database.read(lambda connection: _candidates(connection, text, kinds))
+    if len(found) == 1:
+        return found[0]
+    wanted = " or ".join(_NAMES[kind] for kind in ("job", "run", "call") if kind in kinds)
+    if not found:
+        raise NotFoundError(f"no {wanted} is named {text[:60]!a}: look with `runner list`")
+    names = ", ".join(one.id for one in found[:_MOST_CANDIDATES])
+    more = " and more" if len(found) > _MOST_CANDIDATES else ""
+    raise NotFoundError(f"{text[:60]!a} could be {names}{more}: give more of it")
+
+
+def call_key(connection: Connection, call_id: str) -> CallKey | None:
+    """Where the call of that whole id is stored."""
+    parsed = ids.parse_call_id(call_id)
+    if parsed is None:
+        return None
+    run_id, turn, position = parsed
+    query = select(tool_calls.c.message).where(
+        tool_calls.c.run_id == run_id,
+        tool_calls.c.turn == turn,
+        tool_calls.c.position == position,
+    )
+    message = connection.execute(query).scalar()
+    return None if message is None else CallKey(run_id, message, position)
+
+
+def _candidates(connection: Connection, text: str, kinds: Collection[Kind]) -> list[Found]:
+    exact = list(_exact(connection, text, kinds))
+    if exact:
+        return exact
+    shortened = text.lower()
+    head = shortened.partition(".")[0]
+    found: list[Found] = []
+    if head:
+        found = list(_shortened(connection, shortened, kinds, from_start=True))
+    if not found and len(head) >= SHORTEST_SUFFIX:
+        found = list(_shortened(connection, shortened, kinds, from_start=False))
+    if not found and "call" in kinds and len(text) >= SHORTEST_SUFFIX:
+        found = list(_calls(connection, tool_calls.c.tool_use_id == text))
+    return found
+
+
+def _exact(connection: Connection, text: str, kinds: Collection[Kind]) -> Iterator[Found]:
+    for kind, table in (("job", jobs), ("run", runs)):
+        if (
+            kind in kinds
+            and connection.execute(select(table.c.id).where(table.c.id == text)).first()
+        ):
+            yield Found("job" if table is jobs else "run", text)
+    if "call" in kinds and call_key(connection, text) is not None:
+        yield Found("call", text)
+
+
+def _shortened(
+    connection: Connection, text: str, kinds: Collection[Kind], *, from_start: bool
+) -> Iterator[Found]:
+    head, dot, numbers = text.partition(".")
+    for kind, table in (("job", jobs), ("run", runs)):
+        if kind in kinds:
+            id_ = table.c.id
+            matches = _of_run(id_, head, dot + numbers, from_start=from_start)
+            for row in connection.execute(_few(select(id_).where(matches).order_by(id_))):
+                yield Found("job" if table is jobs else "run", row.id)
+    if "call" in kinds:
+        condition = _call_beginning(text) if from_start else _call_ending(text)
+        if condition is not None:
+            yield from _calls(connection, condition)
+
+
+def _of_run(
+    id_: ColumnElement[str], head: str, numbers: str, *, from_start: bool
+) -> ColumnElement[bool]:
+    """Whether an id is that of an item's run (or a job) that begins or ends with ``head``, and then goes
+    on with ``numbers``, as a sub-agent's does: ``.3.1``."""
+    if not from_start:
+        return id_.endswith(head + numbers, autoescape=True)
+    dots = numbers.count(".")
+    is_as_deep = id_.like("%" + ".%" * dots) & id_.not_like("%" + ".%" * (dots + 1))
+    begins, ends = id_.startswith(head, autoescape=True), id_.endswith(numbers, autoescape=True)
+    return begins & ends & is_as_deep
+
+
+def _call_beginning(text: str) -> ColumnElement[bool] | None:
+    """What the first characters of a call's id say; a number that another could begin with counts
+    as whole."""
+    parts = _CALL_BEGINNING.fullmatch(text)
+    if parts is None:
+        return None
+    run, numbers, turn, position = parts.groups()
+    condition = _of_run(tool_calls.c.run_id, f"run_{run}", numbers, from_start=True)
+    if turn is not None:
+        condition &= tool_calls.c.turn == int(turn)
+    if position is not None:
+        condition &= tool_calls.c.position == int(position) - 1
+    return condition
+
+
+def _call_ending(text: str) -> ColumnElement[bool] | None:
+    parts = _CALL_ENDING.fullmatch(text)
+    if parts is None:
+        return None
+    run, numbers, turn, position = parts.groups()
+    return (
+        _of_run(tool_calls.c.run_id, run, numbers, from_start=False)
+        & (tool_calls.c.turn == int(turn))
+        & (tool_calls.c.position == int(position) - 1)
+    )
+
+
+def _calls(connection: Connection, condition: ColumnElement[bool]) -> Iterator[Found]:
+    columns = (tool_calls.c.run_id, tool_calls.c.turn, tool_calls.c.position)
+    query = _few(select(*columns).where(condition).order_by(*columns))
+    for row in connection.execute(query):
+        yield Found("call", ids.call_id(row.run_id, row.turn, row.position))
+
+
+def _few(query: Select[Any]) -> Select[Any]:
+    return query.limit(_MOST_CANDIDATES + 1)
+
+
+_MOST_RUNS = 200
+
+Call = tuple[str, int, int]  # its run, its turn, its place there from 0
+
+
+def descendant_ids(database: Database, run_id: str) -> list[str]:
+    """The runs below one."""
+    query = select(runs.c.id).where(in_tree(run_id), runs.c.id != run_id)
+    return list(database.read(lambda connection: connection.execute(query).scalars().all()))
+
+
+def call_labels(connection: Connection, run_ids: Collection[str]) -> dict[Call, str]:
+    """What the tool calls of these runs are called: ``3.2`` is the second call of the third child.
+    Calls count from a run's first, in a fork with those that it was copied with."""
+    found: dict[Call, str] = {}
+    ids = sorted(set(run_ids))
+    for start in range(0, len(ids), _MOST_RUNS):
+        query = (
+            select(tool_calls.c.run_id, tool_calls.c.turn, tool_calls.c.position)
+            .where(tool_calls.c.run_id.in_(ids[start : start + _MOST_RUNS]))
+            .order_by(tool_calls.c.run_id, tool_calls.c.message, tool_calls.c.position)
+        )
+        run_id, number = "", 0
+        for call in connection.execute(query):
+            number = number + 1 if call.run_id == run_id else 1
+            run_id = call.run_id
+            found[run_id, call.turn, call.position] = call_label(run_id, number)
+    return found

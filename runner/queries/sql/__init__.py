@@ -1,0 +1,1 @@
+"""SQL of a person over the record: it reads, and can do nothing else."""

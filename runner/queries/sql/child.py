@@ -1,0 +1,98 @@
+"""The process of one question: ``main`` reads it from stdin and answers on stdout, a line of JSON each.
+
+It limits itself before it looks at the SQL: its time (the kernel ends it, also when the one who asked is
+gone), its memory, and that it writes to no file.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import resource
+import signal
+import sys
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+from runner.errors import UsageError
+
+_MOST_SQL = 1_000_000  # characters
+_GRACE_SECONDS = 2.0  # Postgres says itself that it took too long
+
+
+def main() -> None:
+    """Answer the one question on stdin."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        request = json.load(sys.stdin)
+        _bound(request)
+        _answer(request)
+    except UsageError as error:
+        _say_error(str(error), usage=True)
+    except (MemoryError, OverflowError):
+        _say_error(
+            f"the question needs more memory than the {request['memory_bytes'] >> 20} MiB that it "
+            "may have: narrow it",
+            usage=False,
+        )
+    except BrokenPipeError:
+        sys.exit(1)
+
+
+def _bound(request: dict[str, Any]) -> None:
+    seconds = request["seconds"] + ("postgres" in request) * _GRACE_SECONDS
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    if sys.platform == "linux":  # elsewhere the kernel does not hold a process to it
+        resource.setrlimit(resource.RLIMIT_AS, (request["memory_bytes"],) * 2)
+
+
+def _answer(request: dict[str, Any]) -> None:
+    sql = request["sql"]
+    if len(sql) > _MOST_SQL or any(c == "\0" or "\ud800" <= c <= "\udfff" for c in sql):
+        raise UsageError(f"the SQL is no text, or has over {_MOST_SQL:,} characters")
+    if "sqlite" in request:
+        from runner.queries.sql.sqlite import answer
+    else:
+        from runner.queries.sql.postgres import answer
+    names, rows = answer(request)
+    _say({"columns": names})
+    _say({"cut": _say_rows(rows, request["rows"], request["answer_bytes"])})
+    sys.stdout.flush()
+
+
+def _say_rows(rows: Iterator[list[Any]], most: int | None, most_bytes: int) -> bool:
+    """Say rows; whether there are more than the most that are wanted."""
+    said = 0
+    for count, row in enumerate(rows):
+        if count == most:
+            return True
+        said += _say([_value(value) for value in row])
+        if said > most_bytes:
+            raise UsageError(
+                f"the answer is larger than {most_bytes >> 20} MiB: select fewer columns or rows "
+                "(LIMIT), or shorter texts (substr)"
+            )
+    return False
+
+
+def _value(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else f"{'-' if value < 0 else ''}Infinity"
+    return value
+
+
+def _say(line: Any) -> int:
+    text = json.dumps(line)
+    sys.stdout.write(text + "\n")
+    return len(text)
+
+
+def _say_error(error: str, *, usage: bool) -> NoReturn:
+    _say({"error": " ".join(error.split()), "usage": usage})
+    sys.stdout.flush()
+    sys.exit(0)

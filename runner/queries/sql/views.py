@@ -1,0 +1,287 @@
+"""The views of the record, as docs/audit.md lists them: their names, columns and what these mean.
+
+Migrations 0006 and 0010 create them. They are stable: a column keeps its name, its kind and its
+meaning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from runner.queries.rows import Kind
+
+
+@dataclass(frozen=True, slots=True)
+class ViewColumn:
+    name: str
+    kind: Kind
+    meaning: str
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    name: str
+    meaning: str
+    columns: tuple[ViewColumn, ...]
+
+
+def _columns(text: str) -> Iterator[ViewColumn]:
+    """A column a line: its name, its kind and its meaning. A time has its text in UTC beside it."""
+    for line in text.strip().splitlines():
+        name, kind, meaning = line.split(maxsplit=2)
+        yield ViewColumn(name, kind, meaning)  # type: ignore[arg-type]  # a test reads them all
+        if kind == "time":
+            yield ViewColumn(f"{name}_text", "text", f"`{name}` as 2026-11-22T22:00:00Z")
+
+
+def _view(name: str, meaning: str, columns: str) -> View:
+    return View(name, meaning, tuple(_columns(columns)))
+
+
+_OF_RUN = """
+run_id text the run
+job_id text its job
+item text the key of its item
+"""
+_OF_CALL = """
+call_id text the tool call, as `runner show` takes it
+message integer the message that asked for it, from 0
+position integer its place among the calls of that message, from 0
+turn integer the turn, from 1
+tool text the tool's name
+"""
+_TOKENS = """
+input_tokens integer tokens of input, those from and to the cache apart
+cache_read_tokens integer tokens of input that were read from the cache
+cache_creation_tokens integer tokens of input that were written to the cache
+output_tokens integer tokens of output
+"""
+
+# What comes to a view after its first version stands at its end.
+_OF_TREE = """
+root_run text the run of the item at the top of the run's tree, the run itself if it is one
+parent_run text of a sub-agent: the run that started it
+depth integer how many runs are above it: 0 for the run of an item
+agent_type text of a sub-agent: its type, as the job file names it
+"""
+_RUN_LABEL = """
+label text what the run is called in its tree: `3.1` is the first child of the third; empty for a root
+"""
+_CALL_LABEL = """
+label text what the call is called in its tree: `3.2` is the second call of the third child
+"""
+
+_RUNS = _view(
+    "v_runs",
+    "One row for each run.",
+    f"""
+run_id text the run
+job_id text its job
+job text the job's name
+item text the key of its item
+state text `queued`, `running`, `waiting`, `succeeded`, `failed`, `cancelled` or `stopped`
+reason text why it is in this state (docs/operations.md lists the reasons)
+detail text more about the reason
+model text the model that it calls
+created_at time when it was submitted
+started_at time when a worker first had it
+ended_at time when it ended
+seconds seconds from `started_at` to `ended_at`
+attempts integer how often a worker took it
+turns integer turns so far, in a fork with those that it was copied with
+messages integer messages so far, in a fork with those that it was copied with
+denials integer tool calls that were denied
+{_TOKENS.strip()}
+max_turns integer its limit of turns
+fork_of text the run that it was forked from
+fork_turn integer the turn after which it was
+fresh_of text the run that it began afresh
+workspace text the path of its own workspace
+branch text the branch that it works on
+commit_id text the commit that it was delivered in
+{_OF_TREE.strip()}
+{_RUN_LABEL.strip()}
+parent_call text of a sub-agent: the tool call that asked for it
+""",
+)
+
+_TURNS = _view(
+    "v_turns",
+    "One row for each turn of a run: a reply of the model, and the tool calls that it asked for. Calls "
+    "for summaries are not in it (`v_costs` has them), and those that a fork was copied with are not.",
+    f"""
+{_OF_RUN.strip()}
+turn integer the turn, from 1
+started_at time when its first model call began
+ended_at time when its last call ended
+seconds seconds from `started_at` to `ended_at`
+model_calls integer model calls, those that failed included
+tool_calls integer tool calls
+failed_calls integer tool calls with another outcome than `succeeded` and `denied`
+denied_calls integer tool calls that were denied
+stop_reason text why the model stopped
+{_TOKENS.strip()}
+{_OF_TREE.strip()}
+{_RUN_LABEL.strip()}
+""",
+)
+
+_MESSAGES = _view(
+    "v_messages",
+    "One row for each block of a conversation, in a fork of those that it was copied with, too.",
+    f"""
+{_OF_RUN.strip()}
+message integer the message, from 0
+position integer the block's place in it, from 0
+turn integer the turn that it belongs to; 0 for the prompt
+role text `user` or `assistant`
+type text `text`, `thinking`, `tool_use`, `tool_result` …
+at time when it was stored
+text text what it says: a text, thinking, a tool's input as JSON, a result as the model was shown it
+tool text of a `tool_use`: the tool's name
+tool_use_id text of a `tool_use` and its `tool_result`: the API's id of the call
+content text the whole block as JSON
+copied integer 1: of a fork, copied from the run that it was forked from; of a sub-agent, from its parent
+{_OF_TREE.strip()}
+{_RUN_LABEL.strip()}
+""",
+)
+
+_TOOL_CALLS = _view(
+    "v_tool_calls",
+    "One row for each tool call. The calls that a fork was copied with are not in it.",
+    f"""
+{_OF_RUN.strip()}
+{_OF_CALL.strip()}
+tool_use_id text the API's id of the call
+input text its input as JSON, as the model asked for it
+command text of the input: `command`, as Bash has it
+path text of the input: `file_path` or `path`
+decision text `allow`, `ask` or `deny`; NULL before it was decided
+rule text the rule that decided, NULL where the job's default did
+outcome text `succeeded`, `failed`, `denied` …; NULL before it ended
+interrupted integer 1: its run ended before it did
+started_at time when it began
+ended_at time when its result was stored
+seconds seconds how long it ran
+output text the result, as the model was shown it
+whole_output_bytes integer size of the whole output, where the model was shown less
+tree_before text the workspace's recorded tree before it, of calls that may write
+tree_after text the one after it
+{_OF_TREE.strip()}
+{_CALL_LABEL.strip()}
+updated_input text the input as a hook changed it, as JSON
+""",
+)
+
+_DECISIONS = _view(
+    "v_decisions",
+    "One row for each tool call that was decided on, with the question and the answer where there was "
+    "one. The calls that a fork was copied with are not in it.",
+    f"""
+{_OF_RUN.strip()}
+{_OF_CALL.strip()}
+input text its input as JSON, as the model asked for it
+at time when the reply that asked for it was stored
+decision text `allow`, `ask` or `deny`
+rule text the rule that decided, NULL where the job's default did
+rule_effect text the effect of that rule
+rule_origin text where the rule is from (`job`, `approval` …)
+rule_author text who wrote it
+rule_why text what it says of itself
+rules_snapshot integer the snapshot of the job's rules that it was decided by
+matched text what of the call the rule matched
+decision_reason text more about why
+denial text why it was denied although its decision or the answer allowed it
+approval_id text the question
+asked_at time when it was asked
+answer text `approved`, `denied`, `expired` or `cancelled`
+answered_at time when it was answered
+waited_seconds seconds from `asked_at` to `answered_at`
+answered_by text who answered
+answered_via text `person`, `rule`, `timeout`, `cancel` or `end`
+answer_reason text why, as the one who answered said
+edited_input text the input as the answer changed it, as JSON
+outcome text what became of the call
+{_OF_TREE.strip()}
+{_CALL_LABEL.strip()}
+updated_input text the input as a hook changed it, as JSON
+asked_by_hook integer 1: a hook asked, where the rules allowed
+""",
+)
+
+_COSTS = _view(
+    "v_costs",
+    "One row for each model call that has ended, those for summaries and those that failed included. "
+    "The sums of `usd` are those of `runner costs`.",
+    f"""
+{_OF_RUN.strip()}
+number integer the call's number in its run, from 1
+turn integer the turn that it was made for
+purpose text `turn` or `summary`
+model text the model, as the API names it
+at time when it began
+seconds seconds how long it took
+{_TOKENS.strip()}
+usd usd what it cost at list prices; NULL where nobody knows
+usd_at_most usd what it can have cost, where nobody knows what it used
+basis text `usage`, `at most` (usage unknown), `no price` (of its model) or `scripted` (free)
+{_OF_TREE.strip()}
+{_RUN_LABEL.strip()}
+""",
+)
+
+_EVENTS = _view(
+    "v_events",
+    "One row for each event of a run, and for each of a job as a whole (then `run_id`, `item` and "
+    "`attempt` are NULL).",
+    f"""
+job_id text the job
+run_id text the run
+item text the key of the run's item
+attempt integer the attempt of the run
+number integer the event's number in its run, or in its job, from 1
+at time when it happened
+type text what happened (docs/concepts.md lists the types)
+who text of what a person can do: who did it (`runner`: Runner itself)
+why text the reason that was given, or why it happened
+old_value text of a change: what was, as JSON
+new_value text of a change: what is, as JSON
+data text all that the event says, as JSON
+{_OF_TREE.strip()}
+{_RUN_LABEL.strip()}
+""",
+)
+
+_HOOKS = _view(
+    "v_hooks",
+    "One row for each time that a hook ran.",
+    f"""
+{_OF_RUN.strip()}
+number integer its number among those of the run, from 1
+event text what it ran at: `RunStart`, `PreToolUse`, `PostToolUse`, `TurnEnd` or `RunEnd`
+name text its command, or its function in Python
+turn integer the turn; 0 before the first
+call_id text of a tool call: the call, as `runner show` takes it
+tool text of a tool call: the tool's name
+attempt integer the attempt of the run
+started_at time when it began
+ended_at time when it ended
+seconds seconds how long it ran
+outcome text `succeeded`, `failed`, `timed_out`, `interrupted` or `unknown`; NULL before it ended
+exit_code integer what it exited with; negative: the signal that ended it
+decision text `allow`, `ask`, `deny` or `block`, where it said one
+reason text why it decided so
+context text what it said to the model beside
+stops integer 1: it said that the run is to stop
+output text what it printed, as far as that is kept
+errors text what it printed as errors, as far as that is kept
+tree_before text the workspace's recorded tree before it
+tree_after text the one after it, where it changed files
+{_OF_TREE.strip()}
+label text what the call is called in its tree, or the run where there is no call
+""",
+)
+
+VIEWS = (_RUNS, _TURNS, _MESSAGES, _TOOL_CALLS, _DECISIONS, _COSTS, _EVENTS, _HOOKS)

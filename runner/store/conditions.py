@@ -1,0 +1,34 @@
+"""Conditions on rows of the tables that several modules share."""
+
+from __future__ import annotations
+
+from sqlalchemy import ColumnElement, and_, func, or_
+
+from runner.core.agents.agent import lineage
+from runner.core.run import ENDED
+from runner.store.tables import approvals, runs, tool_calls
+
+IS_ITEM_RUN = runs.c.parent_run.is_(None)  # the others are runs of sub-agents
+ROOT_RUN: ColumnElement[str] = func.coalesce(runs.c.root_run, runs.c.id)
+# A fork starts with copies of the calls of another run.
+IS_OWN_CALL = or_(runs.c.fork_turn.is_(None), tool_calls.c.turn > runs.c.fork_turn)
+APPROVAL_OF_CALL = and_(
+    approvals.c.run_id == tool_calls.c.run_id,
+    approvals.c.message == tool_calls.c.message,
+    approvals.c.position == tool_calls.c.position,
+)
+# A run waits for answers about its last message only.
+IS_OPEN_APPROVAL = and_(
+    approvals.c.answer.is_(None),
+    runs.c.state.not_in(ENDED),
+    approvals.c.message == runs.c.message_count - 1,
+)
+
+
+def in_tree(run_id: str) -> ColumnElement[bool]:
+    """True for the row in ``runs`` of this run, and for the rows of all runs below it."""
+    root = lineage(run_id)[0]
+    if run_id == root:
+        return or_(runs.c.id == run_id, runs.c.root_run == run_id)
+    below = runs.c.id.startswith(f"{run_id}.", autoescape=True)
+    return or_(runs.c.id == run_id, and_(runs.c.root_run == root, below))

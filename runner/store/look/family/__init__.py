@@ -1,1 +1,0 @@
-"""Runs and the sub-agents that they have started."""

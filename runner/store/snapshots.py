@@ -1,0 +1,112 @@
+"""The recorded snapshots of a run's files, turn by turn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+from sqlalchemy import Connection, Row, case, literal, or_, select
+
+from runner.errors import NotFoundError
+from runner.store.tables import hook_runs, runs, tool_calls
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """A tool call or hook that may have changed files."""
+
+    # Both put changes in order: turn, seconds since the epoch, and the order of what happened at once.
+    began: tuple[float, ...]
+    ended: tuple[float, ...]
+    before: str | None  # git's tree id
+    after: str | None  # None until its outcome is known
+
+
+_ORDER = {"RunStart": 0, "PreToolUse": 1, "call": 2, "PostToolUse": 3, "TurnEnd": 4, "RunEnd": 5}
+_COLUMNS = ("started_at", "ended_at", "tree_before", "tree_after")
+
+
+def snapshot_after_turn(connection: Connection, run_id: str, turn: int) -> str | None:
+    """The snapshot of a run's files after a turn and its hooks, or None if none was recorded.
+
+    Args:
+        turn: 0 is before the first turn and any hook.
+    """
+    run = _run_of_turn(connection, _run(connection, run_id), turn)
+    own = _changes(connection, run, 1 + (run.fork_turn or 0), turn)
+    if (snapshot := _last_snapshot(own)) is not None:
+        return snapshot
+    if run.fork_of is not None:
+        return snapshot_after_turn(connection, run.fork_of, run.fork_turn)
+    start: str | None = run.start_tree
+    return start
+
+
+def changes_of_turn(connection: Connection, run_id: str, turn: int) -> tuple[str, str] | None:
+    """The snapshots before the first and after the last change of a turn; see
+    ``queries.files.snapshots_around_turn``."""
+    run = _run(connection, run_id)
+    if turn > run.turns:
+        there = f"its last is {run.turns}" if run.turns else "it has none yet"
+        raise NotFoundError(f"{run_id} has no turn {turn}: {there}")
+    found = _changes(connection, _run_of_turn(connection, run, turn), turn, turn)
+    first = min((each for each in found if each.before), key=attrgetter("began"), default=None)
+    if first is None or first.before is None:
+        return None
+    return first.before, _last_snapshot(found) or first.before
+
+
+def _last_snapshot(changes: Sequence[_Change]) -> str | None:
+    last = max((each for each in changes if each.after), key=attrgetter("ended"), default=None)
+    return None if last is None else last.after
+
+
+def _run(connection: Connection, run_id: str) -> Row[Any]:
+    names = ("id", "turns", "fork_of", "fork_turn", "start_tree")
+    query = select(*(runs.c[name] for name in names)).where(runs.c.id == run_id)
+    return connection.execute(query).one()
+
+
+def _run_of_turn(connection: Connection, run: Row[Any], turn: int) -> Row[Any]:
+    """The run that did a turn: for a turn that a fork has a copy of, the original."""
+    while run.fork_of is not None and turn <= run.fork_turn:
+        run = _run(connection, run.fork_of)
+    return run
+
+
+def _changes(connection: Connection, run: Row[Any], first: int, last: int) -> list[_Change]:
+    """The changes in a run's own turns from ``first`` to ``last``."""
+    calls = select(
+        tool_calls.c.turn,
+        literal("call").label("what"),
+        tool_calls.c.position.label("place"),
+        *(tool_calls.c[name] for name in _COLUMNS),
+    ).where(
+        tool_calls.c.run_id == run.id,
+        tool_calls.c.turn.between(first, last),
+        or_(tool_calls.c.tree_before.is_not(None), tool_calls.c.tree_after.is_not(None)),
+    )
+    turn = hook_runs.c.turn + case((hook_runs.c.event == "RunStart", 1), else_=0)
+    hooks = select(
+        turn.label("turn"),
+        hook_runs.c.event.label("what"),
+        hook_runs.c.number.label("place"),
+        *(hook_runs.c[name] for name in _COLUMNS),
+    ).where(
+        hook_runs.c.run_id == run.id,
+        turn.between(first, last),
+        hook_runs.c.tree_after.is_not(None),
+    )
+    return [_change(row) for query in (calls, hooks) for row in connection.execute(query)]
+
+
+def _change(row: Row[Any]) -> _Change:
+    place = (_ORDER[row.what], row.place)
+    return _Change(
+        began=(row.turn, row.started_at or 0.0, *place),
+        ended=(row.turn, row.ended_at or 0.0, *place),
+        before=row.tree_before,
+        after=row.tree_after,
+    )
