@@ -19,7 +19,7 @@ from bench.stage.processes import Memory, watching_memory, worker
 from bench.stage.server import HOST_ITEM, serving
 from bench.tables import Table, held
 from runner.queue.embedded import folder_of
-from runner.store.connection.database import Database
+from runner.store.database import Database
 
 LATENCY = 0.2
 TURNS = 6

@@ -19,7 +19,7 @@ from bench.stage.sides import attempts
 from bench.tables import Table, held
 from runner.core.conversation import ModelReply, ModelRequest
 from runner.ports import Interrupt, Model
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from runner.store.tables import blocks
 
 MOST_COMMITS = 4

@@ -22,7 +22,7 @@ from bench.stage.material import submit
 from bench.stage.processes import worker
 from bench.stage.server import serving
 from bench.tables import Table, held
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from runner.store.tables import events, model_calls, workers
 
 RUNS = 8

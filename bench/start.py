@@ -12,7 +12,7 @@ from statistics import median
 from bench.stage.databases import Databases
 from bench.stage.material import make_workspace, submit
 from bench.tables import Table, held
-from runner.store.connection.database import Database
+from runner.store.database import Database
 
 MOST_SECONDS = 0.2
 NEVER_IMPORTED = ("anthropic", "rq")

@@ -14,7 +14,7 @@ from bench.stage.material import make_workspace
 from bench.stage.server import serving
 from bench.stage.sides import Side, attempts, in_worker
 from bench.tables import Table, held
-from runner.store.connection.database import Database
+from runner.store.database import Database
 
 MOST_MS_OVER = 4.0
 LENGTHS = {10: 11, 50: 5, 200: 3}

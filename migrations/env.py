@@ -1,4 +1,4 @@
-"""Runs the migrations on the connection that ``runner.store.connection.migrate`` passes in.
+"""Runs the migrations on the connection that ``runner.store.migrate`` passes in.
 
 The naming convention of ``metadata`` names the constraints and indexes that a migration creates.
 """

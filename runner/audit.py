@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 from sqlalchemy.exc import DBAPIError
 
 from runner.app.snapshots import differences_in
-from runner.core.money.prices import PriceList
+from runner.core.prices import PriceList
 from runner.errors import UnreachableError, UsageError
 from runner.queries.files import Differences
 from runner.queries.filters import Filters
 from runner.queries.find import find
 from runner.queries.rows import Column, Rows
 from runner.settings import Settings
-from runner.store.connection import migrate
-from runner.store.connection.database import Database
-from runner.store.steer.jobs import is_storable
+from runner.store import migrate
+from runner.store.database import Database
+from runner.store.jobs import is_storable
 
 if TYPE_CHECKING:
     from runner.core.search.query import Role, Source

@@ -17,8 +17,8 @@ from runner import wiring
 from runner.errors import RunnerError
 from runner.queries.jobs import runs_without_workspace
 from runner.settings import Settings
-from runner.store.connection import migrate
-from runner.store.connection.database import Database
+from runner.store import migrate
+from runner.store.database import Database
 
 _ANSWER_SECONDS = 10.0
 OLD_PRICES_DAYS = 180

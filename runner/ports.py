@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from runner.core.conversation import ModelReply, ModelRequest, Tool, ToolResult, Usage
-from runner.core.hooks.answer import Said
-from runner.core.hooks.hook import Hook
-from runner.core.journal.entries import Entry, InstructionsRead, TreeCause
-from runner.core.journal.fold import Applied
-from runner.core.journal.view import RunView
+from runner.core.entries import Entry, InstructionsRead, TreeCause
+from runner.core.fold import Applied
+from runner.core.hooks import Hook, Said
 from runner.core.run import Ended, Lease
+from runner.core.state import RunView
 from runner.errors import Interrupted, InterruptReason, ShutDown
 from runner.permissions import Authorization, Policy, ToolContext
 

@@ -18,25 +18,23 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runner.core.author import Author
 from runner.core.conversation import Tool
-from runner.core.files.workspace import Workspace
-from runner.core.money.prices import PriceList
+from runner.core.prices import PriceList
+from runner.core.run import Author
 from runner.core.spec import JobSpec, Submission
+from runner.core.workspace import Workspace
 from runner.errors import UnreachableError
 from runner.settings import Settings
-from runner.store import ids
-from runner.store.connection import migrate
-from runner.store.connection.database import Database
-from runner.store.steer import jobs
-from runner.store.workers import DatabaseClock
+from runner.store import ids, jobs, migrate
+from runner.store.database import Database
+from runner.store.leases import DatabaseClock
 
 if TYPE_CHECKING:
     from runner.engine.attempt import Ports
     from runner.engine.worker import Machine, Worker
     from runner.ports import Doorbell, Live, Model, Observer, Tools
     from runner.queue.embedded import EmbeddedServer
-    from runner.store.steer.notices import Notice
+    from runner.store.questions import Notice
     from runner.workspace.run_workspaces import RunWorkspaces
 
 logger = logging.getLogger(__name__)
@@ -66,7 +64,7 @@ def load_prices(settings: Settings) -> PriceList:
 def load_submission(path: Path, settings: Settings) -> Submission:
     """A job file, read and checked whole. Raises ``SpecError`` with every problem in it."""
     from runner.jobfile.load import load
-    from runner.llm.script import check_script
+    from runner.llm.scripted import check_script
     from runner.tools.environment import tool_environment
     from runner.tools.registry import resolve_hooks
     from runner.workspace.submission import look_at
@@ -171,11 +169,10 @@ def start_worker(
     Raises:
         UnreachableError: the database or the queue does not answer.
     """
-    from runner.engine.footing import allow_open_files, make_home
-    from runner.engine.privacy import close_to_others
+    from runner.engine.process import allow_open_files, close_to_others, make_home
     from runner.engine.worker import Worker
     from runner.queue.connection import check_queue, connect
-    from runner.queue.doorbell import RqDoorbell
+    from runner.queue.notify import RqDoorbell
     from runner.queue.worker import WakeUpWorker
 
     close_to_others()
@@ -221,15 +218,15 @@ def _surroundings(
     queue_url: str,
     opened: ExitStack,
 ) -> tuple[Machine, Ports]:
-    from runner.engine.locks import HostLocks
+    from runner.engine.process import HostLocks
     from runner.engine.worker import Machine
     from runner.queries.transcript import tool_output
     from runner.queue.connection import connect
     from runner.queue.live import RedisLive
-    from runner.store.endings import endings
+    from runner.store.runs import endings
     from runner.store.search.catching_up import searcher
     from runner.telemetry.start import start_telemetry
-    from runner.tools.host.quiet import run_is_quiet
+    from runner.tools.host_process import run_is_quiet
     from runner.tools.toolbox import LocalTools
     from runner.workspace.run_workspaces import RunWorkspaces
 
@@ -273,7 +270,7 @@ def _ports(
     prices: PriceList,
     observer: Observer | None,
 ) -> Ports:
-    from runner.core.money.spending import tariffs_of
+    from runner.core.model_calls import tariffs_of
     from runner.engine.attempt import Ports
     from runner.store.journal import StoredJournal
 

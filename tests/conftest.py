@@ -11,7 +11,7 @@ from uuid import uuid4
 
 import pytest
 
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from tests import forking, statements
 from tests.leftovers import private_temporary_folder
 from tests.postgres import execute, postgres_server, url_on

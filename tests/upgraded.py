@@ -8,8 +8,8 @@ from pathlib import Path
 
 from sqlalchemy import make_url
 
-from runner.store.connection import migrate
-from runner.store.connection.database import Database
+from runner.store import migrate
+from runner.store.database import Database
 from tests.postgres import execute, url_on
 
 _TEMPLATE = "upgraded"

@@ -11,7 +11,7 @@ from sqlalchemy import select
 
 import runner.audit
 from bench.tables import held
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from runner.store.tables import runs
 
 MOST_SECONDS = 1.0

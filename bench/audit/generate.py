@@ -20,15 +20,15 @@ from bench.audit.record.conversation import Conversation
 from bench.audit.record.repository import Repository
 from bench.audit.record.vocabulary import Vocabulary
 from runner import permissions
+from runner.core.budget import Limits
 from runner.core.conversation import Tool
-from runner.core.files.workspace import Workspace
-from runner.core.journal.view import Progress
-from runner.core.money.budget import Limits
 from runner.core.spec import JobSpec
-from runner.store.connection import migrate
-from runner.store.connection.database import Database
-from runner.store.rows.progress import progress_to_json
-from runner.tools.builtin import BUILTIN
+from runner.core.state import Progress
+from runner.core.workspace import Workspace
+from runner.store import migrate
+from runner.store.database import Database
+from runner.store.run_state import progress_to_json
+from runner.tools.registry import BUILTIN
 
 NEWEST = 1_795_300_000.0  # 2026-11-21, seconds since the epoch
 _SPAN = 300 * 86_400.0

@@ -11,7 +11,7 @@ from sqlalchemy import text
 
 from bench.audit.generate import Generated
 from bench.tables import held, reached
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from runner.store.search.catching_up import nothing, searcher
 
 LEAST_BLOCKS_A_SECOND = 2_000

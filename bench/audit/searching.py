@@ -14,7 +14,7 @@ from sqlalchemy import select
 
 import runner.audit
 from bench.tables import held
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from runner.store.tables import blocks, jobs, runs
 
 MOST_MILLISECONDS = 200.0

@@ -14,8 +14,8 @@ from bench.stage.material import make_workspace
 from bench.stage.server import serving
 from bench.stage.sides import Side, attempts
 from bench.tables import held
-from runner.engine.indexing import Indexer
-from runner.store.connection.database import Database
+from runner.engine.indexer import Indexer
+from runner.store.database import Database
 from runner.store.search.catching_up import searcher
 
 MOST_PERCENT = 5.0

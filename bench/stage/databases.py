@@ -12,8 +12,8 @@ from uuid import uuid4
 
 from sqlalchemy import NullPool, create_engine, make_url, text
 
-from runner.store.connection import migrate
-from runner.store.connection.database import Database
+from runner.store import migrate
+from runner.store.database import Database
 
 KINDS = ("sqlite", "postgresql")
 

@@ -9,15 +9,15 @@ from typing import Any
 
 from sqlalchemy import Row, func, select
 
-from runner.core.files.workspace import Workspace
-from runner.core.money.budget import Limits
+from runner.core.budget import Limits
 from runner.core.spec import JobSpec, NewRun, Submission
+from runner.core.workspace import Workspace
 from runner.permissions import Rule
-from runner.store.connection.database import Database
-from runner.store.steer import jobs
+from runner.store import jobs
+from runner.store.database import Database
+from runner.store.leases import DatabaseClock
 from runner.store.tables import runs
-from runner.store.workers import DatabaseClock
-from runner.tools.builtin import BUILTIN
+from runner.tools.registry import BUILTIN
 from runner.workspace.folders import identify
 
 MODEL = "claude-sonnet-5"

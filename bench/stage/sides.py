@@ -13,16 +13,16 @@ from pathlib import Path
 
 from bench.stage.material import submit, wait_for_end
 from runner import wiring
-from runner.core.money.prices import FREE
+from runner.core.prices import FREE
 from runner.core.run import Ended
 from runner.engine.attempt import Ports, run_attempt
 from runner.llm.anthropic import AnthropicModel
 from runner.ports import Interrupt, Model
 from runner.settings import Settings
-from runner.store import ids, runs, workers
-from runner.store.connection.database import Database
+from runner.store import ids, leases, runs
+from runner.store.database import Database
 from runner.store.journal import StoredJournal
-from runner.store.workers import DatabaseClock
+from runner.store.leases import DatabaseClock
 from runner.tools.toolbox import LocalTools
 from runner.workspace.run_workspaces import RunWorkspaces
 from tests.messages_api import API_KEY
@@ -69,7 +69,7 @@ def attempts(
             stopping=threading.Event(),
         )
         worker_id = ids.new("worker", clock.now())
-        workers.register(
+        leases.register(
             database, worker_id, host_id="bench", hostname="", pid=0, slots=1, now=clock.now()
         )
 

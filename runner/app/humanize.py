@@ -12,8 +12,8 @@ from datetime import datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
-from runner.core.money.prices import Spending
-from runner.core.text.plain import visible
+from runner.core.prices import Spending
+from runner.core.text import visible
 
 if TYPE_CHECKING:
     from runner.queries.jobs import Verification

@@ -20,7 +20,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from runner.app.transcript import Message, Part, SubAgent, Transcript, text_of
-from runner.core.text.plain import visible
+from runner.core.text import visible
 
 _FIRST_LINES = 12
 _FIRST_CHARACTERS = 2_000

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from runner.queries.files import Action, Differences, RunSnapshots, SnapshotPair, snapshots_of_run
 from runner.settings import Settings
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from runner.tools.environment import tool_environment
 from runner.workspace.changes import Recorded, Whereabouts
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from runner.core.text.plain import visible
+from runner.core.text import visible
 
 Tone = Literal["plain", "good", "bad", "wait"]
 

@@ -1,4 +1,9 @@
-"""``cancel``, ``pause``, ``resume``, ``retry`` and ``say``: changing what runs do."""
+"""``cancel``, ``pause``, ``resume``, ``retry`` and ``say``: changing what runs do.
+
+``fork``: going on from an earlier turn of a run, as another run.
+
+``budget``: what all runs of a job may use together, and what they wait for when it is used up.
+"""
 
 from __future__ import annotations
 
@@ -11,20 +16,37 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from runner.app.humanize import cell
-from runner.cli.authors import signed
-from runner.cli.money.costs import refuse_without_price
-from runner.cli.options import Dollars, Duration, json_option, stored, with_settings
+from runner.cli.costs import refuse_without_price
+from runner.cli.options import Dollars, Duration, json_option, signed, stored, with_settings
 from runner.cli.terminal import note, say_json, say_table
 from runner.cli.terminal import say as say_line
-from runner.core.author import Author
+from runner.core.run import Author
 from runner.errors import UnreachableError
 from runner.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from runner.store.connection.database import Database
-    from runner.store.steer.control import Change, Target
+    from runner.store.control import Change, Target
+    from runner.store.database import Database
+from typing import TYPE_CHECKING
+
+from runner.errors import UsageError
+
+if TYPE_CHECKING:
+    from runner.store.database import Database
+from collections.abc import Iterable, Mapping
+from decimal import Decimal
+from typing import TYPE_CHECKING
+
+from runner.app.humanize import dollars
+from runner.cli.terminal import say_fields
+from runner.core.budget import JobBudget, billionths
+
+if TYPE_CHECKING:
+    from runner.store.control import Change
+    from runner.store.database import Database
+
 
 _id_argument = click.argument("id", metavar="ID")
 _limit = click.IntRange(1, 2**31 - 1)
@@ -51,7 +73,7 @@ def cancel(settings: Settings, id: str, author: Author, as_json: bool) -> None:
     Example:
       runner cancel job_01jd9k --reason "The wrong branch."
     """
-    from runner.store.steer import control
+    from runner.store import control
 
     with _target(settings, id) as (database, target, now):
         act = partial(control.cancel, database, target, now, author=author)
@@ -72,7 +94,7 @@ def pause(settings: Settings, id: str, author: Author, as_json: bool) -> None:
     Example:
       runner pause job_01jd9k
     """
-    from runner.store.steer import control
+    from runner.store import control
 
     with _target(settings, id) as (database, target, now):
         act = partial(control.pause, database, target, now, author=author)
@@ -97,7 +119,7 @@ def resume(settings: Settings, id: str, author: Author, as_json: bool) -> None:
     Example:
       runner resume job_01jd9k
     """
-    from runner.store.steer import control
+    from runner.store import control
     from runner.wiring import mend_workspaces
 
     with _target(settings, id) as (database, target, now):
@@ -142,8 +164,8 @@ def retry(
       runner retry job_01jd9k --failed
       runner retry k3x9f2 --max-turns 100
     """
-    from runner.store.steer.revive import Raised
-    from runner.store.steer.revive import retry as retry_runs
+    from runner.store.retry import Raised
+    from runner.store.retry import retry as retry_runs
 
     with _target(settings, id) as (database, target, now):
         if cost_ceiling is not None:
@@ -177,7 +199,7 @@ def say(settings: Settings, run: str, text: str, author: Author, as_json: bool) 
       runner say k3x9f2 "Leave the tests as they are."
     """
     from runner.queries.find import find
-    from runner.store.steer.revive import say as queue_message
+    from runner.store.retry import say as queue_message
 
     with stored(settings) as database:
         now = measured_now(database)
@@ -204,7 +226,7 @@ def patiently(change: Callable[[], Changed]) -> Changed:
 @contextmanager
 def _target(settings: Settings, text: str) -> Iterator[tuple[Database, Target, float]]:
     from runner.queries.find import find
-    from runner.store.steer.control import Target
+    from runner.store.control import Target
 
     with stored(settings) as database:
         found = find(database, text, "job", "run")
@@ -214,7 +236,7 @@ def _target(settings: Settings, text: str) -> Iterator[tuple[Database, Target, f
 
 def measured_now(database: Database) -> float:
     """The database's time, in seconds since the epoch."""
-    from runner.store.workers import DatabaseClock
+    from runner.store.leases import DatabaseClock
 
     clock = DatabaseClock(database)
     clock.measure()
@@ -244,12 +266,253 @@ def say_who_works(database: Database, queued: str | None, now: float) -> None:
         queued: one of the runs that were queued, None for none.
     """
     from runner.queries.jobs import show_run
-    from runner.store import workers
+    from runner.store import leases
 
-    if queued is not None and not workers.live(database, now):
+    if queued is not None and not leases.live(database, now):
         job_id = show_run(database, queued)["job_id"]
         note(f"no worker is running: go on with `runner run --resume {job_id}`")
 
 
 def _first_queued(changes: Sequence[Change]) -> str | None:
     return next((each.id for each in changes if each.changed and each.state == "queued"), None)
+
+
+_MOST_DIGITS = 9  # of what an INTEGER can hold
+
+
+@click.command()
+@click.argument("turn", metavar="RUN@TURN")
+@click.option("--say", "text", metavar="TEXT", help="What to tell the new run.")
+@click.option("--model", metavar="MODEL", help="The model that the new run calls.")
+@signed
+@json_option
+@with_settings
+def fork(
+    settings: Settings,
+    turn: str,
+    text: str | None,
+    model: str | None,
+    author: Author,
+    as_json: bool,
+) -> None:
+    """Go on from a turn of a run as another run, with its messages and its files.
+
+    The new run is of the same job, and has the limits of the other to itself. The other stays as it
+    is, and may still be running: any turn of it that has ended will do, and 0 is before the first.
+    After a last word, --say what to do next. In a shared workspace the files are as they are now.
+
+    \b
+    Example:
+      runner fork k3x9f2@12 --say "Try it without a cache."
+      runner fork k3x9f2@0 --model claude-opus-4-5
+    """
+    from runner.queries.find import find
+    from runner.store.fork import fork as fork_run
+
+    name, number = _read(turn)
+    with stored(settings) as database:
+        run_id = find(database, name, "run").id
+        if model is not None:
+            _refuse_without_price(settings, database, run_id, model)
+        now = measured_now(database)
+        change = patiently(
+            partial(fork_run, database, run_id, number, now, text=text, model=model, author=author)
+        )
+        if as_json:
+            say_json({**asdict(change), "fork_of": run_id, "fork_turn": number})
+        else:
+            say_line(f"{change.id} ({cell(change.item_key)}): {change.detail}")
+        if _is_shared(database, run_id):
+            note("its workspace is shared with other runs: its files are as they are now")
+        say_who_works(database, change.id, now)
+
+
+def _read(text: str) -> tuple[str, int]:
+    """The run and the turn that ``RUN@TURN`` names. Raises UsageError."""
+    name, at, number = text.rpartition("@")
+    if not (at and name and number.isascii() and number.isdigit() and len(number) <= _MOST_DIGITS):
+        raise UsageError(
+            f"{text[:60]!a} names no turn of a run: write RUN@TURN, such as k3x9f2@12 (0 is before "
+            "the first)"
+        )
+    return name, int(number)
+
+
+def _refuse_without_price(settings: Settings, database: Database, run_id: str, model: str) -> None:
+    """Refuse a model without a price where the cost of the run or its job is limited."""
+    from runner import wiring
+    from runner.core.spec import JobSpec
+    from runner.jobfile.sections.bounds import missing_prices
+    from runner.queries.jobs import show_job, show_run
+
+    run = show_run(database, run_id)
+    job = show_job(database, run["job_id"])
+    if run["cost_ceiling_usd"] is None and job["budget_usd"] is None:
+        return
+    spec, prices = JobSpec.from_json(job["spec"]), wiring.load_prices(settings)
+    for message in missing_prices(prices, spec.provider, model, spec.model_options, spec.context):
+        raise UsageError(message)
+
+
+def _is_shared(database: Database, run_id: str) -> bool:
+    from runner.core.spec import JobSpec
+    from runner.queries.jobs import show_job, show_run
+
+    job = show_job(database, show_run(database, run_id)["job_id"])
+    workspace = JobSpec.from_json(job["spec"]).workspace
+    return workspace is not None and workspace.mode == "shared"
+
+
+_tokens = click.IntRange(1, 10**12)
+
+
+@click.command()
+@click.argument("job")
+@click.option("--usd", type=Dollars(), metavar="N", help="The new budget in USD.")
+@click.option("--tokens", type=_tokens, metavar="N", help="The new budget in tokens.")
+@signed
+@json_option
+@with_settings
+def budget(
+    settings: Settings,
+    job: str,
+    usd: float | None,
+    tokens: int | None,
+    author: Author,
+    as_json: bool,
+) -> None:
+    """Show what a job may use, has used and has reserved, or raise it.
+
+    Runs that wait for it go on when it is raised. What is reserved is the most that the calls in
+    hand can use. A call of which nobody knows what it used counts with its reserve.
+
+    \b
+    Example:
+      runner budget job_01jd9k
+      runner budget job_01jd9k --usd 40
+    """
+    from runner.queries.find import find
+    from runner.queries.jobs import list_runs
+    from runner.store.control import budget_of, set_budget
+
+    with stored(settings) as database:
+        job_id = find(database, job, "job").id
+        woken: Sequence[Change] = []
+        now = measured_now(database)
+        if usd is not None or tokens is not None:
+            woken = patiently(
+                lambda: set_budget(database, job_id, now, author=author, usd=usd, tokens=tokens)
+            )
+        purse = budget_of(database, job_id) or JobBudget()
+        runs = list_runs(database, job_id, "waiting", whole_trees=True)
+        waiting = sum(run["reason"] == "budget" for run in runs)
+        if as_json:
+            say_json(_budget_as_json(job_id, purse, waiting, woken))
+        else:
+            _say_budget(job_id, purse, waiting)
+        _note_what_follows(purse, woken)
+        if woken:
+            say_who_works(database, woken[0].id, now)
+
+
+def _budget_as_json(
+    job_id: str, purse: JobBudget, waiting: int, woken: Sequence[Change]
+) -> dict[str, Any]:
+    return {
+        "job": job_id,
+        "budget_usd": None if purse.most_cost is None else purse.most_cost / 1e9,
+        "spent_usd": None if purse.most_cost is None else purse.spent_cost / 1e9,
+        "reserved_usd": None if purse.most_cost is None else purse.reserved_cost / 1e9,
+        "budget_tokens": purse.most_tokens,
+        "spent_tokens": None if purse == JobBudget() else purse.spent_tokens,
+        "reserved_tokens": None if purse == JobBudget() else purse.reserved_tokens,
+        "waiting_runs": waiting,
+        "woken": [asdict(change) for change in woken],
+    }
+
+
+def _say_budget(job_id: str, purse: JobBudget, waiting: int) -> None:
+    lines = dict(_lines(purse)) or {"budget": "none: each run has its own limits, the job has none"}
+    waits = f"{runs_wait(waiting)} for it: {how_to_raise(job_id, purse)}" if waiting else None
+    say_fields((("job", job_id), *lines.items(), ("waiting", waits)))
+
+
+def _lines(purse: JobBudget) -> Iterable[tuple[str, str]]:
+    if purse.most_cost is not None:
+        reserved = f", {usd_of(purse.reserved_cost)} reserved" if purse.reserved_cost else ""
+        spent = f"{usd_of(purse.spent_cost)} of {usd_of(purse.most_cost)} used"
+        yield "budget", spent + reserved
+    if purse.most_tokens is not None:
+        reserved = f", {purse.reserved_tokens:,} reserved" if purse.reserved_tokens else ""
+        spent = f"{purse.spent_tokens:,} of {purse.most_tokens:,} tokens used"
+        yield "budget" if purse.most_cost is None else "and", spent + reserved
+
+
+def _note_what_follows(purse: JobBudget, woken: Sequence[Change]) -> None:
+    if woken:
+        note(f"{len(woken)} {'run goes' if len(woken) == 1 else 'runs go'} on")
+    cost, tokens = (
+        purse.spent_cost + purse.reserved_cost,
+        purse.spent_tokens + purse.reserved_tokens,
+    )
+    over_cost = purse.most_cost is not None and cost > purse.most_cost
+    over_tokens = purse.most_tokens is not None and tokens > purse.most_tokens
+    if over_cost or over_tokens:
+        note("calls in hand may still use what they have reserved, over this budget; none begins")
+
+
+def budget_fields(job: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """A job's budget, in lines for people.
+
+    Args:
+        job: as ``queries.jobs.show_job`` gives it.
+    """
+    usd = job["budget_usd"]
+    return list(
+        _lines(
+            JobBudget(
+                job["budget_tokens"],
+                None if usd is None else billionths(usd),
+                job["spent_tokens"],
+                job["spent_cost"],
+                job["reserved_tokens"],
+                job["reserved_cost"],
+            )
+        )
+    )
+
+
+def waits_for(database: Database, runs: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """What to do about runs of one job that wait for its budget, by run."""
+    from runner.store.control import budget_of
+
+    waiting = [run for run in runs if is_out_of_budget(run)]
+    if not waiting:
+        return {}
+    job_id = waiting[0]["job_id"]
+    how = how_to_raise(job_id, budget_of(database, job_id) or JobBudget())
+    return {
+        run["id"]: f"{run['detail'] or 'waits for the budget of its job'}: {how}" for run in waiting
+    }
+
+
+def is_out_of_budget(run: Mapping[str, Any]) -> bool:
+    """Whether a run waits for its job's budget to be raised."""
+    return (run["state"], run["reason"]) == ("waiting", "budget")
+
+
+def how_to_raise(job_id: str, purse: JobBudget) -> str:
+    """The command that raises a job's budget."""
+    caps = {"--usd N": purse.most_cost, "--tokens N": purse.most_tokens}
+    options = [option for option, cap in caps.items() if cap is not None]
+    return f"runner budget {job_id} {' '.join(options)}".rstrip()
+
+
+def usd_of(billionths: int) -> str:
+    """An amount in billionths of a USD, as it is said."""
+    return dollars(Decimal(billionths).scaleb(-9))
+
+
+def runs_wait(count: int) -> str:
+    """So many runs wait."""
+    return "1 run waits" if count == 1 else f"{count} runs wait"

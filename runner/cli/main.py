@@ -10,15 +10,31 @@ from typing import NoReturn
 import click
 
 import runner
-from runner.cli import control, exit_codes, fork, system, transcript, work
+from runner.cli import (
+    approvals,
+    control,
+    costs,
+    exchange,
+    exit_codes,
+    patch,
+    results,
+    rules,
+    system,
+    transcript,
+    work,
+    workspaces,
+)
+from runner.cli import control as budget
+from runner.cli import (
+    control as fork,
+)
+from runner.cli import (
+    patch as diff,
+)
 from runner.cli.audit import group as audit
 from runner.cli.audit import search
-from runner.cli.exchange import bring, export
 from runner.cli.look import events, listing, showing
-from runner.cli.money import budget, costs
 from runner.cli.options import global_options
-from runner.cli.out import diff, patch, results, workspaces
-from runner.cli.permissions import approvals, rules
 from runner.cli.report import command as report
 from runner.cli.terminal import note, refuse
 from runner.errors import RunnerError, SpecError, UnreachableError, UsageError
@@ -48,7 +64,7 @@ for command in (
     *(costs.costs, budget.budget),
     *(control.cancel, control.pause, control.resume, control.retry, control.say, fork.fork),
     *(approvals.approvals, approvals.approve, approvals.deny, rules.rules),
-    *(audit.audit, search.search, export.export, bring.import_),
+    *(audit.audit, search.search, exchange.export, exchange.import_),
     *(system.db, system.doctor),
 ):
     cli.add_command(command)

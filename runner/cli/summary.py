@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from runner.app.humanize import cell, cost_line, denier, duration, first_line, verdict
+from runner.cli.control import how_to_raise, is_out_of_budget, runs_wait
+from runner.cli.costs import cost_fields
 from runner.cli.exit_codes import exit_code
-from runner.cli.money.budget import how_to_raise, is_out_of_budget, runs_wait
-from runner.cli.money.costs import cost_fields
 from runner.cli.terminal import note, say, say_json, say_table
-from runner.core.money.budget import JobBudget
-from runner.core.money.prices import PriceList, Spending
+from runner.core.budget import JobBudget
+from runner.core.prices import PriceList, Spending
 from runner.queries import decisions
 from runner.queries.costs import costs_by
 from runner.queries.decisions import DeniedKind
@@ -25,8 +25,8 @@ from runner.queries.jobs import (
     pruned_turns,
     show_job,
 )
-from runner.store.connection.database import Database
-from runner.store.steer.budget import budget_of
+from runner.store.control import budget_of
+from runner.store.database import Database
 
 _MOST_DENIALS = 10
 

@@ -33,8 +33,8 @@ def upgrade(settings: Settings, as_json: bool) -> None:
     Example:
       runner db upgrade --database-url postgresql://runner@db/runner
     """
-    from runner.store.connection import migrate
-    from runner.store.connection.database import Database
+    from runner.store import migrate
+    from runner.store.database import Database
 
     database = Database(settings.database_url)
     try:
@@ -59,8 +59,8 @@ def check(settings: Settings, as_json: bool) -> int:
     Example:
       runner db check
     """
-    from runner.store.connection import migrate
-    from runner.store.connection.database import Database
+    from runner.store import migrate
+    from runner.store.database import Database
 
     status = migrate.Status(None)
     if migrate.is_created(settings.database_url):

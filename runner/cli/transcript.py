@@ -105,7 +105,7 @@ def transcript(
       runner transcript k3x9f2 --as-sent 12
     """
     from runner.cli.look.reading.compose import reading
-    from runner.llm.body import request_body
+    from runner.llm.anthropic import request_body
     from runner.queries.find import find
     from runner.queries.transcript import api_messages, sent_request
 
@@ -158,7 +158,7 @@ def _say_request(body: bytes) -> None:
 
 def _write_page(found: Transcript, path: Path) -> None:
     from runner.app.page import page
-    from runner.cli.exchange.writing import output
+    from runner.cli.exchange import output
 
     with output(None if str(path) == "-" else path) as write:
         for piece in page(found):

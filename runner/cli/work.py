@@ -1,4 +1,7 @@
-"""``run``, ``submit`` and ``worker``: getting jobs worked."""
+"""``run``, ``submit`` and ``worker``: getting jobs worked.
+
+Working a job to its rest in this process, and showing how it goes while it does.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +12,41 @@ from typing import TYPE_CHECKING
 import click
 
 from runner.cli import exit_codes
-from runner.cli.authors import signed
-from runner.cli.options import json_option, loaded, slots_option, stored, with_settings
+from runner.cli.options import json_option, loaded, signed, slots_option, stored, with_settings
 from runner.cli.terminal import note, refuse, say, say_json
-from runner.core.author import Author
+from runner.core.run import Author
 from runner.errors import UnreachableError, UsageError
 from runner.settings import Settings
 
 if TYPE_CHECKING:
-    from runner.core.money.prices import PriceList
-    from runner.store.connection.database import Database
+    from runner.core.prices import PriceList
+    from runner.store.database import Database
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any, Protocol
+
+from runner import wiring
+from runner.app.humanize import cell, duration
+from runner.cli.terminal import console_on
+from runner.core.run import ENDED, RunStatus
+from runner.errors import RunnerError
+from runner.queries.jobs import RunSummary, current_runs, list_runs
+from runner.store.database import Database
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.live import Live
+
+    from runner.cli.questions import Asker
+    from runner.engine.worker import Worker
+
 
 _spec_argument = click.argument("spec", type=click.Path(path_type=Path), required=False)
 
@@ -91,9 +119,8 @@ def _work(
     asked: str | None,
 ) -> int:
     """Work a job to its end, and ask the person who is ``asked``, if anybody is."""
-    from runner.cli.logs import log_to_stderr
-    from runner.cli.permissions.asking import asker_at_terminal
-    from runner.cli.progress import Interruption, work_job
+    from runner.cli.options import log_to_stderr
+    from runner.cli.questions import asker_at_terminal
     from runner.cli.summary import summarise
 
     log_to_stderr(settings, logging.WARNING)
@@ -157,8 +184,7 @@ def worker(settings: Settings, slots: int, burst: bool, only: str | None) -> int
       runner worker -c 32
     """
     from runner import wiring
-    from runner.cli.logs import log_to_stderr
-    from runner.cli.progress import Interruption, wait_for_end
+    from runner.cli.options import log_to_stderr
 
     log_to_stderr(settings, logging.INFO)
     with stored(settings) as database:
@@ -167,3 +193,277 @@ def worker(settings: Settings, slots: int, burst: bool, only: str | None) -> int
             interruption.watch(working)
             wait_for_end(working)
         return exit_codes.SUCCEEDED
+
+
+_LOOK_SECONDS = 0.5
+_LOOK_SECONDS_PER_RUN = 0.001
+_QUIT_SECONDS = 2.0
+_STILL_ALIVE_SECONDS = 60.0
+_MOST_SHOWN = 12
+
+
+class Interruption:
+    """Ctrl-C and SIGTERM, while inside: the first drains the worker, a second Ctrl-C quits at once,
+    after printing ``how_to_go_on``."""
+
+    def __init__(self, how_to_go_on: str = "") -> None:
+        self.happened = False
+        self._how_to_go_on = how_to_go_on
+        self.came_too_late = False  # the job had come to rest before
+        self._worker: Worker | None = None
+        self._before: dict[int, Any] = {}
+
+    @property
+    def cut_short(self) -> bool:
+        """It happened before the job had come to rest."""
+        return self.happened and not self.came_too_late
+
+    def watch(self, worker: Worker) -> None:
+        """Drain this worker when it happens, or now when it has happened."""
+        self._worker = worker
+        if self.happened:
+            worker.drain()
+
+    def __enter__(self) -> Interruption:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.happened and number == signal.SIGINT:
+            self._quit()
+        self.happened = True
+        if self._worker is not None:
+            self._worker.drain()
+
+    def _quit(self) -> None:
+        if self._worker is not None:
+            # On a thread: this handler may have interrupted whoever holds a lock that it needs.
+            killing = threading.Thread(target=self._worker.kill, daemon=True)
+            killing.start()
+            killing.join(_QUIT_SECONDS)
+        if self._how_to_go_on:
+            # Not through sys.stderr: this handler may have interrupted a write to it.
+            os.write(sys.stderr.fileno(), f"{self._how_to_go_on}\n".encode())
+        os._exit(exit_codes.INTERRUPTED)
+
+
+def work_job(
+    settings: Settings,
+    database: Database,
+    job_id: str,
+    slots: int,
+    interruption: Interruption,
+    asker: Asker | None = None,
+) -> None:
+    """Work a job in this process until every run of it has ended or waits, or it is interrupted.
+
+    Args:
+        asker: asks the person at the terminal what the job's runs wait for; None: they wait.
+
+    Raises:
+        UnreachableError: a part was away when the worker started or had to end.
+    """
+    with interruption:
+        worker = wiring.start_worker(settings, database, slots=slots)
+        interruption.watch(worker)
+        with show_progress() as progress:
+            watched = _Watched(database, worker, job_id, interruption, asker)
+            interruption.came_too_late = _watch(watched, progress)
+            worker.drain()
+            if interruption.cut_short:
+                progress.say("stopping: the steps in hand are ended or left to resume")
+            wait_for_end(worker)
+
+
+def wait_for_end(worker: Worker) -> None:
+    """Wait until a worker has drained; signals are handled meanwhile.
+
+    Raises:
+        RunnerError: what made it end.
+    """
+    while not worker.wait(_LOOK_SECONDS):
+        pass
+    if isinstance(worker.failure, RunnerError):
+        raise worker.failure
+    if worker.failure is not None:
+        raise RunnerError(f"the worker failed: {worker.failure!r}") from worker.failure
+
+
+@dataclass(frozen=True, slots=True)
+class _Watched:
+    """A job that is worked here, and who is asked about its calls."""
+
+    database: Database
+    worker: Worker
+    job_id: str
+    interruption: Interruption
+    asker: Asker | None
+
+    def is_to_end(self) -> bool:
+        return self.interruption.happened or self.worker.wait(0)
+
+    def is_at_rest(self, runs: Sequence[RunSummary]) -> bool:
+        return rests(runs, asks=self.asker is not None and self.asker.can_ask)
+
+
+def rests(runs: Sequence[RunSummary], *, asks: bool) -> bool:
+    """Whether nothing is left to do of a job, and nothing to ask. A run that waits for its sub-agents
+    rests when these do: once the last of them has ended it goes on.
+
+    Args:
+        runs: all of the job, those of sub-agents included.
+        asks: a person is there who is asked what runs wait for.
+    """
+    unended = [run for run in runs if run["state"] not in ENDED]
+    waited_for = {run["parent"] for run in unended}
+    return all(
+        run["state"] == "waiting"
+        and not (asks and run["reason"] == "approval")
+        and (run["reason"] != "children" or run["id"] in waited_for)
+        for run in unended
+    )
+
+
+def _watch(watched: _Watched, progress: Progress) -> bool:
+    """Show the job until it rests (True) or the worker is to end (False)."""
+    pause = _LOOK_SECONDS
+    while not watched.interruption.happened and not watched.worker.wait(pause):
+        try:
+            if watched.asker is not None:
+                watched.asker.ask(watched.job_id, watched.is_to_end, progress.paused)
+            runs = list_runs(watched.database, watched.job_id, whole_trees=True)
+        except UnreachableError as error:
+            progress.say(f"waiting: {cell(error)}")
+            continue
+        progress.update([run for run in current_runs(runs) if not run["depth"]])
+        if watched.is_at_rest(runs):
+            return True
+        pause = _LOOK_SECONDS + len(runs) * _LOOK_SECONDS_PER_RUN
+    return False
+
+
+class Progress(Protocol):
+    def __enter__(self) -> Progress: ...
+    def __exit__(self, *error: Any) -> None: ...
+    def update(self, runs: Sequence[RunSummary]) -> None:
+        """The runs of the job's items as they are now."""
+
+    def say(self, text: str) -> None:
+        """Something that is worth a line."""
+
+    def paused(self) -> AbstractContextManager[None]:
+        """Nothing is drawn while inside: somebody else has the terminal."""
+
+
+def show_progress() -> Progress:
+    """Progress on stderr: drawn on a terminal, a line for each end of a run elsewhere."""
+    return _Drawing() if sys.stderr.isatty() else _Lines()
+
+
+class _Lines:
+    def __init__(self) -> None:
+        self._states: dict[str, RunStatus] = {}
+        self._spoke = time.monotonic()
+        self._last_words = ""
+
+    def __enter__(self) -> _Lines:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        return
+
+    def update(self, runs: Sequence[RunSummary]) -> None:
+        for run in runs:
+            before, self._states[run["id"]] = self._states.get(run["id"]), run["state"]
+            rests = run["state"] in ENDED or (run["state"] == "waiting" and not _goes_on(run))
+            if before != run["state"] and rests:
+                ended = sum(state in ENDED for state in self._states.values())
+                self.say(f"[{ended}/{len(runs)}] {_run_in_words(run)}")
+        if time.monotonic() - self._spoke > _STILL_ALIVE_SECONDS:
+            self.say(_job_in_words(runs))
+
+    def say(self, text: str) -> None:
+        if text != self._last_words:
+            note(text)
+        self._last_words, self._spoke = text, time.monotonic()
+
+    def paused(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
+class _Drawing:
+    def __init__(self) -> None:
+        self._console = console_on(sys.stderr)
+        self._live = _live_on(self._console)
+
+    def __enter__(self) -> _Drawing:
+        self._live.start()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._live.stop()
+
+    def update(self, runs: Sequence[RunSummary]) -> None:
+        from rich.text import Text
+
+        running = [run for run in runs if run["state"] == "running" or _goes_on(run)]
+        words = [_job_in_words(runs)]
+        words += [f"  {_run_in_words(run)}" for run in running[:_MOST_SHOWN]]
+        if len(running) > _MOST_SHOWN:
+            words.append(f"  … and {len(running) - _MOST_SHOWN} more")
+        self._live.update(Text("\n".join(words), no_wrap=True, overflow="ellipsis"), refresh=True)
+
+    def say(self, text: str) -> None:
+        self._console.print(text)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        self._live.stop()
+        try:
+            yield
+        finally:
+            # A new one: the old one would draw over as many lines as it had before.
+            self._live = _live_on(self._console)
+            self._live.start()
+
+
+def _goes_on(run: RunSummary) -> bool:
+    """Whether a run waits for nobody but its sub-agents."""
+    return (run["state"], run["reason"]) == ("waiting", "children")
+
+
+def _live_on(console: Console) -> Live:
+    from rich.live import Live
+
+    return Live(console=console, auto_refresh=False, transient=True)
+
+
+def _job_in_words(runs: Sequence[RunSummary]) -> str:
+    by_state: dict[str, int] = {}
+    for run in runs:
+        by_state[run["state"]] = by_state.get(run["state"], 0) + 1
+    ended = sum(by_state.get(state, 0) for state in ENDED)
+    words = [f"{ended}/{len(runs)} ended"]
+    words += [f"{count} {state}" for state, count in sorted(by_state.items())]
+    tokens = sum(run["tree_tokens"] for run in runs)
+    return ", ".join(words) + f"; {tokens:,} tokens"
+
+
+def _run_in_words(run: RunSummary) -> str:
+    why = f" ({cell(run['reason'])})" if run["reason"] not in ("", "end_turn") else ""
+    took = ""
+    if run["ended_at"] is not None and run["started_at"] is not None:
+        took = f", {duration(run['ended_at'] - run['started_at'])}"
+    turns = "1 turn" if run["turns"] == 1 else f"{run['turns']} turns"
+    below = f", {run['below']} below" if run["below"] else ""
+    return f"{run['state']}{why}  {cell(run['item_key'])}  {turns}{below}{took}"

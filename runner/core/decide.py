@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from runner.core.agents.split import coordinate
 from runner.core.calls import answer_calls, given_by_children
-from runner.core.context.plan import fit_context
+from runner.core.children import coordinate
 from runner.core.conversation import CONTEXT_EXCEEDED, CUT_REASONS
-from runner.core.ending.finish import deliver, finish
-from runner.core.hooks.due import continue_hook, end_run, start_run, stop_for_hook
-from runner.core.hooks.verdict import objects, tell_of_hooks
-from runner.core.journal.entries import ModelCallFailed, RunSettled, UserMessageAdded
-from runner.core.journal.fold import Applied, apply
-from runner.core.journal.view import RunView, Stop
-from runner.core.money.spending import start_turn, stopped_by
-from runner.core.retry import IN_HAND_SECONDS
+from runner.core.entries import ModelCallFailed, RunSettled, UserMessageAdded
+from runner.core.finish import deliver, finish
+from runner.core.fold import Applied, apply
+from runner.core.hook_decisions import (
+    continue_hook,
+    end_run,
+    objects,
+    start_run,
+    stop_for_hook,
+    tell_of_hooks,
+)
+from runner.core.model_calls import IN_HAND_SECONDS, fit_context, start_turn, stopped_by
 from runner.core.run import Ended, Requeued, Waiting
+from runner.core.state import RunView, Stop
 from runner.core.steps import (
     CallModel,
     Done,
@@ -30,7 +34,12 @@ from runner.core.steps import (
     settle,
     stop_at_deadline,
 )
-from runner.core.text.prompts import CONTINUE_TEXT, NUDGE_TEXT, RESUME_TEXT, SMALLER_STEPS_TEXT
+from runner.core.text import (
+    CONTINUE_TEXT,
+    NUDGE_TEXT,
+    RESUME_TEXT,
+    SMALLER_STEPS_TEXT,
+)
 
 MOST_CONTINUATIONS = 2
 

@@ -1,4 +1,7 @@
-"""A run's states, the legal ways between them, and how an attempt can end."""
+"""A run's states, the legal ways between them, and how an attempt can end.
+
+Who changes something, and why.
+"""
 
 from __future__ import annotations
 
@@ -74,3 +77,23 @@ class Requeued:
 
 
 Outcome = Ended | Waiting | Requeued
+
+
+LONGEST_NAME = 100
+LONGEST_WHY = 1_000
+
+# By whom it is what Runner does by itself. No person has this name.
+RUNNERS_NAME = "runner"
+
+
+@dataclass(frozen=True, slots=True)
+class Author:
+    """Who changes something: ``name`` is a person's or ``RUNNERS_NAME``, None where nobody said so.
+    ``why`` is in their words, and may be empty."""
+
+    name: str | None = None
+    why: str = ""
+
+
+RUNNER = Author(RUNNERS_NAME)
+UNKNOWN = Author()

@@ -6,16 +6,28 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from runner.core.agents.agent import AGENT_SOURCE, SPLIT_SOURCE, AgentType, Coordinator
-from runner.core.context.window import Context, estimate_text
+from runner.core.agents import (
+    AGENT_SOURCE,
+    SPLIT_SOURCE,
+    AgentType,
+    Coordinator,
+)
+from runner.core.budget import Budget, Limits
+from runner.core.context import Context, estimate_text
 from runner.core.conversation import Message, Tool, content_bytes, content_text, text_bytes
-from runner.core.ending.result import RESULT_SOURCE
-from runner.core.ending.verify import Verify
-from runner.core.files.workspace import Workspace
-from runner.core.hooks.hook import Hook
-from runner.core.money.budget import Budget, Limits
-from runner.core.retry import Patience
+from runner.core.hooks import Hook
+from runner.core.workspace import RESULT_SOURCE, Verify, Workspace
 from runner.permissions import Default, Rule
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a job bears with a model that does not answer: tries in a row, and seconds from the
+    first failure in a row."""
+
+    max_attempts: int = 1_000
+    max_seconds: float = 6 * 3600.0
+
 
 Provider = Literal["anthropic", "scripted"]
 ParallelTools = Literal["safe", "all", "off"]

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from runner.core.hooks.run import HookRun
-from runner.core.journal.entries import Entry, RunSettled
-from runner.core.journal.view import Call, OpenCall, RunView
+from runner.core.entries import Entry, RunSettled
+from runner.core.hooks import HookRun
 from runner.core.run import Ended, Outcome, Requeued, Waiting
+from runner.core.state import Call, OpenCall, RunView
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,23 +13,28 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
-from runner.core import retry
-from runner.core.context.summary import summarised
-from runner.core.context.window import DEFAULT_WINDOW
+from runner.core import model_calls
+from runner.core.compaction import summarised
+from runner.core.context import DEFAULT_WINDOW
 from runner.core.conversation import ModelReply, message_blocks, tool_uses
 from runner.core.decide import advance
-from runner.core.journal.entries import (
+from runner.core.entries import (
     Entry,
     ModelCallFailed,
     ModelReplied,
     RunSettled,
     TimeWorked,
 )
-from runner.core.journal.fold import Applied
-from runner.core.journal.view import Call, Counted, OpenCall, RunView
-from runner.core.requests import next_request, summary_request, turn_request
+from runner.core.fold import Applied
+from runner.core.model_calls import next_request, summary_request, turn_request
 from runner.core.run import Ended, Lease, Outcome, Requeued, Waiting
 from runner.core.spec import JobSpec
+from runner.core.state import (
+    Call,
+    Counted,
+    OpenCall,
+    RunView,
+)
 from runner.core.steps import (
     CallModel,
     CountTokens,
@@ -209,7 +214,7 @@ class _Attempt:
     def _sleep(self, until: float) -> None:
         """In short pieces, so that a cancel, a drain or a stepped clock is seen in time."""
         clock = self._ports.clock
-        longest = clock.monotonic() + retry.IN_HAND_SECONDS
+        longest = clock.monotonic() + model_calls.IN_HAND_SECONDS
         while not self._ports.stopping.is_set():
             left = min(until - clock.now(), longest - clock.monotonic())
             if left <= 0:
@@ -276,7 +281,7 @@ class _Attempt:
     def _failed(self, call: OpenCall, error: ModelCallError) -> ModelCallFailed:
         now = self._ports.clock.now()
         before = self._view.progress.failure
-        retry_at = retry.retry_at(
+        retry_at = model_calls.retry_at(
             error,
             failures=before.count + 1 if before else 1,
             first_failure_at=before.first_at if before else now,

@@ -9,13 +9,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
-from runner.core.agents.starting import children_work_in, is_busy
-from runner.core.calls import changes_tree, with_edit_told
+from runner.core.calls import (
+    changes_tree,
+    commands_left,
+    edits_left,
+    in_doubt,
+    runs_again,
+    undo_needed,
+    with_edit_told,
+)
+from runner.core.children import children_work_in, is_busy
 from runner.core.conversation import ToolResult
-from runner.core.files.doubt import commands_left, edits_left, in_doubt, runs_again, undo_needed
-from runner.core.hooks.answer import Said, read_answer
-from runner.core.hooks.verdict import kept_as_edited
-from runner.core.journal.entries import (
+from runner.core.entries import (
     Delivered,
     Entry,
     HookFinished,
@@ -24,8 +29,10 @@ from runner.core.journal.entries import (
     TreeRecorded,
     Verified,
 )
-from runner.core.journal.view import Call, RunView
+from runner.core.hook_decisions import kept_as_edited
+from runner.core.hooks import Said, read_answer
 from runner.core.run import Ended, Lease
+from runner.core.state import Call, RunView
 from runner.core.steps import RunHook
 from runner.errors import Interrupted, ShutDown
 from runner.permissions import Authorization, ToolContext, digest_of, paths_of

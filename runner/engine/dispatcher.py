@@ -1,23 +1,91 @@
 """Every worker's dispatcher: takes the runs of dead workers, attends to those that wait, and rings for
-those that are due."""
+those that are due.
+
+Questions that wait for a person: in each pass they expire, are answered by new rules, are told of.
+"""
 
 from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from runner.engine.locks import HostLocks
-from runner.engine.questions import Questions
+from runner.engine.process import HostLocks
 from runner.errors import UnreachableError
 from runner.ports import Clock, Doorbell
-from runner.store import losses, runs, workers
-from runner.store.children import waking
-from runner.store.connection.database import Database
-from runner.store.steer.budget import BudgetWaits
+from runner.store import children, runs
+from runner.store import leases as losses
+from runner.store import leases as workers
+from runner.store.approvals import apply_new_rules, expire
+from runner.store.control import BudgetWaits
+from runner.store.database import Database
+from runner.store.questions import Notice, take_notices
 
 logger = logging.getLogger(__name__)
+
+LEAVE_SECONDS = 5.0
+
+
+class Questions:
+    """Attends to all jobs' questions, beside the other workers' dispatchers.
+
+    Args:
+        tell: runs a job's notification command, until it ends. Told once of each question; when the
+            worker dies meanwhile, nobody is told of it again. One runs at a time: what comes up
+            meanwhile stays in the database, for the next pass or another worker, and is told together.
+    """
+
+    def __init__(self, database: Database, clock: Clock, tell: Callable[[Notice], None]) -> None:
+        self._database = database
+        self._clock = clock
+        self._tell = tell
+        self._telling: threading.Thread | None = None
+        self._untold: deque[Notice] = deque()
+
+    def attend(self) -> None:
+        """Let late questions expire, and runs go on that new rules answered; tell of new questions.
+
+        Raises:
+            UnreachableError: the database does not answer.
+        """
+        now = self._clock.now()
+        expire(self._database, now)
+        apply_new_rules(self._database, now)
+        self._tell_of_new()
+
+    def leave(self) -> None:
+        """Tell of what was asked since the last pass, before the worker ends: maybe it was all that
+        there was to do, and the next worker comes when somebody has answered.
+
+        Raises:
+            UnreachableError: the database does not answer.
+        """
+        self._wait()
+        self._tell_of_new()
+        self._wait()
+        for notice in tuple(self._untold):
+            logger.warning("on_ask of %s was not run: the worker left", notice.job_id)
+
+    def _tell_of_new(self) -> None:
+        if self._telling is not None and self._telling.is_alive():
+            return
+        self._untold.extend(take_notices(self._database, self._clock.now()))
+        if self._untold:
+            self._telling = threading.Thread(
+                target=self._tell_all, name="runner-notice", daemon=True
+            )
+            self._telling.start()
+
+    def _tell_all(self) -> None:
+        while self._untold:
+            self._tell(self._untold.popleft())
+
+    def _wait(self) -> None:
+        if self._telling is not None:
+            self._telling.join(LEAVE_SECONDS)
+
 
 PASS_SECONDS = 1.0
 LEAST_GAP_SECONDS = 0.03
@@ -87,7 +155,7 @@ class Dispatcher:
         self._find_workspaces()
         self._questions.attend()
         self._budget_waits.wake_overdue(self._clock.now())
-        waking.attend(self._database, self._clock.now())
+        children.attend(self._database, self._clock.now())
         self._ring()
         self._last_good = self._clock.monotonic()
 

@@ -14,16 +14,15 @@ from typing import Protocol
 
 from runner.core.run import Lease
 from runner.engine.attempt import Ports, run_attempt
-from runner.engine.dispatcher import Dispatcher
-from runner.engine.indexing import Indexer
-from runner.engine.locks import HostLocks
-from runner.engine.questions import Questions
+from runner.engine.dispatcher import Dispatcher, Questions
+from runner.engine.indexer import Indexer
+from runner.engine.process import HostLocks
 from runner.errors import Interrupted, LeaseLost, UnreachableError
 from runner.ports import Doorbell, Index, Interrupt
-from runner.store import losses, runs, workers
-from runner.store.connection.database import Database
-from runner.store.steer.notices import Notice
-from runner.store.workers import DatabaseClock
+from runner.store import leases, runs
+from runner.store.database import Database
+from runner.store.leases import DatabaseClock
+from runner.store.questions import Notice
 
 logger = logging.getLogger(__name__)
 
@@ -130,7 +129,7 @@ class Worker:
         machine.clock.measure()
         self._renewed_at = machine.clock.monotonic()
         machine.locks.hold(self.id)
-        workers.register(
+        leases.register(
             machine.database,
             self.id,
             host_id=machine.locks.host_id,
@@ -209,7 +208,7 @@ class Worker:
             self._return_strays(set(self._strays))
             if self._only is None:
                 self._questions.leave()
-            workers.end(self._machine.database, self.id, self._machine.clock.now())
+            leases.end(self._machine.database, self.id, self._machine.clock.now())
         except UnreachableError as error:
             logger.warning("left without a word: %s", error)
         self._machine.locks.release(self.id)
@@ -241,7 +240,7 @@ class Worker:
         was lost in a long sleep is dropped before anything may act again."""
         asked_at = self._machine.clock.monotonic()
         self._machine.clock.measure()
-        workers.renew(self._machine.database, self.id, self._machine.clock.now())
+        leases.renew(self._machine.database, self.id, self._machine.clock.now())
         self._look_for_lost_runs()
         self._renewed_at = asked_at
         self._machine.still_alive()
@@ -279,7 +278,7 @@ class Worker:
     def _return_strays(self, strays: set[Lease]) -> None:
         """Runs that are stored as held by this worker, and that no thread of it works on."""
         for lease in strays:
-            losses.give_back(self._machine.database, lease, self._machine.clock.now())
+            leases.give_back(self._machine.database, lease, self._machine.clock.now())
 
     def _is_done(self) -> bool:
         return not self._held and not runs.unfinished(
@@ -347,4 +346,4 @@ class Worker:
             error_text = self._machine.hide(traceback.format_exc(limit=-20))
             logger.error("a bug ended an attempt at %s:\n%s", lease.run_id, error_text)
             now = self._machine.clock.now()
-            losses.give_up(self._machine.database, lease, error_text, now)
+            leases.give_up(self._machine.database, lease, error_text, now)

@@ -9,8 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from runner.core.conversation import Block
-from runner.exchange.parts import parts
-from runner.exchange.recorded import Recorded, RecordedMessage, Row, iso, usage_of
+from runner.exchange.recorded import Recorded, RecordedMessage, Row, iso, parts, usage_of
 
 VERSION = "ATIF-v1.7"
 _NOTES = (

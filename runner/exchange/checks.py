@@ -1,20 +1,201 @@
-"""Whether the rows of a file can be what a Runner stored: those who read them rely on it."""
+"""Whether the rows of a file can be what a Runner stored: those who read them rely on it.
+
+Whether a value that was made from someone's JSON is what its type says, all the way down.
+
+What the data of events holds: those who read a record rely on what Runner writes into one.
+
+What a row of a table looks like in a file: which columns it has, and what each may hold.
+"""
 
 from __future__ import annotations
 
+import base64
+import binascii
+import math
 import re
 import zlib
-from collections.abc import Collection, Mapping
-from typing import Any, get_args
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from functools import lru_cache
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from runner.core.agents.agent import DEEPEST
-from runner.core.agents.place import place_of
-from runner.core.hooks.hook import HookEvent
+from runner.core.agents import DEEPEST, place_of
+from runner.core.hooks import HookEvent
 from runner.core.run import ENDED, STATES
 from runner.core.spec import JobSpec
-from runner.core.text.plain import visible
-from runner.exchange.events import check_event
-from runner.exchange.fitting import misfit
+from runner.core.text import visible
+
+# Sums of a few such numbers still fit into 64 bits.
+LARGEST_INTEGER = 2**60
+
+
+def misfit(value: Any, hint: Any, name: str = "") -> str | None:
+    """The name of the first part of a value that is not of its type, None when all fit.
+
+    Args:
+        hint: the type of the value: a dataclass, or what one's fields are made of.
+        name: the value's own.
+    """
+    origin, arguments = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return None
+    if origin in (Union, UnionType):
+        return None if any(misfit(value, each) is None for each in arguments) else name
+    if origin is Literal:
+        return None if value in arguments else name
+    if is_dataclass(hint) and isinstance(hint, type):
+        return _misfit_of(value, hint, name)
+    if origin is not None and issubclass(origin, Mapping):
+        return _misfit_in_mapping(value, arguments, name)
+    if origin is not None and issubclass(origin, Sequence):
+        return _misfit_in_sequence(value, arguments, name)
+    return None if _is_plain(value, hint) else name
+
+
+def _misfit_of(value: Any, kind: type, name: str) -> str | None:
+    if not isinstance(value, kind):
+        return name
+    for each, hint in _hints(kind).items():
+        found = misfit(getattr(value, each), hint, f"{name}.{each}" if name else each)
+        if found is not None:
+            return found
+    return None
+
+
+@lru_cache(maxsize=64)
+def _hints(kind: type) -> dict[str, Any]:
+    hints = get_type_hints(kind)
+    return {each.name: hints[each.name] for each in fields(kind)}
+
+
+def _misfit_in_mapping(value: Any, arguments: tuple[Any, ...], name: str) -> str | None:
+    if not isinstance(value, Mapping):
+        return name
+    inner = arguments[1] if len(arguments) == 2 else Any
+    found = (misfit(each, inner, f"{name}.{key}") for key, each in value.items())
+    return next((each for each in found if each is not None), None)
+
+
+def _misfit_in_sequence(value: Any, arguments: tuple[Any, ...], name: str) -> str | None:
+    """Tuples of one kind only are met here; JSON has lists."""
+    if not isinstance(value, list | tuple):
+        return name
+    found = (misfit(each, arguments[0], f"{name}[{at}]") for at, each in enumerate(value))
+    return next((each for each in found if each is not None), None)
+
+
+def _is_plain(value: Any, hint: Any) -> bool:
+    if hint in (None, NoneType):
+        return value is None
+    if hint is int:
+        return type(value) is int and abs(value) <= LARGEST_INTEGER
+    if hint is float:
+        return (
+            type(value) in (int, float) and math.isfinite(value) and abs(value) <= LARGEST_INTEGER
+        )
+    return isinstance(value, hint)
+
+
+# The latest time and the longest duration, as in rows: a time in the year 5138, in seconds.
+_MOST_SECONDS = 1e11
+_LARGEST = 2**31 - 1
+_TYPE = re.compile(r"[a-z][a-z0-9_]{0,59}", re.ASCII)
+
+# What a value is, in whatever event it stands.
+_FIELDS: dict[str, Any] = {
+    "answer": str | None,
+    "approval": str,
+    "by": str | None,
+    "call": int | None,
+    "call_index": int,
+    "cause": str,
+    "command": str,
+    "commit": str,
+    "decision": str,
+    "detail": str | None,
+    "edited": bool,
+    "error": str,
+    "first": int,
+    "input": str,
+    "kind": str,
+    "last": int,
+    "message": str,
+    "messages": int,
+    "name": str,
+    "new": Mapping[str, Any] | None,
+    "old": Mapping[str, Any] | None,
+    "outcome": str,
+    "output": str,
+    "purpose": Literal["turn", "summary"],
+    "reason": str | None,
+    "rule": str | None,
+    "state": str | None,
+    "stop_reason": str | None,
+    "text": str,
+    "tool_use_id": str,
+    "traceback": str,
+    "turn": int,
+    "verification": int,
+    "via": str | None,
+    "why": str | None,
+    "worker": str | None,
+}
+_SECONDS = ("at", "due_at", "duration", "latency")
+_OF_A_CALL = ("turn", "call_index", "name")
+# What an event of a type does not do without.
+_NEEDED: dict[str, tuple[str, ...]] = {
+    "approval_answered": (*_OF_A_CALL, "answer"),
+    "done": ("state",),
+    "message_added": ("messages",),
+    "message_queued": ("text",),
+    "model_call_started": ("call", "turn"),
+    "outcome_asked": _OF_A_CALL,
+    "permission_decided": _OF_A_CALL,
+    "retry_scheduled": ("at",),
+    "tool_done": _OF_A_CALL,
+    "tool_started": _OF_A_CALL,
+    "turn_ended": ("turn",),
+    "turn_started": ("turn",),
+    "waiting": ("reason",),
+}
+
+
+def check_event(table: str, kind: str, data: Any) -> None:
+    """Refuse what is no event of Runner's. Types that are not known here may have any data, as long as
+    what has a known name is what it is elsewhere.
+
+    Args:
+        table: what it is called in errors. kind: the event's type.
+
+    Raises:
+        ValueError: the type is no name of one, or which value is missing or of another kind.
+    """
+    if _TYPE.fullmatch(kind) is None:
+        raise ValueError(f"{table}.type is {kind[:60]!a}, which is no type of event")
+    if not isinstance(data, dict):
+        raise ValueError(f"{table}.data is no object")
+    for name in _needed(kind, data):
+        if data.get(name) is None:
+            raise ValueError(f"{table}.data of {kind[:60]!a}: {name} is missing")
+    for name, value in data.items():
+        if not _fits(name, value):
+            raise ValueError(f"{table}.data of {kind[:60]!a}: {name} is of another kind")
+
+
+def _needed(kind: str, data: Mapping[str, Any]) -> tuple[str, ...]:
+    is_reply = kind == "model_call_ended" and data.get("stop_reason") is not None
+    needed = _NEEDED.get(kind, ())
+    return (*needed, "turn") if is_reply or "call_index" in data else needed
+
+
+def _fits(name: str, value: Any) -> bool:
+    if name in _SECONDS:
+        return value is None or (type(value) in (int, float) and 0 <= value <= _MOST_SECONDS)
+    if type(value) is int and _FIELDS.get(name) in (int, int | None):
+        return 0 <= value <= _LARGEST
+    return misfit(value, _FIELDS.get(name, Any), name) is None
+
 
 # A sub-agent's id goes on with its numbers in its parents.
 _ID = re.compile(
@@ -331,3 +512,122 @@ def _check_output(table: str, row: Row) -> None:
         raise ValueError(f"{table}.compressed is damaged ({error})") from error
     if unpacked != size or not unpacking.eof or unpacking.unused_data:
         raise ValueError(f"{table}.compressed does not hold the {size} bytes that the row says")
+
+
+Kind = Literal["text", "integer", "long", "real", "boolean", "json", "bytes"]
+
+NO_DEFAULT = object()
+_MOST_REAL = 1e11  # a time in the year 5138; what is larger is no time, duration or amount
+# SQLite keeps a JSON number that stands alone as a number, and so a whole one without its ".0".
+_WHOLE_BELOW = 2**53
+_LONGEST_NAME = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column. ``integer`` has 32 bits and ``long`` 64, ``bytes`` is base64 in a file. ``default`` is
+    what a row has that does not name the column, ``least`` and ``most`` are of the whole numbers that it
+    may hold."""
+
+    name: str
+    kind: Kind
+    nullable: bool = False
+    default: Any = NO_DEFAULT
+    least: int = 0
+    most: int = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A table's columns in order. ``key`` names those that its rows are sorted by; empty: they keep
+    the order that they have in the file."""
+
+    table: str
+    columns: tuple[Column, ...]
+    key: tuple[str, ...]
+
+    def to_file(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """A row of the database as it stands in a file."""
+        return {column.name: _to_file(column, row[column.name]) for column in self.columns}
+
+    def from_file(self, row: Any) -> dict[str, Any]:
+        """A row as the database takes it.
+
+        Raises:
+            ValueError: what is wrong with which column.
+        """
+        if not isinstance(row, dict):
+            raise ValueError(f"a row of {self.table} is an object")
+        unknown = row.keys() - {column.name for column in self.columns}
+        if unknown:
+            raise ValueError(
+                f"{self.table} has no column {min(unknown)[:_LONGEST_NAME]!a}: the file may be of a "
+                "newer Runner"
+            )
+        return {column.name: self._value(column, row) for column in self.columns}
+
+    def _value(self, column: Column, row: Mapping[str, Any]) -> Any:
+        if column.name not in row:
+            if column.default is not NO_DEFAULT:
+                return column.default
+            raise ValueError(f"{self.table}.{column.name} is missing")
+        value = row[column.name]
+        if column.kind == "json":
+            return value
+        if value is None:
+            if column.nullable:
+                return None
+            raise ValueError(f"{self.table}.{column.name} is null")
+        try:
+            return _from_file(column, value)
+        except ValueError as error:
+            raise ValueError(f"{self.table}.{column.name} {error}") from error
+
+
+def _to_file(column: Column, value: Any) -> Any:
+    if column.kind == "bytes" and value is not None:
+        return base64.b64encode(value).decode("ascii")
+    if column.kind == "json" and isinstance(value, float) and abs(value) < _WHOLE_BELOW:
+        return int(value) if value.is_integer() else value
+    return value
+
+
+def _from_file(column: Column, value: Any) -> Any:
+    match column.kind:
+        case "text":
+            return _text(value)
+        case "integer" | "long":
+            if type(value) is not int or not column.least <= value <= column.most:
+                raise ValueError(f"is no whole number from {column.least} to {column.most}")
+            return value
+        case "real":
+            if type(value) not in (int, float) or not 0 <= value <= _MOST_REAL:
+                raise ValueError(f"is no number from 0 to {_MOST_REAL:g}")
+            return float(value)
+        case "boolean":
+            if type(value) is not bool:
+                raise ValueError("is neither true nor false")
+            return value
+        case _:
+            return _bytes(value)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError("is no text")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:  # half of a surrogate pair
+        raise ValueError("has a character that no database can hold") from error
+    if "\0" in value:
+        raise ValueError("has a character that no database can hold")
+    return value
+
+
+def _bytes(value: Any) -> bytes:
+    if not isinstance(value, str):
+        raise ValueError("is no base64")
+    try:
+        return base64.b64decode(value, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise ValueError("is no base64") from error

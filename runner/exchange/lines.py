@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import IO, Any
 
-from runner.core.text.strict_json import DEEPEST, read_json
+from runner.core.text import DEEPEST, read_json
 
 VERSION = 1
 LONGEST_LINE = 256 * 1024 * 1024  # bytes; a tool's whole output is at most 10 MB

@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, cast, get_args
 
-from runner.core.context.window import Context
-from runner.core.ending.verify import Verify
-from runner.core.money.budget import Budget, Limits
-from runner.core.retry import Patience
-from runner.core.spec import ParallelTools, Provider
+from runner.core.budget import Budget, Limits
+from runner.core.context import Context
+from runner.core.spec import ParallelTools, Patience, Provider
+from runner.core.workspace import Verify
 from runner.errors import Problem
 from runner.jobfile.section import Section, shown
 from runner.jobfile.sections.agents import (

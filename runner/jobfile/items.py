@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePath
 from typing import Any
 
-from runner.core.text.strict_json import read_json
+from runner.core.text import read_json
 from runner.errors import Problem
 from runner.jobfile.check import Items
 from runner.jobfile.content import json_problem, line_problem, read_bytes

@@ -9,10 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from runner.core.files.repository import LookAtRepository
-from runner.core.files.workspace import Workspace
-from runner.core.money.prices import PriceList
+from runner.core.prices import PriceList
 from runner.core.spec import JobSpec, NewRun, Submission
+from runner.core.workspace import LookAtRepository, Workspace
 from runner.errors import Problem, SpecError
 from runner.jobfile import items, prompts
 from runner.jobfile.check import MOST_NAME_CHARACTERS, Draft, check

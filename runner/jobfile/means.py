@@ -8,11 +8,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from runner.core.agents.agent import AGENT_TOOL, AgentType
-from runner.core.agents.tools import agent_tool, split_tool
+from runner.core.agents import AGENT_TOOL, AgentType, agent_tool, split_tool
 from runner.core.conversation import Tool
-from runner.core.ending.result import RESULT_TOOL, result_tool
-from runner.core.hooks.hook import Hook
+from runner.core.hooks import Hook
+from runner.core.workspace import RESULT_TOOL, result_tool
 from runner.errors import Problem
 from runner.jobfile.check import Draft
 from runner.jobfile.section import shown

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from runner.core.files.repository import Asked, LookAtRepository
-from runner.core.files.workspace import Workspace
+from runner.core.workspace import Asked, LookAtRepository, Workspace
 from runner.errors import Problem
 from runner.jobfile.content import text_problem
 from runner.jobfile.sections.workspace import WorkspaceDraft, is_url

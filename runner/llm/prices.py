@@ -11,7 +11,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from runner.core.money.prices import Price, PriceList, Rates
+from runner.core.prices import Price, PriceList, Rates
 from runner.errors import UsageError
 
 _RATES = tuple(each.name for each in fields(Rates))

@@ -40,8 +40,7 @@ from runner.queries.find import descendant_ids
 from runner.queries.rows import Column, Rows, at_most, cut, labelled
 from runner.store import ids
 from runner.store.conditions import APPROVAL_OF_CALL
-from runner.store.connection.database import Database
-from runner.store.connection.driver import to_json
+from runner.store.database import Database, to_json
 from runner.store.search.catching_up import searcher
 from runner.store.search.needs import needs_of
 from runner.store.tables import approvals, blocks, hook_runs, runs, tool_calls

@@ -23,11 +23,17 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
 from runner.core.conversation import Purpose, Usage
-from runner.core.money.prices import Calls, PriceList, Spending, Terms, spending
+from runner.core.prices import (
+    Calls,
+    PriceList,
+    Spending,
+    Terms,
+    spending,
+)
 from runner.queries.filters import Filters, of_model_calls
 from runner.queries.rows import Column, Rows, cut
 from runner.store.conditions import ROOT_RUN
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from runner.store.tables import jobs, model_calls, runs
 
 By = Literal["job", "run", "tree", "model", "day", "purpose"]

@@ -40,7 +40,7 @@ from runner.queries.find import call_key
 from runner.queries.rows import Column, Rows, at_most, cut, labelled
 from runner.store import ids
 from runner.store.conditions import APPROVAL_OF_CALL, IS_OPEN_APPROVAL, IS_OWN_CALL, ROOT_RUN
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from runner.store.tables import approvals, permission_rules, runs, tool_calls
 
 _MOST_PARAMETERS = 500

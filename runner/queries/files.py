@@ -45,8 +45,8 @@ from runner.queries.filters import (
 from runner.queries.rows import Column, Rows, at_most, cut, labelled
 from runner.store import ids
 from runner.store.conditions import IS_ITEM_RUN
-from runner.store.connection.database import Database
-from runner.store.job.cache import JobCache
+from runner.store.database import Database
+from runner.store.jobs import JobCache
 from runner.store.snapshots import changes_of_turn
 from runner.store.tables import (
     hook_runs,

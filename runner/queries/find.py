@@ -9,11 +9,11 @@ from typing import Any, Literal
 
 from sqlalchemy import ColumnElement, Connection, Select, select
 
-from runner.core.agents.place import call_label
+from runner.core.agents import call_label
 from runner.errors import NotFoundError
 from runner.store import ids
 from runner.store.conditions import in_tree
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from runner.store.tables import jobs, runs, tool_calls
 
 Kind = Literal["job", "run", "call"]

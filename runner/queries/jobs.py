@@ -9,17 +9,16 @@ from typing import Any, TypedDict, cast
 
 from sqlalchemy import ColumnElement, Connection, Row, Select, and_, case, func, literal, select
 
-from runner.core.agents.agent import lineage
-from runner.core.agents.place import Place, place_of, tree_order
-from runner.core.ending.result import RESULT_TOOL
+from runner.core.agents import Place, lineage, place_of, tree_order
 from runner.core.run import ENDED, STATES, RunStatus
-from runner.core.text.plain import visible
+from runner.core.text import visible
+from runner.core.workspace import RESULT_TOOL
 from runner.errors import NotFoundError
 from runner.store import ids
 from runner.store.conditions import IS_ITEM_RUN, IS_OWN_CALL, ROOT_RUN, in_tree
-from runner.store.connection.database import Database
-from runner.store.job.cache import JobCache
-from runner.store.rows.progress import progress_from_row
+from runner.store.database import Database
+from runner.store.jobs import JobCache
+from runner.store.run_state import progress_from_row
 from runner.store.tables import (
     blocks,
     compactions,

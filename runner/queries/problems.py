@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, Select, and_, func, literal_column, select
 
-from runner.core.ending.signatures import failure_signature, signature, telling_line
+from runner.core.text import failure_signature, signature, telling_line
 from runner.queries.filters import (
     CALLED_AT,
     KEY,
@@ -22,7 +22,7 @@ from runner.queries.filters import (
 )
 from runner.queries.rows import Column, Rows, at_most, cut
 from runner.store import ids
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from runner.store.tables import blocks, events, model_calls, runs, tool_calls, verifications
 
 _ERROR_COLUMNS = (

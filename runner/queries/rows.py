@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from runner.errors import UsageError
 from runner.queries.find import Call, call_labels
 from runner.store import ids
-from runner.store.connection.database import Database
+from runner.store.database import Database
 
 if TYPE_CHECKING:
     import pandas as pd

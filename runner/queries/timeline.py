@@ -11,9 +11,14 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, and_, or_, select
 
-from runner.core.agents.place import is_within, item_of, place_of, tree_order
-from runner.core.journal.events import SIGNED
-from runner.core.money.prices import PriceList
+from runner.core.agents import (
+    is_within,
+    item_of,
+    place_of,
+    tree_order,
+)
+from runner.core.events import SIGNED
+from runner.core.prices import PriceList
 from runner.errors import NotFoundError
 from runner.queries.costs import CallCost, call_costs, usd
 from runner.queries.filters import Filters
@@ -21,7 +26,7 @@ from runner.queries.find import call_labels
 from runner.queries.rows import Column, Rows, cut, labelled
 from runner.store import ids
 from runner.store.conditions import in_tree
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from runner.store.tables import events, job_events, model_calls, runs
 
 

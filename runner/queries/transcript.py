@@ -10,19 +10,17 @@ from typing import Any, TypedDict, cast
 
 from sqlalchemy import Connection, Row, and_, func, select
 
-from runner.core.agents.agent import lineage
-from runner.core.context.compaction import CompactionKind, sent_messages
+from runner.core.agents import lineage
+from runner.core.context import CompactionKind, sent_messages
 from runner.core.conversation import Block, Message, ModelRequest
 from runner.core.spec import JobSpec
-from runner.core.text.plain import visible
+from runner.core.text import visible
 from runner.errors import NotFoundError
 from runner.queries.find import call_key, call_labels
 from runner.store import ids
-from runner.store.connection.database import Database
-from runner.store.job.cache import JobCache
-from runner.store.rows.compactions import load_compacted
-from runner.store.rows.conversation import load_conversation
-from runner.store.rows.hooks import with_instructions_of
+from runner.store.database import Database
+from runner.store.jobs import JobCache
+from runner.store.run_state import load_compacted, load_conversation, with_instructions_of
 from runner.store.tables import (
     blocks,
     compactions,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import ColumnElement, and_, func, or_
 
-from runner.core.agents.agent import lineage
+from runner.core.agents import lineage
 from runner.core.run import ENDED
 from runner.store.tables import approvals, runs, tool_calls
 

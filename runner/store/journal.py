@@ -14,36 +14,36 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Connection, bindparam, select
 
-from runner.core.agents.agent import lineage
-from runner.core.context.compaction import Compacted
-from runner.core.hooks.lookup import end_turns
-from runner.core.journal.entries import ChildrenStarted, Entry
-from runner.core.journal.fold import Applied, fold
-from runner.core.journal.view import Call, QueuedMessage, RunView
-from runner.core.money.budget import Limits
-from runner.core.money.prices import Tariff
+from runner.core.agents import lineage
+from runner.core.budget import Limits
+from runner.core.context import Compacted
+from runner.core.entries import ChildrenStarted, Entry
+from runner.core.fold import Applied, fold
+from runner.core.hook_decisions import end_turns
+from runner.core.prices import Tariff
 from runner.core.run import Ended, Lease, Waiting
 from runner.core.spec import JobSpec
+from runner.core.state import Call, QueuedMessage, RunView
 from runner.errors import LeaseLost, StaleView, UnreachableError
 from runner.permissions import Answer
 from runner.ports import Decide, Observer, Stored
-from runner.store.children.reading import children_waited_for, family_of
-from runner.store.children.starting import (
-    lock_tree,
-    place_with_children,
-    start_children,
+from runner.store import budgets
+from runner.store import budgets as money
+from runner.store.children import children_waited_for, end_children, family_of, wake
+from runner.store.database import Database, find
+from runner.store.entries import Rows
+from runner.store.jobs import JobCache, JobReader
+from runner.store.new_children import lock_tree, place_with_children, start_children
+from runner.store.run_state import (
+    answers_to,
+    counted,
+    load_compacted,
+    load_conversation,
+    load_hook_runs,
+    progress_from_row,
+    progress_to_json,
+    with_instructions_of,
 )
-from runner.store.children.waking import end_children, wake
-from runner.store.connection.database import Database
-from runner.store.connection.statement import find
-from runner.store.job import purse as money
-from runner.store.job import warming
-from runner.store.job.cache import JobCache, JobReader
-from runner.store.rows.compactions import load_compacted
-from runner.store.rows.conversation import answers_to, load_conversation
-from runner.store.rows.entries import Rows
-from runner.store.rows.hooks import load_hook_runs, with_instructions_of
-from runner.store.rows.progress import counted, progress_from_row, progress_to_json
 from runner.store.tables import jobs, purses, queued_messages, runs
 
 T = TypeVar("T")
@@ -146,7 +146,7 @@ class StoredJournal:
             writes.run(connection)
             start_children(connection, jobs_read, applied, now)
             if before.progress.warms and (after.outcome is not None or not after.progress.warms):
-                warming.let_siblings_start(connection, row.job_id, now)
+                budgets.let_siblings_start(connection, row.job_id, now)
             return after, step, jobs_read
 
         after, step, jobs_read = self._database.write(work)

@@ -1,4 +1,7 @@
-"""Claiming runs, and finding those that are due."""
+"""Claiming runs, and finding those that are due.
+
+Which runs have ended, and how.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +23,13 @@ from sqlalchemy import (
     update,
 )
 
-from runner.core.agents.agent import lineage
-from runner.core.agents.place import is_within
-from runner.core.author import RUNNER
-from runner.core.journal.events import Event, signed_event
-from runner.core.run import Lease
-from runner.store.children.ready import IS_ORPHAN, IS_READY
-from runner.store.connection.database import Database
-from runner.store.connection.statement import Statement, Writes
+from runner.core.agents import is_within, lineage
+from runner.core.conversation import Usage
+from runner.core.events import Event, signed_event
+from runner.core.run import ENDED, RUNNER, Ended, Lease
+from runner.ports import Ending
+from runner.store.children import IS_ORPHAN, IS_READY
+from runner.store.database import Database, Statement, Writes
 from runner.store.tables import events, runs, workers
 
 RING_AGAIN_SECONDS = 15.0
@@ -329,3 +331,37 @@ _HELD_BY = select(runs.c.id, runs.c.attempt).where(runs.c.worker_id == bindparam
 def held_by(database: Database, worker_id: str) -> dict[str, int]:
     """The runs that a worker holds, with the attempt that does."""
     return {row.id: row.attempt for row in database.find(_HELD_BY, {"worker": worker_id})}
+
+
+_COLUMNS = (
+    runs.c.id,
+    runs.c.last_worker_id,
+    runs.c.state,
+    runs.c.reason,
+    runs.c.detail,
+    runs.c.ended_at,
+    runs.c.input_tokens,
+    runs.c.cache_read_tokens,
+    runs.c.cache_creation_tokens,
+    runs.c.output_tokens,
+)
+
+
+def endings(database: Database, run_ids: Sequence[str]) -> list[Ending]:
+    """Of these runs, those that have ended.
+
+    Raises:
+        UnreachableError: the database does not answer.
+    """
+    query = select(*_COLUMNS).where(runs.c.id.in_(run_ids), runs.c.state.in_(sorted(ENDED)))
+    rows = database.read(lambda connection: connection.execute(query).all())
+    return [
+        Ending(
+            run_id,
+            worker_id,
+            Ended(state, reason, detail),
+            at,
+            Usage(*tokens),
+        )
+        for run_id, worker_id, state, reason, detail, at, *tokens in rows
+    ]

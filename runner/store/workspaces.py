@@ -9,16 +9,14 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from runner.core.author import Author
-from runner.core.files.workspace import Workspace
-from runner.core.journal.events import signed_event
-from runner.core.run import ENDED, Lease
+from runner.core.events import signed_event
+from runner.core.run import ENDED, Author, Lease
 from runner.core.spec import JobSpec
-from runner.core.text.plain import shorten
+from runner.core.text import shorten
+from runner.core.workspace import Workspace
 from runner.errors import LeaseLost
-from runner.store.connection.database import Database
-from runner.store.connection.statement import find
-from runner.store.job.cache import JobCache, JobReader
+from runner.store.database import Database, find
+from runner.store.jobs import JobCache, JobReader
 from runner.store.runs import add_event
 from runner.store.tables import jobs, run_items, run_workspaces, runs
 

@@ -23,7 +23,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
 
 import runner
-from runner.core.text.plain import shorten
+from runner.core.text import shorten
 from runner.telemetry.spans import GivenIds
 from runner.telemetry.switch import Switch
 

@@ -1,4 +1,7 @@
-"""Tells a collector what attempts have stored: a span for each run, model call and tool call."""
+"""Tells a collector what attempts have stored: a span for each run, model call and tool call.
+
+What is measured of all runs together: tokens, and the time of model calls and tools.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from opentelemetry.metrics import Meter
+from opentelemetry.metrics import Histogram, Meter
 from opentelemetry.trace import SpanKind
 
-from runner.core.conversation import ModelReply
-from runner.core.journal.entries import (
+from runner.core.conversation import ModelReply, Usage
+from runner.core.entries import (
     ChildrenStarted,
     ModelCallFailed,
     ModelCallStarted,
@@ -22,14 +25,51 @@ from runner.core.journal.entries import (
     ToolFinished,
     UserMessageAdded,
 )
-from runner.core.journal.fold import Applied
-from runner.core.journal.view import OpenCall, RunView
+from runner.core.fold import Applied
 from runner.core.run import Ended
-from runner.core.text.plain import shorten
+from runner.core.state import OpenCall, RunView
+from runner.core.text import shorten
 from runner.ports import Ending, Stored
-from runner.telemetry import attributes, content
-from runner.telemetry.instruments import Instruments
+from runner.telemetry import spans as attributes
+from runner.telemetry import spans as content
 from runner.telemetry.spans import Spans, Told, for_child
+
+# As the conventions give them:
+# https://github.com/open-telemetry/semantic-conventions-genai, docs/gen-ai/gen-ai-metrics.md.
+_TOKEN_BOUNDARIES = [4**power for power in range(14)]
+_SECOND_BOUNDARIES = [0.01 * 2**power for power in range(14)]
+
+
+class Instruments:
+    """``calls`` and ``tools`` take seconds."""
+
+    def __init__(self, meter: Meter) -> None:
+        self._tokens: Histogram = meter.create_histogram(
+            "gen_ai.client.token.usage",
+            unit="{token}",
+            description="Number of input and output tokens used.",
+            explicit_bucket_boundaries_advisory=_TOKEN_BOUNDARIES,
+        )
+        self.calls = _seconds(
+            meter, "gen_ai.client.operation.duration", "GenAI operation duration."
+        )
+        self.tools = _seconds(meter, "gen_ai.execute_tool.duration", "Tool execution duration.")
+
+    def count(self, usage: Usage, attributes: Mapping[str, Any]) -> None:
+        """Add the tokens of a reply."""
+        read, written = usage.prompt_tokens, usage.output_tokens
+        self._tokens.record(read, {**attributes, "gen_ai.token.type": "input"})
+        self._tokens.record(written, {**attributes, "gen_ai.token.type": "output"})
+
+
+def _seconds(meter: Meter, name: str, description: str) -> Histogram:
+    return meter.create_histogram(
+        name,
+        unit="s",
+        description=description,
+        explicit_bucket_boundaries_advisory=_SECOND_BOUNDARIES,
+    )
+
 
 logger = logging.getLogger(__name__)
 

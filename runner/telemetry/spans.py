@@ -3,13 +3,23 @@ id of what it tells.
 
 So the parts that several workers told are one trace, and what is told twice is one span. The span of a
 sub-agent is below that of the tool call which it is the work of.
+
+What spans and metrics say: the attributes of the GenAI conventions, and Runner's own.
+
+Source: https://github.com/open-telemetry/semantic-conventions-genai, docs/gen-ai.
+
+What was said, as the conventions write messages: told only where it is asked for.
+
+Source: https://github.com/open-telemetry/semantic-conventions-genai, docs/gen-ai/gen-ai-input-messages.json
+and gen-ai-output-messages.json.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,7 +37,11 @@ from opentelemetry.trace import (
     set_span_in_context,
 )
 
-from runner.core.agents.agent import lineage
+from runner.core.agents import lineage, place_of
+from runner.core.budget import BILLIONTHS
+from runner.core.conversation import Block, Message, ModelReply, Purpose, Usage
+from runner.core.state import RunView
+from runner.ports import Stored
 
 _TRACE_BYTES = 16
 _SPAN_BYTES = 8
@@ -140,3 +154,142 @@ class Spans:
             trace_flags=TraceFlags(flags | TraceFlags.RANDOM_TRACE_ID),
         )
         return set_span_in_context(NonRecordingSpan(parent), Context())
+
+
+def of_run(stored: Stored, view: RunView, operation: str) -> dict[str, Any]:
+    """What every span of a run says."""
+    place = place_of(stored.lease.run_id)
+    below = {} if place["parent"] is None else {"runner.run.parent": place["parent"]}
+    return {
+        "gen_ai.operation.name": operation,
+        "gen_ai.provider.name": view.spec.provider,
+        "gen_ai.agent.name": name_of(view),
+        "gen_ai.conversation.id": stored.lease.run_id,
+        "runner.job.id": stored.job_id,
+        "runner.run.root": place["root"],
+        "runner.run.depth": place["depth"],
+        **below,
+    }
+
+
+def name_of(view: RunView) -> str:
+    """What an agent is called: a sub-agent by its type, the run of an item by its job."""
+    return view.agent_type or view.spec.name
+
+
+def of_attempt(stored: Stored, view: RunView, operation: str) -> dict[str, Any]:
+    """What every span of an attempt says."""
+    return of_run(stored, view, operation) | {
+        "runner.attempt": stored.lease.attempt,
+        "runner.worker.id": stored.lease.worker_id,
+    }
+
+
+def of_call(stored: Stored, view: RunView) -> dict[str, Any]:
+    """What the span of the open model call says, whatever becomes of it."""
+    call = view.progress.open_call
+    assert call is not None
+    return of_attempt(stored, view, "chat") | {
+        "gen_ai.request.model": model_of(view, call.purpose),
+        "gen_ai.request.max_tokens": call.reservation.max_tokens,
+        "gen_ai.request.stream": True,
+        "runner.turn": view.progress.turns + 1,
+        "runner.purpose": call.purpose,
+    }
+
+
+def model_of(view: RunView, purpose: Purpose) -> str:
+    """The model that a call asks for."""
+    return view.spec.model if purpose == "turn" else view.spec.summary_model
+
+
+def tool_of(view: RunView, name: str) -> str:
+    """The tool that a call names; ``unknown_tool`` for one that the job has not: the model made its name
+    up, so it is content, and of any number."""
+    return name if view.spec.tool(name) is not None else "unknown_tool"
+
+
+def measured(view: RunView, model: str) -> dict[str, Any]:
+    """What the metrics of model calls are counted by: of few values each."""
+    return {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": view.spec.provider,
+        "gen_ai.request.model": model,
+    }
+
+
+def of_usage(usage: Usage) -> dict[str, int]:
+    """Input tokens include those that were read from the cache or written to it, as the conventions
+    have it."""
+    return {
+        "gen_ai.usage.input_tokens": usage.prompt_tokens,
+        "gen_ai.usage.output_tokens": usage.output_tokens,
+        "gen_ai.usage.cache_read.input_tokens": usage.cache_read_tokens,
+        "gen_ai.usage.cache_creation.input_tokens": usage.cache_creation_tokens,
+    }
+
+
+def of_cost(billionths: int) -> dict[str, float]:
+    """What it cost, where that is known."""
+    return {"runner.cost_usd": billionths / BILLIONTHS} if billionths else {}
+
+
+def of_request(request_id: str | None) -> dict[str, str]:
+    """The API's own name of a call, where it gave one."""
+    return {"runner.request_id": request_id} if request_id else {}
+
+
+_FINISHED = {
+    "end_turn": "stop",
+    "stop_sequence": "stop",
+    "max_tokens": "length",
+    "tool_use": "tool_call",
+    "refusal": "content_filter",
+}
+
+
+def output_messages(reply: ModelReply) -> str:
+    """A reply, as JSON."""
+    finished = _FINISHED.get(reply.stop_reason, reply.stop_reason)
+    message = {"role": "assistant", "parts": _parts(reply.blocks), "finish_reason": finished}
+    return _json([message])
+
+
+def new_messages(messages: Sequence[Message]) -> str:
+    """What the model has not been told before: the messages since its last reply, as JSON. The others are
+    in the spans of the calls before."""
+    replies = [at for at, message in enumerate(messages) if message.role == "assistant"]
+    new = messages[replies[-1] + 1 :] if replies else messages
+    return _json([{"role": message.role, "parts": _parts(message.blocks)} for message in new])
+
+
+def system_instructions(text: str) -> str:
+    """A system prompt, as JSON."""
+    return _json([{"type": "text", "content": text}])
+
+
+def arguments(given: Any) -> str:
+    """What a tool was called with, as JSON."""
+    return _json(given)
+
+
+def _parts(blocks: Iterable[Block]) -> list[dict[str, Any]]:
+    return [_part(block) for block in blocks]
+
+
+def _part(block: Block) -> dict[str, Any]:
+    match block:
+        case {"type": "text", "text": text}:
+            return {"type": "text", "content": text}
+        case {"type": "thinking", "thinking": thought}:
+            return {"type": "reasoning", "content": thought}
+        case {"type": "tool_use", "id": identifier, "name": name, "input": given}:
+            return {"type": "tool_call", "id": identifier, "name": name, "arguments": given}
+        case {"type": "tool_result", "tool_use_id": identifier, "content": given}:
+            return {"type": "tool_call_response", "id": identifier, "response": given}
+        case _:
+            return {"type": block["type"]}
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value)  # ASCII: half a surrogate pair would break the whole batch

@@ -6,7 +6,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from runner.core.text.plain import plain
+from runner.core.text import plain
 
 MOST_CHARACTERS = 50_000
 NO_OUTPUT = "(no output)"

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 from runner.core.conversation import ToolResult
 from runner.ports import Command, Interrupt, ToolCall
-from runner.tools.failure import ToolFailure
-from runner.tools.host.client import Ended, Start, ToolHost
+from runner.tools.file_access import ToolFailure
+from runner.tools.host import Ended, Start, ToolHost
 from runner.tools.output import present
 
 LONGEST_TIMEOUT = 600.0

@@ -10,24 +10,21 @@ from pathlib import Path
 from typing import Any
 
 from runner.core.conversation import Tool, ToolResult
-from runner.core.hooks.answer import Said
-from runner.core.journal.entries import InstructionsRead
+from runner.core.entries import InstructionsRead
+from runner.core.hooks import Said
 from runner.permissions import Policy, ToolContext, digest_of
 from runner.ports import Command, HookCall, Interrupt, Surroundings, ToolCall
-from runner.tools import shell
-from runner.tools.checking import has_patterns, problem_found_apart
+from runner.tools import file_access, search, shell
+from runner.tools import files as editing
+from runner.tools import files as reading
+from runner.tools.checking import InputCheck, has_patterns, problem_found_apart
 from runner.tools.environment import tool_environment
-from runner.tools.failure import ToolFailure
-from runner.tools.files import editing, permission, reading
-from runner.tools.files.places import Places
-from runner.tools.hooks import run_hook
-from runner.tools.host.client import WATCHDOG_SECONDS, ToolHost
-from runner.tools.instructions import read_instructions
+from runner.tools.file_access import Places, ToolFailure
+from runner.tools.functions import run_own
+from runner.tools.hooks import read_instructions, run_hook
+from runner.tools.host import WATCHDOG_SECONDS, ToolHost
 from runner.tools.output import present, restore_output
-from runner.tools.own.source import OwnSource
-from runner.tools.own.tool import run_own
-from runner.tools.search import tool as search
-from runner.tools.validation import InputCheck
+from runner.tools.own import OwnSource
 
 BUILTIN_SOURCE = "builtin"
 _OUTPUT_SUFFIX = ".txt"
@@ -50,7 +47,7 @@ class LocalTools:
     Args:
         home: RUNNER_HOME, which file tools leave alone (workspaces in it excepted).
         lock_dir: a folder local to this machine, where runs with live tools are marked
-            (``runner.tools.host.quiet``); made when it is missing.
+            (``runner.tools.host_process``); made when it is missing.
         secrets: values that no tool may find in its environment.
         stored_output: the whole output of a call by its run and its id, Runner's or the model's, from
             the store; None when there is none.
@@ -88,7 +85,7 @@ class LocalTools:
     def locate(self, paths: Sequence[str], surroundings: Surroundings) -> ToolContext:
         """Where a run's tools would work, and where ``paths`` lead from there. Never raises: a path
         that leads nowhere is left out."""
-        return permission.locate(paths, surroundings, Places.of(surroundings, self._home))
+        return file_access.locate(paths, surroundings, Places.of(surroundings, self._home))
 
     def run(self, call: ToolCall, interrupt: Interrupt) -> ToolResult:
         """Run one call to its end; whatever goes wrong with the tool is in the result. There is no
@@ -162,7 +159,7 @@ class LocalTools:
             return run_own(call, own, self.host, interrupt)
         places = Places.of(call.surroundings, self._home)
         if name == "Bash":
-            permission.require_command(call, places)
+            file_access.require_command(call, places)
             return shell.bash(call, self.host, self.environment, interrupt)
         if name in _FILE_TOOLS:
             self._restore(call, call.input["file_path"], places)
@@ -183,7 +180,7 @@ class LocalTools:
         folder, _, name = real.rpartition("/")
         if folder != places.outputs or os.path.lexists(real):
             return
-        permission.require(call, places, path, real)
+        file_access.require(call, places, path, real)
         output = self._stored_output(call.run_id, name.removesuffix(_OUTPUT_SUFFIX))
         if output is None:
             return

@@ -8,12 +8,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from runner.core.author import UNKNOWN, Author
-from runner.core.files.workspace import Workspace
-from runner.core.run import ENDED
+from runner.core.run import ENDED, UNKNOWN, Author
+from runner.core.workspace import Workspace
 from runner.errors import RunnerError
 from runner.store import workspaces
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from runner.store.workspaces import StoredWorkspace
 from runner.workspace.folders import remove
 from runner.workspace.git import shown

@@ -10,15 +10,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from runner.core.files.workspace import Workspace
 from runner.core.run import Lease
-from runner.core.text.plain import plain
+from runner.core.text import plain
+from runner.core.workspace import Workspace
 from runner.errors import UsageError, WorkspaceError
 from runner.ports import Command, Interrupt, Surroundings
 from runner.store import workspaces
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from runner.store.workspaces import Assignment
-from runner.tools.host.client import Ended, Start, boot
+from runner.tools.host import Ended, Start, boot
 from runner.tools.toolbox import LocalTools
 from runner.workspace import child
 from runner.workspace.child import opened

@@ -10,14 +10,14 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from runner.core.agents.agent import lineage
-from runner.core.files.workspace import Workspace
+from runner.core.agents import lineage
 from runner.core.run import Ended, Lease
+from runner.core.workspace import Workspace
 from runner.errors import WorkspaceElsewhere, WorkspaceError
 from runner.ports import Interrupt, Prepared, Surroundings
 from runner.store import workspaces
-from runner.store.connection.database import Database
-from runner.store.job.cache import JobCache
+from runner.store.database import Database
+from runner.store.jobs import JobCache
 from runner.store.workspaces import SNAPSHOTS, Assignment, Kept
 from runner.tools.toolbox import LocalTools
 from runner.workspace.child import opened

@@ -13,8 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from runner.core.files.repository import Accepted, Asked, Found
-from runner.core.files.workspace import Workspace
+from runner.core.workspace import Accepted, Asked, Found, Workspace
 from runner.errors import RunnerError, UsageError
 from runner.workspace.folders import EXCLUDED
 from runner.workspace.git import Git, GitError

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.app.page import shown
-from runner.core.text.plain import visible
+from runner.core.text import visible
 from tests.app.parsed import Parsed
 from tests.cli.test_terminal import HOSTILE, steers
 

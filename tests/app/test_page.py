@@ -25,7 +25,7 @@ from runner.app.transcript import (
     Transcript,
     Verification,
 )
-from runner.core.text.plain import visible
+from runner.core.text import visible
 from tests.app.parsed import Parsed
 from tests.cli.test_terminal import HOSTILE, steers
 from tests.store.examples import NOW

@@ -7,7 +7,7 @@ from uuid import uuid4
 
 import pytest
 
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from tests.asking import fork_questions
 from tests.audit.story import copy, tell
 from tests.postgres import execute, url_on

@@ -7,20 +7,20 @@ from typing import Any
 
 from sqlalchemy import insert, select, text, update
 
-from runner.core.author import Author
-from runner.core.context.window import Context
+from runner.core.budget import Limits
+from runner.core.context import Context
 from runner.core.conversation import ModelReply, Tool, ToolResult, Usage
-from runner.core.hooks.hook import Hook
-from runner.core.journal.entries import ToolFinished
-from runner.core.money.budget import Limits
+from runner.core.entries import ToolFinished
+from runner.core.hooks import Hook
+from runner.core.run import Author
 from runner.core.spec import Asking, JobSpec
 from runner.core.steps import RunTools
 from runner.permissions import Rule
-from runner.store.connection.database import Database
-from runner.store.steer import jobs as jobs_store
-from runner.store.steer.approvals import Reply, answer, waiting
-from runner.store.steer.control import Target, cancel
-from runner.store.steer.fork import fork
+from runner.store import jobs as jobs_store
+from runner.store.approvals import Reply, answer, waiting
+from runner.store.control import Target, cancel
+from runner.store.database import Database
+from runner.store.fork import fork
 from runner.store.tables import hook_runs, jobs, metadata, run_workspaces, runs, tool_calls
 from tests.core.story import replied
 from tests.docs.happenings import play

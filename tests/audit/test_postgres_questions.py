@@ -12,7 +12,7 @@ from sqlalchemy import make_url, text
 
 from runner.errors import RunnerError, UsageError
 from runner.queries.sql.ask import Bounds, ask
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from tests.postgres import execute
 
 QUICK = Bounds(seconds=5, rows=1_000)

@@ -9,7 +9,7 @@ import pytest
 
 from runner.errors import UsageError
 from runner.queries.sql.ask import Bounds, ask
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from tests.postgres import execute
 
 QUICK = Bounds(seconds=5, rows=1_000)

@@ -19,7 +19,7 @@ from runner.errors import NotFoundError, UsageError
 from runner.llm.prices import load_prices
 from runner.queries.calls import tool_rows
 from runner.queries.filters import Filters
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from tests.store.examples import NOW
 
 QUESTIONS = (

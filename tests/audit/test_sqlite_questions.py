@@ -16,7 +16,7 @@ from sqlalchemy import text
 
 from runner.errors import RunnerError, UsageError
 from runner.queries.sql.ask import Bounds, ask
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from tests.upgraded import Upgraded
 
 QUICK = Bounds(seconds=3, rows=1_000)
@@ -124,7 +124,7 @@ def test_question_that_takes_too_long_is_stopped(record: Database, sql: str) -> 
 def test_question_ends_also_when_nobody_waits_for_it_any_more(record: Database) -> None:
     """Its process has its time from the kernel."""
     program = (
-        "import sys; from runner.store.connection.database import Database;"
+        "import sys; from runner.store.database import Database;"
         "from runner.queries.sql.ask import Bounds, ask;"
         "ask(Database(sys.argv[1]), sys.argv[2], Bounds(seconds=2))"
     )

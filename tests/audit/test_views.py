@@ -12,14 +12,19 @@ import pytest
 from sqlalchemy import select, text
 
 from runner.audit import Audit
-from runner.core.money.prices import Price, PriceList, Rates, Spending
+from runner.core.prices import (
+    Price,
+    PriceList,
+    Rates,
+    Spending,
+)
 from runner.llm.prices import load_prices
 from runner.queries.costs import call_costs, costs_by
 from runner.queries.sql.ask import store_prices
 from runner.queries.sql.views import VIEWS
 from runner.queries.timeline import events_after
 from runner.queries.transcript import blocks_of_run, show_call
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from runner.store.ids import call_id
 from runner.store.tables import prices as price_table
 from runner.store.tables import runs

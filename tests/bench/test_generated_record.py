@@ -10,7 +10,7 @@ from sqlalchemy import create_engine, inspect, select, text
 from bench.audit import generate as generating
 from bench.audit.generate import Generated, generate
 from bench.audit.record import repository
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from runner.store.tables import metadata
 
 BLOCKS = 400

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from runner.cli.main import main
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from tests.cli.out.recorded import repository_in
 from tests.runner_process import RunnerProcess
 from tests.upgraded import Upgraded

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.queries.jobs import show_run
-from runner.store.connection.database import Database
+from runner.store.database import Database
 
 _GIT = ("git", "-c", "user.name=t", "-c", "user.email=t@example.org")
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from runner.cli.permissions.asking import Terminal
+from runner.cli.questions import Terminal
 from tests.runner_process import RunnerAtTerminal
 
 PATIENCE = 60.0

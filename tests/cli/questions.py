@@ -8,12 +8,12 @@ from typing import Any
 from sqlalchemy import Connection, insert, select, update
 
 from runner.core.conversation import Tool
-from runner.core.journal.events import summarise_input
+from runner.core.events import summarise_input
 from runner.permissions import Rule, ToolContext, digest_of
 from runner.store import ids
-from runner.store.connection.database import Database
-from runner.store.job.rules import tool_context_to_json
-from runner.store.steer import jobs as jobs_store
+from runner.store import jobs as jobs_store
+from runner.store.database import Database
+from runner.store.run_state import tool_context_to_json
 from runner.store.tables import approvals, blocks, runs, tool_calls
 from tests.store.examples import NOW, SPEC, submission
 

@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 import pytest
 
-from runner.store.connection.database import Database
-from runner.store.job.rules import list_rules
-from runner.store.steer.control import Target
-from runner.store.steer.control import cancel as cancel_runs
+from runner.store.control import Target
+from runner.store.control import cancel as cancel_runs
+from runner.store.database import Database
+from runner.store.rules import list_rules
 from tests.cli.conftest import Result
 from tests.cli.questions import approval_row, ask, call_id, job_of, submit_runs
 from tests.cli.test_look import STORABLE_HOSTILE

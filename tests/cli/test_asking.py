@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from runner.cli.permissions.asking import Asker, asker_at_terminal
-from runner.cli.progress import _Watched
+from runner.cli.questions import Asker, asker_at_terminal
+from runner.cli.work import _Watched
 from runner.queries.jobs import list_runs
-from runner.store.connection.database import Database
-from runner.store.job.rules import list_rules
-from runner.store.steer.approvals import Reply, answer
-from runner.store.steer.control import Target, cancel
+from runner.store.approvals import Reply, answer
+from runner.store.control import Target, cancel
+from runner.store.database import Database
+from runner.store.rules import list_rules
 from tests.cli.person import OurTerminal, Person
 from tests.cli.questions import approval_row, ask, job_of, submit_runs
 from tests.cli.test_look import STORABLE_HOSTILE

@@ -12,10 +12,10 @@ import pytest
 from sqlalchemy import select
 
 from runner.cli.main import cli
-from runner.core.author import LONGEST_WHY
+from runner.core.run import LONGEST_WHY
 from runner.queries.timeline import changes_of_job
-from runner.store.connection.database import Database
-from runner.store.steer.control import Target, cancel
+from runner.store.control import Target, cancel
+from runner.store.database import Database
 from runner.store.tables import metadata
 from tests.cli.conftest import Result
 from tests.cli.out.recorded import begin, git_spec, put, submit

@@ -11,12 +11,12 @@ import pytest
 
 from runner.cli import exit_codes
 from runner.cli.summary import summarise
-from runner.core.money.budget import Budget, Limits
-from runner.core.money.prices import Rates, Tariff
+from runner.core.budget import Budget, Limits
+from runner.core.prices import Rates, Tariff
 from runner.core.spec import JobSpec
 from runner.llm.prices import load_prices
 from runner.queries.timeline import events_after
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from tests.cli.conftest import Result
 from tests.store.attempts import USAGE, claim, run_row, submit_one, text
 from tests.store.examples import SPEC

@@ -12,11 +12,11 @@ import pytest
 from runner.cli.main import main
 from runner.cli.summary import summarise as summarise_job
 from runner.core.conversation import Usage
-from runner.core.money.prices import PriceList
-from runner.core.requests import turn_request
-from runner.llm.body import request_body
+from runner.core.model_calls import turn_request
+from runner.core.prices import PriceList
+from runner.llm.anthropic import request_body
 from runner.queries.jobs import show_run
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from tests.cli.conftest import Result
 from tests.cli.test_terminal import steers
 from tests.store.attempts import Attempt, claim, submit_one, text

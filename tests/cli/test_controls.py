@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 from sqlalchemy import text as sql
 
-from runner.core.money.budget import Limits
+from runner.core.budget import Limits
 from runner.queries.jobs import list_runs, show_run
-from runner.store.connection import migrate
-from runner.store.connection.database import Database
-from runner.store.steer import jobs as jobs_store
-from runner.store.steer.control import Target
-from runner.store.steer.control import cancel as cancel_runs
+from runner.store import jobs as jobs_store
+from runner.store import migrate
+from runner.store.control import Target
+from runner.store.control import cancel as cancel_runs
+from runner.store.database import Database
 from tests.cli.conftest import Result
 from tests.runner_process import RunnerProcess
 from tests.store.attempts import claim, run_row, submit_one, text, tool_use

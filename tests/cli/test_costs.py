@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from runner.app import humanize
-from runner.cli.money import costs
+from runner.cli import costs
 from runner.core.conversation import Usage
-from runner.core.money.prices import Spending
+from runner.core.prices import Spending
 from runner.queries.costs import BY
 from runner.queries.jobs import show_run
-from runner.store.connection.database import Database
-from runner.store.steer.control import Target, cancel
+from runner.store.control import Target, cancel
+from runner.store.database import Database
 from tests.cli.conftest import Result
 from tests.cli.test_terminal import HOSTILE, steers
 from tests.store.attempts import claim, submit_one, text, tool_use

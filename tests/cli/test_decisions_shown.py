@@ -11,13 +11,18 @@ from sqlalchemy import update
 
 from runner.cli.summary import summarise
 from runner.core.conversation import ToolResult
-from runner.core.journal.entries import ToolFinished
+from runner.core.entries import ToolFinished
 from runner.llm.prices import load_prices
 from runner.permissions import Rule
 from runner.queries import decisions
-from runner.store.connection import migrate
-from runner.store.connection.database import Database
-from runner.store.steer.approvals import Reply, answer, expire, waiting
+from runner.store import migrate
+from runner.store.approvals import (
+    Reply,
+    answer,
+    expire,
+    waiting,
+)
+from runner.store.database import Database
 from runner.store.tables import runs, tool_calls
 from tests.cli.conftest import Result
 from tests.cli.questions import ASKING, ask, call_id, job_of, refuse, submit_runs

@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 from sqlalchemy import select
 
-from runner.core.agents.agent import AgentType
-from runner.store.connection.database import Database
-from runner.store.steer import jobs as jobs_store
-from runner.store.steer.control import Target, cancel
+from runner.core.agents import AgentType
+from runner.store import jobs as jobs_store
+from runner.store.control import Target, cancel
+from runner.store.database import Database
 from runner.store.tables import runs
 from tests.cli.conftest import Result
 from tests.cli.questions import ASKING, approval_row, ask

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from runner.core.files.workspace import Workspace
-from runner.core.money.budget import Budget
+from runner.core.budget import Budget
+from runner.core.workspace import Workspace
 from runner.queries.jobs import list_runs
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from tests.cli.conftest import Result
 from tests.store.attempts import Attempt, claim, run_row, submit_one, text, tool_use
 from tests.store.examples import SPEC

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from runner.queries.jobs import list_jobs, list_runs, show_run
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from tests.cli.conftest import Result
 from tests.cli.own_folders import git, make_source, worktree, write_job
 from tests.cli.test_work import bash

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from runner.cli.logs import log_to_stderr
+from runner.cli.options import log_to_stderr
 from runner.settings import Settings
 from tests.cli.test_terminal import HOSTILE, steers
 

@@ -14,9 +14,9 @@ from sqlalchemy import text as sql
 
 from runner.core.run import STATES
 from runner.queries.jobs import list_jobs, show_run
-from runner.store.connection.database import Database
-from runner.store.steer import jobs as jobs_store
-from runner.store.steer.control import Target, cancel
+from runner.store import jobs as jobs_store
+from runner.store.control import Target, cancel
+from runner.store.database import Database
 from tests.cli.conftest import Result
 from tests.cli.test_terminal import HOSTILE, steers
 from tests.runner_process import RunnerProcess
@@ -248,7 +248,7 @@ def test_reader_that_has_enough_ends_it_quietly(
 def test_database_that_is_behind_says_what_to_do(
     command: Callable[..., Result], database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from runner.store.connection import migrate
+    from runner.store import migrate
 
     monkeypatch.setattr(migrate, "REVISIONS", ("0000", migrate.HEAD))
     database.write(lambda c: c.execute(sql("UPDATE alembic_version SET version_num = '0000'")))

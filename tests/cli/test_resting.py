@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from runner.cli.progress import rests
+from runner.cli.work import rests
 
 
 def run(id_: str, state: str, reason: str = "") -> dict[str, Any]:

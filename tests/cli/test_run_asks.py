@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from tests.cli.conftest import Result
 from tests.cli.person import PATIENCE, at_terminal
 from tests.cli.questions import approval_row, ask, job_of, submit_runs

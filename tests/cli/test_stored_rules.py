@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from tests.cli.conftest import Result
 from tests.cli.questions import ASKING, approval_row, ask, call_id, job_of, submit_runs
 from tests.cli.test_terminal import steers

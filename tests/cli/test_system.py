@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from runner.store.runs import look_at, wait_for_workspace
 from tests.cli.conftest import Result
 from tests.store.attempts import submit_one

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from sqlalchemy import update
 
-from runner.cli.permissions.asking import Asker
-from runner.core.files.doubt import OUTCOME_UNKNOWN
-from runner.store.connection.database import Database
+from runner.cli.questions import Asker
+from runner.core.calls import OUTCOME_UNKNOWN
+from runner.store.database import Database
 from runner.store.tables import tool_calls
 from tests.cli.conftest import Result
 from tests.cli.person import OurTerminal, Person

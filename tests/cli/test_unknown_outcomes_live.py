@@ -9,7 +9,7 @@ import pytest
 
 from runner.cli import exit_codes
 from runner.queries.jobs import list_jobs, list_runs
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from tests.cli.conftest import Result
 from tests.cli.own_folders import make_source, worktree, write_job
 from tests.cli.test_work import bash, wait_for

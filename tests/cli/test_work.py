@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from runner.queries.jobs import list_jobs
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from tests.cli.conftest import Result
 from tests.postgres import postgres_server
 from tests.runner_process import RunnerProcess

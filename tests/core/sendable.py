@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from runner.core.context.compaction import Compacted
+from runner.core.context import Compacted
 from runner.core.conversation import Block, Message, text_block
 
 THINKING = ("thinking", "redacted_thinking")

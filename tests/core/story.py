@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from runner.core.budget import Limits
 from runner.core.conversation import (
     Block,
     ModelReply,
@@ -16,12 +17,16 @@ from runner.core.conversation import (
     tool_uses,
 )
 from runner.core.decide import advance
-from runner.core.journal.entries import Entry, ModelCallFailed, ModelReplied, ToolFinished
-from runner.core.journal.fold import apply, opening
-from runner.core.journal.view import QueuedMessage, RunView
-from runner.core.money.budget import Limits
+from runner.core.entries import (
+    Entry,
+    ModelCallFailed,
+    ModelReplied,
+    ToolFinished,
+)
+from runner.core.fold import apply, opening
 from runner.core.run import Outcome
 from runner.core.spec import JobSpec
+from runner.core.state import QueuedMessage, RunView
 from runner.core.steps import CallModel, Done, Effect, RunTools
 from runner.permissions import Policy, Rule, ToolContext
 

@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.core.money import budget
-from runner.core.money.budget import (
+from runner.core import budget
+from runner.core.budget import (
     FIRST_CALL_ALLOWANCE,
     LEAST_OUTPUT_TOKENS,
     Charged,

@@ -12,18 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.core.conversation import ToolResult
-from runner.core.journal.entries import Entry, RunSettled, ToolFinished
-from runner.core.journal.events import (
+from runner.core.entries import Entry, RunSettled, ToolFinished
+from runner.core.events import (
     INPUT_SUMMARY_LENGTH,
     OUTPUT_SUMMARY_LENGTH,
     Event,
     events_of,
     summarise_input,
 )
-from runner.core.journal.fold import fold
-from runner.core.journal.view import RunView
+from runner.core.fold import fold
 from runner.core.run import Ended, Requeued, Waiting
-from runner.core.text.plain import shorten, visible
+from runner.core.state import RunView
+from runner.core.text import shorten, visible
 from tests.core.story import Story, a_run, says, several, uses
 
 STEERING = ("Cc", "Cf", "Cs", "Zl", "Zp")

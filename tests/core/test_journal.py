@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runner.core.budget import Limits
 from runner.core.conversation import (
     ModelReply,
     ToolResult,
@@ -13,8 +14,7 @@ from runner.core.conversation import (
     result_block,
     tool_uses,
 )
-from runner.core.journal.fold import fold, opening
-from runner.core.money.budget import Limits
+from runner.core.fold import fold, opening
 from tests.core.sendable import faults
 from tests.core.story import Story, a_run, a_spec, says, several, thinks, uses
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.core.money.budget import JobBudget, Reservation
+from runner.core.budget import JobBudget, Reservation
 
 CAPS = st.none() | st.integers(0, 1_000)
 

@@ -3,11 +3,10 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runner.core.budget import Limits
 from runner.core.conversation import Tool
-from runner.core.files.workspace import Workspace
-from runner.core.money.budget import Limits
-from runner.core.retry import Patience
-from runner.core.spec import JobSpec
+from runner.core.spec import JobSpec, Patience
+from runner.core.workspace import Workspace
 from runner.permissions import Rule
 
 TEXT = st.text(max_size=20)

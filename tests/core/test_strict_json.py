@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from runner.core.text.strict_json import DEEPEST, KeyTwiceError, read_json
+from runner.core.text import DEEPEST, KeyTwiceError, read_json
 
 
 def _deep(depth: int) -> str:

@@ -8,11 +8,9 @@ from dataclasses import dataclass, field, replace
 
 from hypothesis import strategies as st
 
-from runner.core.calls import changes_tree
+from runner.core.calls import changes_tree, is_external, runs_again, undo_needed
 from runner.core.conversation import Tool, ToolResult
-from runner.core.ending.result import RESULT_TOOL, result_tool
-from runner.core.files.doubt import is_external, runs_again, undo_needed
-from runner.core.journal.entries import (
+from runner.core.entries import (
     Delivered,
     Entry,
     RunSettled,
@@ -20,9 +18,10 @@ from runner.core.journal.entries import (
     TreeRecorded,
     Verified,
 )
-from runner.core.journal.view import Call
 from runner.core.run import Ended, Requeued
+from runner.core.state import Call
 from runner.core.steps import CallModel, Deliver, Done, Effect, RunTools, RunVerify
+from runner.core.workspace import RESULT_TOOL, result_tool
 from tests.core.story import DEPLOY, GREP, READ
 from tests.core.world import World
 

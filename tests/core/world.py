@@ -9,7 +9,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from runner.core.context.summary import summarised
+from runner.core.compaction import summarised
 from runner.core.conversation import (
     Block,
     ModelReply,
@@ -19,7 +19,7 @@ from runner.core.conversation import (
     tool_uses,
 )
 from runner.core.decide import advance
-from runner.core.journal.entries import (
+from runner.core.entries import (
     PROMPT_TOO_LONG,
     Entry,
     ModelCallFailed,
@@ -29,10 +29,15 @@ from runner.core.journal.entries import (
     ToolsStarted,
     UserMessageAdded,
 )
-from runner.core.journal.fold import apply, fold
-from runner.core.journal.view import Call, Counted, QueuedMessage, RunView
-from runner.core.requests import summary_request
+from runner.core.fold import apply, fold
+from runner.core.model_calls import summary_request
 from runner.core.run import Ended, Requeued, Waiting
+from runner.core.state import (
+    Call,
+    Counted,
+    QueuedMessage,
+    RunView,
+)
 from runner.core.steps import CallModel, CountTokens, Done, Effect, LocateCalls, RunTools, Sleep
 from runner.permissions import Answer, Authorization, ToolContext, digest_of
 from tests.core.sendable import faults

@@ -8,14 +8,14 @@ from typing import Any
 from sqlalchemy import Integer, bindparam, select
 
 from runner.core import calls
+from runner.core.budget import JobBudget, Reservation
 from runner.core.conversation import Tool
-from runner.core.hooks.hook import Hook
-from runner.core.journal.entries import ToolsStarted
-from runner.core.money.budget import JobBudget, Reservation
+from runner.core.entries import ToolsStarted
+from runner.core.hooks import Hook
 from runner.core.spec import JobSpec
 from runner.permissions import Authorization
 from runner.store import journal
-from runner.store.rows.entries import Rows
+from runner.store.entries import Rows
 from runner.store.tables import jobs, runs
 from runner.workspace.run_workspaces import RunWorkspaces
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from runner.core.agents.agent import AGENT_TOOL
-from runner.core.ending.result import RESULT_TOOL
-from runner.core.text.prompts import OWN_TEXTS, VERIFY_TEXT
+from runner.core.agents import AGENT_TOOL
+from runner.core.text import OWN_TEXTS, VERIFY_TEXT
+from runner.core.workspace import RESULT_TOOL
 from tests.crash import purse, questions, scenario, sent
 from tests.crash.record import Record
 from tests.crash.sent import Asked

@@ -13,7 +13,7 @@ from typing import Any
 
 from sqlalchemy import select
 
-from runner.core.money.prices import Tariff, Terms
+from runner.core.prices import Tariff, Terms
 from runner.core.run import ENDED, Lease
 from runner.core.spec import JobSpec
 from runner.engine.attempt import Ports, run_attempt
@@ -22,10 +22,14 @@ from runner.llm.anthropic import AnthropicModel
 from runner.llm.prices import load_prices
 from runner.ports import Command, Interrupt, ToolCall
 from runner.queries.transcript import tool_output
-from runner.store import ids, losses, runs, workers
+from runner.store import (
+    children,
+    ids,
+    leases,
+    runs,
+)
 from runner.store import tables as stored
-from runner.store.children import waking as children
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from runner.store.journal import StoredJournal
 from runner.tools.toolbox import LocalTools
 from runner.workspace.run_workspaces import RunWorkspaces
@@ -180,7 +184,7 @@ def _work(
     ports: Ports,
     alive: Alive,
 ) -> int:
-    workers.register(
+    leases.register(
         database,
         task.worker_id,
         host_id="host",
@@ -201,7 +205,7 @@ def _work(
         except LeaseLost:
             return DROPPED
         except Interrupted:
-            losses.give_back(database, lease, clock.now())
+            leases.give_back(database, lease, clock.now())
     return 0
 
 

@@ -3,8 +3,8 @@ that is verified, the first time in vain."""
 
 from __future__ import annotations
 
-from runner.core.ending.verify import Verify
-from runner.core.money.budget import Limits
+from runner.core.budget import Limits
+from runner.core.workspace import Verify
 from runner.permissions import Rule
 from tests.crash.scenario import (
     EDIT_MARK,

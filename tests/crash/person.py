@@ -8,9 +8,14 @@ from pathlib import Path
 
 from sqlalchemy import select
 
-from runner.store.connection.database import Database
-from runner.store.steer.approvals import Asked, Reply, answer, waiting
-from runner.store.steer.control import Target
+from runner.store.approvals import (
+    Asked,
+    Reply,
+    answer,
+    waiting,
+)
+from runner.store.control import Target
+from runner.store.database import Database
 from runner.store.tables import runs
 from tests.crash.scenario import ANSWERED, Planned, Scenario
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runner.core.money.budget import billionths
+from runner.core.budget import billionths
 from tests.crash.record import Record
 from tests.crash.scenario import Scenario
 from tests.crash.violation import hold

@@ -11,7 +11,7 @@ from sqlalchemy import Row, Table, select
 
 from runner.queries import transcript
 from runner.store import tables
-from runner.store.connection.database import Database
+from runner.store.database import Database
 
 
 @dataclass(frozen=True)

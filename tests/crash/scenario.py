@@ -9,16 +9,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from runner.core.context.compaction import CompactionKind
-from runner.core.context.window import Context
+from runner.core.budget import Budget, Limits
+from runner.core.context import CompactionKind, Context
 from runner.core.conversation import Tool, Usage
-from runner.core.ending.result import result_tool
-from runner.core.ending.verify import Verify
-from runner.core.files.workspace import Workspace, WorkspaceMode
-from runner.core.money.budget import Budget, Limits
-from runner.core.money.prices import Terms
+from runner.core.prices import Terms
 from runner.core.run import EndState
 from runner.core.spec import JobSpec, NewRun, ParallelTools, Submission
+from runner.core.workspace import Verify, Workspace, WorkspaceMode, result_tool
 from runner.llm.prices import load_prices
 from runner.permissions import Rule
 from runner.tools.registry import resolve

@@ -8,12 +8,17 @@ from typing import Any
 
 from sqlalchemy import Row
 
-from runner.core.context.compaction import Clip, Compacted, Compaction, sent_messages
+from runner.core.context import (
+    Clip,
+    Compacted,
+    Compaction,
+    sent_messages,
+)
 from runner.core.conversation import Message
-from runner.core.journal.entries import PROMPT_TOO_LONG
-from runner.llm.body import request_body
+from runner.core.entries import PROMPT_TOO_LONG
+from runner.llm.anthropic import request_body
 from runner.queries.transcript import sent_request
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from tests.crash.record import Record
 from tests.crash.scenario import SUMMARY, Scenario
 from tests.crash.violation import hold

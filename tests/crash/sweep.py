@@ -18,12 +18,11 @@ import psutil
 from sqlalchemy import select
 
 from runner.core.conversation import Tool
-from runner.store import ids, losses, tables
-from runner.store.connection.database import Database
-from runner.store.steer import jobs
-from runner.store.steer.revive import say
-from runner.tools.host import serve
-from runner.tools.host.quiet import run_is_quiet
+from runner.store import ids, jobs, leases, tables
+from runner.store.database import Database
+from runner.store.retry import say
+from runner.tools import host_process
+from runner.tools.host_process import run_is_quiet
 from runner.workspace.folders import identify
 from tests.crash import files, invariants, purse, record, scenario, sent
 from tests.crash.invariants import Served
@@ -143,10 +142,10 @@ class Iteration:
         locks = self.folder / "locks"
         for each in self.records():
             _wait(partial(run_is_quiet, locks, each.run.id), "the run does not become quiet")
-        tools = [p for p in self._processes() if serve.__name__ not in p]
+        tools = [p for p in self._processes() if host_process.__name__ not in p]
         if tools:
             raise Violation(f"tools outlive their worker: {tools}")
-        losses.take_from(self.database, [worker_id], time.time())
+        leases.take_from(self.database, [worker_id], time.time())
         purse.check(self.records()[0], self._variant)
 
     def _finish(self, task: Task) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from runner.core.conversation import Tool
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from tests.crash.sampling import DATABASES, SWEEPS_ALL
 from tests.crash.sweep import Mode, Sweep
 from tests.crash.variants import SCENARIOS

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from runner.core.conversation import Tool
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from tests.crash.sampling import Part, parts
 from tests.crash.sweep import Sweep
 from tests.crash.zygote import Zygote

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from runner.core.context.window import Context
-from runner.core.money.budget import Budget, Limits
+from runner.core.budget import Budget, Limits
+from runner.core.context import Context
 from runner.permissions import Rule
 from tests.crash.own_files import OWN_FILES
 from tests.crash.scenario import (

@@ -26,9 +26,9 @@ _PR_SET_PDEATHSIG = 1
 _IMPORTED_LATE = (
     "anthropic.types",
     "psycopg",
-    "runner.llm.client",
     "runner.llm.connections",
-    "runner.llm.failures",
+    "runner.llm.connections",
+    "runner.llm.stream",
 )
 
 

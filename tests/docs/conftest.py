@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from tests.upgraded import Upgraded
 
 

@@ -5,14 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from io import BytesIO
 
-from runner.core.author import Author
+from runner.core.budget import Budget
 from runner.core.conversation import ToolResult
-from runner.core.ending.verify import Verify
-from runner.core.files.instructions import Instructions
-from runner.core.files.workspace import Workspace
-from runner.core.hooks.hook import Hook
-from runner.core.hooks.run import HookAnswer, HookResult
-from runner.core.journal.entries import (
+from runner.core.entries import (
     Delivered,
     HookFinished,
     InstructionsRead,
@@ -22,20 +17,23 @@ from runner.core.journal.entries import (
     TreeRecorded,
     Verified,
 )
-from runner.core.money.budget import Budget
-from runner.core.run import Ended, Requeued
-from runner.exchange.sessions.lines import ReadingSession
-from runner.exchange.sessions.runs import read_sessions
+from runner.core.hooks import Hook, HookAnswer, HookResult
+from runner.core.run import Author, Ended, Requeued
+from runner.core.workspace import Instructions, Verify, Workspace
+from runner.exchange.session_runs import read_sessions
+from runner.exchange.sessions import ReadingSession
 from runner.permissions import Rule
-from runner.store import losses, runs, workspaces
-from runner.store.connection.database import Database
-from runner.store.exchange.bringing import bring_in
-from runner.store.exchange.sessions import bring_in_sessions
-from runner.store.job import rules
-from runner.store.steer import budget, jobs, revive
-from runner.store.steer.approvals import Reply, answer, waiting
-from runner.store.steer.control import Target, cancel, pause, resume
-from runner.store.steer.fork import fork
+from runner.store import control, jobs, leases, retry, rules, runs, workspaces
+from runner.store.approvals import Reply, answer, waiting
+from runner.store.control import (
+    Target,
+    cancel,
+    pause,
+    resume,
+)
+from runner.store.database import Database
+from runner.store.fork import fork
+from runner.store.imports import bring_in, bring_in_sessions
 from tests.exchange.samples import usual
 from tests.store.asked import ASKING, BASH
 from tests.store.attempts import claim, run_row, submit_one, text, tool_use
@@ -94,7 +92,7 @@ def use_up_the_budget(database: Database) -> None:
     run_id = submit_one(database, spec=replace(SPEC, budget=Budget(tokens=1)))
     claim(database, run_id)
     job_id = run_row(database, run_id).job_id
-    budget.set_budget(database, job_id, NOW, author=Author("lena"), tokens=10**9)
+    control.set_budget(database, job_id, NOW, author=Author("lena"), tokens=10**9)
 
 
 def ask_a_person(database: Database) -> None:
@@ -126,11 +124,11 @@ def begin_again(database: Database) -> None:
     run_id = submit_one(database)
     target = Target("run", run_id)
     cancel(database, target, NOW)
-    revive.retry(database, target, NOW)
-    revive.say(database, run_id, "And the tests?", NOW)
+    retry.retry(database, target, NOW)
+    retry.say(database, run_id, "And the tests?", NOW)
     claim(database, run_id)
     cancel(database, target, NOW)
-    revive.retry(database, target, NOW, fresh=True)
+    retry.retry(database, target, NOW, fresh=True)
 
 
 def lose_the_workspace(database: Database) -> None:
@@ -144,16 +142,16 @@ def lose_the_workspace(database: Database) -> None:
 
 def lose_workers(database: Database) -> None:
     run_id = submit_one(database)
-    losses.give_back(database, claim(database, run_id).lease, NOW)
-    for _ in range(losses.LOST_LEASES_BEFORE_FAILED):
+    leases.give_back(database, claim(database, run_id).lease, NOW)
+    for _ in range(leases.LOST_LEASES_BEFORE_FAILED):
         lease = claim(database, run_id).lease
-        losses.take_from(database, [lease.worker_id], NOW)
+        leases.take_from(database, [lease.worker_id], NOW)
 
 
 def meet_a_bug(database: Database) -> None:
     run_id = submit_one(database)
     for _ in range(2):
-        losses.give_up(database, claim(database, run_id).lease, "Traceback …\nKeyError: 1", NOW)
+        leases.give_up(database, claim(database, run_id).lease, "Traceback …\nKeyError: 1", NOW)
 
 
 def work_on_a_branch(database: Database) -> None:
@@ -169,7 +167,7 @@ def be_cut_off(database: Database) -> None:
     run_id = submit_one(database, spec=RECORDED)
     attempt = claim(database, run_id).append(TreeRecorded("tree 1", "created"))
     attempt.reply(tool_use(1, "Bash", command="git push"), stop="tool_use")
-    losses.give_back(database, attempt.lease, NOW)
+    leases.give_back(database, attempt.lease, NOW)
     claim(database, run_id).append(TreeRecorded("tree 1", "restored", "tree 2")).locate()
 
 

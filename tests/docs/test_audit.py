@@ -11,7 +11,7 @@ from runner.audit import Audit
 from runner.cli.audit.group import audit as group
 from runner.queries.sql.ask import Bounds, ask, store_prices
 from runner.queries.sql.views import VIEWS
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from tests.audit.conftest import both, forked  # noqa: F401 - fixtures
 from tests.audit.test_views import PRICES
 from tests.docs.pages import blocks, codes, read, rows, section

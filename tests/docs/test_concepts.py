@@ -11,13 +11,19 @@ from typing import get_args
 from sqlalchemy import Table, select
 
 import runner
-from runner.core import calls, decide, retry
-from runner.core.agents import agent
-from runner.core.context import clips, gauge, plan, summary, window
+from runner.core import (
+    agents,
+    budget,
+    calls,
+    compaction,
+    context,
+    decide,
+    entries,
+    events,
+    finish,
+    model_calls,
+)
 from runner.core.conversation import ToolOutcome
-from runner.core.ending import finish
-from runner.core.journal import entries, events
-from runner.core.money import budget, spending
 from runner.core.run import TRANSITIONS
 from runner.engine import dispatcher, worker
 from runner.permissions import (
@@ -32,17 +38,21 @@ from runner.permissions import (
     paths_of,
 )
 from runner.permissions.shell import LONGEST
-from runner.store import losses, runs, tables, workers
-from runner.store.connection.database import Database
-from runner.store.job import warming
-from runner.tools.builtin import BUILTIN
-from runner.tools.host.client import WATCHDOG_SECONDS
+from runner.store import (
+    budgets,
+    leases,
+    runs,
+    tables,
+)
+from runner.store.database import Database
+from runner.tools.host import WATCHDOG_SECONDS
+from runner.tools.registry import BUILTIN
 from tests.docs.happenings import play
 from tests.docs.pages import blocks, codes, read, rows, section
 
 PAGE = read("docs/concepts.md")
 IN_ONE_LINE = " ".join(PAGE.split())
-COORDINATOR = agent.Coordinator("any")
+COORDINATOR = agents.Coordinator("any")
 LIMITS = budget.Limits()
 CODE = Path(runner.__file__).parent
 
@@ -107,27 +117,27 @@ def test_the_numbers_are_those_of_the_code() -> None:
         ("up to eight", 8, calls.MOST_PARALLEL_READS),
         ("asked to go on, twice in a row", 2, decide.MOST_CONTINUATIONS),
         ("is asked for it, twice in all", 2, finish.MOST_RESULT_NUDGES),
-        ("for 2 seconds at first", 2, spending.BUDGET_WAIT_SECONDS),
-        ("and up to 20, at a time", 20, spending.LONGEST_BUDGET_WAIT_SECONDS),
-        ("after 5 seconds at most", 5, warming.MOST_SECONDS),
-        ("divided by `chars_per_token` (4 by default)", 4, window.Context().chars_per_token),
-        ("the newest 8 at least", 8, window.Context().keep_messages),
-        ("has a quarter of the weight", 0.25, window.AVERAGE_WEIGHT),
-        ("a ratio outside of 0.2 to 5", (0.2, 5), (window._LEAST_RATIO, window._MOST_RATIO)),
-        ("Within a tenth of the limit", 0.1, plan.CLOSE),
-        ("no more than 75% of the room is taken", 0.75, gauge.ENOUGH),
-        ("of more than 1,024 characters", 1_024, clips.CLIPPED_ABOVE),
-        ("768 characters in all", 768, clips.OLD_RESULT),
-        ("and sent again: twice", 2, plan.MOST_REFUSALS),
-        ("at the third in a row the run is stopped", 3, plan.MOST_REFUSALS + 1),
+        ("for 2 seconds at first", 2, model_calls.BUDGET_WAIT_SECONDS),
+        ("and up to 20, at a time", 20, model_calls.LONGEST_BUDGET_WAIT_SECONDS),
+        ("after 5 seconds at most", 5, budgets.MOST_SECONDS),
+        ("divided by `chars_per_token` (4 by default)", 4, context.Context().chars_per_token),
+        ("the newest 8 at least", 8, context.Context().keep_messages),
+        ("has a quarter of the weight", 0.25, context.AVERAGE_WEIGHT),
+        ("a ratio outside of 0.2 to 5", (0.2, 5), (context._LEAST_RATIO, context._MOST_RATIO)),
+        ("Within a tenth of the limit", 0.1, model_calls.CLOSE),
+        ("no more than 75% of the room is taken", 0.75, compaction.ENOUGH),
+        ("of more than 1,024 characters", 1_024, compaction.CLIPPED_ABOVE),
+        ("768 characters in all", 768, compaction.OLD_RESULT),
+        ("and sent again: twice", 2, model_calls.MOST_REFUSALS),
+        ("at the third in a row the run is stopped", 3, model_calls.MOST_REFUSALS + 1),
         ("up to 8 children of a run work at once", 8, LIMITS.max_agents_at_once),
         ("a run at depth 3 starts none", 3, LIMITS.max_agent_depth),
         ("a tree has 50 children at most", 50, LIMITS.max_agents),
         ("with 2 to 8 parts", (2, 8), (COORDINATOR.fewest, COORDINATOR.most)),
-        ("A wait of up to 5 seconds", 5, retry.IN_HAND_SECONDS),
-        ("doubles from one second", 1, retry.FIRST_DELAY),
-        ("to ten minutes", 600, retry.LONGEST_DELAY),
-        ("expire together, 15 seconds after", 15, workers.LEASE_SECONDS),
+        ("A wait of up to 5 seconds", 5, model_calls.IN_HAND_SECONDS),
+        ("doubles from one second", 1, model_calls.FIRST_DELAY),
+        ("to ten minutes", 600, model_calls.LONGEST_DELAY),
+        ("expire together, 15 seconds after", 15, leases.LEASE_SECONDS),
         ("which it does every 5", 5, worker.RENEW_SECONDS),
         ("at their next look, once a second", 1, dispatcher.PASS_SECONDS),
         ("for over 5 seconds (an outage", 5, dispatcher.OUTAGE_SECONDS),
@@ -135,7 +145,7 @@ def test_the_numbers_are_those_of_the_code() -> None:
         ("renewed its leases for 10 seconds", 10, WATCHDOG_SECONDS),
         ("cut by the ten seconds of a shutdown", 10, worker.DRAIN_SECONDS),
         ("held by three workers in a row", 3, runs.LOST_LEASES_BEFORE_ALONE),
-        ("Two more, and it has failed", 3 + 2, losses.LOST_LEASES_BEFORE_FAILED),
+        ("Two more, and it has failed", 3 + 2, leases.LOST_LEASES_BEFORE_FAILED),
         ("or is longer than 20,000 characters", 20_000, LONGEST),
         ("at most 100 characters of a tool's input", 100, events.INPUT_SUMMARY_LENGTH),
         ("and 80 of its output", 80, events.OUTPUT_SUMMARY_LENGTH),
@@ -145,7 +155,7 @@ def test_the_numbers_are_those_of_the_code() -> None:
 
 
 def test_the_beginning_of_a_summary_is_quoted_as_it_is() -> None:
-    assert f"`{summary.HEADING}`" in IN_ONE_LINE
+    assert f"`{compaction.HEADING}`" in IN_ONE_LINE
 
 
 def test_what_the_model_is_told_of_a_cut_call_is_quoted_as_it_is() -> None:

@@ -15,22 +15,20 @@ from sqlalchemy import DDL, Connection, text
 import runner
 from runner import diagnosis, settings, wiring
 from runner.cli import exit_codes
-from runner.cli.money.budget import _as_json as budget_as_json
-from runner.cli.money.costs import cost_fields
-from runner.core import retry
-from runner.core.context import cache
-from runner.core.money.budget import Ceiling, JobBudget
-from runner.core.money.prices import Spending
+from runner.cli.control import _budget_as_json as budget_as_json
+from runner.cli.costs import cost_fields
+from runner.core import context, model_calls
+from runner.core.budget import Ceiling, JobBudget
+from runner.core.prices import Spending
 from runner.core.run import STATES, Requeued, WaitReason
-from runner.core.spec import Asking
+from runner.core.spec import Asking, Patience
 from runner.engine import dispatcher, worker
-from runner.llm import failures
+from runner.llm import stream
 from runner.llm.anthropic import AnthropicModel
 from runner.llm.prices import load_prices
-from runner.store import losses, workers
-from runner.store.connection.database import POSTGRES_CONNECTIONS, Database
-from runner.store.job import warming
-from runner.store.steer.notices import take_notices
+from runner.store import budgets, leases
+from runner.store.database import POSTGRES_CONNECTIONS, Database
+from runner.store.questions import take_notices
 from runner.tools import notice
 from tests.docs.happenings import play
 from tests.docs.pages import blocks, codes, read, rows, section
@@ -65,16 +63,16 @@ def test_the_exit_codes_are_those_of_the_program() -> None:
     [
         ("What still runs after ten seconds is cut", 10, worker.DRAIN_SECONDS),
         ("at their next look, once a second", 1, dispatcher.PASS_SECONDS),
-        ("15 seconds after its last renewal", 15, workers.LEASE_SECONDS),
+        ("15 seconds after its last renewal", 15, leases.LEASE_SECONDS),
         ("at most 8 connections", 8, POSTGRES_CONNECTIONS),
-        ("anything was stored, five in a row", 5, losses.LOST_LEASES_BEFORE_FAILED),
-        ("6 hours by default", 6 * 3600, retry.Patience().max_seconds),
+        ("anything was stored, five in a row", 5, leases.LOST_LEASES_BEFORE_FAILED),
+        ("6 hours by default", 6 * 3600, Patience().max_seconds),
         ("nothing came for 5 minutes", 300, "stall_timeout"),
         ("one call took over 30 minutes", 1800, "total_timeout"),
-        ("or after 5 seconds: they find", 5, warming.MOST_SECONDS),
-        ("tools of at least 1,024 tokens", 1_024, warming._LEAST_CACHED_TOKENS),
-        ("lives for five minutes after its last use", 300, cache.SHORT_SECONDS),
-        ("and within an hour, has what it writes", 3_600, cache.LONG_SECONDS),
+        ("or after 5 seconds: they find", 5, budgets.MOST_SECONDS),
+        ("tools of at least 1,024 tokens", 1_024, budgets._LEAST_CACHED_TOKENS),
+        ("lives for five minutes after its last use", 300, context.SHORT_SECONDS),
+        ("and within an hour, has what it writes", 3_600, context.LONG_SECONDS),
         ("after 60 seconds it is ended", 60, notice.MOST_SECONDS),
         ("prices are older than 180 days", 180, diagnosis.OLD_PRICES_DAYS),
     ],
@@ -135,13 +133,13 @@ def test_every_reason_is_explained_and_no_other(database: Database) -> None:
         ("end_turn", "succeeded"),
         ("stop_sequence", "succeeded"),
         ("submitted", "succeeded"),
-        (warming.WARMING, "queued"),
+        (budgets.WARMING, "queued"),
         *((ceiling, "stopped") for ceiling in get_args(Ceiling)),
         *((reason, "queued") for reason in requeued),
         *((reason, "waiting") for reason in get_args(WaitReason)),
         *ends_named(),
     }
-    of_model_calls = {(kind, "failed") for kind in failures._KINDS.values()}
+    of_model_calls = {(kind, "failed") for kind in stream._KINDS.values()}
     of_store = reasons_in(database) - of_model_calls
     assert {("crash_loop", "failed"), ("bug", "failed"), ("bug", "queued")} <= of_store
     assert documented_reasons() == of_core | of_store
@@ -164,9 +162,9 @@ def test_on_ask_is_given_what_the_page_shows(
 
 def test_the_model_s_failures_are_listed_by_whether_they_are_tried_again() -> None:
     after_patience = documented_failures("After the job's patience")
-    assert after_patience == retry._RETRIED_KINDS
+    assert after_patience == model_calls._RETRIED_KINDS
     answered = {"request_too_large"}  # by sending less: ``failures._kind``
-    at_once = set(failures._KINDS.values()) - after_patience - answered
+    at_once = set(stream._KINDS.values()) - after_patience - answered
     assert documented_failures("At once:") == at_once
 
 

@@ -10,21 +10,27 @@ from typing import Any
 import pytest
 
 from runner.core.conversation import ModelReply, ModelRequest
-from runner.core.files.workspace import Workspace
-from runner.core.journal.entries import Entry
-from runner.core.journal.view import Call, RunView
+from runner.core.entries import Entry
 from runner.core.run import Ended, Lease, Outcome, Requeued, Waiting
 from runner.core.spec import Asking, JobSpec
+from runner.core.state import Call, RunView
 from runner.core.steps import RunTools
+from runner.core.workspace import Workspace
 from runner.engine.attempt import Ports, run_attempt
 from runner.llm.scripted import ScriptedModel
 from runner.permissions import Answer, Rule, digest_of
 from runner.ports import Decide, Interrupt, Model
-from runner.store.connection.database import Database
+from runner.store.approvals import (
+    Asked,
+    Reply,
+    answer,
+    expire,
+    waiting,
+)
+from runner.store.control import Target
+from runner.store.database import Database
 from runner.store.journal import StoredJournal
-from runner.store.steer.approvals import Asked, Reply, answer, expire, waiting
-from runner.store.steer.control import Target
-from runner.store.steer.revive import retry
+from runner.store.retry import retry
 from runner.tools.registry import resolve
 from runner.workspace.folders import identify
 from tests.engine.test_attempt import claim, claimed, ports, row, scripted

@@ -12,19 +12,18 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from runner.core.files.workspace import Workspace
 from runner.core.run import Ended, Lease
 from runner.core.spec import JobSpec
+from runner.core.workspace import Workspace
 from runner.engine.attempt import Ports, run_attempt
 from runner.errors import Interrupted, LeaseLost
 from runner.llm.scripted import ScriptedModel
 from runner.ports import Interrupt
-from runner.store import ids, runs
-from runner.store.connection.database import Database
+from runner.store import control, ids, jobs, runs
+from runner.store.database import Database
 from runner.store.journal import StoredJournal
-from runner.store.steer import control, jobs
+from runner.store.leases import DatabaseClock
 from runner.store.tables import runs as run_table
-from runner.store.workers import DatabaseClock
 from runner.tools.toolbox import LocalTools
 from runner.workspace.run_workspaces import RunWorkspaces
 from tests.store.examples import SPEC, submission

@@ -12,24 +12,24 @@ from typing import Any, TypeVar
 import pytest
 from sqlalchemy import select
 
-from runner.core.context.summary import HEADING
-from runner.core.context.window import DEFAULT_WINDOW, Context
+from runner.core.compaction import HEADING
+from runner.core.context import DEFAULT_WINDOW, Context
 from runner.core.conversation import ModelReply, ModelRequest
-from runner.core.files.workspace import Workspace
-from runner.core.journal.entries import Entry
-from runner.core.journal.view import RunView
+from runner.core.entries import Entry
 from runner.core.run import Ended, Lease, Outcome, Requeued
 from runner.core.spec import JobSpec, NewRun
+from runner.core.state import RunView
+from runner.core.workspace import Workspace
 from runner.engine.attempt import Ports, run_attempt
 from runner.errors import Interrupted, ModelCallError, StaleView
 from runner.llm.scripted import ScriptedModel
 from runner.permissions import Rule
 from runner.ports import Clock, Decide, Interrupt, Journal, Prepared, Surroundings
 from runner.queries.transcript import tool_output
-from runner.store.connection.database import Database
-from runner.store.steer import jobs
+from runner.store import jobs
+from runner.store.database import Database
 from runner.store.tables import model_calls
-from runner.tools.builtin import BUILTIN
+from runner.tools.registry import BUILTIN
 from runner.tools.toolbox import LocalTools
 from tests.engine.test_attempt import claim, ports, row, scripted
 from tests.store.examples import SPEC, submission

@@ -9,16 +9,14 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select, update
 
-from runner.core.files.workspace import Workspace
-from runner.core.money.budget import Budget
-from runner.engine.dispatcher import OUTAGE_SECONDS, Dispatcher
-from runner.engine.locks import HostLocks
-from runner.engine.questions import Questions
+from runner.core.budget import Budget
+from runner.core.workspace import Workspace
+from runner.engine.dispatcher import OUTAGE_SECONDS, Dispatcher, Questions
+from runner.engine.process import HostLocks
 from runner.errors import UnreachableError
-from runner.store import runs, workers
-from runner.store.connection.database import Database
-from runner.store.steer import jobs
-from runner.store.steer.notices import Notice
+from runner.store import jobs, leases, runs
+from runner.store.database import Database
+from runner.store.questions import Notice
 from runner.store.tables import runs as run_table
 from tests.store.attempts import claim, run_row, submit_one
 from tests.store.children.family import asks, end, start
@@ -86,7 +84,7 @@ class Post:
         return True
 
     def register(self, worker_id: str, host_id: str) -> None:
-        workers.register(
+        leases.register(
             self.database,
             worker_id,
             host_id=host_id,
@@ -159,7 +157,7 @@ def test_an_expired_lease_is_taken_by_any_host(post: Post) -> None:
 def test_a_renewed_lease_is_not_taken(post: Post) -> None:
     run_id = post.held_elsewhere("worker_other")
     for seconds in range(40):
-        workers.renew(post.database, "worker_other", post.time.now())
+        leases.renew(post.database, "worker_other", post.time.now())
         post.pass_at(seconds)
     assert post.state(run_id) == "running"
 
@@ -174,7 +172,7 @@ def test_after_an_outage_others_get_a_lease_to_renew(post: Post) -> None:
     for seconds in range(61, 74):
         post.pass_at(seconds)
     assert post.state(run_id) == "running"
-    post.pass_at(60 + workers.LEASE_SECONDS)
+    post.pass_at(60 + leases.LEASE_SECONDS)
     assert post.state(run_id) == "queued"
 
 

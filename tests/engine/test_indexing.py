@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from runner.engine.indexing import Indexer
+from runner.engine.indexer import Indexer
 from runner.errors import UnreachableError
 
 

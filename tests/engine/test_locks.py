@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from runner.engine.locks import HostLocks
+from runner.engine.process import HostLocks
 from runner.errors import RunnerError
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from runner.engine.locks import HostLocks
+from runner.engine.process import HostLocks
 locks = HostLocks(Path(sys.argv[1]))
 locks.hold("worker_a")
 print("held", flush=True)

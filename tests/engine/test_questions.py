@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, update
 
-from runner.core.author import Author
+from runner.core.run import Author
 from runner.core.spec import Asking
-from runner.engine.questions import Questions
+from runner.engine.dispatcher import Questions
 from runner.permissions import Rule
-from runner.store.connection.database import Database
-from runner.store.job.rules import list_rules, revoke
-from runner.store.steer import control
-from runner.store.steer.approvals import Reply, answer, expire
-from runner.store.steer.notices import Notice
+from runner.store import control
+from runner.store.approvals import Reply, answer, expire
+from runner.store.database import Database
+from runner.store.questions import Notice
+from runner.store.rules import list_rules, revoke
 from runner.store.tables import approvals
 from tests.engine.test_dispatcher import Post, Time
 from tests.store.asked import (

@@ -16,10 +16,14 @@ from runner import wiring
 from runner.engine.worker import Worker, _Held
 from runner.ports import Interrupt
 from runner.settings import Settings
-from runner.store import runs
-from runner.store.connection.database import Database
-from runner.store.steer import jobs
-from runner.store.steer.control import Target, cancel, pause, resume
+from runner.store import jobs, runs
+from runner.store.control import (
+    Target,
+    cancel,
+    pause,
+    resume,
+)
+from runner.store.database import Database
 from runner.store.tables import runs as run_table
 from tests.engine.test_attempt import scripted
 from tests.store.attempts import claim

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 from runner import wiring
-from runner.core.ending.verify import Verify
-from runner.core.files.workspace import Workspace
-from runner.core.journal.view import Failure, OpenCall, Progress
 from runner.core.spec import JobSpec
-from runner.exchange.fitting import misfit
+from runner.core.state import Failure, OpenCall, Progress
+from runner.core.workspace import Verify, Workspace
+from runner.exchange.checks import misfit
 from runner.permissions import Rule
 from runner.settings import Settings
 from tests.store.asked import ASKING

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.exchange.sessions.lines import ReadingSession
-from runner.exchange.sessions.runs import SessionRun, read_sessions
+from runner.exchange.session_runs import SessionRun, read_sessions
+from runner.exchange.sessions import ReadingSession
 from tests.exchange.samples import CWD, SESSION, Session, file_of, text, use, usual
 
 

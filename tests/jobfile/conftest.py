@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from runner.core.conversation import Tool
-from runner.core.files.repository import Asked, Found
-from runner.core.money.prices import Price, PriceList, Rates
+from runner.core.prices import Price, PriceList, Rates
 from runner.core.spec import Submission
+from runner.core.workspace import Asked, Found
 from runner.errors import Problem, SpecError
 from runner.jobfile.load import load
 

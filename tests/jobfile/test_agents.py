@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from runner.core.agents.agent import AgentType, Coordinator
-from runner.core.agents.spec import spec_of
-from runner.core.money.budget import Limits
+from runner.core.agents import AgentType, Coordinator
+from runner.core.budget import Limits
+from runner.core.children import spec_of
 from runner.core.spec import JobSpec
 from runner.permissions import Rule
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.core.context.window import DEFAULT_WINDOW, Context
-from runner.core.money.budget import Budget, Limits
+from runner.core.budget import Budget, Limits
+from runner.core.context import DEFAULT_WINDOW, Context
 from runner.jobfile.sections.bounds import Bounds
 
 from .conftest import PRICES, Load, Problems

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.core.context.window import Context
-from runner.core.ending.verify import Verify
-from runner.core.money.budget import Budget, Limits
-from runner.core.retry import Patience
+from runner.core.budget import Budget, Limits
+from runner.core.context import Context
+from runner.core.spec import Patience
+from runner.core.workspace import Verify
 from runner.jobfile.check import KEYS, Items, check
 from runner.jobfile.sections.ending import SchemaDraft
 from runner.jobfile.sections.workspace import WorkspaceDraft, is_url

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.core.hooks.hook import HOOK_SECONDS, Hook
+from runner.core.hooks import HOOK_SECONDS, Hook
 from runner.core.spec import JobSpec
 from runner.jobfile.sections.hooks import EVENTS
 

@@ -17,7 +17,7 @@ from runner.core.conversation import ToolOutcome
 from runner.permissions import Authorization, Policy, Request, digest_of, evaluate, paths_of
 from runner.ports import Interrupt, Surroundings, ToolCall
 from runner.settings import Settings
-from runner.tools.builtin import BUILTIN
+from runner.tools.registry import BUILTIN
 from runner.tools.toolbox import LocalTools
 from runner.wiring import load_submission
 from runner.workspace.folders import copy

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from runner.core.files.workspace import Workspace
-from runner.core.money.budget import Limits
+from runner.core.budget import Limits
 from runner.core.spec import JobSpec, NewRun
+from runner.core.workspace import Workspace
 from runner.errors import Problem, SpecError
 from runner.jobfile.load import load
 from runner.permissions import Rule

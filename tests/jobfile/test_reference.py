@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from runner.core.agents.agent import AgentType, Coordinator
-from runner.core.context.window import Context
-from runner.core.ending.verify import Verify
-from runner.core.hooks.hook import Hook
-from runner.core.money.budget import Budget, Limits
-from runner.core.retry import Patience
+from runner.core.agents import AgentType, Coordinator
+from runner.core.budget import Budget, Limits
+from runner.core.context import Context
+from runner.core.hooks import Hook
+from runner.core.spec import Patience
+from runner.core.workspace import Verify
 from runner.jobfile.check import KEYS, check
 from runner.jobfile.section import seconds_in
 from runner.jobfile.sections.bounds import LEAST_CHARACTERS, MOST_CHARACTERS, MOST_TOOL_SECONDS

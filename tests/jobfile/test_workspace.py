@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from runner.core.ending.result import result_tool
-from runner.core.files.workspace import Workspace
 from runner.core.spec import JobSpec
+from runner.core.workspace import Workspace, result_tool
 from runner.permissions import Rule
 
 from .conftest import COMMIT, Load, Problems

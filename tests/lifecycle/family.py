@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import select
 
 from runner.settings import Settings
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from runner.store.tables import events, runs
 from tests.lifecycle.site import Site
 from tests.messages_api import API_KEY, MessagesServer, Received, Reply, text, tool_use

@@ -17,8 +17,8 @@ from runner import wiring
 from runner.queries.jobs import list_runs
 from runner.queue.embedded import EmbeddedServer
 from runner.settings import Settings
-from runner.store.connection import migrate
-from runner.store.connection.database import Database
+from runner.store import migrate
+from runner.store.database import Database
 from tests.runner_process import RunnerProcess
 from tests.upgraded import Upgraded
 

@@ -12,12 +12,12 @@ from typing import Any, Self
 
 from sqlalchemy import select
 
+from runner.core.budget import billionths
 from runner.core.conversation import Usage
-from runner.core.money.budget import billionths
-from runner.core.money.prices import Tariff, Terms
+from runner.core.prices import Tariff, Terms
 from runner.core.run import ENDED
 from runner.llm.prices import load_prices
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from runner.store.tables import purses, runs
 from tests.messages_api import Break, Received, Reply, text, tool_use
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from runner.core.money.budget import billionths
+from runner.core.budget import billionths
 from runner.settings import Settings
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from runner.store.tables import model_calls, purses, runs
 from tests.lifecycle.site import Site, wait_until
 from tests.lifecycle.spender import Spender, Watch

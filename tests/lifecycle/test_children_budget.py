@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from runner.core.money.budget import billionths
+from runner.core.budget import billionths
 from runner.core.run import ENDED
 from runner.settings import Settings
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from runner.store.tables import purses, runs
 from tests.lifecycle.family import delegates, family_job, moment
 from tests.lifecycle.site import Site, wait_until

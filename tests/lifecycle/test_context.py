@@ -17,8 +17,8 @@ from sqlalchemy import Row, select
 
 from runner import wiring
 from runner.core.conversation import Usage
-from runner.core.money.prices import Terms
-from runner.llm.body import request_body
+from runner.core.prices import Terms
+from runner.llm.anthropic import request_body
 from runner.llm.prices import load_prices
 from runner.queries.transcript import sent_request
 from runner.settings import Settings

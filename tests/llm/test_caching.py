@@ -18,15 +18,15 @@ from typing import Any
 
 import pytest
 
-from runner.core.context.summary import summarised
-from runner.core.context.window import Context
+from runner.core.budget import Limits
+from runner.core.compaction import summarised
+from runner.core.context import Context
 from runner.core.conversation import Block, Message, ModelReply, ModelRequest, Usage
-from runner.core.journal.entries import ContextCompacted
-from runner.core.journal.view import Counted
-from runner.core.money.budget import Limits
-from runner.core.requests import summary_request, turn_request
+from runner.core.entries import ContextCompacted
+from runner.core.model_calls import summary_request, turn_request
+from runner.core.state import Counted
 from runner.core.steps import CallModel, CountTokens, RunTools
-from runner.llm.body import request_body
+from runner.llm.anthropic import request_body
 from tests.core.story import Story, a_run, a_spec, replied, uses
 from tests.llm.conftest import READ, make_request, user
 from tests.messages_api import Reply

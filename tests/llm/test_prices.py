@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.core.money.prices import Price, Rates
+from runner.core.prices import Price, Rates
 from runner.errors import UsageError
 from runner.llm.prices import load_prices
 

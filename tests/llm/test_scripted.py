@@ -6,8 +6,7 @@ import pytest
 
 from runner.core.conversation import Message, ModelReply
 from runner.errors import Interrupted, ModelCallError
-from runner.llm.script import check_script
-from runner.llm.scripted import ScriptedModel
+from runner.llm.scripted import ScriptedModel, check_script
 from runner.ports import Interrupt
 from tests.llm.conftest import ignore, make_request, user
 

@@ -6,15 +6,15 @@ import threading
 
 import pytest
 
-from runner.llm import watchdog
-from runner.llm.watchdog import Watchdog
+from runner.llm import connections
+from runner.llm.connections import Watchdog
 
 PATIENCE = 60.0
 
 
 def test_call_is_cut_soon_after_the_machine_slept_past_its_time(monkeypatch):
     asleep = 0.0
-    awake = watchdog.monotonic
+    awake = connections.monotonic
     looks: list[float] = []
     waiting = threading.Event()
 
@@ -25,7 +25,7 @@ def test_call_is_cut_soon_after_the_machine_slept_past_its_time(monkeypatch):
                 waiting.set()
         return awake() + looks[-1] if looks else awake()
 
-    monkeypatch.setattr(watchdog, "monotonic", monotonic)
+    monkeypatch.setattr(connections, "monotonic", monotonic)
     cut = threading.Event()
     with Watchdog().watch(cut.set, stall_timeout=300.0, total_timeout=1800.0) as watch:
         assert waiting.wait(PATIENCE)

@@ -16,8 +16,8 @@ import pytest
 import redis
 
 from runner.queue.connection import connect, connect_impatiently
-from runner.queue.doorbell import RqDoorbell
 from runner.queue.embedded import server_binary
+from runner.queue.notify import RqDoorbell
 from runner.queue.worker import WakeUpWorker
 
 RUN_IDS = [f"run_{number:026d}" for number in range(1000)]

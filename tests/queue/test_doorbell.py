@@ -10,11 +10,10 @@ import redis
 from rq import Queue
 from rq.serializers import JSONSerializer
 
-from runner.core.agents.agent import DEEPEST
+from runner.core.agents import DEEPEST
 from runner.errors import UnreachableError, UsageError
 from runner.queue.connection import connect
-from runner.queue.doorbell import RqDoorbell
-from runner.queue.wakeup import read_run_id
+from runner.queue.notify import RqDoorbell, read_run_id
 from tests.queue.conftest import QUEUE_KEY, RUN_IDS, Server
 
 
@@ -97,7 +96,7 @@ def test_a_ring_is_tried_once_so_that_a_redis_that_hangs_holds_nobody_up() -> No
             hanging.accept()
 
 
-@pytest.mark.parametrize("module", ["connection", "live", "embedded", "wakeup"])
+@pytest.mark.parametrize("module", ["connection", "live", "embedded"])
 def test_modules_without_a_queue_never_import_rq(module: str) -> None:
     script = f"import sys, runner.queue.{module}; sys.exit('rq' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

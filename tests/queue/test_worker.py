@@ -15,9 +15,8 @@ from rq.executions import Execution
 from rq.registry import StartedJobRegistry
 from rq.serializers import JSONSerializer
 
-from runner.queue.doorbell import RqDoorbell
-from runner.queue.presence import Begun, Ended, Presence
-from runner.queue.worker import WakeUpWorker
+from runner.queue.notify import RqDoorbell
+from runner.queue.worker import Begun, Ended, Presence, WakeUpWorker
 from tests.queue.conftest import QUEUE_KEY, RUN_IDS, Handler, Server, until, working
 
 
@@ -262,7 +261,7 @@ def test_work_goes_on_when_redis_hung_for_longer_than_its_answer_may_take(
 
 @pytest.fixture
 def quick_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runner.queue.presence.HEARTBEAT_SECONDS", 0.05)
+    monkeypatch.setattr("runner.queue.worker.HEARTBEAT_SECONDS", 0.05)
 
 
 @pytest.mark.usefixtures("quick_heartbeat")

@@ -8,15 +8,19 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, select, update
 
-from runner.core.author import Author
 from runner.core.conversation import Tool
-from runner.core.run import Waiting
+from runner.core.run import Author, Waiting
 from runner.core.spec import Asking
 from runner.core.steps import Done
 from runner.permissions import Rule
-from runner.store.connection.database import Database
-from runner.store.job.rules import insert_rules, list_rules, lock_rules, new_snapshot
-from runner.store.steer import jobs as jobs_store
+from runner.store import jobs as jobs_store
+from runner.store.database import Database
+from runner.store.rules import (
+    insert_rules,
+    list_rules,
+    lock_rules,
+    new_snapshot,
+)
 from runner.store.tables import approvals, events, runs
 from tests.store.attempts import claim, text, tool_use
 from tests.store.examples import NOW, SPEC, submission

@@ -11,18 +11,18 @@ from sqlalchemy import Row, insert, select
 
 from runner.core.conversation import Block, ModelReply, ToolResult, Usage
 from runner.core.decide import advance
-from runner.core.journal.entries import Entry, ModelCallFailed, ToolFinished
-from runner.core.journal.fold import Applied
-from runner.core.journal.view import RunView
-from runner.core.money.prices import FREE, Tariff
+from runner.core.entries import Entry, ModelCallFailed, ToolFinished
+from runner.core.fold import Applied
+from runner.core.prices import FREE, Tariff
 from runner.core.run import Lease
 from runner.core.spec import JobSpec
+from runner.core.state import RunView
 from runner.core.steps import CallModel, Effect, LocateCalls, RunTools
 from runner.permissions import ToolContext
+from runner.store import jobs as jobs_store
 from runner.store import runs as runs_store
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from runner.store.journal import StoredJournal
-from runner.store.steer import jobs as jobs_store
 from runner.store.tables import events, runs, workers
 from tests.core.story import replied
 from tests.store.examples import NOW, submission

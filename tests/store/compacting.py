@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from runner.core.context.compaction import Clip, Compaction
+from runner.core.budget import Reservation
+from runner.core.context import Clip, Compaction
 from runner.core.conversation import Block, ModelReply, ToolResult, Usage
-from runner.core.journal.entries import (
+from runner.core.entries import (
     ContextCompacted,
     Entry,
     ModelCallStarted,
     SummaryReplied,
     ToolFinished,
 )
-from runner.core.money.budget import Reservation
 from runner.core.steps import CallModel, RunTools
 from tests.store.attempts import USAGE, Attempt, text, tool_use
 

@@ -8,9 +8,10 @@ from typing import Any
 
 from sqlalchemy import select
 
-from runner.core.context.compaction import Clip, Compaction
+from runner.core.budget import Limits, Reservation
+from runner.core.context import Clip, Compaction
 from runner.core.conversation import ModelReply, ModelRequest, Tool, ToolResult, Usage
-from runner.core.journal.entries import (
+from runner.core.entries import (
     ContextCompacted,
     Entry,
     ModelCallFailed,
@@ -20,12 +21,11 @@ from runner.core.journal.entries import (
     TimeWorked,
     ToolFinished,
 )
-from runner.core.journal.fold import fold
-from runner.core.journal.view import Call, RunView
-from runner.core.money.budget import Limits, Reservation
-from runner.core.requests import turn_request
+from runner.core.fold import fold
+from runner.core.model_calls import turn_request
 from runner.core.run import Lease, Waiting
 from runner.core.spec import JobSpec
+from runner.core.state import Call, RunView
 from runner.core.steps import (
     CallModel,
     Deliver,
@@ -37,12 +37,11 @@ from runner.core.steps import (
     Sleep,
 )
 from runner.permissions import ResolvedPath, Rule, ToolContext, paths_of
-from runner.store import runs
-from runner.store.connection.database import Database
+from runner.store import jobs, runs
+from runner.store.approvals import Reply, answer, waiting
+from runner.store.control import Target
+from runner.store.database import Database
 from runner.store.journal import StoredJournal
-from runner.store.steer import jobs
-from runner.store.steer.approvals import Reply, answer, waiting
-from runner.store.steer.control import Target
 from runner.store.tables import queued_messages
 from runner.store.tables import runs as run_table
 from tests.store.attempts import decide, free

@@ -8,12 +8,12 @@ from typing import Any
 
 from sqlalchemy import insert, select
 
-from runner.core.agents.agent import AgentType, child_id, lineage
+from runner.core.agents import AgentType, child_id, lineage
 from runner.core.conversation import ToolResult
-from runner.core.journal.entries import ToolFinished
-from runner.core.journal.view import Progress
-from runner.store.connection.database import Database
-from runner.store.rows.progress import progress_to_json
+from runner.core.entries import ToolFinished
+from runner.core.state import Progress
+from runner.store.database import Database
+from runner.store.run_state import progress_to_json
 from runner.store.tables import blocks, run_items, runs
 from tests.store.attempts import Attempt, claim, submit_one, text, tool_use
 from tests.store.examples import NOW, SPEC

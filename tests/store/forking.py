@@ -8,13 +8,13 @@ from typing import Any
 from sqlalchemy import select
 
 from runner.core.conversation import Message, ToolResult
-from runner.core.files.workspace import Workspace
-from runner.core.journal.entries import ToolFinished, TreeRecorded
+from runner.core.entries import ToolFinished, TreeRecorded
 from runner.core.spec import JobSpec
 from runner.core.steps import RunTools
+from runner.core.workspace import Workspace
 from runner.permissions import Rule
-from runner.store.connection.database import Database
-from runner.store.steer.fork import fork
+from runner.store.database import Database
+from runner.store.fork import fork
 from runner.store.tables import (
     blocks,
     metadata,

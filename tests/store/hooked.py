@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from runner.core.files.instructions import Instructions
-from runner.core.hooks.answer import Said, read_answer
-from runner.core.hooks.hook import Hook
-from runner.core.journal.entries import Entry, HookFinished, InstructionsRead
-from runner.core.journal.view import RunView
+from runner.core.entries import Entry, HookFinished, InstructionsRead
+from runner.core.hooks import Hook, Said, read_answer
+from runner.core.state import RunView
 from runner.core.steps import Effect, RunHook
-from runner.store.connection.database import Database
+from runner.core.workspace import Instructions
+from runner.store.database import Database
 from tests.store.driving import SPEC, Driver
 from tests.store.recording import RecordedDriver
 

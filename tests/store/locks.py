@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import text
 
-from runner.store.connection.database import Database
+from runner.store.database import Database
 
 
 def waiting_for_locks(database: Database) -> int:

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from decimal import Decimal
 
-from runner.core.money.budget import Budget, Limits
-from runner.core.money.prices import Rates, Tariff
+from runner.core.budget import Budget, Limits
+from runner.core.prices import Rates, Tariff
 from runner.core.spec import JobSpec
-from runner.store.connection.database import Database
-from runner.store.steer import jobs as jobs_store
+from runner.store import jobs as jobs_store
+from runner.store.database import Database
 from tests.store.asked import ASKING, run_ids
 from tests.store.examples import NOW, submission
 

@@ -5,18 +5,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from runner.core.calls import changes_tree
+from runner.core.calls import changes_tree, undo_needed
 from runner.core.conversation import ToolResult
-from runner.core.ending.result import RESULT_TOOL, result_tool
-from runner.core.ending.verify import Verify
-from runner.core.files.doubt import undo_needed
-from runner.core.files.workspace import Workspace
-from runner.core.journal.entries import Delivered, Entry, ToolFinished, TreeRecorded, Verified
-from runner.core.journal.view import RunView
+from runner.core.entries import (
+    Delivered,
+    Entry,
+    ToolFinished,
+    TreeRecorded,
+    Verified,
+)
 from runner.core.spec import JobSpec, ParallelTools
+from runner.core.state import RunView
 from runner.core.steps import Deliver, Effect, RunTools, RunVerify
+from runner.core.workspace import RESULT_TOOL, Verify, Workspace, result_tool
 from runner.permissions import Rule
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from tests.store.driving import SPEC, Driver
 
 RECORDED = replace(

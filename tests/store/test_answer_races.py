@@ -12,17 +12,12 @@ import pytest
 from sqlalchemy import Connection, update
 
 from runner.core.spec import Asking
-from runner.store.connection.database import Database
-from runner.store.job.rules import lock_rules, new_snapshot
-from runner.store.steer import approvals as approvals_module
-from runner.store.steer.approvals import (
-    Reply,
-    answer,
-    expire,
-)
-from runner.store.steer.control import Target, cancel, locked_runs
-from runner.store.steer.new_rules import apply_new_rules
-from runner.store.steer.notices import take_notices
+from runner.store import approvals as approvals_module
+from runner.store.approvals import Reply, answer, apply_new_rules, expire
+from runner.store.control import Target, cancel, locked_runs
+from runner.store.database import Database
+from runner.store.questions import take_notices
+from runner.store.rules import lock_rules, new_snapshot
 from runner.store.tables import approvals
 from tests.store.asked import (
     answer_events,

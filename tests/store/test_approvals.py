@@ -11,17 +11,17 @@ from sqlalchemy import update
 from runner.core.spec import Asking
 from runner.errors import NotFoundError, UsageError
 from runner.permissions import Decision, Policy, Request, Rule, ToolContext, digest_of, evaluate
-from runner.store.connection.database import Database
-from runner.store.job.rules import list_rules
-from runner.store.steer import new_rules
-from runner.store.steer.approvals import (
+from runner.store import approvals
+from runner.store.approvals import (
     Reply,
     answer,
     expire,
     waiting,
 )
-from runner.store.steer.control import Target
-from runner.store.steer.notices import take_notices
+from runner.store.control import Target
+from runner.store.database import Database
+from runner.store.questions import take_notices
+from runner.store.rules import list_rules
 from runner.store.tables import runs
 from tests.store.asked import (
     ASKING,
@@ -170,7 +170,7 @@ def test_denial_that_is_stored_while_a_person_answers_stands_above_an_approval(
             add_rules(other, job_id, Rule("deny", "Bash(uv *)"))
         return decision
 
-    monkeypatch.setattr(new_rules, "evaluate", decide_slowly)
+    monkeypatch.setattr(approvals, "evaluate", decide_slowly)
     results = answer(database, asked, YES, NOW)
     assert not any(one.changed for one in results)
     assert all("is denied by the rule" in one.detail for one in results)

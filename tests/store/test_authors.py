@@ -10,24 +10,20 @@ from typing import Any
 import pytest
 from sqlalchemy import select, text
 
-from runner.core.author import RUNNER, UNKNOWN, Author
-from runner.core.journal.events import Event, signed_event
-from runner.core.money.budget import Budget
+from runner.core.budget import Budget
+from runner.core.events import Event, signed_event
+from runner.core.run import RUNNER, UNKNOWN, Author
 from runner.core.spec import Asking
 from runner.permissions import Rule
 from runner.queries.timeline import changes_of_job, events_after
-from runner.store import workspaces
-from runner.store.connection.database import Database
-from runner.store.job import rules
-from runner.store.steer import control, revive
-from runner.store.steer.approvals import Reply, answer
-from runner.store.steer.budget import set_budget
-from runner.store.steer.control import Target
-from runner.store.steer.expiry import expire
-from runner.store.steer.fork import fork
-from runner.store.steer.jobs import submit
-from runner.store.steer.new_rules import apply_new_rules
-from runner.store.steer.revive import Raised
+from runner.store import control, rules, workspaces
+from runner.store import retry as revive
+from runner.store.approvals import Reply, answer, apply_new_rules, expire
+from runner.store.control import Target, set_budget
+from runner.store.database import Database
+from runner.store.fork import fork
+from runner.store.jobs import submit
+from runner.store.retry import Raised
 from runner.store.tables import approvals, job_events, metadata
 from tests.docs.happenings import play
 from tests.store.asked import ASKING, add_rules, answer_events, ask, run_ids, submit_asking

@@ -10,20 +10,25 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from runner.core.author import Author
+from runner.core.budget import JobBudget
 from runner.core.conversation import Usage
-from runner.core.journal.entries import ModelCallFailed
-from runner.core.money.budget import JobBudget
-from runner.core.run import Ended, Requeued, Waiting
+from runner.core.entries import ModelCallFailed
+from runner.core.run import Author, Ended, Requeued, Waiting
 from runner.core.steps import CallModel, Done
 from runner.errors import NotFoundError, UsageError
-from runner.store import losses, runs
-from runner.store.connection.database import Database
+from runner.store import leases, runs
+from runner.store.control import (
+    Target,
+    budget_of,
+    cancel,
+    pause,
+    resume,
+    set_budget,
+)
+from runner.store.database import Database
 from runner.store.journal import StoredJournal
+from runner.store.retry import retry
 from runner.store.runs import unfinished
-from runner.store.steer.budget import budget_of, set_budget
-from runner.store.steer.control import Target, cancel, pause, resume
-from runner.store.steer.revive import retry
 from runner.store.tables import events, model_calls
 from tests.store.attempts import WORKER, claim, decide, event_types, run_row, text, tool_use
 from tests.store.attempts import Attempt as AnAttempt
@@ -191,15 +196,15 @@ def test_cancelled_call_is_charged_at_its_reserve(database: Database) -> None:
 
 
 def gives_back(attempt: AnAttempt) -> None:
-    losses.give_back(attempt.database, attempt.lease, NOW)
+    leases.give_back(attempt.database, attempt.lease, NOW)
 
 
 def gives_up(attempt: AnAttempt) -> None:
-    losses.give_up(attempt.database, attempt.lease, "KeyError: 1", NOW)
+    leases.give_up(attempt.database, attempt.lease, "KeyError: 1", NOW)
 
 
 def is_taken(attempt: AnAttempt) -> None:
-    assert losses.take_from(attempt.database, [WORKER], NOW) == [attempt.lease.run_id]
+    assert leases.take_from(attempt.database, [WORKER], NOW) == [attempt.lease.run_id]
 
 
 @pytest.mark.parametrize("loses", [gives_back, gives_up, is_taken])
@@ -230,7 +235,7 @@ def test_run_whose_workers_keep_dying_leaves_nothing_reserved(database: Database
     job_id, (run_id,) = submit_budgeted(database, "a", usd=5.0)
     while run_row(database, run_id).state != "failed":
         take(database, run_id)
-        losses.take_from(database, [WORKER], NOW)
+        leases.take_from(database, [WORKER], NOW)
     spent = purse(database, job_id)
     assert (spent.reserved_tokens, spent.reserved_cost) == (0, 0)
     assert spent.spent_cost == run_row(database, run_id).progress["charged_cost"]

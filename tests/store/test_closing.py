@@ -8,15 +8,20 @@ import pytest
 from sqlalchemy import select, update
 
 from runner.core.conversation import ModelReply
-from runner.core.journal.entries import CallsDecided, RunSettled
+from runner.core.entries import CallsDecided, RunSettled
 from runner.core.run import Ended
 from runner.core.steps import Done, RunTools
 from runner.permissions import Decision
-from runner.store.connection.database import Database
+from runner.store import retry
+from runner.store.approvals import (
+    Reply,
+    answer,
+    expire,
+    waiting,
+)
+from runner.store.control import Target
+from runner.store.database import Database
 from runner.store.journal import StoredJournal
-from runner.store.steer import revive
-from runner.store.steer.approvals import Reply, answer, expire, waiting
-from runner.store.steer.control import Target
 from runner.store.tables import approvals
 from tests.core.story import replied
 from tests.store.asked import ASKING, answers, approval_row, ask, run_ids, submit_asking
@@ -43,7 +48,7 @@ def ended_with_a_question(database: Database, run_id: str) -> list[str]:
 
 def asked_anew(database: Database, run_id: str) -> str:
     """The run is taken up again and asks something else; that question."""
-    revive.retry(database, Target("run", run_id), NOW + 2)
+    retry.retry(database, Target("run", run_id), NOW + 2)
     attempt = claim(database, run_id, NOW + 2).locate()
     attempt.reply(tool_use(3, "Bash", command="three"), stop="tool_use")
     return next(one.id for one in waiting(database) if one.summary == "three")
@@ -69,7 +74,7 @@ def test_closed_question_does_not_come_back_with_its_run(database: Database, run
 
 def test_second_end_leaves_a_closed_question_as_it_was(database: Database, run_id: str) -> None:
     _, second = ended_with_a_question(database, run_id)
-    revive.retry(database, Target("run", run_id), NOW + 2)
+    retry.retry(database, Target("run", run_id), NOW + 2)
     before = approval_row(database, second)
     claim(database, run_id, NOW + 2).append(GONE)
     assert approval_row(database, second) == before

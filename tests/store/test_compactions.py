@@ -10,22 +10,22 @@ from typing import Any
 import pytest
 from sqlalchemy import event, select
 
-from runner.core.context.compaction import Compaction
+from runner.core.budget import Limits
+from runner.core.context import Compaction
 from runner.core.conversation import ModelRequest, text_block
-from runner.core.journal.entries import ModelCallFailed
-from runner.core.money.budget import Limits
-from runner.core.requests import turn_request
+from runner.core.entries import ModelCallFailed
+from runner.core.model_calls import turn_request
 from runner.core.run import Ended
 from runner.core.steps import CallModel, Done
 from runner.errors import NotFoundError
 from runner.queries import transcript
 from runner.queries.jobs import show_run
 from runner.queries.transcript import sent_request
-from runner.store.connection.database import Database
+from runner.store.control import Target, cancel
+from runner.store.database import Database
 from runner.store.journal import StoredJournal
-from runner.store.rows.compactions import load_compacted
-from runner.store.steer.control import Target, cancel
-from runner.store.steer.revive import retry, say
+from runner.store.retry import retry, say
+from runner.store.run_state import load_compacted
 from runner.store.tables import compactions, model_calls, runs
 from tests.store.attempts import Attempt, claim, free, run_row, submit_one, text
 from tests.store.compacting import (

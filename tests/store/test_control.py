@@ -12,11 +12,16 @@ from sqlalchemy import select, update
 from runner.core.run import Waiting
 from runner.core.steps import CallModel, Done
 from runner.errors import LeaseLost
-from runner.store.connection.database import Database
+from runner.store import jobs as jobs_store
+from runner.store.approvals import Reply, answer
+from runner.store.control import (
+    Target,
+    cancel,
+    pause,
+    resume,
+)
+from runner.store.database import Database
 from runner.store.runs import look_at, wait_for_workspace
-from runner.store.steer import jobs as jobs_store
-from runner.store.steer.approvals import Reply, answer
-from runner.store.steer.control import Target, cancel, pause, resume
 from runner.store.tables import model_calls, runs, tool_calls
 from tests.store.asked import answers, approval_row, ask, run_ids, submit_asking
 from tests.store.attempts import claim, event_types, run_row, submit_one, text, tool_use

@@ -10,20 +10,25 @@ from typing import Any
 import pytest
 from sqlalchemy import event, select, update
 
-from runner.core.context.window import Context
+from runner.core.budget import BILLIONTHS, billionths
+from runner.core.context import Context
 from runner.core.conversation import Usage
-from runner.core.journal.entries import ModelCallFailed
-from runner.core.money.budget import BILLIONTHS, billionths
-from runner.core.money.prices import Price, PriceList, Rates, Spending
-from runner.core.money.spending import tariffs_of
+from runner.core.entries import ModelCallFailed
+from runner.core.model_calls import tariffs_of
+from runner.core.prices import (
+    Price,
+    PriceList,
+    Rates,
+    Spending,
+)
 from runner.core.spec import JobSpec
 from runner.core.steps import CallModel
 from runner.queries.costs import BY, By, Cost, call_costs, costs_by
-from runner.store.connection.database import Database
-from runner.store.exchange.recorded import load_recorded
-from runner.store.steer import jobs as jobs_store
-from runner.store.steer.control import Target, cancel
-from runner.store.steer.fork import fork
+from runner.store import jobs as jobs_store
+from runner.store.control import Target, cancel
+from runner.store.database import Database
+from runner.store.exports import load_recorded
+from runner.store.fork import fork
 from runner.store.tables import model_calls, runs
 from tests.store.attempts import USAGE as PLAIN
 from tests.store.attempts import Attempt, claim, run_row, submit_one, text, tool_use

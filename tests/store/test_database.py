@@ -12,8 +12,7 @@ from sqlalchemy import Connection, Integer, event, func, literal, select, text
 from sqlalchemy.exc import IntegrityError
 
 from runner.errors import UnreachableError, UsageError
-from runner.store.connection.database import Database, to_json
-from runner.store.connection.statement import Writes
+from runner.store.database import Database, Writes, to_json
 from runner.store.tables import events, workers
 
 ROW: dict[str, Any] = {

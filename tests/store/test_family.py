@@ -9,7 +9,7 @@ from runner.queries.find import Found, find
 from runner.queries.jobs import children_of, descendants_of, has_ended, list_jobs, list_runs
 from runner.queries.timeline import events_after, tree_events_after
 from runner.store.conditions import in_tree
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from runner.store.tables import runs
 from tests.store.attempts import run_row
 from tests.store.family import end_child, parent_with_two, start_child, work_child

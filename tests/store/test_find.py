@@ -6,7 +6,7 @@ import pytest
 
 from runner.errors import NotFoundError
 from runner.queries.find import Found, find
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from tests.store.attempts import claim, run_row, submit_one, tool_use
 
 

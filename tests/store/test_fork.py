@@ -7,22 +7,22 @@ from dataclasses import replace
 import pytest
 from sqlalchemy import insert, select, update
 
-from runner.core.context.compaction import Compacted
+from runner.core.budget import Limits
+from runner.core.context import Compacted
 from runner.core.conversation import ToolResult, Usage
-from runner.core.files.workspace import Workspace
-from runner.core.journal.entries import ToolFinished, TreeRecorded
-from runner.core.money.budget import Limits
+from runner.core.entries import ToolFinished, TreeRecorded
 from runner.core.steps import CallModel
+from runner.core.workspace import Workspace
 from runner.errors import UsageError
 from runner.permissions import Rule
 from runner.queries import decisions, transcript
 from runner.queries.jobs import current_runs, list_runs, show_job, show_run
 from runner.queries.transcript import sent_request, tool_output
 from runner.store import ids
-from runner.store.connection.database import Database
-from runner.store.steer.control import Change, Target, cancel
-from runner.store.steer.fork import fork
-from runner.store.steer.revive import retry, say
+from runner.store.control import Change, Target, cancel
+from runner.store.database import Database
+from runner.store.fork import fork
+from runner.store.retry import retry, say
 from runner.store.tables import (
     approvals,
     blocks,

@@ -8,17 +8,21 @@ from dataclasses import replace
 import pytest
 
 from runner.core.conversation import ToolResult, Usage
-from runner.core.files.instructions import Instructions
-from runner.core.hooks.hook import Hook
-from runner.core.hooks.run import HookAnswer, HookResult
-from runner.core.journal.entries import HookFinished, InstructionsRead, ToolFinished, TreeRecorded
+from runner.core.entries import (
+    HookFinished,
+    InstructionsRead,
+    ToolFinished,
+    TreeRecorded,
+)
+from runner.core.hooks import Hook, HookAnswer, HookResult
 from runner.core.steps import CallModel, RunHook, RunTools
+from runner.core.workspace import Instructions
 from runner.errors import UsageError
 from runner.queries.files import snapshots_around_turn
 from runner.queries.transcript import sent_request
-from runner.store.connection.database import Database
-from runner.store.steer.control import Target, cancel
-from runner.store.steer.revive import retry
+from runner.store.control import Target, cancel
+from runner.store.database import Database
+from runner.store.retry import retry
 from runner.store.tables import run_instructions
 from tests.store.attempts import Attempt, claim, run_row, submit_one, text, tool_use
 from tests.store.forking import RECORDED, SAID, begun, copied, forked

@@ -7,16 +7,16 @@ from dataclasses import replace
 import pytest
 from sqlalchemy import select
 
-from runner.core.agents.agent import SPLIT_SOURCE, SPLIT_TOOL, Coordinator
+from runner.core.agents import SPLIT_SOURCE, SPLIT_TOOL, Coordinator
 from runner.core.conversation import Tool
-from runner.core.ending.result import result_tool
 from runner.core.steps import CallModel
-from runner.core.text.prompts import CONTINUE_TEXT, SPLIT_TEXT
+from runner.core.text import CONTINUE_TEXT, SPLIT_TEXT
+from runner.core.workspace import result_tool
 from runner.errors import NotFoundError, UsageError
-from runner.store.children.waking import attend
-from runner.store.connection.database import Database
-from runner.store.steer.control import Target, cancel
-from runner.store.steer.fork import fork
+from runner.store.children import attend
+from runner.store.control import Target, cancel
+from runner.store.database import Database
+from runner.store.fork import fork
 from runner.store.tables import (
     runs,
 )

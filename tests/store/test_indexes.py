@@ -9,10 +9,9 @@ import pytest
 from sqlalchemy import event
 from sqlalchemy.engine import Engine
 
-from runner.store.connection.database import Database
-from runner.store.steer.expiry import expire
-from runner.store.steer.new_rules import apply_new_rules
-from runner.store.steer.notices import take_notices
+from runner.store.approvals import apply_new_rules, expire
+from runner.store.database import Database
+from runner.store.questions import take_notices
 from tests.store.examples import NOW
 
 

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 from sqlalchemy import Row, select
 
-from runner.core.files.workspace import Workspace
-from runner.core.journal.fold import opening
+from runner.core.fold import opening
 from runner.core.run import Lease
 from runner.core.spec import JobSpec, NewRun
+from runner.core.workspace import Workspace
 from runner.errors import UsageError
 from runner.permissions import Rule
-from runner.store.connection.database import Database
+from runner.store import jobs as jobs_store
+from runner.store.database import Database
 from runner.store.journal import StoredJournal
-from runner.store.steer import jobs as jobs_store
 from runner.store.tables import blocks, events, jobs, permission_rules, run_items, runs
 from tests.store.attempts import free
 from tests.store.examples import NOW, SPEC, submission

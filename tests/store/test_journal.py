@@ -11,10 +11,9 @@ from sqlalchemy import select
 
 from runner.errors import LeaseLost, StaleView
 from runner.queries.transcript import sent_request
-from runner.store import runs
-from runner.store.connection.database import Database
+from runner.store import jobs, runs
+from runner.store.database import Database
 from runner.store.journal import StoredJournal
-from runner.store.steer import jobs
 from runner.store.tables import events, model_calls
 from runner.store.tables import runs as run_table
 from tests.store.attempts import decide, free

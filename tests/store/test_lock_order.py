@@ -11,21 +11,26 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, update
 
-from runner.core.author import Author
-from runner.core.money.budget import Budget
+from runner.core.budget import Budget
+from runner.core.run import Author
 from runner.core.steps import CallModel
 from runner.errors import LeaseLost
 from runner.permissions import Rule
-from runner.store import losses
-from runner.store.children.starting import lock_tree
-from runner.store.children.waking import attend
-from runner.store.connection.database import Database
-from runner.store.job import purse
-from runner.store.steer.approvals import Reply, answer
-from runner.store.steer.budget import budget_of, set_budget
-from runner.store.steer.control import Target, cancel, locked_runs, pause, resume
-from runner.store.steer.new_rules import apply_new_rules
-from runner.store.steer.revive import retry
+from runner.store import budgets, leases
+from runner.store.approvals import Reply, answer, apply_new_rules
+from runner.store.children import attend
+from runner.store.control import (
+    Target,
+    budget_of,
+    cancel,
+    locked_runs,
+    pause,
+    resume,
+    set_budget,
+)
+from runner.store.database import Database
+from runner.store.new_children import lock_tree
+from runner.store.retry import retry
 from runner.store.tables import runs
 from tests.store.asked import add_rules, answers, ask
 from tests.store.attempts import WORKER, claim, run_row, text
@@ -55,7 +60,7 @@ def purse_of_who_waits(
         waits = pool.submit(meanwhile, other)
         while not waiting_for_locks(watcher):
             assert not waits.done()
-        assert purse.lock(connection, job_id) is not None
+        assert budgets.lock(connection, job_id) is not None
         return waits
 
     with ThreadPoolExecutor(1) as pool:
@@ -136,8 +141,8 @@ def test_purses_of_a_dead_worker_s_runs_are_locked_in_order(
     purse_of_who_waits(
         database,
         open_database,
-        held=lambda connection: purse.lock(connection, first_job),
-        meanwhile=lambda other: losses.take_from(other, [WORKER], NOW),
+        held=lambda connection: budgets.lock(connection, first_job),
+        meanwhile=lambda other: leases.take_from(other, [WORKER], NOW),
         job_id=second_job,
     )
     for job_id in (first_job, second_job):
@@ -167,7 +172,7 @@ def test_purses_of_orphans_of_several_jobs_are_locked_in_order(
     purse_of_who_waits(
         database,
         open_database,
-        held=lambda connection: purse.lock(connection, first_job),
+        held=lambda connection: budgets.lock(connection, first_job),
         meanwhile=lambda other: attend(other, NOW),
         job_id=second_job,
     )
@@ -211,7 +216,7 @@ def test_who_has_the_purse_may_start_sub_agents_while_others_of_its_tree_do(
 
     def work(connection: Connection) -> Future[Any]:
         locked_runs(connection, [f"{root}.1"])
-        assert purse.lock(connection, job_id) is not None
+        assert budgets.lock(connection, job_id) is not None
         waits = pool.submit(second.reply, asks(3), stop="tool_use")
         while not waiting_for_locks(watcher):
             assert not waits.done()

@@ -8,9 +8,8 @@ import pytest
 from sqlalchemy import select
 
 from runner.core.run import Lease
-from runner.store import losses, runs
-from runner.store.connection.database import Database
-from runner.store.steer import jobs
+from runner.store import jobs, leases, runs
+from runner.store.database import Database
 from runner.store.tables import events
 from runner.store.tables import runs as run_table
 from tests.store.examples import NOW, submission
@@ -44,9 +43,9 @@ def event_types(database: Database, run_id: str) -> list[str]:
 
 
 def test_a_bug_is_tried_once_more_and_then_fails_the_run(database: Database, run_id: str) -> None:
-    losses.give_up(database, claim(database, run_id), "Traceback …\nKeyError: 1", NOW)
+    leases.give_up(database, claim(database, run_id), "Traceback …\nKeyError: 1", NOW)
     assert (row(database, run_id).state, row(database, run_id).reason) == ("queued", "bug")
-    losses.give_up(database, claim(database, run_id), "Traceback …\nKeyError: 2", NOW)
+    leases.give_up(database, claim(database, run_id), "Traceback …\nKeyError: 2", NOW)
     failed = row(database, run_id)
     assert (failed.state, failed.reason, failed.detail) == ("failed", "bug", "KeyError: 2")
     assert event_types(database, run_id)[-4:] == ["error", "attempt_ended", "error", "done"]
@@ -56,17 +55,17 @@ def test_only_the_attempt_that_holds_the_run_can_give_it_up(
     database: Database, run_id: str
 ) -> None:
     first = claim(database, run_id)
-    losses.give_back(database, first, NOW)
+    leases.give_back(database, first, NOW)
     claim(database, run_id)
-    losses.give_up(database, first, "Traceback …\nKeyError: 1", NOW)
-    losses.give_back(database, first, NOW)
+    leases.give_up(database, first, "Traceback …\nKeyError: 1", NOW)
+    leases.give_back(database, first, NOW)
     assert (row(database, run_id).state, row(database, run_id).attempt) == ("running", 2)
 
 
 def test_a_claim_whose_answer_was_lost_can_be_given_back(database: Database, run_id: str) -> None:
     lease = claim(database, run_id)
     assert runs.held_by(database, WORKER) == {run_id: lease.attempt}
-    losses.give_back(database, lease, NOW)
+    leases.give_back(database, lease, NOW)
     assert row(database, run_id).state == "queued"
     assert row(database, run_id).lost_leases == 0
     assert runs.held_by(database, WORKER) == {}

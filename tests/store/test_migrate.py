@@ -17,8 +17,8 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, inspect, select, text
 
 from runner.errors import UnreachableError, UsageError
-from runner.store.connection import migrate
-from runner.store.connection.database import Database
+from runner.store import migrate
+from runner.store.database import Database
 from runner.store.tables import jobs, metadata, permission_rules, runs
 from tests.store.examples import NOW
 
@@ -152,7 +152,7 @@ def imported_by(node: ast.AST) -> list[str]:
 def test_processes_may_upgrade_at_the_same_time(empty_url: str) -> None:
     code = (
         "import sys; from runner.store.connection import migrate;"
-        "from runner.store.connection.database import Database;"
+        "from runner.store.database import Database;"
         "database = Database(sys.argv[1]); sys.stdin.read(); migrate.upgrade(database)"
     )
     processes = [

@@ -10,21 +10,20 @@ from typing import Any
 import pytest
 from sqlalchemy import insert, select
 
-from runner.core.context.window import Context
-from runner.core.journal.entries import ModelCallFailed
-from runner.core.journal.view import Fullness
-from runner.core.requests import turn_request
+from runner.core.context import Context
+from runner.core.entries import ModelCallFailed
+from runner.core.model_calls import turn_request
 from runner.core.run import Ended
+from runner.core.state import Fullness
 from runner.core.steps import CallModel, Done
 from runner.queries import transcript
 from runner.queries.costs import costs_by
 from runner.queries.jobs import show_job, show_run
 from runner.queries.transcript import sent_request
-from runner.store import losses
-from runner.store.connection import migrate
-from runner.store.connection.database import Database
-from runner.store.steer.control import Target, cancel
-from runner.store.steer.revive import retry, say
+from runner.store import leases, migrate
+from runner.store.control import Target, cancel
+from runner.store.database import Database
+from runner.store.retry import retry, say
 from runner.store.tables import metadata
 from tests.store.attempts import Attempt, claim, run_row, submit_one, text, tool_use
 from tests.store.compacting import clip, compact, use_tool
@@ -117,7 +116,7 @@ def test_sums_of_an_older_run_s_context_are_those_that_it_would_have_kept(
     run_id = submit_one(newer)
     attempt = claim(newer, run_id)
     drive(attempt)
-    losses.give_back(newer, attempt.lease, NOW)
+    leases.give_back(newer, attempt.lease, NOW)
     database = brought_up(newer)
     older, now = claim(database, run_id).view, claim(newer, run_id).view
     kept = replace(now.progress.fullness, correction=1.0, window=None)
@@ -131,7 +130,7 @@ def test_older_run_goes_on_to_its_end(
 ) -> None:
     run_id = submit_one(newer)
     attempt = use_tool(claim(newer, run_id), "a")
-    losses.give_back(newer, attempt.lease, NOW)
+    leases.give_back(newer, attempt.lease, NOW)
     database = brought_up(newer)
     again = compact(use_tool(claim(database, run_id), "b"), clip(2))
     request = turn_request(again.view, again.effect.call)  # type: ignore[union-attr]
@@ -171,7 +170,7 @@ def test_older_run_is_shown_without_sums_until_it_is_taken_up(
     newer: Database, brought_up: Callable[[Database], Database]
 ) -> None:
     run_id = submit_one(newer)
-    losses.give_back(newer, use_tool(claim(newer, run_id), "a").lease, NOW)
+    leases.give_back(newer, use_tool(claim(newer, run_id), "a").lease, NOW)
     database = brought_up(newer)
     run = show_run(database, run_id)
     assert (run["fullness"], run["compactions"]) == (None, {})

@@ -6,7 +6,7 @@ import pytest
 
 from runner.queries.transcript import tool_output
 from runner.store import ids
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from tests.store.attempts import Attempt, claim, submit_one, text, tool_use
 
 LONG = "é".encode() * 100_000

@@ -7,12 +7,10 @@ from dataclasses import replace
 import pytest
 from sqlalchemy import event
 
-from runner.core.author import Author
-from runner.core.run import Ended, Waiting
+from runner.core.run import Author, Ended, Waiting
 from runner.core.steps import Done
-from runner.store.connection.database import Database
-from runner.store.steer.budget import BudgetWaits, set_budget
-from runner.store.steer.control import Target, cancel, pause
+from runner.store.control import BudgetWaits, Target, cancel, pause, set_budget
+from runner.store.database import Database
 from tests.store.attempts import claim, event_types, run_row
 from tests.store.examples import NOW
 from tests.store.priced import LIMITS, priced, submit_budgeted

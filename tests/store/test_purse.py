@@ -11,24 +11,28 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, select
 
-from runner.core.author import Author
+from runner.core.budget import BILLIONTHS
 from runner.core.conversation import Usage
-from runner.core.journal.entries import ModelCallFailed
-from runner.core.money.budget import BILLIONTHS
-from runner.core.run import ENDED
+from runner.core.entries import ModelCallFailed
+from runner.core.run import ENDED, Author
 from runner.core.steps import CallModel, Done, LocateCalls, RunTools, Sleep
 from runner.errors import LeaseLost
-from runner.store import losses, workers
+from runner.store import leases
 from runner.store import runs as runs_store
-from runner.store.connection.database import Database
-from runner.store.job.purse import look_into
+from runner.store.approvals import Reply, answer, apply_new_rules, waiting
+from runner.store.budgets import look_into
+from runner.store.control import (
+    Target,
+    budget_of,
+    cancel,
+    pause,
+    resume,
+    set_budget,
+)
+from runner.store.database import Database
 from runner.store.journal import StoredJournal
-from runner.store.rows.progress import progress_from_row
-from runner.store.steer.approvals import Reply, answer, waiting
-from runner.store.steer.budget import budget_of, set_budget
-from runner.store.steer.control import Target, cancel, pause, resume
-from runner.store.steer.new_rules import apply_new_rules
-from runner.store.steer.revive import Raised, retry
+from runner.store.retry import Raised, retry
+from runner.store.run_state import progress_from_row
 from runner.store.tables import runs
 from tests.store.attempts import Attempt, text, tool_use
 from tests.store.examples import NOW
@@ -72,7 +76,7 @@ class Worker:
         self.random = random.Random(seed)
         self.id = f"worker_{seed}"
         place = {"host_id": "host", "hostname": "here", "pid": 1, "slots": 4}
-        workers.register(database, self.id, now=NOW, **place)
+        leases.register(database, self.id, now=NOW, **place)
         self.attempts: list[Attempt] = []
 
     def work(self) -> None:
@@ -87,10 +91,10 @@ class Worker:
         self.random.shuffle(self.attempts)
         chance = self.random.random()
         if chance < 0.07:
-            losses.take_from(self.database, [self.id], now())
+            leases.take_from(self.database, [self.id], now())
         elif chance < 0.12 and self.attempts:
             lease = self.attempts[0].lease
-            self.random.choice([self.give_up, losses.give_back])(self.database, lease, now())
+            self.random.choice([self.give_up, leases.give_back])(self.database, lease, now())
         elif len(self.attempts) < 4 and chance < 0.5:
             self.claim()
         elif self.attempts:
@@ -98,7 +102,7 @@ class Worker:
 
     @staticmethod
     def give_up(database: Database, lease: Any, at: float) -> None:
-        losses.give_up(database, lease, "KeyError: 1", at)
+        leases.give_up(database, lease, "KeyError: 1", at)
 
     def claim(self) -> None:
         run = runs_store.look_at(self.database, self.random.choice(self.run_ids), now())

@@ -21,11 +21,11 @@ from runner.queries.jobs import (
     show_run,
 )
 from runner.queries.timeline import events_after
-from runner.store.connection.database import Database
+from runner.store import jobs as jobs_store
+from runner.store.control import Target, cancel, pause
+from runner.store.database import Database
+from runner.store.retry import retry, say
 from runner.store.runs import look_at, wait_for_workspace
-from runner.store.steer import jobs as jobs_store
-from runner.store.steer.control import Target, cancel, pause
-from runner.store.steer.revive import retry, say
 from runner.store.tables import runs
 from tests.store.attempts import claim, run_row, submit_one, text, tool_use
 from tests.store.examples import NOW, SPEC, submission

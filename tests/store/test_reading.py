@@ -7,19 +7,19 @@ from dataclasses import replace
 import pytest
 from sqlalchemy import Connection, update
 
-from runner.core.author import Author
 from runner.core.conversation import Usage
-from runner.core.money.prices import Spending
+from runner.core.prices import Spending
+from runner.core.run import Author
 from runner.llm.prices import load_prices
 from runner.permissions import Rule
 from runner.queries import transcript
 from runner.queries.costs import call_costs, costs_by
 from runner.queries.timeline import ENDED, REPLIED, Position, history_of_run
-from runner.store.connection.database import Database
-from runner.store.job.rules import lock_rules, remember_rules
-from runner.store.steer.control import Target, cancel
-from runner.store.steer.fork import fork
-from runner.store.steer.revive import say
+from runner.store.control import Target, cancel
+from runner.store.database import Database
+from runner.store.fork import fork
+from runner.store.retry import say
+from runner.store.rules import lock_rules, remember_rules
 from runner.store.tables import events, model_calls
 from tests.cli.look.told import long_run, told
 from tests.store.attempts import claim, run_row, submit_one, text, tool_use

@@ -10,17 +10,16 @@ import pytest
 from sqlalchemy import Row, select, update
 
 from runner.core.conversation import ToolResult
-from runner.core.ending.verify import Verify
-from runner.core.files.workspace import Workspace
-from runner.core.journal.entries import ToolFinished, TreeRecorded, Verified
-from runner.core.requests import turn_request
+from runner.core.entries import ToolFinished, TreeRecorded, Verified
+from runner.core.model_calls import turn_request
 from runner.core.run import Ended
 from runner.core.spec import JobSpec
 from runner.core.steps import CallModel, Done, RunTools, RunVerify
+from runner.core.workspace import Verify, Workspace
 from runner.permissions import Rule
-from runner.store.connection.database import Database
-from runner.store.steer import revive
-from runner.store.steer.control import Target, cancel
+from runner.store import retry
+from runner.store.control import Target, cancel
+from runner.store.database import Database
 from runner.store.tables import runs, tool_calls, verifications
 from tests.store.asked import BASH
 from tests.store.attempts import claim, run_row, submit_one, text, tool_use
@@ -125,7 +124,7 @@ def test_a_run_that_was_cancelled_while_it_was_verified_goes_on_with_a_new_one(
     run_id = submit_one(database, spec=RECORDED)
     claim(database, run_id).reply(text("Done."))
     cancel(database, Target("run", run_id), NOW)
-    revive.retry(database, Target("run", run_id), NOW)
+    retry.retry(database, Target("run", run_id), NOW)
     attempt = claim(database, run_id).reply(text("Done again."))
     assert attempt.effect == RunVerify(2)
     attempt.append(Verified(2, "pytest -q", ToolResult("ok")))
@@ -143,7 +142,7 @@ def test_a_run_taken_up_again_commits_again(database: Database) -> None:
 
     cancel(database, Target("run", run_id), NOW)
     database.write(work)
-    revive.retry(database, Target("run", run_id), NOW)
+    retry.retry(database, Target("run", run_id), NOW)
     assert run_row(database, run_id).progress["delivered"] is None
 
 

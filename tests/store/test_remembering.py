@@ -7,15 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from runner.core.author import Author
+from runner.core.run import Author
 from runner.errors import UsageError
 from runner.permissions import Decision, Policy, Request, Rule, evaluate
-from runner.store.connection.database import Database
-from runner.store.job.rules import list_rules, revoke
-from runner.store.steer import approvals as approvals_module
-from runner.store.steer import new_rules
-from runner.store.steer.approvals import Reply, answer
-from runner.store.steer.new_rules import apply_new_rules
+from runner.store import approvals
+from runner.store import approvals as approvals_module
+from runner.store.approvals import Reply, answer, apply_new_rules
+from runner.store.database import Database
+from runner.store.rules import list_rules, revoke
 from tests.store.asked import (
     ASKING,
     add_rules,
@@ -128,7 +127,7 @@ def test_question_asked_while_rules_changed_is_looked_at_again(database: Databas
 def test_jobs_whose_rules_changed_do_not_hold_up_one_another(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(new_rules, "_MOST_JOBS", 1)
+    monkeypatch.setattr(approvals, "_MOST_JOBS", 1)
     jobs = [submit_asking(database) for _ in range(3)]
     asked = [ask_all(database, job_id, "uv lock")[0] for job_id in jobs]
     for job_id in jobs[1:]:
@@ -167,7 +166,7 @@ def test_rule_that_is_revoked_meanwhile_answers_nothing(
             revoke(other, job_id, len(ASKING.rules), Author("cy"), NOW)
         return decision
 
-    monkeypatch.setattr(new_rules, "evaluate", decide_slowly)
+    monkeypatch.setattr(approvals, "evaluate", decide_slowly)
     assert apply_new_rules(database, NOW) == []
     assert answers(database, [asked]) == [None]
     assert apply_new_rules(database, NOW) == []

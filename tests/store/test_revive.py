@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
+from runner.core.budget import Limits
 from runner.core.conversation import Usage
-from runner.core.files.workspace import Workspace
-from runner.core.journal.entries import ModelCallFailed, TimeWorked
-from runner.core.money.budget import Limits
+from runner.core.entries import ModelCallFailed, TimeWorked
 from runner.core.steps import CallModel, RunTools
+from runner.core.workspace import Workspace
 from runner.errors import UsageError
 from runner.queries.jobs import show_run
-from runner.store.connection.database import Database
+from runner.store import jobs as jobs_store
+from runner.store.control import Target, cancel, pause
+from runner.store.database import Database
 from runner.store.journal import load_conversation
-from runner.store.steer import jobs as jobs_store
-from runner.store.steer.control import Target, cancel, pause
-from runner.store.steer.revive import Raised, retry, say
+from runner.store.retry import Raised, retry, say
 from runner.store.tables import blocks, events, run_items, runs
 from runner.store.workspaces import Kept, keep
 from tests.store.attempts import Attempt, claim, event_types, run_row, submit_one, text, tool_use

@@ -6,9 +6,9 @@ from contextlib import closing
 
 import pytest
 
-from runner.store.connection.database import Database
+from runner.store import jobs
+from runner.store.database import Database
 from runner.store.runs import ring_due
-from runner.store.steer import jobs
 from tests.store.examples import NOW, submission
 from tests.upgraded import Upgraded
 

@@ -8,8 +8,7 @@ import pytest
 from sqlalchemy import Connection, bindparam, literal, select
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
-from runner.store.connection.database import Database
-from runner.store.connection.statement import Statement, Writes, find
+from runner.store.database import Database, Statement, Writes, find
 from runner.store.tables import events, runs, workers
 from tests.store.attempts import submit_one
 

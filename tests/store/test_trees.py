@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from runner.core.ending.result import RESULT_TOOL
 from runner.core.spec import Asking
+from runner.core.workspace import RESULT_TOOL
 from runner.errors import NotFoundError
 from runner.queries.decisions import answer_counts, unknown_outcome_counts
 from runner.queries.files import snapshots_around_turn, snapshots_of_job, snapshots_of_run
@@ -19,12 +19,12 @@ from runner.queries.jobs import (
     results_of_job,
     verifications_of_run,
 )
-from runner.store import losses
-from runner.store.connection.database import Database
-from runner.store.steer.approvals import Reply, answer
-from runner.store.steer.control import Target, cancel
-from runner.store.steer.fork import fork
-from runner.store.steer.revive import retry
+from runner.store import leases
+from runner.store.approvals import Reply, answer
+from runner.store.control import Target, cancel
+from runner.store.database import Database
+from runner.store.fork import fork
+from runner.store.retry import retry
 from tests.cli.out.recorded import (
     AtWork,
     begin,
@@ -141,7 +141,7 @@ def test_unknown_outcomes_are_counted_by_run_and_not_again_in_its_fork(
     spec = replace(spec, tools=(*spec.tools, bash), workspace=external)
     run_id = submit_one(database, spec=spec)
     attempt = claim(database, run_id).reply(tool_use(1, "Bash", command="push"), stop="tool_use")
-    losses.give_back(database, attempt.lease, NOW)
+    leases.give_back(database, attempt.lease, NOW)
     claim(database, run_id).reply(text("Done."))
     job_id = run_row(database, run_id).job_id
     assert unknown_outcome_counts(database, job_id) == {run_id: 1}

@@ -8,25 +8,30 @@ from typing import Any
 import pytest
 from sqlalchemy import Row, select
 
+from runner.core.calls import OUTCOME_UNKNOWN
 from runner.core.conversation import Tool
-from runner.core.files.doubt import OUTCOME_UNKNOWN
-from runner.core.files.workspace import Workspace
 from runner.core.run import Waiting
 from runner.core.spec import Asking, JobSpec
 from runner.core.steps import CallModel, Done, LocateCalls, RunTools
+from runner.core.workspace import Workspace
 from runner.errors import UsageError
 from runner.permissions import Rule, digest_of
 from runner.queries import decisions
-from runner.store import losses
-from runner.store.connection.database import Database
-from runner.store.job.rules import asked_for
+from runner.store import jobs as jobs_store
+from runner.store import leases
+from runner.store.approvals import (
+    Reply,
+    answer,
+    apply_new_rules,
+    expire,
+    waiting,
+)
+from runner.store.control import Target, cancel
+from runner.store.database import Database
 from runner.store.journal import StoredJournal
-from runner.store.steer import jobs as jobs_store
-from runner.store.steer.approvals import Reply, answer, expire, waiting
-from runner.store.steer.control import Target, cancel
-from runner.store.steer.new_rules import apply_new_rules
-from runner.store.steer.notices import take_notices
-from runner.store.steer.revive import retry
+from runner.store.questions import take_notices
+from runner.store.retry import retry
+from runner.store.rules import asked_for
 from runner.store.tables import approvals, tool_calls
 from tests.store.asked import BASH, add_rules, answer_events, approval_row, ask, run_ids
 from tests.store.attempts import (
@@ -57,7 +62,7 @@ NO = Reply("denied", "bo", "it went through")
 
 def die(attempt: Attempt) -> Attempt:
     """The worker is gone; another one takes the run."""
-    losses.give_back(attempt.database, attempt.lease, attempt.now)
+    leases.give_back(attempt.database, attempt.lease, attempt.now)
     return claim(attempt.database, attempt.lease.run_id, attempt.now)
 
 

@@ -8,15 +8,15 @@ from dataclasses import replace
 import pytest
 from sqlalchemy import update
 
-from runner.core.files.workspace import Workspace
-from runner.core.money.budget import Budget, Limits
+from runner.core.budget import Budget, Limits
 from runner.core.run import Waiting
 from runner.core.steps import Done
+from runner.core.workspace import Workspace
 from runner.llm.prices import load_prices
 from runner.queries.costs import costs_by
 from runner.queries.files import snapshots_of_job, snapshots_of_run
-from runner.store.connection.database import Database
-from runner.store.steer import budget
+from runner.store import control
+from runner.store.database import Database
 from runner.store.tables import runs
 from runner.store.workspaces import assignment_of, on_host
 from tests.store.attempts import claim, run_row, submit_one, text
@@ -68,5 +68,5 @@ def test_a_run_that_waits_for_the_budget_meets_its_deadline(database: Database) 
     spec = replace(SPEC_WITH, limits=limits, budget=Budget(tokens=100))
     run_id = submit_one(database, spec=spec)
     assert claim(database, run_id).effect == Done(Waiting("budget"))
-    assert budget.BudgetWaits(database).wake_overdue(NOW + 59) == []
-    assert budget.BudgetWaits(database).wake_overdue(NOW + 60) == [run_id]
+    assert control.BudgetWaits(database).wake_overdue(NOW + 59) == []
+    assert control.BudgetWaits(database).wake_overdue(NOW + 60) == [run_id]

@@ -10,15 +10,20 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, update
 
-from runner.core.journal.entries import ModelCallFailed
+from runner.core.entries import ModelCallFailed
 from runner.core.run import Lease
 from runner.core.spec import JobSpec
-from runner.store import losses
-from runner.store.connection.database import Database
+from runner.store import jobs as jobs_store
+from runner.store import leases
+from runner.store.control import (
+    Target,
+    cancel,
+    locked_runs,
+    pause,
+)
+from runner.store.database import Database
+from runner.store.retry import retry
 from runner.store.runs import ring_due, unfinished
-from runner.store.steer import jobs as jobs_store
-from runner.store.steer.control import Target, cancel, locked_runs, pause
-from runner.store.steer.revive import retry
 from runner.store.tables import runs
 from tests.store.asked import run_ids
 from tests.store.attempts import Attempt, claim, run_row, text, tool_use
@@ -109,10 +114,10 @@ def is_cancelled(attempt: Attempt) -> None:
 
 def crashes(attempt: Attempt) -> None:
     lease = attempt.lease
-    losses.give_up(attempt.database, lease, "KeyError: 1", NOW)
+    leases.give_up(attempt.database, lease, "KeyError: 1", NOW)
     claim(attempt.database, lease.run_id)
     again = Lease(lease.run_id, lease.attempt + 1, lease.worker_id)
-    losses.give_up(attempt.database, again, "KeyError: 1", NOW)
+    leases.give_up(attempt.database, again, "KeyError: 1", NOW)
 
 
 @pytest.mark.parametrize("ends", [fails, backs_off, is_cancelled, crashes])

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 from sqlalchemy import update
 
-from runner.core.files.workspace import Workspace
 from runner.core.run import Lease
+from runner.core.workspace import Workspace
 from runner.errors import LeaseLost
 from runner.store import runs as runs_store
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from runner.store.tables import runs
 from runner.store.workspaces import (
     Kept,

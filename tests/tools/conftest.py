@@ -25,7 +25,7 @@ from runner.permissions import (
     digest_of,
 )
 from runner.ports import Interrupt, Surroundings, ToolCall
-from runner.tools.builtin import BUILTIN
+from runner.tools.registry import BUILTIN
 from runner.tools.toolbox import LocalTools
 
 settings.register_profile("tools", deadline=None)  # examples are not timed: machines differ

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from runner.ports import Interrupt
-from runner.tools.host.client import MOST_OUTPUT_BYTES
+from runner.tools.host import MOST_OUTPUT_BYTES
 from runner.tools.toolbox import LocalTools
 
 from .conftest import SECRET, Workbench

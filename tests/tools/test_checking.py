@@ -8,7 +8,7 @@ import pytest
 
 from runner.core.conversation import Tool
 from runner.tools import checking
-from runner.tools.builtin import BUILTIN
+from runner.tools.registry import BUILTIN
 
 from .conftest import Workbench
 

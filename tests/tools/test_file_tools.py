@@ -11,8 +11,8 @@ import pytest
 
 from runner.core.conversation import ToolResult
 from runner.ports import Interrupt
-from runner.tools.files import places
-from runner.tools.files.editing import MOST_COMPARED_BYTES
+from runner.tools import file_access
+from runner.tools.files import MOST_COMPARED_BYTES
 from runner.tools.toolbox import LocalTools
 
 from .conftest import Workbench
@@ -139,7 +139,9 @@ def test_folder_is_refused_with_a_hint(bench: Workbench, tool: str) -> None:
 def test_disk_that_fails_while_a_file_is_read_is_a_result(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch, tool: str
 ) -> None:
-    monkeypatch.setattr(places, "_KERNEL_DEVICES", frozenset())  # so that the file can be opened
+    monkeypatch.setattr(
+        file_access, "_KERNEL_DEVICES", frozenset()
+    )  # so that the file can be opened
     everywhere = replace(bench, workspace=Path("/"), home=Path("/nowhere"))
     # Memory that is not there: read(2) gives EIO.
     result = touch_with(everywhere, tool, dict(EVERY_FILE_TOOL)[tool], "/proc/self/mem")

@@ -8,15 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from runner.core.files.instructions import (
-    MOST_INSTRUCTION_BYTES,
-    Instructions,
-    with_instructions,
-)
+from runner.core.workspace import MOST_INSTRUCTION_BYTES, Instructions, with_instructions
 from runner.permissions import Policy, Rule
 from runner.ports import Surroundings
-from runner.tools.files.places import Places
-from runner.tools.instructions import read_instructions
+from runner.tools.file_access import Places
+from runner.tools.hooks import read_instructions
 from tests.tools.conftest import policy
 
 CLOSED = policy()  # no rule allows anything

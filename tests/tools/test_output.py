@@ -12,10 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from runner.core.text.plain import plain
+from runner.core.text import plain
+from runner.tools.checking import InputCheck
 from runner.tools.environment import tool_environment
 from runner.tools.output import MOST_CHARACTERS, present
-from runner.tools.validation import InputCheck
 
 
 @pytest.mark.parametrize(

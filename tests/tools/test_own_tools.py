@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from runner.core.conversation import Tool
-from runner.tools.builtin import BUILTIN
-from runner.tools.registry import ToolsError, resolve, resolve_hooks
+from runner.tools.registry import BUILTIN, ToolsError, resolve, resolve_hooks
 
 from .conftest import Workbench, process_ids, running
 

@@ -21,8 +21,8 @@ import pytest
 from runner.core.conversation import ToolResult
 from runner.errors import Interrupted
 from runner.ports import Interrupt
-from runner.tools.host import keeper
-from runner.tools.host.quiet import run_is_quiet
+from runner.tools import host_process
+from runner.tools.host_process import run_is_quiet
 
 from .conftest import Workbench, process_ids, running, wait_until
 
@@ -304,11 +304,11 @@ def test_time_that_the_machine_sleeps_counts_for_a_timeout(monkeypatch: pytest.M
     readings = iter([1_000.0, 1_000.0])
     clock = {time.CLOCK_BOOTTIME: lambda: next(readings, 5_000.0)}
     monkeypatch.setattr(time, "clock_gettime", lambda which: clock[which]())
-    monkeypatch.setattr(keeper, "_LOOK_AT_CLOCK", 0.01)
+    monkeypatch.setattr(host_process, "_LOOK_AT_CLOCK", 0.01)
     call, other = socket.socketpair()
     life, held = os.pipe()
     with call, other, os.fdopen(life), os.fdopen(held, "w"):
-        assert keeper._watch(call, life, life, 1, 3_600.0, ()) == (keeper.TIMED_OUT, 0)
+        assert host_process._watch(call, life, life, 1, 3_600.0, ()) == (host_process.TIMED_OUT, 0)
 
 
 def test_close_ends_the_host(bench: Workbench) -> None:

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from runner.permissions import Authorization, Decision, Policy, ResolvedPath, Rule, ToolContext
 from runner.ports import Interrupt
-from runner.tools.search.permission import packed, shown
-from runner.tools.search.walk import open_in_place, regular_files
+from runner.tools.search_child import open_in_place, regular_files
+from runner.tools.search_filter import packed, shown
 from runner.tools.toolbox import LocalTools
 
 from .conftest import Workbench, approved, policy

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runner.tools.files import places
+from runner.tools import file_access
 from runner.workspace import folders
 
 from .conftest import Workbench
@@ -35,4 +35,4 @@ def test_no_folder_is_made_in_the_place_of_the_id(bench: Workbench, tool: str) -
 
 
 def test_file_tools_and_workspaces_name_the_id_alike() -> None:
-    assert places.WORKSPACE_MARKER == folders.MARKER
+    assert file_access.WORKSPACE_MARKER == folders.MARKER

@@ -13,7 +13,7 @@ from pathlib import Path
 from runner.errors import Interrupted
 from runner.permissions import Authorization, Decision, Policy, Rule, digest_of
 from runner.ports import Interrupt, Surroundings, ToolCall
-from runner.tools.builtin import BUILTIN
+from runner.tools.registry import BUILTIN
 from runner.tools.toolbox import LocalTools
 
 

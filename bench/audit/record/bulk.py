@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import psycopg
 from sqlalchemy import JSON, Boolean, Column, Integer, Table, make_url
 
-from runner.store.connection.driver import to_json
+from runner.store.database import to_json
 from runner.store.tables import metadata
 
 _ROWS_A_BATCH = 50_000

@@ -12,10 +12,10 @@ from bench.audit.record.asked import DENIALS, Rule, answered
 from bench.audit.record.bulk import Bulk
 from bench.audit.record.repository import Repository
 from bench.audit.record.totals import Totals
-from runner.core.journal.events import summarise_input
-from runner.core.text.plain import shorten
+from runner.core.events import summarise_input
+from runner.core.text import shorten
 from runner.permissions import ToolContext
-from runner.store.job.rules import tool_context_to_json
+from runner.store.run_state import tool_context_to_json
 from runner.tools.output import MOST_CHARACTERS
 
 _CALLS = ("Bash", "Read", "Edit", "Grep", "Write", "Glob", "lookup_ticket")

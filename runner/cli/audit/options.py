@@ -17,7 +17,7 @@ from runner.cli.options import Command
 if TYPE_CHECKING:
     from runner.audit import Only
     from runner.queries.filters import Filters
-    from runner.store.connection.database import Database
+    from runner.store.database import Database
 
 _AGO = re.compile(r"([0-9]{1,6})([smhdw])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}

@@ -9,7 +9,7 @@ import click
 
 from runner.cli.audit.formats import format_options, say_rows
 from runner.cli.audit.options import Narrowed, filter_options, limit_option
-from runner.cli.money.costs import BY
+from runner.cli.costs import BY
 from runner.cli.options import stored, with_settings
 from runner.settings import Settings
 

@@ -6,16 +6,16 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from runner.app.humanize import cell, cost, cost_line
-from runner.cli.money.costs import cost_fields
+from runner.cli.costs import cost_fields
 from runner.cli.terminal import say, say_table
-from runner.core.agents.place import is_within
-from runner.core.money.prices import Spending
+from runner.core.agents import is_within
+from runner.core.prices import Spending
 from runner.settings import Settings
 from runner.store import ids
 
 if TYPE_CHECKING:
     from runner.queries.jobs import ChildSummary
-    from runner.store.connection.database import Database
+    from runner.store.database import Database
 
 _NO_JSON = ("child_spending", "tree_spending")
 

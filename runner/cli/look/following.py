@@ -11,12 +11,12 @@ from typing import Any
 
 from runner.app.humanize import cell, lines, moment
 from runner.cli.terminal import note, say, say_json
-from runner.core.agents.place import place_of
+from runner.core.agents import place_of
 from runner.errors import UnreachableError
 from runner.queries.jobs import has_ended
 from runner.queries.timeline import events_after, tree_events_after
 from runner.settings import Settings
-from runner.store.connection.database import Database
+from runner.store.database import Database
 
 _LOOK_SECONDS = 0.5
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from runner.app.humanize import moment, verdict
-from runner.cli.money.budget import waits_for
-from runner.cli.money.costs import with_costs
+from runner.cli.control import waits_for
+from runner.cli.costs import with_costs
 from runner.cli.options import json_option, state_option, stored, with_settings
 from runner.cli.terminal import say_json, say_table
 from runner.core.run import RunStatus

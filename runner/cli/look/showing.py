@@ -12,6 +12,8 @@ import click
 
 from runner.app.humanize import cell, cost_line, dollars, duration, lines, moment, verified
 from runner.app.transcript import text_of
+from runner.cli.control import budget_fields, usd_of, waits_for
+from runner.cli.costs import cost_fields, spending_of
 from runner.cli.look.family import (
     descent,
     family_fields,
@@ -22,17 +24,15 @@ from runner.cli.look.family import (
     words,
 )
 from runner.cli.look.listing import counts
-from runner.cli.money.budget import budget_fields, usd_of, waits_for
-from runner.cli.money.costs import cost_fields, spending_of
 from runner.cli.options import json_option, stored, with_settings
 from runner.cli.terminal import say, say_fields, say_json
-from runner.core.agents.place import place_of
+from runner.core.agents import place_of
 from runner.core.run import ENDED
 from runner.settings import Settings
 
 if TYPE_CHECKING:
     from runner.queries.jobs import Verification
-    from runner.store.connection.database import Database
+    from runner.store.database import Database
 
 
 @click.command()
@@ -105,7 +105,7 @@ def _window(settings: Settings, run: dict[str, Any]) -> int:
     """The tokens of the window that a run was last held against; before its first call those of its
     model, as far as can be told without asking the API."""
     from runner import wiring
-    from runner.core.context.window import DEFAULT_WINDOW
+    from runner.core.context import DEFAULT_WINDOW
 
     known = (run["fullness"] or {}).get("window") or (run["context"] or {}).get("window")
     return known or wiring.load_prices(settings).window(run["model"]) or DEFAULT_WINDOW

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from runner.cli.options import stored, with_settings
-from runner.cli.out.files import write_file
+from runner.cli.patch import write_file
 from runner.cli.terminal import say_bytes
 from runner.errors import RunnerError
 from runner.settings import Settings
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from runner.cli.report.findings import Line
     from runner.cli.report.page import Report
     from runner.queries.files import RunSnapshots
-    from runner.store.connection.database import Database
+    from runner.store.database import Database
     from runner.workspace.changes import DiffStat
 
 
@@ -65,7 +65,7 @@ def gather(settings: Settings, database: Database, job_id: str, now: float) -> R
     from runner import wiring
     from runner.cli.report.findings import Line
     from runner.cli.report.page import Report
-    from runner.core.money.prices import Spending
+    from runner.core.prices import Spending
     from runner.queries import decisions
     from runner.queries.costs import costs_by
     from runner.queries.decisions import answer_counts, unknown_outcome_counts
@@ -110,7 +110,7 @@ def _changes(
 ) -> tuple[dict[str, DiffStat], dict[str, tuple[str, ...]], str]:
     """How much each run changed and where nothing is recorded of it, by its id; and why that cannot be
     told of some."""
-    from runner.cli.out.changes import delivered_or_recorded, recorded_in, whereabouts
+    from runner.cli.patch import delivered_or_recorded, recorded_in, whereabouts
 
     recorded = recorded_in(settings)
     found: dict[str, DiffStat] = {}

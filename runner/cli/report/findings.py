@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from runner.core.ending.signatures import failure_signature
-from runner.core.money.prices import Spending
+from runner.core.prices import Spending
 from runner.core.run import ENDED
+from runner.core.text import failure_signature
 
 if TYPE_CHECKING:
     from runner.queries.files import RunSnapshots

@@ -10,7 +10,7 @@ from runner.app.humanize import cell, cost, cost_line, denier, duration, moment,
 from runner.cli.report.findings import FailureGroup, Line, failure_groups
 from runner.cli.report.look_first import look_first
 from runner.cli.report.markdown import block, code, table
-from runner.core.money.prices import Spending
+from runner.core.prices import Spending
 
 if TYPE_CHECKING:
     from runner.queries.decisions import DeniedKind

@@ -8,10 +8,16 @@ from operator import itemgetter
 from pathlib import Path
 from typing import cast, get_args
 
-from runner.core.agents.agent import AGENT_TOOL, SPLIT_TOOL, AgentType, AgentWorkspace, Coordinator
+from runner.core.agents import (
+    AGENT_TOOL,
+    SPLIT_TOOL,
+    AgentType,
+    AgentWorkspace,
+    Coordinator,
+)
+from runner.core.budget import Limits
 from runner.core.conversation import Tool
-from runner.core.ending.result import RESULT_TOOL
-from runner.core.money.budget import Limits
+from runner.core.workspace import RESULT_TOOL
 from runner.errors import Problem
 from runner.jobfile.lines import place
 from runner.jobfile.section import Section, shown

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, cast
 
-from runner.core.agents.agent import DEEPEST, AgentType
-from runner.core.context.window import DEFAULT_WINDOW, Context
-from runner.core.money.budget import Budget, Limits
-from runner.core.money.prices import PriceList, Terms
+from runner.core.agents import DEEPEST, AgentType
+from runner.core.budget import Budget, Limits
+from runner.core.context import DEFAULT_WINDOW, Context
+from runner.core.prices import PriceList, Terms
 from runner.errors import Problem
 from runner.jobfile.lines import place
 from runner.jobfile.section import Section, shown

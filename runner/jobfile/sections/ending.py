@@ -11,8 +11,8 @@ from typing import Any, cast, get_args
 
 from jsonschema import Draft202012Validator, SchemaError
 
-from runner.core.ending.verify import OnFailure, Verify
-from runner.core.text.strict_json import read_json
+from runner.core.text import read_json
+from runner.core.workspace import OnFailure, Verify
 from runner.errors import Problem
 from runner.jobfile.content import json_problem, read_bytes
 from runner.jobfile.lines import place

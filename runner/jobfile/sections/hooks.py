@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast, get_args
 
-from runner.core.hooks.hook import Hook, HookEvent, OnHookFailure
+from runner.core.hooks import Hook, HookEvent, OnHookFailure
 from runner.errors import Problem
 from runner.jobfile.lines import Part, place
 from runner.jobfile.section import Section, kind, shown

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from runner.core.money.budget import Limits
+from runner.core.budget import Limits
 from runner.jobfile.content import json_problem
 from runner.jobfile.lines import Part
 from runner.jobfile.section import Section, kind, shown

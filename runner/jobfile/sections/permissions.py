@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 from runner.core.spec import Asking, OnTimeout
-from runner.core.text.strict_json import KeyTwiceError, read_json
+from runner.core.text import KeyTwiceError, read_json
 from runner.errors import Problem
 from runner.jobfile.content import line_problem, read_bytes
 from runner.jobfile.section import Section, kind, shown

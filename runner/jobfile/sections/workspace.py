@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import cast, get_args
 from urllib.parse import urlsplit
 
-from runner.core.files.repository import Accepted
-from runner.core.files.workspace import (
+from runner.core.workspace import (
     LARGEST_FILE,
     SETUP_SECONDS,
+    Accepted,
     OnUnknown,
     WorkspaceMode,
 )

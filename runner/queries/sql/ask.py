@@ -18,12 +18,12 @@ from typing import IO, Any
 
 from sqlalchemy import Connection, delete, insert, select, text
 
-from runner.core.money.prices import Price, PriceList, Rates
-from runner.core.text.plain import visible
+from runner.core.prices import Price, PriceList, Rates
+from runner.core.text import visible
 from runner.errors import RunnerError, UsageError
 from runner.queries.rows import Column, Kind, Rows
 from runner.queries.sql.views import VIEWS
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from runner.store.tables import prices as price_table
 
 _CODE_ROOT = str(Path(__file__).parents[3])

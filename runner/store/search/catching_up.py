@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import Connection
 
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from runner.store.search.index import Progress, Search, Tell
 
 

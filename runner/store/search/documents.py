@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
-from runner.core.agents.place import item_of
+from runner.core.agents import item_of
 from runner.core.conversation import Block
 from runner.core.search.query import Role, Source
 from runner.core.search.words import LONG, LONGEST_WORD, MARK, facet, fold, split

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Text, bindparam, cast, select
 
-from runner.store.connection.statement import find
+from runner.store.database import find
 from runner.store.search.documents import Document, Place, block_text
 from runner.store.search.rows import Jobs, block_rows
 from runner.store.tables import blocks

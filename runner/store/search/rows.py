@@ -21,8 +21,8 @@ from sqlalchemy import (
 )
 
 from runner.core.conversation import Block
+from runner.store.jobs import SESSIONS
 from runner.store.search.documents import Document, Place, block_text, kind_of, output_text
-from runner.store.steer.jobs import SESSIONS
 from runner.store.tables import (
     approvals,
     blocks,

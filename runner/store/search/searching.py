@@ -14,7 +14,7 @@ from runner.core.search.query import Query, Role, Source, Term
 from runner.queries.filters import Filters
 from runner.queries.find import descendant_ids
 from runner.queries.rows import Column, Rows
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from runner.store.search.catching_up import Progress, Tell, nobody, nothing, searcher
 from runner.store.search.documents import SOURCES, UNREAD, Place
 from runner.store.search.index import MOST_MATCHES, Match, Matches, Unusable

@@ -9,9 +9,9 @@ from typing import Any
 
 from sqlalchemy import Connection, Select, Table, bindparam, select, tuple_
 
-from runner.core.text.plain import visible
+from runner.core.text import visible
 from runner.store import ids
-from runner.store.connection.statement import find
+from runner.store.database import find
 from runner.store.search.documents import Document, Place
 from runner.store.search.ran import ran_document, result_of
 from runner.store.search.rows import (

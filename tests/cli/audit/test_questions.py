@@ -14,7 +14,7 @@ import pytest
 
 from runner.cli.audit.formats import FORMATS
 from runner.cli.audit.group import audit
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from tests.cli.conftest import Result
 from tests.store.attempts import claim
 from tests.store.audit.played import Job, bash, play, submit, turn

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import update
 
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from runner.store.tables import tool_outputs
 from tests.cli.conftest import Result
 from tests.store.search.record import record

@@ -10,7 +10,7 @@ import pytest
 
 from runner.cli import exit_codes
 from runner.queries.sql.views import VIEWS
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from tests.cli.conftest import Result
 from tests.cli.test_terminal import HOSTILE, steers
 from tests.store.attempts import claim, submit_one, text

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from runner.core.conversation import Tool
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from runner.workspace.changes import touched
 from runner.workspace.snapshot_store import make_store
 from tests.cli.conftest import Result

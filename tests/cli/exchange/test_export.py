@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, update
 
-from runner.store.connection.database import Database
-from runner.store.steer.jobs import submit
+from runner.store.database import Database
+from runner.store.jobs import submit
 from runner.store.tables import run_items, runs
 from tests.cli.conftest import Result
 from tests.cli.test_terminal import HOSTILE, steers

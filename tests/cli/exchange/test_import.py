@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import update
 
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from runner.store.tables import events, job_events
 from tests.cli.conftest import Result
 from tests.cli.exchange.test_export import ended, steered

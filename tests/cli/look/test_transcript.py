@@ -14,14 +14,19 @@ from sqlalchemy import Connection
 
 from runner.cli.look.reading.compose import reading
 from runner.cli.transcript_text import lines_of
-from runner.core.author import Author
+from runner.core.run import Author
 from runner.permissions import Rule
 from runner.settings import Settings
-from runner.store.connection.database import Database
-from runner.store.job.rules import lock_rules, remember_rules
-from runner.store.steer.control import Target, cancel, pause, resume
-from runner.store.steer.fork import fork
-from runner.store.steer.revive import say
+from runner.store.control import (
+    Target,
+    cancel,
+    pause,
+    resume,
+)
+from runner.store.database import Database
+from runner.store.fork import fork
+from runner.store.retry import say
+from runner.store.rules import lock_rules, remember_rules
 from tests.cli.conftest import Result
 from tests.cli.look.told import TOLD, long_run, told
 from tests.cli.person import at_terminal

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.cli.terminal import wrapped
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from tests.cli.conftest import Result
 from tests.cli.look.told import Told, told
 from tests.cli.person import at_terminal

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, insert, update
 
 from runner.core.conversation import Block, Tool
 from runner.permissions import Rule
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from runner.store.tables import blocks, events, model_calls, runs, tool_calls
 from tests.store.attempts import submit_one
 from tests.store.examples import NOW, SPEC

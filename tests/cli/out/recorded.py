@@ -12,16 +12,19 @@ from typing import Any
 from sqlalchemy import select
 
 from runner.core.conversation import Tool, ToolResult
-from runner.core.ending.result import result_tool
-from runner.core.ending.verify import Verify
-from runner.core.files.workspace import Workspace
-from runner.core.journal.entries import Delivered, ToolFinished, TreeRecorded, Verified
+from runner.core.entries import (
+    Delivered,
+    ToolFinished,
+    TreeRecorded,
+    Verified,
+)
 from runner.core.run import Ended
 from runner.core.spec import JobSpec
 from runner.core.steps import Deliver, RunTools, RunVerify
+from runner.core.workspace import Verify, Workspace, result_tool
 from runner.permissions import Rule
-from runner.store.connection.database import Database
-from runner.store.steer import jobs as jobs_store
+from runner.store import jobs as jobs_store
+from runner.store.database import Database
 from runner.store.tables import runs
 from runner.store.workspaces import Kept, delivered, keep
 from runner.workspace import delivery

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from runner.core.files.workspace import Workspace
-from runner.store.connection.database import Database
+from runner.core.workspace import Workspace
+from runner.store.database import Database
 from tests.cli.conftest import Result
 from tests.cli.out.recorded import AtWork, begin, git, git_spec, put, submit
 from tests.cli.test_terminal import steers
@@ -92,7 +92,7 @@ def test_what_a_call_did_before_it_was_cut_off_is_not_told(
 def test_what_a_person_changed_between_turns_is_in_the_whole_and_in_no_turn(
     command: Callable[..., Result], run: AtWork
 ) -> None:
-    from runner.core.journal.entries import TreeRecorded
+    from runner.core.entries import TreeRecorded
 
     put(run.worktree.path, {"mine.txt": b"mine\n"})
     run.attempt.append(TreeRecorded(run.snapshots.take(), "changed"))

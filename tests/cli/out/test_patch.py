@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from sqlalchemy import update
 
-from runner.cli.out.files import file_names
+from runner.cli.patch import file_names
 from runner.core.conversation import ToolResult
-from runner.core.files.workspace import Workspace
-from runner.core.journal.entries import ToolFinished, TreeRecorded
-from runner.store.connection.database import Database
-from runner.store.steer.control import Target, cancel
-from runner.store.steer.revive import say
+from runner.core.entries import ToolFinished, TreeRecorded
+from runner.core.workspace import Workspace
+from runner.store.control import Target, cancel
+from runner.store.database import Database
+from runner.store.retry import say
 from runner.store.tables import run_items, runs
 from runner.store.workspaces import Kept, keep
 from runner.workspace.snapshot_store import make_store, store_id

@@ -15,15 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import select
 
-from runner.cli.out.results import _cell
-from runner.core.ending.result import RESULT_TOOL, result_tool
+from runner.cli.results import _cell
 from runner.core.spec import JobSpec
+from runner.core.workspace import RESULT_TOOL, result_tool
 from runner.permissions import Rule
-from runner.store.connection.database import Database
-from runner.store.steer import jobs as jobs_store
-from runner.store.steer.control import Target, cancel
-from runner.store.steer.fork import fork
-from runner.store.steer.revive import retry, say
+from runner.store import jobs as jobs_store
+from runner.store.control import Target, cancel
+from runner.store.database import Database
+from runner.store.fork import fork
+from runner.store.retry import retry, say
 from runner.store.tables import runs
 from tests.cli.conftest import Result
 from tests.cli.test_terminal import HOSTILE, steers

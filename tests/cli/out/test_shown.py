@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from runner.core.files.workspace import Workspace
-from runner.store.connection.database import Database
-from runner.store.steer.fork import fork
+from runner.core.workspace import Workspace
+from runner.store.database import Database
+from runner.store.fork import fork
 from tests.cli.conftest import Result
 from tests.cli.out.recorded import AtWork, begin, git, git_spec, submit, with_verify
 from tests.cli.test_terminal import HOSTILE, steers

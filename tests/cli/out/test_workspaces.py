@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from runner.store.connection.database import Database
-from runner.store.steer.control import Target, cancel
+from runner.store.control import Target, cancel
+from runner.store.database import Database
 from tests.cli.conftest import Result
 from tests.cli.out.recorded import AtWork, begin, git, git_spec, put, submit
 from tests.cli.test_terminal import HOSTILE, steers

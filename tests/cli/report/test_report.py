@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from runner.core.journal.entries import RunSettled
+from runner.core.entries import RunSettled
 from runner.core.run import Ended, Waiting
 from runner.core.spec import Asking
 from runner.permissions import Rule
-from runner.store.connection.database import Database
-from runner.store.steer.approvals import Reply, answer
-from runner.store.steer.control import Target, cancel
-from runner.store.steer.revive import retry
+from runner.store.approvals import Reply, answer
+from runner.store.control import Target, cancel
+from runner.store.database import Database
+from runner.store.retry import retry
 from tests.cli.conftest import Result
 from tests.cli.out.recorded import AtWork, begin, git, git_spec, submit, with_verify
 from tests.cli.report.test_markdown import cells_of

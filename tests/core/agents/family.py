@@ -9,7 +9,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from runner.core.agents.agent import (
+from runner.core.agents import (
     AGENT_SOURCE,
     AGENT_TOOL,
     SPLIT_SOURCE,
@@ -17,19 +17,18 @@ from runner.core.agents.agent import (
     AgentType,
     NewChild,
 )
-from runner.core.agents.split import joined
-from runner.core.agents.starting import waiting_for_room
+from runner.core.budget import Charged
+from runner.core.children import joined, waiting_for_room
 from runner.core.conversation import ModelReply, Tool, ToolResult
-from runner.core.journal.entries import (
+from runner.core.entries import (
     ChildrenStarted,
     Entry,
     ToolFinished,
     ToolsStarted,
     UserMessageAdded,
 )
-from runner.core.journal.view import Call
-from runner.core.money.budget import Charged
 from runner.core.run import Ended, Waiting
+from runner.core.state import Call
 from runner.core.steps import CallModel, Done, Effect, EndChildren
 from runner.permissions import Authorization, ToolContext, digest_of
 from tests.core.story import TOOLS, says

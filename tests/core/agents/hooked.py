@@ -7,13 +7,17 @@ from dataclasses import dataclass, field, replace
 
 from hypothesis import strategies as st
 
-from runner.core.agents.agent import AGENT_TOOL
-from runner.core.hooks.hook import Hook
-from runner.core.hooks.run import HookAnswer, HookResult
-from runner.core.hooks.verdict import refuses
-from runner.core.journal.entries import ChildrenStarted, Entry, HookFinished, HookStarted
-from runner.core.journal.view import Call
+from runner.core.agents import AGENT_TOOL
+from runner.core.entries import (
+    ChildrenStarted,
+    Entry,
+    HookFinished,
+    HookStarted,
+)
+from runner.core.hook_decisions import refuses
+from runner.core.hooks import Hook, HookAnswer, HookResult
 from runner.core.run import Ended
+from runner.core.state import Call
 from runner.core.steps import Done, Effect, RunHook
 from runner.permissions import Answer
 from tests.core.agents.family import Family, asks

@@ -5,10 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from runner.core.agents.agent import AGENT_TOOL, SPLIT_TOOL, Coordinator, NewChild
+from runner.core.agents import (
+    AGENT_TOOL,
+    SPLIT_TOOL,
+    Coordinator,
+    NewChild,
+)
+from runner.core.budget import Charged, Limits
 from runner.core.conversation import Block, ModelReply, ToolResult, Usage
-from runner.core.journal.entries import ChildrenStarted, ModelReplied
-from runner.core.money.budget import Charged, Limits
+from runner.core.entries import ChildrenStarted, ModelReplied
 from runner.core.steps import CallModel, Effect
 from runner.permissions import ToolContext
 from tests.core.agents.family import SPLIT, TYPES, WITH_AGENTS, asks, splits

@@ -7,12 +7,12 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.core.agents.agent import AgentType
-from runner.core.agents.allot import allot
-from runner.core.journal.entries import ModelCallStarted
-from runner.core.journal.fold import apply
-from runner.core.money.budget import BILLIONTHS, Charged, Limits
-from runner.core.money.spending import start_turn
+from runner.core.agents import AgentType
+from runner.core.budget import BILLIONTHS, Charged, Limits
+from runner.core.children import allot
+from runner.core.entries import ModelCallStarted
+from runner.core.fold import apply
+from runner.core.model_calls import start_turn
 from runner.core.run import Ended
 from runner.core.steps import Record
 from tests.core.story import a_run, a_spec

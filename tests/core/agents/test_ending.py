@@ -9,16 +9,20 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from runner.core.agents.agent import AGENT_TOOL
+from runner.core.agents import AGENT_TOOL
+from runner.core.budget import Limits
 from runner.core.conversation import ModelReply
-from runner.core.files.workspace import Workspace
-from runner.core.hooks.hook import Hook
-from runner.core.hooks.run import HookAnswer, HookResult
-from runner.core.journal.entries import Delivered, HookFinished, ToolFinished, TreeRecorded
-from runner.core.money.budget import Limits
+from runner.core.entries import (
+    Delivered,
+    HookFinished,
+    ToolFinished,
+    TreeRecorded,
+)
+from runner.core.hooks import Hook, HookAnswer, HookResult
 from runner.core.run import Ended, Requeued, Waiting
 from runner.core.spec import Asking
 from runner.core.steps import CallModel, Deliver, Effect, EndChildren, LocateCalls, RunHook
+from runner.core.workspace import Workspace
 from runner.permissions import Answer, Rule, ToolContext, digest_of
 from tests.core.agents.family import TYPES, WITH_AGENTS
 from tests.core.agents.hooked import Hooked

@@ -10,9 +10,9 @@ from decimal import Decimal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runner.core.agents.agent import AGENT_TOOL, Coordinator
-from runner.core.money.budget import Limits
-from runner.core.money.prices import Rates, Tariff
+from runner.core.agents import AGENT_TOOL, Coordinator
+from runner.core.budget import Limits
+from runner.core.prices import Rates, Tariff
 from runner.core.spec import Asking
 from runner.permissions import Rule
 from tests.core.agents.family import (

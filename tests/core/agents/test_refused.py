@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from runner.core.journal.entries import ToolFinished
-from runner.core.money.budget import Limits
+from runner.core.budget import Limits
+from runner.core.entries import ToolFinished
 from runner.core.run import Waiting
 from runner.core.steps import CallModel
 from tests.core.agents.telling import Parent, asks

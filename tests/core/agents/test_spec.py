@@ -6,13 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from runner.core.agents.agent import AgentType, Coordinator
-from runner.core.agents.spec import spec_of
-from runner.core.context.window import Context
-from runner.core.ending.result import result_tool
-from runner.core.ending.verify import Verify
-from runner.core.files.workspace import Workspace
-from runner.core.money.budget import Limits
+from runner.core.agents import AgentType, Coordinator
+from runner.core.budget import Limits
+from runner.core.children import spec_of
+from runner.core.context import Context
+from runner.core.workspace import Verify, Workspace, result_tool
 from tests.core.agents.family import SPLIT, TYPES, WITH_AGENTS
 from tests.core.story import a_spec
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from runner.core.agents.outcome import MOST_CHARACTERS
-from runner.core.journal.entries import UserMessageAdded
+from runner.core.children import MOST_CHARACTERS
+from runner.core.entries import UserMessageAdded
 from runner.core.run import Ended, Waiting
 from runner.core.steps import CallModel, LocateCalls
-from runner.core.text.prompts import SPLIT_AGAIN_TEXT, SPLIT_TEXT
+from runner.core.text import SPLIT_AGAIN_TEXT, SPLIT_TEXT
 from runner.permissions import Rule
 from tests.core.agents.family import SPLIT, WITH_AGENTS
 from tests.core.agents.telling import Parent, a_coordinator, asks, splits

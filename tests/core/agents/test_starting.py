@@ -6,18 +6,22 @@ from dataclasses import replace
 
 import pytest
 
-from runner.core.agents.agent import AgentType
-from runner.core.files.doubt import in_doubt, undo_needed
-from runner.core.files.workspace import Workspace
-from runner.core.hooks.hook import Hook
-from runner.core.hooks.run import HookAnswer, HookResult
-from runner.core.journal.entries import ChildrenStarted, HookFinished, ToolsStarted, TreeRecorded
-from runner.core.journal.events import events_of
-from runner.core.journal.fold import apply, fold
-from runner.core.money.budget import Limits
-from runner.core.money.prices import FREE
+from runner.core.agents import AgentType
+from runner.core.budget import Limits
+from runner.core.calls import in_doubt, undo_needed
+from runner.core.entries import (
+    ChildrenStarted,
+    HookFinished,
+    ToolsStarted,
+    TreeRecorded,
+)
+from runner.core.events import events_of
+from runner.core.fold import apply, fold
+from runner.core.hooks import Hook, HookAnswer, HookResult
+from runner.core.prices import FREE
 from runner.core.run import Ended, Waiting
 from runner.core.steps import CallModel, LocateCalls, RecordShared, RunHook
+from runner.core.workspace import Workspace
 from runner.permissions import Answer, Rule, ToolContext, digest_of
 from tests.core.agents.family import REVIEWER
 from tests.core.agents.telling import Parent, asks

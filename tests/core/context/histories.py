@@ -7,11 +7,10 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from runner.core.context.compaction import tokens_of
-from runner.core.context.window import Context, estimate, estimate_text
+from runner.core.budget import Limits
+from runner.core.context import Context, estimate, estimate_text, tokens_of
 from runner.core.conversation import Block, Message
-from runner.core.journal.view import Progress, RunView
-from runner.core.money.budget import Limits
+from runner.core.state import Progress, RunView
 from tests.core.story import a_run, a_spec, says, thinks, uses
 
 LENGTHS = st.sampled_from([1, 20, 900, 1_100, 5_000, 45_000]) | st.integers(1, 30_000)

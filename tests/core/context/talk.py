@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
-from runner.core.context.summary import summarised
-from runner.core.context.window import Context
+from runner.core.budget import Limits
+from runner.core.compaction import summarised
+from runner.core.context import Context
 from runner.core.conversation import ModelReply, Usage
-from runner.core.journal.view import Counted
-from runner.core.money.budget import Limits
+from runner.core.state import Counted
 from runner.core.steps import CallModel, CountTokens
 from tests.core.story import Story, a_run, a_spec, says, uses
 

@@ -5,18 +5,14 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runner.core.context.compaction import tokens_of
-from runner.core.context.gauge import STAND_IN, gauge
-from runner.core.context.plan import fit_context
-from runner.core.context.summary import summarised
-from runner.core.context.tail import cuts, tail_start
-from runner.core.context.window import Context, estimate
+from runner.core.compaction import STAND_IN, cuts, gauge, summarised, tail_start
+from runner.core.context import Context, estimate, tokens_of
 from runner.core.conversation import ModelReply, Usage
-from runner.core.journal.entries import ContextCompacted, ModelCallStarted, RunSettled
-from runner.core.journal.fold import apply
-from runner.core.journal.view import Counted
-from runner.core.requests import summary_request
+from runner.core.entries import ContextCompacted, ModelCallStarted, RunSettled
+from runner.core.fold import apply
+from runner.core.model_calls import fit_context, summary_request
 from runner.core.run import Ended
+from runner.core.state import Counted
 from runner.core.steps import CountTokens, Record
 from tests.core.context.histories import a_view, estimated, messages
 from tests.core.sendable import faults

@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.core.context.clips import clipped, results_of, shortened
+from runner.core.compaction import clipped, results_of, shortened
 from runner.core.conversation import Message
 from runner.tools.output import present
 from tests.core.agents.family import WITH_AGENTS

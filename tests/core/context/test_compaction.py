@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.core.context.compaction import (
+from runner.core.context import (
     Clip,
     Compacted,
     Compaction,

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from runner.core.context.compaction import Clip, Compaction
+from runner.core.budget import JobBudget, Reservation
+from runner.core.context import Clip, Compaction
 from runner.core.conversation import ModelReply, Usage
-from runner.core.journal.entries import ContextCompacted, ModelCallStarted, SummaryReplied
-from runner.core.journal.events import Event, events_of
-from runner.core.journal.fold import fold
-from runner.core.money.budget import JobBudget, Reservation
+from runner.core.entries import ContextCompacted, ModelCallStarted, SummaryReplied
+from runner.core.events import Event, events_of
+from runner.core.fold import fold
 from tests.core.story import Story, a_run, says, uses
 
 

@@ -9,21 +9,21 @@ from random import Random
 
 import pytest
 
-from runner.core.context.summary import summarised
-from runner.core.context.window import Context
+from runner.core.budget import Limits
+from runner.core.compaction import summarised
+from runner.core.context import Context
 from runner.core.conversation import ModelReply, ToolResult, Usage, content_text
 from runner.core.decide import advance
-from runner.core.journal.entries import (
+from runner.core.entries import (
     PROMPT_TOO_LONG,
     Entry,
     ModelCallFailed,
     ToolFinished,
 )
-from runner.core.journal.fold import apply, fold
-from runner.core.journal.view import Counted
-from runner.core.money.budget import Limits
-from runner.core.requests import next_request, summary_request, turn_request
+from runner.core.fold import apply, fold
+from runner.core.model_calls import next_request, summary_request, turn_request
 from runner.core.run import Ended
+from runner.core.state import Counted
 from runner.core.steps import CallModel, CountTokens, Done, RunTools
 from tests.core.context.histories import estimated
 from tests.core.sendable import faults

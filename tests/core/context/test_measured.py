@@ -3,8 +3,8 @@
 import pytest
 
 from runner.core.conversation import CONTEXT_EXCEEDED, ModelReply, Usage
-from runner.core.journal.entries import ModelReplied
-from runner.core.journal.fold import apply
+from runner.core.entries import ModelReplied
+from runner.core.fold import apply
 from tests.core.story import Story, says, uses
 
 LONG = {"command": "x" * 4_000}

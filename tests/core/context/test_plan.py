@@ -4,11 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from runner.core.context.gauge import gauge, room
-from runner.core.context.summary import HEADING
+from runner.core.compaction import HEADING, gauge, room
 from runner.core.conversation import text_block
-from runner.core.journal.entries import SummaryReplied
-from runner.core.requests import summary_request
+from runner.core.entries import SummaryReplied
+from runner.core.model_calls import summary_request
 from runner.core.run import Requeued
 from runner.core.steps import CallModel, CountTokens
 from tests.core.context.histories import estimated

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from runner.core.context.gauge import gauge
-from runner.core.journal.entries import PROMPT_TOO_LONG, ContextCompacted, ModelCallFailed
-from runner.core.money.budget import JobBudget
+from runner.core.budget import JobBudget
+from runner.core.compaction import gauge
+from runner.core.entries import PROMPT_TOO_LONG, ContextCompacted, ModelCallFailed
 from runner.core.run import Requeued
 from runner.core.steps import CallModel, CountTokens, Done
 from tests.core.context.talk import ENOUGH, LIMITS, WINDOW, WORDS, Talk

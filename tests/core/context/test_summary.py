@@ -5,14 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from runner.core.context.compaction import Compacted
-from runner.core.context.summary import HEADING, question, summarised
-from runner.core.context.window import Context, estimate
+from runner.core.budget import Reservation
+from runner.core.compaction import HEADING, question, summarised
+from runner.core.context import Compacted, Context, estimate
 from runner.core.conversation import Message, ModelReply, Usage, text_block
-from runner.core.journal.view import OpenCall
-from runner.core.money.budget import Reservation
-from runner.core.requests import next_request, summary_request, turn_request
-from runner.core.text.prompts import CONTINUE_TEXT, NUDGE_TEXT
+from runner.core.model_calls import next_request, summary_request, turn_request
+from runner.core.state import OpenCall
+from runner.core.text import CONTINUE_TEXT, NUDGE_TEXT
 from tests.core.context.histories import result
 from tests.core.story import a_run, a_spec, says, thinks, uses
 

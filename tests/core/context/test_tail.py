@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.core.context.compaction import Compacted
-from runner.core.context.tail import cuts, tail_start
-from runner.core.context.window import Context
+from runner.core.compaction import cuts, tail_start
+from runner.core.context import Compacted, Context
 from runner.core.conversation import Message
 from tests.core.context.histories import a_view, messages, result
 from tests.core.sendable import faults

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from runner.core.budget import Limits
 from runner.core.conversation import ModelReply, Usage
-from runner.core.journal.entries import ModelReplied
-from runner.core.money.budget import Limits
+from runner.core.entries import ModelReplied
 from runner.core.run import Ended, Waiting
 from runner.core.spec import Asking
 from runner.core.steps import CallModel, Done, Effect, LocateCalls, RunTools

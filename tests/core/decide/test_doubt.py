@@ -7,12 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from runner.core.calls import changes_tree
+from runner.core.calls import OUTCOME_UNKNOWN, changes_tree, commands_left, undo_needed
 from runner.core.conversation import ModelReply, Tool, ToolResult, Usage
-from runner.core.ending.result import result_tool
-from runner.core.files.doubt import OUTCOME_UNKNOWN, commands_left, undo_needed
-from runner.core.files.workspace import Workspace
-from runner.core.journal.entries import (
+from runner.core.entries import (
     CallsDecided,
     ModelReplied,
     OutcomeAsked,
@@ -22,6 +19,7 @@ from runner.core.journal.entries import (
 from runner.core.run import Ended, Waiting
 from runner.core.spec import Asking
 from runner.core.steps import CallModel, Done, LocateCalls, RunTools
+from runner.core.workspace import Workspace, result_tool
 from runner.permissions import Answer, Rule, ToolContext, digest_of
 from tests.core.sendable import faults
 from tests.core.story import BASH, DEPLOY, GREP, READ, RULES, Story, started, uses

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
+from runner.core.budget import LEAST_OUTPUT_TOKENS, Limits
 from runner.core.conversation import content_bytes
-from runner.core.journal.entries import ModelCallStarted
-from runner.core.money.budget import LEAST_OUTPUT_TOKENS, Limits
+from runner.core.entries import ModelCallStarted
 from runner.core.run import Requeued
 from runner.core.steps import CallModel, Done, RunTools
 from tests.core.sendable import faults

@@ -5,20 +5,19 @@ from decimal import Decimal
 
 import pytest
 
-from runner.core.context.compaction import Clip, Compaction
-from runner.core.context.window import Context
+from runner.core.budget import JobBudget, Limits, Reservation
+from runner.core.context import Clip, Compaction, Context
 from runner.core.conversation import ModelReply, ToolResult, Usage
-from runner.core.journal.entries import (
+from runner.core.entries import (
     ContextCompacted,
     ModelCallStarted,
     SummaryReplied,
     TimeWorked,
     ToolFinished,
 )
-from runner.core.journal.fold import apply
-from runner.core.money.budget import JobBudget, Limits, Reservation
-from runner.core.money.prices import Rates, Tariff
-from runner.core.money.spending import BUDGET_WAIT_SECONDS
+from runner.core.fold import apply
+from runner.core.model_calls import BUDGET_WAIT_SECONDS
+from runner.core.prices import Rates, Tariff
 from runner.core.run import Ended, Requeued, Waiting
 from runner.core.steps import CallModel
 from tests.core.story import Story, a_run, a_spec, outcome_of, says, uses

@@ -8,9 +8,8 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runner.core.ending.verify import Verify
-from runner.core.files.workspace import Workspace
-from runner.core.money.budget import Limits
+from runner.core.budget import Limits
+from runner.core.workspace import Verify, Workspace
 from runner.permissions import Rule
 from tests.core.story import RULES, a_run, a_spec
 from tests.core.workshop import TOOLS, Workshop

@@ -8,8 +8,8 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runner.core.context.window import Context
-from runner.core.money.budget import Limits
+from runner.core.budget import Limits
+from runner.core.context import Context
 from runner.core.spec import Asking
 from runner.permissions import Rule
 from tests.core.story import RULES, a_run, a_spec

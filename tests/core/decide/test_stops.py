@@ -2,12 +2,12 @@
 
 import pytest
 
+from runner.core.budget import Limits
 from runner.core.decide import MOST_CONTINUATIONS
-from runner.core.journal.entries import ModelCallStarted
-from runner.core.money.budget import Limits
+from runner.core.entries import ModelCallStarted
 from runner.core.run import Ended
 from runner.core.steps import CallModel, Done
-from runner.core.text.prompts import CONTINUE_TEXT, NUDGE_TEXT, RESUME_TEXT
+from runner.core.text import CONTINUE_TEXT, NUDGE_TEXT, RESUME_TEXT
 from tests.core.sendable import faults
 from tests.core.story import Story, outcome_of, says, started, text_of, thinks, uses
 

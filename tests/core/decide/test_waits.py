@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.core.journal.entries import RunSettled
+from runner.core.entries import RunSettled
 from runner.core.run import Ended, Requeued, Waiting
 from runner.core.steps import CallModel, Done, RunTools, Sleep
 from tests.core.sendable import faults

@@ -7,22 +7,20 @@ from typing import Any
 
 import pytest
 
+from runner.core.budget import Limits
 from runner.core.conversation import ToolResult
-from runner.core.ending.result import RESULT_TOOL, result_tool
-from runner.core.ending.verify import Verify
-from runner.core.files.workspace import Workspace
-from runner.core.journal.entries import (
+from runner.core.entries import (
     Delivered,
     Entry,
     TreeRecorded,
     VerificationStarted,
     Verified,
 )
-from runner.core.journal.fold import apply, rested
-from runner.core.money.budget import Limits
+from runner.core.fold import apply, rested
 from runner.core.run import Ended, Requeued, Waiting
 from runner.core.steps import CallModel, Deliver, Effect, RunTools, RunVerify
-from runner.core.text.prompts import RESULT_TEXT
+from runner.core.text import RESULT_TEXT
+from runner.core.workspace import RESULT_TOOL, Verify, Workspace, result_tool
 from tests.core.story import TOOLS, Story, a_run, a_spec, outcome_of, says, text_of, uses
 
 RESULT = result_tool({"type": "object"})

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.core.ending.signatures import signature, telling_line
+from runner.core.text import signature, telling_line
 from tests.cli.test_terminal import steers
 
 

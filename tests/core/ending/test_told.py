@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from runner.core.conversation import ToolResult
-from runner.core.ending.verify import Verify
-from runner.core.journal.entries import (
+from runner.core.entries import (
     Delivered,
     Entry,
     OutcomeAsked,
@@ -14,9 +13,10 @@ from runner.core.journal.entries import (
     TreeRecorded,
     Verified,
 )
-from runner.core.journal.events import Event, events_of
-from runner.core.journal.fold import Applied, apply
-from runner.core.journal.view import RunView
+from runner.core.events import Event, events_of
+from runner.core.fold import Applied, apply
+from runner.core.state import RunView
+from runner.core.workspace import Verify
 from tests.core.story import Story, says, uses
 
 

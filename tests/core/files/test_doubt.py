@@ -5,9 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from runner.core.conversation import Tool
-from runner.core.ending.verify import Verification
-from runner.core.files.doubt import (
+from runner.core.calls import (
     asks_about,
     commands_left,
     edits_left,
@@ -16,8 +14,9 @@ from runner.core.files.doubt import (
     runs_again,
     undo_needed,
 )
-from runner.core.files.workspace import Workspace
-from runner.core.journal.view import Call
+from runner.core.conversation import Tool
+from runner.core.state import Call
+from runner.core.workspace import Verification, Workspace
 from runner.permissions import Answer, Rule, digest_of
 from tests.core.story import a_run, a_spec
 

@@ -8,9 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.core.hooks.answer import MOST_CHARACTERS, Said, read_answer
-from runner.core.hooks.hook import Hook
-from runner.core.hooks.run import HookAnswer
+from runner.core.hooks import MOST_CHARACTERS, Hook, HookAnswer, Said, read_answer
 
 EVENTS = ("RunStart", "PreToolUse", "PostToolUse", "TurnEnd", "RunEnd")
 

@@ -8,13 +8,8 @@ from dataclasses import dataclass, field, replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runner.core.ending.verify import Verify
-from runner.core.files.workspace import Workspace
-from runner.core.hooks.answer import Said, read_answer
-from runner.core.hooks.hook import Hook
-from runner.core.hooks.lookup import decided_at, has_run, hooks_of, is_matched, run_of
-from runner.core.hooks.verdict import kept_as_edited
-from runner.core.journal.entries import (
+from runner.core.budget import Limits
+from runner.core.entries import (
     CallsDecided,
     Entry,
     HookFinished,
@@ -23,12 +18,21 @@ from runner.core.journal.entries import (
     ToolsStarted,
     TurnEnded,
 )
-from runner.core.journal.fold import rested
-from runner.core.journal.view import Call, RunView
-from runner.core.money.budget import Limits
+from runner.core.fold import rested
+from runner.core.hook_decisions import (
+    decided_at,
+    has_run,
+    hooks_of,
+    is_matched,
+    kept_as_edited,
+    run_of,
+)
+from runner.core.hooks import Hook, Said, read_answer
 from runner.core.run import Ended, Requeued
 from runner.core.spec import Asking
+from runner.core.state import Call, RunView
 from runner.core.steps import CallModel, Effect, RunHook
+from runner.core.workspace import Verify, Workspace
 from runner.permissions import Answer, Request, Rule, evaluate
 from tests.core.story import RULES, a_run, a_spec
 from tests.core.workshop import TOOLS, Workshop

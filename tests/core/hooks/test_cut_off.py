@@ -6,16 +6,20 @@ from dataclasses import replace
 
 import pytest
 
+from runner.core.calls import undo_needed
 from runner.core.conversation import ToolResult
-from runner.core.ending.verify import Verify
-from runner.core.files.doubt import undo_needed
-from runner.core.files.workspace import Workspace
-from runner.core.hooks.hook import Hook, HookEvent
-from runner.core.hooks.run import HookAnswer, HookResult
-from runner.core.journal.entries import Delivered, HookFinished, HookStarted, TreeRecorded, Verified
-from runner.core.journal.fold import rested
+from runner.core.entries import (
+    Delivered,
+    HookFinished,
+    HookStarted,
+    TreeRecorded,
+    Verified,
+)
+from runner.core.fold import rested
+from runner.core.hooks import Hook, HookAnswer, HookEvent, HookResult
 from runner.core.run import Ended
 from runner.core.steps import CallModel, Deliver, RunHook, RunVerify
+from runner.core.workspace import Verify, Workspace
 from tests.core.story import Story, outcome_of, says, uses
 
 

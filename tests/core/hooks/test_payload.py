@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from runner.core.hooks.payload import payload
-from runner.core.hooks.run import HookRun
+from runner.core.hook_decisions import payload
+from runner.core.hooks import HookRun
 from tests.core.story import a_run
 
 START = HookRun(1, 0, "RunStart", None, started_by=1)

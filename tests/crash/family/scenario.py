@@ -9,11 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from runner.core.agents.agent import AgentType
-from runner.core.agents.tools import agent_tool
+from runner.core.agents import AgentType, agent_tool
+from runner.core.budget import Limits
 from runner.core.conversation import Tool
-from runner.core.hooks.hook import Hook, HookEvent
-from runner.core.money.budget import Limits
+from runner.core.hooks import Hook, HookEvent
 from runner.core.spec import Submission
 from runner.permissions import Rule
 from tests.crash.life import MARK

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import select
 
-from runner.core.agents.place import tree_order
+from runner.core.agents import tree_order
 from runner.store import tables
 from tests.crash import record, scenario
 from tests.crash.family import invariants

@@ -9,7 +9,7 @@ from typing import get_args
 import pytest
 
 from runner.core.conversation import Tool
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from tests.crash.family.scenario import FAMILY
 from tests.crash.family.sweep import FamilySweep
 from tests.crash.sampling import DATABASES, PARTS_OF_ALL, SWEEPS_ALL, Part

@@ -13,10 +13,10 @@ from typing import Any
 from sqlalchemy import select
 
 from runner.core.conversation import ModelRequest
-from runner.core.files.workspace import Workspace
-from runner.core.hooks.hook import Hook, HookEvent
+from runner.core.hooks import Hook, HookEvent
 from runner.core.run import Lease
 from runner.core.spec import Asking
+from runner.core.workspace import Workspace
 from runner.llm.scripted import ScriptedModel
 from runner.permissions import Rule
 from runner.store.tables import events, hook_runs

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from runner.engine.attempt import Ports
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from tests.engine.hooks.bench import Bench
 from tests.engine.test_attempt import ports
 

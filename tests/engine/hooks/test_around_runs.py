@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from runner.core.ending.result import RESULT_TOOL, result_tool
-from runner.core.hooks.hook import Hook
+from runner.core.hooks import Hook
 from runner.core.run import Ended, Waiting
 from runner.core.spec import Asking
+from runner.core.workspace import RESULT_TOOL, result_tool
 from runner.permissions import Rule
-from runner.store.steer.approvals import Reply
-from runner.store.steer.control import Target
-from runner.store.steer.fork import fork
-from runner.store.steer.revive import retry
+from runner.store.approvals import Reply
+from runner.store.control import Target
+from runner.store.fork import fork
+from runner.store.retry import retry
 from runner.tools.registry import resolve
 from tests.engine.hooks.bench import TOLD, Bench, bash, function, says, telling, texts
 from tests.engine.test_asking import DONE, reply, write

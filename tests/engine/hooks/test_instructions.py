@@ -8,7 +8,7 @@ from runner.core.run import Ended, Waiting
 from runner.core.spec import Asking
 from runner.permissions import Rule
 from runner.queries.transcript import sent_request
-from runner.store.steer.approvals import Reply
+from runner.store.approvals import Reply
 from runner.store.tables import model_calls, run_instructions, runs
 from tests.engine.hooks.bench import Bench, bash
 

@@ -10,7 +10,7 @@ import pytest
 
 from runner.cli.report.findings import Line, failure_groups
 from runner.core.conversation import ToolOutcome
-from runner.core.money.prices import Spending
+from runner.core.prices import Spending
 from runner.queries.calls import tool_rows
 from runner.queries.costs import BY, By, cost_rows, costs_by, model_rows, usd
 from runner.queries.decisions import (
@@ -25,10 +25,10 @@ from runner.queries.filters import Filters
 from runner.queries.jobs import last_verifications, list_runs
 from runner.queries.problems import error_rows, limit_rows
 from runner.queries.timeline import events_after, timeline_rows
-from runner.store.connection.database import Database
-from runner.store.steer.approvals import waiting
-from runner.store.steer.control import Target, cancel
-from runner.store.steer.fork import fork
+from runner.store.approvals import waiting
+from runner.store.control import Target, cancel
+from runner.store.database import Database
+from runner.store.fork import fork
 from tests.store.attempts import claim
 from tests.store.audit.played import (
     PLAYED,

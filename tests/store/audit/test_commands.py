@@ -17,7 +17,7 @@ from runner.permissions import Policy, Request, Rule, evaluate
 from runner.queries import calls
 from runner.queries.calls import command_pattern, command_rows, path_pattern
 from runner.queries.filters import Filters
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from tests.store.attempts import claim, tool_use
 from tests.store.audit.played import PLAYED, bash, finish, play, questions, reply_to, submit, turn
 from tests.store.examples import NOW

@@ -14,7 +14,7 @@ from runner.queries import calls
 from runner.queries import files as files_module
 from runner.queries.files import Action, SnapshotPair, file_rows
 from runner.queries.filters import Filters
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from runner.store.tables import hook_runs, tool_calls
 from tests.store.attempts import claim, tool_use
 from tests.store.audit.played import bash, finish, questions, reply_to, submit, turn

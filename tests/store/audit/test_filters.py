@@ -17,7 +17,7 @@ from runner.queries.filters import Filters
 from runner.queries.problems import error_rows, limit_rows
 from runner.queries.rows import Rows
 from runner.queries.timeline import timeline_rows
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from runner.store.tables import model_calls
 from tests.store.attempts import claim, run_row
 from tests.store.audit.played import (

@@ -11,7 +11,7 @@ from runner.queries.decisions import decision_rows
 from runner.queries.filters import Filters
 from runner.queries.problems import limit_rows
 from runner.queries.timeline import timeline_rows
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from runner.store.tables import events, tool_calls
 from tests.store.audit.played import play
 from tests.store.test_costs import PRICES

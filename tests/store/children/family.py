@@ -7,14 +7,14 @@ from typing import Any
 
 from sqlalchemy import Row, select
 
-from runner.core.agents.agent import AGENT_SOURCE, AGENT_TOOL, AgentType
+from runner.core.agents import AGENT_SOURCE, AGENT_TOOL, AgentType
+from runner.core.budget import Limits
 from runner.core.conversation import Block, Tool
-from runner.core.money.budget import Limits
 from runner.core.run import Waiting
 from runner.core.spec import JobSpec
 from runner.core.steps import Done
 from runner.permissions import Rule
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from runner.store.tables import blocks, events, runs
 from tests.store.asked import BASH
 from tests.store.attempts import Attempt, Tariffs, claim, submit_one, text, tool_use

@@ -6,17 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from runner.core.money.budget import Budget
+from runner.core.budget import Budget
 from runner.core.run import Ended, Waiting
 from runner.core.spec import Asking
 from runner.core.steps import CallModel, Done, EndChildren
 from runner.errors import LeaseLost
 from runner.permissions import Rule
-from runner.store.children.waking import attend
-from runner.store.connection.database import Database
+from runner.store.approvals import expire
+from runner.store.children import attend
+from runner.store.control import Target, cancel, pause
+from runner.store.database import Database
 from runner.store.journal import StoredJournal
-from runner.store.steer.control import Target, cancel, pause
-from runner.store.steer.expiry import expire
 from tests.store.attempts import Attempt, claim, free, run_row
 from tests.store.children.family import PARENT, asks, end, start, told, tree_of
 from tests.store.examples import NOW

@@ -8,16 +8,21 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from runner.core.agents.agent import AGENT_TOOL, SPLIT_SOURCE, SPLIT_TOOL, Coordinator
+from runner.core.agents import (
+    AGENT_TOOL,
+    SPLIT_SOURCE,
+    SPLIT_TOOL,
+    Coordinator,
+)
+from runner.core.budget import Limits
 from runner.core.conversation import Tool
-from runner.core.money.budget import Limits
 from runner.core.run import Waiting
 from runner.core.steps import CallModel, Done
 from runner.permissions import Rule
 from runner.queries.transcript import sent_request
-from runner.store.children.waking import attend
-from runner.store.connection.database import Database
-from runner.store.steer.control import Target, cancel
+from runner.store.children import attend
+from runner.store.control import Target, cancel
+from runner.store.database import Database
 from runner.store.tables import runs
 from tests.store.attempts import claim, text
 from tests.store.children.family import AGENT, TESTER

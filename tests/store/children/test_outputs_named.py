@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from runner.core.context.compaction import Compaction
-from runner.core.journal.entries import ContextCompacted
+from runner.core.context import Compaction
+from runner.core.entries import ContextCompacted
 from runner.core.run import Ended
 from runner.core.steps import Done
-from runner.store.connection.database import Database
-from runner.store.steer.fork import fork
+from runner.store.database import Database
+from runner.store.fork import fork
 from tests.store.attempts import Attempt, claim, run_row, text, tool_use
 from tests.store.children.family import asks, said_in, submit_parent
 from tests.store.compacting import clip, stand_in

@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from runner.core.files.instructions import Instructions
-from runner.core.files.workspace import Workspace
-from runner.core.journal.entries import InstructionsRead, TreeRecorded
+from runner.core.entries import InstructionsRead, TreeRecorded
 from runner.core.steps import CallModel
+from runner.core.workspace import Instructions, Workspace
 from runner.queries.transcript import tool_output
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from runner.store.ids import call_id
 from tests.store.attempts import claim, run_row, text, tool_use
 from tests.store.children.family import PARENT, WAITS, asks, said_in, submit_parent

@@ -8,20 +8,19 @@ from dataclasses import replace
 import pytest
 from sqlalchemy import update
 
-from runner.core.files.workspace import Workspace
-from runner.core.journal.entries import TreeRecorded
-from runner.core.money.budget import Limits
+from runner.core.budget import Limits
+from runner.core.entries import TreeRecorded
 from runner.core.steps import CallModel
+from runner.core.workspace import Workspace
 from runner.errors import LeaseLost
-from runner.store import losses
-from runner.store.children import starting
-from runner.store.children.reading import Family, family_of
-from runner.store.children.waking import attend
-from runner.store.connection.database import Database
+from runner.store import leases as losses
+from runner.store import new_children
+from runner.store.children import Family, attend, family_of
+from runner.store.control import Target, cancel
+from runner.store.database import Database
+from runner.store.fork import fork
 from runner.store.journal import StoredJournal
-from runner.store.steer.control import Target, cancel
-from runner.store.steer.fork import fork
-from runner.store.steer.revive import retry
+from runner.store.retry import retry
 from runner.store.tables import runs
 from runner.store.workspaces import Kept, assignment_of, keep, origins
 from tests.store.attempts import WORKER, claim, event_types, free, run_row, text, tool_use
@@ -164,11 +163,11 @@ def test_no_more_are_started_than_a_tree_may_have_though_others_start_some_meanw
 
     def meanwhile(connection, run_id: str) -> None:
         """A sibling has started all that there is room for, between the look and the lock."""
-        first = starting.runs.c.id == f"{root}.2"
-        row = connection.execute(starting.select(runs).where(first)).one()._mapping
+        first = new_children.runs.c.id == f"{root}.2"
+        row = connection.execute(new_children.select(runs).where(first)).one()._mapping
         for number in range(1, MOST_OF_TREE - 1):
             grown = {**row, "id": f"{root}.2.{number}", "parent_run": f"{root}.2", "depth": 2}
-            connection.execute(starting.insert(runs).values({**grown, "child_number": number}))
+            connection.execute(new_children.insert(runs).values({**grown, "child_number": number}))
 
     monkeypatch.setattr("runner.store.journal.lock_tree", meanwhile)
     child.reply(asks(3), stop="tool_use")

@@ -7,20 +7,24 @@ from dataclasses import replace
 import pytest
 from sqlalchemy import update
 
-from runner.core.author import Author
-from runner.core.money.budget import Budget
-from runner.core.run import Waiting
+from runner.core.budget import Budget
+from runner.core.run import Author, Waiting
 from runner.core.steps import CallModel, Done
 from runner.errors import LeaseLost, UsageError
 from runner.permissions import Rule
-from runner.store.children.waking import attend
-from runner.store.connection.database import Database
-from runner.store.steer import budget, control
-from runner.store.steer.approvals import Reply, answer, waiting
-from runner.store.steer.control import Target, cancel, pause, resume
-from runner.store.steer.fork import fork
-from runner.store.steer.new_rules import apply_new_rules
-from runner.store.steer.revive import Raised, retry, say
+from runner.store import control
+from runner.store import control as budget
+from runner.store.approvals import Reply, answer, apply_new_rules, waiting
+from runner.store.children import attend
+from runner.store.control import (
+    Target,
+    cancel,
+    pause,
+    resume,
+)
+from runner.store.database import Database
+from runner.store.fork import fork
+from runner.store.retry import Raised, retry, say
 from runner.store.tables import jobs
 from tests.store.asked import add_rules
 from tests.store.attempts import claim, event_types, run_row, text, tool_use

@@ -9,24 +9,29 @@ from typing import Any
 
 import pytest
 
-from runner.core.agents.agent import AgentType
+from runner.core.agents import AgentType
+from runner.core.budget import Limits
 from runner.core.conversation import Block, ModelReply
-from runner.core.ending.result import RESULT_TOOL
-from runner.core.journal.entries import RunSettled
-from runner.core.journal.view import RunView
-from runner.core.money.budget import Limits
+from runner.core.entries import RunSettled
 from runner.core.run import Ended, Lease, Waiting
+from runner.core.state import RunView
 from runner.core.steps import CallModel, Done, RunTools
+from runner.core.workspace import RESULT_TOOL
 from runner.errors import UnreachableError
 from runner.permissions import Rule
 from runner.store import runs as runs_store
-from runner.store.children.waking import attend, wake
-from runner.store.connection.database import Database
+from runner.store.approvals import Reply, answer, waiting
+from runner.store.children import attend, wake
+from runner.store.control import (
+    Target,
+    cancel,
+    pause,
+    resume,
+)
+from runner.store.database import Database
 from runner.store.journal import StoredJournal
-from runner.store.losses import give_up
-from runner.store.steer.approvals import Reply, answer, waiting
-from runner.store.steer.control import Target, cancel, pause, resume
-from runner.store.steer.revive import retry
+from runner.store.leases import give_up
+from runner.store.retry import retry
 from tests.core.story import replied
 from tests.store.attempts import (
     USAGE,

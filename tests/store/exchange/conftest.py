@@ -9,7 +9,7 @@ from uuid import uuid4
 
 import pytest
 
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from tests.recycled import Recycled
 from tests.upgraded import Upgraded
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from runner.exchange.lines import encoded
 from runner.store import ids
-from runner.store.connection.database import Database
-from runner.store.exchange.taking import export
+from runner.store.database import Database
+from runner.store.exports import export
 from tests.store.examples import NOW
 
 Lines = list[dict[str, Any]]

@@ -27,8 +27,8 @@ from runner.queries.problems import error_rows, limit_rows
 from runner.queries.rows import Rows
 from runner.queries.timeline import changes_of_job, timeline_rows
 from runner.settings import Settings
-from runner.store.connection.database import Database
-from runner.store.exchange.recorded import load_recorded
+from runner.store.database import Database
+from runner.store.exports import load_recorded
 from tests.store.examples import NOW
 
 PRICES = load_prices()

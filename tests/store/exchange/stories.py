@@ -8,14 +8,13 @@ from typing import Any
 from hypothesis import strategies as st
 from sqlalchemy import Connection, insert
 
-from runner.core.journal.view import Progress
-from runner.exchange.events import check_event
+from runner.core.state import Progress
+from runner.exchange.checks import check_event
 from runner.permissions import ToolContext
 from runner.store import ids
-from runner.store.connection.database import Database
-from runner.store.exchange.shapes import TABLES
-from runner.store.job.rules import tool_context_to_json
-from runner.store.rows.progress import progress_to_json
+from runner.store.database import Database
+from runner.store.exports import TABLES
+from runner.store.run_state import progress_to_json, tool_context_to_json
 from tests.store.examples import SPEC
 
 Rows = list[tuple[str, dict[str, Any]]]

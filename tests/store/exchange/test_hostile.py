@@ -15,12 +15,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import Table, func, select
 
-from runner.core.author import Author
+from runner.core.run import Author
 from runner.errors import UsageError
 from runner.queries import decisions
-from runner.store.connection.database import Database
-from runner.store.exchange.bringing import bring_in
-from runner.store.exchange.taking import export
+from runner.store.database import Database
+from runner.store.exports import export
+from runner.store.imports import bring_in
 from runner.store.tables import jobs, runs
 from tests.store.asked import ask, run_ids, submit_asking
 from tests.store.attempts import claim, text
@@ -327,7 +327,7 @@ def test_an_import_that_was_cut_off_goes_on_where_it_stopped(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("runner.store.exchange.bringing.cancel_locked", die)
+        patched.setattr("runner.store.imports.cancel_locked", die)
         with pytest.raises(KeyboardInterrupt):
             bring_in(target, BytesIO(signed(sample)), "theirs.jsonl", ANN, NOW)
     assert (count(target, jobs), count(target, runs)) == (1, 1)

@@ -10,20 +10,20 @@ from uuid import UUID
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from runner.core.author import Author
 from runner.core.conversation import Block, ModelReply, ToolResult, Usage
-from runner.core.ending.verify import Verify
-from runner.core.journal.entries import ToolFinished, Verified
+from runner.core.entries import ToolFinished, Verified
+from runner.core.run import Author
+from runner.core.workspace import Verify
 from runner.exchange.atif import trajectory
 from runner.exchange.claude_code import session_lines
 from runner.exchange.lines import encoded
-from runner.exchange.sessions.lines import ReadingSession
-from runner.exchange.sessions.runs import read_sessions
+from runner.exchange.session_runs import read_sessions
+from runner.exchange.sessions import ReadingSession
 from runner.llm.prices import load_prices
-from runner.store.connection.database import Database
-from runner.store.exchange.recorded import load_recorded, run_ids
-from runner.store.exchange.sessions import bring_in_sessions
-from runner.store.steer.fork import fork
+from runner.store.database import Database
+from runner.store.exports import load_recorded, run_ids
+from runner.store.fork import fork
+from runner.store.imports import bring_in_sessions
 from tests.core.story import replied
 from tests.exchange.atif_rules import problems
 from tests.exchange.samples import Session, text, use

@@ -11,19 +11,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from sqlalchemy import Connection, select, update
 
-from runner.core.author import Author
-from runner.core.money.budget import Budget
+from runner.core.budget import Budget
+from runner.core.run import Author
 from runner.errors import NotFoundError, UsageError
-from runner.store.connection.database import Database
-from runner.store.exchange import bringing
-from runner.store.exchange.bringing import bring_in
-from runner.store.exchange.plan import Plan, Section
-from runner.store.exchange.taking import export
+from runner.store import imports as bringing
+from runner.store.control import Target
+from runner.store.database import Database
+from runner.store.exports import export
+from runner.store.fork import fork
+from runner.store.imports import Plan, Section, bring_in
+from runner.store.jobs import submit
+from runner.store.retry import retry, say
 from runner.store.runs import ring_due
-from runner.store.steer.control import Target
-from runner.store.steer.fork import fork
-from runner.store.steer.jobs import submit
-from runner.store.steer.revive import retry, say
 from runner.store.tables import approvals, events, job_events, jobs, purses, run_items, runs
 from tests.store.attempts import claim, event_types, submit_one, text, tool_use
 from tests.store.examples import NOW, SPEC, submission
@@ -234,8 +233,8 @@ def test_a_run_with_many_rows_is_read_and_stored_page_by_page(
         attempt.reply(text("So."), tool_use(number, file_path="a"), stop="tool_use").finish("read")
     attempt.reply(text("Done."))
     content = exported(first, run_id=run_id)
-    monkeypatch.setattr("runner.store.exchange.taking._ROWS_AT_ONCE", 2)
-    monkeypatch.setattr("runner.store.exchange.bringing._ROWS_AT_ONCE", 2)
+    monkeypatch.setattr("runner.store.exports._ROWS_AT_ONCE", 2)
+    monkeypatch.setattr("runner.store.imports._ROWS_AT_ONCE", 2)
     assert exported(first, run_id=run_id) == content
     assert brought(second, content) == [("imported", "succeeded")]
     assert exported(second, run_id=run_id) == content

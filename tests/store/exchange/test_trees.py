@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 from sqlalchemy import select, update
 
-from runner.core.agents.agent import Coordinator
-from runner.core.hooks.hook import Hook
+from runner.core.agents import Coordinator
+from runner.core.hooks import Hook
 from runner.core.steps import CallModel
 from runner.errors import UsageError
 from runner.exchange.atif import trajectory
 from runner.exchange.claude_code import agent_id, session_id, session_lines
 from runner.llm.prices import load_prices
 from runner.queries.jobs import children_of, list_jobs
-from runner.store.connection.database import Database
-from runner.store.exchange.recorded import load_recorded
-from runner.store.steer.control import Target, cancel
-from runner.store.steer.revive import retry
+from runner.store.control import Target, cancel
+from runner.store.database import Database
+from runner.store.exports import load_recorded
+from runner.store.retry import retry
 from runner.store.tables import hook_runs
 from tests.audit.story import delegate
 from tests.exchange.atif_rules import problems

@@ -10,7 +10,7 @@ from sqlalchemy import insert, update
 
 from runner.core.search.query import Query, parse
 from runner.queries.filters import Filters
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from runner.store.search.searching import Found, search
 from runner.store.tables import blocks, compactions, runs, tool_calls, tool_outputs
 from tests.store.attempts import submit_one

@@ -12,7 +12,7 @@ from runner.core.search.matching import Matcher
 from runner.core.search.query import Query, Term, parse
 from runner.core.search.words import words_of
 from runner.errors import UsageError
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from runner.store.tables import blocks
 from tests.store.search.record import places, record
 

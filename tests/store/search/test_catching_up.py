@@ -9,11 +9,11 @@ import pytest
 from sqlalchemy import insert, update
 
 from runner.core.search.query import Term, parse
-from runner.store.connection.database import Database
+from runner.store.database import Database
+from runner.store.fork import fork
 from runner.store.search.catching_up import searcher
 from runner.store.search.index import Needs
 from runner.store.search.searching import search
-from runner.store.steer.fork import fork
 from runner.store.tables import blocks, compactions, runs, verifications
 from tests.store.attempts import claim, submit_one, text, tool_use
 from tests.store.examples import NOW

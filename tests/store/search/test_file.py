@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from runner.errors import UnreachableError
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from runner.store.search.catching_up import searcher
 from runner.store.search.sqlite.file import path_of
 from tests.store.search.record import find, record

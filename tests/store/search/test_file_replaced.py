@@ -11,7 +11,7 @@ import pytest
 
 from runner.core.search.query import Term
 from runner.errors import UnreachableError
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from runner.store.search.catching_up import nothing, searcher
 from runner.store.search.index import Needs, Unusable
 from runner.store.search.sqlite.file import identity_of, opened, path_of, replace

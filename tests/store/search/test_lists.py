@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.core.search.query import Term
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from runner.store.search.catching_up import searcher
 from runner.store.search.index import MOST_MATCHES, Needs
 from runner.store.search.postgres.lists import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from runner.errors import UsageError
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from runner.store.search.sqlite import looking
 from tests.store.search.record import excerpts, find, record
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from runner.store import ids
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from runner.store.tables import tool_calls
 from tests.store.attempts import claim, tool_use
 from tests.store.audit.played import bash, finish, questions, reply_to, submit, turn

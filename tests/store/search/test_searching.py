@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from runner.errors import UsageError
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from runner.store.search import index, searching
 from tests.store.examples import NOW
 from tests.store.search.record import excerpts, find, record

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from runner.store.search.catching_up import searcher
 from tests.exchange.samples import Session, text, use
 from tests.store.exchange.test_sessions import bring

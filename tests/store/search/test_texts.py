@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from runner.store.search.catching_up import searcher
 from tests.store.search.record import excerpts, find, record
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from runner.core.search.query import Query, Term
 from runner.queries.filters import Filters
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from runner.store.search.searching import search
 from tests.store.family import end_child, parent_with_two, start_child
 

@@ -8,9 +8,9 @@ import threading
 import pytest
 from sqlalchemy import text, update
 
-from runner.engine.indexing import Indexer
+from runner.engine.indexer import Indexer
 from runner.queries.rows import Rows
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from runner.store.search.catching_up import searcher
 from runner.store.tables import blocks, tool_outputs
 from tests.store.search.record import find, record

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from runner.core.files.repository import Asked, Found
+from runner.core.workspace import Asked, Found
 from runner.workspace.submission import look_at
 
 from .made import Made

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.core.files.repository import Asked
+from runner.core.workspace import Asked
 from runner.workspace.submission import look_at
 
 from .conftest import Look

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.core.files.repository import Accepted, Asked
+from runner.core.workspace import Accepted, Asked
 from runner.workspace.submission import clashes, ignores_case, look_at
 
 from .conftest import Look

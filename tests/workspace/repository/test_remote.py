@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.core.files.workspace import Workspace
+from runner.core.workspace import Workspace
 from runner.errors import UsageError
 from runner.workspace.submission import keep_base
 

@@ -11,10 +11,10 @@ import pytest
 from sqlalchemy import func, select
 
 from runner import wiring
-from runner.core.author import Author
+from runner.core.run import Author
 from runner.errors import SpecError, UsageError
 from runner.settings import Settings
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from runner.store.tables import jobs, run_items, runs
 
 from .made import Made

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from sqlalchemy import select, update
 
-from runner.core.files.workspace import Workspace
 from runner.core.run import Lease
 from runner.core.spec import JobSpec, NewRun, Submission
+from runner.core.workspace import Workspace
 from runner.ports import Interrupt, Prepared
+from runner.store import jobs
 from runner.store import runs as run_store
-from runner.store.connection.database import Database
-from runner.store.steer import jobs
+from runner.store.database import Database
 from runner.store.tables import run_workspaces, runs
 from runner.tools.toolbox import LocalTools
 from runner.workspace.making import Around

@@ -20,8 +20,8 @@ from typing import Any
 from runner.core.run import Ended, Lease
 from runner.errors import WorkspaceError
 from runner.ports import Interrupt
-from runner.store.connection.database import Database
-from runner.tools.host.quiet import run_is_quiet
+from runner.store.database import Database
+from runner.tools.host_process import run_is_quiet
 from runner.tools.toolbox import LocalTools
 from runner.workspace.run_workspaces import RunWorkspaces
 from tests.forking import Forked, serve

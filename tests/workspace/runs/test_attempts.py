@@ -12,21 +12,20 @@ from typing import Any
 import pytest
 from sqlalchemy import select, update
 
-from runner.core.ending.verify import Verify
-from runner.core.files.workspace import Workspace
 from runner.core.run import Ended, Lease, Outcome, Requeued, Waiting
 from runner.core.spec import JobSpec, ParallelTools
+from runner.core.workspace import Verify, Workspace
 from runner.engine.attempt import Ports, run_attempt
 from runner.errors import Interrupted, WorkspaceElsewhere, WorkspaceError
 from runner.llm.scripted import ScriptedModel
 from runner.permissions import Rule
 from runner.ports import Interrupt, Workspaces
 from runner.store import ids
-from runner.store.connection.database import Database
+from runner.store.approvals import Reply, answer, waiting
+from runner.store.database import Database
 from runner.store.journal import StoredJournal
-from runner.store.steer.approvals import Reply, answer, waiting
+from runner.store.leases import DatabaseClock
 from runner.store.tables import blocks, events, runs, tool_calls
-from runner.store.workers import DatabaseClock
 from runner.tools.registry import resolve
 from tests.store.examples import SPEC
 from tests.workspace.repository.made import Made

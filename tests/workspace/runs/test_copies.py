@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from sqlalchemy import update
 
-from runner.core.files.workspace import Workspace
 from runner.core.run import Ended, Lease
+from runner.core.workspace import Workspace
 from runner.errors import WorkspaceElsewhere, WorkspaceError
 from runner.ports import Interrupt
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from runner.store.tables import runs
 from tests.workspace.repository.made import Made
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from runner.core.run import Ended, Lease
 from runner.ports import Interrupt
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from tests.workspace.repository.made import Made
 
 from .conftest import Claim, Host, claim_again, kept

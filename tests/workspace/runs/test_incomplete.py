@@ -11,7 +11,7 @@ import pytest
 from runner.core.run import Ended
 from runner.errors import WorkspaceError
 from runner.ports import Interrupt
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from runner.workspace.git import GitError
 from runner.workspace.worktree import Worktree
 from tests.workspace.repository.made import Made

@@ -10,7 +10,7 @@ import pytest
 
 from runner.core.run import Lease
 from runner.ports import Interrupt
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from tests.workspace.repository.made import Made
 
 from .conftest import Claim, Host, claim_again, kept

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from sqlalchemy import update
 
-from runner.core.files.workspace import Workspace
 from runner.core.run import Ended, Lease
+from runner.core.workspace import Workspace
 from runner.errors import WorkspaceError
 from runner.ports import Interrupt
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from runner.store.tables import runs
 from runner.workspace.leftovers import Leftover, Pruned, list_workspaces, prune
 from tests.store.examples import NOW

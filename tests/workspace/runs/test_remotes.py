@@ -15,7 +15,7 @@ from runner.core.run import Ended, Lease
 from runner.errors import WorkspaceElsewhere, WorkspaceError
 from runner.ports import Interrupt
 from runner.store import workspaces
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from runner.store.tables import runs
 from tests.workspace.repository.made import Made
 

@@ -11,7 +11,7 @@ import pytest
 from runner.core.run import Ended, Lease
 from runner.errors import Interrupted, WorkspaceError
 from runner.ports import Interrupt
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from runner.workspace.making import MadeNote
 from tests.workspace.repository.made import Made
 

@@ -6,7 +6,7 @@ import pytest
 
 from runner.errors import Interrupted, WorkspaceError
 from runner.ports import Interrupt
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from runner.workspace.making import Made, MadeNote
 
 from .conftest import Claim, Host, claim_again

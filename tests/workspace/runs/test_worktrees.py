@@ -11,7 +11,7 @@ import pytest
 
 from runner.core.run import Lease
 from runner.errors import LeaseLost, WorkspaceError
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from runner.workspace import run_workspaces
 from tests.workspace.repository.made import Made
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from runner.app import transcript as parts
 from runner.app.humanize import cell, cost, cost_line, duration, verdict, verified
+from runner.cli.costs import spending_of
 from runner.cli.look.family import descent, family_of, tree_line
 from runner.cli.look.family import words as sub_agent
 from runner.cli.look.reading import words
-from runner.cli.money.costs import spending_of
-from runner.core.agents.place import place_of
+from runner.core.agents import place_of
 from runner.errors import UsageError
 from runner.settings import Settings
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from runner.queries.jobs import ChildSummary, Verification
     from runner.queries.timeline import HistoryEvent
     from runner.queries.transcript import StoredBlock, StoredCompaction
-    from runner.store.connection.database import Database
+    from runner.store.database import Database
 
 Turns = tuple[int, int]
 

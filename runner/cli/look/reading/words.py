@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from runner.app.humanize import at_most, cell, cost, duration, moment
 from runner.app.transcript import Note, Tone
-from runner.core.author import RUNNERS_NAME
-from runner.core.money.prices import Spending
+from runner.core.prices import Spending
+from runner.core.run import RUNNERS_NAME
 
 if TYPE_CHECKING:
     from runner.queries.costs import CallCost

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from sqlalchemy import Connection, text
 
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from runner.store.search.index import Progress, Tell
 from runner.store.search.postgres import reading
 from runner.store.search.postgres.forgetting import LOCK, lock

@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy import Connection, text
 
 from runner.core.search.words import MARK
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from runner.store.search.documents import KINDS, Place
 from runner.store.search.index import MOST_MATCHES, Match, Needs
 from runner.store.search.postgres.lists import (

@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 
 from sqlalchemy import Connection
 
-from runner.store.connection.database import Database
+from runner.store.database import Database
 from runner.store.search.index import Progress, Tell, Unusable
 from runner.store.search.sqlite import reading
 from runner.store.search.sqlite.file import IndexBusyError, identity_of, opened, path_of, replace

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from runner.errors import UnreachableError
-from runner.store.connection.database import BUSY_TIMEOUT_SECONDS, Database
+from runner.store.database import BUSY_TIMEOUT_SECONDS, Database
 from runner.store.search.index import Tell, Unusable
 
 VERSION = 3

@@ -1,1 +1,0 @@
-"""Taking runs away in files, and bringing them in."""

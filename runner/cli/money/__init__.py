@@ -1,1 +1,0 @@
-"""What model calls cost, and what a job may spend."""

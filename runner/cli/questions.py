@@ -1,0 +1,269 @@
+"""``runner run`` at a terminal: what runs wait for is asked right there."""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import sys
+import termios
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import IO, TYPE_CHECKING
+
+from runner.app.humanize import cell, decider, duration, input_lines
+from runner.cli.approvals import labels_of
+from runner.cli.control import measured_now, patiently
+from runner.cli.terminal import refuse
+from runner.core.agents import place_of
+from runner.core.text import shorten
+from runner.errors import UsageError
+from runner.queries import decisions
+from runner.store.database import Database
+
+if TYPE_CHECKING:
+    from runner.store.approvals import Asked, Reply
+
+
+_LOOK_SECONDS = 0.25
+_STILL_OPEN_SECONDS = 1.0
+_MOST_LINES = 12
+_LONGEST_NAME = 60
+_MARGIN = "  │ "
+_LONGEST_READ = 4096
+
+Ends = Callable[[], bool]
+
+
+class Terminal:
+    """Lines from a person, one at a time, without holding up the process for them."""
+
+    def __init__(self, keyboard: int, screen: IO[str]) -> None:
+        self._keyboard = keyboard
+        self._screen = screen
+        self._typed = b""
+
+    @property
+    def is_ours(self) -> bool:
+        """The process is in the foreground: another one would be stopped for reading."""
+        try:
+            return os.tcgetpgrp(self._keyboard) == os.getpgrp()
+        except OSError:  # the terminal is gone
+            return False
+
+    def say(self, text: str, end: str = "\n") -> None:
+        """Print a text in which nothing steers a terminal."""
+        self._screen.write(text + end)
+        self._screen.flush()
+
+    def forget_typed(self) -> None:
+        """What was typed before a question was seen is no answer to it."""
+        self._typed = b""
+        termios.tcflush(self._keyboard, termios.TCIFLUSH)
+
+    def read_line(self, until: Ends) -> str | None:
+        """The next line that the person enters, or None once ``until`` says so.
+
+        Raises:
+            EOFError: there will be none (Ctrl-D).
+        """
+        while b"\n" not in self._typed:
+            if until():
+                return None
+            ready, _, _ = select.select([self._keyboard], [], [], _LOOK_SECONDS)
+            if ready:
+                self._typed += self._read()
+        line, _, self._typed = self._typed.partition(b"\n")
+        return line.decode(errors="replace").strip()
+
+    def _read(self) -> bytes:
+        try:
+            read = os.read(self._keyboard, _LONGEST_READ)
+        except OSError as error:
+            raise EOFError from error  # the terminal is gone
+        if not read:
+            raise EOFError
+        return read
+
+
+def asker_at_terminal(database: Database, author: str) -> Asker | None:
+    """Who asks the person at the terminal of this process; None when there is none: standard input,
+    output and error must be a terminal.
+
+    Args:
+        author: the person, for the record.
+    """
+    if not all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):
+        return None
+    return Asker(database, Terminal(sys.stdin.fileno(), sys.stderr), author)
+
+
+class Asker:
+    """Asks one person about a job's calls, one after the other, the oldest first."""
+
+    def __init__(self, database: Database, terminal: Terminal, author: str) -> None:
+        self._database = database
+        self._terminal = terminal
+        self._author = author
+        self._gave_up = False
+
+    @property
+    def can_ask(self) -> bool:
+        """There is a person who has not said that questions are to wait."""
+        return not self._gave_up and self._terminal.is_ours
+
+    def ask(
+        self, job_id: str, is_to_end: Ends, paused: Callable[[], AbstractContextManager[None]]
+    ) -> None:
+        """Ask until no question of the job is open, the person has had enough, or it is to end.
+
+        Args:
+            paused: a context in which nobody else writes to the terminal.
+
+        Raises:
+            UnreachableError: the database does not answer.
+        """
+        if not self.can_ask or not (waiting := self._waiting(job_id)):
+            return
+        with paused():
+            while waiting and not is_to_end():
+                try:
+                    if not self._ask(waiting, is_to_end):
+                        self._let_go(job_id, is_to_end)
+                except EOFError:
+                    self._gave_up = True
+                    self._terminal.say("\nleft waiting; answer with `runner approvals`")
+                    return
+                waiting = self._waiting(job_id)
+
+    def _waiting(self, job_id: str) -> Sequence[Asked]:
+        from runner.store.approvals import waiting
+        from runner.store.control import Target
+
+        found = waiting(self._database, Target("job", job_id))
+        return sorted(found, key=lambda each: (each.asked_at, each.id))
+
+    def _let_go(self, job_id: str, is_to_end: Ends) -> None:
+        """A question went away while the person may be typing the answer to it, which must not
+        become the answer to the next."""
+        if self._waiting(job_id) and not is_to_end():
+            self._terminal.say("Enter shows the next question: ", end="")
+            self._terminal.read_line(_seldom(lambda: is_to_end() or not self._waiting(job_id)))
+
+    def _ask(self, waiting: Sequence[Asked], is_to_end: Ends) -> bool:
+        """Ask about the first, until it has an answer; False when that came from elsewhere."""
+        one = waiting[0]
+        seen = len(_broken(input_lines(one.input))) <= _MOST_LINES
+        until = self._is_over(one, is_to_end)
+        alike = sum(each.group_key == one.group_key and each.tool == one.tool for each in waiting)
+        self._terminal.say("\n".join(self._question(one, alike - 1)))
+        while True:
+            self._terminal.forget_typed()
+            self._terminal.say(_choices(one), end="")
+            line = self._terminal.read_line(until)
+            if line is None:
+                self._terminal.say("" if is_to_end() else "\nanswered elsewhere meanwhile")
+                return False
+            if line.lower() in ("s", "show", "show all"):
+                self._terminal.say("\n".join(_broken(input_lines(one.input))))
+                seen = True
+                continue
+            reply = self._reply(line, one, until)
+            if reply is not None and reply.effect == "approved" and not seen:
+                self._terminal.say("not all of it was shown: s shows all")
+            elif reply is not None and self._answer(one, reply):
+                return True
+
+    def _is_over(self, one: Asked, is_to_end: Ends) -> Ends:
+        gone = _seldom(lambda: not decisions.is_approval_open(self._database, one.id))
+        return lambda: is_to_end() or gone()
+
+    def _question(self, one: Asked, others: int) -> Iterator[str]:
+        waited = duration(max(measured_now(self._database) - one.asked_at, 0))
+        item, tool = shorten(one.item_key, _LONGEST_NAME), shorten(one.tool, _LONGEST_NAME)
+        wish = f"was cut off in the middle of {tool}" if one.asked_again else f"asks to use {tool}"
+        place = ""
+        if place_of(one.run_id)["depth"]:
+            place = f" as {labels_of(self._database, [one])[one.id]} of its tree"
+        yield f"\n{item}{place} {wish} ({one.run_id}, waiting {waited})"
+        lines = _broken(input_lines(one.input))
+        yield from lines[:_MOST_LINES]
+        if len(lines) > _MOST_LINES:
+            yield f"  … {len(lines) - _MOST_LINES} more lines are NOT shown: s shows all"
+        why = decisions.whys(self._database, [one.id]).get(one.id)
+        if why is not None:
+            yield from _broken([decider(why)], "  asked by: ")
+        if one.suggested_rule:
+            yield from _broken([cell(one.suggested_rule)], "  always:   ")
+        if others:
+            yield f"  {others} more {'asks' if others == 1 else 'ask'} for the same"
+
+    def _reply(self, line: str, one: Asked, until: Ends) -> Reply | None:
+        """What the person's words say; None when they say nothing that can be done."""
+        from runner.store.approvals import Reply
+
+        word, _, rest = line.partition(" ")
+        match word.lower():
+            case "y" | "yes" if not rest:
+                return Reply("approved", self._author)
+            case "n" | "no":
+                reason: str | None = rest.strip()
+                if not reason:
+                    self._terminal.say("reason, for the model (Enter: none): ", end="")
+                    reason = self._terminal.read_line(until)
+                return None if reason is None else Reply("denied", self._author, reason)
+            case "a" | "always" if not rest and one.suggested_rule:
+                return Reply("approved", self._author, remember="job", rule=one.suggested_rule)
+        if line:
+            self._terminal.say("that is no answer here")
+        return None
+
+    def _answer(self, one: Asked, reply: Reply) -> bool:
+        from runner.store.approvals import answer
+
+        try:
+            now = measured_now(self._database)
+            answered = patiently(lambda: answer(self._database, [one.id], reply, now))
+        except UsageError as error:
+            refuse(error)
+            return False
+        for each in answered:
+            if not each.by_rule:
+                self._terminal.say(f"  {cell(each.detail)}")
+        by_rule = sum(each.by_rule and each.changed for each in answered)
+        if by_rule:
+            self._terminal.say(f"  and {by_rule} more by the rule")
+        return True
+
+
+def _seldom(look: Ends) -> Ends:
+    """``look`` once a second at most; False in between."""
+    looked = time.monotonic()
+
+    def ends() -> bool:
+        nonlocal looked
+        if time.monotonic() - looked < _STILL_OPEN_SECONDS:
+            return False
+        looked = time.monotonic()
+        return look()
+
+    return ends
+
+
+def _choices(one: Asked) -> str:
+    always = ", a(lways in this job)" if one.suggested_rule else ""
+    question = "run it again?" if one.asked_again else "allow it?"
+    return f"{question} y(es), n(o){always}, s(how all): "
+
+
+def _broken(lines: Iterable[str], first_margin: str = _MARGIN) -> list[str]:
+    """Lines with a margin, broken where the terminal would: none of them can pass for ours."""
+    from rich.cells import chop_cells
+
+    width = max(shutil.get_terminal_size().columns - len(first_margin) - 1, 20)
+    parts = [part for line in lines for part in (chop_cells(line, width) or [""])]
+    return [
+        (first_margin if index == 0 else _MARGIN.rjust(len(first_margin))) + part
+        for index, part in enumerate(parts)
+    ]

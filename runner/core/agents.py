@@ -1,0 +1,291 @@
+"""Sub-agents: the types of them that a job has, and what a run knows of those that it has started.
+
+Where a run stands in its tree, as its id says it.
+
+The tools by which a model starts sub-agents: Agent, and a coordinator's split_task.
+
+Names and arguments of Agent are those of Claude Code, which models know well; ``agent_type`` and
+``snapshot`` are ours (https://code.claude.com/docs/en/sub-agents).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypedDict
+
+from runner.core.budget import Charged, Limits
+from runner.core.conversation import Tool, ToolResult
+from runner.permissions import Rule
+
+AGENT_SOURCE = "agent"  # of the tool that starts one
+SPLIT_SOURCE = "split"  # of the tool by which a coordinator gives its parts
+
+AGENT_TOOL = "Agent"
+SPLIT_TOOL = "split_task"
+
+DEEPEST = 10  # in any job: the ids of runs have a number for each that is above them
+
+AgentWorkspace = Literal["parent", "own"]
+
+# How far a coordinator is: it was told to split its task, once or again; one child has the whole of
+# it, and what came of it has not been told; or its task is with its children. Empty: none of these.
+Split = Literal["", "asked", "asked_again", "whole", "done"]
+
+
+@dataclass(frozen=True, slots=True)
+class AgentType:
+    """A type of sub-agent, as ``[agents.NAME]`` has it. None: as the job has it.
+
+    ``tools`` are names of the job's own; ``rules`` can only tighten what the parent may do, and
+    ``snapshot`` says whether its children see the parent's conversation where the call does not.
+    ``workspace`` is the parent's folder, or a worktree of their own that begins with the parent's
+    files. ``result_schema`` is of a structured result that is asked of them. Limits are as in
+    ``core.budget.Limits``: a child gets no more than its parent has left.
+    """
+
+    name: str
+    description: str
+    system: str | None = None
+    model: str | None = None
+    tools: tuple[str, ...] | None = None
+    rules: tuple[Rule, ...] = ()
+    workspace: AgentWorkspace = "parent"
+    snapshot: bool = False
+    result_schema: Mapping[str, Any] | None = None
+    max_turns: int | None = None
+    token_ceiling: int | None = None
+    cost_ceiling_usd: float | None = None
+    working_time: float | None = None
+    deadline: float | None = None
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> AgentType:
+        """The value that ``dataclasses.asdict`` made a mapping of."""
+        tools = data["tools"]
+        return cls(
+            **{
+                **data,
+                "tools": None if tools is None else tuple(tools),
+                "rules": tuple(Rule(**rule) for rule in data["rules"]),
+            }
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Coordinator:
+    """``[coordinator]``: the model first splits the task into parts, each of which becomes a child of
+    type ``agent``."""
+
+    agent: str
+    fewest: int = 2
+    most: int = 8
+
+
+@dataclass(frozen=True, slots=True)
+class NewChild:
+    """A child about to be started. ``index`` is of the call that asks for it, None for the one that a
+    task goes to which was not split. ``number`` counts the parent's children from 1. ``tokens``,
+    ``cost`` (billionths of a USD) and ``deadline`` (seconds from now) are all that it may use, its
+    own children with it; None: without that limit."""
+
+    number: int
+    index: int | None
+    agent_type: str
+    description: str
+    prompt: str
+    snapshot: bool
+    tokens: int
+    cost: int | None
+    deadline: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """A child as its parent knows it. ``index`` as in ``NewChild``; ``held`` is what it may use, or,
+    once it has ended, what it and its own children were charged. ``result`` is what its call gives,
+    None until it has ended."""
+
+    number: int
+    index: int | None
+    agent_type: str
+    held: Charged
+    result: ToolResult | None = None
+
+
+def child_id(run_id: str, number: int) -> str:
+    """The id of a run's child: the same however often it is started."""
+    return f"{run_id}.{number}"
+
+
+def lineage(run_id: str) -> tuple[str, ...]:
+    """A run's ancestors, from the run of an item on, and the run itself.
+
+    >>> lineage("run_a.3.1")
+    ('run_a', 'run_a.3', 'run_a.3.1')
+    """
+    root, *numbers = run_id.split(".")
+    ids = [root]
+    for number in numbers:
+        ids.append(f"{ids[-1]}.{number}")
+    return tuple(ids)
+
+
+def label(run_id: str) -> str:
+    """What a run is called in its tree: ``3.1`` is the first child of the third child; empty for the
+    run of an item."""
+    return run_id.partition(".")[2]
+
+
+class Place(TypedDict):
+    """``root`` is the run of an item, itself at ``depth`` 0 and without ``parent``; ``label`` is what the
+    run is called in its tree, or one of its tool calls."""
+
+    root: str
+    parent: str | None
+    depth: int
+    label: str
+
+
+def place_of(run_id: str) -> Place:
+    """The place of a run.
+
+    >>> place_of("run_a.3.1")
+    {'root': 'run_a', 'parent': 'run_a.3', 'depth': 2, 'label': '3.1'}
+    """
+    line = lineage(run_id)
+    parent = line[-2] if len(line) > 1 else None
+    return Place(root=line[0], parent=parent, depth=len(line) - 1, label=label(run_id))
+
+
+def call_label(run_id: str, number: int) -> str:
+    """What a run's tool call is called in its tree.
+
+    Args:
+        number: of the call among all of its run, from 1.
+
+    >>> call_label("run_a.3", 2)
+    '3.2'
+    """
+    return f"{label(run_id)}.{number}".lstrip(".")
+
+
+def is_within(run_id: str, top: str) -> bool:
+    """Whether a run is ``top`` or below it."""
+    return run_id == top or run_id.startswith(f"{top}.")
+
+
+def item_of(run_id: str, item_key: str) -> str:
+    """The key of the item at the top of a run's tree.
+
+    Args:
+        item_key: the run's own: each run below the top adds ``+`` and its number in its parent.
+
+    >>> item_of("run_a.3.1", "src/a.py+3+1")
+    'src/a.py'
+    """
+    for _ in range(run_id.count(".")):
+        item_key = item_key.rpartition("+")[0]
+    return item_key
+
+
+def tree_order(run_id: str) -> tuple[str | int, ...]:
+    """A key by which runs sort: each before those that it has started, and these by their numbers."""
+    root, *numbers = run_id.split(".")
+    return root, *map(int, numbers)
+
+
+_AGENT = (
+    "Starts a sub-agent that works on a task by itself and gives back what it says last.\n\n"
+    "- It begins with the prompt alone, unless `snapshot` is set: say all that it has to know, and what "
+    "it is to give back.\n"
+    "- Several calls in one reply work side by side, {at_once} at a time. They may share one folder: do "
+    "not let two of them change the same files.\n"
+    "- Its rules are no wider than yours, and what it uses comes out of what you have left.\n"
+    "- A sub-agent that fails is an error result with the reason: you go on.\n\n"
+    "Types of sub-agents:\n{types}"
+)
+_SPLIT = (
+    "Splits your task into {fewest} to {most} parts, on each of which a sub-agent works by itself, all "
+    "side by side. Call this first, and once.\n\n"
+    "- Each prompt has to stand alone: its sub-agent {begins}, and sees nothing of the other parts.\n"
+    "- The parts together are the whole task, and no two of them change the same files.\n"
+    "- The result is what each sub-agent gave back, in the order of the parts."
+)
+
+_DEFAULT_LIMITS = Limits()
+
+
+def agent_tool(types: Sequence[AgentType], limits: Limits = _DEFAULT_LIMITS) -> Tool:
+    """The tool that starts a sub-agent.
+
+    Args:
+        types: those that there are, at least one.
+        limits: the job's.
+    """
+    listed = "\n".join(f"- `{each.name}`: {each.description}" for each in types)
+    properties: dict[str, Any] = {
+        "description": _text("What the sub-agent is to do, in 3 to 5 words"),
+        "prompt": _text("The task"),
+        "agent_type": {
+            "type": "string",
+            "enum": [each.name for each in types],
+            "description": "The type of sub-agent",
+        },
+        "snapshot": {
+            "type": "boolean",
+            "description": f"Let it see this conversation up to here ({_by_default(types)})",
+        },
+    }
+    return Tool(
+        AGENT_TOOL,
+        _AGENT.format(at_once=limits.max_agents_at_once, types=listed),
+        _object(properties, ["description", "prompt", "agent_type"]),
+        source=AGENT_SOURCE,
+    )
+
+
+def split_tool(coordinator: Coordinator, agent: AgentType) -> Tool:
+    """The tool by which a coordinator gives the parts of its task.
+
+    Args:
+        agent: the type of the parts' sub-agents.
+    """
+    part = _object(
+        {
+            "description": _text("What the part is, in 3 to 5 words"),
+            "prompt": _text("What the sub-agent is to do, and what it is to give back"),
+        },
+        ["description", "prompt"],
+    )
+    parts = {
+        "type": "array",
+        "items": part,
+        "minItems": coordinator.fewest,
+        "maxItems": coordinator.most,
+        "description": "The parts of the task",
+    }
+    begins = "sees this conversation and it" if agent.snapshot else "begins with it alone"
+    description = _SPLIT.format(fewest=coordinator.fewest, most=coordinator.most, begins=begins)
+    schema = _object({"parts": parts}, ["parts"])
+    return Tool(SPLIT_TOOL, description, schema, source=SPLIT_SOURCE)
+
+
+def _by_default(types: Sequence[AgentType]) -> str:
+    seeing = [f"`{each.name}`" for each in types if each.snapshot]
+    if len(seeing) in (0, len(types)):
+        return f"default {'true' if seeing else 'false'}"
+    return f"default true for {', '.join(seeing)}, else false"
+
+
+def _text(description: str) -> dict[str, Any]:
+    return {"type": "string", "minLength": 1, "description": description}
+
+
+def _object(properties: dict[str, Any], required: list[str]) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": required,
+        "additionalProperties": False,
+    }

@@ -1,0 +1,191 @@
+"""Limits of a run and of its job, what is left of them, and what the next call could cost at the worst.
+
+Tokens are counted as the API counts them; costs are whole billionths of a USD, rounded up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from runner.core.prices import FREE, Tariff
+
+FIRST_CALL_ALLOWANCE = 2_000  # tokens that the API adds around the first prompt
+LEAST_OUTPUT_TOKENS = 1_024  # with less room than this a call is not worth making
+BILLIONTHS = 1_000_000_000  # of a USD
+
+Ceiling = Literal["token_ceiling", "cost_ceiling"]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """A run's limits. ``tool_timeout`` (of a call that asks for no time itself), ``deadline`` (from
+    the run's submission) and ``working_time`` (of model calls and tools alone: waiting for answers,
+    for the queue or for a model that does not answer is not counted) are seconds;
+    ``max_output_tokens`` bounds one reply.
+
+    Of sub-agents: a run at depth ``max_agent_depth`` starts none (a run of an item is at depth 0), a run
+    has at most ``max_agents_at_once`` that have not ended, and a run of an item ``max_agents`` with
+    theirs, ever."""
+
+    max_turns: int = 50
+    token_ceiling: int = 5_000_000
+    max_output_tokens: int = 32_000
+    tool_timeout: float = 120.0
+    deadline: float | None = None
+    working_time: float | None = None
+    cost_ceiling_usd: float | None = None
+    max_agent_depth: int = 3
+    max_agents_at_once: int = 8
+    max_agents: int = 50
+
+    @property
+    def cost_ceiling(self) -> int | None:
+        """The most that the run may cost, in billionths of a USD."""
+        return None if self.cost_ceiling_usd is None else billionths(self.cost_ceiling_usd)
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What all runs of a job may use together; None: as much as they need."""
+
+    usd: float | None = None
+    tokens: int | None = None
+
+    @property
+    def is_set(self) -> bool:
+        return self.usd is not None or self.tokens is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """What a model call may use at the most: ``worst_case`` in tokens, ``worst_cost`` in billionths of
+    a USD. ``lowered`` says that ``max_tokens`` is less than the job asks for, by which ceiling; with
+    ``hour_cache`` what it writes to the cache lives for an hour."""
+
+    max_tokens: int
+    worst_case: int
+    lowered: bool
+    lowered_by: Ceiling = "token_ceiling"
+    worst_cost: int = 0
+    hour_cache: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class JobBudget:
+    """What the runs of a job may use together, have used, and have reserved for calls in hand. A cap
+    of None is none."""
+
+    most_tokens: int | None = None
+    most_cost: int | None = None
+    spent_tokens: int = 0
+    spent_cost: int = 0
+    reserved_tokens: int = 0
+    reserved_cost: int = 0
+
+    def verdict(self, call: Reservation) -> Literal["fits", "later", "never"]:
+        """Whether a call may begin: now, once others gave back what they reserved, or not at all
+        unless a cap is raised."""
+        if not self._holds(call, 0, 0):
+            return "never"
+        return "fits" if self._holds(call, self.reserved_tokens, self.reserved_cost) else "later"
+
+    def _holds(self, call: Reservation, reserved_tokens: int, reserved_cost: int) -> bool:
+        tokens = self.spent_tokens + reserved_tokens + call.worst_case
+        cost = self.spent_cost + reserved_cost + call.worst_cost
+        return (self.most_tokens is None or tokens <= self.most_tokens) and (
+            self.most_cost is None or cost <= self.most_cost
+        )
+
+    def with_reserved(self, call: Reservation) -> JobBudget:
+        return replace(
+            self,
+            reserved_tokens=self.reserved_tokens + call.worst_case,
+            reserved_cost=self.reserved_cost + call.worst_cost,
+        )
+
+    def with_spent(self, call: Reservation, tokens: int, cost: int) -> JobBudget:
+        """After a call that used these: what it had reserved is given back."""
+        return replace(
+            self,
+            spent_tokens=self.spent_tokens + tokens,
+            spent_cost=self.spent_cost + cost,
+            reserved_tokens=self.reserved_tokens - call.worst_case,
+            reserved_cost=self.reserved_cost - call.worst_cost,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Charged:
+    """What a run has been charged for so far: real usage, the worst case where that is unknown."""
+
+    tokens: int
+    cost: int = 0
+
+    def __add__(self, other: Charged) -> Charged:
+        return Charged(self.tokens + other.tokens, self.cost + other.cost)
+
+
+def billionths(usd: float) -> int:
+    """A sum of money as a file or an option gives it, in whole billionths of a USD."""
+    return round(usd * BILLIONTHS)
+
+
+def in_usd(amount: int) -> str:
+    """A sum of billionths of a USD as it is said: exactly, with four decimal places at least."""
+    whole, rest = divmod(amount, BILLIONTHS)
+    return f"${whole:,}.{f'{rest:09}'.rstrip('0'):0<4}"
+
+
+def prompt_bound(last_prompt_tokens: int | None, appended_bytes: int) -> int:
+    """The most tokens that the next prompt can have.
+
+    Args:
+        last_prompt_tokens: real input of the last call whose usage is known, None before the first.
+        appended_bytes: UTF-8 bytes appended since that call (before the first: all bytes of system
+            prompt, tool definitions and messages).
+    """
+    if last_prompt_tokens is None:
+        return appended_bytes + FIRST_CALL_ALLOWANCE
+    return last_prompt_tokens + appended_bytes
+
+
+def reserve(
+    limits: Limits,
+    charged: Charged,
+    prompt: int,
+    *,
+    most_output: int,
+    thinking_tokens: int = 0,
+    tariff: Tariff = FREE,
+    hour_cache: bool = False,
+) -> Reservation | Ceiling:
+    """What the next call may use without ever crossing a ceiling, or the ceiling that leaves no room.
+
+    Args:
+        prompt: the bound from ``prompt_bound``.
+        most_output: the most tokens that the reply should have.
+        thinking_tokens: the job's ``budget_tokens``, which ``max_tokens`` has to exceed.
+        tariff: what the call's tokens cost.
+    """
+    room, lowered_by = limits.token_ceiling - charged.tokens - prompt, _TOKENS
+    if limits.cost_ceiling is not None:
+        left = limits.cost_ceiling - charged.cost
+        affordable = tariff.output_for(left, prompt, hour_cache=hour_cache, most=most_output)
+        if affordable < min(room, most_output):
+            room, lowered_by = affordable, _COST
+    if room < LEAST_OUTPUT_TOKENS + thinking_tokens and room < most_output:
+        return lowered_by
+    max_tokens = min(most_output, room)
+    return Reservation(
+        max_tokens,
+        prompt + max_tokens,
+        max_tokens < most_output,
+        lowered_by,
+        tariff.cost_at_most(prompt, max_tokens, hour_cache=hour_cache),
+        hour_cache,
+    )
+
+
+_TOKENS: Ceiling = "token_ceiling"
+_COST: Ceiling = "cost_ceiling"

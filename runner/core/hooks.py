@@ -1,0 +1,277 @@
+"""Hooks: commands and functions of a job's own that are told what a run does, and may tighten it.
+
+Source: https://code.claude.com/docs/en/hooks.
+
+What a run knows of the hooks that have run for it.
+
+What a hook answers, by Claude Code's protocol.
+
+Exit code 0: what it printed may be a JSON object. 2: it objects, and stderr says why. Anything else: it
+has failed. Source: https://code.claude.com/docs/en/hooks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from runner.core.text import KeyTwiceError, plain, read_json
+
+HookEvent = Literal["RunStart", "PreToolUse", "PostToolUse", "TurnEnd", "RunEnd"]
+OnHookFailure = Literal["deny", "continue"]
+
+HOOK_SECONDS = 60.0
+# In the environment of a hook: the folder that it works in.
+FOLDER_NAME = "CLAUDE_PROJECT_DIR"
+
+
+@dataclass(frozen=True, slots=True)
+class Hook:
+    """A hook as the job has it: either ``command``, for bash, or ``function``
+    (``package.module:function@/folder``). ``matcher`` are texts of rules, one of which has to match the
+    call (empty: every call; PreToolUse and PostToolUse only). ``timeout`` is in seconds.
+
+    ``on_failure`` says what a PreToolUse hook that fails, times out or was cut off means for the call.
+    A ``repeatable`` one is run again when its worker died in the middle of it.
+    """
+
+    event: HookEvent
+    matcher: tuple[str, ...] = ()
+    command: str | None = None
+    function: str | None = None
+    timeout: float = HOOK_SECONDS
+    on_failure: OnHookFailure = "deny"
+    repeatable: bool = False
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Hook:
+        """The value that ``dataclasses.asdict`` made a mapping of."""
+        return cls(**{**data, "matcher": tuple(data["matcher"])})
+
+
+# Only "succeeded" says something of what the hook is about: a hook that was cut off ("interrupted" by a
+# shutdown, "unknown" by the death of its worker) has said nothing.
+HookOutcome = Literal["succeeded", "failed", "timed_out", "interrupted", "unknown"]
+HookDecision = Literal["allow", "ask", "deny", "block"]
+
+
+@dataclass(frozen=True, slots=True)
+class HookAnswer:
+    """What a hook said. ``decision`` is allow, ask or deny of a PreToolUse hook and block of the others;
+    ``reason`` is for it, or says what went wrong. ``context`` is for the model; ``stops``: the run is
+    to end."""
+
+    outcome: HookOutcome
+    decision: HookDecision | None = None
+    reason: str = ""
+    context: str = ""
+    stops: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class HookResult:
+    """What came of running a hook. ``updated_input`` is what it made of the call's; ``output`` and
+    ``errors`` are what it printed, as far as that is kept; ``duration`` is in seconds."""
+
+    answer: HookAnswer
+    updated_input: Mapping[str, Any] | None = None
+    output: str = ""
+    errors: str = ""
+    exit_code: int | None = None
+    duration: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class HookRun:
+    """A hook that was started: its ``number`` in the run, from 1, and its place in the job's ``hooks``.
+    ``index`` is of the call of the last reply that it is about. ``started_by`` is the attempt; without
+    an ``answer`` it has not ended."""
+
+    number: int
+    hook: int
+    event: HookEvent
+    index: int | None
+    started_by: int
+    answer: HookAnswer | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Hooked:
+    """How far a run is with its hooks. ``count`` have been started. Those up to ``past`` are of earlier
+    turns, what those up to ``told`` said has been told to the model, and those up to ``ended`` ran before
+    the run last ended. ``closed`` is the last turn whose hooks are through. ``decided`` says of each call
+    of the last reply, by its index, how many had been started when it was decided on; nothing before
+    any is: those after look at what a person has made of it."""
+
+    count: int = 0
+    past: int = 0
+    told: int = 0
+    ended: int = 0
+    closed: int = 0
+    decided: tuple[int, ...] = ()
+
+
+OBJECTS = 2  # the exit code
+MOST_CHARACTERS = 10_000  # of a text that is kept or shown
+MOST_JSON_BYTES = 1_000_000
+
+_PERMISSIONS: Mapping[str, HookDecision] = {"allow": "allow", "ask": "ask", "deny": "deny"}
+_OLD_PERMISSIONS: Mapping[str, HookDecision] = {"approve": "allow", "block": "deny"}
+_BLOCKS: Mapping[str, HookDecision | None] = {"approve": None, "block": "block"}
+_STRICTNESS: Mapping[HookDecision | None, int] = {None: 0, "allow": 1, "ask": 2, "deny": 3}
+
+End = Literal["exited", "timed_out", "not_started", "lost", "shut_down"]
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """How a hook's process ended, and what it printed. ``exit_code`` is negative for a signal; ``cut``:
+    there was more output than was kept. ``lost``: it was killed from outside. ``duration`` is in
+    seconds."""
+
+    end: End
+    exit_code: int = 0
+    output: bytes = b""
+    errors: bytes = b""
+    cut: bool = False
+    duration: float = 0.0
+
+
+class _Unfit(Exception):  # noqa: N818 - what is wrong with the answer, for who wrote the hook
+    """The answer is not one that a hook can give; the text says why."""
+
+
+def read_answer(event: HookEvent, said: Said, timeout: float) -> HookResult:
+    """What a hook's end amounts to; whatever it printed.
+
+    Args:
+        timeout: how many seconds it was given.
+    """
+    updated = None
+    try:
+        answer, updated = _answer(event, said, timeout)
+    except _Unfit as unfit:
+        answer = HookAnswer("failed", reason=str(unfit))
+    return HookResult(
+        answer,
+        updated,
+        output=_shown(said.output),
+        errors=_shown(said.errors),
+        exit_code=said.exit_code if said.end == "exited" else None,
+        duration=said.duration,
+    )
+
+
+def _answer(
+    event: HookEvent, said: Said, timeout: float
+) -> tuple[HookAnswer, Mapping[str, Any] | None]:
+    if said.end != "exited":
+        return _no_answer(said, timeout), None
+    if said.exit_code == OBJECTS:
+        reason = _shown(said.errors).strip() or "it gave no reason"
+        objection: HookDecision = "deny" if event == "PreToolUse" else "block"
+        return HookAnswer("succeeded", objection, reason), None
+    if said.exit_code:
+        how = f"signal {-said.exit_code}" if said.exit_code < 0 else f"exit code {said.exit_code}"
+        return HookAnswer("failed", reason=f"{how} {_shown(said.errors).strip()}".strip()), None
+    if not said.output.lstrip().startswith(b"{"):
+        # As Claude Code does with what a SessionStart hook prints.
+        context = _shown(said.output).strip() if event == "RunStart" else ""
+        return HookAnswer("succeeded", context=context), None
+    return _from_json(event, _object(said))
+
+
+def _no_answer(said: Said, timeout: float) -> HookAnswer:
+    outcomes: dict[str, tuple[HookOutcome, str]] = {
+        "timed_out": ("timed_out", f"it took more than {timeout:g} s"),
+        "not_started": ("failed", f"it could not be started: {_shown(said.output)}"),
+        "lost": ("unknown", "it was killed from outside"),
+        "shut_down": ("interrupted", "it was cut off by a shutdown of the worker"),
+    }
+    outcome, reason = outcomes[said.end]
+    return HookAnswer(outcome, reason=reason)
+
+
+def _object(said: Said) -> Mapping[str, Any]:
+    if said.cut or len(said.output) > MOST_JSON_BYTES:
+        raise _Unfit(f"it printed more than the {MOST_JSON_BYTES:,} bytes that an answer can have")
+    try:
+        found = read_json(said.output.decode(), once=True)
+    except KeyTwiceError as error:
+        raise _Unfit(f"what it printed makes no sense: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise _Unfit(f"what it printed begins with {{ and is not JSON: {error}") from error
+    assert isinstance(found, dict), "what begins with { is an object"
+    return found
+
+
+def _from_json(
+    event: HookEvent, data: Mapping[str, Any]
+) -> tuple[HookAnswer, Mapping[str, Any] | None]:
+    specific = data.get("hookSpecificOutput")
+    if specific is None:
+        specific = {}
+    if not isinstance(specific, dict):
+        raise _Unfit("hookSpecificOutput is not an object")
+    goes_on = data.get("continue")
+    if not (goes_on is None or isinstance(goes_on, bool)):
+        raise _Unfit("continue is neither true nor false")
+    stops = goes_on is False
+    decision, reason = _decision(event, data, specific)
+    if stops:
+        reason = _text(data, "stopReason") or reason
+    updated = specific.get("updatedInput") if event == "PreToolUse" else None
+    if updated is not None and not isinstance(updated, dict):
+        raise _Unfit("updatedInput is not an object")
+    context = _text(specific, "additionalContext")
+    return HookAnswer("succeeded", decision, reason, context, stops=stops), updated
+
+
+def _decision(
+    event: HookEvent, data: Mapping[str, Any], specific: Mapping[str, Any]
+) -> tuple[HookDecision | None, str]:
+    """What the answer says of its call or turn, and why. Of what it says in the old words and in the
+    new ones the stricter holds."""
+    if event != "PreToolUse":
+        return _known(data, "decision", _BLOCKS), _text(data, "reason")
+    said = (
+        (
+            _known(specific, "permissionDecision", _PERMISSIONS),
+            _text(specific, "permissionDecisionReason"),
+        ),
+        (_known(data, "decision", _OLD_PERMISSIONS), _text(data, "reason")),
+    )
+    strictest = max((decision for decision, _ in said), key=_STRICTNESS.__getitem__)
+    reasons = (reason for decision, reason in said if decision == strictest and reason)
+    return strictest, next(reasons, "")
+
+
+def _known(
+    data: Mapping[str, Any], name: str, known: Mapping[str, HookDecision | None]
+) -> HookDecision | None:
+    given = data.get(name)
+    if given is None:
+        return None
+    if not isinstance(given, str) or given not in known:
+        raise _Unfit(f"{name} is none of {', '.join(known)}")
+    return known[given]
+
+
+def _text(data: Mapping[str, Any], name: str) -> str:
+    given = data.get(name)
+    if given is None:
+        return ""
+    if not isinstance(given, str):
+        raise _Unfit(f"{name} is not a text")
+    return _cut(plain(given))
+
+
+def _shown(printed: bytes) -> str:
+    return _cut(plain(printed.decode("utf-8", "replace")))
+
+
+def _cut(text: str) -> str:
+    if len(text) <= MOST_CHARACTERS:
+        return text
+    return f"{text[:MOST_CHARACTERS]}\n[… {len(text) - MOST_CHARACTERS:,} characters are left out]"

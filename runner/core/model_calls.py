@@ -1,0 +1,395 @@
+"""Whether the next model call may begin: what it may use at the most, and what is left for it.
+
+Which failed model calls are tried again, and when.
+
+Sources: the API's error types and statuses (https://docs.claude.com/en/api/errors).
+
+What a model call sends, from what the run's journal says.
+
+Whether the next request fits the model's window, and what is done to it when it does not.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from runner.core import compaction
+from runner.core.budget import (
+    Ceiling,
+    JobBudget,
+    Reservation,
+    in_usd,
+    prompt_bound,
+    reserve,
+)
+from runner.core.compaction import Gauge, Squeeze, gauge, question
+from runner.core.context import is_worth_an_hour, paced
+from runner.core.conversation import Message, ModelRequest, Purpose, text_block, text_bytes
+from runner.core.entries import (
+    OUR_OWN_FAILURES,
+    PROMPT_TOO_LONG,
+    ContextCompacted,
+    ModelCallStarted,
+)
+from runner.core.prices import (
+    FREE,
+    PriceList,
+    Tariff,
+    Terms,
+)
+from runner.core.run import Ended, Requeued, Waiting
+from runner.core.spec import JobSpec, Patience
+from runner.core.state import OpenCall, RunView
+from runner.core.steps import CountTokens, Record, Step, settle
+from runner.errors import ModelCallError
+
+# What others have reserved comes back when their calls end.
+# Hundreds of runs may wait for it: each asks less often the longer it has waited.
+BUDGET_WAIT_SECONDS = 2.0
+LONGEST_BUDGET_WAIT_SECONDS = 20.0
+
+
+def tariffs_of(spec: JobSpec, prices: PriceList) -> dict[str, Tariff]:
+    """What the calls of a job's models are billed at, by model: of those that have a price."""
+    tariffs = {}
+    for model in (spec.model, spec.summary_model):
+        own = model == spec.model
+        terms = Terms.of(spec.provider, spec.model_options, own_model=own)
+        if (tariff := prices.tariff(model, terms)) is not None:
+            tariffs[model] = tariff
+    return tariffs
+
+
+def start_turn(view: RunView) -> Step:
+    """The step that begins the run's next turn, or that says why it cannot."""
+    progress = view.progress
+    prompt = prompt_bound(progress.last_prompt_tokens, progress.appended_bytes)
+    call = _turn(view, prompt)
+    if view.compacted.count and not _has_room(view, call):
+        # The last prompt was longer. What is sent by now takes long to count.
+        sent = prompt_bound(None, view.spec.request_bytes(view.sent))
+        call = _turn(view, min(prompt, sent))
+    if not isinstance(call, Reservation):
+        return stopped_by(view, call)
+    return start(view, view.spec.model, call, "turn")
+
+
+def _turn(view: RunView, prompt: int) -> Reservation | Ceiling:
+    return reserved(view, view.spec.model, prompt, view.limits.max_output_tokens)
+
+
+def _has_room(view: RunView, call: Reservation | Ceiling) -> bool:
+    """Whether a call fits what is left, with as long a reply as the job allows."""
+    if not isinstance(call, Reservation) or call.lowered:
+        return False
+    return view.purse is None or view.purse.verdict(call) == "fits"
+
+
+def reserved(view: RunView, model: str, prompt: int, most_output: int) -> Reservation | Ceiling:
+    """What a model call may use, or the ceiling that leaves no room for it.
+
+    Args:
+        prompt: the most tokens that it can send.
+        most_output: the most that it should reply with.
+    """
+    hour_cache = view.spec.hour_cache
+    if hour_cache is None:
+        hour_cache = is_worth_an_hour(
+            paced(view.progress.pace.last_at, view.progress.pace.slow, view.now)[1]
+        )
+    return reserve(
+        view.limits,
+        view.used,
+        prompt,
+        most_output=most_output,
+        thinking_tokens=view.spec.thinking_tokens if model == view.spec.model else 0,
+        tariff=view.tariffs.get(model, FREE),
+        hour_cache=hour_cache,
+    )
+
+
+def start(view: RunView, model: str, call: Reservation, purpose: Purpose) -> Step:
+    """Begin a call, when the job's budget has room for it."""
+    if model not in view.tariffs and _is_cost_limited(view):
+        detail = (
+            f"the cost is limited, and {model} has no price in this worker's list: "
+            "add it to the file that RUNNER_PRICES names, and retry"
+        )
+        return settle(Ended("failed", "no_price", detail))
+    if view.purse is not None:
+        match view.purse.verdict(call):
+            case "later":
+                return settle(Requeued(view.now + _wait(view.progress.budget_waits), "budget"))
+            case "never":
+                return settle(Waiting("budget", _lacking(view.purse, call)))
+    number = view.progress.model_calls + 1
+    return Record(ModelCallStarted(number, call, view.now, purpose))
+
+
+def _lacking(purse: JobBudget, call: Reservation) -> str:
+    """What the next call may use, and what the caps leave for it."""
+    parts = []
+    if purse.most_tokens is not None:
+        left = max(0, purse.most_tokens - purse.spent_tokens)
+        parts.append(f"{call.worst_case:,} tokens, and {left:,} are left")
+    if purse.most_cost is not None:
+        left = max(0, purse.most_cost - purse.spent_cost)
+        parts.append(f"{in_usd(call.worst_cost)}, and {in_usd(left)} is left")
+    return f"its next call may use {'; '.join(parts)}"
+
+
+def _wait(waits: int) -> float:
+    return min(LONGEST_BUDGET_WAIT_SECONDS, BUDGET_WAIT_SECONDS * 2.0 ** min(waits, 10))
+
+
+def may_ever_start(view: RunView, model: str, call: Reservation) -> bool:
+    """Whether a call is one that ``start`` would begin, at once or later, with the limits as they
+    are."""
+    if model not in view.tariffs and _is_cost_limited(view):
+        return False
+    return view.purse is None or view.purse.verdict(call) != "never"
+
+
+def _is_cost_limited(view: RunView) -> bool:
+    of_job = view.purse is not None and view.purse.most_cost is not None
+    return of_job or view.limits.cost_ceiling is not None
+
+
+def stopped_by(view: RunView, ceiling: Ceiling) -> Step:
+    """The step that ends a run which has used up one of its ceilings."""
+    used_up, limits = view.used, view.limits
+    if ceiling == "cost_ceiling":
+        used = f"{in_usd(used_up.cost)} of {in_usd(limits.cost_ceiling or 0)} is used"
+    else:
+        used = f"{used_up.tokens:,} of {limits.token_ceiling:,} tokens are used"
+    detail = f"{used}; what is left is too little for the next call"
+    return settle(Ended("stopped", ceiling, detail))
+
+
+IN_HAND_SECONDS = 5.0  # a longer wait is stored, and the worker freed
+FIRST_DELAY = 1.0
+LONGEST_DELAY = 600.0
+
+_RETRIED_STATUSES = frozenset({408, 409, 429})
+_RETRIED_KINDS = frozenset(
+    {
+        "rate_limit_error",
+        "overloaded_error",
+        "api_error",
+        "timeout_error",
+        "connection",
+        "stream_cut",
+        "stream_stalled",
+        "stream_broken",
+        "call_deadline",
+    }
+)
+
+
+def is_retried(error: ModelCallError) -> bool:
+    """Whether the call may be tried again: the status decides where there is one, else the kind."""
+    if error.status is not None and error.status >= 400:
+        return error.status >= 500 or error.status in _RETRIED_STATUSES
+    return error.kind in _RETRIED_KINDS
+
+
+def delay(failures: int, retry_after: float | None, jitter: float) -> float:
+    """Seconds to wait after the n-th failure in a row: exponential with jitter, at most ten minutes,
+    and never less than the API asked for.
+
+    Args:
+        failures: failures in a row, this one included (1 for the first).
+        jitter: a random number from 0 to 1; the wait is 50 to 100 % of the exponential one.
+    """
+    exponential = min(LONGEST_DELAY, FIRST_DELAY * 2.0 ** min(failures - 1, 20))
+    wait = exponential * (0.5 + jitter / 2)
+    return max(wait, (retry_after or 0.0) * (1.0 + jitter / 10))
+
+
+def retry_at(
+    error: ModelCallError,
+    *,
+    failures: int,
+    first_failure_at: float,
+    now: float,
+    jitter: float,
+    patience: Patience,
+) -> float | None:
+    """When to try again (seconds since the epoch), or None when that is the end of it. What was too
+    long is tried again at once, shorter, and so is what a shutdown cut.
+
+    Args:
+        failures: failures in a row, this one included.
+        first_failure_at: when the first of them was seen, in seconds since the epoch.
+    """
+    if error.kind == PROMPT_TOO_LONG or error.kind in OUR_OWN_FAILURES:
+        return now
+    if not is_retried(error) or failures >= patience.max_attempts:
+        return None
+    at = now + delay(failures, error.retry_after, jitter)
+    return at if at - first_failure_at <= patience.max_seconds else None
+
+
+_OPTIONS_OF_ANY_CALL = frozenset(
+    {
+        "betas",
+        "extra_headers",
+        "inference_geo",
+        "metadata",
+        "service_tier",
+        "user_profile_id",
+        "workspace_id",
+    }
+)
+
+
+def turn_request(view: RunView, call: OpenCall) -> ModelRequest:
+    """The request of a turn: the job's system prompt and tools, and the conversation as it is sent."""
+    return ModelRequest(
+        model=view.spec.model,
+        system=view.spec.system,
+        tools=view.spec.tools,
+        messages=view.sent,
+        max_tokens=call.reservation.max_tokens,
+        options=view.spec.model_options,
+        run_id=view.run_id,
+        item_key=view.item_key,
+        reply_number=view.progress.turns,
+        hour_cache=call.reservation.hour_cache,
+        agent_type=view.agent_type,
+    )
+
+
+def next_request(view: RunView) -> ModelRequest:
+    """The request that the next turn would send."""
+    most = view.limits.max_output_tokens
+    return turn_request(view, OpenCall(0, view.attempt, Reservation(most, 0, lowered=False)))
+
+
+def summary_request(view: RunView, call: OpenCall) -> ModelRequest:
+    """The request for a summary of the middle of the conversation: without tools, and without those of
+    the job's options that shape its own replies."""
+    question = compaction.question(view)
+    if question is None:
+        raise ValueError(f"there is nothing to summarise in {view.run_id}")
+    spec = view.spec
+    return ModelRequest(
+        model=spec.summary_model,
+        system=question.system,
+        tools=(),
+        messages=(Message("user", (text_block(question.text),)),),
+        max_tokens=call.reservation.max_tokens,
+        options=_summary_options(spec),
+        run_id=view.run_id,
+        item_key=view.item_key,
+        reply_number=view.progress.turns,
+        purpose="summary",
+        hour_cache=call.reservation.hour_cache,
+        agent_type=view.agent_type,
+    )
+
+
+def _summary_options(spec: JobSpec) -> dict[str, Any]:
+    """How a job's calls are sent and billed, whatever they are for. Not every model has a fast mode:
+    only the job's own is asked for it."""
+    names = _OPTIONS_OF_ANY_CALL
+    if spec.summary_model == spec.model:
+        names |= {"speed"}
+    options = spec.model_options
+    kept = {name: value for name, value in options.items() if name in names}
+    extra = options.get("extra_body") or {}
+    extra = {name: value for name, value in extra.items() if name in names}
+    return {**kept, "extra_body": extra} if extra else kept
+
+
+MOST_REFUSALS = 2  # in a row that are answered by making the prompt shorter
+
+# Of the room: from here on the API is asked how long a prompt is that has only been estimated, and so
+# close to the gate every other.
+ESTIMATED_CLOSE, CLOSE = 0.5, 0.1
+
+_OFF = (
+    "the API found the prompt too long, and context.compaction is off: submit the job with "
+    'compaction = "auto", or with smaller items'
+)
+_REFUSED_WHOLE = (
+    "the API found the prompt too long, and nothing of it can be made shorter: give the job smaller "
+    "items, or the context.window that the model really has"
+)
+_REFUSED = (
+    "the API found the prompt too long {} times in a row, though it was made shorter: give the job "
+    "the context.window that the model really has, or smaller items"
+)
+
+
+def fit_context(view: RunView) -> Step | None:
+    """The next step towards a request that fits; None when it does.
+
+    Costs nothing that grows with the conversation as long as it fits.
+    """
+    fullness = view.progress.fullness
+    if view.spec.context.compaction == "off":
+        return _stopped(_OFF) if fullness.must_shrink else None
+    if fullness.refused > MOST_REFUSALS:
+        return _stopped(_REFUSED.format(fullness.refused))
+    found = gauge(view)
+    if not fullness.must_shrink:
+        if _is_in_doubt(view, found):
+            return CountTokens()
+        if found.tokens <= found.room:
+            return None
+    return _shrink(view, found)
+
+
+def _is_in_doubt(view: RunView, found: Gauge) -> bool:
+    """Whether the API is to be asked how long the prompt is: at most once a turn, so not again by an
+    attempt that only tries again or waits for a budget."""
+    progress = view.progress
+    if view.counted is not None and view.counted.turns == progress.turns:
+        return False
+    if progress.tries or progress.budget_waits:
+        return False
+    if view.progress.fullness.measured is None:
+        return found.tokens >= ESTIMATED_CLOSE * found.room
+    return abs(found.tokens - found.room) <= CLOSE * found.room
+
+
+def _shrink(view: RunView, found: Gauge) -> Step:
+    """Old results are clipped; if that is not enough, the middle is summarised or, without a model,
+    its oldest turns are left out. When neither leaves enough room, it has at least to fit. Only where
+    the recent turns alone are too long are their results clipped, and last of all they go."""
+    aim, fit = (Squeeze.of(view, found, limit) for limit in (found.goal, found.room))
+    for squeeze in (aim, fit):
+        if (made := squeeze.clip_old()) is not None:
+            return Record(ContextCompacted(made))
+        if (made := squeeze.leave_out()) is not None:
+            return _summary(view) or Record(ContextCompacted(made))
+    for squeeze in (aim, fit):
+        if (made := squeeze.clip_recent()) is not None:
+            return Record(ContextCompacted(made))
+    if (made := aim.all_it_takes() or fit.all_it_takes()) is not None:
+        return _summary(view) or Record(ContextCompacted(made))
+    if view.progress.fullness.must_shrink:
+        return _stopped(_REFUSED_WHOLE)
+    return _stopped(
+        f"the window of {view.window:,} tokens has room for a prompt of {found.room:,}, and the "
+        "task, the tools and the last turn need more: give the job a larger context.window, a "
+        "smaller context.reserve or a shorter prompt"
+    )
+
+
+def _summary(view: RunView) -> Step | None:
+    """The call for a summary; None when it is of no use or cannot be paid for."""
+    asked = question(view)
+    if view.progress.fullness.summary_failed or asked is None:
+        return None
+    model = view.spec.summary_model
+    prompt = prompt_bound(None, text_bytes(asked.system) + text_bytes(asked.text))
+    call = reserved(view, model, prompt, asked.most_output)
+    if not isinstance(call, Reservation) or not may_ever_start(view, model, call):
+        return None
+    return start(view, model, call, "summary")
+
+
+def _stopped(detail: str) -> Step:
+    return settle(Ended("stopped", "context_window", detail))

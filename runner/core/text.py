@@ -1,0 +1,245 @@
+"""Untrusted text made harmless to show.
+
+JSON as RFC 8259 has it: what Python's own reader takes beyond that, no database and no API takes.
+
+What Runner itself says to the model, as the user.
+
+What failures have in common: their words without what differs from run to run.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import unicodedata
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+# Every control character but tab and newline, and what UTF-8 cannot hold.
+_HARMFUL = re.compile(r"\r\n?|[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+
+
+def plain(text: str) -> str:
+    """Return ``text`` with control characters as escapes (``\\x1b``), carriage returns as line ends and
+    lone surrogates replaced."""
+    return _HARMFUL.sub(_spell, text)
+
+
+def _spell(harmful: re.Match[str]) -> str:
+    character = harmful[0]
+    if character in ("\r", "\r\n"):
+        return "\n"
+    if "\ud800" <= character <= "\udfff":
+        return "\ufffd"
+    code = ord(character)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
+def visible(text: str) -> str:
+    """Return ``text`` on one line with every character visible that could steer a terminal or reorder
+    or hide text: control, format and bidi characters, line separators, lone surrogates."""
+    if text.isprintable():
+        return text
+    return "".join(map(_visible_character, text))
+
+
+def _visible_character(character: str) -> str:
+    if character in "\n\r\t":
+        return {"\n": "⏎", "\r": "␍", "\t": " "}[character]
+    code = ord(character)
+    if code < 0x20:
+        return chr(0x2400 + code)
+    if unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp"):
+        return f"\\u{code:04x}"
+    return character
+
+
+def shorten(text: str, length: int) -> str:
+    """Return ``text`` on one visible line of at most ``length`` characters."""
+    line = visible(text.strip()[: length + 1])
+    return line if len(line) <= length else line[: length - 1] + "…"
+
+
+# Whoever goes through a value calls itself for what is in it, some several times a level, and Python
+# ends that after 1,000 calls (https://docs.python.org/3/library/sys.html#sys.getrecursionlimit).
+DEEPEST = 200
+_LONGEST_KEY = 60
+
+
+class KeyTwiceError(ValueError):
+    """An object of a JSON text has a key twice: readers differ in which of its values they take."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"it has the key {_shown(key)} twice in one object")
+        self.key = key
+
+
+def read_json(text: str, deepest: int = DEEPEST, *, once: bool = False) -> Any:
+    """The value of a JSON text.
+
+    Args:
+        deepest: how many lists and objects may lie in one another.
+        once: refuse an object that has a key twice, of which the last would count.
+
+    Raises:
+        KeyTwiceError: ``once``, and a key is there twice.
+        ValueError: it is not JSON, or holds NaN, Infinity or a number beyond a float's range.
+        RecursionError: it is nested more deeply than that.
+    """
+    value = json.loads(
+        text,
+        parse_constant=_refuse_constant,
+        parse_float=_finite,
+        object_pairs_hook=_each_once if once else None,
+    )
+    if text.count("[") + text.count("{") > deepest:
+        _refuse_deeper(value, deepest)
+    return value
+
+
+def _each_once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise KeyTwiceError(key)
+        found[key] = value
+    return found
+
+
+def _shown(key: str) -> str:
+    return ascii(key if len(key) <= _LONGEST_KEY else f"{key[:_LONGEST_KEY]}…")
+
+
+def _refuse_deeper(value: Any, deepest: int) -> None:
+    level = [value] if isinstance(value, list | dict) else []
+    for _ in range(deepest):
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, list | dict)
+        ]
+    if level:
+        raise RecursionError(f"it is nested more than {deepest} deep")
+
+
+def _finite(digits: str) -> float:
+    value = float(digits)
+    if not math.isfinite(value):
+        raise ValueError(f"{digits[:20]} is too large a number")
+    return value
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+CONTINUE_TEXT = "Your reply was cut off at the output limit. Go on from where it stopped."
+NUDGE_TEXT = (
+    "Your last reply was empty. If the task is done, say so in a sentence; if not, go on with it."
+)
+SMALLER_STEPS_TEXT = (
+    "Your reply was cut off at the output limit before any part of it was whole. "
+    "Go on in smaller steps."
+)
+RESUME_TEXT = "Go on."
+RESULT_TEXT = (
+    "You have not submitted your result. If the work is done, call submit_result with it; "
+    "if not, go on with the work first."
+)
+VERIFY_TEXT = (
+    "Your work was verified and does not pass yet. This is what the command below gave; mend what "
+    "it shows, and end your turn when it is mended.\n\n$ {command}\n{output}"
+)
+# To a coordinator, after its task.
+SPLIT_TEXT = (
+    "Do not do this task yourself. First look at as much as you need to see its parts, then call "
+    "split_task with the parts: others work on them side by side. You are given what they made of "
+    "them, and join it."
+)
+SPLIT_AGAIN_TEXT = "You have not split the task. Call split_task with its parts now."
+WHOLE_TEXT = (
+    "As the task was not split, one sub-agent was given the whole of it. What it gave is below. Say "
+    "what came of the task.\n\n{result}"
+)
+# To a run that goes on from a turn of another, when that one's folders are named there.
+_FORKED = (
+    "Where paths above have {theirs}, yours have {ours} in its place: use those, or paths below your "
+    "current folder, and leave the others alone."
+)
+FORKED_TEXT = f"From here on this conversation is another run's. {_FORKED}"
+FORKED_WITH_FILES_TEXT = (
+    "From here on this conversation is another run's, which works in a folder of its own with the "
+    f"same files. {_FORKED}"
+)
+
+# To a sub-agent that begins with the conversation of another, when that one's outputs are named there.
+SNAPSHOT_TEXT = (
+    "What the paths of outputs above say is in the folder outputs/{theirs} is for you in "
+    "outputs/{ours}, under the same name."
+)
+
+OWN_TEXTS = frozenset(
+    {
+        CONTINUE_TEXT,
+        NUDGE_TEXT,
+        SMALLER_STEPS_TEXT,
+        RESUME_TEXT,
+        RESULT_TEXT,
+        SPLIT_AGAIN_TEXT,
+    }
+)
+
+
+_LONGEST = 160
+_LONGEST_READ = 2_000  # of a line; what is told of it is far shorter
+
+_REPLACED = (
+    (re.compile(r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b", re.IGNORECASE), "<id>"),
+    (re.compile(r"\b[a-z]{2,9}_(?=[0-9A-Za-z]*\d)[0-9A-Za-z]{10,}(?:_\d+)*\b"), "<id>"),
+    (re.compile(r"(?<![\w<>])(?:~|\.{1,2})?(?:/[\w.@+-]+)+/?"), "<path>"),
+    (re.compile(r"(?<![\w<>/])[\w.@+-]+(?:/[\w.@+-]+)+/?"), "<path>"),
+    (re.compile(r"\b0x[0-9a-f]+\b", re.IGNORECASE), "<hex>"),
+    (re.compile(r"\b(?=[0-9a-f]*\d)(?=[0-9a-f]*[a-f])[0-9a-f]{7,}\b", re.IGNORECASE), "<hex>"),
+    (re.compile(r"\d+(?:[.,:]\d+)*"), "<n>"),
+)
+# The first kind of line that there is tells the most: an exception, an error, whatever comes last.
+_TELLING = (
+    re.compile(r"^(?:E\s+)?(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception)\b"),
+    re.compile(r"\b(?:error|fatal|panicked|FAILED|not found|No such)\b"),
+    re.compile(r"\b(?:fail(?:ed|ure|ures)?|exception|traceback)\b", re.IGNORECASE),
+)
+
+
+def signature(text: str, item_key: str = "") -> str:
+    """A line without its numbers, ids, paths and hexadecimal digits, and without the item's key: the
+    same for failures that are the same but for these. It is safe to print."""
+    line = visible(text[:_LONGEST_READ]).strip()
+    if len(item_key) > 1 and (key := visible(item_key)) in line:
+        line = re.sub(rf"(?<!\w){re.escape(key)}(?!\w)", "<item>", line)
+    for pattern, name in _REPLACED:
+        line = pattern.sub(name, line)
+    line = " ".join(line.split())
+    return line if len(line) <= _LONGEST else line[: _LONGEST - 1] + "…"
+
+
+def telling_line(output: str) -> str:
+    """The line of a command's output that says best why it failed; empty when it said nothing."""
+    lines = [line.strip()[:_LONGEST_READ] for line in output.splitlines() if line.strip()]
+    for pattern in _TELLING:
+        found = next((line for line in lines if pattern.search(line)), None)
+        if found is not None:
+            return found
+    return lines[-1] if lines else ""
+
+
+def failure_signature(detail: str, item_key: str, output: str | None) -> str:
+    """The signature of a run that failed or was stopped.
+
+    Args:
+        detail: the run's own words.
+        output: of its last verification, where it failed by that; None otherwise.
+    """
+    said = telling_line(output) if output else ""
+    return signature(said or detail, item_key)

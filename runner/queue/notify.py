@@ -1,0 +1,108 @@
+"""Puts wake-ups into the RQ queue.
+
+What a wake-up looks like in the queue, and how one is read without trusting it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from collections.abc import Sequence
+
+import redis
+from rq import Queue
+from rq.serializers import JSONSerializer
+
+from runner.core.agents import DEEPEST
+from runner.errors import UnreachableError
+from runner.queue.connection import connect_impatiently
+
+QUEUE_NAME = "runner"
+
+FUNCTION_NAME = "runner.wake_up"
+"""What RQ is told to call. It does not exist: only Runner's own worker takes wake-ups, and it calls
+nothing that is named in Redis. A stock RQ worker on this queue fails the wake-up, and the
+dispatcher rings again."""
+
+_RUN_ID = re.compile(rf"run_[0-9a-z]{{26}}(\.[0-9]{{1,4}}){{0,{DEEPEST}}}", re.ASCII)
+_LONGEST_DATA = 4096
+
+
+def is_run_id(value: object) -> bool:
+    """Whether ``value`` is the text of a whole run id."""
+    return isinstance(value, str) and _RUN_ID.fullmatch(value) is not None
+
+
+def read_run_id(data: bytes) -> str:
+    """The run id in an RQ job's ``data`` field.
+
+    The field is what RQ's JSON serializer made of (function, instance, args, kwargs), compressed
+    (``rq.job.Job.restore``). Whoever can write to Redis can put anything here, so it is parsed
+    within bounds, nothing in it is imported, and only the first argument is looked at.
+
+    Raises:
+        ValueError: anything else than a run id was found.
+    """
+    try:
+        plain = zlib.decompressobj().decompress(data, _LONGEST_DATA)
+        _function, _instance, arguments, _keywords = json.loads(plain)
+        run_id = arguments[0]
+    except (zlib.error, ValueError, TypeError, LookupError, RecursionError) as error:
+        raise ValueError(f"not a wake-up ({type(error).__name__}: {error})") from error
+    if not is_run_id(run_id):
+        raise ValueError("not a wake-up (its argument is not a run id)")
+    return str(run_id)
+
+
+UNTAKEN_SECONDS = 3600
+"""A wake-up that nobody takes goes away; the dispatcher has rung again long before."""
+
+FAILED_SECONDS = 600
+
+ANSWER_SECONDS = 1.0
+"""How long Redis may take for it; one that hangs must not hold up the dispatcher's pass."""
+
+
+class RqDoorbell:
+    """``runner.ports.Doorbell`` over RQ.
+
+    Each ring makes RQ jobs with fresh ids: ``unique=True`` would refuse a run for as long as RQ
+    remembers an earlier wake-up of it.
+
+    Args:
+        connection: says which server; the doorbell opens a connection of its own to it.
+    """
+
+    def __init__(self, connection: redis.Redis, queue_name: str = QUEUE_NAME) -> None:
+        impatient = connect_impatiently(connection, ANSWER_SECONDS)
+        self._queue = Queue(queue_name, connection=impatient, serializer=JSONSerializer)
+
+    def ring(self, run_ids: Sequence[str]) -> None:
+        """Put a wake-up for each run in the queue, in one round trip. It is tried once:
+        the dispatcher, which has leases to look after, must not wait here, and rings again.
+
+        Raises:
+            UnreachableError: Redis does not answer or refuses; the runs stay due.
+        """
+        if not run_ids:
+            return
+        wake_ups = [
+            Queue.prepare_data(
+                FUNCTION_NAME,
+                args=(run_id,),
+                description=run_id,
+                timeout=-1,
+                result_ttl=0,
+                failure_ttl=FAILED_SECONDS,
+                ttl=UNTAKEN_SECONDS,
+            )
+            for run_id in run_ids
+        ]
+        try:
+            self._queue.enqueue_many(wake_ups)
+        except redis.RedisError as error:
+            raise UnreachableError(
+                f"Redis takes no wake-ups ({error}); the runs stay due: check that it runs and"
+                " that RUNNER_REDIS_URL names it"
+            ) from error

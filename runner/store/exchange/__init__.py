@@ -1,1 +1,0 @@
-"""What leaves the database as an export, and what comes into it from one."""

@@ -1,0 +1,394 @@
+"""Forking: a new run that goes on from a turn of another, with its messages and its files.
+
+What is copied is copied as it is, to the byte: so the API finds the prompt in its cache, and accepts
+the thinking in it, which is signed together with all that was sent before it
+(https://platform.claude.com/docs/en/build-with-claude/preserved-thinking).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Row,
+    and_,
+    exists,
+    insert,
+    or_,
+    select,
+    update,
+)
+
+from runner.core.agents import Split
+from runner.core.children import split_of
+from runner.core.context import Compacted, estimate, is_measurement, sent_messages, tokens_of
+from runner.core.conversation import (
+    CUT_REASONS,
+    Block,
+    Message,
+    Usage,
+    content_bytes,
+    content_text,
+)
+from runner.core.events import INPUT_SUMMARY_LENGTH, Event, signed_event
+from runner.core.hook_decisions import end_turns
+from runner.core.hooks import Hooked
+from runner.core.run import ENDED, RUNNER, UNKNOWN, Author
+from runner.core.spec import JobSpec, NewRun
+from runner.core.state import Fullness, Progress, Stop
+from runner.core.text import FORKED_TEXT, FORKED_WITH_FILES_TEXT, shorten
+from runner.errors import NotFoundError, UsageError
+from runner.store import jobs as job_rows
+from runner.store.control import Change, refuse_child
+from runner.store.database import Database
+from runner.store.run_state import (
+    copy_rows,
+    load_compacted,
+    progress_from_row,
+    progress_to_json,
+    with_instructions_of,
+)
+from runner.store.snapshots import snapshot_after_turn
+from runner.store.tables import (
+    blocks,
+    compactions,
+    events,
+    jobs,
+    model_calls,
+    queued_messages,
+    run_instructions,
+    run_items,
+    runs,
+    tool_calls,
+    tool_outputs,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """A run's conversation up to a turn's end, and what is known of the turn. ``since`` is what was
+    added after its model call, which is ``call`` (None where it is not known any more), and ``tree``
+    the workspace's at its end; ``split`` as in ``Progress``."""
+
+    number: int
+    messages: tuple[Message, ...]
+    compacted: Compacted
+    since: tuple[Block, ...]
+    call: Row[Any] | None
+    has_calls: bool
+    has_submitted: bool
+    tree: str | None
+    split: Split
+
+    @property
+    def sent(self) -> tuple[Message, ...]:
+        """The messages as the model is sent them."""
+        return sent_messages(self.messages, self.compacted)
+
+    @property
+    def stop(self) -> Stop | None:
+        """What is still to be answered of its reply."""
+        reason = None if self.call is None or not self.since else self.call.stop_reason
+        if reason in CUT_REASONS or (reason == "pause_turn" and not self.has_calls):
+            return Stop(reason, lowered=False, empty=False)
+        return None
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the model has nothing more to do unless somebody says so."""
+        spoke_last = bool(self.since) and not self.has_calls
+        return self.has_submitted or (spoke_last and self.stop is None)
+
+
+def fork(
+    database: Database,
+    run_id: str,
+    turn: int,
+    now: float,
+    *,
+    text: str | None = None,
+    model: str | None = None,
+    author: Author = UNKNOWN,
+) -> Change:
+    """Begin a run of the same job as a copy of another, as that was when a turn had ended: after the
+    reply and the results of its tools, before anybody said more. The other run stays as it is, and
+    may be in any state.
+
+    Args:
+        turn: 0 is before the first.
+        now: seconds since the epoch.
+        text: what is said to the new run.
+        model: what it calls instead of the other run's model.
+        author: who says so, for the record.
+
+    Raises:
+        NotFoundError: there is no such run.
+        UsageError: it has no such turn, or the turn has not ended, or nobody says how to go on after
+            a final reply, or the files of that turn are not known, or it is a sub-agent, or a session
+            of Claude Code's; what to do.
+    """
+    for what, given in (("message", text), ("model's name", model)):
+        if given is not None and not given.strip():
+            raise UsageError(f"the {what} is empty: leave the option out, or fill it in")
+        if given is not None and not job_rows.is_storable(given):
+            raise UsageError(f"the {what} has a character that cannot be stored: leave it out")
+
+    def work(connection: Connection) -> Change:
+        run = _load_run(connection, run_id)
+        refuse_child(run.id, "forked")
+        spec = job_rows.spec_to_go_on(connection, run.job_id)
+        _refuse_unfinished(connection, run, spec, turn)
+        found = _load_turn(connection, run, spec, turn)
+        if found.is_final and text is None:
+            raise UsageError(
+                f"turn {turn} of {run.id} was its last word: say what to do next with --say"
+            )
+        _refuse_without_files(run, spec, found)
+        return _store(connection, run, spec, found, text, model, now, author)
+
+    return database.write(work)
+
+
+def _load_run(connection: Connection, run_id: str) -> Row[Any]:
+    query = select(runs, jobs.c.workspace_id.label("job_workspace_id"))
+    query = query.join(jobs, jobs.c.id == runs.c.job_id).where(runs.c.id == run_id)
+    run = connection.execute(query).one_or_none()
+    if run is None:
+        raise NotFoundError(f"no run is named {run_id}")
+    return run
+
+
+def _refuse_unfinished(connection: Connection, run: Row[Any], spec: JobSpec, turn: int) -> None:
+    if turn > run.turns:
+        last = f"its last is {run.turns}" if run.turns else "it has made none (0 is its beginning)"
+        raise UsageError(f"{run.id} has no turn {turn}: {last}")
+    unanswered = exists().where(
+        tool_calls.c.run_id == run.id, tool_calls.c.turn == turn, tool_calls.c.ended_at.is_(None)
+    )
+    if connection.execute(select(unanswered)).scalar():
+        raise UsageError(
+            f"turn {turn} of {run.id} has not ended, as tool calls of it have no results: fork it at "
+            f"{turn - 1}"
+        )
+    if turn and turn == run.turns and _has_hooks_to_run(connection, run, spec):
+        raise UsageError(
+            f"turn {turn} of {run.id} has not ended, as hooks of it may still change files: fork it "
+            f"when they have run, or at {turn - 1}"
+        )
+
+
+def _has_hooks_to_run(connection: Connection, run: Row[Any], spec: JobSpec) -> bool:
+    """Whether hooks are still to run after the calls of a run's last turn."""
+    if run.state in ENDED or not end_turns(spec):
+        return False
+    calls = exists().where(tool_calls.c.run_id == run.id, tool_calls.c.turn == run.turns)
+    is_open = progress_from_row(run).hooked.closed < run.turns
+    return is_open and bool(connection.execute(select(calls)).scalar())
+
+
+def _refuse_without_files(run: Row[Any], spec: JobSpec, turn: _Turn) -> None:
+    if turn.number and spec.is_recorded and turn.tree is None:
+        raise UsageError(
+            f"the files of {run.id} after turn {turn.number} are not known, as none were recorded "
+            "then: fork it at 0"
+        )
+
+
+def _load_turn(connection: Connection, run: Row[Any], spec: JobSpec, number: int) -> _Turn:
+    query = select(blocks).where(blocks.c.run_id == run.id, _is_copied(number))
+    rows = connection.execute(query.order_by(blocks.c.message, blocks.c.position)).all()
+    grouped = groupby(rows, lambda row: (row.message, row.role))
+    messages = tuple(Message(role, tuple(r.content for r in rs)) for (_, role), rs in grouped)
+    query = select(
+        tool_calls.c.turn, tool_calls.c.name, tool_calls.c.outcome, tool_calls.c.started_attempt
+    ).where(tool_calls.c.run_id == run.id, tool_calls.c.turn <= number)
+    made = connection.execute(query).all()
+    calls = [(call.name, call.outcome) for call in made if call.turn == number]
+    started = [call.started_attempt is not None for call in made if spec.splits(call.name)]
+    tool = spec.result_tool
+    return _Turn(
+        number=number,
+        messages=messages,
+        compacted=load_compacted(connection, run.id, until_turn=number),
+        since=tuple(row.content for row in rows if number and row.turn == number),
+        call=_model_call(connection, run, number),
+        has_calls=bool(calls),
+        has_submitted=tool is not None and (tool.name, "succeeded") in calls,
+        tree=snapshot_after_turn(connection, run.id, number),
+        split=split_of(spec, messages, started),
+    )
+
+
+def _is_copied(turn: int) -> ColumnElement[bool]:
+    """The blocks up to a turn's end: of those with its number, the reply and the results of its tools,
+    not what was said after them. The first block of all is the prompt."""
+    of_turn = or_(blocks.c.role == "assistant", blocks.c.type == "tool_result")
+    is_prompt = and_(blocks.c.message == 0, blocks.c.position == 0)
+    return or_(is_prompt, blocks.c.turn < turn, and_(blocks.c.turn == turn, of_turn))
+
+
+def _model_call(connection: Connection, run: Row[Any], turn: int) -> Row[Any] | None:
+    """The one that gave the reply of a turn: of a turn that was copied, it is the other run's."""
+    while run.fork_of is not None and turn <= run.fork_turn:
+        run = connection.execute(select(runs).where(runs.c.id == run.fork_of)).one()
+    query = (
+        select(model_calls)
+        .where(
+            model_calls.c.run_id == run.id,
+            model_calls.c.turn == turn,
+            model_calls.c.purpose == "turn",
+            model_calls.c.stop_reason.is_not(None),
+        )
+        .order_by(model_calls.c.number.desc())
+        .limit(1)
+    )
+    return connection.execute(query).one_or_none()
+
+
+def _store(
+    connection: Connection,
+    run: Row[Any],
+    spec: JobSpec,
+    turn: _Turn,
+    text: str | None,
+    model: str | None,
+    now: float,
+    author: Author,
+) -> Change:
+    new = NewRun(run.item_key, None, turn.messages[0].blocks[0]["text"])
+    opened = job_rows.open_run(run.job_id, new, spec, run.job_workspace_id, now, author)
+    fork_id = opened.run["id"]
+    called = model or run.model or spec.model
+    said = [(RUNNER, _where_it_is(run, spec, turn, fork_id)), (author, text)]
+    texts = [each for _, each in said if each is not None]
+    forked = {"of": run.id, "turn": turn.number, "model": called, "messages": len(turn.messages)}
+    happened = [signed_event("forked", author, forked), *_queued_events(said)]
+    row = opened.run | {
+        "fork_of": run.id,
+        "fork_turn": turn.number,
+        "model": None if called == spec.model else called,
+        # It may use as much as the other, of turns as well: they are counted on from the other's.
+        "max_turns": turn.number + run.max_turns,
+        **{name: getattr(run, name) for name in _OWN_LIMITS},
+        "turns": turn.number,
+        "message_count": len(turn.messages),
+        "queued_count": len(texts),
+        "event_count": 1 + len(happened),
+        "start_tree": run.start_tree,
+    }
+    if turn.tree is not None:
+        row |= _place_of_tree(run, spec)
+    connection.execute(insert(runs).values(row))
+    _copy(connection, run.id, fork_id, turn.number)
+    sees = with_instructions_of(connection, fork_id, spec)
+    progress = progress_to_json(_progress(run, sees, turn, called))
+    counted = {"progress": progress, "compaction_count": turn.compacted.count}
+    connection.execute(update(runs).where(runs.c.id == fork_id).values(**counted))
+    if texts:
+        queued = [{"run_id": fork_id, "text": each, "created_at": now} for each in texts]
+        connection.execute(insert(queued_messages), queued)
+    connection.execute(insert(events), [opened.event, *_event_rows(fork_id, happened, now)])
+    detail = f"forked from {run.id} after turn {turn.number}"
+    return Change(fork_id, run.item_key, "queued", True, detail)
+
+
+def _place_of_tree(run: Row[Any], spec: JobSpec) -> dict[str, str | None]:
+    """Where the other run's trees are: with a remote anywhere, also while sub-agents hold that run to the
+    host where they work."""
+    if spec.workspace is not None and spec.workspace.remote is not None:
+        return {"workspace_path": None, "workspace_id": None}
+    return {"workspace_path": run.workspace_path, "workspace_id": run.workspace_id}
+
+
+_OWN_LIMITS = ("token_ceiling", "cost_ceiling_usd", "working_time")
+
+
+def _queued_events(said: Sequence[tuple[Author, str | None]]) -> Iterator[Event]:
+    count = 0
+    for author, text in said:
+        if text is not None:
+            summary = {"text": shorten(text, INPUT_SUMMARY_LENGTH)}
+            old, new = {"queued_count": count}, {"queued_count": count + 1}
+            yield signed_event("message_queued", author, summary, old=old, new=new)
+            count += 1
+
+
+def _event_rows(run_id: str, happened: Sequence[Event], now: float) -> list[dict[str, Any]]:
+    return [
+        {
+            "run_id": run_id,
+            "number": number,
+            "at": now,
+            "attempt": 0,
+            "type": event.type,
+            "data": event.data,
+        }
+        for number, event in enumerate(happened, 2)
+    ]
+
+
+def _where_it_is(run: Row[Any], spec: JobSpec, turn: _Turn, fork_id: str) -> str | None:
+    """What the new run is told of its folders; None when the conversation names none of the other's.
+    Folders of workspaces and of outputs, and the outputs in them, have the run's id in their names."""
+    theirs, ours = (each.removeprefix("run_") for each in (run.id, fork_id))
+    if not any(theirs in content_text(block) for one in turn.sent for block in one.blocks):
+        return None
+    text = FORKED_WITH_FILES_TEXT if spec.is_recorded else FORKED_TEXT
+    return text.format(theirs=theirs, ours=ours)
+
+
+def _copy(connection: Connection, run_id: str, fork_id: str, turn: int) -> None:
+    """Copy the rows of a conversation up to a turn's end."""
+    copy_rows(connection, run_items, run_id, fork_id)
+    copy_rows(connection, blocks, run_id, fork_id, _is_copied(turn))
+    copy_rows(connection, tool_calls, run_id, fork_id, tool_calls.c.turn <= turn)
+    of_calls = and_(
+        tool_calls.c.run_id == tool_outputs.c.run_id,
+        tool_calls.c.message == tool_outputs.c.message,
+        tool_calls.c.position == tool_outputs.c.position,
+        tool_calls.c.turn <= turn,
+    )
+    copy_rows(connection, tool_outputs, run_id, fork_id, exists().where(of_calls))
+    # Its first model call is sent all of them; none of its own has made one.
+    own = {"made_by_call": None, "first_sent_in": 1}
+    copy_rows(connection, compactions, run_id, fork_id, compactions.c.turn <= turn, **own)
+    if turn:  # before the first nothing was said under them: it reads its own
+        copy_rows(connection, run_instructions, run_id, fork_id)
+
+
+def _progress(run: Row[Any], spec: JobSpec, turn: _Turn, called: str) -> Progress:
+    """How the new run begins: nothing used, and its next prompt measured as well as can be. The real
+    tokens of the last one count when the same model counted them."""
+    before, sent = progress_from_row(run), turn.sent
+    per_token = spec.context.chars_per_token
+    progress = Progress(
+        turns=turn.number,
+        tree=turn.tree,
+        stop=turn.stop,
+        split=turn.split,
+        hooked=Hooked(closed=turn.number),
+        instructed=before.instructed and turn.number > 0,
+        appended_bytes=spec.request_bytes(sent),
+        fullness=Fullness(sent=spec.shared_tokens + tokens_of(sent, per_token)),
+    )
+    fullness, call = progress.fullness, turn.call
+    if call is None or call.model != called:
+        return progress
+    real = Usage(
+        call.input_tokens, call.cache_read_tokens, call.cache_creation_tokens
+    ).prompt_tokens
+    since = sum(estimate(block, per_token) for block in turn.since)
+    if not is_measurement(real, fullness.sent - since):
+        return progress
+    correction = before.fullness.correction
+    return replace(
+        progress,
+        last_prompt_tokens=real,
+        appended_bytes=sum(map(content_bytes, turn.since)),
+        fullness=replace(fullness, measured=real, since=since, correction=correction),
+    )

@@ -1,0 +1,349 @@
+"""Submitting a job: its rows, its runs and their first messages, in one transaction.
+
+What runs of the same job share: its spec, which never changes, and the rules of each snapshot.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, insert, select
+from sqlalchemy.dialects import postgresql, sqlite
+
+from runner.core.agents import lineage
+from runner.core.children import spec_of
+from runner.core.conversation import Message
+from runner.core.events import INPUT_SUMMARY_LENGTH, Event, signed_event
+from runner.core.fold import opening
+from runner.core.run import UNKNOWN, Author
+from runner.core.spec import JobSpec, NewRun, Submission
+from runner.core.text import shorten
+from runner.errors import UsageError
+from runner.permissions import Policy, Rule
+from runner.store import budgets, ids
+from runner.store.database import Database
+from runner.store.entries import add_job_events
+from runner.store.rules import agent_types, insert_rules, policy_for, rules_at
+from runner.store.run_state import progress_to_json
+from runner.store.tables import blocks, events, jobs, purses, run_items, runs
+
+# The name and the source of the job that imported sessions of Claude Code's are runs of.
+SESSIONS = "claude-code"
+
+
+def submit(
+    database: Database,
+    submission: Submission,
+    now: float,
+    key: str | None = None,
+    workspace_id: str | None = None,
+    author: Author = UNKNOWN,
+) -> str:
+    """Store a job and its runs, all of them queued, and due at once or (where they share much) once
+    the first has sent what they share.
+
+    Args:
+        now: seconds since the epoch.
+        key: names the job for its caller; a second submit with the same key stores nothing.
+        workspace_id: what is written in the root of the job's workspace, if it has one.
+        author: who submits it, for the record and as its rules name them.
+
+    Returns:
+        The job's id; the first job's when the key was taken.
+
+    Raises:
+        UsageError: a text that no database can hold. UnreachableError: the database does not answer.
+    """
+    _refuse_unstorable(submission, key)
+    return database.write(
+        lambda connection: _submit(connection, submission, now, key, workspace_id, author)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedRun:
+    """The rows of a run that has only been submitted: itself, its item, its prompt and its first
+    event."""
+
+    run: dict[str, Any]
+    item: dict[str, Any]
+    block: dict[str, Any]
+    event: dict[str, Any]
+
+
+def spec_to_go_on(connection: Connection, job_id: str) -> JobSpec:
+    """The spec of a job whose runs are to go on, or to begin anew.
+
+    Raises:
+        UsageError: they are sessions of Claude Code's, which do that there.
+    """
+    query = select(jobs.c.spec, jobs.c.name, jobs.c.source).where(jobs.c.id == job_id)
+    job = connection.execute(query).one()
+    if (job.name, job.source) == (SESSIONS, SESSIONS):
+        raise UsageError(
+            f"the runs of {job_id} are sessions that were imported from Claude Code: their tools and "
+            "system prompt are not here, so they go on there (`claude --resume`)"
+        )
+    return JobSpec.from_json(job.spec)
+
+
+def open_run(
+    job_id: str,
+    new: NewRun,
+    spec: JobSpec,
+    workspace_id: str | None,
+    now: float,
+    author: Author,
+    *,
+    warms: bool = False,
+    run_id: str | None = None,
+    told: Mapping[str, Any] | None = None,
+) -> OpenedRun:
+    """A run that is queued and due, as rows.
+
+    Args:
+        warms: its siblings wait for its first reply.
+        run_id: its id; None: a new one.
+        told: what else its first event tells.
+    """
+    (message,), progress = opening(spec, new.prompt, warms=warms)
+    run_id = run_id or ids.new("run", now)
+    workspace, limits = spec.workspace, spec.limits
+    run = {
+        "id": run_id,
+        "job_id": job_id,
+        "item_key": new.key,
+        "fresh_of": None,
+        "state": "queued",
+        "reason": "",
+        "created_at": now,
+        "due_at": now,
+        "max_turns": limits.max_turns,
+        "token_ceiling": limits.token_ceiling,
+        "cost_ceiling_usd": limits.cost_ceiling_usd,
+        "working_time": limits.working_time,
+        # With a remote no folder has to be seen: every host has one of its own.
+        "workspace_path": workspace.path if workspace and workspace.remote is None else None,
+        "workspace_id": workspace_id,
+        "message_count": 1,
+        "event_count": 1,
+        "progress": progress_to_json(progress),
+    }
+    (block,) = block_rows(run_id, 0, message, now)
+    message_of_commit = new.commit_message or None
+    item = {"run_id": run_id, "item": new.item, "commit_message": message_of_commit}
+    named = {"job_id": job_id, "item_key": shorten(new.key, INPUT_SUMMARY_LENGTH)}
+    event = signed_event("run_submitted", author, named | dict(told or {}))
+    return OpenedRun(run, item, block, _first_event(run_id, event, now))
+
+
+def block_rows(run_id: str, number: int, message: Message, now: float) -> list[dict[str, Any]]:
+    """The blocks of a message that a run begins with; ``number`` is the message's."""
+    return [
+        {
+            "run_id": run_id,
+            "message": number,
+            "position": position,
+            "role": message.role,
+            "type": block["type"],
+            "turn": 0,
+            "content": block,
+            "created_at": now,
+        }
+        for position, block in enumerate(message.blocks)
+    ]
+
+
+def _first_event(run_id: str, event: Event, now: float) -> dict[str, Any]:
+    return {
+        "run_id": run_id,
+        "number": 1,
+        "at": now,
+        "attempt": 0,
+        "type": event.type,
+        "data": event.data,
+    }
+
+
+def insert_runs(connection: Connection, opened: Sequence[OpenedRun]) -> None:
+    """Store runs that begin."""
+    if opened:
+        connection.execute(insert(runs), [each.run for each in opened])
+        connection.execute(insert(run_items), [each.item for each in opened])
+        connection.execute(insert(blocks), [each.block for each in opened])
+        connection.execute(insert(events), [each.event for each in opened])
+
+
+def _submit(
+    connection: Connection,
+    submission: Submission,
+    now: float,
+    key: str | None,
+    workspace_id: str | None,
+    author: Author,
+) -> str:
+    job_id = ids.new("job", now)
+    if not _insert_job(connection, job_id, submission, now, key, workspace_id):
+        first: str = connection.execute(select(jobs.c.id).where(jobs.c.key == key)).scalar_one()
+        return first
+    spec = submission.spec
+    add_job_events(connection, job_id, [_submitted(submission, key, author)], now)
+    insert_rules(connection, job_id, spec.rules, author, now)
+    if spec.budget.is_set:
+        budget = {"budget_usd": spec.budget.usd, "budget_tokens": spec.budget.tokens}
+        connection.execute(insert(purses).values(job_id=job_id, **budget))
+    warms = budgets.is_worth_it(submission)
+    opened = [
+        open_run(job_id, new, spec, workspace_id, now, author, warms=warms and number == 0)
+        for number, new in enumerate(submission.runs)
+    ]
+    if warms:
+        for sibling in opened[1:]:
+            sibling.run.update(reason=budgets.WARMING, due_at=now + budgets.MOST_SECONDS)
+    insert_runs(connection, opened)
+    return job_id
+
+
+def _submitted(submission: Submission, key: str | None, author: Author) -> Event:
+    """A job's first event."""
+    spec, limit = submission.spec, INPUT_SUMMARY_LENGTH
+    new = {
+        "name": shorten(spec.name, limit),
+        "key": None if key is None else shorten(key, limit),
+        "source": shorten(submission.source, limit),
+        "runs": len(submission.runs),
+        "rules": len(spec.rules),
+        "budget_usd": spec.budget.usd,
+        "budget_tokens": spec.budget.tokens,
+    }
+    return signed_event("submitted", author, new=new)
+
+
+def _insert_job(
+    connection: Connection,
+    job_id: str,
+    submission: Submission,
+    now: float,
+    key: str | None,
+    workspace_id: str | None,
+) -> bool:
+    """False when another job has the key. Waits for one that is being submitted with it."""
+    dialect = sqlite if connection.dialect.name == "sqlite" else postgresql
+    row = {
+        "id": job_id,
+        "key": key,
+        "name": submission.spec.name,
+        "source": submission.source.encode("utf-8", "backslashreplace").decode(),
+        "spec_text": submission.text,
+        "spec_digest": hashlib.sha256(submission.text.encode()).hexdigest(),
+        "spec": submission.spec.to_json(),
+        "workspace_id": workspace_id,
+        "created_at": now,
+    }
+    statement = (
+        dialect.insert(jobs).on_conflict_do_nothing(index_elements=["key"]).returning(jobs.c.id)
+    )
+    return connection.execute(statement, row).first() is not None
+
+
+def _refuse_unstorable(submission: Submission, key: str | None) -> None:
+    """Postgres holds no NUL in a text, and no database holds half a surrogate pair."""
+    texts = {"the key": key or "", "the job's name": submission.spec.name}
+    texts |= {f"the rule {rule.text!r}": rule.text + rule.why for rule in submission.spec.rules}
+    texts |= {f"the item key {run.key!r}": run.key for run in submission.runs}
+    for what, text in texts.items():
+        if not is_storable(text):
+            raise UsageError(f"{what} has a character that cannot be stored: leave it out")
+
+
+def is_storable(text: str) -> bool:
+    """Whether both databases can hold a text as it is."""
+    return "\0" not in text and not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+T = TypeVar("T")
+_Key = tuple[Any, ...]
+
+_MOST_KEPT = 512
+
+
+class JobCache:
+    """Keeps what was read, once it is known to be stored."""
+
+    def __init__(self) -> None:
+        self._kept: dict[_Key, Any] = {}
+
+    def on(self, connection: Connection) -> JobReader:
+        """Reads for one transaction."""
+        return JobReader(self._kept, connection)
+
+
+class JobReader:
+    """Reads each thing once, on the connection of whoever asks first: a second connection, asked for
+    while all others wait for theirs, might never come. A transaction that writes may see what is
+    rolled back with it, so what it read is kept only when ``keep`` is called after its end."""
+
+    def __init__(self, kept: dict[_Key, Any], connection: Connection) -> None:
+        self._kept = kept
+        self._connection = connection
+        self._read: dict[_Key, Any] = {}
+
+    def spec(self, job_id: str, *types: str) -> JobSpec:
+        """The spec of a job, or of its sub-agents of a type: ``types`` as ``agent_types`` gives them."""
+
+        def read() -> JobSpec:
+            query = select(jobs.c.spec).where(jobs.c.id == job_id)
+            return JobSpec.from_json(self._connection.execute(query).scalar_one())
+
+        if types:
+            return self._once(("spec", job_id, *types), lambda: spec_of(self.spec(job_id), *types))
+        return self._once(("spec", job_id), read)
+
+    def types(self, run_id: str) -> tuple[str, ...]:
+        """Of which types the run and those that it works for are."""
+        if "." not in run_id:
+            return ()
+        return self._once(("types", run_id), lambda: agent_types(self._connection, run_id))
+
+    def spec_of_run(self, job_id: str, run_id: str) -> JobSpec:
+        """What a run works by, but for a model of its own."""
+        return self.spec(job_id, *self.types(run_id))
+
+    def rules(self, job_id: str, snapshot: int) -> tuple[Rule, ...]:
+        """The rules of one snapshot, those for single runs among them."""
+        return self._once(
+            ("rules", job_id, snapshot), lambda: rules_at(self._connection, job_id, snapshot)
+        )
+
+    def rules_in(self, job_id: str, run_id: str, snapshot: int) -> tuple[Rule, ...]:
+        """The rules that a decision of a snapshot may rest on: the job's, and those of the run's types."""
+        policy = self.policy(job_id, run_id, snapshot)
+        of_types = (rule for each in policy.restrictions for rule in each.rules)
+        return (*self.rules(job_id, snapshot), *of_types)
+
+    def policy(self, job_id: str, run_id: str, snapshot: int) -> Policy:
+        """What holds for a run: one value for all runs of a job, and of the same types, that have no
+        rules of their own."""
+        rules, types = self.rules(job_id, snapshot), self.types(run_id)
+        named = {rule.run_id for rule in rules}
+        owners = tuple(each for each in lineage(run_id) if each in named)
+        spec = self.spec(job_id)
+        return self._once(
+            ("policy", job_id, snapshot, owners, types),
+            lambda: policy_for(rules, run_id, spec, snapshot, types),
+        )
+
+    def keep(self) -> None:
+        """What was read is stored: others may go by it."""
+        if len(self._kept) + len(self._read) > _MOST_KEPT:
+            self._kept.clear()
+        self._kept.update(self._read)
+
+    def _once(self, key: _Key, read: Callable[[], T]) -> T:
+        found: T | None = self._kept.get(key, self._read.get(key))
+        if found is None:
+            found = self._read[key] = read()
+        return found

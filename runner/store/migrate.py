@@ -1,0 +1,180 @@
+"""Upgrades a database to the schema of this version, and reports which schema it has.
+
+Alembic and the migrations are imported only for an upgrade: they slow the start of every command.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from sqlalchemy import Connection, NullPool, create_engine, event, inspect, make_url, text
+from sqlalchemy.exc import ArgumentError
+
+from runner.errors import UsageError
+from runner.store.database import BUSY_TIMEOUT_SECONDS, Database, reachable
+from runner.store.tables import metadata
+
+# Every migration in order. A test compares them with the files in migrations/versions.
+REVISIONS = ("r01",)
+HEAD = REVISIONS[-1]
+# The schemas before 0.1.0, which no migration starts from.
+_UNSUPPORTED = {f"{number:04}" for number in range(1, 12)}
+
+_ADVISORY_LOCK = 0x72756E6E6572  # "runner"; every upgrade of a Postgres database takes it
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """The schema that a database has, compared with the one that this version needs."""
+
+    current: str | None  # the database's revision; None for an empty database
+    head: str = HEAD  # the revision that this version needs
+
+    @property
+    def state(self) -> Literal["current", "empty", "older", "newer", "unsupported"]:
+        if self.current is None:
+            return "empty"
+        if self.current == self.head:
+            return "current"
+        if self.current in _UNSUPPORTED:
+            return "unsupported"
+        return "older" if self.current in REVISIONS else "newer"
+
+
+def is_created(url: str) -> bool:
+    """False if opening ``url`` would create a SQLite file. Always true for a server."""
+    try:
+        parsed = make_url(url)
+    except ArgumentError:
+        return True  # opening it reports what is wrong with the URL
+    if parsed.get_backend_name() != "sqlite":
+        return True
+    return bool(parsed.database) and Path(str(parsed.database)).exists()
+
+
+def check(database: Database) -> Status:
+    """Return the status of a database. Raises ``UnreachableError``."""
+    return Status(database.read(_revision))
+
+
+def require_current(database: Database) -> None:
+    """Raise unless the schema of a database is current.
+
+    Raises:
+        UsageError: the schema is another one; the message says what to do. UnreachableError.
+    """
+    status = check(database)
+    _refuse_foreign_revision(database, status)
+    where = database.url.render_as_string(hide_password=True)
+    if status.state == "empty":
+        raise UsageError(f"no jobs yet in {where}: start one with `runner run SPEC`")
+    if status.state == "older":
+        raise UsageError(f"the database {where} is not up to date: run `runner db upgrade`")
+
+
+def upgrade(database: Database, to: str = HEAD) -> Status:
+    """Upgrade a database. Processes that upgrade it at the same time wait for each other.
+
+    Args:
+        to: the revision to stop at; tests of a migration start from the one before.
+
+    Returns:
+        The status before the upgrade.
+
+    Raises:
+        UsageError: this version cannot upgrade the database, or it has tables of another program.
+        UnreachableError: it does not answer.
+    """
+    status = check(database)
+    if status.state == "current":
+        return status
+    with reachable(database), _alone(database) as connection:
+        before = Status(_revision(connection))
+        _refuse_foreign_revision(database, before)
+        if before.state == "empty":
+            _refuse_strangers(database, connection)
+        if before.state != "current":
+            _run_migrations(connection, to)
+        return before
+
+
+def _revision(connection: Connection) -> str | None:
+    if not inspect(connection).has_table("alembic_version"):
+        return None
+    return connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
+
+
+def _refuse_foreign_revision(database: Database, status: Status) -> None:
+    where = database.url.render_as_string(hide_password=True)
+    if status.state == "newer":
+        raise UsageError(
+            f"the database {where} is of a newer Runner (revision {status.current}, this one knows "
+            f"{HEAD}): install that version"
+        )
+    if status.state == "unsupported":
+        raise UsageError(
+            f"the database {where} is of a Runner before 0.1.0 (revision {status.current}) and cannot "
+            "be upgraded: export its jobs with that version, then use a new database"
+        )
+
+
+def _refuse_strangers(database: Database, connection: Connection) -> None:
+    taken = sorted(set(inspect(connection).get_table_names()) & set(metadata.tables))
+    if taken:
+        where = database.url.render_as_string(hide_password=True)
+        raise UsageError(
+            f"the database {where} has tables of something else ({', '.join(taken)}): "
+            "give Runner a database of its own"
+        )
+
+
+@contextmanager
+def _alone(database: Database) -> Iterator[Connection]:
+    """A transaction that excludes every other upgrade."""
+    if database.dialect == "sqlite":
+        with _alone_on_sqlite(database) as connection:
+            yield connection
+        return
+    with database.writer.begin() as connection:
+        connection.execute(
+            text("SELECT pg_advisory_xact_lock(:lock)").bindparams(lock=_ADVISORY_LOCK)
+        )
+        yield connection
+
+
+@contextmanager
+def _alone_on_sqlite(database: Database) -> Iterator[Connection]:
+    """Foreign keys are off: SQLite alters a table by recreating it, which would delete the rows that
+    refer to it (https://sqlite.org/lang_altertable.html#otheralter)."""
+    engine = create_engine(
+        database.url, poolclass=NullPool, connect_args={"timeout": BUSY_TIMEOUT_SECONDS}
+    )
+
+    @event.listens_for(engine, "connect")
+    def prepare(connection: Any, _record: Any) -> None:
+        connection.isolation_level = None
+        connection.execute("PRAGMA foreign_keys=OFF")
+
+    @event.listens_for(engine, "begin")
+    def start(connection: Connection) -> None:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+    with engine.begin() as connection:
+        yield connection
+        broken = connection.exec_driver_sql("PRAGMA foreign_key_check").first()
+        if broken is not None:
+            raise UsageError(f"the database has rows that refer to nothing: {tuple(broken)}")
+
+
+def _run_migrations(connection: Connection, to: str) -> None:
+    from alembic import command
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", "runner.migrations:")
+    config.attributes["connection"] = connection
+    command.upgrade(config, to)

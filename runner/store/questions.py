@@ -1,0 +1,299 @@
+"""Questions about tool calls that wait for an answer, and storing one.
+
+Whoever answers locks the rows of the runs first (and after them, when rules change, the jobs'): so
+do the workers, and of two answers at the same time one finds the other's.
+
+What to tell people of: questions that nobody has been told of yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from sqlalchemy import ColumnElement, Connection, Row, select, tuple_, update
+
+from runner.core.agents import AGENT_TOOL
+from runner.core.events import (
+    INPUT_SUMMARY_LENGTH,
+    Event,
+    signed_event,
+    summarise_input,
+)
+from runner.core.run import ENDED, RUNNER, Author
+from runner.core.spec import JobSpec
+from runner.core.text import shorten
+from runner.permissions import AnswerEffect, ToolContext
+from runner.store.conditions import APPROVAL_OF_CALL, IS_OPEN_APPROVAL
+from runner.store.control import Target, locked_runs, store_change
+from runner.store.database import Database
+from runner.store.rules import agent_types
+from runner.store.run_state import tool_context_from_json
+from runner.store.tables import approvals, blocks, jobs, runs, tool_calls
+
+_INPUTS_AT_ONCE = 500
+
+Via = Literal["person", "rule", "timeout"]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A call that was asked about. ``message`` and ``position`` are its key in the run, ``input`` what
+    it would run with. ``asked_again``: it had started, nobody knows what it did, and the question is
+    whether it runs again; ``by_hook``: a hook wants it asked. ``agent_types`` are those that the run is
+    narrowed by, as ``store.children.types`` gives them. Times are seconds since the epoch;
+    ``expires_at`` is None for a question that waits as long as it takes."""
+
+    id: str
+    run_id: str
+    message: int
+    position: int
+    job_id: str
+    job_name: str
+    item_key: str
+    turn: int
+    tool: str
+    input: Mapping[str, Any]
+    input_digest: str
+    tool_context: ToolContext
+    summary: str
+    group_key: str
+    suggested_rule: str
+    asked_at: float
+    expires_at: float | None
+    asked_again: bool = False
+    by_hook: bool = False
+    agent_types: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """An answer to be stored. ``rule`` is the text of the rule that it stored or that answered, and
+    ``remembered`` its position."""
+
+    answer: AnswerEffect
+    via: Via
+    by: str = ""
+    reason: str = ""
+    edited: Mapping[str, Any] | None = None
+    rule: str | None = None
+    remembered: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LockedRun:
+    """A run that has not ended, locked, and its open questions, in order."""
+
+    row: Row[Any]
+    questions: tuple[Row[Any], ...]
+
+
+def waiting(database: Database, of: Target | None = None) -> list[Asked]:
+    """The questions that wait for an answer, oldest first; ``of``: a run's or a job's."""
+    condition = IS_OPEN_APPROVAL
+    if of is not None:
+        column = approvals.c.run_id if of.kind == "run" else approvals.c.job_id
+        condition &= column == of.id
+    found = database.read(lambda connection: load_asked(connection, condition))
+    return sorted(found, key=lambda one: (one.asked_at, one.run_id, one.message, one.position))
+
+
+def load_asked(
+    connection: Connection, condition: ColumnElement[bool], most: int | None = None
+) -> list[Asked]:
+    """Questions, answered or not, by run and in its order.
+
+    Args:
+        condition: over the columns of approvals, runs and jobs.
+    """
+    query = (
+        select(
+            approvals,
+            runs.c.item_key,
+            jobs.c.name.label("job_name"),
+            tool_calls.c.asked_again,
+            tool_calls.c.updated_input,
+        )
+        .join(tool_calls, APPROVAL_OF_CALL)
+        .join(runs, runs.c.id == approvals.c.run_id)
+        .join(jobs, jobs.c.id == approvals.c.job_id)
+        .where(condition)
+        .order_by(approvals.c.run_id, approvals.c.message, approvals.c.position)
+        .limit(most)
+    )
+    rows = connection.execute(query).all()
+    inputs = _inputs(connection, list(dict.fromkeys((row.run_id, row.message) for row in rows)))
+    types = {run_id: agent_types(connection, run_id) for run_id in {row.run_id for row in rows}}
+    return [
+        _asked(row, inputs[row.run_id, row.message][row.position], types[row.run_id])
+        for row in rows
+    ]
+
+
+def _asked(row: Row[Any], arguments: Mapping[str, Any], types: tuple[str, ...]) -> Asked:
+    kept = {name: getattr(row, name) for name in Asked.__slots__ if hasattr(row, name)}
+    if row.updated_input is not None:
+        arguments = row.updated_input
+    if row.answer is None and row.edited_input is not None:  # by who let it run the first time
+        arguments = row.edited_input
+    return Asked(
+        **{
+            **kept,
+            "input": arguments,
+            "tool_context": tool_context_from_json(row.setting),
+            "agent_types": types,
+        }
+    )
+
+
+def _inputs(
+    connection: Connection, replies: Sequence[tuple[str, int]]
+) -> dict[tuple[str, int], list[Any]]:
+    """The inputs of the calls of these replies, in order."""
+    found: dict[tuple[str, int], list[Any]] = {}
+    for start in range(0, len(replies), _INPUTS_AT_ONCE):
+        query = (
+            select(blocks.c.run_id, blocks.c.message, blocks.c.content)
+            .where(
+                tuple_(blocks.c.run_id, blocks.c.message).in_(
+                    replies[start : start + _INPUTS_AT_ONCE]
+                ),
+                blocks.c.type == "tool_use",
+            )
+            .order_by(blocks.c.run_id, blocks.c.message, blocks.c.position)
+        )
+        for row in connection.execute(query):
+            found.setdefault((row.run_id, row.message), []).append(row.content["input"])
+    return found
+
+
+def lock_open(connection: Connection, run_ids: Sequence[str]) -> list[LockedRun]:
+    """Lock runs, in order, and look which of their questions can still be answered."""
+    found = [run for run in locked_runs(connection, run_ids) if run.state not in ENDED]
+    query = (
+        select(approvals)
+        .join(runs, runs.c.id == approvals.c.run_id)
+        .where(approvals.c.run_id.in_([run.id for run in found]), IS_OPEN_APPROVAL)
+        .order_by(approvals.c.run_id, approvals.c.position)
+    )
+    questions: dict[str, list[Row[Any]]] = {run.id: [] for run in found}
+    for row in connection.execute(query):
+        questions[row.run_id].append(row)
+    return [LockedRun(run, tuple(questions[run.id])) for run in found]
+
+
+def store_answers(
+    connection: Connection, run: LockedRun, given: Mapping[str, Given], now: float
+) -> bool:
+    """Answer questions of one run, with an event each.
+
+    Args:
+        given: by the ids of the run's open questions; at least one.
+        now: seconds since the epoch.
+
+    Returns:
+        Whether the run is queued again: it is when it waits for the first of them, or one is about a
+        sub-agent, which may start before the others are answered.
+    """
+    answered = [question for question in run.questions if question.id in given]
+    for question in answered:
+        _store_answer(connection, question, given[question.id], now)
+    changes: dict[str, Any] = {"answer_count": run.row.answer_count + len(answered)}
+    waits = run.row.state == "waiting" and run.row.reason == "approval"
+    is_next = answered[0] is run.questions[0] or any(one.tool == AGENT_TOOL for one in answered)
+    goes_on = waits and is_next
+    if goes_on:
+        changes |= {"state": "queued", "reason": "", "detail": "", "due_at": now, "rung_at": None}
+    happened = [_event(question, given[question.id]) for question in answered]
+    store_change(connection, run.row, now, happened, **changes)
+    return goes_on
+
+
+def _store_answer(connection: Connection, question: Row[Any], given: Given, now: float) -> None:
+    """What an earlier answer to the same question made of the call stays: there is one where the call
+    was let run, and it is asked whether it runs again."""
+    edited = question.edited_input if given.edited is None else given.edited
+    remembered = question.remembered if given.remembered is None else given.remembered
+    stored = connection.execute(
+        update(approvals)
+        .where(approvals.c.id == question.id, approvals.c.answer.is_(None))
+        .values(
+            answer=given.answer,
+            answered_at=now,
+            answered_by=given.by,
+            answered_via=given.via,
+            reason=given.reason,
+            edited_input=edited,
+            remembered=remembered,
+        )
+    )
+    assert stored.rowcount == 1, question.id  # nobody answers who does not hold the run's row
+
+
+def _event(question: Row[Any], given: Given) -> Event:
+    author = Author(given.by if given.via == "person" else RUNNER.name, given.reason)
+    data = {
+        "approval": question.id,
+        "turn": question.turn,
+        "call_index": question.position,
+        "name": shorten(question.tool, INPUT_SUMMARY_LENGTH),
+        "answer": given.answer,
+        "via": given.via,
+        "rule": None if given.rule is None else shorten(given.rule, INPUT_SUMMARY_LENGTH),
+        "edited": given.edited is not None,
+    }
+    old: dict[str, Any] = {"answer": question.answer}
+    new: dict[str, Any] = {"answer": given.answer}
+    if given.edited is not None:
+        old["input"], new["input"] = question.summary, summarise_input(given.edited)
+    return signed_event("approval_answered", author, data, old=old, new=new)
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Questions of a job that came up, and the shell command that the job runs to tell of them."""
+
+    job_id: str
+    job_name: str
+    command: str
+    asked: tuple[Asked, ...]
+
+
+def take_notices(database: Database, now: float, most: int = 200) -> list[Notice]:
+    """The new questions of each job that wants to be told of them. Each question is given once: who
+    takes it, tells.
+
+    Args:
+        now: seconds since the epoch.
+        most: how many questions to take at most.
+    """
+    untold = (
+        select(approvals.c.id)
+        .join(runs, runs.c.id == approvals.c.run_id)
+        .where(IS_OPEN_APPROVAL, approvals.c.notified_at.is_(None))
+        .order_by(approvals.c.asked_at, approvals.c.id)
+        .limit(most)
+    )
+    found = database.read(lambda connection: connection.execute(untold).first())
+    if found is None:
+        return []
+
+    def work(connection: Connection) -> list[Notice]:
+        # Who answers holds a run and then its questions: waiting for them here could lock both out.
+        locked = untold.with_for_update(skip_locked=True, of=approvals)
+        taken = connection.execute(locked).scalars().all()
+        connection.execute(
+            update(approvals).where(approvals.c.id.in_(taken)).values(notified_at=now)
+        )
+        by_job: dict[str, list[Asked]] = {}
+        for asked in load_asked(connection, approvals.c.id.in_(taken)):
+            by_job.setdefault(asked.job_id, []).append(asked)
+        query = select(jobs.c.id, jobs.c.name, jobs.c.spec).where(jobs.c.id.in_(by_job))
+        return [
+            Notice(job.id, job.name, command, tuple(by_job[job.id]))
+            for job in connection.execute(query.order_by(jobs.c.id))
+            if (command := JobSpec.from_json(job.spec).asking.notify)
+        ]
+
+    return database.write(work)

@@ -1,0 +1,293 @@
+"""The permission rules of a job, in numbered snapshots: each change of them makes a new one.
+
+Whoever adds a rule or revokes one locks the rows of runs first, if any, then the job's
+(``store.purse`` has the whole order).
+
+Of which types of sub-agents a run and those that it works for are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from sqlalchemy import Connection, Row, func, insert, select, update
+
+from runner.core.agents import lineage
+from runner.core.events import signed_event
+from runner.core.run import Author
+from runner.core.spec import JobSpec
+from runner.core.text import shorten
+from runner.errors import NotFoundError, UsageError
+from runner.permissions import Effect, Policy, Rule
+from runner.permissions.rules import REMEMBERED
+from runner.store import ids
+from runner.store.database import Database
+from runner.store.entries import add_job_events
+from runner.store.tables import approvals, jobs, permission_rules, runs
+
+_RULE_SUMMARY_LENGTH = 300
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRule:
+    """A rule of a job, and who added it when (seconds since the epoch; None in jobs that an older
+    Runner stored). It holds from snapshot ``added_in`` on, up to the one before ``revoked_in``."""
+
+    position: int
+    effect: Effect
+    rule: str
+    why: str
+    origin: str
+    run_id: str | None
+    author: str
+    created_at: float | None
+    added_in: int
+    revoked_in: int | None
+    revoked_by: str | None
+    revoked_at: float | None
+
+
+_COLUMNS = tuple(permission_rules.c[name] for name in StoredRule.__slots__)
+
+
+def insert_rules(
+    connection: Connection,
+    job_id: str,
+    rules: Sequence[Rule],
+    author: Author,
+    now: float,
+    snapshot: int = 1,
+) -> list[int]:
+    """Store rules behind those that the job has.
+
+    Args:
+        author: who wrote them, for the record.
+        now: seconds since the epoch.
+        snapshot: the first in which they hold.
+
+    Returns:
+        Their positions.
+    """
+    if not rules:
+        return []
+    newest = select(func.max(permission_rules.c.position)).where(
+        permission_rules.c.job_id == job_id
+    )
+    last = connection.execute(newest).scalar()
+    rows = [
+        {
+            "job_id": job_id,
+            "position": position,
+            "effect": rule.effect,
+            "rule": rule.text,
+            "why": rule.why,
+            "origin": rule.origin,
+            "run_id": rule.run_id,
+            "author": author.name or "",
+            "created_at": now,
+            "added_in": snapshot,
+        }
+        for position, rule in enumerate(rules, 0 if last is None else last + 1)
+    ]
+    connection.execute(insert(permission_rules), rows)
+    return [cast(int, row["position"]) for row in rows]
+
+
+def rules_at(connection: Connection, job_id: str, snapshot: int) -> tuple[Rule, ...]:
+    """The rules of a snapshot, in order: those of the job and those of each of its runs."""
+    table = permission_rules.c
+    query = (
+        select(table.effect, table.rule, table.why, table.origin, table.run_id, table.position)
+        .where(
+            table.job_id == job_id,
+            table.added_in <= snapshot,
+            table.revoked_in.is_(None) | (table.revoked_in > snapshot),
+        )
+        .order_by(table.position)
+    )
+    return tuple(Rule(*row) for row in connection.execute(query))
+
+
+def policy_for(
+    rules: Sequence[Rule],
+    run_id: str,
+    spec: JobSpec,
+    snapshot: int,
+    types: Sequence[str] = (),
+) -> Policy:
+    """What holds for one run: the rules of its job, its own and those of the runs that it works for,
+    and the job's default; for a sub-agent, no more than its types let it.
+
+    Args:
+        rules: of the job's snapshot, as ``rules_at`` gives them.
+        types: of the job's, from the outermost on, as ``store.children.types`` gives them.
+    """
+    line = (None, *lineage(run_id))
+    policy = Policy(
+        tuple(rule for rule in rules if rule.run_id in line), spec.asking.default, snapshot
+    )
+    for name in types:
+        agent = spec.agent(name)
+        assert agent is not None, name
+        policy = policy.restricted(name, agent.rules)
+    return policy
+
+
+def list_rules(database: Database, job_id: str) -> list[StoredRule]:
+    """All rules that a job has or had, in order."""
+    query = (
+        select(*_COLUMNS)
+        .where(permission_rules.c.job_id == job_id)
+        .order_by(permission_rules.c.position)
+    )
+    rows = database.read(lambda connection: connection.execute(query).all())
+    return [StoredRule(*row) for row in rows]
+
+
+def asked_for(database: Database, job_id: str) -> dict[int, str]:
+    """The tool call whose answer stored a rule: by the rule's position, for those that people
+    remembered."""
+    query = (
+        select(approvals.c.remembered, approvals.c.run_id, approvals.c.turn, approvals.c.position)
+        .where(
+            approvals.c.job_id == job_id,
+            approvals.c.remembered.is_not(None),
+            approvals.c.answered_via == "person",
+        )
+        .order_by(approvals.c.asked_at.desc(), approvals.c.id.desc())
+    )
+    rows = database.read(lambda connection: connection.execute(query).all())
+    return {row.remembered: ids.call_id(row.run_id, row.turn, row.position) for row in rows}
+
+
+def remember_rules(
+    connection: Connection, job_id: str, rules: Sequence[Rule], author: Author, now: float
+) -> list[int]:
+    """Add rules to a job whose rules are locked, in a new snapshot and with an event each.
+
+    Args:
+        now: seconds since the epoch.
+
+    Returns:
+        Their positions.
+    """
+    snapshot = new_snapshot(connection, job_id)
+    positions = insert_rules(connection, job_id, rules, author, now, snapshot)
+    happened = [
+        signed_event("rule_added", author, new=_told(replace(rule, position=position), snapshot))
+        for rule, position in zip(rules, positions, strict=True)
+    ]
+    add_job_events(connection, job_id, happened, now)
+    return positions
+
+
+def _told(rule: Rule, snapshot: int) -> dict[str, Any]:
+    """What an event tells of a rule. ``snapshot`` is the first that it holds in."""
+    return {
+        "position": rule.position,
+        "effect": rule.effect,
+        "rule": shorten(rule.text, _RULE_SUMMARY_LENGTH),
+        "origin": rule.origin,
+        "run_id": rule.run_id,
+        "snapshot": snapshot,
+    }
+
+
+def revoke(
+    database: Database,
+    job_id: str,
+    position: int,
+    author: Author,
+    now: float,
+    *,
+    force: bool = False,
+) -> StoredRule:
+    """Let a rule hold no longer. What it has decided stands.
+
+    Args:
+        author: who says so, for the record.
+        now: seconds since the epoch.
+        force: also one that the job was submitted with.
+
+    Raises:
+        NotFoundError: there is no such job.
+        UsageError: the job has no rule at that position, or it is revoked already, or it needs
+            ``force``.
+    """
+
+    def work(connection: Connection) -> StoredRule:
+        lock_rules(connection, job_id)
+        this = (permission_rules.c.job_id == job_id) & (permission_rules.c.position == position)
+        found = connection.execute(select(*_COLUMNS).where(this)).one_or_none()
+        row = _revocable(found, job_id, position, force)
+        snapshot = new_snapshot(connection, job_id)
+        changes = {"revoked_in": snapshot, "revoked_by": author.name or "", "revoked_at": now}
+        connection.execute(update(permission_rules).where(this).values(**changes))
+        held = Rule(row.effect, row.rule, row.why, row.origin, row.run_id, position)
+        old = _told(held, row.added_in)
+        event = signed_event("rule_revoked", author, {"snapshot": snapshot}, old=old)
+        add_job_events(connection, job_id, [event], now)
+        return StoredRule(*connection.execute(select(*_COLUMNS).where(this)).one())
+
+    return database.write(work)
+
+
+def _revocable(row: Row[Any] | None, job_id: str, position: int, force: bool) -> Row[Any]:
+    """The rule, if it can be revoked. Raises UsageError."""
+    if row is None:
+        raise UsageError(
+            f"{job_id} has no rule at position {position}: see `runner rules list {job_id}`"
+        )
+    if row.revoked_in is not None:
+        raise UsageError(
+            f"the rule {row.effect} {row.rule!r} of {job_id} was revoked before"
+            + (f", by {row.revoked_by}" if row.revoked_by else "")
+        )
+    if row.origin != REMEMBERED and not force:
+        raise UsageError(
+            f"the rule {row.effect} {row.rule!r} of {job_id} was submitted with the job, not "
+            "remembered: to revoke it all the same, for good, say --force"
+        )
+    return row
+
+
+def lock_rules(connection: Connection, job_id: str) -> int:
+    """Keep others from changing the job's rules until the transaction ends. Workers that store
+    calls of the job are not held up, unless it has a budget.
+
+    Returns:
+        The number of the newest snapshot.
+
+    Raises:
+        NotFoundError: there is no such job.
+    """
+    query = select(jobs.c.rules_snapshot).where(jobs.c.id == job_id).with_for_update(key_share=True)
+    snapshot: int | None = connection.execute(query).scalar()
+    if snapshot is None:
+        raise NotFoundError(f"no job is named {job_id}")
+    return snapshot
+
+
+def new_snapshot(connection: Connection, job_id: str) -> int:
+    """The number of a snapshot that begins; the job's rules are locked."""
+    raised = (
+        update(jobs)
+        .where(jobs.c.id == job_id)
+        .values(rules_snapshot=jobs.c.rules_snapshot + 1)
+        .returning(jobs.c.rules_snapshot)
+    )
+    number: int = connection.execute(raised).scalar_one()
+    return number
+
+
+def agent_types(connection: Connection, run_id: str) -> tuple[str, ...]:
+    """The names of the types from the child of an item's run down to the run itself; empty for the run
+    of an item. They never change."""
+    ids = lineage(run_id)[1:]
+    if not ids:
+        return ()
+    query = select(runs.c.id, runs.c.agent_type).where(runs.c.id.in_(ids))
+    found = {row.id: row.agent_type for row in connection.execute(query)}
+    return tuple(found[each] for each in ids)

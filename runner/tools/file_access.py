@@ -1,0 +1,360 @@
+"""Which files the file tools may touch, and opening them without ever waiting.
+
+A path is judged by where it leads, symlinks resolved, and opened by what it was judged as: an opened
+file that is not where it was expected, because a symlink changed in between, is refused too.
+
+How a tool says that it could not do what it was asked.
+
+Where the paths of calls lead, as permission rules see them: before a call is decided on, and again
+when a file tool is about to open what was decided on.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from runner.core.conversation import ToolOutcome
+from runner.permissions import Request, ResolvedPath, ToolContext, paths_of
+from runner.ports import Surroundings, ToolCall
+
+
+class ToolFailure(Exception):  # noqa: N818 - not an error of Runner's: a result for the model
+    """Ends a tool call; its text tells the model what was wrong and what to do."""
+
+    def __init__(self, message: str, outcome: ToolOutcome = "failed") -> None:
+        super().__init__(message)
+        self.outcome = outcome
+
+
+# ruff: noqa: PTH115, PTH116, PTH118
+# (pathlib has no descriptors of folders, and costs a fast path time)
+
+
+WORKSPACE_MARKER = ".runner-workspace"  # as runner.workspace.folders names it; a test compares
+_LONGEST_PATH = 4_096  # PATH_MAX of Linux
+_MOST_FOLDERS = 200  # the standard library makes folders by recursion
+_OPEN_FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY | os.O_CLOEXEC
+_OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """The folders of a run, symlinks resolved: where it works, its long outputs, Runner's own home."""
+
+    workspace: str | None
+    outputs: str
+    home: str
+
+    @classmethod
+    @lru_cache(
+        maxsize=1024
+    )  # should a folder's symlinks change, files in it are refused: that is safe
+    def of(cls, surroundings: Surroundings, home: Path) -> Places:
+        workspace = surroundings.workspace
+        return cls(
+            None if workspace is None else os.path.realpath(workspace),
+            os.path.realpath(surroundings.outputs),
+            os.path.realpath(home),
+        )
+
+    def find(self, path: str, *, writing: bool = False) -> str:
+        """Where a path leads, when a file tool may go there. It need not exist.
+
+        Args:
+            path: absolute, or relative to the workspace.
+
+        Raises:
+            ToolFailure: it may not, or there is no workspace.
+        """
+        if (problem := unusable(path)) is not None:
+            raise ToolFailure(problem)
+        if path == "~" or path.startswith("~/"):
+            raise ToolFailure(
+                f"{path}: file tools do not expand ~: give a path relative to the workspace, "
+                "or ./~ for a file with that name"
+            )
+        try:
+            real = resolve(os.path.join(self.workspace or self.outputs, path))
+        except (OSError, ValueError) as error:
+            raise ToolFailure(f"{path!r} is not a path that can be used: {error}") from error
+        if self.holds_output(real):
+            if writing:
+                raise ToolFailure(f"{path}: outputs of tools can be read and searched, not written")
+            return real
+        if self.workspace is None:
+            raise ToolFailure(
+                f"{path}: this job has no workspace, so there are no files to work on"
+            )
+        if not inside(real, self.workspace):
+            raise ToolFailure(
+                f"{path} leads to {real}, outside the workspace {self.workspace}: "
+                "file tools work only inside it"
+            )
+        # At any depth: a folder of this workspace may be another job's workspace.
+        if writing and WORKSPACE_MARKER in real[len(self.workspace) :].split("/"):
+            raise ToolFailure(f"{path} says which workspace this is: it is Runner's own")
+        if inside(real, self.home) and not self._works_in_home():
+            raise ToolFailure(f"{path} is in Runner's own folder, which file tools leave alone")
+        return real
+
+    def name(self, real: str) -> str:
+        """How a path that ``find`` gave is shown: relative to the workspace when it lies there."""
+        if self.workspace is not None and inside(real, self.workspace):
+            return os.path.relpath(real, self.workspace)
+        return real
+
+    def holds_output(self, real: str) -> bool:
+        return inside(real, self.outputs)
+
+    def _works_in_home(self) -> bool:
+        return self.workspace is not None and (
+            self.workspace != self.home and inside(self.workspace, self.home)
+        )
+
+
+def unusable(path: str) -> str | None:
+    """What is wrong with a text that no operating system takes for a path."""
+    if "\0" in path or not path:
+        return "the path is empty or contains a NUL character: give a file's path"
+    if len(path) > _LONGEST_PATH or path.count("/") > _MOST_FOLDERS:
+        return (
+            f"the path is too long: {_LONGEST_PATH} characters and {_MOST_FOLDERS} folders at most"
+        )
+    return None
+
+
+def resolve(path: str, *, strict: bool = False) -> str:
+    """An absolute path with its symlinks resolved. What is missing at its end stays as it is.
+
+    Args:
+        strict: raise where symlinks lead in a circle or a name is too long, in place of giving a
+            path that nothing can be at.
+
+    Raises:
+        OSError, ValueError: the text is no path, or symlinks lead on and on.
+    """
+    try:
+        if strict:
+            try:
+                return os.path.realpath(path, strict=True)
+            except OSError as error:
+                if error.errno in (errno.ELOOP, errno.ENAMETOOLONG):
+                    raise
+        return os.path.realpath(path)
+    except RecursionError:  # it follows each symlink by recursion
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path) from None
+
+
+def inside(path: str, folder: str) -> bool:
+    """Whether a path is a folder, or leads into it; both without symlinks."""
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
+def open_file(real: str, name: str) -> int:
+    """A descriptor of a regular file, open for reading.
+
+    Raises:
+        ToolFailure: there is none, or it is something else; nothing was waited for.
+    """
+    try:
+        check_regular(os.lstat(real), name)  # opening a device can already do something
+        descriptor = os.open(real, _OPEN_FILE)
+        try:
+            check_regular(os.fstat(descriptor), name)
+            _check_opened(descriptor, real, name)
+        except BaseException:  # whatever it was: the descriptor must not stay open
+            os.close(descriptor)
+            raise
+    except OSError as error:
+        raise ToolFailure(explain(error, name)) from error
+    return descriptor
+
+
+def open_folder(real: str, name: str) -> int:
+    """A descriptor of a folder, to name files relative to.
+
+    Raises:
+        ToolFailure: it is not a folder any more, or not the one that was meant.
+    """
+    try:
+        descriptor = os.open(real, _OPEN_FOLDER)
+        try:
+            _check_opened(descriptor, real, name)
+        except BaseException:  # whatever it was: the descriptor must not stay open
+            os.close(descriptor)
+            raise
+    except OSError as error:
+        raise ToolFailure(explain(error, name)) from error
+    return descriptor
+
+
+def make_folders(folder: str, name: str) -> None:
+    """Make a folder, and those above it that are missing, where they were meant to be.
+
+    Raises:
+        OSError: one cannot be made. ToolFailure: the one that they belong in changed its place.
+    """
+    missing: list[str] = []
+    while not os.path.lexists(folder):
+        folder, part = os.path.split(folder)
+        missing.append(part)
+    if not missing:
+        return
+    descriptor = open_folder(folder, name)
+    try:
+        for part in reversed(missing):
+            with suppress(FileExistsError):
+                os.mkdir(part, dir_fd=descriptor)
+            inner = os.open(part, _OPEN_FOLDER, dir_fd=descriptor)
+            os.close(descriptor)
+            descriptor = inner
+    finally:
+        os.close(descriptor)
+
+
+def check_regular(status: os.stat_result, name: str) -> None:
+    """Raise ``ToolFailure`` unless this is the status of a regular file on a real file system."""
+    if stat.S_ISDIR(status.st_mode):
+        raise ToolFailure(
+            f"{name} is a folder, not a file: Glob with the pattern '*' lists what is in it"
+        )
+    if not stat.S_ISREG(status.st_mode) or status.st_dev in _KERNEL_DEVICES:
+        raise ToolFailure(f"{name} is not a regular file (a pipe, socket, device or the like)")
+
+
+def explain(error: OSError, name: str) -> str:
+    """What an operating system's error means to someone who named a file."""
+    match error.errno:
+        case errno.ENOENT:
+            return f"{name} does not exist: Glob finds the files that do"
+        case errno.ENOTDIR:
+            return f"{name}: a part of this path is a file, not a folder"
+        case errno.ELOOP:
+            return f"{name} is a symlink that leads nowhere"
+        case _:
+            return f"{name}: {error.strerror}"
+
+
+def _check_opened(descriptor: int, real: str, name: str) -> None:
+    if sys.platform == "linux" and os.readlink(f"/proc/self/fd/{descriptor}") != real:
+        raise ToolFailure(f"{name} changed its place while it was opened: try again")
+
+
+def _kernel_devices() -> frozenset[int]:
+    """The file systems whose regular files are the kernel's own."""
+    devices = set()
+    for folder in ("/proc", "/sys"):
+        if os.path.ismount(folder):
+            devices.add(os.stat(folder).st_dev)
+    return frozenset(devices)
+
+
+_KERNEL_DEVICES = _kernel_devices()
+
+
+# ruff: noqa: PTH111, PTH117, PTH118
+# (its paths are strings)
+
+
+# They lead somewhere else in each process: a command's are not this worker's.
+_OF_EACH_PROCESS = ("/proc/", "/dev/fd/", "/dev/std")
+
+
+def locate(paths: Sequence[str], surroundings: Surroundings, places: Places) -> ToolContext:
+    """Where a run's tools would work, and where ``paths`` lead from there.
+
+    A leading ``~/`` is the user's home, as it is where a shell redirects to; file tools refuse such a
+    path. What leads nowhere, or nowhere that can be told beforehand, is left out: no pattern of a
+    rule allows it.
+    """
+    context = tool_context_of(places)
+    located = {path: _locate(path, surroundings, places, context.home) for path in paths}
+    known = {path: place for path, place in located.items() if place is not None}
+    return ToolContext(context.workspace, context.outputs, context.home, known)
+
+
+def tool_context_of(places: Places) -> ToolContext:
+    """A run's folders, and the home of the worker's user, which is that of its tools too."""
+    home = os.path.expanduser("~")
+    return ToolContext(
+        workspace=places.workspace,
+        outputs=places.outputs,
+        home=os.path.realpath(home) if os.path.isabs(home) else None,
+    )
+
+
+def permitted(call: ToolCall, places: Places, *, writing: bool = False) -> str:
+    """Where the path that a file tool was given leads now, when it may go there.
+
+    Raises:
+        ToolFailure: it may not, by where it leads or by the rules (``denied``).
+    """
+    path = call.input["file_path"]
+    real = places.find(path, writing=writing)
+    require(call, places, path, real)
+    return real
+
+
+def require(call: ToolCall, places: Places, path: str, real: str) -> None:
+    """Raise ``ToolFailure`` (``denied``) unless the call's rules let it touch this one file."""
+    place = ResolvedPath(named(path, call.surroundings, places), real)
+    decision = call.authorization.check(call.tool.name, place, tool_context_of(places))
+    if decision.effect != "allow":
+        raise ToolFailure(f"{path}: {decision.explain()}", "denied")
+
+
+def require_command(call: ToolCall, places: Places) -> None:
+    """Raise ``ToolFailure`` (``denied``) unless the rules still let a command redirect to where its
+    paths lead now: an earlier call, or somebody else, may have moved a symlink since it was decided."""
+    paths = paths_of(call.tool.name, call.input)
+    if not paths:
+        return
+    context = locate(paths, call.surroundings, places)
+    decision = call.authorization.check_again(Request(call.tool.name, call.input, context))
+    if decision.effect != "allow":
+        raise ToolFailure(f"Permission {decision.explain()}.", "denied")
+
+
+def named(path: str, surroundings: Surroundings, places: Places) -> str:
+    """A path as it is written, absolute and without ``.`` and ``..``. The run's own folders have one
+    name, the one without symlinks, whichever was used."""
+    absolute = os.path.normpath(os.path.join(places.workspace or places.outputs, path))
+    absolute = "/" + absolute.lstrip("/")  # POSIX lets two slashes mean something else
+    for folder, real in (
+        (surroundings.outputs, places.outputs),
+        (surroundings.workspace, places.workspace),
+    ):
+        if folder is None or real is None:
+            continue
+        given = os.path.normpath(folder).rstrip("/")
+        if inside(absolute, given):
+            return (real.rstrip("/") + absolute[len(given) :]) or "/"
+    return absolute
+
+
+def _locate(
+    path: str, surroundings: Surroundings, places: Places, home: str | None
+) -> ResolvedPath | None:
+    if unusable(path) is not None:
+        return None
+    if path.startswith("~"):
+        if home is None or path[1:2] not in ("", "/"):
+            return None
+        path = home + path[1:]
+    name = named(path, surroundings, places)
+    if name.startswith(_OF_EACH_PROCESS):
+        return None
+    try:
+        real = resolve(os.path.join(places.workspace or places.outputs, path), strict=True)
+        (name + real).encode()  # what cannot be stored cannot be asked about
+    except (OSError, ValueError):
+        return None
+    return ResolvedPath(name, real)
