@@ -5,7 +5,7 @@ BIN := .venv/bin
 unexport PYTHONDONTWRITEBYTECODE
 ready := .venv/.ready
 
-.PHONY: demo test check collected format sweep fuzz bench requirements clean
+.PHONY: demo docs test check collected format sweep fuzz bench requirements clean
 
 demo: $(ready)
 	$(BIN)/runner run jobs/quickstart.toml
@@ -35,6 +35,10 @@ sweep: $(ready)
 # Random commands, judged by real bash: what runs must be what the rules decided on.
 fuzz: $(ready)
 	$(BIN)/python -m tests.permissions.fuzz --seconds 60
+
+# The tables of docs/job-file.md and jobs/job.schema.json, from runner/jobfile/keys.py.
+docs: $(ready)
+	$(BIN)/python -m docs.tables
 
 bench: $(ready)
 	$(BIN)/python -m bench

@@ -64,7 +64,6 @@ def load_prices(settings: Settings) -> PriceList:
 def load_submission(path: Path, settings: Settings) -> Submission:
     """A job file, read and checked whole. Raises ``SpecError`` with every problem in it."""
     from runner.jobfile.load import load
-    from runner.llm.scripted import check_script
     from runner.tools.environment import tool_environment
     from runner.tools.registry import resolve_hooks
     from runner.workspace.submission import look_at
@@ -73,7 +72,6 @@ def load_submission(path: Path, settings: Settings) -> Submission:
         path,
         resolve_tools=_resolve_tools,
         resolve_hooks=resolve_hooks,
-        check_script=check_script,
         look_at_repository=partial(
             look_at, home=settings.home, environment=tool_environment(os.environ, ())
         ),

@@ -342,7 +342,7 @@ def _refuse_without_price(settings: Settings, database: Database, run_id: str, m
     """Refuse a model without a price where the cost of the run or its job is limited."""
     from runner import wiring
     from runner.core.spec import JobSpec
-    from runner.jobfile.sections.bounds import missing_prices
+    from runner.jobfile.fit import missing_prices
     from runner.queries.jobs import show_job, show_run
 
     run = show_run(database, run_id)

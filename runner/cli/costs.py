@@ -155,7 +155,7 @@ def refuse_without_price(settings: Settings, database: Database, target: Target)
     """Refuse to limit the cost of runs whose model has no price. Raises ``UsageError``."""
     from runner import wiring
     from runner.core.spec import JobSpec
-    from runner.jobfile.sections.bounds import missing_prices
+    from runner.jobfile.fit import missing_prices
     from runner.queries.jobs import show_job, show_run
 
     job_id = target.id

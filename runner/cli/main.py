@@ -65,7 +65,7 @@ for command in (
     *(control.cancel, control.pause, control.resume, control.retry, control.say, fork.fork),
     *(approvals.approvals, approvals.approve, approvals.deny, rules.rules),
     *(audit.audit, search.search, exchange.export, exchange.import_),
-    *(system.db, system.doctor),
+    *(system.db, system.doctor, system.schema),
 ):
     cli.add_command(command)
 

@@ -103,7 +103,7 @@ class Dollars(click.ParamType[float]):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        from runner.jobfile.sections.bounds import LEAST_USD, MOST_USD
+        from runner.jobfile.keys import LEAST_USD, MOST_USD
 
         try:
             usd = float(value)
@@ -122,7 +122,7 @@ class Duration(click.ParamType[float]):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        from runner.jobfile.section import MOST_SECONDS, seconds_in
+        from runner.jobfile.values import MOST_SECONDS, seconds_in
 
         text = str(value)
         seconds = seconds_in(text if text[-1:].isalpha() else f"{text}s")

@@ -1,4 +1,4 @@
-"""``db`` and ``doctor``: the state of the parts."""
+"""``db`` and ``doctor``: the state of the parts. ``schema``: the format of job files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import click
 
 from runner.app.humanize import cell
 from runner.cli import exit_codes
-from runner.cli.options import json_option, stored, with_settings
+from runner.cli.options import global_options, json_option, stored, with_settings
 from runner.cli.terminal import note, say, say_json
 from runner.settings import Settings
 
@@ -130,3 +130,19 @@ def doctor(settings: Settings, as_json: bool) -> int:
     if any(check.is_part and not check.ok for check in checks):
         return exit_codes.UNREACHABLE
     return exit_codes.SUCCEEDED if all(check.ok for check in checks) else exit_codes.FAILED
+
+
+@click.command()
+@global_options
+def schema() -> None:
+    """Print the JSON Schema of job files, with which editors check and complete them.
+
+    A TOML plugin finds it by the first line of a job file: "#:schema ./job.schema.json".
+
+    \b
+    Example:
+      runner schema > job.schema.json
+    """
+    from runner.jobfile.keys import json_schema
+
+    say_json(json_schema())

@@ -33,7 +33,9 @@ Provider = Literal["anthropic", "scripted"]
 ParallelTools = Literal["safe", "all", "off"]
 OnTimeout = Literal["deny", "stop"]
 
-ANY_ITEM = "*"  # the key of a script's replies for items without a list of their own
+# Keys of a script: for items without replies of their own; for a type of sub-agent, with its name
+# behind it; for what the model says when it is to sum up a conversation.
+ANY_ITEM, OF_AGENT, SUMMARY = "*", "@", "summary"
 
 
 @dataclass(frozen=True, slots=True)

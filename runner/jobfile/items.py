@@ -1,4 +1,8 @@
-"""A job's items: where they come from, and the key of each."""
+"""A job's items: where they come from, the key of each, and the texts that templates make of them.
+
+Templates are Jinja2's, sandboxed and strict about undefined names. Items are data: their content is put
+into a text and never read as a template.
+"""
 
 from __future__ import annotations
 
@@ -12,109 +16,107 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePath
 from typing import Any
 
+from jinja2 import StrictUndefined, Template, TemplateSyntaxError, meta
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
 from runner.core.text import read_json
-from runner.errors import Problem
-from runner.jobfile.check import Items
-from runner.jobfile.content import json_problem, line_problem, read_bytes
-from runner.jobfile.section import kind, shown
+from runner.jobfile.table import Node, Section
+from runner.jobfile.values import (
+    BadValueError,
+    json_problem,
+    kind,
+    line_problem,
+    read_bytes,
+    shown,
+    text_problem,
+)
 
 MOST_KEY_CHARACTERS = 500
+MOST_TEXT_CHARACTERS = 10_000_000
 MOST_REPORTED = 20
+MOST_TEXTS_REPORTED = 5
 COMMAND_SECONDS = 60.0
 
 Keyed = tuple[str, Any]
+# The place of an item, where in it the item stands ("line 3 of x.jsonl: "), and the item.
+_Found = tuple[Node, str, Any]
 _CHILD_KEY = re.compile(r"(.+)\+[0-9]+", re.DOTALL)
-# A place in the job file, words that say where in it the item stands ("line 3 of x.jsonl: "), the item.
-_Found = tuple[str, str, Any]
 
 
-class _UnreadableError(Exception):
-    """Items that cannot be had; the text says why."""
-
-
-def read(
-    items: Items, folder: Path, root: Path | Sequence[str]
-) -> tuple[list[Keyed], list[Problem]]:
-    """The items, each with the key that names its run.
+def read_items(
+    items: Section, folder: Path, root: Path | Sequence[str], seconds: float = COMMAND_SECONDS
+) -> list[Keyed]:
+    """Return the items, each with the key that names its run, after noting what is wrong with them.
 
     Args:
-        items: from the checked job file.
-        folder: the job file's own; ``jsonl`` is relative to it, ``command`` runs in it.
+        folder: the job file's; ``jsonl`` is relative to it, ``command`` runs in it.
         root: what ``glob`` searches: a folder, which its items are relative to, or paths of files.
+        seconds: how long ``command`` may take.
     """
-    origin = f"items.{items.source}"
-    problems: list[Problem] = []
-    try:
-        match items.source:
-            case "list":
-                found = _listed(items.value)
-            case "glob":
-                found = _globbed(items.value, root)
-            case "jsonl":
-                found = _lines_of_file(folder / items.value, problems)
-            case "command":
-                found = _lines_of_command(items.value, folder)
-        keyed = _keyed(found, problems)
-    except _UnreadableError as error:
-        return [], [Problem(origin, str(error))]
-    if not keyed and not problems:
-        problems.append(Problem(origin, "gives no item at all"))
-    if len(problems) > MOST_REPORTED:
-        more = len(problems) - MOST_REPORTED
-        problems = [*problems[:MOST_REPORTED], Problem(origin, f"and {more:,} more such problems")]
-    return keyed, problems
+    (source,) = items.written
+    at, value = items.at(source), items[source]
+    found: Iterable[_Found] = ()
+    match source:
+        case "list":
+            found = ((at.at(index), "", item) for index, item in enumerate(value))
+        case "glob":
+            found = _files_matching(value, root, at)
+        case "jsonl":
+            found = _lines_of_file(folder / value, at)
+        case "command":
+            words = ("bash", "-c", value) if isinstance(value, str) else value
+            found = _lines_of_command(words, folder, seconds, at)
+    with at.noting_at_most(MOST_REPORTED, "and {} more such problems"):
+        keyed = at.attempt(_with_keys, found)
+    if not keyed and not at.is_wrong():
+        at.note("gives no item at all")
+    return keyed or []
 
 
-def key_problems(
-    items: Items | None, keyed: Sequence[Keyed], *, scripted: bool, has_agents: bool
-) -> list[Problem]:
-    """Keys that are those of something else: of a type of sub-agent in a script, of a sub-agent.
+def note_taken_keys(at: Node, keyed: Sequence[Keyed], *, scripted: bool, has_agents: bool) -> None:
+    """Note keys that belong to something else: to a sub-agent's run, or to its replies in a script.
 
     Args:
-        items: from the checked job file; None for the job that is one run.
-        keyed: the items, each with its key.
+        at: the key that the items come from.
     """
     keys = {key for key, _ in keyed}
-    problems = []
-    for index, (key, _) in enumerate(keyed):
-        parent = next(filter(keys.__contains__, _parents(key)), None)
-        if scripted and key.startswith("@"):
-            message = "begins with '@', as do the keys of sub-agents' replies in a script"
-        elif has_agents and parent is not None:
-            message = f"is also that of a sub-agent of the item {shown(parent)}"
-        else:
-            continue
-        origin = "name"
-        if items is not None:
-            origin = f"items.list[{index}]" if items.source == "list" else f"items.{items.source}"
-        problems.append(Problem(origin, f"the key {shown(key)} {message}: choose another"))
-    return problems[:MOST_REPORTED]
+    with at.noting_at_most(MOST_REPORTED, "and {} more such problems"):
+        for index, (key, _) in enumerate(keyed):
+            parent = next(filter(keys.__contains__, _parents(key)), None)
+            if scripted and key.startswith("@"):
+                message = "begins with '@', as do the keys of sub-agents' replies in a script"
+            elif has_agents and parent is not None:
+                message = f"is also that of a sub-agent of the item {shown(parent)}"
+            else:
+                continue
+            node = at.at(index) if at.path[-1] == "list" else at
+            node.note(f"the key {shown(key)} {message}: choose another")
 
 
 def _parents(key: str) -> Iterator[str]:
-    """The keys of the runs that a run with this key could be a sub-agent of."""
+    """Yield the keys of the runs that a run with this key could be a sub-agent of."""
     while child := _CHILD_KEY.fullmatch(key):
         key = child[1]
         yield key
 
 
-def _keyed(found: Iterable[_Found], problems: list[Problem]) -> list[Keyed]:
-    keyed = []
-    seen: dict[str, str] = {}
-    for place, where, item in found:
-        key, problem = _key(item)
-        if problem is None and key in seen:
-            problem = f"the key {shown(key)} is that of {seen[key]} too; keys are unique in a job"
-        if problem is not None:
-            problems.append(Problem(place, f"{where}{problem}"))
-            continue
-        seen[key] = where.removesuffix(": ") or place
-        keyed.append((key, item))
-    return keyed
+def _with_keys(found: Iterable[_Found]) -> list[Keyed]:
+    keyed: dict[str, Any] = {}
+    places: dict[str, str] = {}
+    for at, where, item in found:
+        key, problem = _key_of(item)
+        if problem is None and key in keyed:
+            problem = f"the key {shown(key)} is that of {places[key]} too; keys are unique in a job"
+        if problem is None:
+            keyed[key] = item
+            places[key] = where.removesuffix(": ") or at.place
+        else:
+            at.note(f"{where}{problem}")
+    return list(keyed.items())
 
 
-def _key(item: Any) -> tuple[str, str | None]:
-    """The item's key, and what is wrong with it or with the item."""
+def _key_of(item: Any) -> tuple[str, str | None]:
+    """Return an item's key, and what is wrong with it or with the item, or None."""
     if isinstance(item, str):
         problem = line_problem(item, MOST_KEY_CHARACTERS)
         advice = "; give it as a table with a key of its own" if item.strip() else ""
@@ -132,89 +134,79 @@ def _key(item: Any) -> tuple[str, str | None]:
     return key, f"the item's key {problem}" if problem else None
 
 
-def _listed(values: list[Any]) -> Iterator[_Found]:
-    for index, value in enumerate(values):
-        yield f"items.list[{index}]", "", value
-
-
-def _globbed(pattern: str, root: Path | Sequence[str]) -> Iterator[_Found]:
+def _files_matching(pattern: str, root: Path | Sequence[str], at: Node) -> Iterator[_Found]:
     parts = PurePath(pattern).parts
     where = str(root) if isinstance(root, Path) else "the repository"
     if PurePath(pattern).is_absolute() or ".." in parts:
-        raise _UnreadableError(f"{shown(pattern)} must stay inside {where}: no leading / and no ..")
+        raise BadValueError(f"{shown(pattern)} must stay inside {where}: no leading / and no ..")
     if isinstance(root, Path):
         names = _files_in(root, pattern)
     else:
-        names = [name for name in root if _fits(name.split("/"), parts)]
+        names = [name for name in root if _matches(name.split("/"), parts)]
     if not any(part.startswith(".") for part in parts):
-        names = [name for name in names if not _is_hidden(name)]
+        names = [name for name in names if not f"/{name}".count("/.")]
     if not names:
-        raise _UnreadableError(f"no file in {where} matches {shown(pattern)}")
+        raise BadValueError(f"no file in {where} matches {shown(pattern)}")
     for name in sorted(set(names)):
-        yield "items.glob", f"{shown(name)}: ", name
+        yield at, f"{shown(name)}: ", name
 
 
 def _files_in(root: Path, pattern: str) -> list[str]:
     try:
         return [str(path.relative_to(root)) for path in root.glob(pattern) if path.is_file()]
     except (ValueError, NotImplementedError, IndexError) as error:
-        raise _UnreadableError(f"{shown(pattern)} is no pattern: {error}") from error
+        raise BadValueError(f"{shown(pattern)} is no pattern: {error}") from error
     except OSError as error:
-        raise _UnreadableError(f"{shown(pattern)} cannot be searched for: {error}") from error
+        raise BadValueError(f"{shown(pattern)} cannot be searched for: {error}") from error
 
 
-def _fits(names: Sequence[str], parts: Sequence[str]) -> bool:
-    """Whether a file's path, in parts, matches a pattern, as ``Path.glob`` would have it."""
+def _matches(names: Sequence[str], parts: Sequence[str]) -> bool:
+    """True if a file's path, in parts, matches a pattern, as ``Path.glob`` would have it."""
     if not parts or not names:
         return not parts and not names
     if parts[0] == "**":
-        return any(_fits(names[at:], parts[1:]) for at in range(len(names)))
-    return fnmatchcase(names[0], parts[0]) and _fits(names[1:], parts[1:])
+        return any(_matches(names[at:], parts[1:]) for at in range(len(names)))
+    return fnmatchcase(names[0], parts[0]) and _matches(names[1:], parts[1:])
 
 
-def _is_hidden(name: str) -> bool:
-    return any(part.startswith(".") for part in PurePath(name).parts)
-
-
-def _lines_of_file(path: Path, problems: list[Problem]) -> Iterator[_Found]:
+def _lines_of_file(path: Path, at: Node) -> Iterator[_Found]:
     try:
         data = read_bytes(path)
     except OSError as error:
-        raise _UnreadableError(f"cannot read {path}: {error.strerror or error}") from error
+        raise BadValueError(f"cannot read {path}: {error.strerror or error}") from error
     for number, line in enumerate(data.split(b"\n"), 1):
-        if not line.strip():
-            continue
         where = f"line {number} of {path.name}: "
         try:
-            yield "items.jsonl", where, read_json(line.decode())
+            if line.strip():
+                yield at, where, read_json(line.decode())
         except (ValueError, RecursionError) as error:
-            problems.append(Problem("items.jsonl", f"{where}is not JSON in UTF-8: {error}"))
+            at.note(f"{where}is not JSON in UTF-8: {error}")
 
 
-def _lines_of_command(command: str | list[str], folder: Path) -> Iterator[_Found]:
-    output = _output(["bash", "-c", command] if isinstance(command, str) else command, folder)
-    for number, line in enumerate(output.split(b"\n"), 1):
+def _lines_of_command(
+    words: Sequence[str], folder: Path, seconds: float, at: Node
+) -> Iterator[_Found]:
+    for number, line in enumerate(_output_of(words, folder, seconds).split(b"\n"), 1):
         text = os.fsdecode(line).strip()
-        if not text:
-            continue
         item: Any = text
-        if text[0] in '{"':
+        if text[:1] in ("{", '"'):
             try:
                 item = read_json(text)
             except (ValueError, RecursionError):
                 item = text
-        yield "items.command", f"line {number} of its output: ", item
+        if text:
+            yield at, f"line {number} of its output: ", item
 
 
-def _output(argv: list[str], folder: Path) -> bytes:
-    """What a command writes to its standard output, run to its end with a time limit.
+def _output_of(words: Sequence[str], folder: Path, seconds: float) -> bytes:
+    """Run a command to its end and return its output.
 
     The output goes to files, so that a process left in the background cannot keep us waiting.
     """
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         try:
             process = subprocess.Popen(
-                argv,
+                words,
                 cwd=folder,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
@@ -222,13 +214,11 @@ def _output(argv: list[str], folder: Path) -> bytes:
                 start_new_session=True,
             )
         except (OSError, ValueError) as error:
-            raise _UnreadableError(f"cannot start {shown(argv[0])}: {error}") from error
+            raise BadValueError(f"cannot start {shown(words[0])}: {error}") from error
         try:
-            code = process.wait(COMMAND_SECONDS)
+            code = process.wait(seconds)
         except subprocess.TimeoutExpired as error:
-            raise _UnreadableError(
-                f"the command did not end within {COMMAND_SECONDS:.0f} seconds"
-            ) from error
+            raise BadValueError(f"the command did not end within {seconds:.0f} seconds") from error
         finally:
             if process.returncode is None:
                 os.killpg(process.pid, signal.SIGKILL)
@@ -236,14 +226,88 @@ def _output(argv: list[str], folder: Path) -> bytes:
         out.seek(0)
         err.seek(0)
         if code != 0:
-            lines = os.fsdecode(err.read()).strip().splitlines()
             how = f"exited with {code}" if code > 0 else f"was ended by signal {-code}"
-            raise _UnreadableError(
-                f"the command {how}{': ' + printable(lines[-1]) if lines else ''}"
-            )
+            last = os.fsdecode(err.read()).strip().splitlines()[-1:]
+            said = "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in "".join(last))
+            raise BadValueError(f"the command {how}{': ' if said else ''}{said}")
         return out.read()
 
 
-def printable(text: str) -> str:
-    """The text without anything that a terminal would obey."""
-    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
+class _Environment(ImmutableSandboxedEnvironment):
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """A table's own keys come first: ``item.values`` is the item's, not a method of dict."""
+        if isinstance(obj, dict) and attribute in obj:
+            return obj[attribute]
+        return super().getattr(obj, attribute)
+
+
+_ENVIRONMENT = _Environment(undefined=StrictUndefined)
+
+
+def render_texts(
+    text: str | None, at: Node, keyed: Sequence[Keyed], *, has_items: bool, what: str = "prompt"
+) -> tuple[str, ...]:
+    """Return a template's text for each item, after noting what is wrong; shorter with problems.
+
+    Args:
+        text: the template; None gives no texts.
+        at: its place.
+        has_items: the template can use ``item``.
+        what: the texts' name in messages.
+    """
+    template = at.attempt(_parse, text) if text is not None else None
+    if text is None or template is None:
+        return ()
+    known = {"item"} if has_items else set()
+    undefined = meta.find_undeclared_variables(_ENVIRONMENT.parse(text))
+    unknown = sorted(undefined - set(_ENVIRONMENT.globals) - known)
+    for name in unknown:
+        at.note(f"the template uses {_undefined(name, has_items)}")
+    if unknown:
+        return ()
+    texts = []
+    rest = f"and so for {{}} more of the {len(keyed):,} items"
+    with at.noting_at_most(MOST_TEXTS_REPORTED, rest):
+        for key, item in keyed:
+            try:
+                texts.append(_render(template, {"item": item} if has_items else {}, what))
+            except BadValueError as error:
+                at.note(f"for the item {shown(key)}: {error}" if has_items else str(error))
+    return tuple(texts)
+
+
+def _parse(text: str) -> Template:
+    try:
+        return _ENVIRONMENT.from_string(text)
+    except TemplateSyntaxError as error:
+        message = f"line {error.lineno} of the template does not parse: {error.message}"
+        raise BadValueError(message) from error
+    except RecursionError as error:
+        raise BadValueError("the template is nested too deeply") from error
+
+
+def _undefined(name: str, has_items: bool) -> str:
+    if name == "item":
+        return "'item', but the job has no [items]"
+    meant = "only 'item' is" if has_items else "a job without [items] defines nothing"
+    return f"{shown(name)}, which is not defined; {meant}"
+
+
+def _render(template: Template, values: dict[str, Any], what: str) -> str:
+    parts = []
+    room = MOST_TEXT_CHARACTERS
+    try:
+        for part in template.generate(values):  # piece by piece: loops in loops may never end
+            parts.append(part)
+            room -= len(part)
+            if room < 0:
+                break
+    except Exception as error:  # a template can make any function of its values raise anything
+        words = " ".join(str(error).split()) or "no more is known"
+        raise BadValueError(f"the template fails: {type(error).__name__}: {words}") from error
+    if room < 0:
+        raise BadValueError(f"the {what} has more than {MOST_TEXT_CHARACTERS:,} characters")
+    text = "".join(parts)
+    if problem := text_problem(text) if text.strip() else "is empty":
+        raise BadValueError(f"the {what} {problem}")
+    return text

@@ -1,26 +1,27 @@
-"""Where in a TOML text each key stands: ``tomllib`` reads values and says nothing of their lines.
+"""The line of each key of a TOML text: ``tomllib`` reads values and does not tell their lines.
 
-Only for text that ``tomllib`` has taken: the scanner trusts the syntax (https://toml.io/en/v1.0.0).
+Only for text that ``tomllib`` has accepted: the scanner trusts the syntax (https://toml.io/en/v1.0.0).
 """
 
 from __future__ import annotations
 
-import bisect
 import re
 import tomllib
+from collections import Counter
 
 Part = str | int
+Path = tuple[Part, ...]
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
-_BLANK = re.compile(r"[ \t]*")
-_GAP = re.compile(r"(?:[ \t\r\n]+|#[^\n]*)*")
-_STRINGS = (
-    re.compile(r'"""(?:\\.|[^\\])*?"{3,5}', re.DOTALL),
-    re.compile(r"'''.*?'{3,5}", re.DOTALL),
-    re.compile(r'"(?:\\.|[^"\\])*"'),
-    re.compile(r"'[^']*'"),
+_TOKEN = re.compile(
+    r"""
+      (?P<gap> [ \t\n]+ | \#[^\n]* )
+    | (?P<string> \"{3}(?:\\.|[^\\])*?\"{3,5} | '{3}.*?'{3,5} | "(?:\\.|[^"\\\n])*" | '[^'\n]*' )
+    | (?P<mark> [][{}=,] )
+    | (?P<bare> [^][{}=,"'\#\n]+ )  # keys with their dots, numbers, dates
+    """,
+    re.DOTALL | re.VERBOSE,
 )
-_SCALAR = re.compile(r"[^,\]}#\r\n]+")
 
 
 def place(*parts: Part) -> str:
@@ -42,106 +43,79 @@ def locate(text: str) -> dict[str, int]:
 
 class _Scanner:
     def __init__(self, text: str) -> None:
-        self.text = text
-        self.at = 0
-        self.ends = [match.start() for match in re.finditer("\n", text)]
+        self.tokens: list[tuple[str, int]] = []  # with their lines, in reverse
+        line = 1
+        for match in _TOKEN.finditer(text):
+            if match.lastgroup != "gap":
+                self.tokens.append((match.group(), line))
+            line += match.group().count("\n")
+        self.tokens.reverse()
         self.lines: dict[str, int] = {}
-        self.array_tables: dict[tuple[Part, ...], int] = {}
+        self.array_tables: Counter[Path] = Counter()
 
     def scan(self) -> dict[str, int]:
-        base: tuple[Part, ...] = ()
-        while self._skip_gap():
-            if self.text.startswith("[", self.at):
+        base: Path = ()
+        while self.tokens:
+            if self._next() == "[":
                 base = self._header()
             else:
                 self._pair(base)
         return self.lines
 
-    def _skip_gap(self) -> bool:
-        """Pass over blanks, line ends and comments; False at the end of the text."""
-        self._take(_GAP)
-        return self.at < len(self.text)
+    def _next(self) -> str:
+        return self.tokens[-1][0]
 
-    def _take(self, pattern: re.Pattern[str]) -> str:
-        match = pattern.match(self.text, self.at)
-        if match is None:
-            return ""
-        self.at = match.end()
-        return match.group()
-
-    def _note(self, path: tuple[Part, ...]) -> None:
-        line = bisect.bisect_left(self.ends, self.at) + 1
+    def _note(self, path: Path, line: int) -> None:
         self.lines.setdefault(place(*path), line)
 
-    def _header(self) -> tuple[Part, ...]:
-        brackets = 2 if self.text.startswith("[[", self.at) else 1
-        start = self.at
-        self.at += brackets
-        names = self._key()
-        end = self.at + brackets
-        self.at = start
-        path: tuple[Part, ...] = ()
+    def _key(self, end: str) -> list[str]:
+        """The names of a dotted key, whose end is taken too."""
+        names: list[str] = []
+        while (token := self.tokens.pop()[0]) != end:
+            if token[0] in "\"'":
+                names.append(str(tomllib.loads(f"key = {token}")["key"]))
+            else:
+                names += _BARE_KEY.findall(token)
+        return names
+
+    def _header(self) -> Path:
+        line = self.tokens.pop()[1]
+        is_array = self._next() == "["
+        if is_array:
+            self.tokens.pop()
+        names = self._key("]")
+        if is_array:
+            self.tokens.pop()
+        path: Path = ()
         for number, name in enumerate(names, 1):
             path = (*path, name)
-            self._note(path)
-            if brackets == 2 and number == len(names):
-                self.array_tables[path] = self.array_tables.get(path, -1) + 1
+            self._note(path, line)
+            if is_array and number == len(names):
+                self.array_tables[path] += 1
             if path in self.array_tables:
-                path = (*path, self.array_tables[path])
-        self._note(path)
-        self.at = end
+                path = (*path, self.array_tables[path] - 1)
+        self._note(path, line)
         return path
 
-    def _key(self) -> list[str]:
-        names = []
-        while True:
-            self._take(_BLANK)
-            if quoted := self._take(_STRINGS[2]) or self._take(_STRINGS[3]):
-                names.append(str(tomllib.loads(f"key = {quoted}")["key"]))
-            else:
-                names.append(self._take(_BARE_KEY))
-            self._take(_BLANK)
-            if not self.text.startswith(".", self.at):
-                return names
-            self.at += 1
-
-    def _pair(self, base: tuple[Part, ...]) -> None:
-        start = self.at
-        names = self._key()
-        end, self.at = self.at, start
-        path = base
-        for name in names:
+    def _pair(self, path: Path) -> None:
+        line = self.tokens[-1][1]
+        for name in self._key("="):
             path = (*path, name)
-            self._note(path)
-        self.at = end + 1  # the equals sign
-        self._take(_BLANK)
+            self._note(path, line)
         self._value(path)
 
-    def _value(self, path: tuple[Part, ...]) -> None:
-        if self.text.startswith("[", self.at):
-            self._array(path)
-        elif self.text.startswith("{", self.at):
-            self._inline_table(path)
-        elif not any(self._take(pattern) for pattern in _STRINGS):
-            self._take(_SCALAR)
-
-    def _array(self, path: tuple[Part, ...]) -> None:
-        self.at += 1
+    def _value(self, path: Path) -> None:
+        token = self.tokens.pop()[0]
+        end = {"[": "]", "{": "}"}.get(token)
         index = 0
-        while self._skip_gap() and not self.text.startswith("]", self.at):
-            if self.text.startswith(",", self.at):
-                self.at += 1
-                continue
-            self._note((*path, index))
-            self._value((*path, index))
-            index += 1
-        self.at += 1
-
-    def _inline_table(self, path: tuple[Part, ...]) -> None:
-        self.at += 1
-        while self._skip_gap() and not self.text.startswith("}", self.at):
-            if self.text.startswith(",", self.at):
-                self.at += 1
-                continue
-            self._pair(path)
-        self.at += 1
+        while end and self._next() != end:
+            if self._next() == ",":
+                self.tokens.pop()
+            elif token == "{":
+                self._pair(path)
+            else:
+                self._note((*path, index), self.tokens[-1][1])
+                self._value((*path, index))
+                index += 1
+        if end:
+            self.tokens.pop()

@@ -2,26 +2,74 @@
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from runner.core.agents import (
+    AGENT_TOOL,
+    SPLIT_TOOL,
+    AgentType,
+    Coordinator,
+    agent_tool,
+    split_tool,
+)
+from runner.core.budget import Budget, Limits
+from runner.core.context import Context
+from runner.core.conversation import Tool
+from runner.core.hooks import Hook
 from runner.core.prices import PriceList
-from runner.core.spec import JobSpec, NewRun, Submission
-from runner.core.workspace import LookAtRepository, Workspace
+from runner.core.spec import Asking, JobSpec, NewRun, Patience, Submission
+from runner.core.workspace import (
+    RESULT_TOOL,
+    Asked,
+    LookAtRepository,
+    Verify,
+    Workspace,
+    result_tool,
+)
 from runner.errors import Problem, SpecError
-from runner.jobfile import items, prompts
-from runner.jobfile.check import MOST_NAME_CHARACTERS, Draft, check
-from runner.jobfile.content import line_problem, read_bytes
-from runner.jobfile.lines import locate, place
-from runner.jobfile.means import Means, ResolveTools, find_means
-from runner.jobfile.script import CheckScript, load_script
-from runner.jobfile.sections.hooks import ResolveHooks
-from runner.jobfile.source import Source, look_at_source, rules_in_copies
-from runner.jobfile.texts import read_text
+from runner.jobfile.check import check
+from runner.jobfile.fit import note_misfits
+from runner.jobfile.items import Keyed, note_taken_keys, read_items, render_texts
+from runner.jobfile.keys import MOST_NAME
+from runner.jobfile.lines import locate
+from runner.jobfile.permissions import (
+    EFFECTS,
+    PlacedRules,
+    note_unknown_agents,
+    note_unknown_tools,
+    read_settings,
+)
+from runner.jobfile.script import read_script
+from runner.jobfile.table import Node, Section
+from runner.jobfile.values import (
+    BadValueError,
+    is_url,
+    line_problem,
+    read_bytes,
+    read_json_file,
+    read_text,
+    schema_problem,
+    shown,
+    text_problem,
+)
+from runner.permissions import Rule
+from runner.permissions.copies import with_copies
+from runner.permissions.modes import rules_of as mode_rules
+
+# Takes the names under ``tools`` and the job file's folder, from which own tools are imported.
+# Returns the tools in the order of the names, and (name, what is wrong with it) for each other name.
+ResolveTools = Callable[[Sequence[str], Path], tuple[tuple[Tool, ...], tuple[tuple[str, str], ...]]]
+# Takes names of functions and the job file's folder, from which they are imported. Returns, by name,
+# each as the job stores it, and (name, what is wrong with it) for each other name.
+ResolveHooks = Callable[[Sequence[str], Path], tuple[Mapping[str, str], Sequence[tuple[str, str]]]]
 
 _TOML_POSITION = re.compile(r" \(at line (\d+), column (\d+)\)$")
 
@@ -31,7 +79,6 @@ def load(
     *,
     resolve_tools: ResolveTools,
     resolve_hooks: ResolveHooks,
-    check_script: CheckScript,
     look_at_repository: LookAtRepository,
     prices: PriceList,
 ) -> Submission:
@@ -41,7 +88,6 @@ def load(
         path: the TOML file. Paths in it are relative to its folder.
         resolve_tools: finds the tools by name.
         resolve_hooks: finds the functions that are hooks.
-        check_script: says what is wrong with the contents of a script file (scripted jobs only).
         look_at_repository: says what a repository holds and what is wrong with it (mode "git" only).
         prices: what models cost, and their windows: only what has a price can be limited in USD.
 
@@ -50,52 +96,49 @@ def load(
     """
     path = path.absolute()
     text, data = _read_toml(path)
-    draft, problems = check(data)
-    folder = path.parent
-    name = _name(draft, path, problems)
-    source = look_at_source(draft.workspace, name, folder, look_at_repository, problems)
-    means = find_means(draft, folder, source, (resolve_tools, resolve_hooks), problems)
-    keyed = _items(draft, name, folder, source, problems)
-    runs = _runs(draft, folder, keyed, problems)
-    script = _script(draft, folder, keyed, check_script, problems)
-    system = read_text(draft.system, ("system",), folder, problems)
-    problems += _bounds(draft, prices, problems)
-    if problems:
-        raise SpecError(str(path), _placed(problems, text))
-    return Submission(
-        source=str(path),
-        text=text,
-        runs=runs,
-        notes=(*means.notes, *source.notes),
-        spec=replace(
-            _as_drafted(draft, name, means),
-            system=system,
-            workspace=_workspace(draft, source, folder),
-            script=script,
+    top = check(data)
+    name = top["name"] or path.stem
+    if top["name"] is None and (problem := line_problem(path.stem, MOST_NAME)):
+        top.note(f"is missing, and the file's own name {problem}", "name")
+    source = _find_source(top, name, path.parent, look_at_repository)
+    job = _Job(top, path.parent, source, resolve_tools)
+    keyed = job.items(name)
+    runs = job.runs(keyed)
+    rules, left_out = job.rules()
+    parts = {
+        "name": name,
+        "system": job.text(top, "system"),
+        "tools": (*job.tools, *job.ending_tools()),
+        "rules": rules,
+        "workspace": job.workspace(),
+        "script": job.script([key for key, _ in keyed]),
+        "agents": job.agents(),
+        "coordinator": job.coordinator,
+        "hooks": job.hooks(resolve_hooks),
+    }
+    note_misfits(top, parts["agents"], prices)
+    if top.problems:
+        raise SpecError(str(path), _with_lines(top.problems, text))
+    notes = (*left_out, *source.notes)
+    return Submission(str(path), text, _spec(top, parts), runs, notes)
+
+
+def _spec(top: Section, parts: Mapping[str, Any]) -> JobSpec:
+    """Return the spec of the file's own values and of the parts that it names."""
+    limits, permissions = top["limits"], top["permissions"]
+    verify = Verify(top["verify"], top["on_failure"], top["verify_rounds"], top["verify_timeout"])
+    return top.fill(
+        JobSpec,
+        asking=permissions.fill(
+            Asking, timeout=permissions["ask_timeout"], notify=permissions["on_ask"]
         ),
-    )
-
-
-def _as_drafted(draft: Draft, name: str, means: Means) -> JobSpec:
-    """What the file says by itself, with what runs work with, and without what else it names."""
-    return JobSpec(
-        name=name,
-        model=draft.model,
-        provider=draft.provider,
-        asking=draft.permissions.asking,
-        limits=draft.limits,
-        budget=draft.budget,
-        context=draft.context,
-        retry=draft.retry,
-        model_options=draft.model_options,
-        parallel_tools=draft.parallel_tools,
-        verify=draft.verify,
-        tools=means.tools,
-        rules=means.rules,
-        agents=means.agents,
-        hooks=means.hooks,
-        coordinator=draft.agents.coordinator,
-        instructions=draft.instructions,
+        limits=limits.fill(Limits),
+        budget=Budget(limits["budget_usd"], limits["budget_tokens"]),
+        context=top["context"].fill(Context),
+        retry=top["retry"].fill(Patience),
+        model_options=top["model_options"].written,
+        verify=verify if verify.commands else None,
+        **parts,
     )
 
 
@@ -123,8 +166,8 @@ def _read_toml(path: Path) -> tuple[str, Mapping[str, Any]]:
         raise broken(message, int(position[1])) from error
 
 
-def _placed(problems: Sequence[Problem], text: str) -> tuple[Problem, ...]:
-    """The problems with their lines, in the order of the file; those about what is missing first."""
+def _with_lines(problems: Sequence[Problem], text: str) -> tuple[Problem, ...]:
+    """Return the problems with their lines, in the order of the file; those of missing keys first."""
     lines = locate(text)
 
     def line(place: str) -> int | None:
@@ -136,110 +179,320 @@ def _placed(problems: Sequence[Problem], text: str) -> tuple[Problem, ...]:
     return tuple(sorted(placed, key=lambda problem: problem.line or 0))
 
 
-def _workspace(draft: Draft, source: Source, folder: Path) -> Workspace | None:
-    workspace = source.workspace
-    if workspace is None:
-        return None
-    external = rules_in_copies(workspace.external, workspace, draft.workspace, folder)
-    return replace(workspace, external=external)
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """What a job's workspaces are made from."""
 
-
-def _bounds(draft: Draft, prices: PriceList, problems: Sequence[Problem]) -> list[Problem]:
-    """What does not fit the job's models, as far as what it depends on has no problem of its own."""
-    wrong = {problem.place for problem in problems}
-    found: list[Problem] = []
-    if not wrong & {"model", "context.window", "context.reserve", "limits.max_output_tokens"}:
-        found += draft.bounds.window_problems(prices)
-    if not any(place.startswith(("model", "provider", "context")) for place in wrong):
-        found += draft.bounds.price_problems(prices)
-    for each in draft.agents.types:
-        needed = (place("agents", each.name), "model", "provider", "context", "limits")
-        if not any(at.startswith(needed) for at in wrong):
-            found += draft.bounds.agent_problems(each.agent, prices)
-    return found
-
-
-def _name(draft: Draft, path: Path, problems: list[Problem]) -> str:
-    if draft.name is None and (problem := line_problem(path.stem, MOST_NAME_CHARACTERS)):
-        problems.append(Problem("name", f"is missing, and the file's own name {problem}"))
-    return draft.name or path.stem
-
-
-def _items(
-    draft: Draft, name: str, folder: Path, source: Source, problems: list[Problem]
-) -> list[items.Keyed]:
-    keyed, found = _keyed(draft, name, folder, source)
-    script = draft.provider == "scripted"
-    has_agents = bool(draft.agents.types)
-    problems += found or items.key_problems(
-        draft.items, keyed, scripted=script, has_agents=has_agents
+    workspace: Workspace | None = None  # None also with a problem
+    root: Path | tuple[str, ...] | None = (
+        None  # where items.glob looks: a folder, or paths of files
     )
-    return keyed
+    notes: tuple[str, ...] = ()  # for whoever submits the job
 
 
-def _keyed(
-    draft: Draft, name: str, folder: Path, source: Source
-) -> tuple[list[items.Keyed], list[Problem]]:
-    if draft.items is None:
-        return [(name, None)], []
-    if draft.items.source == "glob" and source.folder is None and source.files is None:
-        return [], []
-    root = source.files if source.folder is None else source.folder
-    return items.read(draft.items, folder, root or ())
+def _find_source(top: Section, job: str, folder: Path, look_at: LookAtRepository) -> _Source:
+    """Look at the folder or repository of ``[workspace]``."""
+    section = top["workspace"]
+    if section is None:
+        return _Source(root=folder)
+    if section["mode"] == "git":
+        return _find_repository(section, job, folder, look_at)
+    if section["mode"] == "none":
+        return _Source(_workspace(section), folder)
+    if section["path"] is None:
+        return _Source(root=folder)
+    path = section.at("path").attempt(_existing_folder, folder / section["path"])
+    return _Source(_workspace(section, path=str(path)), path) if path else _Source()
 
 
-def _runs(
-    draft: Draft, folder: Path, keyed: Sequence[items.Keyed], problems: list[Problem]
-) -> tuple[NewRun, ...]:
-    text = read_text(draft.prompt, ("prompt",), folder, problems)
-    prompt_from = "prompt_file" if draft.prompt and draft.prompt.source == "file" else "prompt"
-    prompts_of = _rendered(draft, text, prompt_from, "prompt", keyed, problems)
-    message = draft.workspace.commit_message if draft.workspace else None
-    messages = _rendered(
-        draft, message, "workspace.commit_message", "commit message", keyed, problems
+def _existing_folder(path: Path) -> Path:
+    try:
+        path = path.resolve()
+        if not path.is_dir():
+            raise BadValueError(
+                f"{path} {'is not a folder' if path.exists() else 'does not exist'}"
+            )
+    except (OSError, RuntimeError) as error:
+        raise BadValueError(f"cannot look at {path}: {error}") from error
+    if wrong := text_problem(str(path)):
+        raise BadValueError(f"the folder's whole path {wrong}")
+    return path
+
+
+def _find_repository(
+    section: Section, job: str, folder: Path, look_at: LookAtRepository
+) -> _Source:
+    def absolute(place: str) -> str:
+        return place if is_url(place) else os.path.normpath(folder / place)
+
+    if section["repo"] is None or section.is_wrong():
+        return _Source()
+    asked = Asked(
+        job=job,
+        source=absolute(section["repo"]),
+        is_url=is_url(section["repo"]),
+        base=section["base"],
+        uncommitted=section["uncommitted"],
+        remote=section["remote"] and absolute(section["remote"]),
+        accepted=frozenset(section["accept"]),
     )
-    if problems:
-        return ()
-    return tuple(
-        NewRun(key, item, prompt, message)
-        for (key, item), prompt, message in zip(
-            keyed, prompts_of, messages or [""] * len(keyed), strict=True
+    found = look_at(asked)
+    for key, message in found.problems:
+        section.note(message, key)
+    if found.path is not None and (wrong := text_problem(found.path)):
+        section.note(f"the folder's whole path {wrong}", "repo")
+    if section.is_wrong():
+        return _Source()
+    url = asked.source if asked.is_url else None
+    workspace = _workspace(
+        section, path=found.path, url=url, remote=asked.remote, commit=found.commit
+    )
+    return _Source(workspace, found.files, found.notes)
+
+
+def _workspace(section: Section, path: str | None = None, **found: str | None) -> Workspace:
+    return section.fill(
+        Workspace,
+        path=path,
+        base=section["base"] or "HEAD",
+        external=tuple(rule for _, rule in section["external"]),
+        **found,
+    )
+
+
+class _Job:
+    """Looks up what a checked job file names, and notes in it what is wrong."""
+
+    def __init__(
+        self, top: Section, folder: Path, source: _Source, resolve_tools: ResolveTools
+    ) -> None:
+        self.top = top
+        self.folder = folder  # of the job file
+        self.source = source
+        self.types = {
+            name: AgentType(name, section["description"] or "", snapshot=section["snapshot"])
+            for name, section in top["agents"].items()
+        }
+        coordinator = top["coordinator"]
+        self.coordinator = coordinator and coordinator.fill(Coordinator)
+        self.named: dict[str, Node] = {}  # tools as they are written, with their places
+        for at, name in top["tools"]:
+            self.named.setdefault(name, at)
+        self.tools = self._find_tools(resolve_tools)
+        found = {tool.name for tool in self.tools}
+        self.listed = sorted(found.union(map(_own_name, self.named)))
+
+    def _find_tools(self, resolve_tools: ResolveTools) -> tuple[Tool, ...]:
+        names = list(self.named)
+        tools, unknown = resolve_tools([name for name in names if name != AGENT_TOOL], self.folder)
+        for name, message in unknown:
+            self.named[name].note(message)
+        if AGENT_TOOL in names and self.types:
+            at = names.index(AGENT_TOOL)
+            agent = agent_tool(list(self.types.values()), self.top["limits"].fill(Limits))
+            tools = (*tools[:at], agent, *tools[at:])
+        for name, number in Counter(tool.name for tool in tools).items():
+            if number > 1:
+                message = f"{number} tools are called {shown(name)}; the model could not choose"
+                self.top.note(message, "tools")
+        return tools
+
+    def ending_tools(self) -> Iterator[Tool]:
+        """Yield the tool that takes the job's result, and the one that splits a coordinator's task."""
+        own_names = {_own_name(name): at for name, at in self.named.items()}
+        if RESULT_TOOL in own_names and _has_schema(self.top):
+            own_names[RESULT_TOOL].note(
+                f"{RESULT_TOOL} is how results of output_schema are submitted: rename this tool"
+            )
+        if schema := self._schema(self.top):
+            yield result_tool(schema)
+        if self.coordinator and self.coordinator.agent in self.types:
+            yield split_tool(self.coordinator, self.types[self.coordinator.agent])
+
+    def items(self, name: str) -> list[Keyed]:
+        """Return the items, each with the key that names its run; without items the job's name."""
+        keyed: list[Keyed] = [(name, None)]
+        at = self.top.at("name")
+        if "items" in self.top:
+            section, at = self.top["items"], self.top.at("items")
+            if at.is_wrong() or ("glob" in section and self.source.root is None):
+                return []
+            at = at.at(*section.written)
+            keyed = read_items(section, self.folder, self.source.root or ())
+            if at.is_wrong():
+                return keyed
+        scripted = self.top["provider"] == "scripted"
+        note_taken_keys(at, keyed, scripted=scripted, has_agents=bool(self.types))
+        return keyed
+
+    def runs(self, keyed: Sequence[Keyed]) -> tuple[NewRun, ...]:
+        """Return the runs with their texts from templates; none with problems."""
+        top, workspace = self.top, self.top["workspace"]
+        at = top.at("prompt_file" if "prompt_file" in top else "prompt")
+        render = partial(render_texts, keyed=keyed, has_items="items" in top)
+        prompts = render(self.text(top, "prompt"), at)
+        messages: Sequence[str] = [""] * len(keyed)
+        if workspace and workspace["commit_message"]:
+            at = workspace.at("commit_message")
+            messages = render(workspace["commit_message"], at, what="commit message")
+        if top.problems:
+            return ()
+        return tuple(
+            NewRun(key, item, prompt, message)
+            for (key, item), prompt, message in zip(keyed, prompts, messages, strict=True)
         )
-    )
+
+    def text(self, section: Section, key: str) -> str | None:
+        """Return the text under a key, or of the file that ``key_file`` names."""
+        file = section[f"{key}_file"]
+        if file is None:
+            text: str | None = section[key]
+            return text
+        return section.at(f"{key}_file").attempt(read_text, self.folder / file)
+
+    def _schema(self, section: Section) -> Mapping[str, Any] | None:
+        """Return the schema of results, from the section or from the file that it names."""
+        file = section["output_schema_file"]
+        if file is None:
+            schema: Mapping[str, Any] | None = section["output_schema"]
+            return schema
+        return section.at("output_schema_file").attempt(_read_schema, self.folder / file)
+
+    def rules(self) -> tuple[tuple[Rule, ...], tuple[str, ...]]:
+        """Return the rules that the job begins with, and notes of what its settings file's lack."""
+        section = self.top["permissions"]
+        placed = _rules_of(section)
+        self._check_rules(placed)
+        rules = [rule for _, rule in placed]
+        notes: tuple[str, ...] = ()
+        if section["from"] is not None:
+            at = section.at("from")
+            if taken := at.attempt(read_settings, self.folder / section["from"], self.listed):
+                rules += taken.rules
+                notes = tuple(f"left out: {line}" for line in taken.left_out)
+                for line in taken.problems:
+                    at.note(line)
+        if section["mode"] is not None:
+            rules += mode_rules(section["mode"], [tool.name for tool in self.tools])
+        workspace = self.top["workspace"]
+        self._check_rules(workspace["external"] if workspace else ())
+        return self._in_copies(rules), notes
+
+    def workspace(self) -> Workspace | None:
+        """Return the workspace; its rules hold in copies too."""
+        workspace = self.source.workspace
+        return workspace and replace(workspace, external=self._in_copies(workspace.external))
+
+    def _in_copies(self, rules: Iterable[Rule]) -> tuple[Rule, ...]:
+        """Return the rules, with what those about the workspace's folder mean in a run's copy of it."""
+        workspace, section = self.source.workspace, self.top["workspace"]
+        if workspace is None or not workspace.is_recorded or workspace.path is None:
+            return tuple(rules)
+        written = os.path.normpath(self.folder / (section["path"] or section["repo"]))
+        home = os.path.expanduser("~")  # noqa: PTH111 (Path.expanduser raises where there is none)
+        real_home = os.path.realpath(home) if Path(home).is_absolute() else None
+        return tuple(with_copies(tuple(rules), (workspace.path, written), real_home))
+
+    def agents(self) -> tuple[AgentType, ...]:
+        """Return the types of sub-agents."""
+        if AGENT_TOOL in self.named and not self.types:
+            message = f"{AGENT_TOOL} has nothing to start: add a section [agents.NAME]"
+            self.named[AGENT_TOOL].note(message)
+        if self.coordinator and any(tool.name == SPLIT_TOOL for tool in self.tools):
+            message = f"{SPLIT_TOOL} is how a coordinator splits its task: rename this tool"
+            self.top.note(message, "tools")
+        return tuple(self._agent(name, each) for name, each in self.top["agents"].items())
+
+    def _agent(self, name: str, section: Section) -> AgentType:
+        is_coordinated = self.coordinator and self.coordinator.agent == name
+        if AGENT_TOOL not in self.named and not is_coordinated:
+            section.note(
+                f'nothing starts it: list "{AGENT_TOOL}" in tools, or name it as coordinator.agent'
+            )
+        if _has_schema(section) and any(tool.name == RESULT_TOOL for tool in self.tools):
+            message = (
+                f"{RESULT_TOOL} is how results of output_schema are submitted: rename the tool"
+            )
+            section.note(message, "output_schema")
+        placed = _rules_of(section["permissions"])
+        self._check_rules(placed)
+        rules = [replace(rule, origin=section.place) for _, rule in placed]
+        return section.fill(
+            AgentType,
+            name=name,
+            description=self.types[name].description,
+            system=self.text(section, "system"),
+            tools=self._tools_of(section),
+            rules=self._in_copies(rules),
+            result_schema=self._schema(section),
+            **section["limits"].values,
+        )
+
+    def _tools_of(self, section: Section) -> tuple[str, ...] | None:
+        """Return the names of an agent's tools, after noting those that the job lacks."""
+        if section["tools"] is None:
+            return None
+        names: dict[str, None] = {}
+        for at, written in section["tools"]:
+            name = _own_name(written) if written in self.named else written
+            if name not in map(_own_name, self.named):
+                there = ", ".join(tool.name for tool in self.tools) or "none"
+                at.note(f"{shown(written)} is no tool of this job, which has {there}")
+            elif name in names and not at.is_wrong():
+                at.note(f"{shown(written)} is listed twice")
+            names[name] = None
+        return tuple(names)
+
+    def hooks(self, resolve_hooks: ResolveHooks) -> tuple[Hook, ...]:
+        """Return the hooks by event, their functions found."""
+        written = [
+            (at, section.fill(Hook, event=event))
+            for event, sections in self.top["hooks"].items()
+            for at, section in sections
+        ]
+        names = dict.fromkeys(hook.function for _, hook in written if hook.function)
+        found, unknown = resolve_hooks(tuple(names), self.folder) if names else ({}, ())
+        for name, message in unknown:
+            places = {at.place: at for at, hook in written if hook.function == name}
+            for at in places.values():
+                at.note(message, *(() if "[" in at.place.split(".")[0] else ("function",)))
+        return tuple(self._hook(at.at("matcher"), hook, found) for at, hook in written)
+
+    def _hook(self, at: Node, hook: Hook, functions: Mapping[str, str]) -> Hook:
+        rules = [Rule("ask", text) for text in hook.matcher]
+        self._check_rules([(at, rule) for rule in rules])
+        matcher = tuple(rule.text for rule in self._in_copies(rules))
+        function = hook.function and functions.get(hook.function)
+        return replace(hook, matcher=matcher, function=function)
+
+    def _check_rules(self, rules: PlacedRules) -> None:
+        note_unknown_tools(rules, self.listed)
+        if AGENT_TOOL in self.listed:
+            note_unknown_agents(rules, list(self.types))
+
+    def script(self, items: Sequence[str]) -> Mapping[str, Any] | None:
+        """Return the script of a scripted job with these items."""
+        if self.top["provider"] != "scripted" or not self.top["script"]:
+            return None
+        path = self.folder / self.top["script"]
+        return read_script(path, self.top.at("script"), items, list(self.types))
 
 
-def _rendered(
-    draft: Draft,
-    text: str | None,
-    origin: str,
-    what: str,
-    keyed: Sequence[items.Keyed],
-    problems: list[Problem],
-) -> tuple[str, ...]:
-    """A template's text for each item; nothing without a template, or with problems."""
-    if text is None:
-        return ()
-    has_items = draft.items is not None
-    template, found = prompts.parse(text, origin, has_items=has_items)
-    problems += found
-    if template is None or found:
-        return ()
-    texts, found = prompts.render(template, origin, keyed, has_items=has_items, what=what)
-    problems += found
-    return texts
+def _has_schema(section: Section) -> bool:
+    return "output_schema" in section or "output_schema_file" in section
 
 
-def _script(
-    draft: Draft,
-    folder: Path,
-    keyed: Sequence[items.Keyed],
-    check_script: CheckScript,
-    problems: list[Problem],
-) -> Mapping[str, Any] | None:
-    if draft.provider != "scripted" or not draft.script:
-        return None
-    keys = [key for key, _ in keyed]
-    types = [each.name for each in draft.agents.types]
-    script, found = load_script(folder / draft.script, check_script, keys, types)
-    problems += found
-    return script
+def _own_name(written: str) -> str:
+    """Return the name of a tool that is written as ``package.module:function``, or as it is."""
+    return written.rpartition(":")[2]
+
+
+def _rules_of(section: Section) -> list[tuple[Node, Rule]]:
+    return [pair for effect in EFFECTS for pair in section[effect]]
+
+
+def _read_schema(path: Path) -> Mapping[str, Any]:
+    schema = read_json_file(path)
+    if wrong := schema_problem(schema):
+        raise BadValueError(f"{path} {wrong}")
+    return dict(schema)

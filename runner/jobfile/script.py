@@ -1,77 +1,84 @@
-"""The replies of a scripted job, read from their file into the job."""
+"""The script of a scripted model: a mapping from items' keys to replies, in a file of its own.
+
+The key ``"*"`` serves any item without replies of its own. A sub-agent has the replies under its own key
+(``"src/a.py+2"`` is the second that the run of ``src/a.py`` starts), or those under ``@`` and the name of
+its type. A text under ``summary`` is what the model says when it is to sum up a conversation.
+"""
 
 from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from runner.core.spec import ANY_ITEM
+from runner.core.spec import ANY_ITEM, OF_AGENT, SUMMARY
 from runner.errors import Problem
-from runner.jobfile.content import json_problem, read_bytes
-from runner.jobfile.section import kind, shown
+from runner.jobfile.keys import REPLY
+from runner.jobfile.table import Node, list_of, table_of, text
+from runner.jobfile.values import BadValueError, json_problem, kind, read_bytes, shown
 
-# Takes a script file's contents; gives what is wrong with them, each with its place in the script.
-CheckScript = Callable[[Mapping[str, Any]], Sequence[Problem]]
+_REPLIES = list_of(table_of(REPLY), "replies", placed=True)
 
 
-def load_script(
-    path: Path, check_script: CheckScript, keys: Sequence[str], types: Sequence[str] = ()
-) -> tuple[Mapping[str, Any] | None, list[Problem]]:
-    """Read a script file (TOML or JSON, by the end of its name).
+def read_script(
+    path: Path, at: Node, items: Sequence[str], types: Sequence[str]
+) -> Mapping[str, Any] | None:
+    """Return the content of a script file; None after noting what is wrong with it.
 
     Args:
-        path: the file.
-        check_script: says what is wrong with its contents.
-        keys: the items' keys; each needs replies, its own or those of ``"*"``.
+        path: the file, TOML or JSON by the end of its name.
+        at: the key that names it.
+        items: the items' keys; each needs replies, its own or those of ``"*"``.
         types: the names of the job's types of sub-agents.
-
-    Returns:
-        The contents, or None with problems.
     """
-    script, problem = _read(path)
-    if problem:
-        return None, [Problem("script", problem)]
-    problems = [Problem("script", f"{path.name}: {found}") for found in check_script(script)] or [
-        *_without_replies(script, keys, path.name),
-        *_of_no_type(script, types, path.name),
-    ]
-    return (None if problems else script), problems
-
-
-def _without_replies(script: Mapping[str, Any], keys: Sequence[str], name: str) -> list[Problem]:
-    silent = [key for key in keys if key not in script]
-    if ANY_ITEM in script or not silent:
-        return []
-    others = f" and {len(silent) - 1:,} more" if len(silent) > 1 else ""
-    message = f"{name} has no replies for the item {shown(silent[0])}{others}, and none under '*'"
-    return [Problem("script", message)]
-
-
-def _of_no_type(script: Mapping[str, Any], types: Sequence[str], name: str) -> Iterator[Problem]:
+    script = at.attempt(_read, path)
+    if script is None:
+        return None
+    for problem in check_script(script):
+        at.note(f"{path.name}: {problem}")
+    silent = [key for key in items if key not in script]
+    if silent and ANY_ITEM not in script:
+        others = f" and {len(silent) - 1:,} more" if len(silent) > 1 else ""
+        message = f"has no replies for the item {shown(silent[0])}{others}, and none under '*'"
+        at.note(f"{path.name} {message}")
     there = f"there are {', '.join(types)}" if types else "the job has none"
     for key in script:
-        if key.startswith("@") and key[1:] not in types:
-            message = (
-                f"{name} has replies under {shown(key)}, which is no type of sub-agent: {there}"
-            )
-            yield Problem("script", message)
+        if key.startswith(OF_AGENT) and key.removeprefix(OF_AGENT) not in types:
+            message = f"has replies under {shown(key)}, which is no type of sub-agent: {there}"
+            at.note(f"{path.name} {message}")
+    return script
 
 
-def _read(path: Path) -> tuple[dict[str, Any], str | None]:
+def check_script(script: Mapping[str, Any]) -> list[Problem]:
+    """Return everything that is wrong with a script, each with its place in it."""
+    root = Node((), [], {})
+    if not script:
+        root.note(f'is empty; give at least the replies for "{ANY_ITEM}"')
+    for key, written in script.items():
+        at = root.at(key)
+        is_summary = key == SUMMARY and isinstance(written, str)
+        replies = at.attempt((text() if is_summary else _REPLIES).read, written, at)
+        for node, reply in () if is_summary else replies or ():
+            if not reply.written:
+                node.note('is empty; to play an empty reply say so with stop_reason = "end_turn"')
+    return root.problems
+
+
+def _read(path: Path) -> dict[str, Any]:
     if path.suffix not in (".toml", ".json"):
-        return {}, f"{path.name} must be a .toml or a .json file"
+        raise BadValueError(f"{path.name} must be a .toml or a .json file")
     try:
-        text = read_bytes(path).decode()
-        data = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+        content = read_bytes(path).decode()
+        script = tomllib.loads(content) if path.suffix == ".toml" else json.loads(content)
     except OSError as error:
-        return {}, f"cannot read {path}: {error.strerror or error}"
+        raise BadValueError(f"cannot read {path}: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
-        return {}, f"{path.name} is not valid {path.suffix[1:].upper()} in UTF-8: {error}"
-    if not isinstance(data, dict):
-        return {}, f"{path.name} must hold a table of replies by item, not {kind(data)}"
-    if problem := json_problem(data, any_text=True):
-        return {}, f"{path.name}: {problem}"
-    return data, None
+        language = path.suffix[1:].upper()
+        raise BadValueError(f"{path.name} is not valid {language} in UTF-8: {error}") from error
+    if not isinstance(script, dict):
+        raise BadValueError(f"{path.name} must hold a table of replies by item, not {kind(script)}")
+    if problem := json_problem(script, any_text=True):
+        raise BadValueError(f"{path.name}: {problem}")
+    return script

@@ -155,3 +155,8 @@ def test_version_is_told(command: Callable[..., Result]) -> None:
     import runner
 
     assert command("--version").out == f"runner {runner.__version__}\n"
+
+
+def test_schema_prints_the_schema_that_the_jobs_name(command: Callable[..., Result]) -> None:
+    path = Path(__file__).parents[2] / "jobs/job.schema.json"
+    assert command("schema").out == path.read_text()

@@ -78,8 +78,7 @@ def test_the_readme_is_short_and_its_job_file_is_the_quickstart_s() -> None:
     readme = read("README.md")
     assert len(readme.splitlines()) <= 120
     (example,) = map(tomllib.loads, blocks(readme, "toml"))
-    _, problems = check(example)
-    assert problems == []
+    assert check(example).problems == []
     real = tomllib.loads(read("jobs/quickstart.toml"))
     items = example.pop("items")["list"]
     assert items == real["items"]["list"][: len(items)]

@@ -13,7 +13,7 @@ from runner.core.conversation import Tool
 from runner.core.prices import Price, PriceList, Rates
 from runner.core.spec import Submission
 from runner.core.workspace import Asked, Found
-from runner.errors import Problem, SpecError
+from runner.errors import SpecError
 from runner.jobfile.load import load
 
 _RATES = Rates(*map(Decimal, (1, 2, 3, 0, 5)))
@@ -48,10 +48,6 @@ def find_functions(
     return found, tuple((name, f"there is no {name}") for name in names if name not in found)
 
 
-def accept_script(script: object) -> list[Problem]:
-    return []
-
-
 def find_repository(asked: Asked) -> Found:
     """A repository with two files at every place that is called so."""
     if not asked.source.rpartition("/")[2].startswith("repo"):
@@ -72,7 +68,6 @@ def load_text(tmp_path: Path) -> Load:
             path,
             resolve_tools=resolve_names,
             resolve_hooks=find_functions,
-            check_script=accept_script,
             look_at_repository=find_repository,
             prices=PRICES,
         )

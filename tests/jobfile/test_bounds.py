@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from runner.core.budget import Budget, Limits
 from runner.core.context import DEFAULT_WINDOW, Context
-from runner.jobfile.sections.bounds import Bounds
+from runner.jobfile.fit import window_problems
 
 from .conftest import PRICES, Load, Problems
 
@@ -117,6 +117,6 @@ def test_what_is_taken_leaves_half_of_the_window_for_the_conversation(
     window: int | None, reserve: int | None, most_output: int
 ) -> None:
     limits, context = Limits(max_output_tokens=most_output), Context(window, reserve)
-    problems = Bounds("anthropic", "m", {}, limits, Budget(), context).window_problems(PRICES)
+    problems = window_problems("m", limits, context, PRICES)
     whole = window or DEFAULT_WINDOW
     assert bool(problems) == (context.reserve_in(whole, most_output) > whole // 2)

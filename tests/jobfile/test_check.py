@@ -6,14 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.core.budget import Budget, Limits
+from runner.core.budget import Limits
 from runner.core.context import Context
 from runner.core.spec import Patience
-from runner.core.workspace import Verify
-from runner.jobfile.check import KEYS, Items, check
-from runner.jobfile.sections.ending import SchemaDraft
-from runner.jobfile.sections.workspace import WorkspaceDraft, is_url
-from runner.jobfile.texts import Text
+from runner.jobfile.check import check
+from runner.jobfile.keys import TABLES
+from runner.jobfile.values import is_url
 from runner.permissions import Rule
 
 
@@ -40,23 +38,23 @@ LEAST: dict[str, Any] = {"model": "m", "prompt": "Do it."}
 
 
 def problems_of(**keys: Any) -> list[str]:
-    return [str(problem) for problem in check({**LEAST, **keys})[1]]
+    return [str(problem) for problem in check({**LEAST, **keys}).problems]
 
 
 def test_the_least_job_has_the_defaults_of_core() -> None:
-    draft, problems = check(LEAST)
-    assert problems == []
-    assert draft.limits == Limits()
-    assert (draft.budget, draft.context) == (Budget(), Context())
-    assert draft.retry == Patience()
-    assert (draft.provider, draft.parallel_tools) == ("anthropic", "safe")
-    assert (draft.workspace, draft.verify, draft.schema) == (None, None, None)
-    assert draft.prompt == Text("text", "Do it.")
-    assert draft.items is None
+    top = check(LEAST)
+    assert top.problems == []
+    assert top["limits"].fill(Limits) == Limits()
+    assert (top["limits"]["budget_usd"], top["limits"]["budget_tokens"]) == (None, None)
+    assert top["context"].fill(Context) == Context()
+    assert top["retry"].fill(Patience) == Patience()
+    assert (top["provider"], top["parallel_tools"]) == ("anthropic", "safe")
+    assert (top["workspace"], top["verify"], top["output_schema"]) == (None, (), None)
+    assert (top["prompt"], top["prompt_file"], top["items"]) == ("Do it.", None, None)
 
 
 def test_every_value_arrives() -> None:
-    draft, problems = check(
+    top = check(
         {
             **LEAST,
             "name": "n",
@@ -110,38 +108,44 @@ def test_every_value_arrives() -> None:
             "model_options": {"thinking": {"type": "adaptive"}},
         }
     )
-    assert problems == []
-    assert draft.system == Text("file", "s.md")
-    assert draft.tools == ((0, "Bash"), (1, "own.tools:look"))
-    assert draft.permissions.rules == ((0, Rule("deny", "look")), (0, Rule("allow", "B*")))
-    assert draft.items == Items("glob", "*.py")
-    assert draft.limits == Limits(1, 2, 3, 90.0, 28_800.0, 7_200.0, 1.5)
-    assert draft.budget == Budget(40.0, 5)
-    assert draft.context == Context(
+    assert top.problems == []
+    assert (top["system"], top["system_file"]) == (None, "s.md")
+    assert [name for _, name in top["tools"]] == ["Bash", "own.tools:look"]
+    assert [rule for _, rule in top["permissions"]["deny"]] == [Rule("deny", "look")]
+    assert [rule for _, rule in top["permissions"]["allow"]] == [Rule("allow", "B*")]
+    assert top["items"].values == {"list": None, "glob": "*.py", "jsonl": None, "command": None}
+    assert top["limits"].fill(Limits) == Limits(1, 2, 3, 90.0, 28_800.0, 7_200.0, 1.5)
+    assert (top["limits"]["budget_usd"], top["limits"]["budget_tokens"]) == (40.0, 5)
+    assert top["context"].fill(Context) == Context(
         100_000, 20_000, 3.0, 12, "off", "s", "Keep names.\nKeep numbers."
     )
-    assert draft.retry == Patience(4, 172_800.0)
-    assert draft.model_options == {"thinking": {"type": "adaptive"}}
-    assert draft.workspace == WorkspaceDraft(
-        mode="git",
-        repo="git@example.com:me/project.git",
-        base="main",
-        accepted=frozenset({"lfs", "links"}),
-        remote="../shared.git",
-        setup=("npm ci", "make\nall"),
-        setup_timeout=300.0,
-        snapshot_ignored=("build/**", "*.log"),
-        largest_file=1_000,
-        external=(
-            (0, Rule("ask", "Bash(git push *)")),
-            (1, Rule("ask", "Bash(curl *)", "the net")),
-        ),
-        on_unknown="ask",
-        commit_message="Mend {{ item }}\n\nAs asked.",
-    )
-    assert draft.verify == Verify(("pytest -q",), "feedback", 2, 600.0)
-    assert draft.schema == SchemaDraft({"type": "object"})
-    assert (draft.script, draft.parallel_tools, draft.name) == ("s.toml", "off", "n")
+    assert top["retry"].fill(Patience) == Patience(4, 172_800.0)
+    assert top["model_options"].written == {"thinking": {"type": "adaptive"}}
+    workspace = top["workspace"]
+    assert [rule for _, rule in workspace["external"]] == [
+        Rule("ask", "Bash(git push *)"),
+        Rule("ask", "Bash(curl *)", "the net"),
+    ]
+    assert {**workspace.values, "external": ()} == {
+        "mode": "git",
+        "path": None,
+        "repo": "git@example.com:me/project.git",
+        "base": "main",
+        "uncommitted": False,
+        "accept": ("lfs", "links"),
+        "remote": "../shared.git",
+        "setup": ("npm ci", "make\nall"),
+        "setup_timeout": 300.0,
+        "snapshot_ignored": ("build/**", "*.log"),
+        "largest_file": 1_000,
+        "external": (),
+        "on_unknown": "ask",
+        "commit_message": "Mend {{ item }}\n\nAs asked.",
+    }
+    assert top["verify"] == ("pytest -q",)
+    assert (top["on_failure"], top["verify_rounds"], top["verify_timeout"]) == ("feedback", 2, 600)
+    assert top["output_schema"] == {"type": "object"}
+    assert (top["script"], top["parallel_tools"], top["name"]) == ("s.toml", "off", "n")
 
 
 GIT: dict[str, Any] = {"mode": "git", "repo": "r"}
@@ -334,7 +338,7 @@ def test_a_mistake_is_the_one_problem_and_says_what_was_meant(
 
 
 def test_what_is_missing_is_named() -> None:
-    places = {problem.place for problem in check({})[1]}
+    places = {problem.place for problem in check({}).problems}
     assert places == {"model", "prompt"}
 
 
@@ -343,15 +347,15 @@ anything = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=6,
 )
-known = st.sampled_from(sorted({key for keys in KEYS.values() for key in keys}))
+known = st.sampled_from(sorted({name for table in TABLES for name in table.names}))
 tables = st.dictionaries(known, anything | st.dictionaries(known, anything, max_size=5), max_size=8)
 
 
 @given(tables)
 def test_whatever_a_file_holds_is_checked_without_an_exception(data: dict[str, Any]) -> None:
-    draft, problems = check(data)
-    for problem in problems:
+    top = check(data)
+    for problem in top.problems:
         assert str(problem).isprintable()
-    if not problems:
-        assert draft.model
-        assert draft.prompt
+    if not top.problems:
+        assert top["model"]
+        assert top["prompt"]

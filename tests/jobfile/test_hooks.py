@@ -9,7 +9,7 @@ import pytest
 
 from runner.core.hooks import HOOK_SECONDS, Hook
 from runner.core.spec import JobSpec
-from runner.jobfile.sections.hooks import EVENTS
+from runner.jobfile.keys import EVENTS
 
 from .conftest import Load, Problems
 
@@ -59,7 +59,7 @@ echo done
 def test_a_listed_function_is_a_hook_of_every_event(load_text: Load, tmp_path: Path) -> None:
     spec = load_text(f'hooks = ["hooks:a", "hooks:b"]\n{JOB}').spec
     assert spec.hooks == tuple(
-        Hook(event, function=f"hooks:{name}@{tmp_path}") for event in EVENTS for name in "ab"
+        Hook(event, function=f"hooks:{name}@{tmp_path}") for event in EVENTS.names for name in "ab"
     )
 
 

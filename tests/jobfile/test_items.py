@@ -8,12 +8,16 @@ from typing import Any
 import pytest
 
 from runner.jobfile import items as reading
-from runner.jobfile.check import Items
+from runner.jobfile.keys import ITEMS
+from runner.jobfile.table import Node, Section
 
 
-def read(source: Any, value: Any, folder: Path) -> tuple[list[reading.Keyed], list[str]]:
-    keyed, problems = reading.read(Items(source, value), folder, folder)
-    return keyed, [str(problem) for problem in problems]
+def read(
+    source: str, value: Any, folder: Path, seconds: float = 60.0
+) -> tuple[list[reading.Keyed], list[str]]:
+    items = Section(ITEMS, {source: value}, Node(("items",), [], {}))
+    keyed = reading.read_items(items, folder, folder, seconds)
+    return keyed, [str(problem) for problem in items.problems]
 
 
 def test_a_string_is_its_own_key_and_a_table_has_one(tmp_path: Path) -> None:
@@ -161,14 +165,11 @@ def test_a_command_that_fails_is_a_problem_with_its_last_words(
     assert expected in problems[0]
 
 
-def test_a_command_that_does_not_end_is_killed_with_its_children(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(reading, "COMMAND_SECONDS", 0.5)
+def test_a_command_that_does_not_end_is_killed_with_its_children(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    _, problems = read("command", "sleep 600 > pipe & exec sleep 600 > pipe", tmp_path)
+    _, problems = read("command", "sleep 600 > pipe & exec sleep 600 > pipe", tmp_path, 0.5)
     assert "did not end within" in problems[0]
     os.set_blocking(reader, True)
     assert os.read(reader, 1) == b""  # ends only when nobody holds the pipe open any more

@@ -9,7 +9,7 @@ import pytest
 from runner.core.budget import Limits
 from runner.core.spec import JobSpec, NewRun
 from runner.core.workspace import Workspace
-from runner.errors import Problem, SpecError
+from runner.errors import SpecError
 from runner.jobfile.load import load
 from runner.permissions import Rule
 
@@ -128,7 +128,6 @@ def test_a_file_that_cannot_be_read_is_a_problem(tmp_path: Path) -> None:
                 tmp_path / name,
                 resolve_tools=resolve_names,
                 resolve_hooks=find_functions,
-                check_script=lambda _: [],
                 look_at_repository=find_repository,
                 prices=PRICES,
             )
@@ -222,25 +221,13 @@ def test_a_script_that_cannot_be_played_is_a_problem(
     assert expected in problems[0]
 
 
-def test_what_the_player_finds_wrong_with_a_script_is_a_problem(tmp_path: Path) -> None:
-    (tmp_path / "s.toml").write_text('"*" = 1')
-    job = tmp_path / "job.toml"
-    job.write_text(scripted("s.toml"))
-
-    def refuse(script: object) -> list[Problem]:
-        return [Problem("*", "must be a list of replies")]
-
-    with pytest.raises(SpecError) as refused:
-        load(
-            job,
-            resolve_tools=resolve_names,
-            resolve_hooks=find_functions,
-            check_script=refuse,
-            look_at_repository=find_repository,
-            prices=PRICES,
-        )
-    assert [str(problem) for problem in refused.value.problems] == [
-        "line 1: script: s.toml: *: must be a list of replies"
+def test_every_problem_of_a_script_is_one_of_the_job_with_its_place_in_the_script(
+    problems_of: Problems, tmp_path: Path
+) -> None:
+    (tmp_path / "s.toml").write_text('a = 1\n[[b]]\ntxt = "x"')
+    assert problems_of(scripted("s.toml")) == [
+        "line 1: script: s.toml: a: must be a list of replies, not an integer",
+        "line 1: script: s.toml: b[0].txt: unknown key 'txt'; did you mean text?",
     ]
 
 

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from runner.jobfile.check import check
-from runner.jobfile.sections.options import RESERVED_HEADERS, RESERVED_OPTIONS
+from runner.jobfile.keys import RESERVED_HEADERS, RESERVED_OPTIONS
 
 
 def problems_of(options: dict[str, Any], **limits: int) -> list[str]:
     data = {"model": "m", "prompt": "Do it.", "model_options": options, "limits": limits}
-    return [str(problem) for problem in check(data)[1]]
+    return [str(problem) for problem in check(data).problems]
 
 
 @pytest.mark.parametrize("option", sorted(RESERVED_OPTIONS))
@@ -89,5 +89,5 @@ def test_other_options_are_passed_on() -> None:
         "workspace_id": "wrk_1",
         "output_config": {"effort": "high"},
     }
-    draft, problems = check({"model": "m", "prompt": "Do it.", "model_options": options})
-    assert (problems, draft.model_options) == ([], options)
+    top = check({"model": "m", "prompt": "Do it.", "model_options": options})
+    assert (top.problems, top["model_options"].written) == ([], options)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from runner.core.spec import Asking, JobSpec
 from runner.jobfile.check import check
-from runner.jobfile.sections.permissions import EFFECTS
+from runner.jobfile.permissions import EFFECTS
 from runner.permissions import Rule
 from runner.permissions.modes import Mode, rules_of
 
@@ -30,7 +30,7 @@ workspace = {{ path = "." }}
 
 def section_problems(**keys: Any) -> list[str]:
     data = {"model": "m", "prompt": "p", "permissions": keys}
-    return [str(problem) for problem in check(data)[1]]
+    return [str(problem) for problem in check(data).problems]
 
 
 def settings(folder: Path, content: Any) -> Path:

@@ -4,16 +4,15 @@ from typing import Any
 
 import pytest
 
-from runner.jobfile import prompts
+from runner.jobfile import items as reading
+from runner.jobfile.table import Node
 
 
 def rendered(text: str, *items: Any, has_items: bool = True) -> tuple[list[str], list[str]]:
-    template, problems = prompts.parse(text, "prompt", has_items=has_items)
-    if template is None or problems:
-        return [], [str(problem) for problem in problems]
     keyed = [(f"k{number}", item) for number, item in enumerate(items)]
-    texts, problems = prompts.render(template, "prompt", keyed, has_items=has_items)
-    return list(texts), [str(problem) for problem in problems]
+    at = Node(("prompt",), [], {})
+    texts = reading.render_texts(text, at, keyed, has_items=has_items)
+    return list(texts), [str(problem) for problem in at.problems]
 
 
 def test_every_item_has_its_prompt() -> None:
@@ -71,7 +70,7 @@ def test_without_items_there_is_no_item() -> None:
 def test_only_the_first_failing_items_are_listed() -> None:
     good, problems = rendered("{{ item.x }}", *([{}] * 9), {"x": 1})
     assert good == ["1"]
-    assert len(problems) == prompts.MOST_REPORTED + 1
+    assert len(problems) == reading.MOST_TEXTS_REPORTED + 1
     assert problems[-1] == "prompt: and so for 4 more of the 10 items"
 
 

@@ -1,109 +1,130 @@
-"""docs/job-file.md lists what a job file may hold, no more and no less."""
+"""The table of keys: the reference and the JSON Schema follow from it, and its defaults are the core's."""
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
-from dataclasses import asdict
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
+from jsonschema import Draft4Validator
 
+from docs.tables import PAGE, SCHEMA, with_tables
 from runner.core.agents import AgentType, Coordinator
-from runner.core.budget import Budget, Limits
+from runner.core.budget import Limits
 from runner.core.context import Context
 from runner.core.hooks import Hook
-from runner.core.spec import Patience
-from runner.core.workspace import Verify
-from runner.jobfile.check import KEYS, check
-from runner.jobfile.section import seconds_in
-from runner.jobfile.sections.bounds import LEAST_CHARACTERS, MOST_CHARACTERS, MOST_TOOL_SECONDS
-from runner.jobfile.sections.options import RESERVED_HEADERS, RESERVED_OPTIONS
-from runner.jobfile.sections.permissions import RULE_KEYS
-from runner.jobfile.sections.workspace import WorkspaceDraft
+from runner.core.spec import Asking, JobSpec, Patience
+from runner.core.workspace import Verify, Workspace
+from runner.jobfile.check import check
+from runner.jobfile.keys import RESERVED_HEADERS, RESERVED_OPTIONS, TABLES, json_schema
+from runner.jobfile.table import Key, Node, Section
 from runner.permissions import Rule
 from runner.permissions.examples import matches
 from runner.permissions.rules import problem
 
-REFERENCE = (Path(__file__).parents[2] / "docs/job-file.md").read_text()
+REFERENCE = PAGE.read_text()
+JOBS = sorted(path for path in SCHEMA.parent.glob("*.toml") if ".script" not in path.suffixes)
+KEYS = [key for table in TABLES for key in table.keys]
 
-# What the reference says of keys that have none.
-NO_DEFAULT = (
-    "none",
-    "see below",
-    "the model's",
-    "the job's model",
-    "the job's",
-    "all of the job's",
-    "the branch checked out",
-    "needed in `shared` and `copy",
-    "needed in `git",
-    "needed",
+
+def test_the_tables_in_the_reference_are_current() -> None:
+    assert with_tables(REFERENCE) == REFERENCE, "run `make docs`"
+
+
+def test_the_schema_of_the_jobs_is_current() -> None:
+    assert json.loads(SCHEMA.read_text()) == json_schema(), "run `make docs`"
+
+
+def test_the_schema_is_one_of_draft_4() -> None:
+    Draft4Validator.check_schema(json_schema())
+
+
+@pytest.mark.parametrize("path", JOBS, ids=lambda path: path.name)
+def test_every_job_names_the_schema_and_fits_it(path: Path) -> None:
+    text = path.read_text()
+    named = re.match(r"#:schema (\S+)\n", text)
+    assert named is not None
+    assert path.parent / named[1] == SCHEMA
+    assert wrong(tomllib.loads(text)) == []
+
+
+def wrong(job: dict[str, Any]) -> list[str]:
+    """The places of a job that do not fit the schema."""
+    errors = Draft4Validator(json_schema()).iter_errors(job)
+    return sorted(".".join(map(str, error.absolute_path)) for error in errors)
+
+
+@pytest.mark.parametrize(
+    ("keys", "place"),
+    [
+        ({"nme": "x"}, ""),
+        ({"prompt_file": "p"}, ""),
+        ({"prompt": " "}, "prompt"),
+        ({"limits": {"max_turns": 0}}, "limits.max_turns"),
+        ({"limits": {"max_agent_depth": 11}}, "limits.max_agent_depth"),
+        ({"limits": {"deadline": "soon"}}, "limits.deadline"),
+        ({"limits": {"deadline": 0}}, "limits.deadline"),
+        ({"limits": {"tool_timeout": 601}}, "limits.tool_timeout"),
+        ({"limits": {"budget_usd": "40"}}, "limits.budget_usd"),
+        ({"verify_rounds": 2}, ""),
+        ({"tools": "Bash"}, "tools"),
+        ({"permissions": {"allow": [3]}}, "permissions.allow.0"),
+        ({"permissions": {"allow": [{"why": "x"}]}}, "permissions.allow.0"),
+        ({"agents": {"a": {}}}, "agents.a"),
+        ({"hooks": {"Stop": []}}, "hooks"),
+        ({"model_options": {"stream": True}}, "model_options.stream"),
+    ],
 )
+def test_a_mistake_does_not_fit_the_schema(keys: dict[str, Any], place: str) -> None:
+    assert wrong({"model": "m", "prompt": "Do it.", **keys}) == [place]
 
 
-def tables() -> dict[str, dict[str, str]]:
-    """The keys of each section's table, each with its default as it is written."""
-    found: dict[str, dict[str, str]] = {}
-    section = None
-    for line in REFERENCE.splitlines():
-        if line.startswith("#"):
-            named = re.fullmatch(r"##+ `\[+([\w.]+)\]+`", line)
-            section = named[1] if named else "" if line == "## The top of the file" else None
-        elif line.startswith("| key of a rule |"):
-            section = "rule"
-        elif section is not None and (row := re.match(r"\| `(\w+)` \|[^|]*\|([^|]*)\|", line)):
-            found.setdefault(section, {})[row[1]] = row[2].strip().strip("`")
-    return found
+@pytest.mark.parametrize("key", KEYS, ids=lambda key: key.name)
+def test_a_key_has_one_line_of_documentation_and_a_default_that_it_accepts(key: Key) -> None:
+    assert key.doc
+    assert "\n" not in key.doc
+    for value in (key.default, key.example):
+        at = Node((key.name,), [], {})
+        if value not in (None, [], {}):
+            key.type.read(value, at)
+        assert at.problems == []
 
 
-def test_the_reference_has_every_key_and_no_other() -> None:
-    assert {section: set(keys) for section, keys in tables().items()} == {
-        **{section: set(keys) for section, keys in KEYS.items()},
-        "rule": set(RULE_KEYS),
-    }
-
-
-def is_written(default: str, value: object) -> bool:
-    """Whether a default stands in a table as it is."""
-    if default in NO_DEFAULT:
-        return value is None
-    if default in ("[]", "false"):
-        return value is False if default == "false" else value in ((), frozenset())
-    if default.startswith('"'):
-        return value in (default.strip('"'), seconds_in(default.strip('"')))
-    return float(default) == value
-
-
-def test_the_defaults_in_the_reference_are_the_real_ones() -> None:
-    written = tables()
-    draft, _ = check({})
-    assert (draft.budget, draft.context) == (Budget(), Context())
-    defaults = {
-        "limits": {**asdict(Limits()), "budget_usd": None, "budget_tokens": None},
-        "context": asdict(Context()),
-        "retry": asdict(Patience()),
-        "agents.NAME.limits": asdict(AgentType("", "")),
-        "coordinator": asdict(Coordinator("")) | {"agent": None},
-        "workspace": asdict(WorkspaceDraft()) | {"accept": WorkspaceDraft().accepted},
-    }
-    for section, real in defaults.items():
-        for key, default in written[section].items():
-            assert is_written(default, real[key]), (section, key)
-    for key in ("timeout", "on_failure", "repeatable"):
-        assert is_written(written["hooks.EVENT"][key], getattr(Hook("PreToolUse"), key))
-    agent = AgentType("", "")
-    for key in ("system", "model", "tools", "workspace", "snapshot"):
-        assert is_written(written["agents.NAME"][key], getattr(agent, key))
-    verify = Verify(commands=())
-    assert written[""]["on_failure"] == f'"{verify.on_failure}"'
-    assert int(written[""]["verify_rounds"]) == verify.rounds
-    assert seconds_in(written[""]["verify_timeout"].strip('"')) == verify.timeout
-    for key in ("provider", "parallel_tools"):
-        assert written[""][key] == f'"{getattr(draft, key)}"'
-    for key in ("default", "on_timeout"):
-        assert written["permissions"][key] == f'"{getattr(draft.permissions.asking, key)}"'
-    assert draft.permissions.asking.timeout is None
+def test_defaults_are_those_of_the_core() -> None:
+    top = check(
+        {"workspace": {}, "coordinator": {}, "hooks": {"RunEnd": [{}]}, "agents": {"a": {}}}
+    )
+    ((_, hook),) = top["hooks"]["RunEnd"]
+    agent = top["agents"]["a"]
+    parts: list[tuple[Any, Any]] = [
+        (top["limits"], Limits()),
+        (top["context"], Context()),
+        (top["retry"], Patience()),
+        (top["permissions"], Asking()),
+        (top["workspace"], Workspace()),
+        (top["coordinator"], Coordinator("")),
+        (hook, Hook("RunEnd")),
+        (agent, AgentType("a", "")),
+        (agent["limits"], AgentType("a", "")),
+        (top, JobSpec("", "")),
+    ]
+    compared = 0
+    for section, core in parts:
+        names = {field.name for field in fields(core)} & section.values.keys()
+        for name in names - {"name", "model", "agent", "description", "base", "verify"}:
+            value = section[name]
+            if not isinstance(value, Section | dict):
+                assert getattr(core, name) == value, name
+                compared += 1
+    assert compared > 45
+    assert (top["limits"]["budget_usd"], top["limits"]["budget_tokens"]) == (None, None)
+    verify = Verify((), top["on_failure"], top["verify_rounds"], top["verify_timeout"])
+    assert verify == Verify(())
+    assert (top["permissions"]["ask_timeout"], top["permissions"]["on_ask"]) == (None, None)
 
 
 def test_the_reference_names_the_options_that_runner_sets() -> None:
@@ -111,8 +132,6 @@ def test_the_reference_names_the_options_that_runner_sets() -> None:
     assert set(re.findall(r"`(\w+)`", sentence)) == set(RESERVED_OPTIONS)
     sentence = REFERENCE.split("not these headers: ")[1].split(".\n")[0]
     assert set(re.findall(r"`([\w-]+)`", sentence)) == set(RESERVED_HEADERS)
-    assert f"at most {MOST_TOOL_SECONDS:.0f} seconds" in REFERENCE
-    assert f"a number from {LEAST_CHARACTERS:.0f} to {MOST_CHARACTERS:.0f}" in REFERENCE
 
 
 def test_every_example_in_the_reference_is_valid() -> None:
@@ -122,8 +141,9 @@ def test_every_example_in_the_reference_is_valid() -> None:
         data = tomllib.loads(example)
         if "src/a.py" in data:
             continue
-        _, problems = check({"model": "m", "prompt": "p", **data})
-        assert problems == []
+        job = {"model": "m", "prompt": "p", **data}
+        assert check(job).problems == []
+        assert wrong(job) == []
 
 
 def test_every_rule_in_the_reference_is_one() -> None:

@@ -6,7 +6,8 @@ import pytest
 
 from runner.core.conversation import Message, ModelReply
 from runner.errors import Interrupted, ModelCallError
-from runner.llm.scripted import ScriptedModel, check_script
+from runner.jobfile.script import check_script
+from runner.llm.scripted import ScriptedModel
 from runner.ports import Interrupt
 from tests.llm.conftest import ignore, make_request, user
 
@@ -124,30 +125,30 @@ def test_every_problem_of_a_script_is_named_with_its_place():
         "d": [{"error": {"status": 200, "retry_after": "1", "message": 1}}, {"error": "x"}],
     }
     assert [problem.place for problem in check_script(script)] == [
-        "script.a[0].txt",
-        "script.a[0].delay",
-        "script.a[1].text",
-        "script.a[1].tools[0].id",
-        "script.a[1].tools[0].name",
-        "script.a[1].tools[0].input",
-        "script.a[1].tools[1]",
-        "script.a[2]",
-        "script.a[3]",
-        "script.b",
-        "script.c[0].tools",
-        "script.c[0].usage.tokens",
-        "script.c[0].usage.input_tokens",
-        "script.d[0].error.kind",
-        "script.d[0].error.status",
-        "script.d[0].error.message",
-        "script.d[0].error.retry_after",
-        "script.d[1].error",
+        "a[0].txt",
+        "a[0].delay",
+        "a[1].text",
+        "a[1].tools[0].id",
+        "a[1].tools[0].name",
+        "a[1].tools[0].input",
+        "a[1].tools[1]",
+        "a[2]",
+        "a[3]",
+        "b",
+        "c[0].tools",
+        "c[0].usage.tokens",
+        "c[0].usage.input_tokens",
+        "d[0].error",
+        "d[0].error.status",
+        "d[0].error.message",
+        "d[0].error.retry_after",
+        "d[1].error",
     ]
 
 
-@pytest.mark.parametrize("script", [[], "x", {}, None])
-def test_script_that_is_no_table_of_replies_is_refused(script):
-    assert [problem.place for problem in check_script(script)] == ["script"]
+def test_script_without_replies_is_refused():
+    (problem,) = check_script({})
+    assert problem.message == 'is empty; give at least the replies for "*"'
 
 
 def test_summary_is_the_one_of_the_script_and_no_line_of_the_conversation():
@@ -164,7 +165,7 @@ def test_item_may_be_called_summary():
 
 def test_blank_summary_is_refused():
     (problem,) = check_script({"summary": " ", "*": []})
-    assert problem.place == "script.summary"
+    assert problem.place == "summary"
 
 
 def test_script_counts_nothing_and_has_no_window():

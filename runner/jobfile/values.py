@@ -1,0 +1,281 @@
+"""Values of a job file: how messages quote them, and what makes one unusable."""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import re
+import stat
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from runner.core.text import KeyTwiceError, read_json
+from runner.jobfile.lines import Part, place
+
+MOST_LEVELS = 50
+SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+MOST_SECONDS = 366.0 * SECONDS["d"]
+DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([smhd])", re.ASCII)
+
+# Of a tool's input_schema: https://docs.claude.com/en/docs/agents-and-tools/tool-use
+_PROPERTY = re.compile(r"[a-zA-Z0-9_.-]{1,64}", re.ASCII)
+_URL = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://|[^/]+:")
+_URL_SCHEMES = ("https", "http", "ssh", "git", "file")
+_LONGEST_USER = 30  # a longer user name is a token: https://TOKEN@example.com/…
+
+
+class BadValueError(ValueError):
+    """A key cannot have this value; the message says why."""
+
+
+def kind(value: Any) -> str:
+    """Return the name of a TOML value's type, with its article."""
+    if isinstance(value, bool):
+        return "a boolean"
+    names = {str: "a string", int: "an integer", float: "a number", list: "a list"}
+    return names.get(type(value), "a table" if isinstance(value, Mapping) else "a date or time")
+
+
+def shown(value: Any) -> str:
+    """Return a value as messages quote it: short, on one line, without control characters."""
+    if isinstance(value, int) and abs(value) > 10**18:
+        return "a number of that size"
+    text = value if isinstance(value, str) else str(value)
+    short = text if len(text) <= 60 else f"{text[:60]}…"
+    return repr(short) if isinstance(value, str) else short
+
+
+def listed(words: Iterable[str], last: str = "and") -> str:
+    """Return the words as a list in a sentence: ``a, b and c``."""
+    *first, final = words
+    return f"{', '.join(first)} {last} {final}" if first else final
+
+
+def seconds_in(text: str) -> float:
+    """Return the seconds of a duration such as ``30m``, and NaN for any other text."""
+    match = DURATION.fullmatch(text.strip())
+    return float(match[1]) * SECONDS[match[2]] if match else math.nan
+
+
+def read_bytes(path: Path) -> bytes:
+    """Return the content of a file that a job names.
+
+    Raises:
+        OSError: it cannot be read, or is not a regular file: reading a pipe might never end.
+    """
+    with open(path, "rb", opener=_open_without_waiting) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file")
+        return file.read()
+
+
+def _open_without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)  # opening a pipe waits for its writer
+
+
+def read_text(path: Path) -> str:
+    """Return a text that a job names the file of. Raises ``BadValueError``."""
+    try:
+        text = read_bytes(path).decode().replace("\r\n", "\n")
+        wrong = text_problem(text) if text.strip() else "is empty"
+    except OSError as error:
+        wrong = f"cannot be read: {error.strerror or error}"
+    except UnicodeDecodeError:
+        wrong = "is not UTF-8 text"
+    if wrong:
+        raise BadValueError(f"{path} {wrong}")
+    return text
+
+
+def read_json_file(path: Path, *, once: bool = False) -> Any:
+    """Return the value of a JSON file that a job names.
+
+    Args:
+        once: refuse an object that has a key twice.
+
+    Raises:
+        BadValueError: there is no such value.
+    """
+    try:
+        return read_json(read_bytes(path).decode("utf-8-sig"), once=once)
+    except OSError as error:
+        wrong = f"cannot be read: {error.strerror or error}"
+    except RecursionError:
+        wrong = "is not JSON that can be read: nested too deeply"
+    except KeyTwiceError as error:
+        wrong = f"has the key {shown(error.key)} twice in one object: leave one"
+    except ValueError as error:
+        wrong = f"is not JSON in UTF-8: {error}"
+    raise BadValueError(f"{path} {wrong}")
+
+
+def text_problem(text: str) -> str | None:
+    """Return why a database or the API cannot take a text, or None."""
+    if "\0" in text:
+        return "holds a NUL character (U+0000); take it out"
+    for character in text:
+        if "\ud800" <= character <= "\udfff":
+            return (
+                f"holds half a surrogate pair (U+{ord(character):04X}), so it is not valid Unicode "
+                "text; a file name with bytes that are not UTF-8 shows up like this"
+            )
+    return None
+
+
+def line_problem(text: str, most: int) -> str | None:
+    """Return why a text is not one line of at most ``most`` characters, or None."""
+    if not text.strip():
+        return "is empty"
+    if len(text) > most:
+        return f"has {len(text):,} characters; at most {most} are allowed"
+    if problem := text_problem(text):
+        return problem
+    if not text.isprintable():
+        return "holds a line break or a control character; it has to be one line of plain text"
+    return None
+
+
+def json_problem(value: Any, path: tuple[Part, ...] = (), *, any_text: bool = False) -> str | None:
+    """Return why a value cannot be stored as JSON, or None.
+
+    Args:
+        value: from TOML or JSON.
+        path: the place of ``value``, for the message.
+        any_text: accept NULs and lone surrogates in strings.
+    """
+    at = f"{place(*path)} " if path else ""
+    if len(path) > MOST_LEVELS:
+        return f"is nested more than {MOST_LEVELS} levels deep"
+    if isinstance(value, str):
+        problem = None if any_text else text_problem(value)
+        return f"{at}{problem}" if problem else None
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"{at}is {value}, which JSON has no word for"
+    if isinstance(value, int) and abs(value) >= 2**64:
+        return f"{at}is a number of more than 64 bits; write it as a string"
+    if value is None or isinstance(value, int | float):
+        return None
+    if not isinstance(value, dict | list):
+        return f"{at}is a {type(value).__name__}, which JSON has no word for; write it as a string"
+    steps: Iterable[tuple[Part, Any]] = (
+        value.items() if isinstance(value, dict) else enumerate(value)
+    )
+    for step, inner in steps:
+        if isinstance(step, str) and not any_text and (problem := text_problem(step)):
+            return f"{at}has a key that {problem}"
+        if problem := json_problem(inner, (*path, step), any_text=any_text):
+            return problem
+    return None
+
+
+def is_url(text: str) -> bool:
+    """True if git takes a repository's place for a URL: also ``host:path``, but not a path that begins
+    with a slash or a dot (https://git-scm.com/docs/git-clone#_git_urls)."""
+    return _URL.match(text) is not None
+
+
+def repository_problem(text: str) -> str | None:
+    """Return why a text is not a path or URL of a repository, or None."""
+    if text.startswith("-"):
+        return "cannot begin with '-': write ./ before a path"
+    scheme, mark, _ = text.partition("://")
+    if not (mark and is_url(text)):
+        return None
+    if scheme.lower() not in _URL_SCHEMES:
+        return f"is no URL of a repository: {shown(scheme)} is none of {', '.join(_URL_SCHEMES)}"
+    try:
+        parts = urlsplit(text)
+    except ValueError as error:
+        return f"is no URL: {error}"
+    is_token = scheme.lower().startswith("http") and len(parts.username or "") > _LONGEST_USER
+    if parts.password is not None or is_token:
+        return (
+            "holds a password, which would be stored with the job: take it out and let git find it "
+            "(git help credentials)"
+        )
+    return None
+
+
+def ref_problem(text: str) -> str | None:
+    """Return why a text is not the name of a branch, tag or commit, or None."""
+    return f"{shown(text)} is no name of a branch, tag or commit" if text.startswith("-") else None
+
+
+def pattern_problem(text: str) -> str | None:
+    """Return why a text is not a pattern of files below the workspace's folder, or None."""
+    if not text.startswith(("/", ":", "-")) and ".." not in text.split("/"):
+        return None
+    return (
+        f"{shown(text)} must be a pattern of files in the workspace: relative to its folder, "
+        "without '..'"
+    )
+
+
+def schema_problem(schema: Any) -> str | None:
+    """Return why a value is not a JSON Schema that results of runs can be held against, or None.
+
+    It has to be one of an object (https://json-schema.org/draft/2020-12), complete in itself, and
+    accepted by the Messages API as a tool's ``input_schema``.
+    """
+    from jsonschema import Draft202012Validator, SchemaError  # late: slow to import
+
+    if not isinstance(schema, Mapping):
+        return f"must be a JSON Schema of an object, not {kind(schema)}"
+    if problem := json_problem(schema):
+        return problem
+    if schema.get("type") != "object":
+        return 'must be a JSON Schema of an object: give it type = "object"'
+    try:
+        Draft202012Validator.check_schema(schema)
+    except SchemaError as error:
+        at = f"at {place(*error.absolute_path)}: " if error.absolute_path else ""
+        message = " ".join(error.message.split())
+        return f"is no JSON Schema: {at}{message[:300]}{'…' if len(message) > 300 else ''}"
+    for keyword in ("oneOf", "anyOf", "allOf"):
+        if keyword in schema:
+            return f"has {keyword} at its top, which the API does not take: put it in a property"
+    for name in schema.get("properties", {}):
+        if not _PROPERTY.fullmatch(name):
+            return (
+                f"has the property {shown(name)}: the API takes letters, digits, '_', '.' and '-', "
+                "at most 64"
+            )
+    for reference in _references(schema):
+        if not reference.startswith("#"):
+            return f"refers to {shown(reference)}, which is not in the schema: put it under $defs"
+        if not _has_part(schema, reference[1:]):
+            return f"refers to {shown(reference)}, and there is nothing: name a place such as #/$defs/x"
+    try:
+        Draft202012Validator(schema).is_valid({})
+    except RecursionError:
+        return "refers to itself without end"
+    return None
+
+
+def _references(value: Any) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            if key in ("$ref", "$dynamicRef") and isinstance(inner, str):
+                yield inner
+            yield from _references(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _references(inner)
+
+
+def _has_part(schema: Any, pointer: str) -> bool:
+    """True if a JSON pointer (https://www.rfc-editor.org/rfc/rfc6901) names a part of the schema."""
+    first, *steps = pointer.split("/")
+    here = schema
+    for step in steps:
+        name = step.replace("~1", "/").replace("~0", "~")
+        if isinstance(here, list) and name.isdecimal() and int(name) < len(here):
+            here = here[int(name)]
+        elif isinstance(here, Mapping) and name in here:
+            here = here[name]
+        else:
+            return False
+    return not first and isinstance(here, Mapping | bool)
