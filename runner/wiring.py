@@ -141,13 +141,13 @@ def mend_workspaces(database: Database, of: str) -> list[str]:
         The paths that were mended.
     """
     from runner.store.runs import missing_workspaces
-    from runner.workspace.folders import MARKED, restore
+    from runner.workspace.folders import MARKED, restore_id
 
     missing = missing_workspaces(database, of)
     return [
         path
         for path, workspace_id in missing
-        if workspace_id.startswith(MARKED) and restore(Path(path), workspace_id)
+        if workspace_id.startswith(MARKED) and restore_id(Path(path), workspace_id)
     ]
 
 

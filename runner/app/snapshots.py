@@ -9,12 +9,12 @@ from runner.queries.files import Action, Differences, RunSnapshots, SnapshotPair
 from runner.settings import Settings
 from runner.store.database import Database
 from runner.tools.environment import tool_environment
-from runner.workspace.changes import Recorded, Whereabouts
+from runner.workspace.changes import RecordedChanges, Whereabouts
 
 
-def recorded_in(settings: Settings) -> Recorded:
+def recorded_in(settings: Settings) -> RecordedChanges:
     """The snapshots that lie in the home."""
-    return Recorded(settings.home, tool_environment(os.environ, settings.secrets()))
+    return RecordedChanges(settings.home, tool_environment(os.environ, settings.secrets()))
 
 
 def whereabouts(database: Database, run: RunSnapshots) -> Whereabouts:

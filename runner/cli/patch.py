@@ -31,7 +31,7 @@ from runner.settings import Settings
 if TYPE_CHECKING:
     from runner.queries.files import RunSnapshots
     from runner.store.database import Database
-    from runner.workspace.changes import Change, CommitText, Recorded, Whereabouts
+    from runner.workspace.changes import Change, CommitText, RecordedChanges, Whereabouts
 import json
 import os
 from collections import Counter
@@ -127,7 +127,7 @@ def _quoted(content: bytes) -> bytes:
     return b"\n".join(binascii.b2a_qp(line, istext=False) for line in content.split(b"\n"))
 
 
-def recorded_in(settings: Settings) -> Recorded:
+def recorded_in(settings: Settings) -> RecordedChanges:
     """See ``runner.app.snapshots``."""
     from runner.app import snapshots
 

@@ -1,4 +1,4 @@
-"""What runs have changed, between snapshots and commits that are here or fetched from the job's remote."""
+"""What runs have changed, between snapshots and commits that are here or fetched from a remote."""
 
 from __future__ import annotations
 
@@ -13,22 +13,51 @@ from runner.workspace.git import shown
 from runner.workspace.restore import submodules_in
 from runner.workspace.snapshot_store import (
     MANIFEST,
-    Manifest,
+    SnapshotRefs,
+    has_trees,
     make_store,
+    manifest_in,
     store_git,
     store_id,
     store_of,
 )
-from runner.workspace.snapshots import Snapshots
+
+Change = tuple[str, str]  # from one snapshot or commit to another
+Touch = Literal["created", "changed", "deleted"]
+
+_TOUCHES: Mapping[bytes, Touch] = {b"A": "created", b"D": "deleted"}
+_SOME_MISSING = 128  # an exit code
+_WITHOUT_MANIFEST = ("--", b":(exclude,top,literal)" + MANIFEST)
 
 
 @dataclass(frozen=True, slots=True)
 class DiffStat:
-    """How much lies between two trees: files changed, lines added and removed (of binary files none)."""
+    """How much lies between two snapshots."""
 
     files: int = 0
-    added: int = 0
+    added: int = 0  # lines; of binary files none
     removed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Whereabouts:
+    """Where a run's snapshots lie."""
+
+    run_ids: tuple[str, ...]  # the run, and those that it was forked from
+    source: str  # the repository or folder that its workspace was made from
+    store_id: str | None  # of the host that has its snapshots
+    hostname: str | None  # of the host that worked on it last
+    remote: str | None  # where its job pushes snapshots to
+
+
+@dataclass(frozen=True, slots=True)
+class CommitText:
+    """Who made a commit, when, and its message."""
+
+    name: str
+    email: str
+    at: float  # seconds since the epoch
+    message: str
 
 
 def diff(
@@ -37,74 +66,36 @@ def diff(
     after: str,
     *,
     stat: bool = False,
-    environment: Mapping[str, str] | None = None,
+    environment: Mapping[str, str] = os.environ,
 ) -> bytes:
-    """What changed between two recorded trees, as ``git apply`` takes it.
+    """Return what changed between two snapshots or commits, as ``git apply`` takes it.
 
     Args:
-        before, after: trees or commits, in the store or in its source.
-        stat: how much changed in each file instead, for people.
+        stat: return how much changed in each file instead, for people.
 
     Raises:
-        GitError: one of them is not there.
+        GitError: one of them is neither in the store nor in its source.
     """
     form = ["--stat=100", "--summary"] if stat else ["--patch", "--binary", "--full-index"]
     return _compare(store, before, after, form, environment)
 
 
 def diff_stat(
-    store: Path, before: str, after: str, *, environment: Mapping[str, str] | None = None
+    store: Path, before: str, after: str, *, environment: Mapping[str, str] = os.environ
 ) -> DiffStat:
-    """How much changed between two recorded trees; see ``diff``."""
+    """Return how much changed between two snapshots; see ``diff``."""
     listed = _compare(store, before, after, ["--numstat", "-z"], environment)
     counts = [line.split(b"\t")[:2] for line in listed.split(b"\0")[:-1]]
-    return DiffStat(
-        len(counts),
-        sum(int(added) for added, _ in counts if added != b"-"),
-        sum(int(removed) for _, removed in counts if removed != b"-"),
+    added, removed = (
+        sum(int(count[column]) for count in counts if count[column] != b"-") for column in (0, 1)
     )
-
-
-def _compare(
-    store: Path,
-    before: str,
-    after: str,
-    form: Sequence[str],
-    environment: Mapping[str, str] | None,
-) -> bytes:
-    git = store_git(store, os.environ if environment is None else environment)
-    return git.run(
-        "diff-tree",
-        "-r",
-        "--no-renames",
-        "--src-prefix=a/",
-        "--dst-prefix=b/",
-        "--no-color",
-        "--no-ext-diff",
-        "--no-textconv",
-        "--no-relative",
-        *form,
-        before,
-        after,
-        "--",
-        b":(exclude,top,literal)" + MANIFEST,
-    )
-
-
-Touch = Literal["created", "changed", "deleted"]
-
-
-_TOUCHES: Mapping[bytes, Touch] = {b"A": "created", b"D": "deleted"}
-
-
-_SOME_MISSING = 128
+    return DiffStat(len(counts), added, removed)
 
 
 def touched(
-    store: Path, pairs: Sequence[tuple[str, str]], environment: Mapping[str, str]
-) -> dict[tuple[str, str], list[tuple[Touch, str]]]:
-    """The files that were created, changed or deleted from one tree to another, by the pair of trees;
-    those of which a tree is not in the store are left out.
+    store: Path, pairs: Sequence[Change], environment: Mapping[str, str]
+) -> dict[Change, list[tuple[Touch, str]]]:
+    """Return the files that differ between each pair of snapshots that the store has.
 
     Raises:
         GitError: git cannot be run.
@@ -112,15 +103,15 @@ def touched(
     given = "".join(f"{before} {after}\n" for before, after in dict.fromkeys(pairs)).encode()
     told = store_git(store, environment).run(
         *("diff-tree", "-r", "--no-renames", "-z", "--name-status", "--stdin"),
-        *("--", b":(exclude,top,literal)" + MANIFEST),
+        *_WITHOUT_MANIFEST,
         given=given,
         accept=(0, _SOME_MISSING),
     )
-    return {pair: list(files) for pair, files in _pairs(told)}
+    return dict(_pairs(told))
 
 
-def _pairs(told: bytes) -> Iterator[tuple[tuple[str, str], list[tuple[Touch, str]]]]:
-    """A line with the two trees, then a letter and a path for each file, each ended by a NUL
+def _pairs(told: bytes) -> Iterator[tuple[Change, list[tuple[Touch, str]]]]:
+    """Parse a line with both trees, then a letter and a path for each file, each ended by a NUL
     (https://git-scm.com/docs/git-diff-tree#_raw_output_format)."""
     at = 0
     while at < len(told):
@@ -130,151 +121,125 @@ def _pairs(told: bytes) -> Iterator[tuple[tuple[str, str], list[tuple[Touch, str
         files: list[tuple[Touch, str]] = []
         while told[at + 1 : at + 2] == b"\0":
             end = told.index(b"\0", at + 2)
-            files.append(
-                (_TOUCHES.get(told[at : at + 1], "changed"), os.fsdecode(told[at + 2 : end]))
-            )
+            touch = _TOUCHES.get(told[at : at + 1], "changed")
+            files.append((touch, os.fsdecode(told[at + 2 : end])))
             at = end + 1
         yield (before, after), files
 
 
-Change = tuple[str, str]  # from one tree or commit to another
+def _compare(
+    store: Path, before: str, after: str, form: Sequence[str], environment: Mapping[str, str]
+) -> bytes:
+    return store_git(store, environment).run(
+        *("diff-tree", "-r", "--no-renames", "--src-prefix=a/", "--dst-prefix=b/", "--no-color"),
+        *("--no-ext-diff", "--no-textconv", "--no-relative", *form, before, after),
+        *_WITHOUT_MANIFEST,
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class Whereabouts:
-    """Where what is recorded of a run lies.
-
-    ``run_ids`` are the run's own and those of the runs that it was forked from; ``source`` is the
-    repository or folder that its workspace was made from. ``store_id`` names the folder of snapshots
-    that holds its trees, ``hostname`` the host that it was worked on last; ``remote`` is None for
-    a job whose snapshots are not pushed.
-    """
-
-    run_ids: tuple[str, ...]
-    source: str
-    store_id: str | None
-    hostname: str | None
-    remote: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class CommitText:
-    """Who made a commit, when (seconds since the epoch), and its message."""
-
-    name: str
-    email: str
-    at: float
-    message: str
-
-
-class Recorded:
-    """The snapshots of a home.
-
-    Args:
-        home: RUNNER_HOME. environment: the variables that git gets.
-    """
+class RecordedChanges:
+    """What runs have changed, by the snapshots of a home."""
 
     def __init__(self, home: Path, environment: Mapping[str, str]) -> None:
+        """
+        Args:
+            home: RUNNER_HOME.
+            environment: the environment of git.
+        """
         self._home = home
         self._environment = environment
         self._failures: dict[str, RunnerError] = {}
 
     def diff(self, where: Whereabouts, changes: Sequence[Change], *, stat: bool = False) -> bytes:
-        """What was changed, as git's diff with binary files in it; with ``stat`` only how much of it.
+        """Return what was changed, as git's diff with binary files in it.
 
         Args:
-            changes: the first of them is taken of which everything can be had.
+            changes: the first whose snapshots can all be had is taken.
+            stat: return how much of each file was changed instead.
 
         Raises:
-            WorkspaceError: none of them can be had here; where they can.
+            WorkspaceError: none can be had here; it says where they can.
         """
-        git_dir, (before, after) = self._found(where, changes)
-        return diff(git_dir, before, after, stat=stat, environment=self._environment)
+        store, (before, after) = self._find(where, changes)
+        return diff(store, before, after, stat=stat, environment=self._environment)
 
     def stat(self, where: Whereabouts, changes: Sequence[Change]) -> DiffStat:
-        """How much was changed; see ``diff``."""
-        git_dir, (before, after) = self._found(where, changes)
-        return diff_stat(git_dir, before, after, environment=self._environment)
+        """Return how much was changed; see ``diff``."""
+        store, (before, after) = self._find(where, changes)
+        return diff_stat(store, before, after, environment=self._environment)
 
     def touched(
         self, where: Whereabouts, changes: Sequence[Change]
     ) -> dict[Change, list[tuple[Touch, str]]]:
-        """Which files each of these changed, as far as that can be told here; nothing is fetched for
-        it."""
-        folder = store_of(self._home, where.source)
-        return touched(folder, changes, self._environment) if folder.is_dir() else {}
+        """Return which files each change touched, of those whose snapshots are here. Nothing is
+        fetched for it."""
+        store = store_of(self._home, where.source)
+        return touched(store, changes, self._environment) if store.is_dir() else {}
 
     def too_large(self, where: Whereabouts, change: Change) -> tuple[str, ...]:
-        """The files that are in no diff, being larger than what is recorded whole, and that differ
-        between two trees; safe to print."""
-        folder, trees = self._found(where, [change])
-        before, after = (self._manifest(folder, tree).large for tree in trees)
+        """Return the changed files that are over the limit, and so in no diff; safe to print."""
+        store, trees = self._find(where, [change])
+        git = store_git(store, self._environment)
+        before, after = (manifest_in(git, tree).large for tree in trees)
         return tuple(shown(path) for path in sorted({large.path for large in before ^ after}))
 
-    def unrecorded(self, where: Whereabouts, tree: str) -> tuple[str, ...]:
-        """What is in no diff, ignored files aside: repositories of their own and what could not be read,
-        as they were when a tree was recorded, and submodules; safe to print."""
-        folder, _ = self._found(where, [(tree, tree)])
-        git = store_git(folder, self._environment)
-        found = {*self._manifest(folder, tree).unrecorded, *submodules_in(git, tree)}
+    def unrecorded(self, where: Whereabouts, snapshot: str) -> tuple[str, ...]:
+        """Return what is in no diff, ignored files aside; safe to print.
+
+        These are repositories of their own and what could not be read when the snapshot was taken,
+        and submodules.
+        """
+        store, _ = self._find(where, [(snapshot, snapshot)])
+        git = store_git(store, self._environment)
+        found = {*manifest_in(git, snapshot).unrecorded, *submodules_in(git, snapshot)}
         return tuple(shown(path) for path in sorted(found))
 
     def commit(self, where: Whereabouts, commit: str) -> CommitText | None:
-        """What a commit says beside its changes; None when it is not here."""
-        folder = store_of(self._home, where.source)
-        if not self._has(folder, [commit]):
+        """Return what a commit says beside its changes, or None if it is not here."""
+        store = store_of(self._home, where.source)
+        if not self._has(store, [commit]):
             return None
-        git = store_git(folder, self._environment)
-        told = git.run("show", "-s", "--encoding=UTF-8", "--format=%an%x00%ae%x00%at%x00%B", commit)
+        form = "--format=%an%x00%ae%x00%at%x00%B"
+        told = store_git(store, self._environment).run(
+            "show", "-s", "--encoding=UTF-8", form, commit
+        )
         name, email, at, message = told.decode("utf-8", "replace").split("\0", 3)
         return CommitText(name, email, float(at), message)
 
-    def _manifest(self, folder: Path, tree: str) -> Manifest:
-        git = store_git(folder, self._environment)
-        if not git.run("ls-tree", "-z", tree, "--", MANIFEST):
-            return Manifest()
-        return Manifest.from_bytes(git.run("cat-file", "blob", tree.encode() + b":" + MANIFEST))
-
-    def _found(self, where: Whereabouts, changes: Sequence[Change]) -> tuple[Path, Change]:
-        """The store, and the first change that can be had whole: what is not here is fetched for it."""
-        folder = store_of(self._home, where.source)
+    def _find(self, where: Whereabouts, changes: Sequence[Change]) -> tuple[Path, Change]:
+        """Return the store and the first change that can be had whole; fetch the run's snapshots if
+        the first is not here."""
+        store = store_of(self._home, where.source)
         failure: RunnerError | None = None
-        if not self._has(folder, changes[0]) and where.remote is not None:
+        if not self._has(store, changes[0]) and where.remote is not None:
             failure = self._fetch(where, where.remote)
         for change in changes:
-            if self._has(folder, change):
-                return folder, change
-        raise failure or WorkspaceError(self._elsewhere(folder, where))
+            if self._has(store, change):
+                return store, change
+        raise failure or WorkspaceError(self._elsewhere(store, where))
 
-    def _has(self, folder: Path, objects: Sequence[str]) -> bool:
-        if not folder.is_dir():
-            return False
-        git = store_git(folder, self._environment)
-        given = "".join(f"{each}^{{tree}}\n" for each in objects).encode()
-        found = git.run("cat-file", "--batch-check=%(objecttype)", given=given)
-        return found == b"tree\n" * len(objects)
+    def _has(self, store: Path, objects: Sequence[str]) -> bool:
+        return store.is_dir() and has_trees(store_git(store, self._environment), objects)
 
     def _fetch(self, where: Whereabouts, remote: str) -> RunnerError | None:
-        """Fetch what a remote has of a run; why that cannot be done, if it cannot. One that has failed
-        is not asked again for each of a job's runs."""
+        """Fetch what a remote has of a run; return why it cannot be had.
+
+        A remote that has failed is not asked again for each of a job's runs.
+        """
         if remote not in self._failures:
             try:
-                folder = make_store(self._home, where.source, None, environment=self._environment)
-                for store in self._stores(folder, where):
-                    store.fetch(remote)
+                store = make_store(self._home, where.source, None, environment=self._environment)
+                for run_id in where.run_ids:
+                    SnapshotRefs(store, self._environment, run_id, 0).fetch(remote)
             except RunnerError as error:
                 self._failures[remote] = error
         return self._failures.get(remote)
 
-    def _stores(self, folder: Path, where: Whereabouts) -> Iterator[Snapshots]:
-        for run_id in where.run_ids:
-            yield Snapshots(folder, self._home, run_id, 0, environment=self._environment)
-
-    def _elsewhere(self, folder: Path, where: Whereabouts) -> str:
+    def _elsewhere(self, store: Path, where: Whereabouts) -> str:
         run_id = where.run_ids[0]
         if where.remote is not None:
             return f"the files of {run_id} are neither here nor at its job's remote"
         if where.store_id == store_id(self._home):
-            return f"the files of {run_id} are no longer in {folder}: they were removed"
+            return f"the files of {run_id} are no longer in {store}: they were removed"
         host = f"the host {where.hostname}" if where.hostname else "another host"
         return f"the files of {run_id} are recorded on {host}: do this there, with its RUNNER_HOME"

@@ -17,7 +17,7 @@ from typing import Any
 
 from runner.errors import RunnerError
 from runner.workspace.delivery import deliver, hand_over, publish
-from runner.workspace.folders import remove
+from runner.workspace.folders import remove_folder
 from runner.workspace.repository import Repository, have_clone
 from runner.workspace.snapshots import Snapshots
 from runner.workspace.worktree import Head, Refs, Worktree
@@ -71,7 +71,7 @@ def _add(repository: str, path: str, commit: str, begin: dict[str, Any] | None) 
 
 def _discard(repository: str | None, path: str) -> Answer:
     if repository is None:
-        remove(Path(path))
+        remove_folder(Path(path))
     else:
         _worktree(repository, path).remove()
     return {}

@@ -1,4 +1,4 @@
-"""Folders that runs work in: their ids, and copies of them."""
+"""Folders that runs work in: the id that says which folder is which, and copies of a folder."""
 
 from __future__ import annotations
 
@@ -9,56 +9,38 @@ import re
 import secrets
 import shutil
 import stat
-import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from runner.errors import UsageError, WorkspaceError
+from runner.workspace.git import Check, Git, no_check
 
-MARKER = ".runner-workspace"
+MARKER = ".runner-workspace"  # the file in a workspace's root that holds its id
+EXCLUDED = f"{MARKER}*"  # ... and its drafts, for a list of ignored files
+MARKED = "ws_"  # what the id in a marker begins with
 
-
-EXCLUDED = f"{MARKER}*"
-
-
-MARKED = "ws_"  # what ids begin with that are written in their folders
-
-
-_MOST_EXCLUDES = 1 << 20  # bytes
-
-
+_LARGEST_EXCLUDE = 1 << 20  # bytes
+_LONGEST_ID = 200
+_LONGEST_GIT_FILE = 8_192  # a path, and a word before it
 _GIT_SECONDS = 10.0
-
-
-_ID_BYTES = 200
-
-
-# Whatever an agent or a repository put in a file's place: links are not followed, pipes not waited for.
+_TRIES = 3
+_CHECK_EVERY = 200  # files
+# An agent or a repository may put anything in a file's place: follow no link, wait for no pipe.
 _CAREFULLY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-
-
-# What opening so says of a link, of a link or file instead of a folder, of a folder, of a socket.
+# How such an open fails for a link, a link or file instead of a folder, a folder, a socket.
 _SOMETHING_ELSE = frozenset({errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO})
-
-
 _ID = re.compile(rf"{MARKED}[a-z2-7]{{26}}")
 
 
 def identify(root: Path) -> str:
-    """The id of a workspace; one is made and written into its root when it has none.
+    """Return the id of a workspace; write a new one into its root if it has none.
 
     In a git repository the id's file is excluded (``info/exclude``), so that ``git status`` stays
     clean and nobody commits it.
 
-    Args:
-        root: the workspace's folder.
-
-    Returns:
-        ``ws_`` and 26 characters.
-
     Raises:
-        UsageError: the id cannot be written, or what is in its place is no id.
+        UsageError: the id cannot be written, or another file is in its place.
     """
     with _explained(root):
         if not os.path.lexists(root / MARKER):
@@ -67,27 +49,23 @@ def identify(root: Path) -> str:
 
 
 def mark(root: Path) -> str:
-    """Like ``identify``, but git is told nothing, and an OSError stays one."""
+    """Return the id in a folder like ``identify``, without telling git; an OSError stays one."""
     marker = root / MARKER
     if not os.path.lexists(marker):
-        code = base64.b32encode(secrets.token_bytes(16)).decode().rstrip("=").lower()
-        _create(marker, f"{MARKED}{code}")
+        write_once(marker, f"{MARKED}{new_id()}\n")
     identity = _read(marker)
     if identity is None:
         raise UsageError(f"{marker} does not hold a workspace's id; delete that file and try again")
     return identity
 
 
-def restore(root: Path, identity: str) -> bool:
+def restore_id(root: Path, identity: str) -> bool:
     """Write a workspace's id back into its folder, from which a ``git clean`` or an agent removed it.
-    Whether it is the same folder still is for the caller to know.
 
-    Args:
-        root: the workspace's folder.
-        identity: the id that it had.
+    The caller must know that it is still the same folder.
 
     Returns:
-        Whether it was written: False when something is in its place, or there is no such folder.
+        False if there is no such folder, or something is in the place of the id.
 
     Raises:
         UsageError: the id cannot be written.
@@ -96,11 +74,11 @@ def restore(root: Path, identity: str) -> bool:
         return False
     with _explained(root):
         exclude_from_git(root)
-        return _create(root / MARKER, identity)
+        return write_once(root / MARKER, f"{identity}\n")
 
 
-def visible(path: Path, identity: str) -> bool:
-    """Whether the workspace of that id is at that path, as seen from here."""
+def has_id(path: Path, identity: str) -> bool:
+    """Return True if this process sees the workspace of that id at that path."""
     try:
         return _read(path / MARKER) == identity
     except OSError:
@@ -125,14 +103,14 @@ def exclude_from_git(root: Path) -> None:
     with open(descriptor, "rb+", buffering=0) as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             return
-        text = _first_bytes(descriptor, _MOST_EXCLUDES + 1)
-        if len(text) <= _MOST_EXCLUDES and EXCLUDED.encode() not in text.splitlines():
+        text = _first_bytes(descriptor, _LARGEST_EXCLUDE + 1)
+        if len(text) <= _LARGEST_EXCLUDE and EXCLUDED.encode() not in text.splitlines():
             start = "" if not text or text.endswith(b"\n") else "\n"
             file.write(f"{start}{EXCLUDED}\n".encode())
 
 
-def beginning(path: str | Path, most: int) -> bytes | None:
-    """The first ``most`` bytes of a file; None when something else than a regular file is there.
+def read_beginning(path: str | Path, most: int) -> bytes | None:
+    """Return the first ``most`` bytes of a file, or None if it is no regular file.
 
     Raises:
         OSError: it cannot be read, or is a link.
@@ -143,6 +121,40 @@ def beginning(path: str | Path, most: int) -> bytes | None:
         return _first_bytes(descriptor, most) if regular else None
     finally:
         os.close(descriptor)
+
+
+def new_id() -> str:
+    """Return 26 random letters and digits."""
+    return base64.b32encode(secrets.token_bytes(16)).decode().rstrip("=").lower()
+
+
+def write_once(file: Path, text: str) -> bool:
+    """Write a file, whole or not at all; return False if another process was first."""
+    draft = _draft(file)
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+    try:
+        with os.fdopen(descriptor, "w", encoding="ascii") as opened:
+            opened.write(text)
+        os.link(draft, file)  # unlike a rename, it never replaces a file
+    except FileExistsError:
+        return False
+    finally:
+        draft.unlink()
+    return True
+
+
+def write_whole(file: Path, content: bytes) -> None:
+    """Write or replace a file, whole or not at all."""
+    draft = _draft(file)
+    try:
+        draft.write_bytes(content)
+        draft.replace(file)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _draft(file: Path) -> Path:
+    return file.with_name(f"{file.name}.{secrets.token_hex(8)}")
 
 
 @contextmanager
@@ -156,9 +168,22 @@ def _explained(root: Path) -> Iterator[None]:
         ) from error
 
 
+def _exclude_file(root: Path) -> Path | None:
+    """Return the repository's own ignore list, wherever git keeps it (worktrees share one)."""
+    if shutil.which("git") is None:
+        folder = root / ".git"
+        plain = folder.is_dir() and not folder.is_symlink()
+        return folder / "info" / "exclude" if plain else None
+    git = Git(root, os.environ, user_settings=True, seconds=_GIT_SECONDS)
+    found = git.answer("rev-parse", "--git-path", "info/exclude")
+    return None if found is None else root / found
+
+
 def _open_listing(listing: Path) -> int:
-    """A descriptor of an ignore list, to read and to append to; made when it is missing. From git's
-    own folder on (two above it) nothing on the way is a link."""
+    """Open an ignore list to read and append to it, or make it.
+
+    Nothing on the way from git's own folder, two above it, may be a link.
+    """
     git_folder = os.open(listing.parent.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         with suppress(FileExistsError):
@@ -182,96 +207,42 @@ def _first_bytes(descriptor: int, most: int) -> bytes:
     return bytes(found)
 
 
-def _exclude_file(root: Path) -> Path | None:
-    """The repository's own ignore list, wherever git keeps it (worktrees share one)."""
-    git = shutil.which("git")
-    if git is None:
-        folder = root / ".git"
-        plain = folder.is_dir() and not folder.is_symlink()
-        return folder / "info" / "exclude" if plain else None
-    try:
-        found = subprocess.run(
-            [git, "rev-parse", "--git-path", "info/exclude"],
-            cwd=root,
-            # Inside a git hook these name another repository.
-            env={name: value for name, value in os.environ.items() if not name.startswith("GIT_")},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            check=False,
-            timeout=_GIT_SECONDS,
-        )
-    except subprocess.TimeoutExpired:  # a pipe or device in the place of one of git's files
-        return None
-    if found.returncode != 0:
-        return None
-    return root / os.fsdecode(found.stdout.removesuffix(b"\n"))
-
-
-def _create(marker: Path, identity: str) -> bool:
-    """Write an id, whole or not at all; one that another process wrote meanwhile stays, and False is
-    the answer."""
-    draft = marker.with_name(f"{MARKER}.{secrets.token_hex(8)}")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
-    try:
-        with os.fdopen(descriptor, "w", encoding="ascii") as file:
-            file.write(f"{identity}\n")
-        # A link, unlike a rename, never replaces what is there.
-        os.link(draft, marker)
-    except FileExistsError:
-        return False
-    finally:
-        draft.unlink()
-    return True
-
-
 def _read(marker: Path) -> str | None:
-    """The id, or None when something else is there."""
-    content = beginning(marker, _ID_BYTES)
+    content = read_beginning(marker, _LONGEST_ID)
     text = (content or b"").decode("ascii", "replace").strip()
     return text if _ID.fullmatch(text) else None
 
 
-_TRIES = 3
+# --- copies -----------------------------------------------------------------------------------------
 
 
-_CHECK_EVERY = 200  # files
-
-
-_LONGEST_GIT_FILE = 8_192  # a path, and a word before it
-
-
-def copy(
-    source: Path,
-    target: Path,
-    leave_out: Sequence[Path],
-    check: Callable[[], None] = lambda: None,
+def copy_folder(
+    source: Path, target: Path, leave_out: Sequence[Path], check: Check = no_check
 ) -> str:
-    """Copy a workspace, or take the copy that an earlier attempt finished.
+    """Copy a workspace, or take the copy that an earlier attempt finished; return the copy's own id.
 
     Links stay links, permissions and times are kept. Sockets, pipes and devices are left out, and so
     is a ``.git`` file that points out of the workspace (as in a git worktree: commands in the copy
     would change the original's index). The copy is made beside ``target`` and moved there when it is
-    whole, so what is at ``target`` is never half a copy; what a killed attempt left is removed.
+    whole; what a killed attempt left is removed.
 
     Args:
-        source: the workspace's folder.
         target: where the copy goes; folders above it are created.
         leave_out: folders or files inside ``source`` that are not copied (Runner's own).
-        check: called for every folder and every 200 files; what it raises ends the copying, and
-            nothing is at ``target`` then.
-
-    Returns:
-        The copy's own id.
+        check: called for every folder and every 200 files.
 
     Raises:
         WorkspaceError: it cannot be copied; nothing is at ``target`` then.
     """
     if target.is_dir():
         return identify(target)
-    draft = target.with_name(f"{_draft_prefix(target)}{secrets.token_hex(4)}")
+    draft = target.with_name(f"{_copy_prefix(target)}{secrets.token_hex(4)}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        _remove_leftovers(target, check)
+        for path in target.parent.iterdir():
+            if path.name.startswith(_copy_prefix(target)):
+                check()
+                remove_folder(path)
         left_out = frozenset(os.path.realpath(path) for path in (*leave_out, target, draft))
         _copy_tree(os.path.realpath(source), str(draft), left_out, check)
         if (draft / ".git").exists():
@@ -282,34 +253,13 @@ def copy(
     except OSError as error:
         raise WorkspaceError(f"cannot copy the workspace {source} to {target}: {error}") from error
     finally:
-        remove(draft)
+        remove_folder(draft)
 
 
-def _draft_prefix(target: Path) -> str:
-    return f".{target.name}.partial-"
+def remove_folder(folder: Path) -> None:
+    """Remove a folder with everything in it, or a link or file in its place.
 
-
-def _remove_leftovers(target: Path, check: Callable[[], None]) -> None:
-    for path in target.parent.iterdir():
-        if path.name.startswith(_draft_prefix(target)):
-            check()
-            remove(path)
-
-
-def _moved(draft: Path, target: Path) -> bool:
-    """Move the whole copy into its place; False when another attempt's is there already."""
-    try:
-        draft.rename(target)
-    except OSError as error:
-        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
-            return False
-        raise
-    return True
-
-
-def remove(folder: Path) -> None:
-    """Remove a folder and all that is in it, folders that may not be written to included; a link or
-    file in its place too.
+    Folders that may not be written to are removed too.
 
     Raises:
         OSError: it cannot be removed whole.
@@ -328,10 +278,23 @@ def remove(folder: Path) -> None:
     shutil.rmtree(folder)
 
 
-def _copy_tree(
-    source: str, target: str, left_out: frozenset[str], check: Callable[[], None]
-) -> None:
-    """Copy what is in ``source``; permissions of folders come last, as some forbid writing."""
+def _copy_prefix(target: Path) -> str:
+    return f".{target.name}.partial-"
+
+
+def _moved(draft: Path, target: Path) -> bool:
+    """Move a whole copy into its place; return False if another attempt's is there already."""
+    try:
+        draft.rename(target)
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+            return False
+        raise
+    return True
+
+
+def _copy_tree(source: str, target: str, left_out: frozenset[str], check: Check) -> None:
+    """Copy a folder's content; permissions of folders come last, as some forbid writing."""
     waiting = [(source, target)]
     made: list[tuple[str, str]] = []
     while waiting:
@@ -364,7 +327,7 @@ def _copy_tree(
 
 
 def _copy_entry(entry: os.DirEntry[str], goal: str, source: str) -> None:
-    """Copy one file or link; a file that is removed while we are at it was never there."""
+    """Copy one file or link, unless it is removed meanwhile."""
     wanted = entry.is_symlink() or entry.is_file(follow_symlinks=False)
     if not wanted or (entry.name == ".git" and _points_outside(entry.path, source)):
         return
@@ -376,7 +339,7 @@ def _copy_entry(entry: os.DirEntry[str], goal: str, source: str) -> None:
             else:
                 shutil.copy2(entry.path, goal, follow_symlinks=False)
         except FileNotFoundError as error:
-            gone = error  # and perhaps back again: then once more
+            gone = error  # it may be back again: try once more
             if not os.path.lexists(entry.path):
                 return
         else:
@@ -392,20 +355,19 @@ def _copy_status(source: str, target: str) -> None:
 
 
 def _expect_gone(path: str, error: FileNotFoundError) -> None:
-    """Raise the error unless it is about the original: that was gone, so it was never there, even if
-    it is back by now."""
+    """Raise the error unless the original is what is missing: then it does not belong to the copy."""
     if error.filename != path:
         raise error
 
 
 def _points_outside(git_file: str, source: str) -> bool:
-    """Whether a ``.git`` file (https://git-scm.com/docs/gitrepository-layout) or link names a folder
-    that is not in the tree, or cannot be carried over because its path is absolute."""
+    """Return True if a ``.git`` file (https://git-scm.com/docs/gitrepository-layout) or link names a
+    folder outside the tree, or names it by an absolute path, which a copy cannot keep."""
     file = Path(git_file)
     if file.is_symlink():
         pointed = file.readlink()
     else:
-        text = os.fsdecode(beginning(git_file, _LONGEST_GIT_FILE) or b"")
+        text = os.fsdecode(read_beginning(git_file, _LONGEST_GIT_FILE) or b"")
         pointed = Path(text.removeprefix("gitdir:").strip())
     folder = (file.parent / pointed).resolve()
     return pointed.is_absolute() or not folder.is_relative_to(source)

@@ -1,4 +1,4 @@
-"""Running git: bounded in time, cut on request, and never steered by a repository's own settings."""
+"""Runs git: with a time limit, stopped on request, and never directed by a repository's settings."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO
 
 from runner.errors import WorkspaceError
 
-Check = Callable[[], None]
+Check = Callable[[], None]  # called now and then; what it raises ends the work
 
-LOCAL_SECONDS = 900.0
 REMOTE_SECONDS = 300.0
 
+_LOCAL_SECONDS = 900.0
 _CHECK_SECONDS = 0.2
-_MOST_TEXT = 500  # characters of what git said
-_HOPELESS = re.compile(r"^(fatal|error): ?", re.MULTILINE)
+_LONGEST_MESSAGE = 500  # characters of git's standard error
+_FATAL = re.compile(r"^(fatal|error): ?", re.MULTILINE)
 # How to reach a remote is the user's business; every other GIT_ name would lead git elsewhere
 # (https://git-scm.com/docs/git#_environment_variables).
 _TRANSPORT = re.compile(
@@ -35,65 +35,74 @@ _NEVER_RUN = ("core.hooksPath=/dev/null", "core.fsmonitor=false")
 
 
 class GitError(WorkspaceError):
-    """git is missing, failed, took too long, or its answer cannot be used."""
+    """git is missing, failed, took too long, or gave an answer that cannot be used."""
 
 
 class GitTimeoutError(GitError):
-    """It took too long."""
+    """git took too long."""
+
+
+def no_check() -> None:
+    """Never end the work early."""
 
 
 @dataclass(frozen=True, slots=True)
 class Git:
-    """git as it is run at one place.
+    """git with the folder, environment and settings that its commands run with."""
 
-    Args:
-        folder: where it runs.
-        environment: its environment; names that begin with GIT_ are dropped.
-        variables: further variables (GIT_DIR …), kept as they are.
-        settings: ``name=value`` of git's configuration, over those of any file.
-        user_settings: whether the user's and the machine's configuration count, and the variables
-            that say how a remote is reached: only where one is talked to.
-    """
-
-    folder: Path
-    environment: Mapping[str, str]
-    variables: Mapping[str, str] = field(default_factory=dict)
-    settings: Sequence[str] = ()
-    user_settings: bool = False
+    folder: Path  # the working directory
+    environment: Mapping[str, str]  # names that begin with GIT_ are dropped
+    variables: Mapping[str, str] = field(default_factory=dict)  # GIT_DIR and the like, kept
+    settings: Sequence[str] = ()  # "name=value" of git's configuration, above every file
+    user_settings: bool = False  # honour the user's and the machine's configuration and transport
+    seconds: float = _LOCAL_SECONDS  # after which a command is killed
 
     def run(
         self,
         *arguments: str | bytes,
         given: bytes = b"",
-        check: Check = lambda: None,
+        check: Check = no_check,
         accept: Sequence[int] = (0,),
-        seconds: float = LOCAL_SECONDS,
+        seconds: float | None = None,
     ) -> bytes:
-        """Run one command of git to its end.
+        """Run one command to its end and return its standard output.
 
         Args:
             given: its standard input.
-            check: called before git starts and several times a second; what it raises ends git first.
+            check: called before git starts and several times a second; what it raises ends git.
             accept: the exit codes that are no failure.
-            seconds: after which git is killed.
-
-        Returns:
-            What it wrote to its standard output.
+            seconds: a time limit other than ``self.seconds``.
 
         Raises:
-            GitError: it is not installed, failed, or took too long.
+            GitError: git is not installed, failed, or took too long.
         """
         check()
-        return self.start(*arguments, given=given).result(check, accept, seconds)
+        return self.start(*arguments, given=given).result(check, accept, seconds or self.seconds)
 
-    def start(self, *arguments: str | bytes, given: bytes = b"") -> Running:
-        """Start one command of git.
+    def text(self, *arguments: str | bytes, given: bytes = b"", check: Check = no_check) -> str:
+        """Run a command and return its output as text without the final newline."""
+        return os.fsdecode(self.run(*arguments, given=given, check=check)).removesuffix("\n")
 
-        Raises:
-            GitError: it is not installed, or cannot be started.
-        """
+    def answer(self, *arguments: str) -> str | None:
+        """Run a command and return its output like ``text``, or None if it fails."""
+        try:
+            return self.text(*arguments)
+        except GitError:
+            return None
+
+    def records(
+        self, *arguments: str | bytes, given: bytes = b"", check: Check = no_check
+    ) -> list[bytes]:
+        """Run a command with ``-z`` and return the records that it lists."""
+        return split(self.run(*arguments, given=given, check=check))
+
+    def having(self, **variables: str) -> Git:
+        """Return this git with further variables."""
+        return replace(self, variables={**self.variables, **variables})
+
+    def start(self, *arguments: str | bytes, given: bytes = b"") -> GitProcess:
+        """Start one command. Raises ``GitError`` if git cannot be started."""
         options = [part for setting in (*_NEVER_RUN, *self.settings) for part in ("-c", setting)]
-        name = os.fsdecode(arguments[0])
         try:
             with _standard_input(given) as standard_input:
                 process = subprocess.Popen(
@@ -107,18 +116,17 @@ class Git:
                 )
         except OSError as error:
             raise GitError(_not_started(error, self.folder)) from error
-        return Running(process, name)
+        return GitProcess(process, os.fsdecode(arguments[0]))
 
     def _variables(self) -> dict[str, str]:
-        wanted = _TRANSPORT.fullmatch if self.user_settings else lambda name: None
-        found: dict[str, str] = {
+        kept: dict[str, str] = {
             name: value
             for name, value in self.environment.items()
-            if not name.startswith("GIT_") or wanted(name)
+            if not name.startswith("GIT_") or (self.user_settings and _TRANSPORT.fullmatch(name))
         }
         if not self.user_settings:
-            found |= {"GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": os.devnull}
-        return found | {
+            kept |= {"GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": os.devnull}
+        return kept | {
             "GIT_TERMINAL_PROMPT": "0",
             "SSH_ASKPASS_REQUIRE": "never",
             "GIT_OPTIONAL_LOCKS": "0",
@@ -128,8 +136,8 @@ class Git:
         }
 
 
-class Running:
-    """A git that was started."""
+class GitProcess:
+    """A command of git that was started."""
 
     def __init__(self, process: subprocess.Popen[bytes], name: str) -> None:
         self._process = process
@@ -137,11 +145,11 @@ class Running:
 
     def result(
         self,
-        check: Check = lambda: None,
+        check: Check = no_check,
         accept: Sequence[int] = (0,),
-        seconds: float = LOCAL_SECONDS,
+        seconds: float = _LOCAL_SECONDS,
     ) -> bytes:
-        """Wait for its end; see ``Git.run``."""
+        """Wait for its end and return its standard output; see ``Git.run``."""
         try:
             output, said = self._wait(check, time.monotonic() + seconds)
         except subprocess.TimeoutExpired as error:
@@ -173,8 +181,8 @@ class Running:
 
 @contextmanager
 def _standard_input(given: bytes) -> Iterator[int | IO[bytes]]:
-    """What a process reads: a file, as ``Popen.communicate`` writes no more to a pipe once it has timed
-    out (https://docs.python.org/3/library/subprocess.html#subprocess.Popen.communicate)."""
+    """Yield a file for a process to read from: ``Popen.communicate`` stops writing to a pipe once it has
+    timed out (https://docs.python.org/3/library/subprocess.html#subprocess.Popen.communicate)."""
     if not given:
         yield subprocess.DEVNULL
         return
@@ -184,23 +192,28 @@ def _standard_input(given: bytes) -> Iterator[int | IO[bytes]]:
         yield file
 
 
+def split(listed: bytes) -> list[bytes]:
+    """Return the records of a list in which a zero byte ends each."""
+    return listed.split(b"\0")[:-1]
+
+
 def one_line(text: str) -> str:
-    """A text on one line that a terminal can show: what is not printable is escaped."""
+    """Return a text as one line that a terminal can show, unprintable characters escaped."""
     line = " ".join(text.split())
     return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in line)
 
 
 def shown(path: bytes) -> str:
-    """A path of a work tree, for a message."""
+    """Return a path of a work tree for a message."""
     return one_line(path.decode("utf-8", "backslashreplace").replace("\n", "\\n"))
 
 
 def _explained(code: int, said: bytes) -> str:
     lines = said.decode("utf-8", "replace").splitlines()
-    telling = [_HOPELESS.sub("", line) for line in lines if _HOPELESS.match(line)] or lines
+    telling = [_FATAL.sub("", line) for line in lines if _FATAL.match(line)] or lines
     text = one_line("; ".join(line for line in telling if line.strip()))
-    if len(text) > _MOST_TEXT:
-        text = f"{text[:_MOST_TEXT]} …"
+    if len(text) > _LONGEST_MESSAGE:
+        text = f"{text[:_LONGEST_MESSAGE]} …"
     ended = f"signal {-code}" if code < 0 else f"exit code {code}"
     return text or f"{ended}, and it said nothing"
 

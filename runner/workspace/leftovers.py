@@ -14,7 +14,7 @@ from runner.errors import RunnerError
 from runner.store import workspaces
 from runner.store.database import Database
 from runner.store.workspaces import StoredWorkspace
-from runner.workspace.folders import remove
+from runner.workspace.folders import remove_folder
 from runner.workspace.git import shown
 from runner.workspace.making import COPIES, MadeNote, note_for
 from runner.workspace.repository import Repository, clone_of
@@ -178,10 +178,10 @@ class _Look:
         try:
             repository = None if leftover.run is None else self._repository(leftover.run)
             if repository is None:
-                remove(leftover.path)
+                remove_folder(leftover.path)
             else:
                 Worktree(repository, leftover.path).remove()
-            remove(MadeNote.beside(leftover.path, 0).folder)
+            remove_folder(MadeNote.beside(leftover.path, 0).folder)
         except (RunnerError, OSError) as error:
             return f"it cannot be removed: {error}"
         return ""
@@ -208,7 +208,7 @@ class _Look:
             tree = snapshots.take(note=note)
             known = {run.tree or tree}
             if run.kept is None or run.kept.store_id != store_id(self.home):
-                known |= snapshots.all_last()  # another host went on from there
+                known |= snapshots.last_of_attempts()  # another host went on from there
             return tree in known, snapshots.unrecorded(tree)
 
     def _repository(self, run: StoredWorkspace) -> Repository | None:

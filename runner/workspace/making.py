@@ -23,7 +23,7 @@ from runner.tools.toolbox import LocalTools
 from runner.workspace import child
 from runner.workspace.child import opened
 from runner.workspace.delivery import setup_message, tip_at
-from runner.workspace.folders import copy
+from runner.workspace.folders import copy_folder
 from runner.workspace.repository import Repository, branch_name, clone_of
 from runner.workspace.snapshot_store import make_store, store_git
 from runner.workspace.snapshots import Snapshots
@@ -401,7 +401,7 @@ def _make_copy(
     source, path, around = Path(material.asked.source), material.path, material.around
     around.below("discard", assignment.run_id, interrupt, repository=None, path=str(path))
     if source.is_dir() or assignment.kept is None:
-        explained(lambda: copy(source, path, [around.home], interrupt.check))
+        explained(lambda: copy_folder(source, path, [around.home], interrupt.check))
     else:
         explained(lambda: path.mkdir(mode=0o700, parents=True))
     _set_up(material, surroundings, interrupt)

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from runner.workspace.folders import remove
+from runner.workspace.folders import remove_folder
 from runner.workspace.git import Git, GitError
 from runner.workspace.snapshot_store import store_git
 
@@ -276,7 +276,7 @@ def _alone(clone: Path) -> Iterator[None]:
 def _remove_drafts(clone: Path) -> None:
     """What a clone that was cut off left."""
     for path in clone.parent.glob(f"{clone.name}.partial-*"):
-        remove(path)
+        remove_folder(path)
 
 
 def bring(commits: Sequence[str], known: str, of: Repository, to: Repository | Path) -> None:

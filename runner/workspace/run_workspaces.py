@@ -22,7 +22,7 @@ from runner.store.workspaces import SNAPSHOTS, Assignment, Kept
 from runner.tools.toolbox import LocalTools
 from runner.workspace.child import opened
 from runner.workspace.delivery import commit_message, is_delivery
-from runner.workspace.folders import restore, visible
+from runner.workspace.folders import has_id, restore_id
 from runner.workspace.git import shown
 from runner.workspace.making import (
     COPIES,
@@ -401,7 +401,7 @@ class RunWorkspaces:
         if workspace_id.startswith(REPOSITORY):
             found = (seen and path.is_dir()) or self._has(path, workspace_id)
         else:
-            found = visible(path, workspace_id) or (seen and restore(path, workspace_id))
+            found = has_id(path, workspace_id) or (seen and restore_id(path, workspace_id))
         if found:
             self._seen.add((path, workspace_id))
         return found

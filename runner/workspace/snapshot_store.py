@@ -1,14 +1,13 @@
 """Where snapshots are kept: a bare repository of Runner's own for each source of workspaces.
 
-What a snapshot needs beyond the source's own history is in the store, so that nothing that happens
-to the source later (``git gc``, a branch removed) takes a recorded file away; what the source's
-commits hold is read from there, as alternate objects
+A snapshot is a git tree. What it needs beyond the source's own history is in the store, so that
+nothing that happens to the source later (``git gc``, a removed branch) takes a recorded file away;
+what the source's commits hold is read from there, as alternate objects
 (https://git-scm.com/docs/git#Documentation/git.txt-codeGITALTERNATEOBJECTDIRECTORIEScode).
 """
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 import os
@@ -20,155 +19,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runner.workspace.folders import beginning
-from runner.workspace.git import REMOTE_SECONDS, Check, Git, GitError, one_line
+from runner.workspace.folders import new_id, read_beginning, write_once, write_whole
+from runner.workspace.git import REMOTE_SECONDS, Check, Git, GitError, no_check, one_line
 
-# Where it lies in a snapshot's tree; never in a work tree.
-MANIFEST = b".runner-snapshot"
+MANIFEST = b".runner-snapshot"  # the manifest's name in a snapshot; never in a work tree
+SOURCE_EXCLUDE = "source-exclude"  # the file of a store with the source's own ignore list
 
-
-_VERSION = 1
-
-
+_STORES = "snapshots"  # the folder of RUNNER_HOME with the stores
+_SOURCE = "source"  # the file of a store that names the source's git folder
+_LARGEST_EXCLUDE = 1 << 20
+_MANIFEST_VERSION = 1
 _FORBIDDEN = frozenset({b"", b".", b"..", b".git"})
-
-
-@dataclass(frozen=True, slots=True)
-class Large:
-    """A file that is too large to be kept: its size in bytes and its SHA-256."""
-
-    path: bytes
-    size: int
-    sha256: str
-    executable: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Manifest:
-    """Paths are relative to the work tree's root.
-
-    ``directories`` are those without a recorded file in or below them; ``large`` are files over the
-    limit; ``unrecorded`` are only known to be there: nested repositories, what cannot be read, and
-    names that git refuses. ``note`` is what the caller had recorded with the tree.
-    """
-
-    directories: frozenset[bytes] = frozenset()
-    large: frozenset[Large] = frozenset()
-    unrecorded: frozenset[bytes] = frozenset()
-    note: str = ""
-
-    def to_bytes(self) -> bytes:
-        """The content of the snapshot's file; empty when there is nothing to say. The same manifest
-        gives the same bytes."""
-        if self == Manifest():
-            return b""
-        data = {
-            "version": _VERSION,
-            "directories": _names(self.directories),
-            "large": [
-                {
-                    "path": _name(large.path),
-                    "size": large.size,
-                    "sha256": large.sha256,
-                    "executable": large.executable,
-                }
-                for large in sorted(self.large, key=lambda large: large.path)
-            ],
-            "unrecorded": _names(self.unrecorded),
-            "note": self.note,
-        }
-        return json.dumps(data, indent=1).encode() + b"\n"
-
-    @classmethod
-    def from_bytes(cls, content: bytes) -> Manifest:
-        """The manifest that ``to_bytes`` gave.
-
-        Raises:
-            GitError: it is none, or names a path outside the work tree.
-        """
-        if not content:
-            return cls()
-        try:
-            data = json.loads(content)
-            if data["version"] != _VERSION:
-                raise GitError(
-                    f"a snapshot was made by a newer Runner (its manifest is version "
-                    f"{data['version']!r}): use that one"
-                )
-            return cls(
-                frozenset(map(_path, data["directories"])),
-                frozenset(map(_large, data["large"])),
-                frozenset(map(_path, data["unrecorded"])),
-                str(data["note"]),
-            )
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise GitError(
-                f"the {MANIFEST.decode()} of a tree is no snapshot's manifest ({error}): "
-                "the tree was not recorded by Runner"
-            ) from error
-
-    def paths(self) -> Iterator[bytes]:
-        """All that it names."""
-        yield from self.directories
-        yield from (large.path for large in self.large)
-        yield from self.unrecorded
-
-
-def ancestors(paths: Iterable[bytes]) -> set[bytes]:
-    """The folders that the paths lie in, up to the root, which is not among them."""
-    found: set[bytes] = set()
-    for path in paths:
-        folder = path.rpartition(b"/")[0]
-        while folder and folder not in found:
-            found.add(folder)
-            folder = folder.rpartition(b"/")[0]
-    return found
-
-
-def _names(paths: Iterable[bytes]) -> list[str]:
-    return [_name(path) for path in sorted(paths)]
-
-
-def _name(path: bytes) -> str:
-    return path.decode("utf-8", "surrogateescape")
-
-
-def _path(name: str) -> bytes:
-    """A path from a manifest; the remote that it may come from is not trusted."""
-    path = name.encode("utf-8", "surrogateescape")
-    if b"\0" in path or not _FORBIDDEN.isdisjoint(path.split(b"/")):
-        raise ValueError(f"the path {name!r}")
-    return path
-
-
-def _large(data: dict[str, Any]) -> Large:
-    return Large(
-        _path(data["path"]), int(data["size"]), str(data["sha256"]), bool(data["executable"])
-    )
-
-
-STORES = "snapshots"
-
-
-SOURCE_EXCLUDE = "source-exclude"
-
-
-_SOURCE = "source"  # the file that names the source's git folder
-
-
-_IDENTITY = "id"
-
-
-_MOST_BYTES = 1 << 20
-
-
+_RUNS = "refs/runner/runs"
+_FETCHED = "refs/runner/fetched"  # what other hosts recorded is kept apart
+_START = "start"  # the ref of what a run's workspace began as
 # A snapshot holds files as they are, whatever the repository in them says of its attributes
 # (https://git-scm.com/docs/gitattributes).
 _ATTRIBUTES = b"* -text -filter -ident -working-tree-encoding\n"
-
-
-# Nothing of the platform's habits or of the user's; what is in the store is on the disk when git
-# returns.
+# Nothing of the platform's habits or the user's; each command flushes what it wrote before the next
+# one names it.
 _SETTINGS = (
     "core.autocrlf=false",
     "core.safecrlf=false",
@@ -191,6 +60,126 @@ _SETTINGS = (
     "gc.auto=0",
     "maintenance.auto=false",
 )
+_AUTHOR = {
+    f"GIT_{who}_{what}": value
+    for who in ("AUTHOR", "COMMITTER")
+    for what, value in (("NAME", "Runner"), ("EMAIL", "runner@localhost"))
+}
+
+
+# --- the manifest -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Large:
+    """A file that is too large to be recorded whole."""
+
+    path: bytes
+    size: int  # bytes
+    sha256: str
+    executable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a snapshot says of what a git tree cannot hold. Paths are relative to the workspace."""
+
+    directories: frozenset[bytes] = frozenset()  # without a recorded file in or below them
+    large: frozenset[Large] = frozenset()  # files over the limit
+    # Only known to exist: nested repositories, what cannot be read, and names that git refuses.
+    unrecorded: frozenset[bytes] = frozenset()
+    note: str = ""  # what the caller recorded with the snapshot
+
+    def to_bytes(self) -> bytes:
+        """Return the manifest as a file, empty for an empty one. Equal manifests give equal bytes."""
+        if self == Manifest():
+            return b""
+        data = {
+            "version": _MANIFEST_VERSION,
+            "directories": _names(self.directories),
+            "large": [
+                {
+                    "path": _name(large.path),
+                    "size": large.size,
+                    "sha256": large.sha256,
+                    "executable": large.executable,
+                }
+                for large in sorted(self.large, key=lambda large: large.path)
+            ],
+            "unrecorded": _names(self.unrecorded),
+            "note": self.note,
+        }
+        return json.dumps(data, indent=1).encode() + b"\n"
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> Manifest:
+        """Return the manifest that ``to_bytes`` wrote.
+
+        Raises:
+            GitError: it is none, or names a path outside the workspace.
+        """
+        if not content:
+            return cls()
+        try:
+            data = json.loads(content)
+            if data["version"] != _MANIFEST_VERSION:
+                raise GitError(
+                    f"a snapshot was made by a newer Runner (its manifest is version "
+                    f"{data['version']!r}): use that one"
+                )
+            return cls(
+                frozenset(map(_path, data["directories"])),
+                frozenset(map(_large, data["large"])),
+                frozenset(map(_path, data["unrecorded"])),
+                str(data["note"]),
+            )
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise GitError(
+                f"the {MANIFEST.decode()} of a tree is no snapshot's manifest ({error}): "
+                "the tree was not recorded by Runner"
+            ) from error
+
+    def paths(self) -> Iterator[bytes]:
+        """Yield every path that it names."""
+        yield from self.directories
+        yield from (large.path for large in self.large)
+        yield from self.unrecorded
+
+
+def ancestors(paths: Iterable[bytes]) -> set[bytes]:
+    """Return the folders above the paths, without the root."""
+    found: set[bytes] = set()
+    for path in paths:
+        folder = path.rpartition(b"/")[0]
+        while folder and folder not in found:
+            found.add(folder)
+            folder = folder.rpartition(b"/")[0]
+    return found
+
+
+def _names(paths: Iterable[bytes]) -> list[str]:
+    return [_name(path) for path in sorted(paths)]
+
+
+def _name(path: bytes) -> str:
+    return path.decode("utf-8", "surrogateescape")
+
+
+def _path(name: str) -> bytes:
+    """Return a path from a manifest, which may come from a remote and is not trusted."""
+    path = name.encode("utf-8", "surrogateescape")
+    if b"\0" in path or not _FORBIDDEN.isdisjoint(path.split(b"/")):
+        raise ValueError(f"the path {name!r}")
+    return path
+
+
+def _large(data: dict[str, Any]) -> Large:
+    return Large(
+        _path(data["path"]), int(data["size"]), str(data["sha256"]), bool(data["executable"])
+    )
+
+
+# --- the stores -------------------------------------------------------------------------------------
 
 
 def make_store(
@@ -198,38 +187,34 @@ def make_store(
     source: str,
     source_git_dir: Path | None,
     *,
-    environment: Mapping[str, str] | None = None,
+    environment: Mapping[str, str] = os.environ,
 ) -> Path:
-    """Have the store for snapshots of workspaces that are made from ``source``.
+    """Make or update the store for workspaces that are made from ``source``; return its git folder.
 
-    It may be called again, and by several processes at once: what is there is used, and learns what
-    the source's own ignore list says now.
+    Several processes may call it at once. A store that exists is used again, and learns what the
+    source's own ignore list says now.
 
     Args:
         home: RUNNER_HOME.
         source: the folder or URL that workspaces are made from.
         source_git_dir: a git folder of the source's repository; None when it is no repository.
-        environment: what git runs in; by default this process's.
-
-    Returns:
-        The store's git folder.
+        environment: the environment that git runs in.
 
     Raises:
         GitError: it cannot be made, or is for repositories with another kind of object ids.
     """
     store = store_of(home, source)
-    variables = os.environ if environment is None else environment
     folder, kind = None, "sha1"
     if source_git_dir is not None:
-        folder, kind = _look_at(source_git_dir, variables)
+        folder, kind = _inspect(source_git_dir, environment)
     try:
         store.parent.mkdir(parents=True, exist_ok=True)
         if not store.is_dir():
-            _create(store, kind, variables)
+            _create(store, kind, environment)
         _expect_kind(store, kind, source)
         if folder is not None:
-            _write(store / _SOURCE, os.fsencode(folder))
-            _write(store / SOURCE_EXCLUDE, _exclude_list(folder / "info" / "exclude"))
+            _update(store / _SOURCE, os.fsencode(folder))
+            _update(store / SOURCE_EXCLUDE, _exclude_list(folder / "info" / "exclude"))
     except OSError as error:
         raise GitError(
             f"cannot make the store for snapshots {store}: {error.strerror or error}"
@@ -238,28 +223,23 @@ def make_store(
 
 
 def store_of(home: Path, source: str) -> Path:
-    """Where the store of a source is, whether it is there or not."""
+    """Return the path of the store of a source, which may not exist yet."""
     name = os.path.realpath(source) if os.path.isabs(source) else source  # noqa: PTH117 - or a URL
     key = hashlib.sha256(os.fsencode(name)).hexdigest()[:32]
-    return home / STORES / f"{key}.git"
+    return home / _STORES / f"{key}.git"
 
 
 def store_id(home: Path) -> str:
-    """What tells this host's stores from those of others, made at the first call: 26 characters.
+    """Return the id of this host's stores, made at the first call: 26 characters.
 
     Raises:
         GitError: it cannot be read or written.
     """
-    file = home / STORES / _IDENTITY
+    file = home / _STORES / "id"
     try:
         if not file.exists():
             file.parent.mkdir(parents=True, exist_ok=True)
-            made = base64.b32encode(secrets.token_bytes(16)).decode().rstrip("=").lower()
-            draft = file.with_name(f"{_IDENTITY}.{secrets.token_hex(8)}")
-            draft.write_text(made, encoding="ascii")
-            with suppress(FileExistsError):
-                os.link(draft, file)  # unlike a rename, it never replaces what another wrote
-            draft.unlink()
+            write_once(file, new_id())
         identity = file.read_text(encoding="ascii", errors="replace").strip()
     except OSError as error:
         raise GitError(f"cannot keep the id of the snapshots in {file}: {error}") from error
@@ -279,14 +259,14 @@ def store_git(
     objects: Path | None = None,
     remote: bool = False,
 ) -> Git:
-    """git on a store.
+    """Return git on a store.
 
     Args:
-        folder: where it runs; the store by default.
-        with_source: whether it sees the source's objects. What writes does not, so that the store
-            gets what the source's commits may lose.
-        objects: the folder that new objects go to instead of the store; git flushes none of them.
-        remote: whether it talks to a remote, as the user would.
+        folder: the working directory, by default the store.
+        with_source: see the source's objects. What writes does not, so that the store gets what the
+            source may lose.
+        objects: a folder for new objects instead of the store; git flushes none of them.
+        remote: use the user's settings, to talk to a remote as the user would.
     """
     found: dict[str, str] = {"GIT_DIR": str(store), **_AUTHOR, **(variables or {})}
     source = _source_of(store) if with_source else None
@@ -296,22 +276,37 @@ def store_git(
         found["GIT_OBJECT_DIRECTORY"] = str(objects)
         settings = (*settings, "core.fsync=none")
     if others:
-        alternates = (quoted_alternate(str(each / "objects")) for each in others)
+        alternates = (quoted(each / "objects") for each in others)
         found["GIT_ALTERNATE_OBJECT_DIRECTORIES"] = os.pathsep.join(alternates)
     return Git(folder or store, environment, found, (*_SETTINGS, *settings), remote)
 
 
-def is_shallow(store: Path) -> bool:
-    """Whether the source's history is cut off (``git clone --depth``)."""
-    source = _source_of(store)
-    return source is not None and (source / "shallow").exists()
+def manifest_in(git: Git, snapshot: str, check: Check = no_check) -> Manifest:
+    """Return the manifest of a snapshot. Raises ``GitError`` if the snapshot cannot be read."""
+    listed = git.run("ls-tree", "-z", snapshot, "--", MANIFEST, check=check)
+    return Manifest.from_bytes(blob_of(git, listed, check))
 
 
-_AUTHOR = {
-    f"GIT_{who}_{what}": value
-    for who in ("AUTHOR", "COMMITTER")
-    for what, value in (("NAME", "Runner"), ("EMAIL", "runner@localhost"))
-}
+def blob_of(git: Git, listed: bytes, check: Check) -> bytes:
+    """Return the content of the one file that ``ls-tree`` or ``ls-files -s`` listed, or b""."""
+    if not listed:
+        return b""
+    about = listed.partition(b"\t")[0].split(b" ")
+    blob = about[2] if about[1] == b"blob" else about[1]
+    return git.run("cat-file", "blob", blob, check=check)
+
+
+def has_trees(git: Git, objects: Sequence[str]) -> bool:
+    """Return True if git finds all of these trees, or the trees of these commits."""
+    given = "".join(f"{each}^{{tree}}\n" for each in objects).encode()
+    found = git.run("cat-file", "--batch-check=%(objecttype)", given=given)
+    return found == b"tree\n" * len(objects)
+
+
+def quoted(path: Path) -> str:
+    """Return a path as git reads it in a list of alternates and in a configuration file."""
+    escaped = str(path).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{escaped}"'
 
 
 def _source_of(store: Path) -> Path | None:
@@ -321,27 +316,26 @@ def _source_of(store: Path) -> Path | None:
         return None
 
 
-def _look_at(git_dir: Path, environment: Mapping[str, str]) -> tuple[Path, str]:
-    """The folder that all worktrees of a repository share, and its kind of object ids."""
+def _is_shallow(store: Path) -> bool:
+    """Return True if the source's history is cut off (``git clone --depth``)."""
+    source = _source_of(store)
+    return source is not None and (source / "shallow").exists()
+
+
+def _inspect(git_dir: Path, environment: Mapping[str, str]) -> tuple[Path, str]:
+    """Return the folder that all worktrees of a repository share, and its kind of object ids."""
     git = Git(git_dir, environment, {"GIT_DIR": str(git_dir)})
-    kind = git.run("rev-parse", "--show-object-format").decode().strip()
-    common = git.run("rev-parse", "--git-common-dir").removesuffix(b"\n")
-    return Path(os.path.realpath(git_dir / os.fsdecode(common))), kind
+    kind = git.text("rev-parse", "--show-object-format")
+    return Path(os.path.realpath(git_dir / git.text("rev-parse", "--git-common-dir"))), kind
 
 
 def _create(store: Path, kind: str, environment: Mapping[str, str]) -> None:
     draft = store.with_name(f".{store.name}.partial-{secrets.token_hex(4)}")
     try:
-        # Stale locks of refs are removed as files.
+        # Locks that a killed git left are removed as files, whatever a later git would choose.
         git = Git(store.parent, environment, {"GIT_DEFAULT_REF_FORMAT": "files"})
-        git.run(
-            "init",
-            "--quiet",
-            "--bare",
-            "--template=",
-            f"--object-format={kind}",
-            os.fsencode(draft),
-        )
+        made = ("init", "--quiet", "--bare", "--template=", f"--object-format={kind}")
+        git.run(*made, os.fsencode(draft))
         (draft / "info").mkdir()
         (draft / "info" / "attributes").write_bytes(_ATTRIBUTES)
         try:
@@ -364,60 +358,44 @@ def _expect_kind(store: Path, kind: str, source: str) -> None:
 
 def _exclude_list(file: Path) -> bytes:
     try:
-        return beginning(file, _MOST_BYTES) or b""
+        return read_beginning(file, _LARGEST_EXCLUDE) or b""
     except OSError:  # none, or the repository has put something else in its place: it is left alone
         return b""
 
 
-def quoted_alternate(path: str) -> str:
-    """A path as an entry of a list of alternates, which has its own separators."""
-    escaped = path.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    return f'"{escaped}"'
-
-
-def _write(file: Path, content: bytes) -> None:
-    """Write a file, whole or not at all, unless it holds that already."""
+def _update(file: Path, content: bytes) -> None:
     with suppress(FileNotFoundError):
         if file.read_bytes() == content:
             return
-    draft = file.with_name(f"{file.name}.{secrets.token_hex(8)}")
-    try:
-        draft.write_bytes(content)
-        draft.replace(file)
-    finally:
-        draft.unlink(missing_ok=True)
+    write_whole(file, content)
 
 
-_RUNS = "refs/runner/runs"
-
-
-# What others recorded is kept apart from what was recorded here.
-_FETCHED = "refs/runner/fetched"
-
-
-_START = "start"
+# --- the refs ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A commit in a store and its tree."""
+    """A snapshot as it was recorded: a commit of the store, and its tree."""
 
     commit: str
     tree: str
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """What was recorded of a run: by this attempt last, by any attempt last, and what its workspace
-    began as."""
+class History:
+    """What was recorded of a run on this host."""
 
-    own: Recorded | None
-    last: Recorded | None
-    start: Recorded | None
+    own: Recorded | None  # by this attempt, last
+    last: Recorded | None  # by the newest attempt, last
+    start: Recorded | None  # what the workspace began as
 
 
-class Refs:
-    """The commits of one attempt at a run, and of the attempts before it. No work tree is needed."""
+class SnapshotRefs:
+    """One attempt's commits in a store, and those of the attempts before it.
+
+    Each attempt has a ref of its own, and each commit the one before it as a parent. No work tree is
+    needed.
+    """
 
     def __init__(
         self, store: Path, environment: Mapping[str, str], run_id: str, attempt: int
@@ -430,45 +408,32 @@ class Refs:
         self._own = f"{_RUNS}/{run_id}/{attempt}"
         self._pushed: tuple[str, bytes] | None = None
 
-    def read(self) -> Line:
-        """What was recorded here."""
+    def read(self) -> History:
+        """Return what was recorded of the run on this host."""
         found = self._found()
         attempts = [int(name) for name in found if name.isdecimal()]
         last = found[str(max(attempts))] if attempts else None
-        return Line(found.get(self._attempt), last, found.get(_START))
+        return History(found.get(self._attempt), last, found.get(_START))
 
     def trees(self) -> set[str]:
-        """What each of the run's attempts here recorded last."""
+        """Return what each of the run's attempts on this host recorded last."""
         return {recorded.tree for recorded in self._found().values()}
 
-    def _found(self) -> dict[str, Recorded]:
-        folder = f"{_RUNS}/{self._run_id}"
-        listed = self._git.run(
-            "for-each-ref", "--format=%(refname) %(objectname) %(tree)", folder
-        ).decode()
-        found = {}
-        for line in listed.splitlines():
-            ref, commit, tree = line.split(" ")
-            found[ref.removeprefix(f"{folder}/")] = Recorded(commit, tree)
-        return found
-
     def start(self, commit: str) -> None:
-        """Say what the workspace began as: the parent of the run's first snapshot."""
-        tree = self._git.run("rev-parse", "--verify", f"{commit}^{{tree}}").decode().strip()
-        known = self.read().start
-        if known is not None and known.tree == tree:
+        """Record what the workspace began as: the parent of the run's first snapshot."""
+        tree = self._git.text("rev-parse", "--verify", f"{commit}^{{tree}}")
+        if self._starts_at(tree):
             return
-        if is_shallow(self._store):
+        if _is_shallow(self._store):
             # Its history is cut off and could not be pushed: a commit without any stands in for it.
             commit = self._commit(tree, ())
         arguments = ("update-ref", f"{_RUNS}/{self._run_id}/{_START}", commit)
         try:
             self._git.run(*arguments)
         except GitError:
-            known = self.read().start
-            if known is not None and known.tree == tree:  # another attempt was faster
+            if self._starts_at(tree):  # another attempt was faster
                 return
-            self._unlock(_START)  # left by a git that was killed
+            self._unlock(_START)
             self._git.run(*arguments)
 
     def add(
@@ -481,66 +446,62 @@ class Refs:
             keep: further commits that are kept, and pushed, with it.
         """
         parents = [before.commit] if before else []
-        if not is_shallow(self._store):
+        if not _is_shallow(self._store):
             parents += keep
         commit = self._commit(tree, parents, check)
         self._git.run("update-ref", self._own, commit, check=check)
         return Recorded(commit, tree)
 
     def unlock(self) -> None:
-        """Remove the lock on this attempt's ref that a killed git left: nobody else has this ref."""
+        """Remove the lock that a killed git left on this attempt's ref: nobody else writes it."""
         self._unlock(self._attempt)
 
     def push(self, remote: str, check: Check) -> None:
-        """Send what this attempt recorded to a remote, with all that it goes back to, under the same
-        name. Others' names are theirs: what is here under one may not be what its host recorded.
+        """Send what this attempt recorded to a remote, under the same name.
+
+        Refs of other attempts are left alone: here may lie something else under their names than what
+        their hosts recorded.
 
         Raises:
-            GitError: it does not take it.
+            GitError: the remote does not take it.
         """
         recorded = self._git.run("for-each-ref", self._own)
         if not recorded or self._pushed == (remote, recorded):
             return
         self._remote.run(
-            "push",
-            "--quiet",
-            "--no-verify",
-            "--no-signed",
-            "--no-follow-tags",
-            "--recurse-submodules=no",
-            "--",
-            remote,
-            f"+{self._own}:{self._own}",
+            *("push", "--quiet", "--no-verify", "--no-signed", "--no-follow-tags"),
+            *("--recurse-submodules=no", "--", remote, f"+{self._own}:{self._own}"),
             check=check,
             seconds=REMOTE_SECONDS,
         )
         self._pushed = remote, recorded
 
-    def fetch(self, remote: str, check: Check) -> None:
-        """Get all that any host sent to a remote.
-
-        Raises:
-            GitError: it does not give them.
-        """
+    def fetch(self, remote: str, check: Check = no_check) -> None:
+        """Fetch all snapshots of the run that any host sent to a remote. Raises ``GitError``."""
         self._remote.run(
-            "fetch",
-            "--quiet",
-            "--no-tags",
-            "--no-write-fetch-head",
-            "--no-auto-maintenance",
-            "--no-recurse-submodules",
-            "--",
-            remote,
+            *("fetch", "--quiet", "--no-tags", "--no-write-fetch-head", "--no-auto-maintenance"),
+            *("--no-recurse-submodules", "--", remote),
             f"+{_RUNS}/{self._run_id}/*:{_FETCHED}/{self._run_id}/*",
             check=check,
             seconds=REMOTE_SECONDS,
         )
 
-    def _commit(self, tree: str, parents: Sequence[str], check: Check = lambda: None) -> str:
+    def _found(self) -> dict[str, Recorded]:
+        folder, form = f"{_RUNS}/{self._run_id}", "--format=%(refname) %(objectname) %(tree)"
+        found = {}
+        for line in self._git.text("for-each-ref", form, folder).splitlines():
+            ref, commit, tree = line.split(" ")
+            found[ref.removeprefix(f"{folder}/")] = Recorded(commit, tree)
+        return found
+
+    def _starts_at(self, tree: str) -> bool:
+        start = self.read().start
+        return start is not None and start.tree == tree
+
+    def _commit(self, tree: str, parents: Sequence[str], check: Check = no_check) -> str:
         named = [part for parent in dict.fromkeys(parents) for part in ("-p", parent)]
         message = f"{self._run_id} attempt {self._attempt}"
-        made = self._git.run("commit-tree", tree, *named, "-m", message, check=check)
-        return made.decode().strip()
+        return self._git.text("commit-tree", tree, *named, "-m", message, check=check)
 
     def _unlock(self, name: str) -> None:
         lock = self._store / f"{_RUNS}/{self._run_id}/{name}.lock"

@@ -1,9 +1,10 @@
 """Snapshots of one attempt's workspace: taken, put back, sent to a remote and fetched from it.
 
-A snapshot is a git tree of all files that git does not ignore, byte for byte as they are; what a tree
-cannot hold is in its manifest. A file that was recorded stays recorded when it becomes ignored, as
-with git's own index, until it is removed. Which ignore rules count: the ``.gitignore`` files in the
-work tree and the list of the source's repository, as it was at the run's first snapshot.
+A snapshot is a git tree of all files that git does not ignore, byte for byte as they are, and its id
+is that of the tree; what a tree cannot hold is in its manifest. A file that was recorded stays
+recorded when it becomes ignored, as with git's own index, until it is removed. The ignore rules that
+count are the ``.gitignore`` files in the work tree and the list of the source's repository, as it was
+at the run's first snapshot.
 
 Not recorded: what is ignored, permissions other than the right to run a file, times, owners, pipes
 and sockets, and what is in nested repositories and submodules.
@@ -21,230 +22,44 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from runner.workspace.folders import EXCLUDED
-from runner.workspace.git import Check, Git, GitError, GitTimeoutError, shown
-from runner.workspace.restore import Restorer, changes_between, submodules_in
+from runner.workspace.folders import EXCLUDED, write_whole
+from runner.workspace.git import Check, GitError, GitTimeoutError, no_check, shown
+from runner.workspace.restore import Restorer, differences, submodules_in
 from runner.workspace.snapshot_store import (
     MANIFEST,
     SOURCE_EXCLUDE,
-    Line,
     Manifest,
     Recorded,
-    Refs,
+    SnapshotRefs,
     ancestors,
+    blob_of,
+    has_trees,
+    manifest_in,
     store_git,
 )
 from runner.workspace.survey import Surveyor, is_reserved, literal, settle, unless_waiting
 
-_INDEX = re.compile(r"index-(\d+)")
-
-
-_OUR_OWN = f"/{EXCLUDED}\n/{MANIFEST.decode()}\n".encode()
-
-
-@dataclass(frozen=True, slots=True)
-class IndexFiles:
-    """Where the index of an attempt lies, among those of the run's other attempts.
-
-    ``exclude`` is the run's ignore list: that of the source's repository as it was at the run's first
-    snapshot, so that what is ignored changes only with files that are recorded themselves.
-    """
-
-    folder: Path
-    attempt: int
-
-    @property
-    def index(self) -> Path:
-        return self.folder / f"index-{self.attempt}"
-
-    @property
-    def exclude(self) -> Path:
-        return self.folder / "exclude"
-
-    @property
-    def draft(self) -> Path:
-        return self.folder / f"new-{self.attempt}"
-
-    def stamp(self) -> tuple[int, int, int] | None:
-        """What tells whether the index is still the same; None when there is none."""
-        try:
-            status = self.index.stat()
-        except FileNotFoundError:
-            return None
-        return status.st_ino, status.st_mtime_ns, status.st_size
-
-    def earlier(self) -> Path | None:
-        """The index of the newest attempt before this one. Raises ``OSError``."""
-        found = (_INDEX.fullmatch(path.name) for path in self.folder.iterdir())
-        numbers = [int(match[1]) for match in found if match and int(match[1]) < self.attempt]
-        return self.folder / f"index-{max(numbers)}" if numbers else None
-
-
-def index_folder(store: Path, run_id: str) -> Path:
-    """Where the indexes of a run's attempts lie."""
-    return store / "runs" / run_id
-
-
-class Index:
-    """Reads and writes the index of one attempt.
-
-    Args:
-        reader, writer: git with the work tree and this index; the first sees the source's objects.
-    """
-
-    def __init__(
-        self,
-        files: IndexFiles,
-        store: Path,
-        reader: Git,
-        writer: Git,
-        root: bytes,
-    ) -> None:
-        self._files = files
-        self._store = store
-        self._reader = reader
-        self._writer = writer
-        self._root = root
-
-    def make(self, refs: Refs, check: Check) -> None:
-        """Have the index: made of an earlier attempt's, of the last snapshot, or of what the
-        workspace began as, so that only what changed since is read. What a killed git left of its
-        work on it goes.
-
-        Raises:
-            GitError: it cannot be made.
-        """
-        files = self._files
-        try:
-            refs.unlock()
-            Path(f"{files.index}.lock").unlink(missing_ok=True)
-            files.folder.mkdir(parents=True, exist_ok=True)
-            if files.index.exists():
-                return
-            if not files.exclude.exists():
-                files.draft.write_bytes(self._exclude_list())
-                files.draft.replace(files.exclude)
-            if not self._copy(check):
-                self._read(refs.read(), check)
-        except OSError as error:
-            raise GitError(f"cannot write {files.folder}: {error.strerror or error}") from error
-
-    def manifest(self, check: Check) -> bytes:
-        """The manifest that it holds; empty when it holds none."""
-        return self._content(self._reader.run("ls-files", "-s", "-z", "--", MANIFEST), check)
-
-    def manifest_of(self, tree: str, check: Check) -> bytes:
-        """The manifest of a recorded tree."""
-        return self._content(self._beside().run("ls-tree", "-z", tree, "--", MANIFEST), check)
-
-    def update(
-        self, changed: Collection[bytes], before: bytes, manifest: bytes, check: Check
-    ) -> None:
-        """Have it learn the content of files, and the manifest when it is another."""
-        options: list[str | bytes] = ["update-index", "-z", "--add", "--replace"]
-        if manifest and manifest != before:
-            made = self._writer.run("hash-object", "-w", "--stdin", given=manifest, check=check)
-            options += ["--cacheinfo", b"100644," + made.strip() + b"," + MANIFEST]
-        elif before and not manifest:
-            self._writer.run("update-index", "--force-remove", MANIFEST, check=check)
-        if changed or manifest != before:
-            settle(self._root, changed, check)
-            given = b"\0".join(sorted(changed))
-            self._writer.run(*options, "--remove", "--stdin", given=given, check=check)
-
-    def write_tree(self, check: Check) -> str:
-        """The id of the tree that it holds, which is in the store then."""
-        # The source's objects, which this git does not see, are missing to it.
-        return self._writer.run("write-tree", "--missing-ok", check=check).decode().strip()
-
-    def _copy(self, check: Check) -> bool:
-        """Copy the index of the attempt before; False when there is none that can be read."""
-        earlier, draft = self._files.earlier(), self._files.draft
-        if earlier is None:
-            return False
-        # With its time: a newer one would pass off as settled what git must look at again.
-        shutil.copy2(earlier, draft)
-        try:
-            self._git_on(draft).run("ls-files", "--", MANIFEST, check=check)
-        except (
-            GitError
-        ):  # it was not used for so long that git removed the part it shares with others
-            return False
-        draft.replace(self._files.index)
-        return True
-
-    def _read(self, line: Line, check: Check) -> None:
-        begun = line.last or line.start
-        if begun is None:
-            return
-        self._files.draft.unlink(missing_ok=True)
-        git = self._git_on(self._files.draft, in_work_tree=True)
-        whole = replace(git, settings=(*git.settings, "core.splitIndex=false"))
-        whole.run("read-tree", begun.commit, check=check)
-        git.run("update-index", "-q", "--refresh", check=check, accept=(0, 1))
-        self._files.draft.replace(self._files.index)
-
-    def _git_on(self, index: Path, *, in_work_tree: bool = False) -> Git:
-        variables = {**self._reader.variables, "GIT_INDEX_FILE": str(index)}
-        folder = self._reader.folder if in_work_tree else self._store
-        return replace(self._reader, variables=variables, folder=folder)
-
-    def _exclude_list(self) -> bytes:
-        try:
-            listed = (self._store / SOURCE_EXCLUDE).read_bytes()
-        except FileNotFoundError:  # the source is no repository
-            listed = b""
-        return listed + b"\n" + _OUR_OWN
-
-    def _content(self, listed: bytes, check: Check) -> bytes:
-        """The content of the one file in a listing of an index or a tree."""
-        if not listed:
-            return b""
-        about = listed.partition(b"\t")[0].split(b" ")
-        blob = about[2] if about[1] == b"blob" else about[1]
-        return self._beside().run("cat-file", "blob", blob, check=check)
-
-    def _beside(self) -> Git:
-        """git that reads objects, also where there is no work tree."""
-        variables = {**self._reader.variables}
-        for name in ("GIT_WORK_TREE", "GIT_INDEX_FILE"):
-            variables.pop(name, None)
-        return replace(self._reader, folder=self._store, variables=variables)
-
-
-LARGEST_FILE = 20_000_000
-
-
+_LARGEST_FILE = 20_000_000
 _ROUNDS = 4
-
-
 _MOST_NAMED = 3
+_AFTER_ALL = sys.maxsize  # an attempt that nobody makes
+_INDEX = re.compile(r"index-(\d+)")
+_OUR_OWN = f"\n/{EXCLUDED}\n/{MANIFEST.decode()}\n".encode()
 
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What the index was left with; ``stamp`` tells whether it is still that one, and ``recorded``
-    is None when it may hold another tree than the one recorded last."""
+    """What the index was left with."""
 
-    stamp: tuple[int, int, int] | None
+    stamp: tuple[int, int, int] | None  # changes when the index does
     manifest: bytes
-    recorded: Recorded | None
+    recorded: Recorded | None  # None when the index may hold another snapshot than the last
 
 
 class Snapshots:
-    """The snapshots of one attempt at a run. One method at a time; those that take, put back or look
-    (``holds``) need the work tree, the others don't.
+    """The snapshots of one attempt at a run.
 
-    Args:
-        git_dir: the store (``make_store``).
-        work_tree: the run's workspace.
-        run_id, attempt: the attempt, which has an index and a ref of its own in the store, so that
-            others that still run do it no harm.
-        environment: what git runs in (``tool_environment``).
-        ignored: patterns of ignored files that are recorded all the same.
-        largest_file: the most bytes of a file that is recorded whole; of larger ones only the digest.
-        aside: a folder for the index and for new objects: the store stays as it is then
-            (``runner.workspace.looking``).
+    One method at a time may be called; ``take``, ``restore`` and ``holds`` need the work tree.
     """
 
     def __init__(
@@ -256,34 +71,46 @@ class Snapshots:
         *,
         environment: Mapping[str, str],
         ignored: Sequence[str] = (),
-        largest_file: int = LARGEST_FILE,
+        largest_file: int = _LARGEST_FILE,
         aside: Path | None = None,
     ) -> None:
-        self._store = git_dir
+        """
+        Args:
+            git_dir: the store (``make_store``).
+            work_tree: the run's workspace.
+            run_id, attempt: the attempt, which has an index and a ref of its own in the store, so
+                that others that still run do it no harm.
+            environment: the environment of git.
+            ignored: patterns of ignored files that are recorded all the same.
+            largest_file: the most bytes of a file that is recorded whole; of larger ones the digest
+                is.
+            aside: a folder for the index and new objects, so that the store stays as it is.
+        """
         self._work_tree = work_tree
-        self._environment = environment
         self._root = os.fsencode(work_tree)
         self._largest = largest_file
         self._aside = aside
-        self._files = IndexFiles(aside or index_folder(git_dir, run_id), attempt)
-        self._refs = Refs(git_dir, environment, run_id, attempt)
-        self._reader = self._git(self._objects(), with_source=True)
-        writer = self._git(self._objects(), with_source=False)
-        self._index = Index(self._files, git_dir, self._reader, writer, self._root)
-        digests = self._files.folder / "digests"
-        self._surveyor = Surveyor(self._reader, writer, self._root, ignored, largest_file, digests)
+        self._refs = SnapshotRefs(git_dir, environment, run_id, attempt)
+        folder = aside or _index_folder(git_dir, run_id)
+        self._index = _Index(git_dir, work_tree, folder, attempt, environment, aside)
+        self._reader, self._plain = self._index.reader, self._index.plain
+        self._surveyor = Surveyor(
+            self._reader,
+            self._index.writer,
+            self._root,
+            ignored,
+            largest_file,
+            folder / "digests",
+        )
         self._known: _Known | None = None
 
-    def take(self, check: Check = lambda: None, *, note: str = "", keep: Sequence[str] = ()) -> str:
-        """Record the workspace as it is.
+    def take(self, check: Check = no_check, *, note: str = "", keep: Sequence[str] = ()) -> str:
+        """Record the workspace as it is and return the snapshot's id.
 
         Args:
-            check: called several times a second; what it raises ends the taking.
-            note: what else is to be recorded with it, and so is part of the tree's id.
+            check: called several times a second.
+            note: recorded with the files, and so part of the id.
             keep: commits that are kept, and pushed, with the snapshot.
-
-        Returns:
-            The id of the tree.
 
         Raises:
             GitError: it cannot be recorded.
@@ -291,38 +118,39 @@ class Snapshots:
         check = unless_waiting(self._root, check)
         for left in reversed(range(_ROUNDS)):
             try:
-                recorded, manifest, same = self._learn(note, check)
+                recorded, manifest, is_same = self._learn(note, check)
                 break
             except GitError as error:
-                # A file that was found may have been removed before it was read: whoever else works in
-                # the folder goes on meanwhile.
+                # A file that was found may have been removed before it was read: others may go on
+                # working in the folder.
                 if not left or isinstance(error, GitTimeoutError):
                     raise
-        if same and recorded is not None:
+        if is_same and recorded is not None:
             return recorded.tree
         tree = self._index.write_tree(check)
         if self._aside is None:
             if recorded is None:
-                line = self._refs.read()
-                recorded = line.own or self._refs.add(tree, line.last or line.start, keep, check)
+                history = self._refs.read()
+                before = history.last or history.start
+                recorded = history.own or self._refs.add(tree, before, keep, check)
             if recorded.tree != tree:
                 recorded = self._refs.add(tree, recorded, keep, check)
-        self._known = _Known(self._files.stamp(), manifest, recorded)
+        self._known = _Known(self._index.stamp(), manifest, recorded)
         return tree
 
-    def restore(self, tree: str, check: Check = lambda: None, *, leave_out: bool = False) -> str:
-        """Put the workspace back to a recorded tree; it is this attempt's last one then, and so is
-        what was found before it.
+    def restore(self, snapshot: str, check: Check = no_check, *, leave_out: bool = False) -> str:
+        """Put the workspace back to a snapshot.
 
-        Ignored files are left alone, save in folders that were not there when the tree was recorded:
-        those go with all that is in them. The tree's note only stays in what is recorded.
+        What was found is recorded before it, and the snapshot is this attempt's last one then.
+        Ignored files are left alone, save in folders that were not there when it was taken: those are
+        removed with everything in them. The snapshot's note is only recorded.
 
         Args:
-            leave_out: what the tree only names (``unrecorded``) and is not there is left out;
-                otherwise it cannot be put back.
+            leave_out: leave out what the snapshot only names (``unrecorded``) and the workspace
+                lacks; otherwise it cannot be put back.
 
         Returns:
-            The tree that the workspace is at: another where what is only named is missing, or what
+            The snapshot of the workspace now: another where what is only named is missing, or what
             could not be read can be.
 
         Raises:
@@ -330,85 +158,70 @@ class Snapshots:
                 repository or a submodule changed (nothing was changed then), or the work tree cannot
                 be written.
         """
-        if not self.has(tree):
-            raise GitError(f"the tree {tree} is not among the snapshots of this host")
+        if not self.has(snapshot):
+            raise GitError(f"the tree {snapshot} is not among the snapshots of this host")
         check = unless_waiting(self._root, check)
-        wanted = Manifest.from_bytes(self._index.manifest_of(tree, check))
+        wanted = manifest_in(self._plain, snapshot, check)
         found = self.take(check, note=wanted.note)
         for _ in range(_ROUNDS):
-            if found == tree:
+            if found == snapshot:
                 return found
-            present = Manifest.from_bytes(self._index.manifest(check))
             restorer = Restorer(self._reader, self._surveyor, self._root, check)
-            restorer.put_back(found, present, tree, wanted, leave_out=leave_out)
-            # Once more when the rules of what is ignored changed: others come to light then.
+            present = self._manifest(check)
+            restorer.restore(found, present, snapshot, wanted, leave_out=leave_out)
+            # Again if the rules of what is ignored changed: other files come to light then.
             found = self.take(check, note=wanted.note)
-            if self._lacks_names_alone(found, tree, wanted, check):
+            if self._lacks_names_alone(found, snapshot, wanted, check):
                 return found
         # An empty folder can be hidden by rules that hide themselves, and are left alone as well.
-        if self._lacks_names_alone(
-            found, tree, replace(wanted, directories=self._empty(check)), check
-        ):
+        wanted = replace(wanted, directories=self._manifest(check).directories)
+        if self._lacks_names_alone(found, snapshot, wanted, check):
             return found
-        raise GitError(self._differs(found, tree, check))
-
-    def _lacks_names_alone(self, found: str, tree: str, wanted: Manifest, check: Check) -> bool:
-        present = Manifest.from_bytes(self._index.manifest(check))
-        if not present.unrecorded <= wanted.unrecorded:
-            return False
-        if replace(present, unrecorded=wanted.unrecorded) != wanted:
-            return False
-        return not changes_between(self._reader, found, tree, check)
-
-    def _empty(self, check: Check) -> frozenset[bytes]:
-        return Manifest.from_bytes(self._index.manifest(check)).directories
-
-    def has(self, tree: str) -> bool:
-        """Whether a tree is in the store."""
-        given = f"{tree}^{{tree}}\n".encode()
-        git = self._plain_git()
-        return git.run("cat-file", "--batch-check=%(objecttype)", given=given) == b"tree\n"
-
-    def note_of(self, tree: str) -> str:
-        """The note that a tree was recorded with.
-
-        Raises:
-            GitError: it is not in the store.
-        """
-        manifest = self._index.manifest_of(tree, lambda: None)
-        return Manifest.from_bytes(manifest).note
-
-    def same_files(self, tree: str, other: str, check: Check = lambda: None) -> bool:
-        """Whether two recorded trees differ in nothing but their notes.
-
-        Raises:
-            GitError: they are not in the store.
-        """
-        if changes_between(self._reader, tree, other, check):
-            return False
-        contents = (self._index.manifest_of(each, check) for each in (tree, other))
-        one, two = (replace(Manifest.from_bytes(content), note="") for content in contents)
-        return one == two
-
-    def unrecorded(self, tree: str, check: Check = lambda: None) -> list[bytes]:
-        """What was in the workspace when a tree was recorded and is not in it, ignored files aside:
-        repositories of their own, what could not be read, and submodules, if they are filled now.
-
-        Raises:
-            GitError: it is not in the store.
-        """
-        manifest = Manifest.from_bytes(self._index.manifest_of(tree, check))
-        filled = (
-            path
-            for path in submodules_in(self._plain_git(), tree, check)
-            if os.path.lexists(self._root + b"/" + path + b"/.git")
+        differing = differences(self._reader, found, snapshot, check)[:_MOST_NAMED]
+        named = ", ".join(shown(each.path) for each in differing) or "an empty folder"
+        raise GitError(
+            f"the workspace {shown(self._root)} was put back to tree {snapshot} but still differs "
+            f"from it ({named}): something else changes it, or its file system cannot hold it"
         )
-        return sorted({*manifest.unrecorded, *filled})
+
+    def has(self, snapshot: str) -> bool:
+        """Return True if a snapshot is in the store."""
+        return has_trees(self._plain, [snapshot])
+
+    def note_of(self, snapshot: str) -> str:
+        """Return the note that a snapshot was taken with. Raises ``GitError`` if it is not here."""
+        return manifest_in(self._plain, snapshot).note
+
+    def same_files(self, snapshot: str, other: str, check: Check = no_check) -> bool:
+        """Return True if two snapshots differ in nothing but their notes. Raises ``GitError`` if one
+        is not here."""
+        if differences(self._reader, snapshot, other, check):
+            return False
+        one, two = (manifest_in(self._plain, each, check) for each in (snapshot, other))
+        return replace(one, note="") == replace(two, note="")
+
+    def unrecorded(self, snapshot: str, check: Check = no_check) -> list[bytes]:
+        """Return what was in the workspace and is not in a snapshot of it, ignored files aside.
+
+        These are repositories of their own, what could not be read, and submodules that have files
+        now.
+
+        Raises:
+            GitError: the snapshot is not in the store.
+        """
+        named = manifest_in(self._plain, snapshot, check).unrecorded
+        submodules = submodules_in(self._plain, snapshot, check)
+        filled = (
+            path for path in submodules if os.path.lexists(self._root + b"/" + path + b"/.git")
+        )
+        return sorted({*named, *filled})
 
     def holds(self, path: str | Path) -> bool:
-        """Whether a snapshot taken now would hold the file at a path, or would if it were there;
-        false for what is ignored, too large, in a nested repository or outside the workspace. Of
-        ignored files that are recorded all the same only those that are there count."""
+        """Return True if a snapshot taken now would hold the file at a path, or would if it existed.
+
+        False for what is ignored, too large, in a nested repository or outside the workspace. An
+        ignored file that is recorded all the same counts only if it exists.
+        """
         root = os.path.realpath(self._root)
         real = os.path.realpath(os.path.join(root, os.fsencode(path)))  # noqa: PTH118 - bytes
         inner = real.removeprefix(root + b"/")
@@ -417,7 +230,7 @@ class Snapshots:
         with suppress(OSError):
             if os.lstat(real).st_size > self._largest:
                 return False
-        check = unless_waiting(self._root, lambda: None)
+        check = unless_waiting(self._root, no_check)
         self._begin(check)
         if self._reader.run("ls-files", "-z", "--", literal(inner), check=check):
             return True
@@ -425,33 +238,34 @@ class Snapshots:
         return not ignored or self._surveyor.would_choose(inner, check)
 
     def last(self) -> str | None:
-        """The tree that this host recorded last for the run, in any attempt."""
+        """Return the snapshot that this host took last of the run, in any attempt."""
         last = self._refs.read().last
         return None if last is None else last.tree
 
-    def all_last(self) -> set[str]:
-        """The trees that this host's attempts at the run recorded last, each its own."""
+    def last_of_attempts(self) -> set[str]:
+        """Return the snapshots that each attempt at the run took last on this host."""
         return self._refs.trees()
 
     def start(self, commit: str) -> None:
-        """Say which commit the workspace began as: the first snapshot's parent, so that a remote that
-        has it is sent little.
+        """Record which commit the workspace began as.
+
+        It is the first snapshot's parent, so that a remote that has it is sent little.
 
         Raises:
             GitError: there is no such commit.
         """
         self._refs.start(commit)
 
-    def push(self, remote: str, check: Check = lambda: None) -> None:
-        """Send all snapshots of the run to a remote, as ``refs/runner/runs/<run>/<attempt>``.
+    def push(self, remote: str, check: Check = no_check) -> None:
+        """Send the snapshots of this attempt to a remote, as ``refs/runner/runs/<run>/<attempt>``.
 
         Raises:
             GitError: the remote does not take them.
         """
         self._refs.push(remote, check)
 
-    def fetch(self, remote: str, check: Check = lambda: None) -> None:
-        """Get all snapshots of the run from a remote. They don't count as recorded here.
+    def fetch(self, remote: str, check: Check = no_check) -> None:
+        """Fetch all snapshots of the run from a remote. They don't count as taken here.
 
         Raises:
             GitError: the remote does not give them.
@@ -459,45 +273,21 @@ class Snapshots:
         self._refs.fetch(remote, check)
 
     def _learn(self, note: str, check: Check) -> tuple[Recorded | None, bytes, bool]:
-        """Have the index learn what the work tree holds.
+        """Update the index from the work tree.
 
         Returns:
-            What was recorded of the index before, the manifest of what is there now, and whether both
-            are the same.
+            What was recorded of the index before, the new manifest, and whether nothing has changed.
         """
         known = self._begin(check)
-        found, left = self._surveyor.survey(check)
+        found = self._surveyor.survey(check)
         manifest = found.manifest(note).to_bytes()
-        same = not (left or found.changed) and manifest == known.manifest
-        if not same or known.recorded is None:
+        is_same = not (found.left or found.changed) and manifest == known.manifest
+        if not is_same or known.recorded is None:
             self._index.update(found.changed, known.manifest, manifest, check)
-        return known.recorded, manifest, same
-
-    def _plain_git(self) -> Git:
-        return store_git(self._store, self._environment, objects=self._objects())
-
-    def _objects(self) -> Path | None:
-        return None if self._aside is None else self._aside / "objects"
-
-    def _git(self, objects: Path | None, *, with_source: bool) -> Git:
-        settings = [f"core.excludesFile={self._files.exclude}"]
-        if self._aside is not None:
-            settings.append("core.splitIndex=false")  # its parts lie in the store
-        return store_git(
-            self._store,
-            self._environment,
-            variables={
-                "GIT_WORK_TREE": str(self._work_tree),
-                "GIT_INDEX_FILE": str(self._files.index),
-            },
-            settings=settings,
-            folder=self._work_tree,
-            with_source=with_source,
-            objects=objects,
-        )
+        return known.recorded, manifest, is_same
 
     def _begin(self, check: Check) -> _Known:
-        """Have an index, and know what it was left with."""
+        """Make or unlock the index and return what it was left with."""
         if self._work_tree.is_symlink():
             raise GitError(
                 f"a link is in the place of the workspace {shown(self._root)}, and is not followed: "
@@ -506,28 +296,153 @@ class Snapshots:
         if not self._work_tree.is_dir():
             raise GitError(f"the workspace {shown(self._root)} is gone: it was removed or moved")
         self._index.make(self._refs, check)
-        stamp = self._files.stamp()
+        stamp = self._index.stamp()
         if self._known is None or self._known.stamp != stamp:
             self._known = _Known(stamp, self._index.manifest(check), None)
         return self._known
 
-    def _differs(self, found: str, tree: str, check: Check) -> str:
-        paths = [change.path for change in changes_between(self._reader, found, tree, check)]
-        named = ", ".join(map(shown, paths[:_MOST_NAMED])) or "an empty folder"
+    def _manifest(self, check: Check) -> Manifest:
+        return Manifest.from_bytes(self._index.manifest(check))
+
+    def _lacks_names_alone(self, found: str, snapshot: str, wanted: Manifest, check: Check) -> bool:
+        """Return True if all that is missing of a snapshot are paths that it only names."""
+        present = self._manifest(check)
         return (
-            f"the workspace {shown(self._root)} was put back to tree {tree} but still differs from it "
-            f"({named}): something else changes it, or its file system cannot hold it"
+            present.unrecorded <= wanted.unrecorded
+            and replace(present, unrecorded=wanted.unrecorded) == wanted
+            and not differences(self._reader, found, snapshot, check)
         )
 
 
-def _is_nested(root: bytes, path: bytes) -> bool:
-    """Whether a path is in a repository inside the one at ``root``, or is git's own."""
-    if any(part.lower() == b".git" for part in path.split(b"/")):
+class _Index:
+    """The index of one attempt: what git knows of the work tree since the last snapshot.
+
+    Beside it lie those of the run's other attempts, and the run's ignore list: that of the source's
+    repository as it was at the run's first snapshot, so that what is ignored changes only with files
+    that are recorded themselves.
+    """
+
+    def __init__(
+        self,
+        store: Path,
+        work_tree: Path,
+        folder: Path,
+        attempt: int,
+        environment: Mapping[str, str],
+        aside: Path | None,
+    ) -> None:
+        self._store = store
+        self._root = os.fsencode(work_tree)
+        self._folder = folder
+        self._attempt = attempt
+        self._file = folder / f"index-{attempt}"
+        self._draft = folder / f"new-{attempt}"
+        self._exclude = folder / "exclude"
+        objects = None if aside is None else aside / "objects"
+        settings = [f"core.excludesFile={self._exclude}"]
+        if aside is not None:
+            settings.append("core.splitIndex=false")  # its parts lie in the store
+        variables = {"GIT_WORK_TREE": str(work_tree), "GIT_INDEX_FILE": str(self._file)}
+        # The reader sees the source's objects; what the writer writes is whole without them. Plain
+        # git needs no work tree.
+        self.reader, self.writer = (
+            store_git(
+                store,
+                environment,
+                variables=variables,
+                settings=settings,
+                folder=work_tree,
+                with_source=with_source,
+                objects=objects,
+            )
+            for with_source in (True, False)
+        )
+        self.plain = store_git(store, environment, objects=objects)
+
+    def make(self, refs: SnapshotRefs, check: Check) -> None:
+        """Make the index unless it is there, and remove what a killed git left of its work on it.
+
+        It is made of an earlier attempt's, of the last snapshot, or of what the workspace began as,
+        so that only what changed since is read.
+
+        Raises:
+            GitError: it cannot be made.
+        """
+        try:
+            refs.unlock()
+            Path(f"{self._file}.lock").unlink(missing_ok=True)
+            self._folder.mkdir(parents=True, exist_ok=True)
+            if self._file.exists():
+                return
+            if not self._exclude.exists():
+                listed = b""
+                with suppress(FileNotFoundError):  # the source is no repository
+                    listed = (self._store / SOURCE_EXCLUDE).read_bytes()
+                write_whole(self._exclude, listed + _OUR_OWN)
+            if not self._copy(check):
+                self._read(refs, check)
+        except OSError as error:
+            raise GitError(f"cannot write {self._folder}: {error.strerror or error}") from error
+
+    def stamp(self) -> tuple[int, int, int] | None:
+        """Return a value that changes when the index does, None if there is no index."""
+        try:
+            status = self._file.stat()
+        except FileNotFoundError:
+            return None
+        return status.st_ino, status.st_mtime_ns, status.st_size
+
+    def manifest(self, check: Check) -> bytes:
+        """Return the manifest that it holds, as a file; empty if it holds none."""
+        listed = self.reader.run("ls-files", "-s", "-z", "--", MANIFEST)
+        return blob_of(self.plain, listed, check)
+
+    def update(
+        self, changed: Collection[bytes], before: bytes, manifest: bytes, check: Check
+    ) -> None:
+        """Read changed files into the index, and the manifest if it is another than before."""
+        options: list[str | bytes] = ["update-index", "-z", "--add", "--replace"]
+        if manifest and manifest != before:
+            made = self.writer.run("hash-object", "-w", "--stdin", given=manifest, check=check)
+            options += ["--cacheinfo", b"100644," + made.strip() + b"," + MANIFEST]
+        elif before and not manifest:
+            self.writer.run("update-index", "--force-remove", MANIFEST, check=check)
+        if changed or manifest != before:
+            settle(self._root, changed, check)
+            given = b"\0".join(sorted(changed))
+            self.writer.run(*options, "--remove", "--stdin", given=given, check=check)
+
+    def write_tree(self, check: Check) -> str:
+        """Write the tree that it holds to the store and return its id."""
+        # To the writer, which does not see them, the source's objects are missing.
+        return self.writer.text("write-tree", "--missing-ok", check=check)
+
+    def _copy(self, check: Check) -> bool:
+        """Copy the index of the attempt before; return False if none can be read."""
+        earlier = _newest_index(self._folder, self._attempt)
+        if earlier is None:
+            return False
+        # With its time: a newer one would pass off as settled what git must look at again.
+        shutil.copy2(earlier, self._draft)
+        try:
+            git = self.reader.having(GIT_INDEX_FILE=str(self._draft))
+            git.run("ls-files", "--", MANIFEST, check=check)
+        except GitError:  # unused for so long that git removed the part it shares with others
+            return False
+        self._draft.replace(self._file)
         return True
-    return any(os.path.lexists(root + b"/" + folder + b"/.git") for folder in ancestors([path]))
 
-
-_AFTER_ALL = sys.maxsize  # an attempt that nobody makes
+    def _read(self, refs: SnapshotRefs, check: Check) -> None:
+        history = refs.read()
+        begun = history.last or history.start
+        if begun is None:
+            return
+        self._draft.unlink(missing_ok=True)
+        git = self.reader.having(GIT_INDEX_FILE=str(self._draft))
+        whole = replace(git, settings=(*git.settings, "core.splitIndex=false"))
+        whole.run("read-tree", begun.commit, check=check)
+        git.run("update-index", "-q", "--refresh", check=check, accept=(0, 1))
+        self._draft.replace(self._file)
 
 
 @contextmanager
@@ -540,18 +455,22 @@ def looking(
     ignored: Sequence[str],
     largest_file: int,
 ) -> Iterator[Snapshots]:
-    """Snapshots that are taken for their ids alone, and are gone at the end.
+    """Yield snapshots that are taken for their ids alone, and are gone at the end.
 
-    Args:
-        git_dir: the store; for the others see ``Snapshots``.
+    Others may look, or work on the run, at the same time. See ``Snapshots`` for the arguments.
 
     Raises:
         OSError: there is no room for them.
     """
-    with tempfile.TemporaryDirectory(prefix="runner-look-") as folder:
-        aside = Path(folder)
+    with tempfile.TemporaryDirectory(prefix="runner-look-") as name:
+        aside, folder = Path(name), _index_folder(git_dir, run_id)
         (aside / "objects").mkdir()
-        _copy_newest(IndexFiles(index_folder(git_dir, run_id), _AFTER_ALL), aside)
+        with suppress(FileNotFoundError):  # none was taken, or a newer attempt takes its place
+            # With its index git knows which files are as they were, without reading them.
+            newest = _newest_index(folder, _AFTER_ALL)
+            for file in (folder / "exclude", folder / "digests", newest):
+                if file is not None and file.exists():
+                    shutil.copy2(file, aside / file.name)
         yield Snapshots(
             git_dir,
             work_tree,
@@ -564,12 +483,19 @@ def looking(
         )
 
 
-def _copy_newest(files: IndexFiles, aside: Path) -> None:
-    """With its index git knows which files are as they were, without reading them."""
-    with suppress(FileNotFoundError):  # none was taken, or a newer attempt takes its place
-        newest = files.earlier()
-        for file in (files.exclude, files.folder / "digests"):
-            if file.exists():
-                shutil.copy2(file, aside / file.name)
-        if newest is not None:
-            shutil.copy2(newest, aside / newest.name)
+def _index_folder(store: Path, run_id: str) -> Path:
+    return store / "runs" / run_id
+
+
+def _newest_index(folder: Path, before: int) -> Path | None:
+    """Return the index of the newest attempt before one. Raises ``OSError``."""
+    found = (_INDEX.fullmatch(path.name) for path in folder.iterdir())
+    attempts = [int(match[1]) for match in found if match and int(match[1]) < before]
+    return folder / f"index-{max(attempts)}" if attempts else None
+
+
+def _is_nested(root: bytes, path: bytes) -> bool:
+    """Return True if a path is in a repository inside the one at ``root``, or is git's own."""
+    if any(part.lower() == b".git" for part in path.split(b"/")):
+        return True
+    return any(os.path.lexists(root + b"/" + folder + b"/.git") for folder in ancestors([path]))

@@ -18,11 +18,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from runner.workspace.folders import EXCLUDED, beginning
-from runner.workspace.folders import remove as remove_folder
+from runner.workspace.folders import EXCLUDED, read_beginning, remove_folder
 from runner.workspace.git import GitError
 from runner.workspace.repository import BRANCHES, SECONDS, Repository, users_git
-from runner.workspace.snapshot_store import quoted_alternate
+from runner.workspace.snapshot_store import quoted
 
 BEGINNING = (
     "runner-refs"  # the file with what they were when it was made, as `packed-refs` has them
@@ -68,7 +67,7 @@ def read_refs(own: Repository, standing: str | None) -> Refs:
     stash = ""
     if _STASH in now:
         with suppress(OSError):  # a stash without its log: git shows none, either
-            logged = beginning(own.folder / "logs" / _STASH, _MOST_BYTES) or b""
+            logged = read_beginning(own.folder / "logs" / _STASH, _MOST_BYTES) or b""
             stash = logged.decode("utf-8", "surrogateescape")
     changed = _differences(at_first, now)
     return Refs(tuple(sorted(changed.items())), tuple(dict.fromkeys(commits)), stash)
@@ -148,7 +147,7 @@ def make_borrowing(folder: Path, source: Repository) -> Repository:
     refs = _refs(source)
     (folder / BEGINNING).write_bytes(refs)
     (folder / "packed-refs").write_bytes(refs)
-    alternates = quoted_alternate(str(common / "objects"))
+    alternates = quoted(common / "objects")
     (folder / "objects" / "info" / "alternates").write_bytes(os.fsencode(alternates) + b"\n")
     with (folder / "config").open("ab") as config:
         config.write(os.fsencode(_settings(common)))
@@ -166,22 +165,17 @@ def _settings(common: Path) -> str:
     """The source's own are read where they stand: an agent's changes are made to this file alone. Its
     hooks are for the agent's git, as in any checkout."""
     return (
-        f"[core]\n\thooksPath = {_quoted(common / 'hooks')}\n"
-        f"[include]\n\tpath = {_quoted(common / 'config')}\n"
+        f"[core]\n\thooksPath = {quoted(common / 'hooks')}\n"
+        f"[include]\n\tpath = {quoted(common / 'config')}\n"
         "[core]\n\tbare = false\n"
     )
-
-
-def _quoted(path: Path) -> str:
-    escaped = str(path).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    return f'"{escaped}"'
 
 
 def _copy(file: Path, target: Path) -> None:
     target.parent.mkdir(exist_ok=True)
     with suppress(FileNotFoundError):
         try:
-            content = beginning(file, _LARGEST_COPIED)
+            content = read_beginning(file, _LARGEST_COPIED)
         except OSError as error:
             if isinstance(error, FileNotFoundError):
                 raise
@@ -400,15 +394,6 @@ class Worktree:
         return git.run(*arguments, given=given, seconds=SECONDS)
 
 
-def _folder_of(admin: Path) -> Path | None:
-    """The worktree that git keeps a folder for."""
-    try:
-        link = os.fsdecode((admin / "gitdir").read_bytes()).strip()
-    except OSError:  # it is being made or removed
-        return None
-    return Path(os.path.normpath(admin / link)).parent
-
-
 _REF = re.compile(rb"ref: refs/heads/(.+)\n?")
 
 
@@ -437,7 +422,7 @@ class Standing:
         admin = self._worktree.admin()
         if admin is None:
             raise GitError(f"{self._worktree.path} is no worktree of its repository any more")
-        on = _REF.fullmatch(beginning(admin / "HEAD", _LONGEST_HEAD) or b"")
+        on = _REF.fullmatch(read_beginning(admin / "HEAD", _LONGEST_HEAD) or b"")
         branch = os.fsdecode(on[1]) if on else None
         commit = self._worktree.head()
         if commit is None:

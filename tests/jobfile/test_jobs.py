@@ -20,7 +20,7 @@ from runner.settings import Settings
 from runner.tools.registry import BUILTIN
 from runner.tools.toolbox import LocalTools
 from runner.wiring import load_submission
-from runner.workspace.folders import copy
+from runner.workspace.folders import copy_folder
 from tests.runner_process import RunnerProcess
 from tests.workspace.repository.made import Made
 
@@ -56,7 +56,7 @@ def test_the_quickstart_says_above_all_keys_that_it_costs_nothing() -> None:
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
     """A copy of the quickstart's package, as a run of it gets."""
-    copy(JOBS / "quickstart", tmp_path / "package", [])
+    copy_folder(JOBS / "quickstart", tmp_path / "package", [])
     return tmp_path / "package"
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from runner.errors import RunnerError
-from runner.workspace.folders import MARKER, copy, identify, visible
+from runner.workspace.folders import MARKER, copy_folder, has_id, identify
 
 from .test_identity import git, repository
 
@@ -52,12 +52,12 @@ def source(tmp_path: Path) -> Path:
 def test_a_copy_holds_the_same_and_has_an_id_of_its_own(source: Path, tmp_path: Path) -> None:
     original = identify(source)
     os.utime(source / "a/b/file", (1_000_000_000, 1_000_000_000))
-    copied = copy(source, tmp_path / "copies/one", [])
+    copied = copy_folder(source, tmp_path / "copies/one", [])
     target = tmp_path / "copies/one"
     assert contents(target) == contents(source)
     assert copied != original
-    assert visible(target, copied)
-    assert visible(source, original)
+    assert has_id(target, copied)
+    assert has_id(source, original)
     assert stat.S_IMODE((target / "script").stat().st_mode) == 0o750
     assert (target / "a/b/file").stat().st_mtime == 1_000_000_000
     assert [path.name for path in (tmp_path / "copies").iterdir()] == ["one"]
@@ -65,9 +65,9 @@ def test_a_copy_holds_the_same_and_has_an_id_of_its_own(source: Path, tmp_path: 
 
 def test_a_second_copy_to_the_same_place_is_the_first(source: Path, tmp_path: Path) -> None:
     target = tmp_path / "copy"
-    first = copy(source, target, [])
+    first = copy_folder(source, target, [])
     (target / "work").touch()
-    assert copy(source, target, []) == first
+    assert copy_folder(source, target, []) == first
     assert (target / "work").exists()
 
 
@@ -75,7 +75,7 @@ def test_runners_own_folders_are_left_out(source: Path) -> None:
     (source / ".runner/copies/old").mkdir(parents=True)
     (source / "a/secret").touch()
     target = source / ".runner/copies/new"
-    copy(source, target, [source / ".runner", source / "a/secret"])
+    copy_folder(source, target, [source / ".runner", source / "a/secret"])
     assert set(contents(target)) == {
         "a",
         "a/b",
@@ -88,7 +88,7 @@ def test_runners_own_folders_are_left_out(source: Path) -> None:
 
 
 def test_a_copy_inside_its_source_does_not_hold_itself(source: Path) -> None:
-    copy(source, source / "a/copy", [])
+    copy_folder(source, source / "a/copy", [])
     assert not (source / "a/copy/a/copy").exists()
 
 
@@ -96,14 +96,14 @@ def test_pipes_and_sockets_are_left_out(source: Path, tmp_path: Path) -> None:
     os.mkfifo(source / "pipe")
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(os.path.relpath(source / "socket"))
-        copy(source, tmp_path / "copy", [])
+        copy_folder(source, tmp_path / "copy", [])
     assert {"pipe", "socket"}.isdisjoint(contents(tmp_path / "copy"))
 
 
 def test_folders_that_may_not_be_written_to_are_copied(source: Path, tmp_path: Path) -> None:
     (source / "a/b").chmod(0o555)
     (source / "a").chmod(0o500)
-    copy(source, tmp_path / "copy", [])
+    copy_folder(source, tmp_path / "copy", [])
     assert stat.S_IMODE((tmp_path / "copy/a/b").stat().st_mode) == 0o555
     assert stat.S_IMODE((tmp_path / "copy/a").stat().st_mode) == 0o500
     for name in ("source/a", "source/a/b", "copy/a", "copy/a/b"):
@@ -113,7 +113,7 @@ def test_folders_that_may_not_be_written_to_are_copied(source: Path, tmp_path: P
 def test_file_names_that_are_no_text_are_copied(source: Path, tmp_path: Path) -> None:
     name = os.fsdecode(b"\xff\n")
     (source / name).touch()
-    copy(source, tmp_path / "copy", [])
+    copy_folder(source, tmp_path / "copy", [])
     assert (tmp_path / "copy" / name).exists()
 
 
@@ -121,7 +121,7 @@ def test_a_repository_is_copied_with_its_history_and_stays_clean(
     repository: Path, tmp_path: Path
 ) -> None:
     target = tmp_path / "copy"
-    copy(repository, target, [])
+    copy_folder(repository, target, [])
     assert git(target, "log", "--format=%s") == "one\n"
     assert git(target, "status", "--porcelain") == ""
     (target / "file").write_text("changed")
@@ -131,7 +131,7 @@ def test_a_repository_is_copied_with_its_history_and_stays_clean(
 
 def test_a_copy_of_a_worktree_cannot_change_the_original(repository: Path, tmp_path: Path) -> None:
     git(repository, "worktree", "add", "-q", str(tmp_path / "tree"))
-    copy(tmp_path / "tree", tmp_path / "copy", [])
+    copy_folder(tmp_path / "tree", tmp_path / "copy", [])
     assert (tmp_path / "copy/file").exists()
     assert not (tmp_path / "copy/.git").exists()
 
@@ -142,7 +142,7 @@ def test_a_submodule_is_copied_with_its_repository(repository: Path, tmp_path: P
     outer.mkdir()
     git(outer, "init", "-q")
     git(outer, *inner)
-    copy(outer, tmp_path / "copy", [])
+    copy_folder(outer, tmp_path / "copy", [])
     assert git(tmp_path / "copy/inner", "log", "--format=%s") == "one\n"
     shown = git(tmp_path / "copy/inner", "rev-parse", "--show-toplevel").strip()
     assert Path(shown) == (tmp_path / "copy/inner").resolve()
@@ -150,10 +150,10 @@ def test_a_submodule_is_copied_with_its_repository(repository: Path, tmp_path: P
 
 def test_what_cannot_be_copied_leaves_nothing(source: Path, tmp_path: Path) -> None:
     with pytest.raises(RunnerError, match="cannot copy the workspace"):
-        copy(tmp_path / "none", tmp_path / "copies/one", [])
+        copy_folder(tmp_path / "none", tmp_path / "copies/one", [])
     (tmp_path / "file").touch()
     with pytest.raises(RunnerError, match="cannot copy the workspace"):
-        copy(source, tmp_path / "file/one", [])
+        copy_folder(source, tmp_path / "file/one", [])
     assert list((tmp_path / "copies").iterdir()) == []
 
 
@@ -176,12 +176,12 @@ def test_a_copy_can_be_stopped_at_every_check_and_leaves_nothing(
             raise Stop
 
     left = -1
-    copy(source, tmp_path / "whole", [], check)
+    copy_folder(source, tmp_path / "whole", [], check)
     assert checks >= len(["source", "a", "b"]) + 1_000 // 200
     for stop_at in range(1, checks + 1):
         left = stop_at
         with pytest.raises(Stop):
-            copy(source, tmp_path / "copies/one", [], check)
+            copy_folder(source, tmp_path / "copies/one", [], check)
         assert list((tmp_path / "copies").iterdir()) == []
 
 
@@ -189,18 +189,18 @@ def test_every_folder_is_a_check(source: Path, tmp_path: Path) -> None:
     for number in range(50):
         (source / f"empty{number}").mkdir()
     checks = []
-    copy(source, tmp_path / "copy", [], lambda: checks.append(1))
+    copy_folder(source, tmp_path / "copy", [], lambda: checks.append(1))
     assert len(checks) >= 50
 
 
 def test_a_git_link_is_judged_by_where_it_leads(repository: Path, tmp_path: Path) -> None:
     (repository / ".git").rename(repository / "kept")
     (repository / ".git").symlink_to("kept")
-    copy(repository, tmp_path / "inside", [])
+    copy_folder(repository, tmp_path / "inside", [])
     assert git(tmp_path / "inside", "log", "--format=%s") == "one\n"
     (repository / ".git").unlink()
     (repository / ".git").symlink_to(repository / "kept")
-    copy(repository, tmp_path / "outside", [])
+    copy_folder(repository, tmp_path / "outside", [])
     assert not os.path.lexists(tmp_path / "outside/.git")
 
 
@@ -210,7 +210,7 @@ def test_a_link_to_a_pipe_is_copied_and_holds_nobody_up(
 ) -> None:
     os.mkfifo(source / "pipe")
     (source / "a" / name).symlink_to("../pipe")
-    copy(source, tmp_path / "copy", [])
+    copy_folder(source, tmp_path / "copy", [])
     assert (tmp_path / "copy/a" / name).readlink() == Path("../pipe")
 
 
@@ -224,7 +224,7 @@ def copy_and_die(*arguments, **options):
     os.kill(os.getpid(), 9)
 
 shutil.copy2_, shutil.copy2 = shutil.copy2, copy_and_die
-folders.copy(Path(sys.argv[1]), Path(sys.argv[2]), [])
+folders.copy_folder(Path(sys.argv[1]), Path(sys.argv[2]), [])
 """
 
 
@@ -240,8 +240,8 @@ def test_a_copy_that_was_killed_midway_is_no_copy_and_the_next_try_cleans_up(
     (leftover[0] / "locked").mkdir()
     (leftover[0] / "locked/file").touch()
     (leftover[0] / "locked").chmod(0o500)
-    copied = copy(source, target, [])
-    assert visible(target, copied)
+    copied = copy_folder(source, target, [])
+    assert has_id(target, copied)
     assert contents(target) == contents(source)
     assert list(target.parent.iterdir()) == [target]
 
@@ -264,7 +264,7 @@ def test_a_folder_that_vanishes_for_a_moment_does_not_stop_the_copy(
 
     with monkeypatch.context() as patched:
         patched.setattr(module, step, without_the_folder)
-        copy(source, tmp_path / "copy", [])
+        copy_folder(source, tmp_path / "copy", [])
     assert (tmp_path / "copy/script").exists()
 
 
@@ -276,7 +276,7 @@ def test_files_that_vanish_while_they_are_copied_were_never_there(
     busy = subprocess.Popen(["bash", "-c", command], stderr=subprocess.DEVNULL)
     try:
         for number in range(200):
-            copy(source, tmp_path / f"copy{number}", [])
+            copy_folder(source, tmp_path / f"copy{number}", [])
     finally:
         busy.kill()
         busy.wait()

@@ -13,7 +13,7 @@ import pytest
 
 from runner.errors import UsageError
 from runner.workspace import folders
-from runner.workspace.folders import EXCLUDED, MARKER, identify, restore, visible
+from runner.workspace.folders import EXCLUDED, MARKER, has_id, identify, restore_id
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -65,11 +65,11 @@ def test_processes_that_come_at_once_agree_on_one_id(tmp_path: Path) -> None:
 
 def test_a_workspace_is_visible_only_where_its_own_id_is(tmp_path: Path) -> None:
     own = identify(tmp_path)
-    assert visible(tmp_path, own)
-    assert not visible(tmp_path, "ws_" + "a" * 26)
-    assert not visible(tmp_path / "none", own)
+    assert has_id(tmp_path, own)
+    assert not has_id(tmp_path, "ws_" + "a" * 26)
+    assert not has_id(tmp_path / "none", own)
     (tmp_path / MARKER).unlink()
-    assert not visible(tmp_path, own)
+    assert not has_id(tmp_path, own)
 
 
 @pytest.mark.parametrize("content", ["", "nonsense", "ws_" + "A" * 26, "ws_" + "a" * 27])
@@ -78,7 +78,7 @@ def test_what_is_no_id_is_refused_and_left_alone(content: str, tmp_path: Path) -
     with pytest.raises(UsageError, match="delete that file and try again"):
         identify(tmp_path)
     assert (tmp_path / MARKER).read_text() == content
-    assert not visible(tmp_path, content)
+    assert not has_id(tmp_path, content)
 
 
 def test_a_link_in_the_place_of_the_id_is_not_followed(tmp_path: Path) -> None:
@@ -86,14 +86,14 @@ def test_a_link_in_the_place_of_the_id_is_not_followed(tmp_path: Path) -> None:
     elsewhere.mkdir()
     own = identify(elsewhere)
     (tmp_path / MARKER).symlink_to(elsewhere / MARKER)
-    assert not visible(tmp_path, own)
+    assert not has_id(tmp_path, own)
     with pytest.raises(UsageError, match="cannot keep the workspace's id"):
         identify(tmp_path)
 
 
 def test_a_pipe_in_the_place_of_the_id_holds_nobody_up(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / MARKER)
-    assert not visible(tmp_path, "ws_" + "a" * 26)
+    assert not has_id(tmp_path, "ws_" + "a" * 26)
 
 
 def test_a_folder_that_is_not_there_is_the_callers_mistake(tmp_path: Path) -> None:
@@ -142,11 +142,11 @@ def test_a_link_in_a_repository_is_not_followed(
     else:
         (repository / ".git/info").mkdir()
         (repository / ".git/info/exclude").symlink_to(elsewhere / "exclude")
-    assert visible(repository, identify(repository))
+    assert has_id(repository, identify(repository))
     assert (elsewhere / "exclude").read_text() == "mine\n"
     (elsewhere / "exclude").unlink()
     (repository / MARKER).unlink()
-    assert visible(repository, identify(repository))
+    assert has_id(repository, identify(repository))
     assert list(elsewhere.iterdir()) == []
 
 
@@ -172,7 +172,7 @@ def test_what_is_no_list_of_ignored_files_is_left_alone(
             listing.touch()
             os.truncate(listing, 1 << 40)  # a terabyte, of which nothing is stored
     before = listing.lstat()
-    assert visible(repository, identify(repository))
+    assert has_id(repository, identify(repository))
     after = listing.lstat()
     assert (after.st_mode, after.st_size) == (before.st_mode, before.st_size)
 
@@ -184,7 +184,7 @@ def test_a_repository_over_which_git_hangs_holds_nobody_up(
     monkeypatch.setattr(folders, "_GIT_SECONDS", 0.2)
     (repository / ".git/config").unlink()
     os.mkfifo(repository / ".git/config")
-    assert visible(repository, identify(repository))
+    assert has_id(repository, identify(repository))
 
 
 def test_without_git_a_linked_repository_is_not_touched(
@@ -202,9 +202,9 @@ def test_without_git_a_linked_repository_is_not_touched(
 def test_an_id_that_was_removed_can_be_written_back(repository: Path) -> None:
     own = identify(repository)
     git(repository, "clean", "-fdxq")
-    assert not visible(repository, own)
-    assert restore(repository, own)
-    assert visible(repository, own)
+    assert not has_id(repository, own)
+    assert restore_id(repository, own)
+    assert has_id(repository, own)
     assert identify(repository) == own
     assert git(repository, "status", "--porcelain") == ""
 
@@ -212,16 +212,16 @@ def test_an_id_that_was_removed_can_be_written_back(repository: Path) -> None:
 def test_nothing_is_written_over_or_where_no_folder_is(tmp_path: Path) -> None:
     own = identify(tmp_path)
     other = "ws_" + "a" * 26
-    assert not restore(tmp_path, other)
-    assert visible(tmp_path, own)
-    assert not restore(tmp_path, own)
+    assert not restore_id(tmp_path, other)
+    assert has_id(tmp_path, own)
+    assert not restore_id(tmp_path, own)
     (tmp_path / MARKER).unlink()
     (tmp_path / MARKER).symlink_to("nowhere")
-    assert not restore(tmp_path, own)
+    assert not restore_id(tmp_path, own)
     assert (tmp_path / MARKER).is_symlink()
-    assert not restore(tmp_path / "none", own)
+    assert not restore_id(tmp_path / "none", own)
     (tmp_path / "file").touch()
-    assert not restore(tmp_path / "file", own)
+    assert not restore_id(tmp_path / "file", own)
     assert not (tmp_path / "none").exists()
 
 
@@ -231,7 +231,7 @@ def test_of_ids_that_are_written_back_at_once_one_stays(tmp_path: Path) -> None:
 
     def write(folder: Path, own: str) -> bool:
         barrier.wait()
-        return restore(folder, own)
+        return restore_id(folder, own)
 
     with ThreadPoolExecutor(8) as pool:
         for number in range(20):
@@ -239,7 +239,7 @@ def test_of_ids_that_are_written_back_at_once_one_stays(tmp_path: Path) -> None:
             folder.mkdir()
             written = list(pool.map(write, [folder] * 8, known))
             assert written.count(True) == 1
-            assert visible(folder, known[written.index(True)])
+            assert has_id(folder, known[written.index(True)])
             assert [path.name for path in folder.iterdir()] == [MARKER]
 
 
@@ -250,7 +250,7 @@ def test_an_id_that_cannot_be_written_back_is_explained(
     folder.mkdir()
     monkeypatch.setattr(folders, "MARKER", "y" * 240)  # with its draft's ending: too long a name
     with pytest.raises(UsageError, match="cannot keep the workspace's id"):
-        restore(folder, "ws_" + "a" * 26)
+        restore_id(folder, "ws_" + "a" * 26)
 
 
 def test_another_repository_named_by_the_environment_is_not_touched(

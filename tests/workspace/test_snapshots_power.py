@@ -37,7 +37,7 @@ def test_a_snapshot_that_is_cut_off_anywhere_is_taken_by_the_next_attempt(place:
 
         def check(steps: Iterator[int] = steps) -> None:
             if next(steps, None) is None:
-                raise Interrupted("dropped")
+                raise Interrupted
 
         was_cut = False
         try:

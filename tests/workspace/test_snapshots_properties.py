@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from runner.workspace.folders import copy
+from runner.workspace.folders import copy_folder
 from runner.workspace.snapshots import Snapshots
 
 from .places import Place, contents, git, git_bytes, make_place
@@ -122,7 +122,7 @@ def test_what_is_recorded_is_restored_whatever_is_ignored_meanwhile(
     snapshots.restore(tree)  # which looks at the whole once more at its end
     assert held(place, tree) <= contents(place.work).items() & before.items()
     fresh = place.work.with_name("fresh")
-    copy(place.work, fresh, [])
+    copy_folder(place.work, fresh, [])
     snapshots.restore(after)
     assert held(place, after) <= contents(place.work).items() & changed.items()
     # Another host knows the tree and nothing of how it came to be.

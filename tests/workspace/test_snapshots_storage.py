@@ -13,6 +13,7 @@ import pytest
 from runner.workspace.changes import diff, diff_stat
 from runner.workspace.git import GitError
 from runner.workspace.snapshot_store import make_store
+from runner.workspace.survey import Digests
 
 from .places import RUN, Place, contents, git, make_place, make_repository, write
 
@@ -177,23 +178,20 @@ def test_the_right_to_run_a_large_file_is_put_back(place: Place) -> None:
     assert os.access(place.work / "big", os.X_OK)
 
 
-def test_a_large_file_is_read_once_and_again_when_it_changed(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write(place.work, {"big": b"x" * 5000})
-    settled = (1_000_000_000, 1_000_000_000)
-    os.utime(place.work / "big", settled)
-    monkeypatch.setattr("runner.workspace.survey._SETTLED_SECONDS", -1e9)
+def test_a_large_file_is_read_once_and_again_when_it_changed(tmp_path: Path) -> None:
+    write(tmp_path, {"big": b"x" * 5000})
     read: list[int] = []
-    snapshots = place.snapshots(largest_file=1000)
-    first = snapshots.take()
-    again = place.snapshots(2, largest_file=1000)
-    monkeypatch.setattr("runner.workspace.survey.digest", lambda *_: read.append(1) or (0, ""))
-    assert again.take() == first
-    assert read == []
-    write(place.work, {"big": b"y" * 5001})
-    assert again.take() != first
-    assert read == [1]
+
+    def sha256() -> str:
+        digests = Digests(os.fsencode(tmp_path), tmp_path / "digests", settled_seconds=-1e9)
+        return digests.sha256(b"big", lambda: read.append(1))[1]
+
+    first = sha256()
+    assert sha256() == first
+    assert len(read) == 1
+    write(tmp_path, {"big": b"y" * 5001})
+    assert sha256() != first
+    assert len(read) == 2
 
 
 @pytest.mark.parametrize("name", ["with space", "new\nline", "quo\"te'$x:y", "ünïcode", "-x"])
