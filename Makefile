@@ -4,15 +4,32 @@ BIN := .venv/bin
 # Without its bytecode, every process that a test starts would compile all of Runner anew.
 unexport PYTHONDONTWRITEBYTECODE
 ready := .venv/.ready
+# Long tests mostly wait for processes, so more of them run at once.
+long := tests/crash tests/lifecycle
+short := tests --ignore tests/crash --ignore tests/lifecycle
 
-.PHONY: demo docs test check collected format sweep fuzz bench requirements clean
+.PHONY: demo docs test test-rest test-all check collected format sweep fuzz bench requirements clean
 
 demo: $(ready)
 	$(BIN)/runner run jobs/quickstart.toml
 
+# Every feature once, with fixed examples.
 test: $(ready)
 	$(MAKE) --no-print-directory -j 2 check collected
-	$(BIN)/pytest -q -n 6 --dist worksteal --durations 20
+	$(BIN)/pytest -q --part quick -n 2 --dist worksteal --durations 10 $(short)
+	$(BIN)/pytest -q --part quick -n 6 --dist worksteal --durations 10 $(long)
+
+# What `make test` leaves out, but for the whole sweep: all of Postgres, all lifecycles.
+test-rest: $(ready)
+	$(BIN)/pytest -q --part rest -n 2 --dist worksteal --durations 10 $(short)
+	$(BIN)/pytest -q --part rest -n 6 --dist worksteal --durations 10 $(long)
+
+# Everything, with random examples and the whole sweep: hours.
+test-all: $(ready)
+	$(MAKE) --no-print-directory check
+	seed=$$(date +%s); echo "examples from --hypothesis-seed=$$seed"; \
+		$(BIN)/pytest -q -n 6 --dist worksteal --hypothesis-seed=$$seed
+	$(MAKE) --no-print-directory sweep
 
 # Compiles the tests on the core that mypy leaves idle; else each of the six processes would.
 collected: $(ready)

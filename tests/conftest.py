@@ -9,6 +9,7 @@ from contextlib import closing
 from pathlib import Path
 from uuid import uuid4
 
+import hypothesis
 import pytest
 
 from runner.store.database import Database
@@ -21,9 +22,22 @@ from tests.upgraded import Upgraded
 DATABASES = ("sqlite", "postgresql")
 
 
-def pytest_configure() -> None:
-    """Whoever ends the tests from outside is told what they found, and no server is left behind."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--part",
+        choices=("quick", "rest", "all"),
+        default="all",
+        help="quick: what `make test` runs; rest: all others; all: both, with random examples",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """SIGTERM ends the tests as Ctrl-C does: results are printed, and no server is left behind."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    config.addinivalue_line("markers", "dialect: runs on Postgres in `make test` too")
+    hypothesis.settings.register_profile("fixed", derandomize=True)
+    if config.getoption("part") != "all":
+        hypothesis.settings.load_profile("fixed")
     statements.share()
 
 
@@ -133,25 +147,50 @@ def database(
     return open_database()
 
 
-# What takes long, most of it waiting for processes: begun last, it would be all that still runs.
+# Tests that mostly wait for processes.
 _LONG = ("tests/crash/", "tests/lifecycle/", "tests/workspace/runs/test_kill.py")
-_WORKERS = 4
+_QUICK_LONG = 4  # ``make test`` runs every fourth long test of a file, beginning with the first
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Have each of the processes that share the tests begin with its part of the long ones: they are
-    given stretches of the list. The tests of a lifecycle's file stay together, as some share a site."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep the tests of the chosen part, and let each process begin with its share of the long ones:
+    xdist hands out consecutive stretches of the list."""
+    part = config.getoption("part")
+    if part != "all":
+        quick = _quick(items)
+        chosen = [item for item in items if (item.nodeid in quick) == (part == "quick")]
+        config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
+        items[:] = chosen
     short = [item for item in items if not item.nodeid.startswith(_LONG)]
     long: dict[str, list[pytest.Item]] = {}
     for item in items:
         if item.nodeid.startswith(_LONG):
             file = item.nodeid.partition("::")[0]
+            # The tests of a lifecycle file stay together, as some share a site.
             together = file if file.startswith("tests/lifecycle/") else item.nodeid
             long.setdefault(together, []).append(item)
-    size = -(-len(short) // _WORKERS)
+    processes = getattr(config, "workerinput", {}).get("workercount", 1)
+    size = -(-len(short) // processes)
     items[:] = [
         item
-        for number in range(_WORKERS)
-        for part in (*[*long.values()][number::_WORKERS], short[number * size :][:size])
+        for number in range(processes)
+        for part in (*[*long.values()][number::processes], short[number * size :][:size])
         for item in part
     ]
+
+
+def _quick(items: list[pytest.Item]) -> set[str]:
+    """The ids of the tests of ``make test``: short tests on SQLite, those marked ``dialect`` on Postgres
+    too, and a sample of the long ones."""
+    quick, seen = set(), dict[str, int]()
+    for item in items:
+        parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
+        if "postgresql" in parameters and item.get_closest_marker("dialect") is None:
+            continue
+        if item.nodeid.startswith(_LONG):
+            file = item.nodeid.partition("::")[0]
+            seen[file] = seen.get(file, -1) + 1
+            if seen[file] % _QUICK_LONG:
+                continue
+        quick.add(item.nodeid)
+    return quick

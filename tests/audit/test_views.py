@@ -30,6 +30,8 @@ from runner.store.tables import prices as price_table
 from runner.store.tables import runs
 from tests.audit.story import ODD
 
+pytestmark = pytest.mark.dialect
+
 CHEAP = Rates(Decimal("1.1"), Decimal("1.25"), Decimal(2), Decimal("0.13"), Decimal(5))
 PRICES = PriceList(
     date(2026, 11, 10),

@@ -22,6 +22,8 @@ from tests.store.attempts import claim, run_row, submit_one
 from tests.store.children.family import asks, end, start
 from tests.store.examples import NOW, SPEC, submission
 
+pytestmark = pytest.mark.dialect
+
 
 class Time:
     """``runner.ports.Clock``, set by the test."""

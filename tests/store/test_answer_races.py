@@ -33,6 +33,8 @@ from tests.store.attempts import event_types, run_row
 from tests.store.examples import NOW
 from tests.store.locks import waiting_for_locks
 
+pytestmark = pytest.mark.dialect
+
 T = TypeVar("T")
 
 YES = Reply("approved", "ada")

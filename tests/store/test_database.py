@@ -15,6 +15,8 @@ from runner.errors import UnreachableError, UsageError
 from runner.store.database import Database, Writes, to_json
 from runner.store.tables import events, workers
 
+pytestmark = pytest.mark.dialect
+
 ROW: dict[str, Any] = {
     "host_id": "h",
     "hostname": "h",

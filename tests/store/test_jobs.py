@@ -24,6 +24,8 @@ from runner.store.tables import blocks, events, jobs, permission_rules, run_item
 from tests.store.attempts import free
 from tests.store.examples import NOW, SPEC, submission
 
+pytestmark = pytest.mark.dialect
+
 
 def rows_of(database: Database, table: Any) -> list[Row[Any]]:
     """In the order of their keys: the ids of a job's runs grow in that of its items."""

@@ -21,6 +21,8 @@ from tests.store.driving import SPEC, Driver
 from tests.store.examples import NOW, submission
 from tests.store.recording import RecordedDriver
 
+pytestmark = pytest.mark.dialect
+
 
 def histories(**counts: int) -> list[tuple[str, int]]:
     """Databases, each with so many seeds of its own."""

@@ -14,6 +14,8 @@ from runner.store.tables import events
 from runner.store.tables import runs as run_table
 from tests.store.examples import NOW, submission
 
+pytestmark = pytest.mark.dialect
+
 WORKER = "worker_a"
 
 

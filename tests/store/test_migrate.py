@@ -22,6 +22,8 @@ from runner.store.database import Database
 from runner.store.tables import jobs, metadata, permission_rules, runs
 from tests.store.examples import NOW
 
+pytestmark = pytest.mark.dialect
+
 FOLDER = Path(__file__).parents[2] / "migrations"
 _DEFINITIONS = {
     "sqlite": "SELECT name, sql FROM sqlite_master"

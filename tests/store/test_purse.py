@@ -38,6 +38,8 @@ from tests.store.attempts import Attempt, text, tool_use
 from tests.store.examples import NOW
 from tests.store.priced import priced, submit_budgeted
 
+pytestmark = pytest.mark.dialect
+
 TURNS = 60
 _ticks = count()
 

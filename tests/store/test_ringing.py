@@ -12,6 +12,8 @@ from runner.store.runs import ring_due
 from tests.store.examples import NOW, submission
 from tests.upgraded import Upgraded
 
+pytestmark = pytest.mark.dialect
+
 # Without these the plan of Postgres is to look anew for each row, as it is now and then by itself.
 _PLANS = ("hashjoin", "mergejoin", "hashagg", "sort", "material", "memoize")
 

@@ -12,6 +12,8 @@ from runner.store.database import Database, Statement, Writes, find
 from runner.store.tables import events, runs, workers
 from tests.store.attempts import submit_one
 
+pytestmark = pytest.mark.dialect
+
 DATA = {"z": "100 % $1 :name ' \u0000 \ud800 \u2028", "a": [1, None, 2**40, 0.1]}
 
 

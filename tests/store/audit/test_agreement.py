@@ -41,6 +41,8 @@ from tests.store.audit.played import (
 from tests.store.examples import NOW
 from tests.store.test_costs import PRICES
 
+pytestmark = pytest.mark.dialect
+
 ALL = Filters()
 
 

@@ -49,6 +49,8 @@ from tests.store.children.family import PARENT, WAITS, asks, end, start, told, t
 from tests.store.examples import NOW
 from tests.store.locks import waiting_for_locks
 
+pytestmark = pytest.mark.dialect
+
 LATER = NOW + 5
 MOST_AT_ONCE = Limits().max_agents_at_once
 

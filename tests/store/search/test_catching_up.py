@@ -19,6 +19,8 @@ from tests.store.attempts import claim, submit_one, text, tool_use
 from tests.store.examples import NOW
 from tests.store.search.record import excerpts, find, record
 
+pytestmark = pytest.mark.dialect
+
 
 def test_what_is_stored_later_is_found(database: Database) -> None:
     run = record(database).say("a walnut").store()

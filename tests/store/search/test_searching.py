@@ -8,6 +8,8 @@ from runner.store.search import index, searching
 from tests.store.examples import NOW
 from tests.store.search.record import excerpts, find, record
 
+pytestmark = pytest.mark.dialect
+
 
 def test_everything_that_a_run_says_is_found(database: Database) -> None:
     run = record(database, "app.py")
