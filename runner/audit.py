@@ -29,7 +29,7 @@ from runner.store.database import Database
 from runner.store.jobs import is_storable
 
 if TYPE_CHECKING:
-    from runner.core.search.query import Role, Source
+    from runner.core.search import Role, Source
     from runner.queries.costs import By
 
 
@@ -137,8 +137,8 @@ class Audit:
         Raises:
             UsageError: it cannot be looked for; why.
         """
-        from runner.core.search.query import parse
-        from runner.store.search.searching import search
+        from runner.core.search import parse
+        from runner.queries.search.search import search
 
         filters, query = self._filters(only), parse(text, exact)
         if not 0 <= offset <= _MOST_ROWS:

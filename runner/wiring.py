@@ -218,11 +218,11 @@ def _surroundings(
 ) -> tuple[Machine, Ports]:
     from runner.engine.process import HostLocks
     from runner.engine.worker import Machine
+    from runner.queries.search.search import open_index
     from runner.queries.transcript import tool_output
     from runner.queue.connection import connect
     from runner.queue.live import RedisLive
     from runner.store.runs import endings
-    from runner.store.search.catching_up import searcher
     from runner.telemetry.start import start_telemetry
     from runner.tools.host_process import run_is_quiet
     from runner.tools.toolbox import LocalTools
@@ -253,7 +253,7 @@ def _surroundings(
         run_apart=lambda run_id, stopping: _run_apart(settings, run_id, stopping),
         hide=lambda text: _hide(text, settings.secrets()),
         tell=lambda notice: _tell(notice, settings.secrets()),
-        index=searcher(database, logger.warning),
+        index=open_index(database, logger.warning),
         close=opened.pop_all().close,
     )
     return machine, ports

@@ -11,8 +11,8 @@ from sqlalchemy import text
 
 from bench.audit.generate import Generated
 from bench.tables import held, reached
+from runner.queries.search.search import nothing, open_index
 from runner.store.database import Database
-from runner.store.search.catching_up import nothing, searcher
 
 LEAST_BLOCKS_A_SECOND = 2_000
 MOST_SHARE = 80.0
@@ -23,7 +23,7 @@ def index(url: str, made: Generated) -> dict[str, Any]:
     """Index a whole database that is not indexed yet."""
     with closing(Database(url)) as database:
         size = _bytes(database)
-        searches = searcher(database)
+        searches = open_index(database)
         began, worked = time.perf_counter(), time.process_time()
         with searches.up_to_date(nothing):
             seconds, cpu = time.perf_counter() - began, time.process_time() - worked

@@ -15,8 +15,8 @@ from bench.stage.server import serving
 from bench.stage.sides import Side, attempts
 from bench.tables import held
 from runner.engine.indexer import Indexer
+from runner.queries.search.search import open_index
 from runner.store.database import Database
-from runner.store.search.catching_up import searcher
 
 MOST_PERCENT = 5.0
 TURNS = 300
@@ -65,7 +65,7 @@ def _pair(database: Database, side: Side, number: int) -> tuple[float, float]:
 @contextmanager
 def _indexing(database: Database) -> Iterator[None]:
     """An indexer that follows, from all that is there."""
-    searches = searcher(database)
+    searches = open_index(database)
     with searches.up_to_date(lambda done, all: None):
         pass
     stopping = threading.Event()

@@ -708,12 +708,12 @@ class _Views:
             ) AS o"""
 
 
-# The search index on Postgres (runner.store.search): a vocabulary, and for each word the list of the
-# documents that have it. It is derived from the other tables, and `runner db reindex` makes it again.
+# The search index on Postgres (runner.queries.search.postgres). It is derived from the other tables,
+# and `runner db reindex` makes it again.
 _SEARCH_INDEX = (
     """
     CREATE TABLE search_runs (
-        number integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+        number integer PRIMARY KEY,
         job_id text NOT NULL,
         run_id text NOT NULL,
         seen bigint NOT NULL,
@@ -724,13 +724,7 @@ _SEARCH_INDEX = (
         UNIQUE (run_id, job_id)
     )
     """,
-    # Ids below 20000 are for pairs of words.
-    """
-    CREATE TABLE search_words (
-        id integer GENERATED ALWAYS AS IDENTITY (START WITH 20000),
-        word text COLLATE "C" PRIMARY KEY
-    )
-    """,
+    'CREATE TABLE search_words (word text COLLATE "C" PRIMARY KEY)',
     """
     CREATE FUNCTION search_trigrams(word text) RETURNS text[]
     LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
@@ -747,36 +741,23 @@ _SEARCH_INDEX = (
     CREATE TABLE search_documents (
         at double precision NOT NULL,
         id integer PRIMARY KEY,
+        document integer NOT NULL,
         run integer NOT NULL,
         message integer NOT NULL,
         position integer NOT NULL,
-        kind smallint NOT NULL
+        length integer NOT NULL,
+        kind smallint NOT NULL,
+        pairs bytea NOT NULL,
+        words tsvector NOT NULL
     )
     """,
+    "ALTER TABLE search_documents ALTER COLUMN pairs SET STORAGE MAIN",
+    "ALTER TABLE search_documents ALTER COLUMN words SET STORAGE EXTERNAL",
+    # Statistics about words would be read from many documents, and no plan depends on them.
+    "ALTER TABLE search_documents ALTER COLUMN words SET STATISTICS 0",
     "CREATE INDEX ix_search_documents_run ON search_documents (run)",
     """
-    CREATE TABLE search_fresh (
-        at double precision NOT NULL,
-        id integer PRIMARY KEY,
-        length integer NOT NULL,
-        numbers bytea NOT NULL
-    )
+    CREATE INDEX ix_search_documents_words ON search_documents
+    USING gin (words) WITH (fastupdate = on)
     """,
-    *(
-        statement
-        for table in ("search_small", "search_medium", "search_large")
-        for statement in (
-            f"""
-            CREATE TABLE {table} (
-                number integer NOT NULL,
-                first integer NOT NULL,
-                list bytea NOT NULL,
-                PRIMARY KEY (number, first)
-            )
-            """,
-            f"ALTER TABLE {table} ALTER COLUMN list SET STORAGE EXTERNAL",
-            # Vacuum at full speed: the room of rows that were merged is needed again soon.
-            f"ALTER TABLE {table} SET (autovacuum_vacuum_cost_delay = 0)",
-        )
-    ),
 )

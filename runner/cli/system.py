@@ -94,10 +94,10 @@ def reindex(settings: Settings, as_json: bool) -> None:
       runner db reindex
     """
     from runner.cli.audit.progress import Indexing
-    from runner.store.search.catching_up import searcher
+    from runner.queries.search.search import open_index
 
     with stored(settings) as database, Indexing() as indexing:
-        count = searcher(database, lambda line: note(cell(line))).renew(indexing.show)
+        count = open_index(database, lambda line: note(cell(line))).renew(indexing.show)
     if as_json:
         say_json({"texts": count})
     else:

@@ -28,8 +28,7 @@ from sqlalchemy import (
     select,
 )
 
-from runner.core.search.query import SHORTEST_PART, Query, Term
-from runner.core.search.words import LONGEST_WORD, fold
+from runner.core.search import LONGEST_WORD, SHORTEST_PART, Query, Term, fold
 from runner.errors import RunnerError, UsageError
 from runner.permissions import Rule, ToolContext
 from runner.permissions import rules as syntax
@@ -38,11 +37,11 @@ from runner.permissions.rules import UNANALYZABLE, Glob
 from runner.queries.filters import CALLED_AT, KEY, NEWEST_FIRST, STATE, TOOK, Filters, of_calls
 from runner.queries.find import descendant_ids
 from runner.queries.rows import Column, Rows, at_most, cut, labelled
+from runner.queries.search.index import needs_of
+from runner.queries.search.search import open_index
 from runner.store import ids
 from runner.store.conditions import APPROVAL_OF_CALL
 from runner.store.database import Database, to_json
-from runner.store.search.catching_up import searcher
-from runner.store.search.needs import needs_of
 from runner.store.tables import approvals, blocks, hook_runs, runs, tool_calls
 
 _TOOL_COLUMNS = (
@@ -166,14 +165,13 @@ def candidates(
         return None
     only = Filters(job_id=filters.job_id, run_id=filters.run_id, tool=tool)
     try:
-        with searcher(database).up_to_date(_refuse_to_wait) as index:
+        with open_index(database).up_to_date(_refuse_to_wait) as index:
             query = Query(tuple(terms))
             under = descendant_ids(database, only.run_id) if only.run_id else ()
-            needs = needs_of(index, query, only, ["input"], "assistant", time.time(), run_ids=under)
-            matches = index.matches(needs)
-            if matches.count > MOST_CANDIDATES:
+            needs = needs_of(index, query, only, ["input"], "assistant", time.time(), under)
+            found = index.find(needs, max(MOST_CANDIDATES + 1, 0))
+            if len(found) > MOST_CANDIDATES:
                 return None
-            found = matches.part(0, MOST_CANDIDATES)
     except RunnerError:  # whatever it is: every call can be looked at instead
         return None
     return list(dict.fromkeys((each.place.run_id, each.place.message) for each in found))

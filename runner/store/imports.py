@@ -55,7 +55,6 @@ from runner.store.exports import (
 )
 from runner.store.jobs import SESSIONS
 from runner.store.run_state import progress_from_row, progress_to_json, tool_context_from_json
-from runner.store.search.catching_up import look_again
 from runner.store.tables import (
     approvals,
     blocks,
@@ -547,7 +546,6 @@ def _store(connection: Connection, job_id: str, run: SessionRun, source: str) ->
     count = there.event_count + len(happened)
     row = {**_row(run), "event_count": count, "revision": there.revision + 1}
     connection.execute(update(runs).where(runs.c.id == run.id).values(row))
-    look_again(connection, run.id)
     _insert_events(connection, run, there.event_count + 1, happened)
     return "continued"
 

@@ -115,7 +115,7 @@ def test_a_worker_that_drains_does_not_wait_for_what_is_being_indexed(
         goes_on.wait()
         return 0
 
-    monkeypatch.setattr("runner.store.search.sqlite.catching_up.SqliteSearch.follow", follow)
+    monkeypatch.setattr("runner.queries.search.sqlite.SqliteIndex.follow", follow)
     worker = wiring.start_worker(settings, store, slots=1)
     assert began.wait(30)
     worker.drain()

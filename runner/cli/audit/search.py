@@ -12,11 +12,11 @@ from runner.cli.audit.formats import format_options, say_rows
 from runner.cli.audit.options import MOST_ROWS, Narrowed, filter_options, limit_option
 from runner.cli.options import stored, with_settings
 from runner.cli.terminal import console_on, note, say
-from runner.core.search.query import ROLES, SOURCES
+from runner.core.search import ROLES, SOURCES
 from runner.settings import Settings
 
 if TYPE_CHECKING:
-    from runner.store.search.searching import Found, Hit
+    from runner.queries.search.search import Found, Hit
 
 
 class _Sources(click.ParamType[tuple[str, ...]]):
@@ -73,8 +73,8 @@ def search(
       runner search --exact 'self.client_id =' --job job_01jd9k
     """
     from runner.cli.audit.progress import Indexing
-    from runner.core.search.query import parse
-    from runner.store.search.searching import search as find_texts
+    from runner.core.search import parse
+    from runner.queries.search.search import search as find_texts
 
     _refuse_options(text)
     query = parse(" ".join(text), exact)
@@ -115,9 +115,8 @@ def _summary(found: Found, offset: int) -> str:
     if not found.hits:
         none = "no match" if found.total == 0 and not offset else "no more matches"
         return f"{none}{more}"
-    many = f"at least {found.total:,}" if found.is_least else f"{found.total:,}"
     shown = f"{offset + 1:,} to {offset + len(found.hits):,}"
-    return f"{shown} of {many} matches{more}"
+    return f"{shown} of {found.count} matches{more}"
 
 
 def _say_hit(hit: Hit) -> None:

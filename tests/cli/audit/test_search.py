@@ -10,7 +10,7 @@ from sqlalchemy import update
 from runner.store.database import Database
 from runner.store.tables import tool_outputs
 from tests.cli.conftest import Result
-from tests.store.search.record import record
+from tests.queries.search.record import record
 
 Command = Callable[..., Result]
 

@@ -10,8 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from sqlalchemy import Connection
 
-from runner.core.search.query import Term
-from runner.core.search.words import words_of
+from runner.core.search import Term, words_of
 from runner.errors import UsageError
 from runner.permissions import Policy, Request, Rule, evaluate
 from runner.queries import calls

@@ -1,0 +1,446 @@
+"""What a search means: words, the query language, matching and excerpts.
+
+A word is a run of letters and digits; everything else separates. Case and accents do not count.
+Invisible characters (joiners, soft hyphens, marks of direction) are dropped, so that nothing hides
+behind them. In scripts written without spaces each character is a word.
+
+Folding works on one character at a time: the fold of two texts joined is their two folds joined. So
+a part of a text is found in it, wherever it was cut.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+import unicodedata
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import blake2b
+from itertools import accumulate, islice
+from typing import Literal
+
+from runner.errors import UsageError
+
+Source = Literal["text", "thinking", "input", "output", "system"]
+Role = Literal["user", "assistant"]
+SOURCES: tuple[Source, ...] = ("text", "thinking", "input", "output", "system")
+ROLES: tuple[Role, ...] = ("user", "assistant")
+
+# A longer run (mostly encoded data) counts as several words, and its text is marked LONG.
+LONGEST_WORD = 64
+
+# No word starts with it, since it is neither a letter nor a digit.
+MARK = "§"
+LONG = f"{MARK}long"
+
+LONGEST_QUERY = 2_000
+MOST_TERMS = 50
+SHORTEST_PREFIX = 2
+SHORTEST_PART = 3
+
+EXCERPT_LENGTH = 240
+
+# Han, kana, Thai, Lao, Myanmar and Khmer.
+_UNSPACED = re.compile(
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]"
+)
+_FOLDING = "runner-fold"  # the codec error handler that folds what is not ASCII
+_TERM = re.compile(r'(-?)(?:"([^"]*)"(\*?)|([^\s"]+))')
+_BLANKS = re.compile(r"\s+")
+
+
+def _folded_byte(code: int) -> int:
+    """Fold a byte of UTF-8: only ASCII changes."""
+    if code >= 0x80:
+        return code
+    return ord(chr(code).lower() if chr(code).isalnum() else " ")
+
+
+_ASCII = bytes(map(_folded_byte, range(256)))
+
+
+class _Folds(dict[int, str]):
+    """The fold of each character, computed once."""
+
+    def __missing__(self, code: int) -> str:
+        folded = self[code] = _fold_character(chr(code))
+        return folded
+
+
+_FOLDS = _Folds()
+
+
+def _fold_character(character: str) -> str:
+    kind = unicodedata.category(character)
+    if kind[0] == "M" or kind == "Cf":
+        return ""
+    if not character.isalnum():
+        return " "
+    # Marks first: the case of the iota below a letter is a letter.
+    folded = _unmarked(_unmarked(character).casefold())
+    is_alone = _UNSPACED.match(character) or "\U00020000" <= character <= "\U0003ffff"
+    return f" {folded} " if is_alone else folded
+
+
+def _unmarked(text: str) -> str:
+    parts = unicodedata.normalize("NFD", text)
+    return "".join(part for part in parts if unicodedata.category(part)[0] != "M")
+
+
+def _fold_run(error: UnicodeError) -> tuple[bytes, int]:
+    """See https://docs.python.org/3/library/codecs.html#codecs.register_error"""
+    assert isinstance(error, UnicodeEncodeError)
+    return error.object[error.start : error.end].translate(_FOLDS).encode(), error.end
+
+
+codecs.register_error(_FOLDING, _fold_run)
+
+
+def fold(text: str) -> str:
+    """Return the words of ``text`` with blanks between them. Each ASCII character becomes one."""
+    return text.encode("ascii", _FOLDING).translate(_ASCII).decode()
+
+
+def words_of(text: str) -> list[str]:
+    """Return the words of a text, in order."""
+    return split(fold(text))
+
+
+def split(folded: str) -> list[str]:
+    """Return the words of a folded text, in order."""
+    runs = folded.split()
+    if max(map(len, runs), default=0) <= LONGEST_WORD:
+        return runs
+    return [piece for run in runs for piece in pieces(run)]
+
+
+def pieces(run: str) -> Iterator[str]:
+    """Yield the words that a run of letters and digits counts as."""
+    for start in range(0, len(run), LONGEST_WORD):
+        yield run[start : start + LONGEST_WORD]
+
+
+@lru_cache(maxsize=4096)
+def facet(kind: str, value: str) -> str:
+    """Return the index word for a property of a text, such as its run.
+
+    Args:
+        kind: one letter that names the property.
+        value: any text: its digest is used.
+    """
+    digest = blake2b(value.encode("utf-8", "surrogatepass"), digest_size=7).hexdigest()
+    return f"{MARK}{kind}{digest}"
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """Words that stand side by side."""
+
+    words: tuple[str, ...]
+    is_prefix: bool = False  # the last word may go on
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A text matches if it has every wanted term, no unwanted one, and the exact text."""
+
+    wanted: tuple[Term, ...]
+    unwanted: tuple[Term, ...] = ()
+    exact: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What an exact text tells about the words around it. An empty part tells nothing."""
+
+    whole: tuple[str, ...] = ()  # words that stand side by side
+    first: str = ""  # how the word before them ends
+    last: str = ""  # how the word after them starts
+    inner: str = ""  # the exact text lies within one word; the other parts are empty
+
+
+def parse(text: str, exact: str | None = None) -> Query:
+    """Parse a search.
+
+    ``words`` must all be there, in any order. The words of ``"a phrase"`` stand side by side, and so do
+    words that are joined by anything but a blank (``parse_call_id``, ``src/main.py``). ``pre*`` finds
+    words that start so. ``-word``, ``-"a phrase"`` and ``-pre*`` must not be there.
+
+    Args:
+        text: in this language; may be empty if ``exact`` is given.
+        exact: a text that must be there letter by letter, anywhere.
+
+    Raises:
+        UsageError: the search cannot be looked up; says why and what to do.
+    """
+    if len(text) > LONGEST_QUERY or len(exact or "") > LONGEST_QUERY:
+        raise UsageError(f"a search has at most {LONGEST_QUERY:,} characters: give less of it")
+    if text.count('"') % 2:
+        raise UsageError('a phrase has no end: close it with another "')
+    wanted: list[Term] = []
+    unwanted: list[Term] = []
+    for sign, phrase, star, plain in _TERM.findall(text):
+        term = _term(phrase, bool(star)) if not plain else _unquoted(plain)
+        if term is None:
+            raise UsageError(
+                f"{plain or phrase!r} has no letter or digit: use --exact for such a text"
+            )
+        (unwanted if sign else wanted).append(term)
+    if exact is not None:
+        _refuse_vague(exact)
+    if len(wanted) + len(unwanted) > MOST_TERMS:
+        raise UsageError(f"a search has at most {MOST_TERMS} terms: leave some out")
+    if not wanted and exact is None:
+        what = "only what must not be there" if unwanted else "nothing to look for"
+        raise UsageError(f"the search says {what}: give a word that must be there")
+    return Query(tuple(wanted), tuple(unwanted), exact)
+
+
+def _unquoted(text: str) -> Term | None:
+    if "*" in text[:-1]:
+        raise UsageError(f"{text!r} has a * that is not at its end: words can only be cut there")
+    return _term(text.removesuffix("*"), text.endswith("*"))
+
+
+def _term(text: str, is_prefix: bool) -> Term | None:
+    words = tuple(words_of(text))
+    if not words:
+        return None
+    if is_prefix and (not text[-1].isalnum() or len(words[-1]) < SHORTEST_PREFIX):
+        raise UsageError(
+            f"'{text}*' has no word to begin with: give at least {SHORTEST_PREFIX} letters before the *"
+        )
+    is_cut = is_prefix and fold(text)[-1] != " " and len(words[-1]) < LONGEST_WORD
+    return Term(words, is_cut)
+
+
+def _refuse_vague(exact: str) -> None:
+    parts = parts_of(exact)
+    longest = max(map(len, (*parts.whole, parts.first, parts.last, parts.inner)))
+    if longest < SHORTEST_PART and not parts.whole:
+        raise UsageError(
+            f"{exact!r} has no {SHORTEST_PART} letters or digits in a row, nor a whole word: "
+            "give more of the text"
+        )
+
+
+def parts_of(exact: str) -> Parts:
+    """Return what the index can be asked about an exact text."""
+    folded = fold(exact)
+    runs = folded.split()
+    if not runs:
+        return Parts()
+    starts_whole, ends_whole = folded[0] == " ", folded[-1] == " "
+    if len(runs) == 1 and not starts_whole and not ends_whole:
+        return Parts(inner=runs[0])
+    first = "" if starts_whole else runs.pop(0)
+    last = "" if ends_whole else runs.pop()
+    return Parts(tuple(word for run in runs for word in split(run)), first, last)
+
+
+class Matcher:
+    """Tries a query on many texts.
+
+    The score is like Okapi BM25 (https://en.wikipedia.org/wiki/Okapi_BM25): each further occurrence
+    counts less, and one in a short text counts more. How rare a word is does not matter, since every
+    word must be there; that the words stand close together does.
+    """
+
+    _USUAL_WORDS = 300
+    _SATURATION = 1.2
+    _LENGTH_COUNTS = 0.75
+    _MOST_PLACES = 200
+    _NEAR = 60  # characters: within a line
+
+    def __init__(self, query: Query) -> None:
+        self._wanted = [_needle(term) for term in query.wanted]
+        self._unwanted = [_needle(term) for term in query.unwanted]
+        self._exact = query.exact
+
+    def score(self, text: str) -> float | None:
+        """Return how well a text matches, above 0, or None if it does not match."""
+        if self._exact is not None and self._exact not in text:
+            return None
+        words = words_of(text)
+        spaced = f" {' '.join(words)} "
+        if not all(needle in spaced for needle in self._wanted):
+            return None
+        if any(needle in spaced for needle in self._unwanted):
+            return None
+        counts = [spaced.count(needle) for needle in self._wanted]
+        if self._exact is not None:
+            counts.append(text.count(self._exact))
+        length = 1 - self._LENGTH_COUNTS + self._LENGTH_COUNTS * len(words) / self._USUAL_WORDS
+        score = sum(count / (count + self._SATURATION * length) for count in counts)
+        return score * (1 + self._nearness(spaced))
+
+    def _nearness(self, spaced: str) -> float:
+        """Return 1 if all wanted terms stand in one line, and less the further they are apart."""
+        if len(self._wanted) < 2:
+            return 0.0
+        places = sorted(
+            (place, number)
+            for number, needle in enumerate(self._wanted)
+            for place in islice(_places(spaced, needle), self._MOST_PLACES)
+        )
+        shortest, last = places[-1][0], dict[int, int]()
+        for place, number in places:
+            last[number] = place
+            if len(last) == len(self._wanted):
+                shortest = min(shortest, place - min(last.values()))
+        return self._NEAR / max(shortest, self._NEAR)
+
+
+def _needle(term: Term) -> str:
+    """Return what the blank-separated words of a text contain if it has the term."""
+    return f" {' '.join(term.words)}{'' if term.is_prefix else ' '}"
+
+
+def _places(spaced: str, needle: str) -> Iterator[int]:
+    place = spaced.find(needle)
+    while place >= 0:
+        yield place
+        place = spaced.find(needle, place + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Excerpt:
+    """A part of a text."""
+
+    text: str  # runs of blanks are one blank; … at an end stands for what is left out there
+    marks: tuple[tuple[int, int], ...] = ()  # start and end of each match in it
+
+
+def excerpt(text: str, query: Query, length: int = EXCERPT_LENGTH) -> Excerpt:
+    """Return the part of ``text``, about ``length`` characters, that shows most of the query."""
+    return _Excerpts(text, query).cut(length)
+
+
+class _Excerpts:
+    """Cuts an excerpt out of a text."""
+
+    _BEFORE = 60
+    _LONGEST_EDGE = 24
+    _MOST_SPANS = 50
+
+    def __init__(self, text: str, query: Query) -> None:
+        self._text = text
+        # start, end and which part of the query is there, in the order of the text
+        self._spans: list[tuple[int, int, int]] = []
+        folded, offsets = fold(text), _Offsets(text)
+        for number, term in enumerate(query.wanted):
+            for found in islice(_pattern(term).finditer(folded), self._MOST_SPANS):
+                start, end = offsets.start(found.start()), offsets.end(found.end())
+                self._spans.append((start, end, number))
+        if query.exact:
+            exact = re.finditer(re.escape(query.exact), text)
+            self._spans += [(*found.span(), -1) for found in islice(exact, self._MOST_SPANS)]
+        self._spans.sort()
+
+    def cut(self, length: int) -> Excerpt:
+        text = self._text
+        start = max(0, self._best_start(length - self._BEFORE) - self._BEFORE)
+        for _ in range(self._LONGEST_EDGE):  # only long words are cut
+            if start == 0 or not text[start - 1].isalnum():
+                break
+            start -= 1
+        end = min(len(text), start + length)
+        for _ in range(self._LONGEST_EDGE):
+            if end == len(text) or not text[end].isalnum():
+                break
+            end += 1
+        return self._squeezed(start, end)
+
+    def _best_start(self, width: int) -> int:
+        """Return where the stretch starts that has most parts of the query, and most often."""
+        best, best_start = (0, 0), 0
+        for index, (start, _, _) in enumerate(self._spans):
+            spans = self._spans[index:]
+            within = [number for at, end, number in spans if at < start + width >= end]
+            good = (len(set(within)), len(within))
+            if good > best:
+                best, best_start = good, start
+        return best_start
+
+    def _squeezed(self, start: int, end: int) -> Excerpt:
+        """Return the part with its blanks squeezed, piece by piece so that the marks stay right."""
+        text = self._text
+        shown, marks, at = "…" if start else "", [], start
+        for from_, to, _ in self._spans:
+            if from_ < at or from_ >= end:
+                continue
+            shown = _with(shown, text[at:from_])
+            marked = _BLANKS.sub(" ", text[from_ : min(to, end)])
+            marks.append((len(shown), len(shown) + len(marked)))
+            shown += marked
+            at = min(to, end)
+        shown = _with(shown, text[at:end])
+        return Excerpt(shown.rstrip() + ("…" if end < len(text) else ""), tuple(marks))
+
+
+def _with(shown: str, more: str) -> str:
+    squeezed = _BLANKS.sub(" ", more)
+    return shown + (squeezed.lstrip() if shown in ("", "…") or shown.endswith(" ") else squeezed)
+
+
+def _pattern(term: Term) -> re.Pattern[str]:
+    """Return what finds a term in a folded text."""
+    pattern = r"(?<!\S)"
+    for word in term.words[:-1]:
+        between = " *" if len(word) == LONGEST_WORD else " +"  # a long run has no blank here
+        pattern += re.escape(word) + between
+    return re.compile(
+        pattern + re.escape(term.words[-1]) + (r"\S*" if term.is_prefix else r"(?!\S)")
+    )
+
+
+class _Offsets:
+    """Maps offsets in the fold of a text to offsets in the text.
+
+    The lengths of folds are summed for the whole text in chunks, and within a chunk on demand.
+    """
+
+    _CHUNK = 1_000
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._is_same = text.isascii()
+        self._ends: list[int] = []
+        self._sums: dict[int, list[int]] = {}
+
+    def start(self, folded: int) -> int:
+        """Return the last offset before which the fold has at most ``folded`` characters."""
+        if self._is_same:
+            return folded
+        chunk, sums = self._around(folded)
+        return chunk + bisect_right(sums, folded) - 1
+
+    def end(self, folded: int) -> int:
+        """Return the first offset before which the fold has at least ``folded`` characters."""
+        if self._is_same:
+            return folded
+        chunk, sums = self._around(folded)
+        end = min(chunk + bisect_left(sums, folded), len(self._text))
+        while end < len(self._text) and not fold(self._text[end]):  # an accent, perhaps
+            end += 1
+        return end
+
+    def _around(self, folded: int) -> tuple[int, list[int]]:
+        """Return the start of the chunk that has an offset of the fold, and the sums there."""
+        if not self._ends:
+            starts = range(0, len(self._text), self._CHUNK)
+            lengths = (len(fold(self._text[start : start + self._CHUNK])) for start in starts)
+            self._ends = [0, *accumulate(lengths)]
+        number = min(max(bisect_right(self._ends, folded) - 1, 0), len(self._ends) - 2)
+        start = number * self._CHUNK
+        if number not in self._sums:
+            each = map(_fold_length, self._text[start : start + self._CHUNK])
+            self._sums[number] = list(accumulate(each, initial=self._ends[number]))
+        return start, self._sums[number]
+
+
+@lru_cache(maxsize=65_536)
+def _fold_length(character: str) -> int:
+    return len(fold(character))

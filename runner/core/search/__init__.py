@@ -1,1 +1,0 @@
-"""What a search means: words, queries, which texts hold what is asked for, and how well."""

@@ -1,0 +1,283 @@
+"""What an index holds of a document, what a search needs it to hold, and what both indexes can do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import NamedTuple, Protocol
+
+from runner.core.agents import item_of
+from runner.core.search import (
+    LONG,
+    LONGEST_WORD,
+    MARK,
+    SHORTEST_PART,
+    Parts,
+    Query,
+    Role,
+    Source,
+    Term,
+    facet,
+    fold,
+    parts_of,
+    pieces,
+    split,
+)
+from runner.errors import RunnerError, UsageError
+from runner.queries.filters import Filters
+from runner.queries.search.documents import SOURCE_OF, Document, Place, Tell, unread
+
+# Marks a document that could not be read: it has no words.
+UNREAD = f"{MARK}unread"
+
+DAY_SECONDS = 86_400.0
+AHEAD = "ahead"
+
+# An index is asked for at most so many words that an exact text could start or lie in.
+MOST_WORDS = 1_000
+_MOST_OPTIONAL_WORDS = 100
+_MOST_DAYS = 100
+
+# A batch has at most so many characters for each of its documents, and one long text more.
+CHARACTERS_EACH = 2_000
+
+# Receives how many rows are indexed, and how many there are.
+Progress = Callable[[int, int], None]
+
+
+_Group = tuple[Term, ...]
+
+
+class Entry(NamedTuple):
+    """What an index holds of a document."""
+
+    place: Place
+    at: float
+    facets: list[str]  # words for its properties; they start with MARK
+    words: Sequence[str]  # the words of its text, in order
+
+
+def entry_of(document: Document, now: float, tell: Tell) -> Entry:
+    """Return what an index holds of a document. ``now`` is in seconds since the epoch."""
+    try:
+        return _entry_of(document, now)
+    except Exception as error:  # the row holds anything: all others are still to be found
+        return _entry_of(unread(document.place, document.at, error, tell), now)
+
+
+def _entry_of(document: Document, now: float) -> Entry:
+    facets = list(_facets(document, now))
+    if document.text is None:
+        facets.append(UNREAD)
+    folded = fold(document.text or "")
+    words = folded.split()
+    if max(map(len, words), default=0) >= LONGEST_WORD:
+        words = split(folded)
+        facets.append(LONG)
+    return Entry(document.place, document.at, facets, words)
+
+
+def _facets(document: Document, now: float) -> Iterator[str]:
+    place = document.place
+    yield facet("s", SOURCE_OF[place.kind])
+    yield facet("j", place.job_id)
+    yield facet("d", day_of(document.at, now))
+    if place.run_id:
+        yield facet("r", place.run_id)
+    for letter, value in (("o", document.role), ("t", document.tool), ("m", document.model)):
+        if value is not None:
+            yield facet(letter, value)
+    if document.item is not None:
+        # The item of a sub-agent is found by the item that its tree works on, too.
+        yield from {
+            facet("i", item) for item in (document.item, item_of(place.run_id, document.item))
+        }
+
+
+def day_of(at: float, now: float) -> str:
+    """Return the day of a time in UTC, as ``2026-11-22``, or ``AHEAD`` for a time to come."""
+    if at >= now + DAY_SECONDS:
+        return AHEAD
+    return _day(int(max(at, 0.0) // DAY_SECONDS))
+
+
+@lru_cache(maxsize=1024)
+def _day(number: int) -> str:
+    return str(datetime.fromtimestamp(number * DAY_SECONDS, UTC).date())
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a document must have to be found."""
+
+    terms: tuple[Term, ...] = ()  # all of these
+    groups: tuple[tuple[Term, ...], ...] = ()  # one of each group
+    without: tuple[Term, ...] = ()  # none of these
+    since: float | None = None  # seconds since the epoch
+    until: float | None = None
+
+
+class Match(NamedTuple):
+    """A document that has what is needed, as far as the index knows."""
+
+    number: int  # documents that are indexed later have higher numbers
+    place: Place
+    at: float
+    length: int  # in words
+
+
+class Lookup(Protocol):
+    """An index that is up to date, to be asked."""
+
+    # True if the index knows that the words of a phrase stand side by side. If not, some matches of a
+    # phrase do not have it, and an unwanted phrase rules out nothing.
+    knows_phrases: bool
+
+    def words_with(self, part: str, most: int, *, at_end: bool = False) -> list[str]:
+        """Return words that contain ``part`` (of three characters at least), or end with it; at most
+        ``most`` + 1 of them."""
+
+    def find(self, needs: Needs, most: int, before: int | None = None) -> list[Match]:
+        """Return the newest documents that have what is needed, the newest first.
+
+        Args:
+            most: how many at most.
+            before: only documents with a lower number.
+        """
+
+
+class Index(Protocol):
+    """A database's index."""
+
+    def up_to_date(self, progress: Progress) -> AbstractContextManager[Lookup]:
+        """Add all that was committed before, and give the index to be asked.
+
+        Raises:
+            UnreachableError: the database or the index does not answer.
+        """
+
+    def follow(self) -> int:
+        """Add a small batch of what is missing, unless another process is adding.
+
+        Returns:
+            How many documents were added; 0 if there is nothing to do.
+
+        Raises:
+            UnreachableError: the database or the index does not answer.
+        """
+
+    def renew(self, progress: Progress) -> int:
+        """Make the index again from nothing, and return how many documents it has.
+
+        Raises:
+            UnreachableError: the database or the index does not answer.
+        """
+
+    def size(self) -> int:
+        """Return the size of the index in bytes."""
+
+
+class Unusable(RunnerError):  # noqa: N818 - it is no failure: the index is made again
+    """The index is damaged, of another version, or of another database."""
+
+
+def needs_of(
+    lookup: Lookup,
+    query: Query,
+    filters: Filters,
+    sources: Collection[Source],
+    role: Role | None,
+    now: float,
+    below: Collection[str] = (),
+) -> Needs:
+    """Return what a document must have to be found. For an exact text other documents have it too.
+
+    Args:
+        now: seconds since the epoch.
+        below: the runs below the run of the filters.
+
+    Raises:
+        UsageError: too many words contain the exact text.
+    """
+    groups = list(_narrowed(filters, sources, role, below))
+    if days := sorted(set(_days(filters.since, filters.until, now))):
+        groups.append(_any_of(*(facet("d", day) for day in days)))
+    if query.exact is not None:
+        groups += _exact(lookup, parts_of(query.exact))
+    return Needs(query.wanted, tuple(groups), query.unwanted, filters.since, filters.until)
+
+
+def _narrowed(
+    filters: Filters, sources: Collection[Source], role: Role | None, below: Collection[str]
+) -> Iterator[_Group]:
+    if filters.run_id is not None:
+        yield _any_of(*(facet("r", run) for run in (filters.run_id, *sorted(below))))
+    for letter, value in (
+        ("j", filters.job_id),
+        ("t", filters.tool),
+        ("m", filters.model),
+        ("i", filters.item),
+        ("o", role),
+    ):
+        if value is not None:
+            yield _any_of(facet(letter, value))
+    if sources:
+        yield _any_of(*(facet("s", source) for source in sorted(sources)))
+
+
+def _any_of(*words: str) -> _Group:
+    return tuple(Term((word,)) for word in words)
+
+
+def _days(since: float | None, until: float | None, now: float) -> Iterator[str]:
+    """Yield the days of a period if they are few. The times themselves are compared later."""
+    if since is None:
+        return
+    end = now + DAY_SECONDS if until is None else min(until, now + DAY_SECONDS)
+    if end - since > _MOST_DAYS * DAY_SECONDS:
+        return
+    yield AHEAD
+    for number in range(int(max(end - since, 0.0) / DAY_SECONDS) + 2):
+        yield day_of(since + number * DAY_SECONDS, now)
+
+
+def _exact(lookup: Lookup, parts: Parts) -> Iterator[_Group]:
+    """Yield what a text needs to contain an exact text: its whole words side by side, and at each end
+    one of the words that end or start like it. Long runs are cut elsewhere, so any text that has one
+    may contain it."""
+    if parts.inner:
+        words = lookup.words_with(parts.inner, MOST_WORDS)
+        if len(words) > MOST_WORDS:
+            raise UsageError(
+                f"too many words have {parts.inner!r} in them: give more of the text, or a word too"
+            )
+        yield _any_of(*words, LONG)
+        return
+    whole, last = parts.whole, tuple(pieces(parts.last))
+    is_cut = bool(last)
+    if last and len(last[-1]) < SHORTEST_PART:  # too many words start so
+        last, is_cut = last[:-1], False
+    firsts = _words_ending(lookup, parts.first, is_needed=not whole and not last)
+    if firsts is not None:
+        following, may_go_on = (whole[:1], False) if whole else (last, is_cut)
+        yield (*(Term((first, *following), may_go_on) for first in firsts), *_any_of(LONG))
+    if len(whole) > 1 or (whole and not last):
+        yield (Term(whole),)
+    if last and (whole or firsts is None):
+        yield (Term((*whole[-1:], *last), is_cut),)
+
+
+def _words_ending(lookup: Lookup, part: str, *, is_needed: bool) -> list[str] | None:
+    """Return the words that end with ``part``, or None if it is not worth asking for them."""
+    if len(part) < SHORTEST_PART:
+        return None
+    most = MOST_WORDS if is_needed else _MOST_OPTIONAL_WORDS
+    words = lookup.words_with(part, most, at_end=True)
+    if len(words) <= most:
+        return words
+    if is_needed:
+        raise UsageError(f"too many words end with {part!r}: give more of the text, or a word too")
+    return None

@@ -1,0 +1,314 @@
+"""Searching: the index gives candidates, the texts decide, the best come first."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Any
+
+from runner.core.search import Excerpt, Matcher, Query, Role, Source, Term, excerpt
+from runner.queries.filters import Filters
+from runner.queries.find import descendant_ids
+from runner.queries.rows import Column, Rows
+from runner.queries.search.documents import (
+    SOURCE_OF,
+    Document,
+    Place,
+    Tell,
+    call_ids,
+    read_documents,
+)
+from runner.queries.search.index import (
+    UNREAD,
+    Index,
+    Lookup,
+    Match,
+    Needs,
+    Progress,
+    Unusable,
+    needs_of,
+)
+from runner.queries.search.postgres import PostgresIndex
+from runner.queries.search.sqlite import SqliteIndex
+from runner.store.database import Database
+
+# The newest so many matches are ranked, by length; the texts of the first of them are read and scored:
+# so many, but fewer if they are long.
+MOST_RANKED = 1_000
+MOST_SCORED, _LEAST_SCORED, _MOST_WORDS_SCORED = 100, 20, 50_000
+# If the index is not sure of its matches, so many texts at most are read for a page.
+MOST_READ = 20_000
+_MOST_AT_ONCE = 2_000
+
+_NO_END = sys.maxsize
+_UNREAD = Query((Term((UNREAD,)),))
+
+COLUMNS = (
+    Column("at", "time"),
+    Column("job_id"),
+    Column("run_id"),
+    Column("item"),
+    Column("turn", "integer"),
+    Column("message", "integer"),
+    Column("position", "integer"),
+    Column("source"),
+    Column("role"),
+    Column("tool"),
+    Column("call_id"),
+    Column("excerpt"),
+    Column("marks", "json"),
+)
+
+
+def nobody(_line: str) -> None:
+    """Tell nobody."""
+
+
+def nothing(_done: int, _all: int) -> None:
+    """Show no progress."""
+
+
+def open_index(database: Database, tell: Tell = nobody, *, batch: int | None = None) -> Index:
+    """Return the index of a database.
+
+    Args:
+        tell: receives a line when the index has to be made again, or a text cannot be read.
+        batch: how many documents are indexed in one transaction.
+    """
+    if database.dialect == "sqlite":
+        return SqliteIndex(database, tell, batch)
+    return PostgresIndex(database, tell, batch)
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A text that was found."""
+
+    place: Place  # message and position name a block of a conversation
+    at: float
+    item: str | None
+    turn: int | None
+    role: str | None
+    tool: str | None
+    call_id: str | None  # Runner's id of the tool call that the text is about
+    excerpt: Excerpt
+
+    @property
+    def source(self) -> Source:
+        return SOURCE_OF[self.place.kind]
+
+    @property
+    def is_block(self) -> bool:
+        """True for a block of a conversation."""
+        return self.place.kind not in ("system", "compaction", "verification")
+
+    def row(self) -> tuple[Any, ...]:
+        place, is_block = self.place, self.is_block
+        return (
+            self.at,
+            place.job_id,
+            place.run_id or None,
+            self.item,
+            self.turn,
+            place.message if is_block else None,
+            place.position if is_block else None,
+            self.source,
+            self.role,
+            self.tool,
+            self.call_id,
+            self.excerpt.text,
+            [list(mark) for mark in self.excerpt.marks],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One page of what was found."""
+
+    hits: tuple[Hit, ...]
+    total: int  # matches on all pages
+    is_least: bool = False  # there may be more matches
+    is_bounded: bool = False  # only the newest matches were ranked
+    is_cut: bool = False  # not all texts that may match were read
+    unread: int = 0  # texts that could not be read when indexed, and may match too
+
+    @property
+    def count(self) -> str:
+        """How many matches there are, as told to a person."""
+        if not self.is_least:
+            return f"{self.total:,}"
+        return f"{'more than' if self.total == MOST_RANKED else 'at least'} {self.total:,}"
+
+    @property
+    def note(self) -> str:
+        """What a person must know of the page, or nothing."""
+        notes = []
+        if self.is_bounded:
+            notes.append(
+                f"more than {MOST_RANKED:,} texts have these words: the best of the newest "
+                f"{MOST_RANKED:,} come first, then older ones"
+            )
+        if self.is_cut:
+            notes.append(
+                f"only the first {MOST_READ:,} texts with these words were looked at: narrow it to "
+                "a job, a run or a time, or take --limit 0"
+            )
+        if self.unread:
+            texts = "1 text" if self.unread == 1 else f"{self.unread:,} texts"
+            notes.append(
+                f"{texts} could not be read when indexed, and may match too "
+                "(`runner db reindex` tries again, and says which)"
+            )
+        return "; ".join(notes)
+
+    def rows(self) -> Rows:
+        """Return the hits as rows. ``marks`` are the start and end of each match in ``excerpt``."""
+        return Rows(COLUMNS, (hit.row() for hit in self.hits), self.note)
+
+
+def search(
+    database: Database,
+    query: Query,
+    filters: Filters = Filters(),  # noqa: B008 - it is frozen
+    *,
+    sources: Collection[Source] = (),
+    role: Role | None = None,
+    limit: int | None = 20,
+    offset: int = 0,
+    tell: Tell = nobody,
+    progress: Progress = nothing,
+) -> Found:
+    """Search all that was committed before. What the index lacks is added first.
+
+    Args:
+        filters: what the search is limited to.
+        sources: kinds of texts; all by default.
+        role: only texts of the user (tool results too) or of the model.
+        limit, offset: the page, in hits; None for no end.
+        tell: receives a line when the index has to be made again.
+        progress: receives how many rows are indexed, and how many there are, while it takes long.
+
+    Raises:
+        UsageError: the index would have to be asked for too many words.
+        UnreachableError: the database or the index does not answer.
+    """
+    index = open_index(database, tell)
+
+    def look() -> Found:
+        with index.up_to_date(progress) as lookup:
+            now = time.time()
+            below = descendant_ids(database, filters.run_id) if filters.run_id else ()
+            only = replace(filters, tool=None, model=None)  # unknown where a text cannot be read
+            unread = needs_of(lookup, _UNREAD, only, sources, None, now, below)
+            missing = len(lookup.find(unread, MOST_RANKED))
+            needs = needs_of(lookup, query, filters, sources, role, now, below)
+            return replace(_page(database, query, lookup, needs, limit, offset), unread=missing)
+
+    try:
+        return look()
+    except Unusable:  # another index is in its place now
+        return look()
+
+
+def _page(
+    database: Database, query: Query, lookup: Lookup, needs: Needs, limit: int | None, offset: int
+) -> Found:
+    newest = lookup.find(needs, MOST_RANKED + 1)
+    is_bounded = len(newest) > MOST_RANKED
+    is_phrase = any(len(term.words) > 1 for term in (*query.wanted, *query.unwanted))
+    is_sure = query.exact is None and (lookup.knows_phrases or not is_phrase)
+    end = _NO_END if limit is None else offset + limit
+    page: list[_Text] = []
+    matches = read = 0
+    is_complete, is_cut = True, False
+    for number, part in enumerate(_in_order(lookup, needs, newest)):
+        is_cut = not is_sure and limit is not None and read >= MOST_READ
+        if matches >= end or is_cut:
+            is_complete = False
+            break
+        first, last = max(0, offset - matches), min(len(part), max(0, end - matches))
+        if is_sure and (number > 0 or first >= len(part)):
+            page += _read(database, part[first:last])
+            matches += len(part)
+            continue
+        texts = _matching(query, _read(database, part), best_first=number == 0)
+        read += len(part)
+        page += texts[first:last]
+        matches += len(part) if is_sure else len(texts)
+    if not is_complete and is_sure:
+        matches = min(len(newest), MOST_RANKED)
+    return Found(
+        _hits(database, query, page),
+        matches,
+        is_least=not is_complete and (is_bounded or not is_sure),
+        is_bounded=is_bounded and not is_complete,
+        is_cut=is_cut,
+    )
+
+
+def _in_order(lookup: Lookup, needs: Needs, newest: Sequence[Match]) -> Iterator[Sequence[Match]]:
+    """Yield all matches in parts: first those to be scored, then the other ranked ones, the shortest
+    first, then older ones."""
+    ranked = sorted(newest[:MOST_RANKED], key=lambda match: (match.length, -match.number))
+    words = accumulate(match.length for match in ranked)
+    scored = max(sum(count <= _MOST_WORDS_SCORED for count in words), _LEAST_SCORED)
+    start, stop = 0, min(scored, MOST_SCORED)
+    while start < len(ranked):
+        yield ranked[start:stop]
+        start, stop = stop, stop + min(2 * stop, _MOST_AT_ONCE)
+    older = newest[:MOST_RANKED] if len(newest) > MOST_RANKED else ()
+    while older:
+        older = lookup.find(needs, _MOST_AT_ONCE, before=older[-1].number)
+        if older:
+            yield older
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    match: Match
+    document: Document
+
+    @property
+    def text(self) -> str:
+        return self.document.text or ""
+
+
+def _read(database: Database, matches: Sequence[Match]) -> list[_Text]:
+    """Return matches with their texts, in the same order."""
+    places = [match.place for match in matches]
+    found = database.read(lambda connection: read_documents(connection, places))
+    return [
+        _Text(match, document)
+        for match in matches
+        if (document := found.get(match.place)) is not None
+    ]
+
+
+def _matching(query: Query, texts: Sequence[_Text], *, best_first: bool) -> list[_Text]:
+    """Return the texts that have what is asked for."""
+    matcher = Matcher(query)
+    scored = [(score, text) for text in texts if (score := matcher.score(text.text)) is not None]
+    if best_first:
+        scored.sort(key=lambda each: -each[0])
+    return [text for _, text in scored]
+
+
+def _hits(database: Database, query: Query, texts: Sequence[_Text]) -> tuple[Hit, ...]:
+    documents = [text.document for text in texts]
+    calls = database.read(lambda connection: call_ids(connection, documents))
+    return tuple(
+        Hit(
+            place=text.match.place._replace(position=text.document.position),
+            at=text.match.at,
+            item=text.document.item,
+            turn=text.document.turn,
+            role=text.document.role,
+            tool=text.document.tool,
+            call_id=calls.get(text.match.place),
+            excerpt=excerpt(text.text, query),
+        )
+        for text in texts
+    )

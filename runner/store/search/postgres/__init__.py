@@ -1,1 +1,0 @@
-"""The index of a Postgres database: tables in it."""

@@ -1,1 +1,0 @@
-"""The index of a SQLite database: a file of its own."""
