@@ -61,8 +61,8 @@ from runner.jobfile.values import (
     text_problem,
 )
 from runner.permissions import Rule
-from runner.permissions.copies import with_copies
 from runner.permissions.modes import rules_of as mode_rules
+from runner.permissions.rules import with_copies
 
 # Takes the names under ``tools`` and the job file's folder, from which own tools are imported.
 # Returns the tools in the order of the names, and (name, what is wrong with it) for each other name.

@@ -1,8 +1,18 @@
-"""The permission language: rules, decisions, answers. Pure: it looks at nothing but its arguments."""
+"""The permission language: rules, decisions, answers. Pure: nothing here looks at anything but its
+arguments."""
 
 from runner.permissions.accesses import Request, paths_of
-from runner.permissions.authorization import Answer, AnswerEffect, Authorization, digest_of
-from runner.permissions.decisions import Decision, Default, MatchedRule, Policy, evaluate
+from runner.permissions.decisions import (
+    Answer,
+    AnswerEffect,
+    Authorization,
+    Decision,
+    Default,
+    MatchedRule,
+    Policy,
+    digest_of,
+    evaluate,
+)
 from runner.permissions.paths import ResolvedPath, ToolContext
 from runner.permissions.rules import Effect, Rule
 

@@ -1,15 +1,15 @@
-"""What there is to decide on in a call: each command and redirect of a script, each path, the host,
-the type of sub-agent.
+"""What a call accesses: each command and redirect of a script, each path, the host, the type of
+sub-agent. Rules are tried on each access by itself.
 
-An aspect says of a rule whether it catches it (deny and ask: any reading of it will do) and whether
-it grants it (allow: every reading of it must be covered).
+A rule catches an access (deny and ask: any reading of it will do) or grants it (allow: every reading
+of it must be covered).
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from runner.permissions.paths import PathPattern, ResolvedPath, ToolContext, absolute, is_below
 from runner.permissions.rules import (
@@ -19,41 +19,183 @@ from runner.permissions.rules import (
     AgentPattern,
     CommandPattern,
     HostPattern,
-    Rule,
-    Specifier,
+    ParsedRule,
     covers,
     host_of,
     hosts_in,
-    name_of,
-    parse,
 )
 from runner.permissions.shell import Part, Script, analyse
+
+_LONGEST_SHOWN = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A call to decide on. ``input`` is an object that fits the tool's schema or does not: a
-    decision is made all the same."""
+    """A call to decide on."""
 
     tool: str
-    input: Mapping[str, Any]
+    input: Mapping[str, Any]  # whether it fits the tool's schema or not: a decision is made anyway
     context: ToolContext = field(default_factory=ToolContext)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """A call of which rules see the tool's name alone; the other accesses derive from it."""
+
+    tools: tuple[str, ...]  # the tools whose rules look at it
+    shown: str  # what it is, for people
+    obstacle: str = ""  # why a rule may not be able to grant it
+    required: bool = True  # a rule must grant it for the call to be allowed, not only not catch it
+    unknown: bool = False  # a file of which nobody knows which one it is
+    words: Collection[str] = ()  # what the command begins with
+
+    def catches(self, rule: ParsedRule) -> str | None:
+        """Return the text that a deny or ask rule matches, None if it matches none."""
+        return self.shown if rule.blanket else None
+
+    def grants(self, rule: ParsedRule) -> bool:
+        """True if an allow rule covers it."""
+        return rule.blanket and not rule.broken
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command(Access):
+    """A simple command of a script."""
+
+    forms: tuple[str, ...]
+    hides: str  # why it is not known what it runs, or ""
+    complete: bool  # only its arguments hide something: a rule that is equal to it may allow it
+    haystack: str  # all the forms, to see fast which patterns cannot match any
+
+    @classmethod
+    def of(cls, part: Part, script: Script) -> Command:
+        """Return the access of a part of a script, with every way to read it."""
+        forms = tuple(dict.fromkeys((part.text, *part.forms)))
+        # A file system that ignores case runs /bin/rm for RM.
+        lowered = (_lower_first(form) for form in forms if not form.islower())
+        every = tuple(dict.fromkeys((*forms, *lowered)))
+        # What cannot be read is the last part, the script as a whole; what was seen of it comes before.
+        complete = script.complete or part is not script.parts[-1]
+        hides = part.hides if complete else script.unanalyzable
+        return cls(
+            tools=("Bash",),
+            shown=part.text,
+            obstacle=f"the command hides what it runs: {hides}" if hides else "",
+            words=frozenset(form.partition(" ")[0] for form in every),
+            forms=every,
+            hides=hides,
+            complete=complete,
+            haystack="\n".join(every),
+        )
+
+    def catches(self, rule: ParsedRule) -> str | None:
+        pattern = rule.specifier
+        if not isinstance(pattern, CommandPattern):
+            return self.shown if rule.blanket else None
+        if pattern.unanalyzable:
+            return self.shown if self.hides else None
+        if pattern.needle not in self.haystack:
+            return None
+        for form in self.forms:
+            if pattern.matches(form):
+                return form
+        return None
+
+    def grants(self, rule: ParsedRule) -> bool:
+        pattern = rule.specifier
+        if not isinstance(pattern, CommandPattern):
+            return rule.blanket and not rule.broken
+        if self.hides:
+            return self.complete and self._is_literally(pattern.literal)
+        return self.shown != "" and pattern.matches(self.shown)
+
+    def _is_literally(self, text: str | None) -> bool:
+        """True if a rule's text is this command, quotes as they were written or taken off."""
+        if text is None or text == self.shown:
+            return text is not None
+        return text in self.forms and text.replace("'", "").replace('"', "") == self.shown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class File(Access):
+    """A path that a call reads or writes. When it is ``unknown``, it may be any that a rule names."""
+
+    tool: str  # whose rules are about it: Read or Edit for a redirect
+    text: str  # as written; "" when the path is not known before the command runs
+    place: ResolvedPath | None  # None when nobody knows where it leads
+    known: tuple[str, ...]  # the absolute paths that it may be
+    context: ToolContext
+    search: bool = False  # a search begins here
+
+    def catches(self, rule: ParsedRule) -> str | None:
+        pattern = rule.specifier
+        if isinstance(pattern, CommandPattern):
+            return self.shown if pattern.unanalyzable and not self.text else None
+        if isinstance(pattern, PathPattern):
+            if self.unknown and pattern.everything:
+                return self.shown
+            return pattern.catches(self.known, self.context)
+        return self.shown if rule.blanket else None
+
+    def grants(self, rule: ParsedRule) -> bool:
+        if rule.broken:
+            return False
+        if rule.blanket:
+            return self.text != "" or covers(rule.name, "Bash")
+        if self.place is None or not isinstance(rule.specifier, PathPattern):
+            return False
+        if self.search and rule.rule.origin != REMEMBERED:
+            return True  # what it finds is looked at file by file
+        paths, outputs = (self.place.named, self.place.real), self.context.outputs
+        if self.tool in READING and all(is_below(path, outputs) for path in paths):
+            return True
+        folder = self.tool in ("Grep", "Glob")
+        return rule.specifier.covers(self.place, self.context, folder=folder)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host(Access):
+    """The URL that a call asks for."""
+
+    def catches(self, rule: ParsedRule) -> str | None:
+        if not isinstance(rule.specifier, HostPattern):
+            return self.shown if rule.blanket else None
+        return next(filter(rule.specifier.matches, hosts_in(self.shown)), None)
+
+    def grants(self, rule: ParsedRule) -> bool:
+        if not isinstance(rule.specifier, HostPattern):
+            return rule.blanket and not rule.broken
+        host = host_of(self.shown)
+        return host is not None and rule.specifier.matches(host)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubAgent(Access):
+    """The type of sub-agent that a call starts."""
+
+    def catches(self, rule: ParsedRule) -> str | None:
+        return self.shown if rule.blanket or self._is_named(rule) else None
+
+    def grants(self, rule: ParsedRule) -> bool:
+        return not rule.broken and (rule.blanket or self._is_named(rule))
+
+    def _is_named(self, rule: ParsedRule) -> bool:
+        return rule.specifier == AgentPattern(self.shown)
+
+
 def paths_of(tool: str, arguments: Mapping[str, Any]) -> tuple[str, ...]:
-    """The paths that rules look at in a call, as written: what a file tool is given, what a Bash
-    command redirects to or from. A search without a path looks at ``.``."""
+    """Return the paths that rules look at in a call, as written: what a file tool is given, what a
+    Bash command redirects to or from. A search without a path looks at ``.``."""
     match tool:
         case "Read" | "Write" | "Edit":
             return _texts(arguments.get("file_path"))
         case "Glob" | "Grep":
             return _texts(arguments.get("path")) or (".",)
         case "Bash":
-            return tuple(
-                path
-                for command in _texts(arguments.get("command"))
-                for path in _redirected(command)
-            )
+            found: list[str] = []
+            for script in map(analyse, _texts(arguments.get("command"))):
+                found += (*script.writes, *script.after_cd, *script.reads, *script.guesses)
+            return tuple(dict.fromkeys(path for path in found if path))
         case _:
             return ()
 
@@ -62,314 +204,46 @@ def _texts(value: Any) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) and value else ()
 
 
-def _redirected(command: str) -> tuple[str, ...]:
-    script = analyse(command)
-    paths = dict.fromkeys((*script.writes, *script.after_cd, *script.reads, *script.guesses))
-    return tuple(path for path in paths if path)
-
-
-_LONGEST_SHOWN = 200
-
-
-@dataclass(frozen=True, slots=True)
-class ParsedRule:
-    """A rule, read. One that is ``broken`` grants nothing and catches whatever its name covers."""
-
-    rule: Rule
-    name: str
-    specifier: Specifier | None = None
-    broken: bool = False
-
-    @classmethod
-    def of(cls, rule: Rule) -> ParsedRule:
-        """Reads a rule, whatever its text."""
-        try:
-            syntax = parse(rule.text)
-        except ValueError:
-            return cls(rule, name_of(rule.text), broken=True)
-        return cls(rule, syntax.name, syntax.specifier)
-
-    @property
-    def blanket(self) -> bool:
-        """Whether it covers every call of its tools."""
-        return self.specifier is None
-
-
-class Access(Protocol):
-    """One thing to decide on. ``tools`` are the names whose rules look at it, ``words`` what commands
-    in it begin with; ``required``: it must be granted for the call to be allowed, else it can only
-    be caught. ``unplaced``: a file of which nobody knows which one it is."""
-
-    @property
-    def tools(self) -> tuple[str, ...]: ...
-    @property
-    def words(self) -> Collection[str]: ...
-    @property
-    def required(self) -> bool: ...
-    @property
-    def unplaced(self) -> bool: ...
-    @property
-    def shown(self) -> str: ...
-    @property
-    def obstacle(self) -> str: ...
-    def catches(self, line: ParsedRule) -> str | None: ...
-    def grants(self, line: ParsedRule) -> bool: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """A call of which rules see the tool's name alone."""
-
-    tool: str
-    shown: str
-    obstacle: str = ""
-    required: bool = True
-    unplaced: bool = False
-    words: tuple[str, ...] = ()
-
-    @property
-    def tools(self) -> tuple[str, ...]:
-        return (self.tool,)
-
-    def catches(self, line: ParsedRule) -> str | None:
-        return self.shown if line.blanket else None
-
-    def grants(self, line: ParsedRule) -> bool:
-        return line.blanket and not line.broken
-
-
-@dataclass(frozen=True, slots=True)
-class Command:
-    """A simple command of a script. ``hides`` says what it hides, "" when nothing; ``legible``: that is
-    in its arguments, so that a rule which is equal to it may allow it. ``words`` and ``haystack``
-    are there to see fast which patterns cannot match any of the forms."""
-
-    shown: str
-    forms: tuple[str, ...]
-    hides: str
-    legible: bool
-    words: frozenset[str]
-    haystack: str
-    required: bool = True
-    unplaced: bool = False
-
-    @classmethod
-    def of(cls, part: Part, script: Script) -> Command:
-        """A part of a script, and every way to read it."""
-        forms = tuple(dict.fromkeys((part.text, *part.forms)))
-        # a file system that ignores case runs /bin/rm for RM
-        lowered = (_lower_first(form) for form in forms if not form.islower())
-        every = tuple(dict.fromkeys((*forms, *lowered)))
-        words = frozenset(form.partition(" ")[0] for form in every)
-        # What cannot be read is the last part, the script as a whole; what was seen of it comes before.
-        legible = script.complete or part is not script.parts[-1]
-        hides = part.hides if legible else script.unanalyzable
-        return cls(part.text, every, hides, legible, words, "\n".join(every))
-
-    @property
-    def tools(self) -> tuple[str, ...]:
-        return ("Bash",)
-
-    @property
-    def obstacle(self) -> str:
-        return f"the command hides what it runs: {self.hides}" if self.hides else ""
-
-    def catches(self, line: ParsedRule) -> str | None:
-        if not isinstance(line.specifier, CommandPattern):
-            return self.shown if line.blanket else None
-        if line.specifier.unanalyzable:
-            return self.shown if self.hides else None
-        if line.specifier.needle not in self.haystack:
-            return None
-        for form in self.forms:
-            if line.specifier.matches(form):
-                return form
-        return None
-
-    def grants(self, line: ParsedRule) -> bool:
-        pattern = line.specifier
-        if not isinstance(pattern, CommandPattern):
-            return line.blanket and not line.broken
-        if self.hides:
-            return self.legible and self._is_literally(pattern.literal)
-        return self.shown != "" and pattern.matches(self.shown)
-
-    def _is_literally(self, text: str | None) -> bool:
-        """Whether a rule's text is this command, quotes as they were written or taken off."""
-        if text is None or text == self.shown:
-            return text is not None
-        return text in self.forms and text.replace("'", "").replace('"', "") == self.shown
-
-
-@dataclass(frozen=True, slots=True)
-class File:
-    """A path that a call reads or writes. ``place`` is None when nobody knows where it leads;
-    ``text`` is "" when the path itself is not known before the command runs; if it is ``unplaced``,
-    it may be any that a rule names."""
-
-    tool: str
-    text: str
-    place: ResolvedPath | None
-    context: ToolContext
-    required: bool = True
-    search: bool = False
-    redirect: bool = False
-    known: tuple[str, ...] = ()
-    unplaced: bool = False
-    words: tuple[str, ...] = ()
-
-    @property
-    def tools(self) -> tuple[str, ...]:
-        return ("Bash", self.tool) if self.redirect else (self.tool,)
-
-    @property
-    def shown(self) -> str:
-        return self.place.named if self.place is not None else self.text
-
-    @property
-    def obstacle(self) -> str:
-        if not self.text:
-            does = "writes" if self.redirect else "reads"
-            return f"where the command {does} is known only when it runs"
-        if self.place is None and self.text:
-            return f"where the path {shorten(self.text)} leads is not known"
-        return ""
-
-    def catches(self, line: ParsedRule) -> str | None:
-        if isinstance(line.specifier, CommandPattern):
-            return self.shown if line.specifier.unanalyzable and not self.text else None
-        if isinstance(line.specifier, PathPattern):
-            if self.unplaced and line.specifier.everything:
-                return self.shown
-            return line.specifier.catches(self.known, self.context)
-        return self.shown if line.blanket else None
-
-    def grants(self, line: ParsedRule) -> bool:
-        if line.broken:
-            return False
-        if line.blanket:
-            return self.text != "" or covers(line.name, "Bash")
-        if self.place is None or not isinstance(line.specifier, PathPattern):
-            return False
-        if self.search and line.rule.origin != REMEMBERED:
-            return True  # what it finds is looked at file by file
-        if self.tool in READING and self._is_output(self.place):
-            return True
-        folder = self.tool in ("Grep", "Glob")
-        return line.specifier.covers(self.place, self.context, folder=folder)
-
-    def _is_output(self, place: ResolvedPath) -> bool:
-        outputs = self.context.outputs
-        return is_below(place.named, outputs) and is_below(place.real, outputs)
-
-
-@dataclass(frozen=True, slots=True)
-class Host:
-    """The URL that a call asks for."""
-
-    url: str
-    required: bool = True
-    unplaced: bool = False
-    words: tuple[str, ...] = ()
-
-    @property
-    def tools(self) -> tuple[str, ...]:
-        return ("WebFetch",)
-
-    @property
-    def shown(self) -> str:
-        return self.url
-
-    @property
-    def obstacle(self) -> str:
-        return "" if host_of(self.url) else f"which host {shorten(self.url)} names is not certain"
-
-    def catches(self, line: ParsedRule) -> str | None:
-        if not isinstance(line.specifier, HostPattern):
-            return self.shown if line.blanket else None
-        return next(filter(line.specifier.matches, hosts_in(self.url)), None)
-
-    def grants(self, line: ParsedRule) -> bool:
-        if not isinstance(line.specifier, HostPattern):
-            return line.blanket and not line.broken
-        host = host_of(self.url)
-        return host is not None and line.specifier.matches(host)
-
-
-@dataclass(frozen=True, slots=True)
-class SubAgent:
-    """The type of sub-agent that a call starts."""
-
-    agent_type: str
-    obstacle: str = ""
-    required: bool = True
-    unplaced: bool = False
-    words: tuple[str, ...] = ()
-
-    @property
-    def tools(self) -> tuple[str, ...]:
-        return ("Agent",)
-
-    @property
-    def shown(self) -> str:
-        return self.agent_type
-
-    def catches(self, line: ParsedRule) -> str | None:
-        return self.shown if line.blanket or self._is_named(line) else None
-
-    def grants(self, line: ParsedRule) -> bool:
-        return not line.broken and (line.blanket or self._is_named(line))
-
-    def _is_named(self, line: ParsedRule) -> bool:
-        return line.specifier == AgentPattern(self.agent_type)
-
-
 def accesses_of(
     tool: str, arguments: Mapping[str, Any], context: ToolContext
 ) -> tuple[Access, ...]:
-    """What there is to decide on in a call; at least one thing that must be granted."""
-    if tool == "Bash":
-        command = arguments.get("command")
-        return _script(command, context) if isinstance(command, str) else (Call(tool, tool),)
-    if tool in READING or tool in WRITING:
-        search = tool in ("Grep", "Glob")
-        paths = paths_of(tool, arguments)
-        return tuple(_file(tool, path, context, search=search) for path in paths) or (
-            Call(tool, tool),
-        )
-    url = arguments.get("url")
-    if tool == "WebFetch" and isinstance(url, str):
-        return (Host(url),)
+    """Return what a call accesses; at least one access is required."""
+    found: tuple[Access, ...] = ()
+    command, url = arguments.get("command"), arguments.get("url")
     agent_type = arguments.get("agent_type")
-    if tool == "Agent" and isinstance(agent_type, str):
-        return (SubAgent(agent_type),)
-    return (Call(tool, tool),)
+    if tool == "Bash" and isinstance(command, str):
+        found = _of_script(command, context)
+    elif tool in READING or tool in WRITING:
+        search = tool in ("Grep", "Glob")
+        found = tuple(
+            file_access(tool, path, context, search=search) for path in paths_of(tool, arguments)
+        )
+    elif tool == "WebFetch" and isinstance(url, str):
+        uncertain = f"which host {shorten(url)} names is not certain"
+        found = (Host(tools=(tool,), shown=url, obstacle="" if host_of(url) else uncertain),)
+    elif tool == "Agent" and isinstance(agent_type, str):
+        found = (SubAgent(tools=(tool,), shown=agent_type),)
+    return found or (Access(tools=(tool,), shown=tool),)
 
 
 def shorten(text: str) -> str:
-    """A text from the model, quoted, for one line."""
+    """Return a text from the model, quoted, for one line."""
     return repr(text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…")
 
 
-def file_touched(tool: str, place: ResolvedPath, context: ToolContext) -> Access:
-    """One file that a tool is about to show or change."""
-    known = (place.named, place.real)
-    return File(tool, place.named, place, context, known=known)
-
-
-def _script(command: str, context: ToolContext) -> tuple[Access, ...]:
+def _of_script(command: str, context: ToolContext) -> tuple[Access, ...]:
     script = analyse(command)
     found: list[Access] = [Command.of(part, script) for part in script.parts]
     for path in script.writes:
-        unplaced = script.writes_anywhere and not path
-        found.append(_file("Edit", path, context, redirect=True, unplaced=unplaced))
+        unknown = script.writes_anywhere and not path
+        found.append(file_access("Edit", path, context, redirect=True, unknown=unknown))
     for path in (*script.reads, *script.guesses):
-        unplaced = script.reads_anywhere and not path
-        found.append(_file("Read", path, context, required=False, unplaced=unplaced))
+        unknown = script.reads_anywhere and not path
+        found.append(file_access("Read", path, context, required=False, unknown=unknown))
     for path in (*script.after_cd, *script.guesses):
-        found.append(_file("Edit", path, context, required=False))
+        found.append(file_access("Edit", path, context, required=False))
     if not any(access.required for access in found):
-        found.append(Call("Bash", command))
+        found.append(Access(tools=("Bash",), shown=command))
     return tuple(found)
 
 
@@ -378,19 +252,45 @@ def _lower_first(form: str) -> str:
     return name.lower() + blank + rest
 
 
-def _file(
+def file_access(
     tool: str,
     text: str,
     context: ToolContext,
+    place: ResolvedPath | None = None,
     *,
-    required: bool = True,
-    search: bool = False,
     redirect: bool = False,
-    unplaced: bool = False,
+    required: bool = True,
+    unknown: bool = False,
+    search: bool = False,
 ) -> File:
-    place = context.places.get(text) if text else None
+    """Return the access of a path.
+
+    Args:
+        place: where it leads, if the context does not say it.
+        redirect: a command writes it.
+    """
+    if place is None and text:
+        place = context.places.get(text)
+    obstacle = ""
+    known: tuple[str, ...] = ()
     if place is not None:
-        known: tuple[str, ...] = (place.named, place.real)
+        known = (place.named, place.real)
+    elif text:
+        obstacle = f"where the path {shorten(text)} leads is not known"
+        known = absolute(text, context)
     else:
-        known = absolute(text, context) if text else ()
-    return File(tool, text, place, context, required, search, redirect, known, unplaced)
+        does = "writes" if redirect else "reads"
+        obstacle = f"where the command {does} is known only when it runs"
+    return File(
+        tools=("Bash", tool) if redirect else (tool,),
+        shown=text if place is None else place.named,
+        obstacle=obstacle,
+        required=required,
+        unknown=unknown,
+        tool=tool,
+        text=text,
+        place=place,
+        known=known,
+        context=context,
+        search=search,
+    )

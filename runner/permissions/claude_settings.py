@@ -1,4 +1,4 @@
-"""Takes the permission rules from a settings file of Claude Code.
+"""Permission rules from a settings file of Claude Code.
 
 Source: https://code.claude.com/docs/en/settings#permission-settings.
 """
@@ -36,17 +36,18 @@ _BESIDE = {
 
 @dataclass(frozen=True, slots=True)
 class ImportedRules:
-    """What a settings file gave: its rules, denials first; one line for each thing that was left
-    out, none of which would have denied or asked about a call of the job; and what is wrong with it,
-    so that nobody can say what it would have denied."""
+    """What a settings file gave."""
 
-    rules: tuple[Rule, ...]
+    rules: tuple[Rule, ...]  # denials first
+    # One line for each thing that was left out: none would have denied or asked about a call of the job.
     left_out: tuple[str, ...]
-    problems: tuple[str, ...]
+    problems: tuple[
+        str, ...
+    ]  # what is wrong with it, so that nobody can say what it would have denied
 
 
 def from_settings(data: Mapping[str, Any], origin: str, tools: Sequence[str]) -> ImportedRules:
-    """The rules of a settings file.
+    """Return the rules of a settings file.
 
     Args:
         data: the file as parsed JSON.
@@ -79,7 +80,7 @@ def from_settings(data: Mapping[str, Any], origin: str, tools: Sequence[str]) ->
 
 
 def _reason(effect: Effect, text: str, tools: Sequence[str]) -> str | None:
-    """Why a rule cannot be taken; None when it can."""
+    """Return why a rule cannot be taken, None if it can."""
     wrong = problem(text) or (allows_nothing(text) if effect == "allow" else None)
     if wrong is not None:
         return wrong
@@ -89,7 +90,7 @@ def _reason(effect: Effect, text: str, tools: Sequence[str]) -> str | None:
 
 
 def _may_concern(text: str, tools: Sequence[str]) -> bool:
-    """Whether a rule may be meant for a tool of the job, in any case of its letters."""
+    """True if a rule may be meant for a tool of the job, in any case of its letters."""
     name = name_of(text)
     if not is_name(name):
         return True

@@ -1,67 +1,74 @@
 """May this call run? A deny rule denies; else what a person remembered holds; else an ask rule asks;
 else an allow rule allows; nothing matches: the job's default.
 
-How special a rule is never matters, nor does the order of rules. A call with several aspects (a script
-of several commands) is as allowed as the least allowed of them.
+How special a rule is never matters, nor does the order of rules. A call with several accesses (a
+script of several commands) is as allowed as the least allowed of them.
 
 Source: https://code.claude.com/docs/en/permissions#manage-permissions.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from operator import itemgetter
-from typing import Literal
+from typing import Any, Literal
 
-from runner.permissions.accesses import (
-    Access,
-    ParsedRule,
-    Request,
-    accesses_of,
-    file_touched,
-    shorten,
-)
+from runner.permissions.accesses import Access, Request, accesses_of, file_access, shorten
 from runner.permissions.paths import PathPattern, ResolvedPath, ToolContext
-from runner.permissions.rules import REMEMBERED, CommandPattern, Effect, Rule, covers
+from runner.permissions.rules import (
+    REMEMBERED,
+    CommandPattern,
+    Effect,
+    ParsedRule,
+    Rule,
+    covers,
+)
+
+Default = Literal["ask", "deny"]
+
+_MOST_KEPT = 64  # tools whose rules are kept: a model can make up names of tools
+_POSITION = itemgetter(0)
+_LENIENCY: Mapping[Effect, int] = {"deny": 1, "ask": 2, "allow": 3}
+# A decision is made while others wait for the database, and who is asked has to be able to read it.
+MOST_ACCESSES = 300
+_TOO_MUCH = f"it holds more than {MOST_ACCESSES} commands: split it into several calls"
 
 
 @dataclass(frozen=True, slots=True)
 class MatchedRule:
-    """A rule, and the text of the call that it matched (a simple command, a path, a tool's name)."""
+    """A rule, and what of the call it matched."""
 
     rule: Rule
-    matched: str
+    matched: str  # a simple command, a path, a tool's name
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What the rules of snapshot ``snapshot`` said of a call.
-
-    ``matched_rules`` are the rules that decided: one for a denial or a question, for an allowed command
-    one for each of its parts; none when the job's default decided. ``reason`` says for a reader why
-    nothing allowed the call, where there is more to say than that no rule matched (a command that
-    hides what it runs), or why a rule asks that may not be about it. A ``barred`` call is denied as
-    no rule of a sub-agent's type allows it.
-    """
+    """What the rules say of a call."""
 
     effect: Effect
+    # The rules that decided: one for a denial or a question, for an allowed call one for each of its
+    # commands and each path that it writes; none when the default decided.
     matched_rules: tuple[MatchedRule, ...] = ()
-    snapshot: int = 1
+    snapshot: int = 1  # the number of the rules that it was made by
+    # Why nothing allowed the call, where there is more to say than that no rule matched (a command
+    # that hides what it runs), or why a rule asks that may not be about it.
     reason: str = ""
-    barred: bool = field(default=False, compare=False)
+    barred: bool = field(default=False, compare=False)  # no rule of a sub-agent's type allows it
 
     @property
     def is_final(self) -> bool:
-        """Whether it is a denial that stands above a person's approval: not the job's default."""
+        """True for a denial that stands above a person's approval: not the job's default."""
         return self.effect == "deny" and (self.barred or bool(self.matched_rules))
 
     def shortened(self) -> Decision:
-        """The decision with the first rule that decided alone: all that a run goes by later."""
-        return replace(
-            self, matched_rules=tuple(MatchedRule(each.rule, "") for each in self.matched_rules[:1])
-        )
+        """Return the decision with only the first rule that decided: all that a run goes by later."""
+        first = tuple(MatchedRule(each.rule, "") for each in self.matched_rules[:1])
+        return replace(self, matched_rules=first)
 
     @property
     def rule(self) -> str | None:
@@ -69,55 +76,37 @@ class Decision:
         return self.matched_rules[0].rule.text if self.matched_rules else None
 
     def explain(self) -> str:
-        """One line for the model and for the record."""
+        """Return one line for the model and for the record."""
         past = {"allow": "allowed", "ask": "asked", "deny": "denied"}[self.effect]
         if not self.matched_rules:
-            why = self.reason or "no permission rule of this job allows it"
-            return f"{past}: {why}"
+            return f"{past}: {self.reason or 'no permission rule of this job allows it'}"
         rule = self.matched_rules[0].rule
         why = f" ({rule.why})" if rule.why else ""
         more = f": {self.reason}" if self.reason else ""
         return f"{past} by the rule {rule.effect} {rule.text!r}{why}{more}"
 
 
-_MOST_KEPT = 64  # a model can make up names of tools
-_PLACE = itemgetter(0)
-
-
-@dataclass(frozen=True, slots=True)
 class RuleIndex:
-    """Rules with their places in order, by the first word of the commands that they match; under
-    None those that must always be looked at."""
+    """Rules in order, found by the first word of the commands that they match."""
 
-    by_word: Mapping[str | None, tuple[tuple[int, ParsedRule], ...]]
-    always: Sequence[ParsedRule]
+    def __init__(self, rules: Iterable[ParsedRule]) -> None:
+        self._by_word: dict[str | None, list[tuple[int, ParsedRule]]] = {}  # with their positions
+        for position, rule in enumerate(rules):
+            word = rule.specifier.word if isinstance(rule.specifier, CommandPattern) else None
+            self._by_word.setdefault(word, []).append((position, rule))
+        self._for_any = self._by_word.get(None, [])
+        self.for_any_word = [rule for _, rule in self._for_any]
 
-    @classmethod
-    def of(cls, lines: Iterable[ParsedRule]) -> RuleIndex:
-        """Puts the rules where they are found."""
-        found: dict[str | None, tuple[tuple[int, ParsedRule], ...]] = {}
-        for place, line in enumerate(lines):
-            word = line.specifier.word if isinstance(line.specifier, CommandPattern) else None
-            found[word] = (*found.get(word, ()), (place, line))
-        return cls(found, tuple(line for _, line in found.get(None, ())))
-
-    def beside(self, words: Collection[str]) -> Sequence[ParsedRule]:
-        """The rules that can match commands which begin with one of the words, in order."""
-        found = [entry for word in words for entry in self.by_word.get(word, ())]
+    def for_words(self, words: Collection[str]) -> Sequence[ParsedRule]:
+        """Return the rules that can match commands which begin with one of the words, in order."""
+        found = [entry for word in words for entry in self._by_word.get(word, ())]
         if not found:
-            return self.always
-        return [line for _, line in sorted((*self.by_word.get(None, ()), *found), key=_PLACE)]
+            return self.for_any_word
+        return [rule for _, rule in sorted((*self._for_any, *found), key=_POSITION)]
 
 
-@dataclass(frozen=True, slots=True)
-class RulesByEffect:
-    """The rules that have a say in calls of some tools, by what they do. What a person remembered is
-    apart from what else allows."""
-
-    deny: RuleIndex
-    remembered: RuleIndex
-    ask: RuleIndex
-    allow: RuleIndex
+# By effect, and under REMEMBERED what a person's answers allow, which is under "allow" too.
+_Rules = Mapping[str, RuleIndex]
 
 
 @dataclass(frozen=True)
@@ -126,61 +115,53 @@ class RuleSet:
 
     rules: tuple[Rule, ...] = ()
 
-    def lines(self, tools: Iterable[str]) -> RulesByEffect:
-        """The rules that have a say in calls of one of the tools."""
-        key = tuple(tools)
-        found = self._looked_up.get(key)
+    def about(self, tools: tuple[str, ...]) -> _Rules:
+        """Return the rules that have a say in calls of one of the tools."""
+        found = self._kept.get(tools)
         if found is None:
-            lines = [line for line in self._lines if any(covers(line.name, tool) for tool in key)]
-            found = RulesByEffect(
-                RuleIndex.of(line for line in lines if line.rule.effect == "deny"),
-                RuleIndex.of(line for line in lines if _is_remembered(line.rule)),
-                RuleIndex.of(line for line in lines if line.rule.effect == "ask"),
-                RuleIndex.of(line for line in lines if line.rule.effect == "allow"),
-            )
-            if len(self._looked_up) < _MOST_KEPT:
-                self._looked_up[key] = found
+            groups: dict[str, list[ParsedRule]] = {
+                "deny": [],
+                REMEMBERED: [],
+                "ask": [],
+                "allow": [],
+            }
+            for rule in map(ParsedRule.of, self.rules):
+                if any(covers(rule.name, tool) for tool in tools):
+                    groups[rule.rule.effect].append(rule)
+                    if rule.rule.effect == "allow" and rule.rule.origin == REMEMBERED:
+                        groups[REMEMBERED].append(rule)
+            found = {name: RuleIndex(rules) for name, rules in groups.items()}
+            if len(self._kept) < _MOST_KEPT:
+                self._kept[tools] = found
         return found
 
     @cached_property
-    def _lines(self) -> tuple[ParsedRule, ...]:
-        return tuple(map(ParsedRule.of, self.rules))
-
-    @cached_property
-    def _looked_up(self) -> dict[tuple[str, ...], RulesByEffect]:
+    def _kept(self) -> dict[tuple[str, ...], _Rules]:
         return {}
-
-
-def _is_remembered(rule: Rule) -> bool:
-    return rule.effect == "allow" and rule.origin == REMEMBERED
-
-
-Default = Literal["ask", "deny"]
 
 
 @dataclass(frozen=True)
 class Restriction(RuleSet):
-    """The rules of a type of sub-agent: they tighten what the job's allow, and never loosen it.
-
-    Its deny and ask rules always count. A ``closed`` one has rules that allow: what none of them
-    matches is denied, whoever approves it. Without any it says nothing of what none of its rules matches.
-    """
+    """The rules of a type of sub-agent: they tighten what the job's allow, and never loosen it. Its
+    deny and ask rules always count."""
 
     agent_type: str = ""
+    # It has rules that allow: what none of them matches is denied, whoever approves it. Without any,
+    # it says nothing of what none of its rules matches.
     closed: bool = False
 
 
 @dataclass(frozen=True)
 class Policy(RuleSet):
-    """The rules that hold for a run, in order, and their snapshot's number. A sub-agent has to keep to
-    ``restrictions`` too: the rules of its type, and of the types of those that it works for."""
+    """The rules that hold for a run."""
 
     default: Default = "deny"
-    snapshot: int = 1
+    snapshot: int = 1  # the rules' number
+    # What a sub-agent has to keep to as well: the rules of its type, and of those that it works for.
     restrictions: tuple[Restriction, ...] = ()
 
     def restricted(self, agent_type: str, rules: Iterable[Rule]) -> Policy:
-        """What holds for a sub-agent of that type, started by whoever this holds for.
+        """Return what holds for a sub-agent of that type, started by whoever this holds for.
 
         Args:
             rules: the type's own, if it has any.
@@ -189,55 +170,37 @@ class Policy(RuleSet):
         if not own:
             return self
         closed = any(rule.effect == "allow" for rule in own)
-        return replace(
-            self, restrictions=(*self.restrictions, Restriction(own, agent_type, closed))
-        )
+        restriction = Restriction(own, agent_type, closed)
+        return replace(self, restrictions=(*self.restrictions, restriction))
 
 
 @dataclass(frozen=True, slots=True)
 class _Verdict:
-    """What the rules say of one aspect. ``effect`` is None when none of them matched. ``doubt`` says
-    which rule may be about it, when nobody knows whether it is."""
+    """What the rules say of one access."""
 
     access: Access
-    effect: Effect | None
+    effect: Effect | None  # None when no rule matched
     matched: MatchedRule | None = None
-    doubt: str = ""
+    doubt: str = ""  # which rule may be about it, when nobody knows whether it is
 
     @property
     def is_open(self) -> bool:
-        """Whether it lacks a rule that allows it."""
+        """True if it lacks a rule that allows it."""
         return self.effect is None and (self.access.required or bool(self.doubt))
 
 
-# A decision is made while others wait for the database, and who is asked has to be able to read it.
-MOST_ACCESSES = 300
-_TOO_MUCH = f"it holds more than {MOST_ACCESSES} commands: split it into several calls"
-
-
 def evaluate(policy: Policy, request: Request) -> Decision:
-    """The decision on a call; never raises, whatever is in the request.
-
-    A denial and a question have the rule that decided as their ground; an allowed call has one for
-    each of its commands and each path that it writes.
-    """
-    arguments = request.input if isinstance(request.input, Mapping) else {}
-    found = accesses_of(request.tool, arguments, request.context)
-    if len(found) > MOST_ACCESSES:
+    """Return the decision on a call; never raises, whatever is in the request."""
+    accesses = _accesses(request)
+    if len(accesses) > MOST_ACCESSES:
         return Decision("deny", (), policy.snapshot, _TOO_MUCH)
-    return _decide(policy, found)
+    return _decide(policy, accesses)
 
 
 def evaluate_each(policy: Policy, request: Request) -> tuple[tuple[Access, Decision], ...]:
-    """What the rules say of each aspect of a call by itself, for a reader; never raises. What is not
-    required and that no rule matched is left out.
-
-    Returns:
-        Each command, path or host with its decision, in the order of the call.
-    """
-    arguments = request.input if isinstance(request.input, Mapping) else {}
-    found = accesses_of(request.tool, arguments, request.context)
-    decided = ((access, _decide(policy, (access,))) for access in found)
+    """Return each access of a call with what the rules say of it by itself, in the order of the call,
+    for a reader. What is not required and that no rule matched is left out. Never raises."""
+    decided = ((access, _decide(policy, (access,))) for access in _accesses(request))
     return tuple(
         (access, decision)
         for access, decision in decided
@@ -246,34 +209,48 @@ def evaluate_each(policy: Policy, request: Request) -> tuple[tuple[Access, Decis
 
 
 def may_touch(policy: Policy, tool: str, place: ResolvedPath, context: ToolContext) -> Decision:
-    """The decision on one file that a tool would show (Read, Grep, Glob) or change (Edit, Write).
+    """Return the decision on one file that a tool would show (Read, Grep, Glob) or change (Edit,
+    Write).
 
     Args:
         place: absolute paths, as the tool found them.
         context: where the workspace, the outputs and the home are.
     """
-    return _decide(policy, (file_touched(tool, place, context),))
+    return _decide(policy, (file_access(tool, place.named, context, place),))
 
 
-def _decide(policy: Policy, found: Sequence[Access]) -> Decision:
-    """The strictest of what the policy's own rules say and each of those that narrow it."""
-    decision = _sum(policy, [_judge(policy, access) for access in found])
+def any_rule_matches(rules: tuple[Rule, ...], request: Request) -> bool:
+    """True if one of the rules matches any part of a call, whatever it would decide: a command of its
+    script, a path. A call with too many parts to look at counts as matched."""
+    decision = evaluate(_asking_about(rules), request)
+    return decision.effect == "deny" or bool(decision.matched_rules)
+
+
+@lru_cache(maxsize=64)
+def _asking_about(rules: tuple[Rule, ...]) -> Policy:
+    return Policy(tuple(replace(rule, effect="ask", origin="job") for rule in rules), "ask")
+
+
+def _accesses(request: Request) -> tuple[Access, ...]:
+    arguments = request.input if isinstance(request.input, Mapping) else {}
+    return accesses_of(request.tool, arguments, request.context)
+
+
+def _decide(policy: Policy, accesses: Sequence[Access]) -> Decision:
+    """Return the strictest of what the policy's own rules and each of its restrictions say."""
+    decision = _sum(policy, [_judge(policy, access) for access in accesses])
     if not policy.restrictions or decision.is_final:
         return decision
-    narrower = (_restrict(policy, each, found) for each in policy.restrictions)
-    return min((decision, *filter(None, narrower)), key=_leniency)
+    restricted = (_restrict(policy, each, accesses) for each in policy.restrictions)
+    every = (decision, *filter(None, restricted))
+    return min(every, key=lambda each: 0 if each.is_final else _LENIENCY[each.effect])
 
 
-def _leniency(decision: Decision) -> int:
-    return 0 if decision.is_final else _LENIENCY[decision.effect]
-
-
-_LENIENCY: Mapping[Effect, int] = {"deny": 1, "ask": 2, "allow": 3}
-
-
-def _restrict(policy: Policy, restriction: Restriction, found: Sequence[Access]) -> Decision | None:
-    """What rules that narrow a policy say of a call; None when they let it be."""
-    verdicts = [_judge_restricted(policy, restriction, access) for access in found]
+def _restrict(
+    policy: Policy, restriction: Restriction, accesses: Sequence[Access]
+) -> Decision | None:
+    """Return the decision of the restricting rules, None if they have no say."""
+    verdicts = [_judge_restricted(policy, restriction, access) for access in accesses]
     if not restriction.closed:
         said = [each for each in verdicts if each.effect is not None or each.doubt]
         return _sum(policy, said) if said else None
@@ -285,84 +262,76 @@ def _restrict(policy: Policy, restriction: Restriction, found: Sequence[Access])
 def _judge_restricted(policy: Policy, restriction: Restriction, access: Access) -> _Verdict:
     """What a person remembered for the runs of a job answers the questions of these rules as well,
     and allows nothing else."""
-    lines = restriction.lines(access.tools)
-    denied = _denied(access, lines.deny)
-    if denied is not None:
+    rules = restriction.about(access.tools)
+    if (denied := _caught(access, "deny", rules)) is not None:
         return denied
-    asked = _asked(access, lines.ask)
-    if asked is not None:
-        return _granted(access, policy.lines(access.tools).remembered) or asked
-    return _granted(access, lines.allow) or _Verdict(access, None)
+    if (asked := _caught(access, "ask", rules)) is not None:
+        return _granted(access, REMEMBERED, policy.about(access.tools)) or asked
+    return _granted(access, "allow", rules) or _Verdict(access, None)
 
 
 def _judge(policy: Policy, access: Access) -> _Verdict:
-    lines = policy.lines(access.tools)
+    rules = policy.about(access.tools)
     return (
-        _denied(access, lines.deny)
-        or _granted(access, lines.remembered)
-        or _asked(access, lines.ask)
-        or _granted(access, lines.allow)
+        _caught(access, "deny", rules)
+        or _granted(access, REMEMBERED, rules)
+        or _caught(access, "ask", rules)
+        or _granted(access, "allow", rules)
         or _Verdict(access, None)
     )
 
 
-def _denied(access: Access, lines: RuleIndex) -> _Verdict | None:
-    found = _caught(access, "deny", lines)
-    return found or (_doubted(access, None, lines) if access.unplaced else None)
-
-
-def _asked(access: Access, lines: RuleIndex) -> _Verdict | None:
-    found = _caught(access, "ask", lines)
-    return found or (_doubted(access, "ask", lines) if access.unplaced else None)
-
-
-def _caught(access: Access, effect: Effect, lines: RuleIndex) -> _Verdict | None:
-    for line in lines.beside(access.words):
-        matched = access.catches(line)
+def _caught(access: Access, effect: Effect, rules: _Rules) -> _Verdict | None:
+    for rule in rules[effect].for_words(access.words):
+        matched = access.catches(rule)
         if matched is not None:
-            return _Verdict(access, effect, MatchedRule(line.rule, matched))
+            return _Verdict(access, effect, MatchedRule(rule.rule, matched))
+    if not access.unknown:
+        return None
+    # A file that nobody knows may be one that a rule is about: nothing allows it then.
+    for rule in rules[effect].for_any_word:
+        if isinstance(rule.specifier, PathPattern):
+            maybe = MatchedRule(rule.rule, access.shown)
+            if effect == "ask":
+                return _Verdict(access, "ask", maybe, access.obstacle)
+            about = f", and the rule {effect} {rule.rule.text!r} may be about that file"
+            return _Verdict(access, None, maybe, access.obstacle + about)
     return None
 
 
-def _doubted(access: Access, effect: Effect | None, lines: RuleIndex) -> _Verdict | None:
-    """A file that nobody knows may be one that a rule is about: nothing allows it then."""
-    for line in lines.always:
-        if isinstance(line.specifier, PathPattern):
-            about = f", and the rule {line.rule.effect} {line.rule.text!r} may be about that file"
-            doubt = access.obstacle + (about if effect is None else "")
-            return _Verdict(access, effect, MatchedRule(line.rule, access.shown), doubt)
-    return None
-
-
-def _granted(access: Access, lines: RuleIndex) -> _Verdict | None:
-    for line in lines.beside(access.words):
-        if access.grants(line):
-            return _Verdict(access, "allow", MatchedRule(line.rule, access.shown))
+def _granted(access: Access, kind: str, rules: _Rules) -> _Verdict | None:
+    for rule in rules[kind].for_words(access.words):
+        if access.grants(rule):
+            return _Verdict(access, "allow", MatchedRule(rule.rule, access.shown))
     return None
 
 
 def _sum(policy: Policy, verdicts: list[_Verdict], whose: str = "") -> Decision:
-    """The least allowed of what was said of each aspect. ``whose`` the rules are, if not the job's."""
-    by_effect: dict[Effect, list[MatchedRule]] = {"deny": [], "ask": [], "allow": []}
+    """Return the least allowed of what was said of each access.
+
+    Args:
+        whose: the rules are, if not the job's.
+    """
+    matched: dict[Effect, list[MatchedRule]] = {"deny": [], "ask": [], "allow": []}
     doubts = []
     for verdict in verdicts:
         granted_aside = verdict.effect == "allow" and not verdict.access.required
         if verdict.effect is not None and verdict.matched is not None and not granted_aside:
-            by_effect[verdict.effect].append(verdict.matched)
+            matched[verdict.effect].append(verdict.matched)
             if verdict.effect == "ask":
                 doubts.append(verdict.doubt)
-    unmatched = [each for each in verdicts if each.effect is None and each.is_open]
-    if by_effect["deny"]:
-        return Decision("deny", tuple(by_effect["deny"][:1]), policy.snapshot)
-    if unmatched and not (policy.default == "ask" and by_effect["ask"]):
+    unmatched = [each for each in verdicts if each.is_open]
+    if matched["deny"]:
+        return Decision("deny", tuple(matched["deny"][:1]), policy.snapshot)
+    if unmatched and not (policy.default == "ask" and matched["ask"]):
         return Decision(policy.default, (), policy.snapshot, _reason(unmatched[0], verdicts, whose))
-    if by_effect["ask"]:
-        return Decision("ask", tuple(by_effect["ask"][:1]), policy.snapshot, doubts[0])
-    return Decision("allow", tuple(by_effect["allow"]), policy.snapshot)
+    if matched["ask"]:
+        return Decision("ask", tuple(matched["ask"][:1]), policy.snapshot, doubts[0])
+    return Decision("allow", tuple(matched["allow"]), policy.snapshot)
 
 
 def _reason(verdict: _Verdict, verdicts: list[_Verdict], whose: str) -> str:
-    """Why an aspect that no rule matched was not allowed, where there is more to say than that."""
+    """Return why an access that no rule matched was not allowed, "" where that is all to say."""
     access = verdict.access
     if verdict.doubt or access.obstacle:
         return verdict.doubt or access.obstacle
@@ -371,14 +340,73 @@ def _reason(verdict: _Verdict, verdicts: list[_Verdict], whose: str) -> str:
     return f"no permission rule of {whose or 'this job'} allows {shorten(access.shown)}"
 
 
-def any_rule_matches(rules: tuple[Rule, ...], request: Request) -> bool:
-    """Whether one of the rules matches any part of a call: a command of its script, a path. A call with
-    too many parts to look at is one."""
-    decision = evaluate(_asking_about(rules), request)
-    return decision.effect == "deny" or bool(decision.matched_rules)
+AnswerEffect = Literal["approved", "denied", "expired"]
 
 
-@lru_cache(maxsize=64)
-def _asking_about(rules: tuple[Rule, ...]) -> Policy:
-    """A policy that has grounds for what one of the rules matches, and none for anything else."""
-    return Policy(tuple(replace(rule, effect="ask", origin="job") for rule in rules), "ask")
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What became of a question."""
+
+    effect: AnswerEffect
+    input_digest: str  # of the input that was asked about
+    by: str = ""  # who answered, or the rule that did
+    reason: str = ""  # reaches the model on a denial
+    input: Mapping[str, Any] | None = None  # what a person changed the input to
+    # The real paths of the call as it was approved.
+    places: tuple[str, ...] = field(default=(), compare=False)
+
+    def covers(self, place: ResolvedPath) -> bool:
+        """True if an approval was about this place, or a folder that it is in."""
+        return any(
+            place.real == known or place.real.startswith(known.rstrip("/") + "/")
+            for known in self.places
+        )
+
+
+def digest_of(arguments: Any) -> str:
+    """Return the SHA-256 of a call's input, in hex: the same for the same JSON value."""
+    text = json.dumps(arguments, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Authorization:
+    """The proof that one call, with one input, may run: no tool runs without one.
+
+    Raises:
+        ValueError: the decision is not to allow it, and no answer approved this very input.
+    """
+
+    decision: Decision
+    answer: Answer | None
+    input_digest: str
+    policy: Policy  # what else the call must keep to: the files that it may show or change
+
+    def __post_init__(self) -> None:
+        if self.decision.effect == "allow" and self.answer is None:
+            return
+        asked = self.decision.effect == "ask" and self.answer is not None
+        if not asked or self.answer is None or self.answer.effect != "approved":
+            raise ValueError(f"a call that was not allowed cannot run: {self.decision.explain()}")
+        approved = self.answer.input_digest
+        if self.answer.input is not None:
+            approved = digest_of(self.answer.input)
+        if approved != self.input_digest:
+            raise ValueError("a call cannot run with another input than the one that was approved")
+
+    def check(self, tool: str, place: ResolvedPath, context: ToolContext) -> Decision:
+        """Return whether the call may show or change this file: asked when it is about to, by where
+        the path really leads at that moment. The effect is allow or deny."""
+        return self._settled(may_touch(self.policy, tool, place, context), (place,))
+
+    def check_again(self, request: Request) -> Decision:
+        """Return whether the call may still run, now that it is known where its paths lead at this
+        moment. The effect is allow or deny."""
+        return self._settled(evaluate(self.policy, request), request.context.places.values())
+
+    def _settled(self, decision: Decision, places: Iterable[ResolvedPath]) -> Decision:
+        """A person's approval stands above everything but a denial that is final."""
+        if decision.effect == "allow" or decision.is_final:
+            return decision
+        approved = self.answer is not None and all(map(self.answer.covers, places))
+        return replace(decision, effect="allow" if approved else "deny")

@@ -12,11 +12,11 @@ from runner.permissions.paths import ResolvedPath, ToolContext
 from runner.permissions.rules import READING, WRITING, Rule, covers, name_of
 
 _CALL = re.compile(r"\s*([A-Za-z0-9_][A-Za-z0-9_.-]*)\s*(?:\((.*)\)\s*)?", re.DOTALL)
-_WORKSPACE, _HOME = "/workspace", "/home/user"  # an example names places, it does not visit them
+_WORKSPACE, _HOME = "/workspace", "/home/user"  # nothing is looked up there
 
 
 def call_of(text: str) -> tuple[str, dict[str, Any]]:
-    """The tool and the input of a call that is written as ``Tool(what)``.
+    """Return the tool and the input of a call that is written as ``Tool(what)``.
 
     Raises:
         ValueError: it is not written so, or lacks what the tool works on.
@@ -42,7 +42,7 @@ def call_of(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def matches(rule: Rule, example: str) -> bool:
-    """Whether the rule decides the example: it alone, with no other rule beside it.
+    """True if the rule decides the example: it alone, with no other rule beside it.
 
     Args:
         example: a call, or for a rule of Bash the bare command. Paths are taken to be where they
@@ -69,7 +69,7 @@ def matches(rule: Rule, example: str) -> bool:
 
 
 def _place(path: str) -> ResolvedPath:
-    """Where a path of an example leads, ``//abs`` and ``~/home`` as in rules."""
+    """Return where a path of an example leads, ``//abs`` and ``~/home`` as in rules."""
     if path == "~" or path.startswith("~/"):
         path = _HOME + path[1:]
     named = posixpath.normpath(posixpath.join(_WORKSPACE, path))

@@ -75,7 +75,7 @@ _GIT = {
 
 
 def rules_of(mode: Mode, tools: Sequence[str]) -> tuple[Rule, ...]:
-    """The rules that a mode stands for, for a job that has these tools; none for others."""
+    """Return the rules that a mode stands for, for a job that has these tools."""
     if mode == "full_access":
         return tuple(Rule("allow", tool, origin=ORIGIN) for tool in dict.fromkeys(tools))
     rules = []
@@ -94,7 +94,7 @@ def rules_of(mode: Mode, tools: Sequence[str]) -> tuple[Rule, ...]:
 
 
 def _asks() -> Iterator[tuple[str, str]]:
-    """The specifiers of commands to ask about, each with why."""
+    """Yield the specifiers of commands to ask about, each with why."""
     for why, listed in _COMMANDS.items():
         for start in _listed(listed):
             yield _open(start), why

@@ -1,11 +1,13 @@
-"""What a specifier of Read, Edit, Write, Grep or Glob matches: paths, by gitignore's patterns.
+"""Where the paths of a call lead, and which paths a rule of Read, Edit, Write, Grep or Glob matches, by
+gitignore's patterns.
 
 A pattern hangs on an anchor: ``//etc/**`` on the root, ``~/notes/*`` on the home folder, all others on
 the workspace: ``/docs/*.md`` and ``./docs/*.md`` from its top, ``*.env`` at any depth. It never matches
 outside of its anchor. One that names a folder covers what is in it.
 
 Sources: https://git-scm.com/docs/gitignore#_pattern_format,
-https://code.claude.com/docs/en/permissions#read-and-edit."""
+https://code.claude.com/docs/en/permissions#read-and-edit.
+"""
 
 from __future__ import annotations
 
@@ -19,37 +21,13 @@ from typing import Literal
 
 from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
 
-
-@dataclass(frozen=True, slots=True)
-class ResolvedPath:
-    """Where a path leads: ``named`` is it as written, absolute and without ``.`` and ``..``;
-    ``real`` has symlinks resolved too. They differ only where a symlink is on the way."""
-
-    named: str
-    real: str
-
-
-@dataclass(frozen=True, slots=True)
-class ToolContext:
-    """Where a call would run. ``workspace`` and ``outputs`` (the folder of the run's long outputs)
-    and ``home`` (of the user, for ``~``) are absolute, symlinks resolved; ``places`` has each path
-    of ``request.paths_of`` that could be resolved. ``problem`` says why the call cannot run at all,
-    whatever the rules say: its input does not fit the tool."""
-
-    workspace: str | None = None
-    outputs: str | None = None
-    home: str | None = None
-    places: Mapping[str, ResolvedPath] = field(default_factory=dict)
-    problem: str = ""
-
-
 Anchor = Literal["root", "home", "workspace"]
 
 _LONGEST_PATH = 4096  # PATH_MAX of Linux: what is longer cannot be opened
 _LONGEST_NAME = 255
 _WHOLE = ("", ".", "*", "**", "**/*", "**/", "**/**")
 _STAR = "[^/]*"  # what pathspec makes of "*"; no pattern for one name can contain it otherwise
-# what HFS+ leaves out when it compares names: ".g\u200cit" opens ".git" there
+# What HFS+ leaves out when it compares names: ".g\u200cit" opens ".git" there.
 _IGNORED = dict.fromkeys(
     [*range(0x200C, 0x2010), *range(0x202A, 0x202F), *range(0x206A, 0x2070), 0xFEFF]
 )
@@ -57,40 +35,64 @@ _TOKEN = re.compile(r"\\.|\[\^?\]?[^\]]*\]|\$", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
-class Steps:
-    """A pattern name by name: what each must look like, None for ``**``. ``inside``: it matches what
-    is in the folder at its end, not the folder as a file."""
+class ResolvedPath:
+    """Where a path leads. The two differ only where a symlink is on the way."""
 
-    names: tuple[re.Pattern[str] | None, ...]
-    inside: bool
+    named: str  # as written, absolute and without "." and ".."
+    real: str  # with symlinks resolved too
+
+
+@dataclass(frozen=True, slots=True)
+class ToolContext:
+    """Where a call would run. The folders are absolute, symlinks resolved."""
+
+    workspace: str | None = None
+    outputs: str | None = None  # the folder of the run's long outputs
+    home: str | None = None  # the user's, for "~"
+    places: Mapping[str, ResolvedPath] = field(default_factory=dict)  # paths that could be resolved
+    problem: str = ""  # why the call cannot run whatever the rules say: its input does not fit
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """A pattern, name by name."""
+
+    names: tuple[re.Pattern[str] | None, ...]  # what each name must look like; None for "**"
+    inside: bool  # it matches what is in the folder at its end, not the folder as a file
 
     def match(self, path: str, *, folder: bool) -> bool:
-        """Whether the path, or a folder that it is in, matches; the time is proportional to its length.
+        """True if the path, or a folder that it is in, matches. The time is proportional to its length.
 
         Args:
             path: relative to the anchor.
             folder: the path may be a folder.
         """
-        parts = path.split("/")
-        reached = self._reach({0})
+        parts, last = path.split("/"), len(self.names)
+        reached = self.reach({0})
         for at, part in enumerate(parts, 1):
-            moved: set[int] = set()
-            for step in reached - {len(self.names)}:
-                name = self.names[step]
-                if name is None:
-                    moved.add(step)
-                elif name.search(part):
-                    moved.add(step + 1)
-            reached = self._reach(moved)
-            if len(self.names) in reached:
+            reached = self.advance(reached, part)
+            if last in reached:
                 if not self.inside or folder or at < len(parts):
                     return True
-                reached.remove(len(self.names))
+                reached.remove(last)
             if not reached:
                 return False
         return False
 
-    def _reach(self, steps: set[int]) -> set[int]:
+    def advance(self, reached: set[int], name: str) -> set[int]:
+        """Return the positions in the pattern that a name leads to."""
+        moved: set[int] = set()
+        for at in reached:
+            if at < len(self.names):
+                step = self.names[at]
+                if step is None:
+                    moved.add(at)
+                elif step.search(name):
+                    moved.add(at + 1)
+        return self.reach(moved)
+
+    def reach(self, steps: set[int]) -> set[int]:
+        """Add to positions those behind each ``**``, which may stand for nothing."""
         last = len(self.names)
         for step in sorted(steps):
             at = step
@@ -102,18 +104,16 @@ class Steps:
 
 @dataclass(frozen=True, slots=True)
 class PathPattern:
-    """A path specifier. ``whole``: it covers its anchor itself and everything below it; ``exact``
-    and ``folded`` are matched on a path below the anchor, the latter on one without case, ``adrift``
-    on one of which nobody knows where the anchor is."""
+    """The specifier of a rule about files."""
 
     anchor: Anchor
-    whole: bool
-    exact: Steps
-    folded: Steps
-    adrift: Steps
+    whole: bool  # it covers its anchor itself and everything below it
+    exact: Steps  # for a path below the anchor
+    folded: Steps  # for the same path without case
+    unanchored: Steps  # for a path of which nobody knows where the anchor is
 
     def covers(self, place: ResolvedPath, context: ToolContext, *, folder: bool = False) -> bool:
-        """Whether the path as named and where it leads both match, to the letter.
+        """True if the path as named and where it leads both match, to the letter.
 
         Args:
             place: absolute paths.
@@ -126,18 +126,20 @@ class PathPattern:
         )
 
     def catches(self, paths: Iterable[str], context: ToolContext) -> str | None:
-        """The first of absolute paths that matches in some reading: as a file or a folder, whatever
-        the case, and at any depth when it is not known where the anchor is."""
+        """Return the first of absolute paths that matches in some reading: as a file or a folder,
+        whatever the case, and at any depth when it is not known where the anchor is."""
         root = self._root(context)
         for path in paths:
             if _too_long(path):
                 return path
             plain = fold(path)
             if root is None:
-                found = self.whole or self.adrift.match(plain.strip("/"), folder=True)
+                found = self.whole or self.unanchored.match(plain.strip("/"), folder=True)
             else:
                 below = _below(plain, fold(root))
-                found = below is not None and self._finds(below)
+                found = below is not None and (
+                    self.whole or (below != "" and self.folded.match(below, folder=True))
+                )
             told_apart = plain != path or self.folded is not self.exact
             if found or (told_apart and root is not None and self._covers(path, root, True)):
                 return path
@@ -145,7 +147,7 @@ class PathPattern:
 
     @property
     def everything(self) -> bool:
-        """Whether no path is outside of it."""
+        """True if no path is outside of it."""
         return self.whole and self.anchor == "root"
 
     def _root(self, context: ToolContext) -> str | None:
@@ -161,13 +163,10 @@ class PathPattern:
             return True
         return below != "" and self.exact.match(below, folder=folder)
 
-    def _finds(self, below: str) -> bool:
-        return self.whole or (below != "" and self.folded.match(below, folder=True))
-
 
 @lru_cache(maxsize=8192)
 def path_pattern(specifier: str) -> PathPattern:
-    """Reads the specifier of a rule about files.
+    """Read the specifier of a rule about files.
 
     Raises:
         ValueError: it can match nothing, or not what its author meant.
@@ -185,14 +184,14 @@ def path_pattern(specifier: str) -> PathPattern:
     exact = _steps("**" if whole else rest)
     try:
         folded = exact if whole or fold(rest) == rest else _steps(fold(rest))
-    except ValueError:  # a range that case folding turned around
+    except ValueError:  # case folding turned a range around
         folded = exact
     return PathPattern(anchor, whole, exact, folded, Steps((None, *folded.names), folded.inside))
 
 
 @lru_cache(maxsize=4096)
 def fold(path: str) -> str:
-    """The path as a file system that ignores case and knows one spelling of each letter sees it."""
+    """Return the path as a file system sees it that ignores case and knows one spelling of a letter."""
     if path.isascii():
         return path.lower()
     plain = unicodedata.normalize("NFD", path.translate(_IGNORED)).casefold()
@@ -200,7 +199,7 @@ def fold(path: str) -> str:
 
 
 def absolute(text: str, context: ToolContext) -> tuple[str, ...]:
-    """Where a path that nobody resolved may lead, by its letters alone."""
+    """Return where a path that nobody resolved may lead, by its letters alone."""
     found = [posixpath.join(context.workspace or "/", text)]
     if context.home is not None and (text == "~" or text.startswith("~/")):
         found.append(context.home + text[1:])
@@ -208,12 +207,12 @@ def absolute(text: str, context: ToolContext) -> tuple[str, ...]:
 
 
 def is_below(path: str, folder: str | None) -> bool:
-    """Whether an absolute path is the folder or in it."""
+    """True if an absolute path is the folder or in it."""
     return folder is not None and _below(path, folder) is not None
 
 
 def _anchored(specifier: str) -> tuple[Anchor, str]:
-    """The anchor, and the pattern below it: with a slash first unless it holds at any depth."""
+    """Return the anchor, and the pattern below it: it starts with a slash unless it holds at any depth."""
     if specifier.startswith("//"):
         return "root", specifier[1:]
     if specifier == "~" or specifier.startswith("~/"):
@@ -239,8 +238,8 @@ def _steps(rest: str) -> Steps:
 
 
 def _name(pattern: str) -> re.Pattern[str]:
-    """The regular expression that pathspec makes of one name's pattern, made strict: a name may hold
-    a line break, a bracket never matches a slash, and a ``*`` takes the first fit, for good."""
+    """Return the regular expression that pathspec makes of one name's pattern, made strict: a name may
+    hold a line break, a bracket never matches a slash, and a ``*`` takes the first fit, for good."""
     if re.search(r"\[\^?!?\]?[^\]]*(--|\[[:.=])", pattern):
         raise ValueError("has a bracket that Runner does not understand: list its characters")
     try:

@@ -10,32 +10,30 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 from urllib.parse import unquote, urlsplit
 
-from runner.permissions.paths import PathPattern, path_pattern
+from runner.permissions.paths import PathPattern, Steps, fold, path_pattern
 
 Effect = Literal["allow", "ask", "deny"]
 
-REMEMBERED = "remembered"  # the origin of a rule that is a person's answer
+# The origin of a rule that is a person's answer; it stands above ask rules.
+REMEMBERED = "remembered"
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """``text`` is ``Tool`` or ``Tool(specifier)``. ``origin`` says who wrote it: ``job`` (the job
-    file), ``mode`` (what ``mode`` expands to), a settings file's path, or ``remembered`` (the answer
-    of a person, which stands above ``ask`` rules). ``run_id`` limits it to one run of the job.
-    ``position`` is its place in the job's list, once it is stored."""
+    """A permission rule as people write it."""
 
     effect: Effect
-    text: str
+    text: str  # "Tool" or "Tool(specifier)"
     why: str = ""
-    origin: str = "job"
-    run_id: str | None = None
-    position: int | None = None
+    origin: str = "job"  # "job", "mode", a settings file's path, or REMEMBERED
+    run_id: str | None = None  # the one run of the job that it holds for
+    position: int | None = None  # in the job's list, once it is stored
 
 
 UNANALYZABLE = ":opaque"  # Bash(:opaque): a command that hides what it runs, or where it writes
@@ -53,7 +51,7 @@ class Glob:
     pieces: tuple[str, ...]
 
     def matches(self, text: str) -> bool:
-        """Whether the whole text fits. The leftmost place of each piece is as good as any other."""
+        """True if the whole text fits. The leftmost place of each piece is as good as any other."""
         first, last = self.pieces[0], self.pieces[-1]
         if not text.startswith(first):
             return False
@@ -72,19 +70,16 @@ class Glob:
 
 @dataclass(frozen=True, slots=True)
 class CommandPattern:
-    """The specifier of a Bash rule. ``opaque``: it matches commands that hide what they run.
-    ``word`` is the first word of every command that fits, None when there is no such word;
-    ``needle`` is in every command that fits; ``literal`` is the one command that a rule without
-    ``*`` (but in quotes) names to the letter."""
+    """The specifier of a Bash rule."""
 
     globs: tuple[Glob, ...]
-    word: str | None = None
-    needle: str = ""
-    literal: str | None = None
-    unanalyzable: bool = False
+    word: str | None = None  # the first word of every command that fits, if there is such a word
+    needle: str = ""  # a text in every command that fits
+    literal: str | None = None  # the one command that a rule without * (but in quotes) names
+    unanalyzable: bool = False  # it matches commands that hide what they run
 
     def matches(self, command: str) -> bool:
-        """Whether a simple command, its words joined by one blank, fits."""
+        """True if a simple command, its words joined by one blank, fits."""
         return any(glob.matches(command) for glob in self.globs)
 
 
@@ -95,7 +90,7 @@ class HostPattern:
     host: str
 
     def matches(self, host: str) -> bool:
-        """Whether a host's name, in lower case and without the last dot, fits."""
+        """True if a host's name, in lower case and without the last dot, fits."""
         if self.host == "*":
             return host != ""
         if self.host.startswith("*."):
@@ -112,7 +107,7 @@ class AgentPattern:
 
 @lru_cache(maxsize=8192)
 def command_pattern(specifier: str) -> CommandPattern:
-    """Reads the specifier of a Bash rule.
+    """Read the specifier of a Bash rule.
 
     A trailing `` *`` and a trailing ``:*`` mean the same: the command alone, or followed by a blank
     and anything.
@@ -146,7 +141,7 @@ def _first_word(glob: Glob) -> str | None:
 
 @lru_cache(maxsize=1024)
 def host_pattern(specifier: str) -> HostPattern:
-    """Reads the specifier of a WebFetch rule.
+    """Read the specifier of a WebFetch rule.
 
     Raises:
         ValueError: it is not ``domain:`` and a host's name in ASCII.
@@ -162,19 +157,8 @@ def host_pattern(specifier: str) -> HostPattern:
     return HostPattern(host.removesuffix("."))
 
 
-def agent_pattern(specifier: str) -> AgentPattern:
-    """Reads the specifier of an Agent rule.
-
-    Raises:
-        ValueError: it is no name that a type of sub-agent can have.
-    """
-    if not AGENT_NAME.fullmatch(specifier):
-        raise ValueError("does not name a type of sub-agent, as in Agent(reviewer)")
-    return AgentPattern(specifier)
-
-
 def host_of(url: str) -> str | None:
-    """The host that every reader of the URL would connect to, in lower case; None when readers may
+    """Return the host that every reader of the URL would connect to, in lower case; None when readers may
     differ (user names, backslashes, blanks, escapes, letters beyond ASCII) or it is not http."""
     if not url.isascii() or not url.isprintable() or any(sign in url for sign in "\\ <>\"'`{}|^"):
         return None
@@ -190,7 +174,7 @@ def host_of(url: str) -> str | None:
 
 
 def hosts_in(url: str) -> tuple[str, ...]:
-    """Every host that some reader of the URL might connect to: for denials, more is better."""
+    """Return every host that some reader of the URL might connect to: for denials, more is better."""
     found: dict[str, None] = {}
     for text in (url, url.replace("\\", "/"), unquote(url)):
         rest = re.sub(r"[\s\x00-\x20]", "", text).partition(":")[2] or text
@@ -221,15 +205,15 @@ _INVISIBLE = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
 
 @dataclass(frozen=True, slots=True)
 class Syntax:
-    """A rule's text, read. Without a ``specifier`` it covers every call of the tools it names."""
+    """A rule's text, read."""
 
-    name: str
-    specifier: Specifier | None
+    name: str  # of one tool or several
+    specifier: Specifier | None  # without one it covers every call of these tools
 
 
 @lru_cache(maxsize=8192)
 def parse(text: str) -> Syntax:
-    """Reads a rule's text.
+    """Read a rule's text.
 
     Raises:
         ValueError: it is not a rule; the message goes on from "the rule …".
@@ -251,7 +235,7 @@ def parse(text: str) -> Syntax:
 
 
 def problem(text: str) -> str | None:
-    """What is wrong with a rule's text, in one line; None when it is a rule."""
+    """Return what is wrong with a rule's text, in one line; None if it is a rule."""
     try:
         parse(text)
     except ValueError as error:
@@ -261,8 +245,8 @@ def problem(text: str) -> str | None:
 
 
 def allows_nothing(text: str) -> str | None:
-    """Why a rule's text is of no use as an ``allow``, in one line; None when it is of use."""
-    if name_of(text) != "Bash" or _specified(text) != UNANALYZABLE:
+    """Return why a rule's text is of no use as an ``allow``, in one line; None if it is of use."""
+    if name_of(text) != "Bash" or text.partition("(")[2].removesuffix(")") != UNANALYZABLE:
         return None
     return (
         f"the rule {text!r} allows nothing: a command that hides what it runs is allowed by "
@@ -271,12 +255,12 @@ def allows_nothing(text: str) -> str | None:
 
 
 def is_name(text: str) -> bool:
-    """Whether a rule's name part can be one."""
+    """True if a text can be the name part of a rule."""
     return _NAME.fullmatch(text) is not None
 
 
 def names(text: str, tool: str) -> bool:
-    """Whether the tool is one of those that the rule's name stands for.
+    """True if the rule's name stands for the tool.
 
     ``Read`` stands for Grep and Glob too, ``Edit`` for Write, ``mcp__server`` for every tool of that
     server, a name that ends in ``*`` for all that begin so.
@@ -285,24 +269,19 @@ def names(text: str, tool: str) -> bool:
 
 
 def concerns(text: str, tool: str) -> bool:
-    """Whether the rule can have a say in calls of the tool: it names it, or it is about files that
-    a command of Bash is redirected into or from."""
+    """True if the rule can have a say in calls of the tool: it names it, or it is about files that a
+    command of Bash is redirected into or from."""
     name = name_of(text)
     return covers(name, tool) or (tool == "Bash" and name in ("Read", "Edit"))
 
 
 def name_of(text: str) -> str:
-    """The part of a rule's text that names tools."""
+    """Return the part of a rule's text that names tools."""
     return text.partition("(")[0].strip()
 
 
-def _specified(text: str) -> str:
-    """What stands in a rule's brackets."""
-    return text.partition("(")[2].removesuffix(")")
-
-
 def covers(name: str, tool: str) -> bool:
-    """``names`` for a rule's name alone."""
+    """True if a rule's name stands for the tool, as ``names`` says it of a rule."""
     if name == tool:
         return True
     if name.endswith("*"):
@@ -325,5 +304,93 @@ def _specifier(name: str, text: str) -> Specifier:
     if name == "WebFetch":
         return host_pattern(text)
     if name == "Agent":
-        return agent_pattern(text)
+        if not AGENT_NAME.fullmatch(text):
+            raise ValueError("does not name a type of sub-agent, as in Agent(reviewer)")
+        return AgentPattern(text)
     raise ValueError(f"has brackets, which mean nothing for {name}: write {name!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedRule:
+    """A rule, read. A broken one grants nothing and catches whatever its name covers."""
+
+    rule: Rule
+    name: str
+    specifier: Specifier | None = None
+    broken: bool = False  # its text is no rule
+
+    @classmethod
+    def of(cls, rule: Rule) -> ParsedRule:
+        """Read a rule, whatever its text."""
+        try:
+            syntax = parse(rule.text)
+        except ValueError:
+            return cls(rule, name_of(rule.text), broken=True)
+        return cls(rule, syntax.name, syntax.specifier)
+
+    @property
+    def blanket(self) -> bool:
+        """True if it covers every call of its tools."""
+        return self.specifier is None
+
+
+# Rules about absolute paths, for runs that work in copies of the folder that those paths name. A rule
+# such as Edit(//srv/tree/docs/**) would say nothing of the copy of /srv/tree that a run works in.
+# Beside it stands what it means there: Edit(/docs/**).
+
+_SPECIAL = re.compile(r"[*?\[\]\\]")
+
+
+def with_copies(rules: Sequence[Rule], folders: Sequence[str], home: str | None) -> list[Rule]:
+    """Return the rules, each that leads into the workspace by an absolute path followed by what it
+    means in a copy of it.
+
+    Args:
+        folders: the workspace's absolute path with symlinks resolved, then other names of it: by
+            those, too, rules deny and ask, but never allow.
+        home: the user's, for ``~``, symlinks resolved.
+    """
+    found: list[Rule] = []
+    for rule in rules:
+        names = folders[:1] if rule.effect == "allow" else folders
+        texts = dict.fromkeys(text for name in names for text in _rebased(rule, name, home))
+        found += [rule, *(replace(rule, text=text) for text in texts if text != rule.text)]
+    return found
+
+
+def _rebased(rule: Rule, folder: str, home: str | None) -> Iterator[str]:
+    syntax = parse(rule.text)
+    pattern = syntax.specifier
+    if not isinstance(pattern, PathPattern) or pattern.anchor == "workspace":
+        return
+    written = rule.text.partition("(")[2][:-1]
+    if pattern.anchor == "home":
+        if home is None:
+            return
+        escaped = _SPECIAL.sub(r"\\\g<0>", home.rstrip("/"))
+        written = f"/{escaped}{written[1:] or '/'}"
+        pattern = path_pattern(written)
+    if pattern.whole:  # the root of the file system: the copy is there too
+        return
+    loose = rule.effect != "allow"
+    steps = pattern.folded if loose else pattern.exact
+    rests = _rests(steps, (fold(folder) if loose else folder).strip("/").split("/"))
+    names = written.strip("/").split("/")
+    if any(at == len(steps.names) for at in rests):
+        yield f"{syntax.name}(/**)"
+        return
+    end = "/" if written.endswith("/") else ""
+    for at in sorted(rests - {0}):  # from its beginning it holds at any depth, in the copy as well
+        if steps.names[at - 1] is not None or at - 1 not in rests:
+            yield f"{syntax.name}(/{'/'.join(names[at:])}{end})"
+
+
+def _rests(steps: Steps, folder: Sequence[str]) -> set[int]:
+    """Return where in a pattern one may be when one stands in a folder: at its end, when the pattern
+    covers the folder or one above it."""
+    reached = steps.reach({0})
+    for name in folder:
+        if len(steps.names) in reached:
+            break
+        reached = steps.advance(reached, name)
+    return reached

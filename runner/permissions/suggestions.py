@@ -1,5 +1,5 @@
-"""What a question is about, so that equal ones can be answered together, and the rule that would
-answer it for good."""
+"""Groups equal questions, so that they can be answered together, and suggests the rule that would
+answer one for good."""
 
 from __future__ import annotations
 
@@ -24,15 +24,14 @@ _PATH_NAMES = frozenset({"file_path", "path"})
 
 @dataclass(frozen=True, slots=True)
 class Suggestion:
-    """``key`` is alike only for calls that would do the same, so that one answer is right for all;
-    ``rule`` is the text of a narrow rule that would allow the call, "" where there is none."""
+    """What a question is grouped by, and what may be remembered of its answer."""
 
-    key: str
-    rule: str
+    key: str  # alike only for calls that would do the same, so that one answer is right for all
+    rule: str  # the text of a narrow rule that would allow the call, "" where there is none
 
 
 def suggest(policy: Policy, request: Request) -> Suggestion:
-    """Group a call that is asked about, and suggest what may be remembered of the answer."""
+    """Return the group of a call that is asked about, and the rule that would allow it."""
     match request.tool:
         case "Bash":
             key, rule = _of_command(request)
@@ -40,15 +39,16 @@ def suggest(policy: Policy, request: Request) -> Suggestion:
             key, rule = _of_agent(request)
         case _:
             key, rule = _of_input(request)
-    if not rule.isprintable() or (rule and _with(policy, rule, request) != "allow"):
+    remembered = replace(policy, rules=(*policy.rules, Rule("allow", rule, origin=REMEMBERED)))
+    if not rule.isprintable() or (rule and evaluate(remembered, request).effect != "allow"):
         rule = ""
     return Suggestion(_bounded(key), rule)
 
 
 def _of_command(request: Request) -> tuple[str, str]:
     """Anything around a command can change what it does: the folder that it runs in, what feeds it,
-    the values of its variables. So the whole of it is the key, and a rule is suggested only for a
-    command that stands alone and says all that it does."""
+    the values of its variables. So the whole of it is the key, and only a command that stands alone
+    and says all that it does gets a rule."""
     whole = str(request.input.get("command", "")).strip()
     script = analyse(whole)
     alone = [part.text for part in script.parts] == [whole]
@@ -58,7 +58,8 @@ def _of_command(request: Request) -> tuple[str, str]:
 
 
 def _of_agent(request: Request) -> tuple[str, str]:
-    """Two sub-agents of one type do what their prompts say; a rule can name no more than the type."""
+    """The prompt is part of the key: it says what a sub-agent does. A rule can name no more than the
+    type."""
     agent_type = request.input.get("agent_type")
     whole = f"{agent_type} {_digest(_canonical(request.input))}"
     is_name = isinstance(agent_type, str) and AGENT_NAME.fullmatch(agent_type)
@@ -81,7 +82,7 @@ def _of_input(request: Request) -> tuple[str, str]:
 
 
 def _in_workspace(request: Request, path: str) -> str:
-    """The path from the workspace, with a slash at its beginning; "" outside of it."""
+    """Return the path from the workspace, with a slash at its beginning; "" outside of it."""
     workspace = (request.context.workspace or "").rstrip("/")
     return path[len(workspace) :] if workspace and path.startswith(workspace + "/") else ""
 
@@ -91,7 +92,7 @@ def _canonical(arguments: Mapping[str, Any]) -> str:
 
 
 def _bounded(key: str) -> str:
-    """No two calls that differ have the same key, however long they are."""
+    """Shorten a key so that keys that differ stay different."""
     if len(key) <= _MOST_KEY_CHARACTERS:
         return key
     return f"{key[:_MOST_KEY_CHARACTERS]}… {_digest(key)}"
@@ -99,8 +100,3 @@ def _bounded(key: str) -> str:
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:12]
-
-
-def _with(policy: Policy, text: str, request: Request) -> str:
-    remembered = Rule("allow", text, origin=REMEMBERED)
-    return evaluate(replace(policy, rules=(*policy.rules, remembered)), request).effect

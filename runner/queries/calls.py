@@ -32,8 +32,8 @@ from runner.core.search import LONGEST_WORD, SHORTEST_PART, Query, Term, fold
 from runner.errors import RunnerError, UsageError
 from runner.permissions import Rule, ToolContext
 from runner.permissions import rules as syntax
-from runner.permissions.accesses import ParsedRule, accesses_of
-from runner.permissions.rules import UNANALYZABLE, Glob
+from runner.permissions.accesses import accesses_of
+from runner.permissions.rules import UNANALYZABLE, Glob, ParsedRule
 from runner.queries.filters import CALLED_AT, KEY, NEWEST_FIRST, STATE, TOOK, Filters, of_calls
 from runner.queries.find import descendant_ids
 from runner.queries.rows import Column, Rows, at_most, cut, labelled
@@ -420,11 +420,11 @@ def command_pattern(text: str) -> Pattern:
     rule = f"Bash({text})"
     if (problem := syntax.problem(rule)) is not None:
         raise UsageError(f"{problem}; to find words, leave out the *")
-    line = ParsedRule.of(Rule("deny", rule))
+    parsed = ParsedRule.of(Rule("deny", rule))
 
     def matches(command: str) -> bool:
         parts = accesses_of("Bash", {"command": command}, ToolContext())
-        return any(part.catches(line) is not None for part in parts)
+        return any(part.catches(parsed) is not None for part in parts)
 
     start = text.removesuffix(":*").removesuffix(" *")
     pieces = [] if text == UNANALYZABLE else _STARS.split(start)

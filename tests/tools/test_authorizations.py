@@ -12,7 +12,7 @@ import pytest
 
 import runner
 from runner.core.conversation import Tool
-from runner.permissions import Policy, Request, ResolvedPath, ToolContext, authorization, evaluate
+from runner.permissions import Policy, Request, ResolvedPath, ToolContext, decisions, evaluate
 from runner.permissions.decisions import may_touch
 from runner.ports import Interrupt
 
@@ -243,7 +243,7 @@ def swap_after_deciding(monkeypatch: pytest.MonkeyPatch, folder: Path, other: Pa
         decided.append(decision.effect)
         return decision
 
-    monkeypatch.setattr(authorization, "may_touch", decide)
+    monkeypatch.setattr(decisions, "may_touch", decide)
     return decided
 
 

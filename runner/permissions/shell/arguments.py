@@ -16,7 +16,6 @@ _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)\+?=(.*)", re.DOTALL)
 _REST = Word("…", "…", exact=False, loose=True)  # stands for the arguments that xargs adds
 _NUMBER = re.compile(r"-\d+|--\d+")
 _OUTSIDE = re.compile(r"/|~|\$|(?:.*/)?\.\.(?:/|$)", re.DOTALL)
-_MAKE_SETS = re.compile(r"([^=\s]+?)[:+?!]*=(.*)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,9 +141,15 @@ def arguments_hide(name: str, arguments: Sequence[Word]) -> str:
 
 
 def _risky(name: str, arguments: Sequence[Word], risky: Options) -> str:
+    ended = False
     for index, word in enumerate(arguments):
         value = word.value
-        if word.loose or (name == "find" and value.startswith(("-", "$")) and not word.exact):
+        if risky.pattern is not None and risky.pattern.search(value):
+            return f"{name} runs or writes what {value} says"
+        if ended:
+            continue
+        option = name == "find" and value.startswith(("-", "$")) and not word.exact
+        if option or (word.loose and not risky.any_value):
             return f"{name} gets arguments that are not literal"
         if value.startswith(risky.starts):
             return f"{name} runs or writes what {value} says"
@@ -152,8 +157,7 @@ def _risky(name: str, arguments: Sequence[Word], risky: Options) -> str:
             value = f"-{value}"
         if _is_one_of(value, risky.letters, risky.long):
             return f"{name} runs or writes what {value.partition('=')[0]} says"
-        if value == "--" and name != "find":
-            break
+        ended = value == "--" and not risky.all_options
     return ""
 
 
@@ -213,21 +217,6 @@ def _go(arguments: Sequence[Word]) -> str:
     if values[:1] == ["env"] and any(re.match(r"--?[wu]", value) for value in values):
         return "go env -w sets the programs that go runs"
     return _risky("go", arguments, RISKY["go"])
-
-
-def _make(arguments: Sequence[Word]) -> str:
-    for word in arguments:
-        sets = _MAKE_SETS.fullmatch(word.value)
-        if sets and (
-            programs.MAKE_RUNS.fullmatch(sets[1]) or not programs.MAKE_PLAIN.fullmatch(sets[2])
-        ):
-            return f"make runs what {word.value} says"
-    return _risky("make", arguments, RISKY["make"])
-
-
-def _sqlite(arguments: Sequence[Word]) -> str:
-    risky = any(word.loose or programs.SQLITE_RISKY.search(word.value) for word in arguments)
-    return "sqlite3 runs the dot commands in its arguments" if risky else ""
 
 
 def _sed(arguments: Sequence[Word]) -> str:
@@ -316,33 +305,24 @@ def _git_words(name: str, rest: Sequence[Word]) -> str:
 
 
 def _git_options(name: str, rest: Sequence[Word]) -> str:
+    own: list[Word] = []  # without the texts of messages
     message = False
     for word in rest:
         if message and not (word.loose and not word.source.startswith('"')):
             message = False
             continue
-        if word.value == "--":
-            return ""
+        own.append(word)
         message = (
             name in ("commit", "tag", "merge")
             and re.fullmatch(r"-[a-z]*[mF]|--message|--file", word.value) is not None
         )
-        if word.loose and name not in programs.GIT_HARMLESS:
-            return f"git {name} gets arguments that are not literal"
-        letters = programs.GIT_RISKY_LETTERS.get(name, "")
-        if _is_one_of(word.value, letters, programs.GIT_RISKY):
-            return f"git {name} runs or writes what {word.value.partition('=')[0]} says"
-        if programs.GIT_TRANSPORT.search(word.value):
-            return "git can run any command by such a URL"
-    return ""
+    return _risky(f"git {name}", own, programs.git_options(name))
 
 
 _CHECKS: dict[str, Callable[[Sequence[Word]], str]] = {
     **dict.fromkeys(("sed", "gsed"), _sed),
     **dict.fromkeys(("awk", "gawk", "mawk", "nawk"), _awk),
-    **dict.fromkeys(("make", "gmake"), _make),
     "git": _git,
-    "sqlite3": _sqlite,
     "npm": _npm,
     "npx": _npx,
     "go": _go,

@@ -204,8 +204,7 @@ class Commands:
             self._unseen(command.words, command.forms)
         files = files_of(program, arguments)
         if files is not None:
-            for path in files.writes:
-                findings.write(path, findings.here)
+            findings.writes += [findings.target(path, findings.here) for path in files.writes]
             findings.operands += files.reads
             findings.changes += files.changes
         hides = hides or self._runner(program, command)

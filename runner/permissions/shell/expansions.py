@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import partial
 
 from tree_sitter import Node
 
@@ -76,14 +77,9 @@ def _visit_substitution(tree: Tree, node: Node) -> None:
     if text.startswith("`") and "\\" in text:
         tree.give_up(node, "backticks have escapes inside")
         return
-    for child in tree.children(node, lines=True):
-        if child.type == "file_redirect":
-            if tree.redirect(child):
-                tree.give_up(child)
-        elif child.is_named:
-            tree.visit(child)
-        elif child.type not in ("$(", ")", "`", "<(", ">(", ";", "&", "\n"):
-            tree.give_up(child)
+    tokens = ("$(", ")", "`", "<(", ">(", ";", "&", "\n")
+    children = tree.children(node, lines=True)
+    tree.visit_each(children, {"file_redirect": tree.lone_redirect}, tokens, named=tree.visit)
 
 
 def visit_arithmetic(tree: Tree, node: Node) -> None:
@@ -113,18 +109,15 @@ def visit_test(tree: Tree, node: Node) -> None:
     """Visit the operands of ``[[ … ]]`` or ``[ … ]``; give up when bash may evaluate what they hold."""
     children = tree.children(node)
     double = bool(children) and children[0].type == "[["
-    for child in children:
-        if child.is_named:
-            _visit_condition(tree, child, double)
-        elif child.type not in ("[", "]", "[[", "]]"):
-            tree.give_up(child)
+    visit = partial(_visit_condition, tree, double)
+    tree.visit_each(children, {}, ("[", "]", "[[", "]]"), named=visit)
 
 
-def _visit_condition(tree: Tree, node: Node, double: bool) -> None:
+def _visit_condition(tree: Tree, double: bool, node: Node) -> None:
     if node.type == "parenthesized_expression" and double:
         for child in tree.children(node):
             if child.is_named:
-                _visit_condition(tree, child, double)
+                _visit_condition(tree, double, child)
     elif node.type == "unary_expression":
         _visit_unary(tree, node, double)
     elif node.type == "binary_expression":
@@ -137,7 +130,7 @@ def _visit_unary(tree: Tree, node: Node, double: bool) -> None:
     children = tree.children(node)
     operator = tree.text_of(children[0])
     if len(children) == 2 and operator == "!":
-        _visit_condition(tree, children[1], double)
+        _visit_condition(tree, double, children[1])
     elif len(children) == 2 and operator in _UNARY:
         _operand(tree, children[1], double)
     else:
@@ -152,8 +145,8 @@ def _visit_binary(tree: Tree, node: Node, double: bool) -> None:
     left, middle, right = children
     operator = tree.text_of(middle)
     if operator in ("&&", "||") and double:
-        _visit_condition(tree, left, double)
-        _visit_condition(tree, right, double)
+        _visit_condition(tree, double, left)
+        _visit_condition(tree, double, right)
     elif operator in _TEXTS:
         _operand(tree, left, double)
         if right.type not in ("regex", "extglob_pattern"):

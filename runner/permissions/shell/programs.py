@@ -7,8 +7,8 @@ with such rules.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 
 from runner.permissions.shell.words import names
 
@@ -127,21 +127,30 @@ class Options:
     """Options of a program that make its arguments decide what is run or written."""
 
     letters: str = ""  # short options
-    long: tuple[str, ...] = ()  # long options without dashes; the start of one counts too
+    long: Collection[str] = ()  # long options without dashes; the start of one counts too
     starts: tuple[str, ...] = ()  # an argument that starts so
+    pattern: re.Pattern[str] | None = None  # an argument in which it is found, also after "--"
     bundle: bool = False  # the first argument is a bundle of letters, with a dash or without
+    all_options: bool = False  # "--" does not end the options
+    any_value: bool = False  # what a variable or a glob becomes in its arguments does not matter
 
 
 def _options(text: str) -> Options:
     """Return the options in ``text``: ``-ab`` two letters, ``--long``, and ``+*`` for what starts with
-    ``+``; ``BUNDLE`` where the first argument needs no dash."""
+    ``+``; ``BUNDLE`` and ``ALL`` for ``bundle`` and ``all_options``."""
     every = text.split()
     return Options(
-        "".join(each[1:] for each in every if re.fullmatch("-[A-Za-z]+", each)),
-        tuple(each[2:] for each in every if re.fullmatch("--[^*]+", each)),
-        tuple(each[:-1] for each in every if each[-1] == "*"),
-        "BUNDLE" in every,
+        letters="".join(each[1:] for each in every if re.fullmatch("-[A-Za-z]+", each)),
+        long=tuple(each[2:] for each in every if re.fullmatch("--[^*]+", each)),
+        starts=tuple(each[:-1] for each in every if each[-1] == "*"),
+        bundle="BUNDLE" in every,
+        all_options="ALL" in every,
     )
+
+
+def _letters(text: str) -> dict[str, str]:
+    """Return the letters of each name: ``clone:uc am:i``."""
+    return dict(each.split(":") for each in text.split())
 
 
 def _by_program(table: Mapping[str, str]) -> dict[str, Options]:
@@ -150,7 +159,7 @@ def _by_program(table: Mapping[str, str]) -> dict[str, Options]:
 
 RISKY = _by_program(
     {
-        "find": "-exec* -ok* -delete* -fprint* -fls*",
+        "find": "ALL -exec* -ok* -delete* -fprint* -fls*",
         "sort": "-o --output --compress-program",
         "rg": "--pre --hostname-bin",
         "fd fdfind": "-xX --exec --exec-batch",
@@ -199,7 +208,6 @@ RISKY = _by_program(
         "--extract-media",
         "rpm": "-ED --eval --define --pipe --load --macros --rcfile --root",
         "rpmbuild": "-ED --eval --define --load --macros --rcfile",
-        "make gmake": "-Ef --eval --file --makefile .SHELLFLAGS*",
         "cmake": """--install -E* -P* -C*
             -DCMAKE_C_COMPILER* -DCMAKE_C_FLAGS* -DCMAKE_CXX_COMPILER* -DCMAKE_CXX_FLAGS*
             -DCMAKE_RULE_* -DCMAKE_PROJECT_* -DCMAKE_TOOLCHAIN_* -DCMAKE_LINKER* -DCMAKE_AR=*
@@ -208,6 +216,16 @@ RISKY = _by_program(
             CMAKE_MAKE_PROGRAM*""",
     }
 )
+# Assignments of variables that make runs, and of values that are more than plain text.
+_MAKE = replace(
+    _options("-Ef --eval --file --makefile .SHELLFLAGS*"),
+    pattern=re.compile(
+        r"^(?:SHELL|CC|CXX|CPP|LD|AR|AS|RM|MAKE[^=\s]*|[^=\s]*(?:SHELL|CMD|COMMAND|WRAPPER|LAUNCHER))"
+        r"[:+?!]*=|^[^=\s]+=[A-Za-z0-9_.,/-]*[^A-Za-z0-9_.,/-]"
+    ),
+)
+_SQLITE = re.compile(r"^\s*\.|-cmd|-init|writefile|load_extension|edit\s*\(", re.MULTILINE)
+RISKY |= {"make": _MAKE, "gmake": _MAKE, "sqlite3": Options(pattern=_SQLITE, all_options=True)}
 # gcc by its other names: x86_64-linux-gnu-gcc-12, clang++
 COMPILERS = re.compile(r"(?:.*-)?(?:gcc|g\+\+|cc|c\+\+|clang|clang\+\+|cpp|gfortran)(?:-[0-9.]+)?")
 COMPILER_ENDS = (*"0123456789", "cc", "++", "clang", "cpp", "gfortran")
@@ -227,11 +245,6 @@ PROJECT_OPTIONS = {
     ),
 }
 
-# Variables of make that it runs; and of what is in a value that it does not.
-MAKE_RUNS = re.compile(
-    r"SHELL|CC|CXX|CPP|LD|AR|AS|RM|MAKE.*|.*(?:SHELL|CMD|COMMAND|WRAPPER|LAUNCHER)"
-)
-MAKE_PLAIN = re.compile(r"[A-Za-z0-9_.,/-]*")
 NPM_RUNS = names("run run-script rum urn")
 NPX_FLAGS = names("-y --yes --no --no-install -q --quiet")
 SED_SAFE = re.compile(
@@ -239,7 +252,6 @@ SED_SAFE = re.compile(
     r"|(?:[0-9$]+(?:,[0-9$]+)?)?\s*s([/|#,:@!])(?:(?!\1)[^\\\n]|\\.)*\1(?:(?!\1)[^\\\n]|\\.)*\1[gpiI0-9]*"
 )
 AWK_RISKY = re.compile(r"system|[|@`]|getline|close|include|load|print.*>", re.DOTALL)
-SQLITE_RISKY = re.compile(r"^\s*\.|-cmd|-init|writefile|load_extension|edit\s*\(", re.MULTILINE)
 
 # --- git (https://git-scm.com/docs).
 
@@ -258,26 +270,28 @@ GIT_RUNS = names("""
     merge-one-file sh-i18n""")
 # Parts of other commands (submodule--helper foreach, difftool--helper) and of transports.
 GIT_INTERNAL = re.compile(r".*--.*|remote-.*|credential-.*|mergetool-.*|gui-.*|citool-.*")
-GIT_RISKY = names("""
-    upload-pack receive-pack exec output ext-diff textconv open-files-in-pager template config extcmd
-    filters exec-path output-directory config-env upload-archive strategy""")
-GIT_RISKY_LETTERS = {
-    "rebase": "xis",
-    "grep": "O",
-    "clone": "uc",
-    "ls-remote": "u",
-    "archive": "o",
-    "format-patch": "o",
-    "am": "i",
-    "merge": "s",
-    "pull": "s",
-}
 # Of these no option runs anything, so what a variable or a glob becomes in them does not matter.
-GIT_HARMLESS = names("""
+_GIT_HARMLESS = names("""
     add commit status checkout switch branch tag rm mv restore reset merge cherry-pick revert rev-parse
     worktree describe ls-files""")
 GIT_CONFIG_READS = names("get list --get --list -l --get-all --get-regexp --show-origin")
-GIT_TRANSPORT = re.compile(r"(?:ext|fd)::", re.IGNORECASE)
+_GIT_OPTIONS = Options(
+    long=names("""
+        upload-pack receive-pack exec output ext-diff textconv open-files-in-pager template config extcmd
+        filters exec-path output-directory config-env upload-archive strategy"""),
+    pattern=re.compile(r"(?:ext|fd)::", re.IGNORECASE),  # an URL that runs a command
+)
+_GIT_LETTERS = _letters(
+    "rebase:xis grep:O clone:uc ls-remote:u archive:o format-patch:o am:i merge:s pull:s"
+)
+
+
+def git_options(name: str) -> Options:
+    """Return the options of a subcommand of git."""
+    letters = _GIT_LETTERS.get(name, "")
+    return replace(_GIT_OPTIONS, letters=letters, any_value=name in _GIT_HARMLESS)
+
+
 # Git takes the start of a long option for it (https://git-scm.com/docs/gitcli); of these the start is
 # read as the whole.
 GIT_LONG = sorted(
@@ -286,16 +300,9 @@ GIT_LONG = sorted(
     mixed move no-verify pathspec-from-file prune rebase skip soft tags""")
 )
 # Letters that take the rest of their word for a value.
-GIT_VALUED = {
-    "commit": "mFCctuS",
-    "tag": "mFun",
-    "branch": "u",
-    "merge": "mFXsS",
-    "grep": "efOmABC",
-    "log": "nLSG",
-    "diff": "USGO",
-    "clean": "e",
-}
+GIT_VALUED = _letters(
+    "commit:mFCctuS tag:mFun branch:u merge:mFXsS grep:efOmABC log:nLSG diff:USGO clean:e"
+)
 
 # --- Files that arguments name.
 

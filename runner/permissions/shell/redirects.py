@@ -53,10 +53,11 @@ def _add_target(tree: Tree, operator: str, word: Word, moment: Moment, pipe: boo
     if _NETWORK.match(word.value):
         tree.findings.give_up("it opens a network connection")
     path = path_of(word)
+    target = tree.findings.target(path, moment, pipe)
     if operator in ("<", "<&"):
-        tree.findings.read(path, moment, pipe=pipe)
+        tree.findings.reads.append(target)
     elif path not in DEVICES:
-        tree.findings.write(path, moment, pipe=pipe)
+        tree.findings.writes.append(target)
 
 
 def visit_heredoc(tree: Tree, node: Node) -> list[Word]:
@@ -78,11 +79,8 @@ def visit_heredoc(tree: Tree, node: Node) -> list[Word]:
         elif child.type in ("file_redirect", "herestring_redirect"):
             words.extend(tree.redirect(child))
         elif child.type in ("pipeline", "list", "command"):
-            for statement in tree.children(child) if child.type == "pipeline" else [child]:
-                if statement.is_named:
-                    tree.visit(statement)
-                elif statement.type not in ("|", "|&"):
-                    tree.give_up(statement)
+            statements = tree.children(child) if child.type == "pipeline" else [child]
+            tree.visit_each(statements, {}, ("|", "|&"), named=tree.visit)
         elif child.is_named:
             words.append(tree.word(child))
         elif child.type not in ("<<", "<<-", "&&", "||"):

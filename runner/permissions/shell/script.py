@@ -109,13 +109,9 @@ class Findings:
         if self.moved is None or moment < self.moved:
             self.moved = moment
 
-    def read(self, path: str, moment: Moment, *, pipe: bool = False) -> None:
-        """Add a file that a redirect reads."""
-        self.reads.append(Target(path, _LAST if self.deferred else moment, pipe))
-
-    def write(self, path: str, moment: Moment, *, pipe: bool = False) -> None:
-        """Add a file that is written."""
-        self.writes.append(Target(path, _LAST if self.deferred else moment, pipe))
+    def target(self, path: str, moment: Moment, pipe: bool = False) -> Target:
+        """Return a path that is opened at that moment, or later where that is not certain."""
+        return Target(path, _LAST if self.deferred else moment, pipe)
 
     def add(self, text: str, forms: dict[str, None], hides: str = "") -> None:
         """Add a simple command."""

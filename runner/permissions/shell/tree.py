@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import tree_sitter_bash
 from tree_sitter import Language, Node, Parser
@@ -31,6 +32,9 @@ _PORTABLE = names("""
     simple_expansion special_variable_name variable_name variable_assignment command_substitution
     concatenation redirected_statement file_redirect file_descriptor comment subshell negated_command""")
 _PORTABLE_TOKENS = names("""; & && || | ! ( ) $ $( ` " = > >> < >& <&""")
+
+
+Visitor = Callable[[Node], object]
 
 
 class Tree(ABC):
@@ -123,11 +127,33 @@ class Tree(ABC):
         whole = "\n" not in self.text_of(node) and after in ("", "\n")
         return lines and whole and before in " \t\n;&|()"
 
-    def is_portable(self) -> bool:
-        """True if every POSIX shell reads the script as bash does."""
-        return _is_portable(self.root)
+    def visit_each(
+        self,
+        children: Sequence[Node],
+        visitors: Mapping[str, Visitor],
+        tokens: Collection[str],
+        named: Visitor | None = None,
+    ) -> None:
+        """Visit children by their types; give up on one that is not known.
+
+        Args:
+            tokens: the types that need no visit.
+            named: visits a named child that has no visitor of its own.
+        """
+        for child in children:
+            visitor = visitors.get(child.type) or (named if child.is_named else None)
+            if visitor is not None:
+                visitor(child)
+            elif child.type not in tokens:
+                self.give_up(child)
+
+    def lone_redirect(self, node: Node) -> None:
+        """Visit a redirect that no word may follow."""
+        if self.redirect(node):
+            self.give_up(node)
 
 
-def _is_portable(node: Node) -> bool:
+def is_portable(node: Node) -> bool:
+    """True if every POSIX shell reads the script as bash does."""
     known = node.type in (_PORTABLE if node.is_named else _PORTABLE_TOKENS)
-    return known and all(map(_is_portable, node.children))
+    return known and all(map(is_portable, node.children))

@@ -22,7 +22,7 @@ from runner.permissions.shell.expansions import (
 )
 from runner.permissions.shell.redirects import visit_heredoc, visit_redirect
 from runner.permissions.shell.script import Findings, Moment
-from runner.permissions.shell.tree import EXPANSIONS, TOKENS, WORDS, Tree
+from runner.permissions.shell.tree import EXPANSIONS, TOKENS, WORDS, Tree, Visitor, is_portable
 from runner.permissions.shell.words import Reader, UnclearError, Word, names, plain_word
 
 _DEEPEST = 150  # nodes below one another
@@ -70,7 +70,7 @@ class Walk(Tree):
         root = self.root
         if root.has_error:
             self.findings.give_up("it cannot be parsed as bash", self.text)
-        if self.shell != "bash" and not self.is_portable():
+        if self.shell != "bash" and not is_portable(root):
             self.findings.give_up(f"it uses what {self.shell} may read in another way than bash")
         self.gap(0, root.start_byte, lines=True)
         self.gap(root.end_byte, len(self.text), lines=True)
@@ -113,18 +113,14 @@ class Walk(Tree):
     def _function(self, node: Node) -> None:
         """What a function runs is taken for run, at any time from here on."""
         deferred, self.findings.deferred = self.findings.deferred, True
-        for child in self.children(node, lines=True):
-            if child.type == "word":
-                if not _FUNCTION_NAME.fullmatch(self.text_of(child)):
-                    self.give_up(child)
-            elif child.type in _FUNCTION_BODIES:
-                self.visit(child)
-            elif child.type == "file_redirect":
-                if self.redirect(child):
-                    self.give_up(child)
-            elif child.type not in ("function", "(", ")"):
-                self.give_up(child)
+        visitors: dict[str, Visitor] = dict.fromkeys(_FUNCTION_BODIES, self.visit)
+        visitors |= {"word": self._function_name, "file_redirect": self.lone_redirect}
+        self.visit_each(self.children(node, lines=True), visitors, ("function", "(", ")"))
         self.findings.deferred = deferred
+
+    def _function_name(self, node: Node) -> None:
+        if not _FUNCTION_NAME.fullmatch(self.text_of(node)):
+            self.give_up(node)
 
     def _define(self, node: Node) -> None:
         """Note the name of a function that is defined for sure."""
@@ -142,18 +138,16 @@ class Walk(Tree):
 
     def _for(self, node: Node) -> None:
         """``for x in …`` and ``select``."""
-        for child in self.children(node, lines=True):
-            if child.type == "variable_name":
-                name = self.text_of(child)
-                self.findings.tainted.add(name)
-                if variable_risk(name, exported=False) == "high":
-                    self.findings.give_up(f"it sets {name}")
-            elif child.type in _BODIES:
-                self.visit(child)
-            elif child.is_named:
-                self.word(child)
-            elif child.type not in ("for", "select", "in", ";", "\n"):
-                self.give_up(child)
+        visitors: dict[str, Visitor] = dict.fromkeys(_BODIES, self.visit)
+        visitors["variable_name"] = self._loop_variable
+        tokens = ("for", "select", "in", ";", "\n")
+        self.visit_each(self.children(node, lines=True), visitors, tokens, named=self.word)
+
+    def _loop_variable(self, node: Node) -> None:
+        name = self.text_of(node)
+        self.findings.tainted.add(name)
+        if variable_risk(name, exported=False) == "high":
+            self.findings.give_up(f"it sets {name}")
 
     def _counted_for(self, node: Node) -> None:
         """``for ((…))``."""
@@ -165,28 +159,19 @@ class Walk(Tree):
                 self.visit(child)
 
     def _case(self, node: Node) -> None:
-        for child in self.children(node, lines=True):
-            if child.type == "case_item":
-                self._case_item(child)
-            elif child.is_named:
-                self.word(child)
-            elif child.type not in ("case", "in", "esac", ";", "\n"):
-                self.give_up(child)
+        tokens = ("case", "in", "esac", ";", "\n")
+        children = self.children(node, lines=True)
+        self.visit_each(children, {"case_item": self._case_item}, tokens, named=self.word)
 
     def _case_item(self, node: Node) -> None:
         children = self.children(node, lines=True)
         close = next((i for i, c in enumerate(children) if c.type == ")"), None)
         if close is None:
             self.give_up(node)
-            return
-        if not _CASES.fullmatch(self.text, node.start_byte, children[close].start_byte):
+        elif not _CASES.fullmatch(self.text, node.start_byte, children[close].start_byte):
             self.give_up(node, "a case pattern was not understood")
-            return
-        for child in children[close + 1 :]:
-            if child.is_named:
-                self.visit(child)
-            elif child.type not in TOKENS:
-                self.give_up(child)
+        else:
+            self.visit_each(children[close + 1 :], {}, TOKENS, named=self.visit)
 
     # --- Simple commands.
 
