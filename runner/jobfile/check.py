@@ -60,7 +60,7 @@ def _check_folder(top: Section) -> None:
         needs = "needs" if len(names) == 1 else "need"
         do = "give it another mode" if workspace else "add a [workspace] with its path"
         homeless[names[0]].note(f"{', '.join(names)} {needs} a folder to work in: {do}")
-    if top["verify"]:
+    if "verify" in top:
         top.note("needs a folder to run in: add a [workspace]", "verify")
     if top["instructions"]:
         top.note("needs a folder with AGENTS.md or CLAUDE.md: add a [workspace]", "instructions")
@@ -68,6 +68,8 @@ def _check_folder(top: Section) -> None:
 
 def _check_workspace(section: Section) -> None:
     mode = section["mode"]
+    if section.at("mode").is_wrong():
+        return
     modes = {key.name: key.modes for key in WORKSPACE.keys if key.modes}
     misplaced = [key for key in section.written if mode not in modes.get(key, (mode,))]
     for key in misplaced:

@@ -16,6 +16,7 @@ from runner.core.conversation import Usage
 from runner.core.hooks import HookEvent, OnHookFailure
 from runner.core.spec import OnTimeout, ParallelTools, Provider
 from runner.core.workspace import Accepted, OnFailure, OnUnknown, WorkspaceMode
+from runner.jobfile import values
 from runner.jobfile.permissions import matcher, rules_of
 from runner.jobfile.table import (
     Key,
@@ -30,21 +31,14 @@ from runner.jobfile.table import (
     flag,
     integer,
     list_of,
+    mapping,
     number,
     schema_of,
     table_of,
     tables_by_name,
     text,
 )
-from runner.jobfile.values import (
-    BadValueError,
-    kind,
-    pattern_problem,
-    ref_problem,
-    repository_problem,
-    schema_problem,
-    shown,
-)
+from runner.jobfile.values import BadValueError, kind, shown
 from runner.permissions import Default
 from runner.permissions.modes import Mode
 
@@ -99,8 +93,15 @@ def _header_value_problem(value: Any) -> str | None:
     return "must be plain ASCII on one line, without blanks around it"
 
 
+def _read_result_schema(value: Any, node: Node) -> Mapping[str, Any]:
+    schema = mapping(value, node)
+    if wrong := values.schema_problem(schema):
+        raise BadValueError(wrong)
+    return schema
+
+
 def _read_headers(value: Any, node: Node) -> Mapping[str, Any]:
-    headers: Mapping[str, Any] = table_of(_ANYTHING).read(value, node).written
+    headers = mapping(value, node)
     for name, value in headers.items():
         if meant := RESERVED_HEADERS.get(name.lower()):
             node.note(f"cannot be set here: {meant}", name)
@@ -124,47 +125,40 @@ def _read_hooks(value: Any, node: Node) -> Mapping[str, Any]:
     return dict.fromkeys(EVENTS.names, functions)
 
 
-def _said_problem(value: Any) -> str | None:
+def _script_text_problem(value: Any) -> str | None:
     is_text = isinstance(value, str) and value.strip()
     return None if is_text else "must be a text that is not blank"
 
 
 _path = text(words="path")
 _template = text(words="[template](#prompts)")
-_usd = number(LEAST_USD, MOST_USD)
-_tokens = integer(1_000_000_000_000)
-_count = integer(1_000_000)
-_window = integer(1_000_000_000)
 _line = text(MOST_NAME)
-_wait = number(0, 1_000_000)  # seconds
+_script_text = checked("string", {"type": "string"}, _script_text_problem)
+_count = integer(1_000_000)
+_tokens = integer(1_000_000_000_000)
+_usd = number(LEAST_USD, MOST_USD)
+_seconds = number(0, 1_000_000)
 _names = list_of(text(500), placed=True, unique=True)
-_said = checked("string", {"type": "string"}, _said_problem)
 _calls = list_of(text(), words="calls", placed=True)
 _commands = list_of(
     text(), words="commands", empty="give at least one shell command, or leave it out"
 )
+_patterns = list_of(text(500, check=values.pattern_problem), words="patterns")
 _accepted = list_of(
-    checked(" or ".join(_ACCEPTED), {"enum": list(_ACCEPTED)}, _accepted_problem),
+    checked("", {"enum": list(_ACCEPTED)}, _accepted_problem),
     words=", ".join(f'`"{word}"`' for word in _ACCEPTED),
 )
-_patterns = list_of(text(500, check=pattern_problem), words="patterns")
-_repository = text(2_000, "path or URL", repository_problem)
-_items = checked(
-    "list of strings and tables",
-    {"type": "array", "minItems": 1, "items": {"type": ["string", "object"]}},
-    _items_problem,
-)
+_ref = text(500, "ref", values.ref_problem)
+_repository = text(2_000, "path or URL", values.repository_problem)
+_items = checked("list of strings and tables", {"type": "array", "minItems": 1}, _items_problem)
 _command = either(text(), list_of(text(500), empty="give the program and its arguments"))
-_schema = checked("table", {"type": "object"}, schema_problem)
-_headers = Type("table", {"type": "object"}, _read_headers)
+_result_schema = Type("table", {"type": "object"}, _read_result_schema)
 _header_value = checked("string", {"type": "string"}, _header_value_problem)
 
 # fmt: off
 RULE = Table("rule", (
-    Key("rule", text(), None, "The rule.", example="Bash(git diff *)",
-        needed="the rule itself, such as 'Bash(git diff *)'"),
-    Key("why", text(500), None,
-        "The reason: one line, shown with each of the rule's decisions, also to the model."),
+    Key("rule", text(), None, "The rule.", needed="the rule itself, such as 'Bash(git diff *)'"),
+    Key("why", text(500), None, "One line, shown with each of its decisions, also to the model."),
     Key("match", _calls, [], "Examples that the rule has to match."),
     Key("not_match", _calls, [], "Examples that the rule must not match."),
 ))
@@ -175,17 +169,17 @@ PERMISSIONS = Table("permissions", (
     Key("allow", rules_of("allow", RULE), [], "Calls that may run."),
     Key("default", choice(*get_args(Default)), "deny", "What happens to a call that no rule matches."),
     Key("mode", choice(*get_args(Mode)), None, "[A set of rules](#modes), added to the job's own."),
-    Key("from", _path, None, "A [settings file](#rules-of-a-settings-file) of Claude Code: its rules "
-        "are added to the job's own.", example=".claude/settings.json"),
-    Key("ask_timeout", duration(), None,
-        "How long a question waits for its answer; without it, as long as it takes.", example="8h"),
-    Key("on_timeout", choice(*get_args(OnTimeout)), "deny", "What happens then: the call "
-        "is denied and the run goes on, or the run stops.", needs="ask_timeout"),
-    Key("on_ask", text(2_000), None, "A shell command of one line, run when runs of this job begin to "
-        "wait for answers. [What it is given](operations.md#being-told-of-questions)."),
+    Key("from", _path, None, example=".claude/settings.json", doc=
+        "A [settings file](#rules-of-a-settings-file) of Claude Code, whose rules are added."),
+    Key("ask_timeout", duration(), None, "How long a question waits for its answer.", "unlimited",
+        example="8h"),
+    Key("on_timeout", choice(*get_args(OnTimeout)), "deny", needs="ask_timeout", doc=
+        "What happens then: the call is denied and the run goes on, or the run stops."),
+    Key("on_ask", text(2_000), None, "A shell command of one line, run when [runs of this job begin to "
+        "wait for answers](operations.md#being-told-of-questions)."),
 ))
-_SYSTEM_GROUP = (("system", "system_file"), "")
-_SCHEMA_GROUP = (("output_schema", "output_schema_file"), "")
+_SYSTEM = (("system", "system_file"), "")
+_RESULT = (("output_schema", "output_schema_file"), "")
 AGENT_PERMISSIONS = Table("agents.NAME.permissions", (
     Key("deny", rules_of("deny", RULE), [], "Calls that it may not make."),
     Key("ask", rules_of("ask", RULE), [], "Calls that a person is asked about."),
@@ -194,13 +188,11 @@ AGENT_PERMISSIONS = Table("agents.NAME.permissions", (
 ))
 AGENT_LIMITS = Table("agents.NAME.limits", (
     Key("max_turns", _count, None, "Its model replies.", "the job's"),
-    Key("token_ceiling", _tokens, None, "Tokens of all its calls and those of its own sub-agents.",
+    Key("token_ceiling", _tokens, None, "Tokens of all its calls, its own sub-agents' included.",
         "the job's"),
     Key("cost_ceiling_usd", _usd, None, "USD of the same calls.", "the job's"),
-    Key("working_time", duration(), None, "How long its model calls and tools may take together.",
-        "the job's"),
-    Key("deadline", duration(), None, "How long it may take from its start, waiting included.",
-        "the job's"),
+    Key("working_time", duration(), None, "Time of its model calls and tools together.", "the job's"),
+    Key("deadline", duration(), None, "Time from its start, waiting included.", "the job's"),
 ))
 AGENT = Table("agents.NAME", (
     Key("description", text(1_000), None, "What the model is told of the type: what it is good for. "
@@ -208,19 +200,19 @@ AGENT = Table("agents.NAME", (
     Key("system", text(), None, "The system prompt.", "the job's"),
     Key("system_file", _path, None, "The same from a file; at most one of the two.", ""),
     Key("model", _line, None, "The model's id.", "the job's"),
-    Key("tools", _names, None, "Which of the job's tools it has; with `Agent` it may start sub-agents "
-        "itself. Never one that its parent lacks.", "all of the job's"),
+    Key("tools", _names, None, "Its tools, of those that its parent has. With `Agent` it may start "
+        "sub-agents itself.", "all of the job's"),
     Key("permissions", table_of(AGENT_PERMISSIONS), {}, "[Rules of its own](#agentsnamepermissions)."),
-    Key("workspace", choice(*get_args(AgentWorkspace)), "parent", "Where it works: in the folder of its "
-        "parent, or in a worktree or copy of its own that begins with the parent's newest recorded "
-        'files. `"own"` needs a `[workspace]` with mode `"git"` or `"copy"`.'),
-    Key("snapshot", flag(), False, "Whether it begins with its parent's conversation where the call "
-        "does not say. Otherwise it begins with its prompt alone."),
-    Key("output_schema", _schema, None, "[The structured result](#structured-results) that it has to "
-        "submit."),
+    Key("workspace", choice(*get_args(AgentWorkspace)), "parent", "Where it works: in its parent's "
+        "folder, or in a worktree or copy of its own that begins with the newest files recorded of "
+        'that. `"own"` needs a `[workspace]` with mode `"git"` or `"copy"`.'),
+    Key("snapshot", flag(), False, "Whether it begins with its parent's conversation, where the call "
+        "doesn't say. Otherwise it begins with its prompt alone."),
+    Key("output_schema", _result_schema, None,
+        "[The structured result](#structured-results) that it has to submit."),
     Key("output_schema_file", _path, None, "The same from a JSON file; at most one of the two.", ""),
     Key("limits", table_of(AGENT_LIMITS), {}, "[Limits of its own](#agentsnamelimits)."),
-), (_SYSTEM_GROUP, _SCHEMA_GROUP))
+), (_SYSTEM, _RESULT))
 COORDINATOR = Table("coordinator", (
     Key("agent", text(), None, "The type of sub-agent that works on a part.",
         needed="the type of sub-agent that works on a part"),
@@ -230,14 +222,14 @@ COORDINATOR = Table("coordinator", (
 ))
 HOOK = Table("hooks.EVENT", (
     Key("matcher", matcher(), [], "Which calls it is run for: one part of the call that one of the "
-        "rules matches is enough. Only for `PreToolUse` and `PostToolUse`. `\"Edit\\|Write\"` is a list "
-        "of two.", "every call"),
+        "rules matches is enough. Only for `PreToolUse` and `PostToolUse`. "
+        '`"Edit\\|Write"` is a list of two.', "every call"),
     Key("command", text(), None, "A command for bash.", ""),
-    Key("function", text(500), None, "A function of your own, `package.module:function`, called with the "
-        "event. Exactly one of the two.", ""),
+    Key("function", text(500), None, "A function of your own, `package.module:function`, called with "
+        "the event. Exactly one of the two.", ""),
     Key("timeout", duration(3_600.0), 60, "How long it may take; at most an hour."),
-    Key("on_failure", choice(*get_args(OnHookFailure)), "deny", "What happens to the call when the hook "
-        "fails or takes too long. Only for `PreToolUse`."),
+    Key("on_failure", choice(*get_args(OnHookFailure)), "deny", "What happens to the call when the "
+        "hook fails or takes too long. Only for `PreToolUse`."),
     Key("repeatable", flag(), False, "Whether it is run again when its worker died in the middle of it."),
 ), ((("command", "function"), "what the hook runs"),))
 EVENTS = Table("hooks", tuple(
@@ -250,167 +242,148 @@ ITEMS = Table("items", (
         "relative to the workspace's folder (without a workspace, to the job file's). In mode `\"git\"` "
         "these are the files of the commit that runs begin at. `**` stands for folders of any depth; "
         "hidden files and folders are passed over unless a part of the pattern begins with a dot.", ""),
-    Key("jsonl", _path, None, "One item for each line: a JSON string or object. Blank lines are passed "
-        "over.", ""),
+    Key("jsonl", _path, None, "One item for each line that isn't blank: a JSON string or object.", ""),
     Key("command", _command, None, "One item for each line of the command's output: the JSON object or "
         "string that it holds, else the line. A string is run with `bash -c`, a list as it is, in the "
         "job file's folder, for 60 seconds at most. If it fails, so does the submission.", ""),
 ), ((("list", "glob", "jsonl", "command"), "where the items come from"),))
+_COPIED, _GIT, _RECORDED = ("shared", "copy"), ("git",), ("git", "copy")
 WORKSPACE = Table("workspace", (
     Key("mode", choice(*get_args(WorkspaceMode)), "shared", "[Whose folder it is](#modes-of-a-workspace)."),
-    Key("path", _path, None, "A folder that exists.", "needed in `shared` and `copy`",
-        modes=("shared", "copy")),
+    Key("path", _path, None, "A folder that exists.", "needed in `shared` and `copy`", modes=_COPIED),
     Key("repo", _repository, None, "A git repository: the folder of a checkout, or what `git clone` "
-        "takes.", "needed in `git`", modes=("git",)),
-    Key("base", text(500, "ref", ref_problem), None, "Where runs begin: a branch, a tag or a commit. It "
-        "is looked up at the submission, and all runs begin at that commit.", "the branch checked out",
-        modes=("git",)),
-    Key("uncommitted", flag(), False, "Begin at what is checked out with its uncommitted changes: new "
-        "files included, ignored ones not.", modes=("git",)),
-    Key("accept", _accepted, [], "What of [a repository](#what-is-refused) is accepted although runs "
-        "don't see it as you do.", modes=("git",)),
-    Key("remote", _repository, None, "A git repository that snapshots are pushed to, so that a run can "
-        "go on on another machine.", modes=("git",)),
-    Key("setup", _commands, [], "Shell commands that make each new workspace ready, once.",
-        modes=("git", "copy")),
+        "takes.", "needed in `git`", modes=_GIT),
+    Key("base", _ref, None, "Where all runs begin: a branch, a tag or a commit, looked up at the "
+        "submission.", "the branch checked out", modes=_GIT),
+    Key("uncommitted", flag(), False, modes=_GIT, doc=
+        "Begin at what is checked out with its uncommitted changes, new files included, ignored ones not."),
+    Key("accept", _accepted, [], modes=_GIT, doc=
+        "What of [a repository](#what-is-refused) is accepted although runs don't see it as you do."),
+    Key("remote", _repository, None, modes=_GIT, doc=
+        "A git repository that snapshots are pushed to, so that a run can go on on another machine."),
+    Key("setup", _commands, [], modes=_RECORDED, doc=
+        "Shell commands that make each new workspace ready, once."),
     Key("setup_timeout", duration(), "30m", "How long each of them may take.", needs="setup",
-        modes=("git", "copy")),
-    Key("snapshot_ignored", _patterns, [], "Files that git ignores and that are recorded all the same. "
-        "[Patterns of paths](https://git-scm.com/docs/gitglossary#Documentation/gitglossary.txt-pathspec) "
-        "in the workspace, without `..`.", modes=("git", "copy")),
-    Key("largest_file", integer(1_000_000_000_000), 20_000_000, "Bytes; of a larger file only the digest "
-        "is recorded.", modes=("git", "copy")),
-    Key("external", rules_of("ask", RULE), [], "Tool calls whose effects leave the workspace: [never run "
-        "again by themselves](#calls-that-were-cut-off).", modes=("git", "copy")),
+        modes=_RECORDED),
+    Key("snapshot_ignored", _patterns, [], "Files that git ignores and that are recorded all the same: "
+        "[patterns of paths](https://git-scm.com/docs/gitglossary#Documentation/gitglossary.txt-pathspec) "
+        "in the workspace, without `..`.", modes=_RECORDED),
+    Key("largest_file", integer(1_000_000_000_000), 20_000_000, modes=_RECORDED, doc=
+        "Bytes; of a larger file only the digest is recorded."),
+    Key("external", rules_of("ask", RULE), [], modes=_RECORDED, doc=
+        "Calls whose effects leave the workspace: [never repeated unasked](#calls-that-were-cut-off)."),
     Key("on_unknown", choice(*get_args(OnUnknown)), "tell", "Who decides when it isn't known what a call "
         "has done: the model, which is told so, or [a person](#calls-that-were-cut-off)."),
     Key("commit_message", _template, None, "The message of the commit that a run ends with.",
-        "see below", modes=("git",)),
+        "see below", modes=_GIT),
 ))
 LIMITS = Table("limits", (
     Key("max_turns", _count, 50, "Model replies of a run. Tool calls side by side are one turn; retries "
         "and summaries don't count."),
     Key("token_ceiling", _tokens, 5_000_000, "Tokens of all calls of a run: input, cache reads and "
         "writes, output. Never crossed: a call that could cross it at the worst is not made."),
-    Key("cost_ceiling_usd", _usd, None, "USD of all calls of a run, by the price list. Never crossed, "
-        "in the same way."),
+    Key("cost_ceiling_usd", _usd, None, "USD of all calls of a run, by the price list. Never crossed."),
     Key("max_output_tokens", _count, 32_000, "Tokens of one reply, thinking included."),
     Key("tool_timeout", duration(600.0), 120, "How long a tool call may take that asks for no time "
-        "itself; at most 600 seconds. Bash has an argument for it, with which the model may ask for up "
-        "to 600 seconds."),
-    Key("deadline", duration(), None, "How long a run may take from its submission, waiting included.",
-        example="8h"),
-    Key("working_time", duration(), None, "How long a run's model calls and tools may take together. "
-        "Waiting for a person, for a worker or between two tries is not counted.", example="30m"),
+        "itself, as Bash can; at most 600 seconds in either case."),
+    Key("deadline", duration(), None, "Time of a run from its submission, waiting included.", example="8h"),
+    Key("working_time", duration(), None, "Time of a run's model calls and tools together. Waiting for a "
+        "person, for a worker or between two tries is not counted.", example="30m"),
     Key("max_agent_depth", integer(DEEPEST), 3, "How deep [sub-agents](#agentsname) may be in one "
-        "another: those that an item's run starts are at 1. At most 10."),
-    Key("max_agents_at_once", integer(100), 8, "Sub-agents of one run that have not ended: its own, not "
-        "theirs, for whom the same number holds. A call past it waits for a place. At most 100."),
-    Key("max_agents", integer(1_000), 50, "Sub-agents of an item's run with all below them, ever. At "
-        "most 1,000."),
-    Key("budget_usd", _usd, None, "USD of all runs of the job together. Never crossed: "
-        "[budgets](concepts.md#budgets-of-a-job).", example=40),
-    Key("budget_tokens", _tokens, None, "Tokens of all runs of the job together. The same."),
+        "another: those that an item's run starts are at 1."),
+    Key("max_agents_at_once", integer(100), 8, "Sub-agents of one run that have not ended, without "
+        "theirs, for whom the same number holds. A call past it waits for a place."),
+    Key("max_agents", integer(1_000), 50, "Sub-agents of an item's run with all below them, ever."),
+    Key("budget_usd", _usd, None, "USD of all runs of the job together. [Never "
+        "crossed](concepts.md#budgets-of-a-job).", example=40),
+    Key("budget_tokens", _tokens, None, "Tokens of all runs of the job together. Never crossed."),
 ))
 CONTEXT = Table("context", (
-    Key("window", _window, None, "Tokens that a prompt and its reply may have. A smaller one than the "
-        "model's is compacted earlier.", "the model's"),
-    Key("reserve", _window, None, "Tokens of the window that stay free for the reply; at most half of "
-        "it.", "see below"),
-    Key("chars_per_token", number(1.0, 32.0), 4.0, "How many characters a token is estimated at, from 1 "
-        "to 32. Real counts correct the estimate as the run goes on."),
+    Key("window", integer(1_000_000_000), None, "Tokens that a prompt and its reply may have. A smaller "
+        "one than the model's is compacted earlier.", "the model's"),
+    Key("reserve", integer(1_000_000_000), None, "Tokens of the window that stay free for the reply; at "
+        "most half of it.", "see below"),
+    Key("chars_per_token", number(1.0, 32.0, "number from 1 to 32"), 4.0, "How many characters a token "
+        "is estimated at. Real counts correct the estimate as the run goes on."),
     Key("keep_messages", _count, 8, "Newest messages that are not summarised."),
     Key("compaction", choice("auto", "off"), "auto", 'With `"off"` everything is sent as it is, and the '
         "run stops when it no longer fits."),
     Key("summary_model", _line, None, "The model that writes summaries.", "the job's model"),
-    Key("summary_instructions", text(), None, "What a summary has to keep in this job: added to what the "
-        "model is asked for one."),
+    Key("summary_instructions", text(), None, "What a summary has to keep in this job: added to what "
+        "the model is asked for one."),
 ))
 RETRY = Table("retry", (
     Key("max_attempts", _count, 1_000, "Tries of one call."),
     Key("max_seconds", duration(), "6h", "Time from the first failure of a call."),
 ))
-_THINKING = Table("", (Key("budget_tokens", integer(1_000_000_000_000, 0)),), is_open=True)
 _BODY = (
     *(Key(name, _reserved(why)) for name, why in RESERVED_OPTIONS.items()),
     *(Key(name, table_of(_ANYTHING)) for name in ("output_config", "cache_control")),
-    Key("thinking", table_of(_THINKING)),
+    Key("thinking", table_of(Table("", (Key("budget_tokens", integer(10**12, 0)),), is_open=True))),
 )
 MODEL_OPTIONS = Table("model_options", (
     *_BODY,
     Key("extra_body", table_of(Table("", _BODY, is_open=True))),
-    Key("extra_headers", _headers),
+    Key("extra_headers", Type("table", {"type": "object"}, _read_headers)),
     Key("betas", list_of(text(500, check=_beta_problem))),
     Key("user_profile_id", _header_value),
     Key("workspace_id", _header_value),
 ), is_open=True)
 TOP = Table("", (
-    Key("name", _line, None, "Names the job in lists. One line, at most 200 characters.",
-        "the file's name without `.toml`"),
-    Key("provider", choice(*get_args(Provider)), "anthropic", "Who answers: the Messages API, or a "
-        "[script](#scripted-jobs)."),
+    Key("name", _line, None, "Names the job in lists: one line.", "the file's name without `.toml`"),
+    Key("provider", choice(*get_args(Provider)), "anthropic",
+        "Who answers: the Messages API, or a [script](#scripted-jobs)."),
     Key("model", _line, None, "The model's id, passed on as it is. A scripted job may call it anything.",
         needed="the id of the model to call, such as claude-sonnet-5-5", example="claude-sonnet-5-5"),
     Key("script", _path, None, 'The script\'s file, `.toml` or `.json`. Only for `provider = "scripted"`.',
         "needed when scripted"),
     Key("prompt", _template, None, "What each run is asked to do.", "one of the two is needed"),
     Key("prompt_file", _path, None, "The same from a file.", ""),
-    Key("system", text(), None, "The system prompt of every run: not a template, the same bytes for all, "
+    Key("system", text(), None, "The system prompt of every run: not a template, but the same for all, "
         "so that it is cached."),
     Key("system_file", _path, None, "The same from a file; at most one of the two.", ""),
     Key("tools", _names, [], "The [tools](#tools) that the model is offered, in this order."),
-    Key("parallel_tools", choice(*get_args(ParallelTools)), "safe", "Which calls of one reply run "
-        "together: neighbouring read-only ones, all, none."),
+    Key("parallel_tools", choice(*get_args(ParallelTools)), "safe",
+        "Which calls of one reply run together: neighbouring read-only ones, all, none."),
     Key("items", table_of(ITEMS), None, "[What the runs are about](#items).", "none: one run"),
     Key("workspace", table_of(WORKSPACE), None, "[Where the tools work](#workspace)."),
     Key("verify", _commands, [], "[What says whether a run has succeeded](#verifying)."),
-    Key("on_failure", choice(*get_args(OnFailure)), "feedback", "What a failed verification does: its "
-        "output goes back to the model, or the run fails.", needs="verify"),
+    Key("on_failure", choice(*get_args(OnFailure)), "feedback", needs="verify", doc=
+        "What a failed verification does: its output goes back to the model, or the run fails."),
     Key("verify_rounds", integer(1_000), 3, "How often the output goes back; then the run fails.",
         needs="verify"),
     Key("verify_timeout", duration(), "30m", "How long each of the commands may take.", needs="verify"),
-    Key("output_schema", _schema, None, "[The structured result that each run has to "
-        "submit](#structured-results): a JSON Schema of an object."),
+    Key("output_schema", _result_schema, None,
+        "[The result that each run has to submit](#structured-results): a JSON Schema of an object."),
     Key("output_schema_file", _path, None, "The same from a JSON file; at most one of the two.", ""),
     Key("permissions", table_of(PERMISSIONS), {}, "[Which tool calls may run, and which a person is "
         "asked about](#permissions).", "everything is denied"),
     Key("agents", tables_by_name(AGENT), {}, "[Types of sub-agents](#agentsname) that a run may start."),
     Key("coordinator", table_of(COORDINATOR), None, "[Who splits a task](#coordinator) among sub-agents."),
-    Key("hooks", _hooks, {}, "[Commands and functions that are "
-        "told what a run does](#hooksevent), and may tighten its rules."),
-    Key("instructions", flag(), False, "The system prompt goes on with `AGENTS.md` and `CLAUDE.md` of "
-        "the workspace's top folder, as they are when the run begins."),
-    Key("limits", table_of(LIMITS), {}, "[When a run stops, and what the job may spend](#limits).",
-        "see there"),
-    Key("context", table_of(CONTEXT), {}, "[What is sent of a long conversation](#context).",
-        "see there"),
-    Key("retry", table_of(RETRY), {}, "[How long to bear with a model that does not answer](#retry).",
-        "see there"),
+    Key("hooks", _hooks, {}, "[What is told of a run's steps](#hooksevent), and may tighten its rules."),
+    Key("instructions", flag(), False, "Whether `AGENTS.md` and `CLAUDE.md` of the workspace's top "
+        "folder, as they are when the run begins, end the system prompt."),
+    Key("limits", table_of(LIMITS), {}, "[When a run stops, and what the job may spend](#limits)."),
+    Key("context", table_of(CONTEXT), {}, "[What is sent of a long conversation](#context)."),
+    Key("retry", table_of(RETRY), {}, "[How long to try a model that does not answer](#retry)."),
     Key("model_options", table_of(MODEL_OPTIONS), {}, "[What else the API is told](#model_options)."),
-), (
-    (("prompt", "prompt_file"), "what each run is asked to do"),
-    _SYSTEM_GROUP,
-    _SCHEMA_GROUP,
-))
+), ((("prompt", "prompt_file"), "what each run is asked to do"), _SYSTEM, _RESULT))
 CALL = Table("call", (
-    Key("name", _said, None, needed="the name of a tool"),
-    Key("input", table_of(_ANYTHING)),
+    Key("name", _script_text, needed="the name of a tool"), Key("input", table_of(_ANYTHING)),
 ))
-USAGE = Table("usage", tuple(Key(field.name, integer(1_000_000_000_000, 0)) for field in fields(Usage)))
 ERROR = Table("error", (
-    Key("kind", _said, None, needed='an error type of the API, such as "overloaded_error"'),
-    Key("status", integer(599, 400)),
-    Key("message", _said),
-    Key("retry_after", _wait),
+    Key("kind", _script_text, needed='an error type of the API, such as "overloaded_error"'),
+    Key("status", integer(599, 400)), Key("message", _script_text), Key("retry_after", _seconds),
 ))
 REPLY = Table("reply", (
-    Key("text", _said, None, "What the model says."),
-    Key("thinking", _said, None, "What it thinks first."),
-    Key("stop_reason", _said, None, "Why it stops.", '`"tool_use"` with tools, else `"end_turn"`'),
-    Key("delay", _wait, 0, "Seconds before it answers."),
+    Key("text", _script_text, None, "What the model says."),
+    Key("thinking", _script_text, None, "What it thinks first."),
+    Key("stop_reason", _script_text, None, "Why it stops.", '`"tool_use"` with tools, else `"end_turn"`'),
+    Key("delay", _seconds, 0, "Seconds before it answers."),
     Key("tools", list_of(table_of(CALL), "calls"), [], "Its tool calls, each with `name` and `input`."),
-    Key("usage", table_of(USAGE), None, "Tokens in place of the counted ones: `input_tokens`, "
-        "`output_tokens`, `cache_read_tokens`, `cache_creation_tokens`.", "counted"),
+    Key("usage", table_of(Table("usage", tuple(
+        Key(field.name, integer(10**12, 0)) for field in fields(Usage)
+    ))), None, "Any of " + ", ".join(f"`{field.name}`" for field in fields(Usage)) + ".", "counted"),
     Key("error", table_of(ERROR), None, "The call fails instead, each time that it is made: `kind`, and "
         "if wanted `status`, `message` and `retry_after` (seconds)."),
 ))

@@ -43,8 +43,7 @@ from runner.jobfile.lines import locate
 from runner.jobfile.permissions import (
     EFFECTS,
     PlacedRules,
-    note_unknown_agents,
-    note_unknown_tools,
+    note_idle_rules,
     read_settings,
 )
 from runner.jobfile.script import read_script
@@ -107,7 +106,7 @@ def load(
     rules, left_out = job.rules()
     parts = {
         "name": name,
-        "system": job.text(top, "system"),
+        "system": job.read(top, "system"),
         "tools": (*job.tools, *job.ending_tools()),
         "rules": rules,
         "workspace": job.workspace(),
@@ -184,9 +183,8 @@ class _Source:
     """What a job's workspaces are made from."""
 
     workspace: Workspace | None = None  # None also with a problem
-    root: Path | tuple[str, ...] | None = (
-        None  # where items.glob looks: a folder, or paths of files
-    )
+    # Where items.glob looks: in a folder, or among these paths of files; None with a problem.
+    root: Path | tuple[str, ...] | None = None
     notes: tuple[str, ...] = ()  # for whoever submits the job
 
 
@@ -304,7 +302,7 @@ class _Job:
             own_names[RESULT_TOOL].note(
                 f"{RESULT_TOOL} is how results of output_schema are submitted: rename this tool"
             )
-        if schema := self._schema(self.top):
+        if schema := self.read(self.top, "output_schema", _read_schema):
             yield result_tool(schema)
         if self.coordinator and self.coordinator.agent in self.types:
             yield split_tool(self.coordinator, self.types[self.coordinator.agent])
@@ -319,22 +317,20 @@ class _Job:
                 return []
             at = at.at(*section.written)
             keyed = read_items(section, self.folder, self.source.root or ())
-            if at.is_wrong():
-                return keyed
-        scripted = self.top["provider"] == "scripted"
-        note_taken_keys(at, keyed, scripted=scripted, has_agents=bool(self.types))
+        if not at.is_wrong():
+            scripted = self.top["provider"] == "scripted"
+            note_taken_keys(at, keyed, scripted=scripted, has_agents=bool(self.types))
         return keyed
 
     def runs(self, keyed: Sequence[Keyed]) -> tuple[NewRun, ...]:
         """Return the runs with their texts from templates; none with problems."""
         top, workspace = self.top, self.top["workspace"]
-        at = top.at("prompt_file" if "prompt_file" in top else "prompt")
         render = partial(render_texts, keyed=keyed, has_items="items" in top)
-        prompts = render(self.text(top, "prompt"), at)
+        at = top.at("prompt_file" if "prompt_file" in top else "prompt")
+        prompts = render(self.read(top, "prompt"), at)
         messages: Sequence[str] = [""] * len(keyed)
-        if workspace and workspace["commit_message"]:
-            at = workspace.at("commit_message")
-            messages = render(workspace["commit_message"], at, what="commit message")
+        if workspace and (message := workspace["commit_message"]):
+            messages = render(message, workspace.at("commit_message"), what="commit message")
         if top.problems:
             return ()
         return tuple(
@@ -342,21 +338,12 @@ class _Job:
             for (key, item), prompt, message in zip(keyed, prompts, messages, strict=True)
         )
 
-    def text(self, section: Section, key: str) -> str | None:
-        """Return the text under a key, or of the file that ``key_file`` names."""
+    def read(self, section: Section, key: str, read_file: Callable[[Path], Any] = read_text) -> Any:
+        """Return the value of a key, or the content of the file that the key ``KEY_file`` names."""
         file = section[f"{key}_file"]
         if file is None:
-            text: str | None = section[key]
-            return text
-        return section.at(f"{key}_file").attempt(read_text, self.folder / file)
-
-    def _schema(self, section: Section) -> Mapping[str, Any] | None:
-        """Return the schema of results, from the section or from the file that it names."""
-        file = section["output_schema_file"]
-        if file is None:
-            schema: Mapping[str, Any] | None = section["output_schema"]
-            return schema
-        return section.at("output_schema_file").attempt(_read_schema, self.folder / file)
+            return section[key]
+        return section.at(f"{key}_file").attempt(read_file, self.folder / file)
 
     def rules(self) -> tuple[tuple[Rule, ...], tuple[str, ...]]:
         """Return the rules that the job begins with, and notes of what its settings file's lack."""
@@ -421,10 +408,10 @@ class _Job:
             AgentType,
             name=name,
             description=self.types[name].description,
-            system=self.text(section, "system"),
+            system=self.read(section, "system"),
             tools=self._tools_of(section),
             rules=self._in_copies(rules),
-            result_schema=self._schema(section),
+            result_schema=self.read(section, "output_schema", _read_schema),
             **section["limits"].values,
         )
 
@@ -466,9 +453,7 @@ class _Job:
         return replace(hook, matcher=matcher, function=function)
 
     def _check_rules(self, rules: PlacedRules) -> None:
-        note_unknown_tools(rules, self.listed)
-        if AGENT_TOOL in self.listed:
-            note_unknown_agents(rules, list(self.types))
+        note_idle_rules(rules, self.listed, list(self.types))
 
     def script(self, items: Sequence[str]) -> Mapping[str, Any] | None:
         """Return the script of a scripted job with these items."""

@@ -83,22 +83,19 @@ def matcher() -> Type:
     return Type("[rule](#rules), or a list of them", schema, read)
 
 
-def note_unknown_tools(rules: PlacedRules, tools: Sequence[str]) -> None:
-    """Note each rule that is about none of these tools."""
-    there = f"it has {', '.join(sorted(tools))}" if tools else "it has none"
+def note_idle_rules(rules: PlacedRules, tools: Sequence[str], types: Sequence[str]) -> None:
+    """Note each rule that is about no tool or type of sub-agent of the job."""
+
+    def said(what: str, name: str, there: Sequence[str]) -> str:
+        has = f"it has {', '.join(there)}" if there else "it has none"
+        return f"no {what} of this job is called {shown(name)}; {has}"
+
     for node, rule in rules:
+        agent = parse(rule.text).specifier
         if not any(concerns(rule.text, tool) for tool in tools):
-            node.note(f"no tool of this job is called {shown(name_of(rule.text))}; {there}")
-
-
-def note_unknown_agents(rules: PlacedRules, types: Sequence[str]) -> None:
-    """Note each rule that is about a type of sub-agent that is none of these."""
-    there = f"it has {', '.join(types)}" if types else "it has none"
-    for node, rule in rules:
-        named = parse(rule.text).specifier
-        if isinstance(named, AgentPattern) and named.agent_type not in types:
-            wrong = f"no type of sub-agent of this job is called {shown(named.agent_type)}"
-            node.note(f"{wrong}; {there}")
+            node.note(said("tool", name_of(rule.text), sorted(tools)))
+        elif isinstance(agent, AgentPattern) and agent.agent_type not in types:
+            node.note(said("type of sub-agent", agent.agent_type, types))
 
 
 def read_settings(path: Path, tools: Sequence[str]) -> ImportedRules:

@@ -342,7 +342,7 @@ def table_of(of: Table) -> Type:
     """A ``[section]``, read as a ``Section``."""
 
     def read(value: Any, node: Node) -> Section:
-        return Section(of, _mapping(value, node), node)
+        return Section(of, mapping(value, node), node)
 
     return Type("table", schema_of(of), read, None if of.is_open else of)
 
@@ -352,14 +352,15 @@ def tables_by_name(of: Table) -> Type:
     one = table_of(of)
 
     def read(value: Any, node: Node) -> dict[str, Section]:
-        nodes = {name: node.at(name) for name in _mapping(value, node)}
+        nodes = {name: node.at(name) for name in mapping(value, node)}
         found = {name: at.attempt(one.read, value[name], at) for name, at in nodes.items()}
         return {name: section for name, section in found.items() if section is not None}
 
     return Type("tables", {"type": "object", "additionalProperties": one.schema}, read)
 
 
-def _mapping(value: Any, node: Node) -> Mapping[str, Any]:
+def mapping(value: Any, node: Node) -> Mapping[str, Any]:
+    """Return a value that must be a table."""
     if isinstance(value, Mapping):
         return value
     *parent, last = node.path
