@@ -115,7 +115,7 @@ def _named(leftover: Leftover) -> tuple[str, str, str, str]:
     run = leftover.run
     if run is None:
         return leftover.run_id, "", "", ""
-    return leftover.run_id, run.item_key, run.state, (run.kept and run.kept.branch) or ""
+    return leftover.run_id, run.item_key, run.state, (run.record and run.record.branch) or ""
 
 
 def _as_json(leftover: Leftover) -> dict[str, Any]:

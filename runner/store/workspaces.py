@@ -1,4 +1,4 @@
-"""Runs' own workspaces: where each is, what it was made from, which host's snapshots hold its trees."""
+"""Runs' own workspaces: where each is, what it was made from, and which host has its snapshots."""
 
 from __future__ import annotations
 
@@ -20,42 +20,61 @@ from runner.store.jobs import JobCache, JobReader
 from runner.store.runs import add_event
 from runner.store.tables import jobs, run_items, run_workspaces, runs
 
-SNAPSHOTS = "snap_"  # what ids of workspaces begin with whose trees are on one host
+SNAPSHOTS = "snap_"  # what the id of a workspace begins with whose snapshots are on one host
 
 _MOST_IDS = 500
 _LONGEST_TEXT = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """A run's own workspace that was made whole. ``store_id`` is of the host where it was prepared
-    last. Of mode "git" only: ``branch``, ``start_commit`` (what the branch began at), and ``commit``,
-    the last that the run was delivered in."""
+class WorkspaceRecord:
+    """A run's own workspace that was made whole."""
 
-    store_id: str
+    store_id: str  # of the host where it was prepared last
     path: str
-    branch: str | None = None
-    start_commit: str | None = None
-    commit: str | None = None
+    branch: str | None = None  # this and the next two: of mode "git" only
+    start_commit: str | None = None  # what the branch began at
+    commit: str | None = None  # the last that the run was delivered in
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What the workspace of a run is made from and called after. ``path`` is where the run works, as
-    far as that is known; ``kept`` is None until its own workspace is whole."""
+    """What the workspace of a run is made from and named after."""
 
     run_id: str
     job_id: str
     job_name: str
     item_key: str
     model: str
-    asked: Workspace | None
-    path: str | None
+    asked: Workspace | None  # [workspace] of the job file
+    path: str | None  # where the run works, as far as that is known
     commit_message: str | None
-    start_tree: str | None
-    kept: Kept | None
+    record: WorkspaceRecord | None  # None until its own workspace is whole
 
 
+@dataclass(frozen=True, slots=True)
+class StoredWorkspace:
+    """A run that has, or may have, a workspace of its own."""
+
+    run_id: str
+    job_id: str
+    job_name: str
+    item_key: str
+    state: str
+    attempt: int
+    asked: Workspace | None  # [workspace] of the job file
+    snapshot: str | None  # the last
+    delivered: str | None  # the commit that the run has ended with; None if it went on since
+    record: WorkspaceRecord | None
+
+
+_RECORD = (
+    run_workspaces.c.store_id,
+    run_workspaces.c.path,
+    run_workspaces.c.branch,
+    run_workspaces.c.start_commit,
+    run_workspaces.c.commit_id,
+)
 _ASSIGNMENT = (
     select(
         runs.c.job_id,
@@ -63,23 +82,34 @@ _ASSIGNMENT = (
         runs.c.item_key,
         runs.c.model,
         runs.c.workspace_path,
-        runs.c.start_tree,
         run_items.c.commit_message,
-        run_workspaces.c.store_id,
-        run_workspaces.c.path,
-        run_workspaces.c.branch,
-        run_workspaces.c.start_commit,
-        run_workspaces.c.commit_id,
+        *_RECORD,
     )
     .join(jobs, jobs.c.id == runs.c.job_id)
     .outerjoin(run_items, run_items.c.run_id == runs.c.id)
     .outerjoin(run_workspaces, run_workspaces.c.run_id == runs.c.id)
     .where(runs.c.id == bindparam("run"))
 )
+_STORED = (
+    select(
+        runs.c.id,
+        runs.c.job_id,
+        jobs.c.name,
+        runs.c.item_key,
+        runs.c.state,
+        runs.c.attempt,
+        runs.c.progress,
+        *_RECORD,
+    )
+    .join(jobs, jobs.c.id == runs.c.job_id)
+    .outerjoin(run_workspaces, run_workspaces.c.run_id == runs.c.id)
+    .order_by(runs.c.id)
+)
+_ORIGIN = select(runs.c.fork_of, runs.c.parent_run).where(runs.c.id == bindparam("run"))
 
 
 def assignment_of(database: Database, run_id: str, cache: JobCache | None = None) -> Assignment:
-    """What is stored of a run's workspace.
+    """Return what is stored of a run's workspace.
 
     Args:
         cache: of what the runs of a job share.
@@ -104,45 +134,36 @@ def assignment_of(database: Database, run_id: str, cache: JobCache | None = None
         asked=spec.workspace,
         path=row.workspace_path,
         commit_message=row.commit_message,
-        start_tree=row.start_tree,
-        kept=_kept(row),
+        record=_record(row),
     )
 
 
-def _kept(row: Any) -> Kept | None:
-    if row.store_id is None:
-        return None
-    return Kept(row.store_id, row.path, row.branch, row.start_commit, row.commit_id)
-
-
-def keep(
-    database: Database, lease: Lease, kept: Kept, workspace_id: str | None, now: float
+def save_record(
+    database: Database, lease: Lease, record: WorkspaceRecord, workspace_id: str | None, now: float
 ) -> None:
-    """Note that a run's own workspace is whole, and where it is.
+    """Store that a run's own workspace is whole, and where it is.
 
     Args:
-        workspace_id: by what a worker sees whether it can have the workspace; None: any can.
+        workspace_id: what a worker must see to have the workspace; None: any worker can.
         now: seconds since the epoch.
 
     Raises:
-        LeaseLost: another attempt has the run; nothing is noted. UnreachableError.
+        LeaseLost: another attempt has the run; nothing is stored.
+        UnreachableError: the database does not answer.
     """
     row = {
         "run_id": lease.run_id,
-        "store_id": kept.store_id,
-        "path": kept.path,
-        "branch": kept.branch,
-        "start_commit": kept.start_commit,
-        "commit_id": kept.commit,
+        "store_id": record.store_id,
+        "path": record.path,
+        "branch": record.branch,
+        "start_commit": record.start_commit,
+        "commit_id": record.commit,
         "created_at": now,
     }
-    place = {
-        "workspace_path": kept.path if workspace_id else None,
-        "workspace_id": workspace_id,
-    }
+    path = record.path if workspace_id else None
 
     def work(connection: Connection) -> None:
-        _guard(connection, lease, **place)
+        _guard(connection, lease, workspace_path=path, workspace_id=workspace_id)
         dialect = sqlite if connection.dialect.name == "sqlite" else postgresql
         placed = dialect.insert(run_workspaces).values(row)
         connection.execute(placed.on_conflict_do_update(index_elements=["run_id"], set_=row))
@@ -150,18 +171,29 @@ def keep(
     database.write(work)
 
 
-def begin_removing(
+def save_delivery(database: Database, lease: Lease, commit: str) -> None:
+    """Store the commit that a run ends with. Raises ``LeaseLost``, ``UnreachableError``."""
+
+    def work(connection: Connection) -> None:
+        _guard(connection, lease, workspace_path=runs.c.workspace_path)
+        own = run_workspaces.c.run_id == lease.run_id
+        connection.execute(update(run_workspaces).where(own).values(commit_id=commit))
+
+    database.write(work)
+
+
+def record_removal(
     database: Database, run_id: str, lost: Mapping[str, str], author: Author, now: float
 ) -> bool:
-    """Note that a run's own workspace is about to be removed, if the run has ended.
+    """Record that a run's own workspace is about to be removed, if the run has ended.
 
     Args:
-        lost: the ``path`` of its folder, and what in it is ``unsaved`` elsewhere (or empty).
-        author: who says so.
+        lost: the ``path`` of its folder, and what in it is ``unsaved`` elsewhere (or "").
+        author: who removes it.
         now: seconds since the epoch.
 
     Returns:
-        Whether it may be: False when the run was taken up again.
+        False if the run was taken up again: it must not be removed.
     """
     query = select(runs.c.id, runs.c.state).where(runs.c.id == run_id).with_for_update()
 
@@ -176,21 +208,54 @@ def begin_removing(
     return database.write(work)
 
 
-def delivered(database: Database, lease: Lease, commit: str) -> None:
-    """Note the commit that a run ends with. Raises ``LeaseLost``, ``UnreachableError``."""
+def is_branch_of_another(database: Database, run_id: str, branch: str) -> bool:
+    """Return True if the branch of another run has that name, in whatever repository."""
+    query = select(run_workspaces.c.run_id).where(
+        run_workspaces.c.branch == branch, run_workspaces.c.run_id != run_id
+    )
+    return database.read(lambda connection: connection.execute(query).first()) is not None
+
+
+def origins(database: Database, run_id: str) -> list[str]:
+    """Return the run whose files a run began with, as a fork or a sub-agent, then that run's, and so
+    on."""
+    found: list[str] = []
+    while rows := database.find(_ORIGIN, {"run": found[-1] if found else run_id}):
+        origin = rows[0].fork_of or rows[0].parent_run
+        if origin is None:
+            break
+        found.append(origin)
+    return found
+
+
+def list_of_host(
+    database: Database, store_id: str, run_ids: Sequence[str], job_id: str | None = None
+) -> list[StoredWorkspace]:
+    """Return the runs whose workspaces a host prepared last, and those of ``run_ids``, by id.
+
+    Args:
+        store_id: of the host.
+        run_ids: texts that may be ids of runs.
+        job_id: only this job's runs.
+    """
+    query = _STORED if job_id is None else _STORED.where(runs.c.job_id == job_id)
+    found: dict[str, StoredWorkspace] = {}
 
     def work(connection: Connection) -> None:
-        _guard(connection, lease, workspace_path=runs.c.workspace_path)
-        connection.execute(
-            update(run_workspaces)
-            .where(run_workspaces.c.run_id == lease.run_id)
-            .values(commit_id=commit)
-        )
+        conditions = [run_workspaces.c.store_id == store_id]
+        for start in range(0, len(run_ids), _MOST_IDS):
+            conditions.append(runs.c.id.in_(run_ids[start : start + _MOST_IDS]))
+        jobs_read = JobCache().on(connection)
+        for condition in conditions:
+            for row in connection.execute(query.where(condition)):
+                found[row.id] = _stored(row, jobs_read.spec_of_run(row.job_id, row.id))
 
-    database.write(work)
+    database.read(work)
+    return [found[run_id] for run_id in sorted(found)]
 
 
 def _guard(connection: Connection, lease: Lease, **values: Any) -> None:
+    """Update the run's row, or raise ``LeaseLost`` if another attempt has the run."""
     changed = connection.execute(
         update(runs)
         .where(
@@ -204,91 +269,10 @@ def _guard(connection: Connection, lease: Lease, **values: Any) -> None:
         raise LeaseLost(f"another attempt than {lease.attempt} has {lease.run_id}")
 
 
-def others_have(database: Database, run_id: str, branch: str) -> bool:
-    """Whether the branch of another run has that name, in whatever repository."""
-    query = select(run_workspaces.c.run_id).where(
-        run_workspaces.c.branch == branch, run_workspaces.c.run_id != run_id
-    )
-    return database.read(lambda connection: connection.execute(query).first()) is not None
-
-
-_ORIGIN = select(runs.c.fork_of, runs.c.parent_run).where(runs.c.id == bindparam("run"))
-
-
-def origins(database: Database, run_id: str) -> list[str]:
-    """The run whose files a run began with, as a fork of it or a sub-agent, the one whose that began
-    with, and so on."""
-    found: list[str] = []
-    while rows := database.find(_ORIGIN, {"run": found[-1] if found else run_id}):
-        origin = rows[0].fork_of or rows[0].parent_run
-        if origin is None:
-            break
-        found.append(origin)
-    return found
-
-
-@dataclass(frozen=True, slots=True)
-class StoredWorkspace:
-    """A run that has, or may have, a workspace of its own. ``tree`` was recorded of it last, and
-    ``delivered`` is the commit that it has ended with, None when it went on since."""
-
-    run_id: str
-    job_id: str
-    job_name: str
-    item_key: str
-    state: str
-    attempt: int
-    asked: Workspace | None
-    tree: str | None
-    delivered: str | None
-    kept: Kept | None
-
-
-_STORED = (
-    select(
-        runs.c.id,
-        runs.c.job_id,
-        jobs.c.name,
-        runs.c.item_key,
-        runs.c.state,
-        runs.c.attempt,
-        runs.c.progress,
-        run_workspaces.c.store_id,
-        run_workspaces.c.path,
-        run_workspaces.c.branch,
-        run_workspaces.c.start_commit,
-        run_workspaces.c.commit_id,
-    )
-    .join(jobs, jobs.c.id == runs.c.job_id)
-    .outerjoin(run_workspaces, run_workspaces.c.run_id == runs.c.id)
-    .order_by(runs.c.id)
-)
-
-
-def on_host(
-    database: Database, store_id: str, run_ids: Sequence[str], job_id: str | None = None
-) -> list[StoredWorkspace]:
-    """The runs whose workspaces a host prepared last, and those of ``run_ids``, in order of their ids.
-
-    Args:
-        store_id: names the host's snapshots.
-        run_ids: whatever may be the id of a run.
-        job_id: of this job's runs only.
-    """
-    query = _STORED if job_id is None else _STORED.where(runs.c.job_id == job_id)
-    found: dict[str, StoredWorkspace] = {}
-
-    def work(connection: Connection) -> None:
-        mine = [run_workspaces.c.store_id == store_id]
-        for start in range(0, len(run_ids), _MOST_IDS):
-            mine.append(runs.c.id.in_(run_ids[start : start + _MOST_IDS]))
-        jobs_read = JobCache().on(connection)
-        for condition in mine:
-            for row in connection.execute(query.where(condition)):
-                found[row.id] = _stored(row, jobs_read.spec_of_run(row.job_id, row.id))
-
-    database.read(work)
-    return [found[run_id] for run_id in sorted(found)]
+def _record(row: Any) -> WorkspaceRecord | None:
+    if row.store_id is None:
+        return None
+    return WorkspaceRecord(row.store_id, row.path, row.branch, row.start_commit, row.commit_id)
 
 
 def _stored(row: Any, spec: JobSpec) -> StoredWorkspace:
@@ -300,7 +284,7 @@ def _stored(row: Any, spec: JobSpec) -> StoredWorkspace:
         state=row.state,
         attempt=row.attempt,
         asked=spec.workspace,
-        tree=row.progress.get("tree"),
+        snapshot=row.progress.get("tree"),
         delivered=row.progress.get("delivered"),
-        kept=_kept(row),
+        record=_record(row),
     )

@@ -1,8 +1,8 @@
-"""A child that works on a run's own workspace below the tool host: it ends with its worker, and the
-next attempt at the run does not begin before.
+"""A program that works on a run's own workspace below the tool host.
 
-It reads what to do as JSON from stdin, and prints what came of it as JSON: the answer, or an error.
-The standard library is all that it imports beside Runner's own code.
+It ends with its worker, and the next attempt at the run begins only after it. It reads a request as
+JSON from stdin and prints the answer, or an error, as JSON. The standard library is all that it
+imports beside Runner's own code, so that it starts fast.
 """
 
 from __future__ import annotations
@@ -11,22 +11,21 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from runner.errors import RunnerError
 from runner.workspace.delivery import deliver, hand_over, publish
 from runner.workspace.folders import remove_folder
-from runner.workspace.repository import Repository, have_clone
+from runner.workspace.repository import Repository, update_clone
 from runner.workspace.snapshots import Snapshots
-from runner.workspace.worktree import Head, Refs, Worktree
+from runner.workspace.worktree import GitState, Worktree
 
 Answer = dict[str, Any]
 
 
 def main() -> None:
-    """The entry point."""
+    """Answer one request."""
     request = json.load(sys.stdin)
     do = _ACTIONS[request.pop("do")]
     try:
@@ -36,57 +35,53 @@ def main() -> None:
     print(json.dumps(answer))  # noqa: T201 - what this program is for
 
 
-def opened(
+def open_snapshots(
     git_dir: str,
     work_tree: str,
     run_id: str,
     attempt: int,
     ignored: Sequence[str],
     largest_file: int,
-    environment: Mapping[str, str] | None = None,
+    environment: Mapping[str, str] = os.environ,
 ) -> Snapshots:
-    """The snapshots of an attempt, as a request names them; git gets ``environment``, or that of this
-    process."""
+    """Return the snapshots of an attempt, as a request names them."""
     return Snapshots(
         Path(git_dir),
         Path(work_tree),
         run_id,
         attempt,
-        environment=os.environ if environment is None else environment,
+        environment=environment,
         ignored=ignored,
         largest_file=largest_file,
     )
 
 
 def _clone(clone: str, url: str, commit: str) -> Answer:
-    have_clone(Path(clone), url, commit)
+    update_clone(Path(clone), url, commit)
     return {}
 
 
 def _add(repository: str, path: str, commit: str, begin: dict[str, Any] | None) -> Answer:
-    """A worktree, and its branch if nothing is to be set up."""
+    """Make a worktree, and its branch if nothing is to be set up."""
     _worktree(repository, path).add(commit)
     return {} if begin is None else _begin(repository, path, commit, **begin)
 
 
-def _discard(repository: str | None, path: str) -> Answer:
-    if repository is None:
-        remove_folder(Path(path))
-    else:
-        _worktree(repository, path).remove()
+def _discard(path: str) -> Answer:
+    remove_folder(Path(path))
     return {}
 
 
 def _begin(
     repository: str, path: str, base: str, branches: list[str], owner: str, message: str | None
 ) -> Answer:
-    """What setup left is committed (without a message there was none), and the branch begins there."""
+    """Begin the run's branch, at a commit of what setup left if ``message`` says that there was any."""
     worktree = _worktree(repository, path)
     start = worktree.head() if message is None else worktree.commit_all(message)
     assert start is not None, "it was made of a commit"
     branch = worktree.repository.new_branch(branches, base, owner)
     worktree.own.move(branch, start, None, "runner: begins")
-    worktree.stand_on(branch)
+    worktree.switch_to(branch)
     return {"start_commit": start, "branch": branch}
 
 
@@ -99,42 +94,32 @@ def _go_on(
     base: str,
     commits: list[str],
 ) -> Answer:
-    """A worktree that was made again stands on its branch, at the first commit that can be had."""
+    """Put a worktree that was made again on its branch, at the first commit that can be had."""
     worktree = _worktree(repository, path)
     for commit in commits:
-        if worktree.own.have(commit, base, Path(store)):
+        if worktree.own.fetch_from_store(commit, base, Path(store)):
             branch = worktree.repository.new_branch(branches, base, owner)
-            worktree.stand_at(Head(commit, branch))
+            worktree.restore(GitState(commit, branch))
             return {"branch": branch}
     raise RunnerError(f"{repository} has none of the commits {', '.join(commits)}")
 
 
 def _restore(
-    snapshots: dict[str, Any], tree: str, standing: dict[str, Any] | None, leave_out: bool
+    snapshots: dict[str, Any], snapshot: str, state: dict[str, str] | None, leave_out: bool
 ) -> Answer:
-    """Files first: they are what the run goes on with if a commit of its agent is not to be had."""
-    if standing is None:
-        return {"tree": opened(**snapshots).restore(tree, leave_out=leave_out)}
-    worktree = _worktree(standing["repository"], snapshots["work_tree"])
+    """Put files back, and then the git state, as far as its commits can be had."""
+    if state is None:
+        return {"snapshot": open_snapshots(**snapshots).restore(snapshot, leave_out=leave_out)}
+    worktree = _worktree(state["repository"], snapshots["work_tree"])
     worktree.unlock()
-    reached = opened(**snapshots).restore(tree, leave_out=leave_out)
-    head, store = (
-        Head(**{**standing["head"], "refs": _refs(standing["head"]["refs"])}),
-        Path(snapshots["git_dir"]),
-    )
-    own, base = worktree.own, standing["base"]
-    for commit in {each for _, each in head.refs.changed if each}:
-        own.have(commit, base, store)
-    if own.have(head.commit, base, store):
-        if head.index is not None and not worktree.has_tree(head.index):
-            head = replace(head, index=None)
-        worktree.stand_at(head)
-    return {"tree": reached}
-
-
-def _refs(given: dict[str, Any]) -> Refs:
-    changed = tuple((name, commit) for name, commit in given["changed"])
-    return Refs(changed, tuple(given["commits"]), given["stash"])
+    reached = open_snapshots(**snapshots).restore(snapshot, leave_out=leave_out)
+    wanted = GitState.from_note(state["note"], state["branch"])
+    own, base, store = worktree.own, state["base"], Path(snapshots["git_dir"])
+    for commit in {each for _, each in wanted.refs.changed if each}:
+        own.fetch_from_store(commit, base, store)
+    if own.fetch_from_store(wanted.commit, base, store):
+        worktree.restore(wanted)
+    return {"snapshot": reached}
 
 
 def _deliver(

@@ -6,14 +6,13 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from runner.core.run import Lease
 from runner.core.text import plain
 from runner.core.workspace import Workspace
-from runner.errors import UsageError, WorkspaceError
+from runner.errors import WorkspaceError
 from runner.ports import Command, Interrupt, Surroundings
 from runner.store import workspaces
 from runner.store.database import Database
@@ -21,82 +20,73 @@ from runner.store.workspaces import Assignment
 from runner.tools.host import Ended, Start, boot
 from runner.tools.toolbox import LocalTools
 from runner.workspace import child
-from runner.workspace.child import opened
+from runner.workspace.child import open_snapshots
 from runner.workspace.delivery import setup_message, tip_at
-from runner.workspace.folders import copy_folder
+from runner.workspace.folders import copy_folder, write_whole
 from runner.workspace.repository import Repository, branch_name, clone_of
-from runner.workspace.snapshot_store import make_store, store_git
+from runner.workspace.snapshot_store import SnapshotRefs, make_store, store_git
 from runner.workspace.snapshots import Snapshots
-from runner.workspace.worktree import NO_REFS, Head, Worktree, from_note, to_note
+from runner.workspace.worktree import NO_CHANGES, GitState, Worktree
 
 T = TypeVar("T")
 
-
-# Worktrees and copies lie here, in RUNNER_HOME, named after their runs.
-COPIES = "workspaces"
-
-
+COPIES = "workspaces"  # the folder of RUNNER_HOME with worktrees and copies, named after their runs
 REMOTE_SECONDS = 1_800.0
 
-
 _FIRST_PAUSE = 0.5
-
-
 _LONGEST_PAUSE = 10.0
-
-
 _CHILD_SECONDS = 7_200.0
-
-
-_LAST_WORDS = 1_000
+_LAST_WORDS = 1_000  # characters of a child's standard error
+_LONGEST_TAIL = 500  # characters of a setup command's output
 
 
 @dataclass(frozen=True, slots=True)
-class Around:
-    """``home`` is RUNNER_HOME. Whatever writes in a workspace is started by the host of ``tools``.
-    For ``remote_seconds`` a remote that does not answer is asked again."""
+class Site:
+    """What workspaces on this host are made with."""
 
     database: Database
-    home: Path
-    tools: LocalTools
-    now: Callable[[], float] = time.time
-    remote_seconds: float = REMOTE_SECONDS
+    home: Path  # RUNNER_HOME
+    tools: LocalTools  # its host starts whatever writes in a workspace
+    now: Callable[[], float] = time.time  # seconds since the epoch
+    remote_seconds: float = REMOTE_SECONDS  # how long a remote that does not answer is asked again
 
     @property
     def environment(self) -> Mapping[str, str]:
+        """The environment of git."""
         return self.tools.environment
 
-    def below(self, what: str, run_id: str, interrupt: Interrupt, **request: Any) -> dict[str, Any]:
-        """Have something done to a run's workspace below the tool host (``runner.workspace.child``).
+    def run_child(
+        self, action: str, run_id: str, interrupt: Interrupt, **request: Any
+    ) -> dict[str, Any]:
+        """Work on a run's workspace below the tool host (``runner.workspace.child``).
 
         Raises:
-            WorkspaceError: it cannot be done. Interrupted: it was cut; no process of it is left.
+            WorkspaceError: it cannot be done.
+            Interrupted: it was cut; no process of it is left.
         """
         self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
-        start = Start(
-            boot(child.__name__),
-            self.home,
-            run_id,
-            _CHILD_SECONDS,
-            stdin=json.dumps({"do": what, **request}).encode(),
-        )
+        given = json.dumps({"do": action, **request}).encode()
+        start = Start(boot(child.__name__), self.home, run_id, _CHILD_SECONDS, stdin=given)
         ended = self.tools.host.call(start, interrupt)
         if (
             ended.end == "lost"
-        ):  # someone killed it, or memory ran out; what it does can be done twice
+        ):  # killed from outside, or out of memory; every action can be repeated
             ended = self.tools.host.call(start, interrupt)
         if ended.end != "exited" or ended.exit_code:
-            raise WorkspaceError(f"the workspace of {run_id} is of no use: {_ending(what, ended)}")
+            raise WorkspaceError(
+                f"the workspace of {run_id} is of no use: {_failure(action, ended)}"
+            )
         answer: dict[str, Any] = json.loads(ended.output)
         if "error" in answer:
             raise WorkspaceError(answer["error"])
         return answer
 
-    def insist(self, work: Callable[[], T], interrupt: Interrupt) -> T:
-        """Do what needs a remote, again and again for a while when it cannot be done.
+    def retry(self, work: Callable[[], T], interrupt: Interrupt) -> T:
+        """Do what needs a remote, again and again for ``remote_seconds``.
 
         Raises:
-            WorkspaceError: it could not be done in all that time. Interrupted.
+            WorkspaceError: it could not be done in that time.
+            Interrupted: ``interrupt`` was set meanwhile.
         """
         until = time.monotonic() + self.remote_seconds
         pause = _FIRST_PAUSE
@@ -111,19 +101,7 @@ class Around:
             pause = min(2 * pause, _LONGEST_PAUSE)
 
 
-def explained(work: Callable[[], T]) -> T:
-    """What ``work`` gives; what is wrong with files is wrong with the workspace.
-
-    Raises:
-        WorkspaceError: it cannot be done.
-    """
-    try:
-        return work()
-    except (OSError, UsageError) as error:
-        raise WorkspaceError(str(error)) from error
-
-
-def _ending(what: str, ended: Ended) -> str:
+def _failure(action: str, ended: Ended) -> str:
     said = plain(ended.errors.decode("utf-8", "replace")[-_LAST_WORDS:]).split("\n")
     how = {
         "timed_out": f"took more than {_CHILD_SECONDS:.0f} s",
@@ -131,84 +109,79 @@ def _ending(what: str, ended: Ended) -> str:
         "lost": "was killed twice",
         "exited": f"ended with exit code {ended.exit_code}",
     }[ended.end]
-    return " ".join([f"`{what}` {how}", *said]).strip()
+    return " ".join([f"`{action}` {how}", *said]).strip()
+
+
+# --- notes ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A workspace that was made whole, setup and all. ``branch`` and ``start_commit`` are of a
-    worktree, and so is ``delivered``: the last commit that the run was delivered in, with the note of
-    where the worktree stood until then. While it is delivered, ``delivering`` is that note; and while
-    its files are put back to a tree, ``put_back`` is false."""
+    """What this host notes of a workspace that it has made whole, setup and all."""
 
-    branch: str = ""
+    branch: str = ""  # this and the next two: of a worktree only
     start_commit: str = ""
-    delivered: str = ""
-    delivered_from: str = ""
-    delivering: str | None = None
-    put_back: bool = True
+    delivered: str = ""  # the last commit that the run was delivered in
+    delivered_from: str = ""  # the note of the git state before that delivery
+    delivering: str | None = None  # while it is delivered: the note of the git state before
+    put_back: bool = True  # False while its files are put back
 
+    def state(self, note: str) -> GitState:
+        """Return the git state that a snapshot's note tells."""
+        if note:
+            return GitState.from_note(note, self.branch)
+        return GitState(self.start_commit, self.branch)
 
-def note_for(head: Head | None, made: Made) -> tuple[str, tuple[str, ...]]:
-    """What a snapshot says of where a worktree stands, and the commits that it keeps. The run's own
-    beginning needs no note, and its delivery moves nothing.
+    def note(self, state: GitState | None) -> tuple[str, tuple[str, ...]]:
+        """Return a snapshot's note of the git state, and the commits that the snapshot keeps.
 
-    Args:
-        head: where it stands, None on a branch without a commit.
-    """
-    if head is None:
-        return "", ()
-    stands = stands_undelivered(head, made)
-    note = "" if stands == Head(made.start_commit, made.branch) else to_note(stands, made.branch)
-    return note, tuple(dict.fromkeys((head.commit, *head.refs.commits)))
+        The run's own beginning needs no note, and its delivery moves nothing.
 
-
-def stands_undelivered(head: Head, made: Made) -> Head:
-    """Where a worktree stands, or stood before what it stands at was delivered."""
-    if replace(head, refs=NO_REFS) != Head(made.delivered, made.branch):
-        return head
-    return replace(standing_of(made.delivered_from, made), refs=head.refs)
-
-
-def standing_of(note: str, made: Made) -> Head:
-    """Where a worktree stood, by a snapshot's note."""
-    return from_note(note, made.branch) if note else Head(made.start_commit, made.branch)
+        Args:
+            state: None on a branch without a commit.
+        """
+        if state is None:
+            return "", ()
+        before = state
+        if replace(state, refs=NO_CHANGES) == GitState(self.delivered, self.branch):
+            before = replace(self.state(self.delivered_from), refs=state.refs)
+        is_start = before == GitState(self.start_commit, self.branch)
+        note = "" if is_start else before.to_note(self.branch)
+        return note, tuple(dict.fromkeys((state.commit, *state.refs.commits)))
 
 
 @dataclass(frozen=True, slots=True)
-class MadeNote:
-    """What attempts have said so, each in a file of its own, until a later one did: an attempt that has
-    lost its run, and does not know it yet, says nothing that counts for those after it. While a
-    workspace is being made, its attempt says that there is none.
+class MadeNotes:
+    """A workspace's notes: beside it, as its content can be an agent's.
 
-    Args:
-        folder: of the files. attempt: the one that reads and writes.
+    Each attempt has a file, and reads that of the newest attempt up to itself: an attempt that has
+    lost its run, and does not know it yet, writes nothing that counts for later ones. While an attempt
+    makes the workspace, its note says that there is none.
     """
 
     folder: Path
     attempt: int
 
     @classmethod
-    def beside(cls, workspace: Path, attempt: int) -> MadeNote:
+    def beside(cls, workspace: Path, attempt: int) -> MadeNotes:
+        """Return the notes of a workspace."""
         return cls(workspace.with_name(f".{workspace.name}.made"), attempt)
 
     def read(self) -> Made | None:
-        """What was said last, up to this attempt; None when nothing whole is there. Raises
-        ``OSError``."""
+        """Return the note, or None if no workspace is whole. Raises ``OSError``."""
         if (content := self._content(self.attempt)) is None:
             earlier = [each for each in self._attempts() if each < self.attempt]
             content = self._content(max(earlier)) if earlier else None
         try:
             return None if content is None else Made(**json.loads(content))
-        except (ValueError, TypeError):  # that there is none, or another Runner's: made again
+        except (ValueError, TypeError):  # none, or another Runner's: the workspace is made again
             return None
 
     def write(self, made: Made | None) -> None:
-        """Say it, whole or not at all; None: nothing whole is there. Raises ``OSError``."""
+        """Write this attempt's note, and remove earlier ones. Raises ``OSError``."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        draft = self.folder / f"{self.attempt}.draft"
-        draft.write_text(json.dumps(made and asdict(made)), encoding="utf-8")
-        draft.replace(self.folder / str(self.attempt))
+        content = json.dumps(made and asdict(made)).encode()
+        write_whole(self.folder / str(self.attempt), content)
         for earlier in self._attempts():
             if earlier < self.attempt:
                 (self.folder / str(earlier)).unlink(missing_ok=True)
@@ -225,52 +198,49 @@ class MadeNote:
         return [int(path.name) for path in self.folder.iterdir() if path.name.isdecimal()]
 
 
-@dataclass(slots=True)
-class Material:
-    """``repository`` is None for copies."""
+# --- the parts of a workspace -----------------------------------------------------------------------
 
-    around: Around
+
+@dataclass(slots=True)
+class Layout:
+    """Where the parts of a run's own workspace are."""
+
+    site: Site
     asked: Workspace
     lease: Lease
-    repository: Repository | None
+    repository: Repository | None  # what the worktree is of; None for copies
     _store: Path | None = field(default=None, init=False)
     _snapshots: Snapshots | None = field(default=None, init=False)
 
     @property
     def path(self) -> Path:
         """The folder of the workspace."""
-        return self.around.home / COPIES / self.lease.run_id
-
-    @property
-    def repository_path(self) -> str | None:
-        return None if self.repository is None else str(self.repository.folder)
+        return self.site.home / COPIES / self.lease.run_id
 
     @property
     def worktree(self) -> Worktree | None:
+        """The worktree, None for copies."""
         return None if self.repository is None else Worktree(self.repository, self.path)
 
     def store(self) -> Path:
-        """The folder of the snapshots of everything that is made from the same source."""
+        """Return the store of snapshots of everything that is made from the same source."""
         if self._store is None:
-            repository, around = self.repository, self.around
-            self._store = explained(
-                lambda: make_store(
-                    around.home,
-                    self.asked.source,
-                    repository.common_folder() if repository else None,
-                    environment=around.environment,
-                )
+            self._store = make_store(
+                self.site.home,
+                self.asked.source,
+                self.repository.common_folder() if self.repository else None,
+                environment=self.site.environment,
             )
         return self._store
 
     def snapshots(self) -> Snapshots:
-        """Those of this attempt."""
+        """Return this attempt's snapshots."""
         if self._snapshots is None:
-            self._snapshots = opened(**self.request(), environment=self.around.environment)
+            self._snapshots = open_snapshots(**self.request(), environment=self.site.environment)
         return self._snapshots
 
     def request(self) -> dict[str, Any]:
-        """The snapshots, as a child is told of them."""
+        """Return the snapshots as a child is told of them."""
         return {
             "git_dir": str(self.store()),
             "work_tree": str(self.path),
@@ -280,147 +250,141 @@ class Material:
             "largest_file": self.asked.largest_file,
         }
 
-    def have_tree(self, tree: str, interrupt: Interrupt) -> None:
-        """Have a recorded tree here, from the remote if need be: one of the run's own, or of a run that
-        it was forked from.
+    def fetch(self, snapshot: str, interrupt: Interrupt) -> None:
+        """Fetch a snapshot of the run, or of one that it was forked from, unless it is here.
 
         Raises:
-            WorkspaceError: it is neither here nor there.
+            WorkspaceError: it is neither here nor at the remote.
         """
-        remote, run_id = self.asked.remote, self.lease.run_id
-        if self.snapshots().has(tree):
+        site, remote, run_id = self.site, self.asked.remote, self.lease.run_id
+        if self.snapshots().has(snapshot):
             return
         if remote is not None:
-            for each in (run_id, *workspaces.origins(self.around.database, run_id)):
-                request = {**self.request(), "run_id": each}
-                theirs = opened(**request, environment=self.around.environment)
-                self.around.insist(partial(theirs.fetch, remote, interrupt.check), interrupt)
-                if theirs.has(tree):
+            for each in (run_id, *workspaces.origins(site.database, run_id)):
+                self._fetch_run(each, remote, interrupt)
+                if self.snapshots().has(snapshot):
                     return
         where = f"neither in {self.store()} nor at {remote}" if remote else f"not in {self.store()}"
-        raise WorkspaceError(f"the recorded files of {run_id} (tree {tree}) are {where}")
+        raise WorkspaceError(f"the recorded files of {run_id} (tree {snapshot}) are {where}")
+
+    def _fetch_run(self, run_id: str, remote: str, interrupt: Interrupt) -> None:
+        refs = SnapshotRefs(self.store(), self.site.environment, run_id, self.lease.attempt)
+        self.site.retry(lambda: refs.fetch(remote, interrupt.check), interrupt)
 
 
-def material_of(around: Around, asked: Workspace, lease: Lease, interrupt: Interrupt) -> Material:
-    """What the workspace of a run is made from: for mode "git", the user's repository where it is on
-    this host and has the base, else a clone.
+def layout_of(site: Site, asked: Workspace, lease: Lease, interrupt: Interrupt) -> Layout:
+    """Return the layout of a run's workspace.
+
+    A worktree is of the user's repository if that is on this host and has the base, else of a clone,
+    which is made if need be.
 
     Raises:
-        WorkspaceError: it cannot be cloned. Interrupted.
+        WorkspaceError: it cannot be cloned.
+        Interrupted: ``interrupt`` was set meanwhile.
     """
     if asked.mode != "git":
-        return Material(around, asked, lease, None)
+        return Layout(site, asked, lease, None)
     url = asked.url or asked.remote
     if asked.path is not None:
-        here = Repository(Path(asked.path), around.environment)
+        here = Repository(Path(asked.path), site.environment)
         if url is None or here.has(asked.commit):
-            return Material(around, asked, lease, here)
+            return Layout(site, asked, lease, here)
     assert url is not None, "a job in mode git has a path or a URL"
-    clone = Repository(clone_of(around.home, url), around.environment)
+    clone = Repository(clone_of(site.home, url), site.environment)
     if not clone.has(asked.commit):
         request = {"clone": str(clone.folder), "url": url, "commit": asked.commit}
-        around.insist(lambda: around.below("clone", lease.run_id, interrupt, **request), interrupt)
-    return Material(around, asked, lease, clone)
+        site.retry(lambda: site.run_child("clone", lease.run_id, interrupt, **request), interrupt)
+    return Layout(site, asked, lease, clone)
 
 
-_LONGEST_TAIL = 500
+# --- making it --------------------------------------------------------------------------------------
 
 
 def make_workspace(
-    material: Material,
+    layout: Layout, assignment: Assignment, surroundings: Surroundings, interrupt: Interrupt
+) -> Made:
+    """Make a run's workspace from scratch, as it was before the run's first turn.
+
+    Whatever is in its place is removed. The branch that the run had goes on where it is.
+
+    Raises:
+        WorkspaceError: it cannot be made, or the job's setup fails.
+        Interrupted: ``interrupt`` was set meanwhile.
+    """
+    if layout.repository is not None:
+        return _make_worktree(layout, layout.repository, assignment, surroundings, interrupt)
+    site, path = layout.site, layout.path
+    source = Path(layout.asked.source)
+    site.run_child("discard", assignment.run_id, interrupt, path=str(path))
+    if source.is_dir() or assignment.record is None:
+        copy_folder(source, path, [site.home], interrupt.check)
+    else:  # the source is gone by now, and what the run has recorded will fill the folder
+        path.mkdir(mode=0o700, parents=True)
+    _set_up(layout, surroundings, interrupt)
+    return Made()
+
+
+def _make_worktree(
+    layout: Layout,
+    repository: Repository,
     assignment: Assignment,
     surroundings: Surroundings,
     interrupt: Interrupt,
 ) -> Made:
-    """Make a run's workspace from scratch, as it was before the run's first turn; whatever is in its
-    place goes. The branch that the run had goes on where it is.
-
-    Raises:
-        WorkspaceError: it cannot be made, or the job's setup fails. Interrupted.
-    """
-    if material.repository is None:
-        return _make_copy(material, assignment, surroundings, interrupt)
-    return _make_worktree(material, assignment, surroundings, interrupt)
-
-
-def _make_worktree(
-    material: Material, assignment: Assignment, surroundings: Surroundings, interrupt: Interrupt
-) -> Made:
-    around, run_id, base = material.around, assignment.run_id, material.asked.commit
-    place = {"repository": material.repository_path, "path": str(material.path)}
-    names, kept = _branches(material, assignment, interrupt), assignment.kept
+    site, run_id, base = layout.site, assignment.run_id, layout.asked.commit
+    place = {"repository": str(repository.folder), "path": str(layout.path)}
+    names, record = _branches(layout, assignment, interrupt), assignment.record
     branch = {"branches": names, "owner": run_id}
-    is_new = kept is None or kept.branch is None or kept.start_commit is None
-    at_once = {**branch, "message": None} if is_new and not material.asked.setup else None
-    begun = around.below("add", run_id, interrupt, **place, commit=base, begin=at_once)
-    _set_up(material, surroundings, interrupt)
-    if kept is None or kept.branch is None or kept.start_commit is None:
+    is_new = record is None or record.branch is None or record.start_commit is None
+    at_once = {**branch, "message": None} if is_new and not layout.asked.setup else None
+    begun = site.run_child("add", run_id, interrupt, **place, commit=base, begin=at_once)
+    _set_up(layout, surroundings, interrupt)
+    if record is None or record.branch is None or record.start_commit is None:
         if not begun:
             message = setup_message(assignment.job_name)
-            begun = around.below(
-                "begin", run_id, interrupt, **place, **branch, base=base, message=message
-            )
+            request = {**place, **branch, "base": base, "message": message}
+            begun = site.run_child("begin", run_id, interrupt, **request)
         return Made(begun["branch"], begun["start_commit"])
-    branch["branches"] = [kept.branch, *(name for name in names if name != kept.branch)]
-    begun = around.below(
-        "go_on",
-        run_id,
-        interrupt,
-        **place,
-        **branch,
-        store=str(material.store()),
-        base=base,
-        commits=[commit for commit in (kept.commit, kept.start_commit, base) if commit],
-    )
-    return Made(begun["branch"], kept.start_commit)
+    branch["branches"] = [record.branch, *(name for name in names if name != record.branch)]
+    commits = [each for each in (record.commit, record.start_commit, base) if each]
+    request = {**place, **branch, "store": str(layout.store()), "base": base, "commits": commits}
+    begun = site.run_child("go_on", run_id, interrupt, **request)
+    return Made(begun["branch"], record.start_commit)
 
 
-def _branches(material: Material, assignment: Assignment, interrupt: Interrupt) -> list[str]:
-    """The names that the run's branch may have, the best first: one that another run has, or someone
-    at the remote, is none."""
+def _branches(layout: Layout, assignment: Assignment, interrupt: Interrupt) -> list[str]:
+    """Return the names that the run's branch may have, the best first.
+
+    A name that another run has, or someone else at the remote, is left out.
+    """
+    site, remote = layout.site, layout.asked.remote
     job, key, run_id = assignment.job_name, assignment.item_key, assignment.run_id
     name, own = branch_name(job, key), branch_name(job, key, run_id)
-    if workspaces.others_have(material.around.database, run_id, name):
+    if workspaces.is_branch_of_another(site.database, run_id, name):
         return [own]
-    remote = material.asked.remote
     if remote is not None:
-        git = store_git(material.store(), material.around.environment, remote=True)
-        theirs = material.around.insist(
-            lambda: tip_at(git, remote, name, interrupt.check), interrupt
-        )
-        kept = assignment.kept
-        if theirs is not None and theirs != (kept.commit if kept else None):
+        git = store_git(layout.store(), site.environment, remote=True)
+        theirs = site.retry(lambda: tip_at(git, remote, name, interrupt.check), interrupt)
+        record = assignment.record
+        if theirs is not None and theirs != (record.commit if record else None):
             return [own]
     return [name, own]
 
 
-def _make_copy(
-    material: Material, assignment: Assignment, surroundings: Surroundings, interrupt: Interrupt
-) -> Made:
-    """Of a source that is gone by now, an empty folder is made for a run that has files recorded."""
-    source, path, around = Path(material.asked.source), material.path, material.around
-    around.below("discard", assignment.run_id, interrupt, repository=None, path=str(path))
-    if source.is_dir() or assignment.kept is None:
-        explained(lambda: copy_folder(source, path, [around.home], interrupt.check))
-    else:
-        explained(lambda: path.mkdir(mode=0o700, parents=True))
-    _set_up(material, surroundings, interrupt)
-    return Made()
-
-
-def _set_up(material: Material, surroundings: Surroundings, interrupt: Interrupt) -> None:
-    asked = material.asked
+def _set_up(layout: Layout, surroundings: Surroundings, interrupt: Interrupt) -> None:
+    """Run the job's setup commands. Raises ``WorkspaceError`` if one fails."""
+    tools, asked = layout.site.tools, layout.asked
     for number, text in enumerate(asked.setup, 1):
         command = Command(
             name=f"setup_{number}",
-            run_id=material.lease.run_id,
+            run_id=layout.lease.run_id,
             command=text,
             surroundings=surroundings,
             timeout=asked.setup_timeout,
         )
-        result = material.around.tools.command(command, interrupt)
+        result = tools.command(command, interrupt)
         if result.outcome == "interrupted":  # it was killed from outside
-            result = material.around.tools.command(command, interrupt)
+            result = tools.command(command, interrupt)
         if result.is_error:
             tail = " / ".join(result.content[-_LONGEST_TAIL:].strip().splitlines())
             raise WorkspaceError(f"the setup command {text!r} {result.outcome}: {tail}")

@@ -1,4 +1,4 @@
-"""A repository that runs work on, or one of a run's own: its branches, and clones of it."""
+"""Repositories that runs work on: the user's, Runner's clones of others, and each run's own."""
 
 from __future__ import annotations
 
@@ -16,116 +16,76 @@ from runner.workspace.git import Git, GitError
 from runner.workspace.snapshot_store import store_git
 
 RUNNER = "Runner"
-
-
 RUNNERS_ADDRESS = "runner@localhost"
-
-
 BRANCHES = "refs/heads/"
+BASES = "refs/runner/bases/"
+NOWHERE = ""  # the value of a ref that does not exist (git-update-ref(1))
 
-
-NOWHERE = ""  # where a ref is that is not there (git-update-ref(1))
-
-
-SECONDS = 3_600.0
-
-
+_SECONDS = 3_600.0
 _SETTINGS = ("submodule.recurse=false", "advice.addEmbeddedRepo=false")
+_ALL = ("+refs/heads/*:refs/remotes/origin/*", "+refs/tags/*:refs/tags/*")
+_KEY_LENGTH = 32
+_LONGEST_NAME = 100  # bytes; a ref is a file, with `.lock` after its name while it is written
+_ID_SUFFIX = 6
 
 
 @dataclass(slots=True)
 class Repository:
-    """A repository: the user's, a bare clone of Runner's own, or the one of a run's worktree.
-
-    Args:
-        folder: where it is.
-        environment: the variables that git gets.
-    """
+    """A repository with the branches of runs in it."""
 
     folder: Path
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ, repr=False)
     _common: Path | None = field(default=None, init=False, repr=False)
 
-    def git(
-        self,
-        *arguments: str,
-        variables: Mapping[str, str] | None = None,
-        given: bytes = b"",
-    ) -> str:
-        """Run git in it; what it printed. ``variables`` are git's own. Raises ``GitError``."""
-        return os.fsdecode(self.raw(*arguments, variables=variables, given=given)).strip()
-
-    def raw(
-        self,
-        *arguments: str,
-        variables: Mapping[str, str] | None = None,
-        given: bytes = b"",
-    ) -> bytes:
-        """Run git in it; what it printed, as it is. Raises ``GitError``."""
-        place = {"GIT_DIR": str(self.folder)} if self._is_bare() else {}
-        git = users_git(self.folder, self.environment, {**place, **(variables or {})})
-        return git.run(*arguments, given=given, seconds=SECONDS)
-
-    def _is_bare(self) -> bool:
-        """Then it may have to be named (``safe.bareRepository``)."""
-        inner = (self.folder / name for name in ("HEAD", "objects"))
-        return not (self.folder / ".git").exists() and all(each.exists() for each in inner)
+    @property
+    def git(self) -> Git:
+        """git in it, as its user set it up."""
+        # A bare one may have to be named (``safe.bareRepository``).
+        is_bare = not (self.folder / ".git").exists() and all(
+            (self.folder / name).exists() for name in ("HEAD", "objects")
+        )
+        variables = {"GIT_DIR": str(self.folder)} if is_bare else {}
+        return users_git(self.folder, self.environment, variables)
 
     def common_folder(self) -> Path:
-        """The folder that all worktrees of it share. Raises ``GitError``."""
+        """Return the folder that all worktrees of it share. Raises ``GitError``."""
         if self._common is None:
-            found = self.git("rev-parse", "--git-common-dir")
+            found = self.git.text("rev-parse", "--git-common-dir")
             self._common = Path(os.path.realpath(self.folder / found))
         return self._common
 
     def has(self, commit: str) -> bool:
-        """Whether it is there, and has a commit."""
-        try:
-            self.git("cat-file", "-e", f"{commit}^{{commit}}")
-        except GitError:
-            return False
-        return True
+        """Return True if it exists, and has a commit."""
+        return self.git.answer("cat-file", "-e", f"{commit}^{{commit}}") is not None
 
     def parent(self, commit: str) -> str | None:
-        """The commit below one; None when it is the first, or not there."""
-        try:
-            return self.git("rev-parse", "--verify", "--quiet", f"{commit}^")
-        except GitError:
-            return None
+        """Return the parent of a commit; None for the first, or one that is not here."""
+        return self.git.answer("rev-parse", "--verify", "--quiet", f"{commit}^")
 
-    def have(self, commit: str, known: str, store: Path) -> bool:
-        """Whether it has a commit, now that one that it had not was looked for in the run's snapshots.
+    def fetch_from_store(self, commit: str, known: str, store: Path) -> bool:
+        """Take a commit from a store of snapshots unless it is here; return True if it is here now.
 
         Args:
-            known: a commit that it has, below the wanted one.
-            store: the folder of the snapshots.
+            known: a commit below it that is here.
         """
-        if self.has(commit):
-            return True
-        wanted = f"{commit}\n^{known}\n".encode()
-        try:
-            packed = store_git(store, self.environment).run(
-                "pack-objects", "--revs", "--stdout", "--quiet", given=wanted
-            )
-            self.git("index-pack", "--stdin", given=packed)
-        except GitError:
-            return False
+        if not self.has(commit):
+            try:
+                transfer([commit], known, store_git(store, self.environment), self.git)
+            except GitError:
+                return False
         return self.has(commit)
 
     def tip(self, branch: str) -> str | None:
-        """The commit that a branch is at, None when there is no such branch."""
-        try:
-            name = f"{BRANCHES}{branch}^{{commit}}"
-            return self.git("rev-parse", "--verify", "--quiet", name)
-        except GitError:
-            return None
+        """Return the commit that a branch is at, None if there is no such branch."""
+        return self.git.answer("rev-parse", "--verify", "--quiet", f"{BRANCHES}{branch}^{{commit}}")
 
     def new_branch(self, names: Sequence[str], commit: str, run_id: str) -> str:
-        """Make a run's branch: the first of ``names`` that nobody else has. One that an attempt at the
-        same run made before is taken over as it is.
+        """Make a run's branch, with the first of ``names`` that is free, and return its name.
+
+        A branch that an earlier attempt at the same run made is taken over as it is.
 
         Raises:
-            GitError: none of them can be had.
+            GitError: none of them is free.
         """
         note = f"runner: {run_id} begins"
         failure: GitError | None = None
@@ -134,71 +94,79 @@ class Repository:
                 self.move(name, commit, NOWHERE, note)
             except GitError as error:
                 failure = error
-                if self._first_note(name) != note:
+                # The branch's oldest log entry; it fails where the name is in the way of another.
+                log = self.git.answer("log", "-g", "--format=%gs", f"{BRANCHES}{name}", "--") or ""
+                if log.rpartition("\n")[2] != note:
                     continue
             return name
         raise GitError(f"no branch can be made for {run_id}: {failure}") from failure
 
     def checked_out(self, branch: str) -> str:
-        """Where a branch is checked out; empty when it is nowhere. Raises ``GitError``."""
-        return self.git("for-each-ref", "--format=%(worktreepath)", f"{BRANCHES}{branch}")
+        """Return the folder in which a branch is checked out, or "". Raises ``GitError``."""
+        return self.git.text("for-each-ref", "--format=%(worktreepath)", f"{BRANCHES}{branch}")
 
     def move(self, branch: str, commit: str, before: str | None, note: str) -> None:
-        """Have a branch be at a commit; ``before`` is where it has to be until then (None: anywhere).
-        Raises ``GitError``."""
-        people = {"GIT_COMMITTER_NAME": RUNNER, "GIT_COMMITTER_EMAIL": RUNNERS_ADDRESS}
-        change = [f"{BRANCHES}{branch}", commit, *([] if before is None else [before])]
-        self.git("update-ref", "--create-reflog", "-m", note, *change, variables=people)
+        """Point a branch at a commit.
 
-    def _first_note(self, branch: str) -> str:
-        """What the oldest change of a branch that is remembered says of itself."""
-        try:
-            notes = self.git("log", "-g", "--format=%gs", f"{BRANCHES}{branch}", "--")
-        except GitError:  # there is no such branch: the name is in the way of another
-            return ""
-        return notes.splitlines()[-1] if notes else ""
+        Args:
+            before: the commit that it must be at until then; None: any.
+            note: for the branch's log.
+
+        Raises:
+            GitError: it cannot be moved, or is at another commit.
+        """
+        git = self.git.having(GIT_COMMITTER_NAME=RUNNER, GIT_COMMITTER_EMAIL=RUNNERS_ADDRESS)
+        change = [f"{BRANCHES}{branch}", commit, *([] if before is None else [before])]
+        git.run("update-ref", "--create-reflog", "-m", note, *change)
 
     def author(self) -> tuple[str, str]:
-        """Name and address of whom its or the user's settings name, else of Runner."""
+        """Return name and address from its or the user's settings, else Runner's."""
         return (
-            self._setting("user.name") or RUNNER,
-            self._setting("user.email") or RUNNERS_ADDRESS,
+            self.git.answer("config", "--get", "user.name") or RUNNER,
+            self.git.answer("config", "--get", "user.email") or RUNNERS_ADDRESS,
         )
-
-    def _setting(self, name: str) -> str:
-        try:
-            return self.git("config", "--get", name)
-        except GitError:
-            return ""
 
 
 def users_git(folder: Path, environment: Mapping[str, str], variables: Mapping[str, str]) -> Git:
-    """Git as its user set it up: filters, credentials and proxies count; hooks don't run."""
-    return Git(folder, environment, variables, _SETTINGS, user_settings=True)
+    """Return git as its user set it up: filters, credentials and proxies count; hooks don't run."""
+    return Git(folder, environment, variables, _SETTINGS, user_settings=True, seconds=_SECONDS)
 
 
-_LONGEST = 100  # bytes; a ref is a file, with `.lock` after its name while it is written
+def transfer(commits: Sequence[str], known: str, source: Git, target: Git) -> None:
+    """Copy commits with everything below them from one repository to another.
+
+    Args:
+        known: a commit that both have.
+
+    Raises:
+        GitError: they cannot be copied.
+    """
+    wanted = "".join(f"{commit}\n" for commit in commits) + f"^{known}\n"
+    packed = source.run("pack-objects", "--revs", "--stdout", "--quiet", given=wanted.encode())
+    target.run("index-pack", "--stdin", given=packed)
 
 
-_SUFFIX = 6
+# --- names of branches ------------------------------------------------------------------------------
 
 
 def branch_name(job: str, key: str, run_id: str = "") -> str:
-    """``runner/<job>/<item>``; with a run's id, a name that no other run has.
+    """Return ``runner/<job>/<item>``, or with a run's id a name that no other run has.
 
     Args:
         job: the job's name.
         key: the item's key.
     """
-    ending = f"-{run_id[-_SUFFIX:]}" if run_id else ""
+    ending = f"-{run_id[-_ID_SUFFIX:]}" if run_id else ""
     return f"runner/{ref_part(job)}/{ref_part(key)}{ending}"
 
 
 def ref_part(text: str) -> str:
-    """Any text as one part of a ref's name (https://git-scm.com/docs/git-check-ref-format): letters and
-    digits stay, everything that git, a shell or a file system could take amiss becomes a dash."""
+    """Return any text as one part of a ref's name (https://git-scm.com/docs/git-check-ref-format).
+
+    Letters and digits stay; what git, a shell or a file system could take amiss becomes a dash.
+    """
     kept = "".join(c if c.isalnum() or c in "._-" else "-" for c in text)
-    kept = kept.encode("utf-8", "replace")[:_LONGEST].decode("utf-8", "ignore")
+    kept = kept.encode("utf-8", "replace")[:_LONGEST_NAME].decode("utf-8", "ignore")
     for doubled in ("--", ".."):
         while doubled in kept:
             kept = kept.replace(doubled, doubled[0])
@@ -208,39 +176,30 @@ def ref_part(text: str) -> str:
     return kept or "item"
 
 
-BASES = "refs/runner/bases/"
-
-
-_ALL = ("+refs/heads/*:refs/remotes/origin/*", "+refs/tags/*:refs/tags/*")
-
-
-_KEY_LENGTH = 32
+# --- clones -----------------------------------------------------------------------------------------
 
 
 def clone_of(home: Path, url: str) -> Path:
-    """Where the clone of a URL is, or would be.
-
-    Args:
-        home: RUNNER_HOME.
-    """
+    """Return the path of Runner's bare clone of a URL, which may not exist yet."""
     key = hashlib.sha256(url.encode("utf-8", "surrogateescape")).hexdigest()[:_KEY_LENGTH]
     return home / "repositories" / f"{key}.git"
 
 
-def have_clone(clone: Path, url: str, commit: str) -> None:
-    """Have a clone that holds a commit: made at first, fetched into when the commit is newer. One at a
-    time does it; others wait, and find it done.
+def update_clone(clone: Path, url: str, commit: str) -> None:
+    """Make a clone, or fetch into it, until it has a commit. Processes do it one after the other.
 
     Raises:
-        GitError: the URL does not answer, or has no such commit. OSError.
+        GitError: the URL does not answer, or has no such commit.
+        OSError: the clone cannot be written.
     """
     clone.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with _alone(clone):
-        _remove_drafts(clone)
+    with _locked(clone):
+        for draft in clone.parent.glob(f"{clone.name}.partial-*"):  # a clone that was cut off
+            remove_folder(draft)
         if not clone.is_dir():
             draft = clone.with_name(f"{clone.name}.partial-{secrets.token_hex(4)}")
             draft.mkdir(mode=0o700)
-            Repository(draft).git("init", "--quiet", "--bare", "--template=")
+            Repository(draft).git.run("init", "--quiet", "--bare", "--template=")
             _fetch(Repository(draft), url, commit)
             draft.rename(clone)
         elif not Repository(clone).has(commit):
@@ -248,15 +207,15 @@ def have_clone(clone: Path, url: str, commit: str) -> None:
 
 
 def _fetch(clone: Repository, url: str, commit: str) -> None:
-    """Branches and tags, and when the commit is in none of them, the commit."""
+    """Fetch branches and tags, and the commit if it is in none of them."""
     fetch = ("fetch", "--quiet", "--no-tags", "--no-write-fetch-head", "--no-auto-gc", "--", url)
-    clone.git(*fetch, *_ALL)
+    clone.git.run(*fetch, *_ALL)
     base = f"{BASES}{commit}"
     for wanted in (f"+{base}:{base}", f"+{commit}:{base}"):
         if clone.has(commit):
             return
         try:
-            clone.git(*fetch, wanted)
+            clone.git.run(*fetch, wanted)
         except GitError as error:
             failure = error
     if not clone.has(commit):
@@ -264,33 +223,10 @@ def _fetch(clone: Repository, url: str, commit: str) -> None:
 
 
 @contextmanager
-def _alone(clone: Path) -> Iterator[None]:
+def _locked(clone: Path) -> Iterator[None]:
     descriptor = os.open(f"{clone}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
         os.close(descriptor)
-
-
-def _remove_drafts(clone: Path) -> None:
-    """What a clone that was cut off left."""
-    for path in clone.parent.glob(f"{clone.name}.partial-*"):
-        remove_folder(path)
-
-
-def bring(commits: Sequence[str], known: str, of: Repository, to: Repository | Path) -> None:
-    """Have commits of one repository in another, or in a store of snapshots, with all below them.
-
-    Args:
-        known: a commit that both have.
-
-    Raises:
-        GitError: they cannot be had.
-    """
-    wanted = "".join(f"{commit}\n" for commit in commits) + f"^{known}\n"
-    packed = of.raw("pack-objects", "--revs", "--stdout", "--quiet", given=wanted.encode())
-    if isinstance(to, Repository):
-        to.raw("index-pack", "--stdin", given=packed)
-    else:
-        store_git(to, of.environment).run("index-pack", "--stdin", given=packed)

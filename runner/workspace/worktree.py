@@ -1,8 +1,11 @@
-"""A run's own worktree, on a branch of its own, in a repository of its own that borrows the user's
-objects: whatever an agent's git does to branches, tags, stash and settings, it does to these.
+"""A run's own worktree, in a repository of its own that borrows the objects of the user's.
+
+Whatever an agent's git does to branches, tags, stash and settings, it does to the run's repository:
+it is neither the user's nor another run's. See https://git-scm.com/docs/gitrepository-layout
+(``alternates``, ``packed-refs``) and https://git-scm.com/docs/git-config (``include.path``).
 
 What writes a work tree runs below the tool host (``runner.workspace.child``), so that it ends with
-its worker. See https://git-scm.com/docs/gitrepository-layout.
+its worker.
 """
 
 from __future__ import annotations
@@ -19,195 +22,76 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runner.workspace.folders import EXCLUDED, read_beginning, remove_folder
-from runner.workspace.git import GitError
-from runner.workspace.repository import BRANCHES, SECONDS, Repository, users_git
+from runner.workspace.git import Git, GitError
+from runner.workspace.repository import BRANCHES, Repository, users_git
 from runner.workspace.snapshot_store import quoted
 
-BEGINNING = (
-    "runner-refs"  # the file with what they were when it was made, as `packed-refs` has them
-)
-
-
+_FIRST_REFS = "runner-refs"  # the file with the refs as they were at first, like `packed-refs`
 _STASH = "refs/stash"
-
-
-_MOST_BYTES = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Refs:
-    """What differs from the beginning: ``changed`` has names with ids (empty: it is gone), ``commits``
-    those of the ids that are of commits, and ``stash`` is the stash's log."""
-
-    changed: tuple[tuple[str, str], ...] = ()
-    commits: tuple[str, ...] = ()
-    stash: str = ""
-
-
-NO_REFS = Refs()
-
-
-def read_refs(own: Repository, standing: str | None) -> Refs:
-    """The refs of a worktree's repository, save the branch that it stands on.
-
-    Raises:
-        GitError, OSError: they cannot be read.
-    """
-    at_first, now, commits = _at_first(own), dict[str, str](), list[str]()
-    for line in own.git(
-        "for-each-ref", "--format=%(objectname) %(objecttype) %(refname)"
-    ).splitlines():
-        object_id, kind, name = line.split(" ", 2)
-        if name == f"{BRANCHES}{standing}":
-            continue
-        now[name] = object_id
-        if kind == "commit" and at_first.get(name) != object_id:
-            commits.append(object_id)
-    at_first.pop(f"{BRANCHES}{standing}", None)
-    stash = ""
-    if _STASH in now:
-        with suppress(OSError):  # a stash without its log: git shows none, either
-            logged = read_beginning(own.folder / "logs" / _STASH, _MOST_BYTES) or b""
-            stash = logged.decode("utf-8", "surrogateescape")
-    changed = _differences(at_first, now)
-    return Refs(tuple(sorted(changed.items())), tuple(dict.fromkeys(commits)), stash)
-
-
-def restore_refs(own: Repository, refs: Refs, standing: str | None) -> None:
-    """Have the refs be as they were, save the branch ``standing``. What is not here (on another host
-    only commits are) is left out.
-
-    Raises:
-        GitError, OSError: they cannot be changed.
-    """
-    now = _named(own.git("for-each-ref", "--format=%(objectname) %(refname)"))
-    changes = _differences(now, {**_at_first(own), **dict(refs.changed)})
-    changes.pop(f"{BRANCHES}{standing}", None)
-    there = _there(own, {object_id for object_id in changes.values() if object_id})
-    gone = [f"delete {name}\n" for name, object_id in changes.items() if not object_id]
-    made = [
-        f"update {name} {object_id}\n" for name, object_id in changes.items() if object_id in there
-    ]
-    for lines in (gone, made):  # a folder of refs may become a ref
-        if lines:
-            own.git("update-ref", "--no-deref", "--stdin", given=os.fsencode("".join(lines)))
-    if refs.stash and dict(refs.changed).get(_STASH) in {*there, now.get(_STASH)}:
-        log = own.folder / "logs" / _STASH
-        log.parent.mkdir(parents=True, exist_ok=True)
-        log.write_bytes(refs.stash.encode("utf-8", "surrogateescape"))
-
-
-def _at_first(own: Repository) -> dict[str, str]:
-    return _named(os.fsdecode((own.folder / BEGINNING).read_bytes()))
-
-
-def _named(listed: str) -> dict[str, str]:
-    lines = (line.split(" ", 1) for line in listed.splitlines())
-    return {name: object_id for object_id, name in lines}
-
-
-def _differences(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, str]:
-    """What is to be changed of refs to have others; what is to go is empty."""
-    names = {**before, **after}
-    wanted = {name: after.get(name, "") for name in names}
-    return {name: found for name, found in wanted.items() if before.get(name, "") != found}
-
-
-def _there(own: Repository, objects: set[str]) -> set[str]:
-    given = "".join(f"{object_id}\n" for object_id in sorted(objects)).encode()
-    answers = own.git("cat-file", "--batch-check=%(objectname) %(objecttype)", given=given)
-    return {line.split(" ")[0] for line in answers.splitlines() if not line.endswith(" missing")}
-
-
-_NOT_BORROWED = ("refs/runner/", "refs/heads/runner/", "refs/stash")
-
-
+_NOT_BORROWED = ("refs/runner/", "refs/heads/runner/", _STASH)
 _COPIED = ("shallow", "info/exclude", "info/attributes")
-
-
-_LARGEST_COPIED = 1 << 20
-
-
-def make_borrowing(folder: Path, source: Repository) -> Repository:
-    """Make a repository that has the objects, branches, tags and settings of another.
-
-    Args:
-        folder: where it will be; nothing is there yet.
-
-    Raises:
-        GitError, OSError: it cannot be made.
-    """
-    common = source.common_folder()
-    kind = source.git("rev-parse", "--show-object-format")
-    source.git("init", "--quiet", "--bare", "--template=", f"--object-format={kind}", str(folder))
-    for name in _COPIED:
-        _copy(common / name, folder / name)
-    with (folder / "info" / "exclude").open("ab") as excluded:
-        excluded.write(f"\n{EXCLUDED}\n".encode())
-    refs = _refs(source)
-    (folder / BEGINNING).write_bytes(refs)
-    (folder / "packed-refs").write_bytes(refs)
-    alternates = quoted(common / "objects")
-    (folder / "objects" / "info" / "alternates").write_bytes(os.fsencode(alternates) + b"\n")
-    with (folder / "config").open("ab") as config:
-        config.write(os.fsencode(_settings(common)))
-    return Repository(folder, source.environment)
-
-
-def _refs(source: Repository) -> bytes:
-    listed = source.raw("for-each-ref", "--format=%(objectname) %(refname)")
-    lines = listed.splitlines(keepends=True)
-    left_out = tuple(map(os.fsencode, _NOT_BORROWED))
-    return b"".join(line for line in lines if not line.partition(b" ")[2].startswith(left_out))
-
-
-def _settings(common: Path) -> str:
-    """The source's own are read where they stand: an agent's changes are made to this file alone. Its
-    hooks are for the agent's git, as in any checkout."""
-    return (
-        f"[core]\n\thooksPath = {quoted(common / 'hooks')}\n"
-        f"[include]\n\tpath = {quoted(common / 'config')}\n"
-        "[core]\n\tbare = false\n"
-    )
-
-
-def _copy(file: Path, target: Path) -> None:
-    target.parent.mkdir(exist_ok=True)
-    with suppress(FileNotFoundError):
-        try:
-            content = read_beginning(file, _LARGEST_COPIED)
-        except OSError as error:
-            if isinstance(error, FileNotFoundError):
-                raise
-            raise GitError(f"{file} cannot be read: {error.strerror}") from error
-        if content is not None:
-            target.write_bytes(content)
-
-
+_LARGEST_FILE = 1 << 20
+_LARGEST_HEAD = 4_096
+_ON_BRANCH = re.compile(rb"ref: refs/heads/(.+)\n?")
+_OWN = "."  # the run's own branch in a note; no branch has that name
 _PUT_BACK = "runner: put back"
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
-    """Where a worktree stands: on a branch (None: on none) at a commit. ``index`` is the tree of what
-    is staged, None when that is the commit's or not known; ``refs`` are its other branches and tags."""
+class RefChanges:
+    """How the refs of a run's repository differ from what they were at first, its branch aside."""
+
+    changed: tuple[tuple[str, str], ...] = ()  # names with ids; "" for a ref that is gone
+    commits: tuple[str, ...] = ()  # those of the ids that are of commits
+    stash: str = ""  # the stash's log
+
+
+NO_CHANGES = RefChanges()
+
+
+@dataclass(frozen=True, slots=True)
+class GitState:
+    """The git state of a worktree, beside its files.
+
+    An agent that commits expects to find its commits, and one whose ``git commit`` is done again must
+    not.
+    """
 
     commit: str
-    branch: str | None = None
-    index: str | None = None
-    refs: Refs = NO_REFS
+    branch: str | None = None  # None: HEAD is detached
+    index: str | None = None  # the tree of what is staged; None: the commit's, or not known
+    refs: RefChanges = NO_CHANGES
+
+    def to_note(self, own_branch: str) -> str:
+        """Return the state as a snapshot's note.
+
+        The run's own branch is not named in it: a run that goes on from there has another.
+        """
+        own = f"{BRANCHES}{own_branch}"
+        refs = {_OWN if name == own else name: commit for name, commit in self.refs.changed}
+        branch = _OWN if self.branch == own_branch else self.branch
+        return json.dumps([self.commit, branch, self.index, refs, self.refs.stash])
+
+    @classmethod
+    def from_note(cls, note: str, own_branch: str) -> GitState:
+        """Return the state that ``to_note`` wrote, without ``refs.commits``. Raises ``ValueError``."""
+        commit, branch, index, refs, stash = json.loads(note)
+        own = f"{BRANCHES}{own_branch}"
+        changed = sorted((own if name == _OWN else name, each) for name, each in refs.items())
+        named = own_branch if branch == _OWN else branch
+        return cls(commit, named, index, RefChanges(tuple(changed), stash=stash))
 
 
 @dataclass(frozen=True, slots=True)
 class Worktree:
-    """A run's own worktree. ``repository`` is the one that it is made of."""
+    """A run's own worktree. An agent can write whatever it wants into ``path``."""
 
-    repository: Repository
+    repository: Repository  # the one that it is made of
     path: Path
 
     @property
     def git_folder(self) -> Path:
-        """Where its own repository is: beside it, as what is in it can be removed by an agent."""
+        """The folder of its own repository: beside it, where an agent is not at work."""
         return self.path.with_name(f".{self.path.name}.git")
 
     @property
@@ -215,11 +99,24 @@ class Worktree:
         """Its own repository."""
         return Repository(self.git_folder, self.repository.environment)
 
-    def add(self, commit: str) -> None:
-        """Make it from scratch, on no branch; what an earlier attempt left in its place goes.
+    @property
+    def git(self) -> Git:
+        """git on its files and its own repository, whatever is in the place of ``.git``.
 
-        Args:
-            commit: what is checked out.
+        Raises:
+            GitError: one of them is gone, or a link is in the place of the files.
+        """
+        if not self.has_repository():
+            raise GitError(f"{self.path} is no worktree of {self.repository.folder} any more")
+        if self.path.is_symlink():
+            raise GitError(
+                f"a link is in the place of the workspace {self.path}: it is not followed"
+            )
+        variables = {"GIT_DIR": str(self.git_folder), "GIT_WORK_TREE": str(self.path)}
+        return users_git(self.path, self.repository.environment, variables)
+
+    def add(self, commit: str) -> None:
+        """Make it from scratch at a commit, on no branch; remove what an earlier attempt left.
 
         Raises:
             GitError, OSError: it cannot be made.
@@ -228,75 +125,65 @@ class Worktree:
         if not self.repository.has(commit):
             raise GitError(f"{self.repository.folder} has no commit {commit}")
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        make_borrowing(self.git_folder, self.repository)
+        _make_borrowing(self.git_folder, self.repository)
         (self.git_folder / "HEAD").write_text(f"{commit}\n")
         self.path.mkdir(mode=0o700)
         self._link()
-        self._git("reset", "--quiet", "--hard", commit)
+        self.git.run("reset", "--quiet", "--hard", commit)
 
     def remove(self) -> None:
-        """Remove it with its repository; what was delivered stays in the one that it is from.
-
-        Raises:
-            OSError: it cannot be removed whole.
-        """
+        """Remove it with its own repository. Raises ``OSError`` if it cannot be removed whole."""
         remove_folder(self.path)
         remove_folder(self.git_folder)
 
-    def admin(self) -> Path | None:
-        """Where git keeps its HEAD and its index, None when it is no worktree any more. Whatever is in
-        the place of ``.git`` has no say: an agent can write there."""
-        folder = self.git_folder
-        return folder if (folder / "HEAD").is_file() and not folder.is_symlink() else None
-
     def is_whole(self) -> bool:
-        """Whether it is there, and git knows of it; its ``.git`` is written again where it is missing.
-        Raises ``GitError``, ``OSError``."""
-        if self.path.is_symlink() or not self.path.is_dir():
-            return False
-        admin = self.admin()
-        if admin is not None and not os.path.lexists(self.path / ".git"):
-            self._link()
-        return admin is not None
+        """Return True if the files and the repository are there; write a missing ``.git`` again.
 
-    def _link(self) -> None:
-        link = b"gitdir: " + os.fsencode(self.git_folder) + b"\n"
-        (self.path / ".git").write_bytes(link)
+        Raises:
+            OSError: it cannot be written.
+        """
+        if self.path.is_symlink() or not self.path.is_dir() or not self.has_repository():
+            return False
+        if not os.path.lexists(self.path / ".git"):
+            self._link()
+        return True
 
     def unlock(self) -> None:
-        """Take away the locks that a killed git left; nothing else works in it now."""
-        admin = self.admin()
-        if admin is None:
+        """Remove the locks that a killed git left; nothing else may work in it now."""
+        if not self.has_repository():
             return
-        for folder in (admin, *(entry for entry in admin.glob("refs/**") if entry.is_dir())):
+        refs = (entry for entry in self.git_folder.glob("refs/**") if entry.is_dir())
+        for folder in (self.git_folder, *refs):
             for lock in folder.glob("*.lock"):
                 lock.unlink(missing_ok=True)
 
     def commit_all(self, message: str) -> str:
-        """Commit what is in it and not ignored, where that is anything new; the commit that it stands
-        at then. Raises ``GitError``."""
-        tree, head = self.tree(), self.head()
+        """Commit what is in it and not ignored, if that is anything new; return the commit that HEAD
+        is at then. Raises ``GitError``."""
+        tree, head = self.write_tree(), self.head()
         assert head is not None, "it was made of a commit"
-        if tree == self._tree_of(head):
+        if tree == self.git.text("rev-parse", "--verify", "--quiet", f"{head}^{{tree}}"):
             return head
         made = self.commit(tree, head, message)
-        self._git("update-ref", "--no-deref", "-m", "runner: set up", "HEAD", made, head)
+        self.git.run("update-ref", "--no-deref", "-m", "runner: set up", "HEAD", made, head)
         return made
 
-    def tree(self) -> str:
-        """The tree of all that is in it and not ignored, by the repository's own rules; its index
-        holds that then. Repositories in it that are no submodules are left out: a commit could only
-        name them, and nobody else has them.
+    def write_tree(self) -> str:
+        """Stage all that is in it and not ignored, by the repository's own rules; return its tree.
+
+        Repositories in it that are no submodules are left out: a commit could only name them, and
+        nobody else has them.
 
         Raises:
             GitError: something in it cannot be read, or there is no room.
         """
-        others = self._bytes("ls-files", "-z", "--others", "--exclude-standard").split(b"\0")
+        git = self.git
+        others = git.records("ls-files", "-z", "--others", "--exclude-standard")
         nested = [name.rstrip(b"/") for name in others if name.endswith(b"/")]
         wanted = [b":/", *(b":(exclude,top,literal)" + name for name in nested)]
         add = ("add", "--all", "--pathspec-from-file=-", "--pathspec-file-nul")
         try:
-            self._bytes(*add, given=b"\0".join(wanted))
+            git.run(*add, given=b"\0".join(wanted))
         except GitError as error:
             if "Permission denied" not in str(error):
                 raise
@@ -304,11 +191,11 @@ class Worktree:
                 f"what cannot be read cannot be committed: {error}; let its owner read it "
                 f"(chmod -R u+rwX {self.path}), then retry the run"
             ) from error
-        return self._git("write-tree")
+        return git.text("write-tree")
 
     def commit(self, tree: str, parent: str, message: str) -> str:
-        """A commit of a tree, by whom the user's settings name, or else by Runner; nothing stands at it
-        yet. Raises ``GitError``."""
+        """Make a commit that no ref names yet, by the author of the user's settings, or Runner.
+        Raises ``GitError``."""
         name, email = self.repository.author()
         people = {
             f"GIT_{role}_{what}": value
@@ -316,150 +203,209 @@ class Worktree:
             for what, value in (("NAME", name), ("EMAIL", email))
         }
         text = message.replace("\0", "").encode("utf-8", "replace")
-        made = self._bytes("commit-tree", tree, "-p", parent, given=text, variables=people)
-        return os.fsdecode(made).strip()
+        return self.git.having(**people).text("commit-tree", tree, "-p", parent, given=text)
 
     def head(self) -> str | None:
-        """The commit that it stands at; None on a branch without one."""
-        try:
-            return self._git("rev-parse", "--verify", "--quiet", "HEAD^{commit}")
-        except GitError:
-            return None
+        """Return the commit that HEAD is at, None on a branch without one."""
+        with suppress(GitError):
+            return self.git.answer("rev-parse", "--verify", "--quiet", "HEAD^{commit}")
+        return None
 
-    def staged(self, commit: str) -> str | None:
-        """The tree of what is staged; None when that is the commit's, or a merge is half done. Raises
-        ``OSError``."""
-        admin = self.admin()
-        try:
-            self._git("diff-index", "--cached", "--quiet", "--ignore-submodules", commit, "--")
-        except GitError:
-            if admin is None:
-                return None
-        else:
-            return None
-        # git locks the index that it writes the tree of: a copy of it is no other's.
-        with tempfile.TemporaryDirectory(prefix="runner-index-") as folder:
-            copied = shutil.copyfile(admin / "index", Path(folder, "index"))
-            try:
-                written = self._bytes("write-tree", variables={"GIT_INDEX_FILE": str(copied)})
-            except GitError:
-                return None
-        return os.fsdecode(written).strip()
+    def switch_to(self, branch: str) -> None:
+        """Put HEAD on a branch; index and files stay. Raises ``GitError``."""
+        note = "runner: on its branch"
+        self.git.run("symbolic-ref", "-m", note, "HEAD", f"{BRANCHES}{branch}")
 
-    def has_tree(self, tree: str) -> bool:
-        """Whether its repository has a tree."""
-        try:
-            self._git("cat-file", "-e", f"{tree}^{{tree}}")
-        except GitError:
-            return False
-        return True
-
-    def stand_on(self, branch: str) -> None:
-        """Have its HEAD be a branch; index and files stay. Raises ``GitError``."""
-        self._git("symbolic-ref", "-m", "runner: on its branch", "HEAD", f"{BRANCHES}{branch}")
-
-    def stand_at(self, head: Head) -> None:
-        """Have it stand where it stood, its files aside: at a commit, with what was staged, and with
-        the branches, tags and stash of then.
+    def restore(self, state: GitState) -> None:
+        """Put the git state back; files stay. A staged tree that is not here is left out.
 
         Raises:
             GitError: the commit is not in the repository.
         """
-        restore_refs(self.own, head.refs, head.branch)
-        if head.branch is None:
-            self._git("update-ref", "--no-deref", "-m", _PUT_BACK, "HEAD", head.commit)
+        git, index = self.git, state.index
+        if index is not None and git.answer("cat-file", "-e", f"{index}^{{tree}}") is None:
+            index = None
+        _restore_refs(self.own, state.refs, state.branch)
+        if state.branch is None:
+            git.run("update-ref", "--no-deref", "-m", _PUT_BACK, "HEAD", state.commit)
         else:
-            self.own.move(head.branch, head.commit, None, _PUT_BACK)
-            self.stand_on(head.branch)
-        self._git("read-tree", head.index or head.commit)
+            self.own.move(state.branch, state.commit, None, _PUT_BACK)
+            self.switch_to(state.branch)
+        git.run("read-tree", index or state.commit)
 
-    def _tree_of(self, commit: str) -> str:
-        return self._git("rev-parse", "--verify", "--quiet", f"{commit}^{{tree}}")
+    def has_repository(self) -> bool:
+        """Return True if its own repository is there."""
+        return (self.git_folder / "HEAD").is_file() and not self.git_folder.is_symlink()
 
-    def _git(self, *arguments: str) -> str:
-        return os.fsdecode(self._bytes(*arguments)).strip()
-
-    def _bytes(
-        self, *arguments: str, given: bytes = b"", variables: Mapping[str, str] | None = None
-    ) -> bytes:
-        admin = self.admin()
-        if admin is None:
-            raise GitError(f"{self.path} is no worktree of {self.repository.folder} any more")
-        if self.path.is_symlink():
-            raise GitError(
-                f"a link is in the place of the workspace {self.path}: it is not followed"
-            )
-        place = {"GIT_DIR": str(admin), "GIT_WORK_TREE": str(self.path)}
-        git = users_git(self.path, self.repository.environment, {**place, **(variables or {})})
-        return git.run(*arguments, given=given, seconds=SECONDS)
+    def _link(self) -> None:
+        link = b"gitdir: " + os.fsencode(self.git_folder) + b"\n"
+        (self.path / ".git").write_bytes(link)
 
 
-_REF = re.compile(rb"ref: refs/heads/(.+)\n?")
-
-
-_LONGEST_HEAD = 4_096
-
-
-_OWN = "."  # is no branch's name
-
-
-_Stamp = tuple[int, int, int]
-
-
-class Standing:
-    """Reads it, at little cost where nothing has changed since it was read last."""
+class GitStateReader:
+    """Reads the git state of a worktree, at little cost where its index has not changed since."""
 
     def __init__(self, worktree: Worktree) -> None:
         self._worktree = worktree
-        self._staged: tuple[_Stamp, str, str | None] | None = None
+        self._staged: tuple[tuple[int, int, int], str, str | None] | None = None
 
-    def read(self) -> Head | None:
-        """Where the worktree stands; None on a branch that has no commit.
+    def read(self) -> GitState | None:
+        """Return the state, or None on a branch that has no commit.
 
         Raises:
-            GitError: it is no worktree any more. OSError.
+            GitError: it is no worktree any more.
+            OSError: a file of its repository cannot be read.
         """
-        admin = self._worktree.admin()
-        if admin is None:
-            raise GitError(f"{self._worktree.path} is no worktree of its repository any more")
-        on = _REF.fullmatch(read_beginning(admin / "HEAD", _LONGEST_HEAD) or b"")
+        worktree = self._worktree
+        if not worktree.has_repository():
+            raise GitError(f"{worktree.path} is no worktree of its repository any more")
+        commit = worktree.head()
+        on = _ON_BRANCH.fullmatch(
+            read_beginning(worktree.git_folder / "HEAD", _LARGEST_HEAD) or b""
+        )
         branch = os.fsdecode(on[1]) if on else None
-        commit = self._worktree.head()
         if commit is None:
             return None
-        refs = read_refs(self._worktree.own, branch)
-        return Head(commit, branch, self._index(admin / "index", commit), refs)
+        refs = _read_refs(worktree.own, branch)
+        return GitState(commit, branch, self._staged_tree(commit), refs)
 
-    def _index(self, index: Path, commit: str) -> str | None:
-        """The tree of what is staged, unless that is the commit's, or a merge is half done."""
+    def _staged_tree(self, commit: str) -> str | None:
         try:
-            status = index.stat()
+            status = (self._worktree.git_folder / "index").stat()
         except FileNotFoundError:
             return None
         if not stat.S_ISREG(status.st_mode):
             return None
         stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
         if self._staged is None or self._staged[:2] != (stamp, commit):
-            self._staged = (stamp, commit, self._worktree.staged(commit))
+            self._staged = (stamp, commit, self._write_staged(commit))
         return self._staged[2]
 
-
-def to_note(head: Head, own_branch: str) -> str:
-    """The text that a snapshot carries of it. The run's own branch is not named in it: a run that goes
-    on from there has another."""
-    refs = {_unnamed(name, own_branch): commit for name, commit in head.refs.changed}
-    branch = _OWN if head.branch == own_branch else head.branch
-    return json.dumps([head.commit, branch, head.index, refs, head.refs.stash])
-
-
-def from_note(note: str, own_branch: str) -> Head:
-    """What ``to_note`` gave, without saying which refs are commits. Raises ``ValueError``."""
-    commit, branch, index, refs, stash = json.loads(note)
-    own = f"{BRANCHES}{own_branch}"
-    changed = tuple(sorted((own if name == _OWN else name, each) for name, each in refs.items()))
-    named = own_branch if branch == _OWN else branch
-    return Head(commit, named, index, Refs(changed, stash=stash))
+    def _write_staged(self, commit: str) -> str | None:
+        """Return the tree of what is staged; None if it is the commit's, or a merge is unfinished."""
+        git = self._worktree.git
+        quiet = ("diff-index", "--cached", "--quiet", "--ignore-submodules", commit, "--")
+        if git.answer(*quiet) is not None:
+            return None
+        # git locks the index that it writes the tree of: a copy of it is no other's.
+        with tempfile.TemporaryDirectory(prefix="runner-index-") as folder:
+            copied = shutil.copyfile(self._worktree.git_folder / "index", Path(folder, "index"))
+            return git.having(GIT_INDEX_FILE=str(copied)).answer("write-tree")
 
 
-def _unnamed(ref: str, own_branch: str) -> str:
-    return _OWN if ref == f"{BRANCHES}{own_branch}" else ref
+def _read_refs(own: Repository, branch: str | None) -> RefChanges:
+    """Return how the refs have changed, except the branch that the worktree is on.
+
+    Raises:
+        GitError, OSError: they cannot be read.
+    """
+    first, now, commits = _first_refs(own), dict[str, str](), list[str]()
+    form = "--format=%(objectname) %(objecttype) %(refname)"
+    for line in own.git.text("for-each-ref", form).splitlines():
+        object_id, kind, name = line.split(" ", 2)
+        if name != f"{BRANCHES}{branch}":
+            now[name] = object_id
+            if kind == "commit" and first.get(name) != object_id:
+                commits.append(object_id)
+    first.pop(f"{BRANCHES}{branch}", None)
+    stash = ""
+    if _STASH in now:
+        with suppress(OSError):  # a stash without its log: git shows none, either
+            logged = read_beginning(own.folder / "logs" / _STASH, _LARGEST_FILE) or b""
+            stash = logged.decode("utf-8", "surrogateescape")
+    changed = sorted(_ref_updates(first, now).items())
+    return RefChanges(tuple(changed), tuple(dict.fromkeys(commits)), stash)
+
+
+def _restore_refs(own: Repository, refs: RefChanges, branch: str | None) -> None:
+    """Put the refs back, except the branch ``branch``.
+
+    Objects that are not here (on another host only commits are) are left out.
+
+    Raises:
+        GitError, OSError: they cannot be changed.
+    """
+    now = _by_name(own.git.text("for-each-ref", "--format=%(objectname) %(refname)"))
+    updates = _ref_updates(now, {**_first_refs(own), **dict(refs.changed)})
+    updates.pop(f"{BRANCHES}{branch}", None)
+    here = _existing(own, {object_id for object_id in updates.values() if object_id})
+    gone = [f"delete {name}\n" for name, object_id in updates.items() if not object_id]
+    made = [f"update {name} {each}\n" for name, each in updates.items() if each in here]
+    for lines in (gone, made):  # a folder of refs may become a ref
+        if lines:
+            own.git.run("update-ref", "--no-deref", "--stdin", given=os.fsencode("".join(lines)))
+    if refs.stash and dict(refs.changed).get(_STASH) in {*here, now.get(_STASH)}:
+        log = own.folder / "logs" / _STASH
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.write_bytes(refs.stash.encode("utf-8", "surrogateescape"))
+
+
+def _first_refs(own: Repository) -> dict[str, str]:
+    return _by_name(os.fsdecode((own.folder / _FIRST_REFS).read_bytes()))
+
+
+def _by_name(listed: str) -> dict[str, str]:
+    lines = (line.split(" ", 1) for line in listed.splitlines())
+    return {name: object_id for object_id, name in lines}
+
+
+def _ref_updates(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, str]:
+    """Return the ref updates from before to after; "" deletes."""
+    names = {**before, **after}
+    return {
+        name: after.get(name, "") for name in names if before.get(name, "") != after.get(name, "")
+    }
+
+
+def _existing(own: Repository, objects: set[str]) -> set[str]:
+    given = "".join(f"{object_id}\n" for object_id in sorted(objects)).encode()
+    form = "--batch-check=%(objectname) %(objecttype)"
+    lines = own.git.text("cat-file", form, given=given).splitlines()
+    return {line.split(" ")[0] for line in lines if not line.endswith(" missing")}
+
+
+def _make_borrowing(folder: Path, source: Repository) -> None:
+    """Make a repository with the objects, branches, tags and settings of another.
+
+    Raises:
+        GitError, OSError: it cannot be made.
+    """
+    common, git = source.common_folder(), source.git
+    kind = git.text("rev-parse", "--show-object-format")
+    git.run("init", "--quiet", "--bare", "--template=", f"--object-format={kind}", str(folder))
+    for name in _COPIED:
+        _copy(common / name, folder / name)
+    with (folder / "info" / "exclude").open("ab") as excluded:
+        excluded.write(f"\n{EXCLUDED}\n".encode())
+    listed = git.run("for-each-ref", "--format=%(objectname) %(refname)")
+    left_out = tuple(map(os.fsencode, _NOT_BORROWED))
+    refs = b"".join(
+        line
+        for line in listed.splitlines(keepends=True)
+        if not line.partition(b" ")[2].startswith(left_out)
+    )
+    (folder / _FIRST_REFS).write_bytes(refs)
+    (folder / "packed-refs").write_bytes(refs)
+    alternates = os.fsencode(quoted(common / "objects"))
+    (folder / "objects" / "info" / "alternates").write_bytes(alternates + b"\n")
+    # The source's settings are read where they stand: an agent's changes are made to this file alone.
+    # Its hooks are for the agent's git, as in any checkout.
+    settings = (
+        f"[core]\n\thooksPath = {quoted(common / 'hooks')}\n"
+        f"[include]\n\tpath = {quoted(common / 'config')}\n"
+        "[core]\n\tbare = false\n"
+    )
+    with (folder / "config").open("ab") as config:
+        config.write(os.fsencode(settings))
+
+
+def _copy(file: Path, target: Path) -> None:
+    target.parent.mkdir(exist_ok=True)
+    try:
+        content = read_beginning(file, _LARGEST_FILE)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise GitError(f"{file} cannot be read: {error.strerror}") from error
+    if content is not None:
+        target.write_bytes(content)

@@ -200,7 +200,7 @@ def lose_its_folder(database: Database) -> None:
     run_id = submit_one(database, spec=RECORDED)
     cancel(database, Target("run", run_id), NOW)
     lost = {"path": "/home/worktrees/1", "unsaved": ""}
-    assert workspaces.begin_removing(database, run_id, lost, Author("ada"), NOW)
+    assert workspaces.record_removal(database, run_id, lost, Author("ada"), NOW)
 
 
 def be_imported(database: Database) -> None:

@@ -248,10 +248,10 @@ def test_what_runner_does_by_itself_is_by_runner(database: Database) -> None:
 def test_workspace_of_a_run_that_goes_on_is_not_removed_nor_told_of(database: Database) -> None:
     run_id = submit_one(database)
     lost = {"path": "/home/worktrees/1", "unsaved": ""}
-    assert not workspaces.begin_removing(database, run_id, lost, ADA, NOW)
+    assert not workspaces.record_removal(database, run_id, lost, ADA, NOW)
     assert event_types(database, run_id) == ["run_submitted"]
     cancel(database, Target("run", run_id))
-    assert workspaces.begin_removing(database, run_id, lost, ADA, NOW)
+    assert workspaces.record_removal(database, run_id, lost, ADA, NOW)
     event = last_event(database, run_id)
     assert (event["type"], event["data"]) == ("workspace_pruned", signed(ADA, lost, None))
 
@@ -328,8 +328,8 @@ def test_nothing_that_happens_deletes_a_row_of_the_record(database: Database) ->
     run_id = submit_one(database)
     lease = claim(database, run_id).lease
     for host in ("here", "there"):
-        kept = workspaces.Kept(store_id=host, path=f"/{host}")
-        workspaces.keep(database, lease, kept, None, NOW)
-    assert workspaces.assignment_of(database, run_id).kept == kept
+        kept = workspaces.WorkspaceRecord(store_id=host, path=f"/{host}")
+        workspaces.save_record(database, lease, kept, None, NOW)
+    assert workspaces.assignment_of(database, run_id).record == kept
     with pytest.raises(Exception, match="a row of run_workspaces was deleted"):
         database.write(lambda connection: connection.execute(text("DELETE FROM run_workspaces")))

@@ -21,7 +21,7 @@ from runner.store.database import Database
 from runner.store.journal import load_conversation
 from runner.store.retry import Raised, retry, say
 from runner.store.tables import blocks, events, run_items, runs
-from runner.store.workspaces import Kept, keep
+from runner.store.workspaces import WorkspaceRecord, save_record
 from tests.store.attempts import Attempt, claim, event_types, run_row, submit_one, text, tool_use
 from tests.store.examples import NOW, SPEC, submission
 from tests.store.priced import priced
@@ -190,7 +190,13 @@ def test_fresh_run_begins_in_the_job_s_workspace_and_not_in_the_old_copy(
     job_id = jobs_store.submit(database, submission(spec=spec), NOW, workspace_id="ws_source")
     query = select(runs.c.id).where(runs.c.job_id == job_id)
     run_id = database.read(lambda c: c.execute(query).scalar_one())
-    keep(database, claim(database, run_id).lease, Kept("here", "/copies/1"), "ws_copy", NOW)
+    save_record(
+        database,
+        claim(database, run_id).lease,
+        WorkspaceRecord("here", "/copies/1"),
+        "ws_copy",
+        NOW,
+    )
     cancel(database, Target("run", run_id), NOW)
     (change,) = retry(database, Target("run", run_id), NOW, fresh=True)
     fresh = run_row(database, change.id)

@@ -18,7 +18,7 @@ from runner.queries.files import snapshots_of_job, snapshots_of_run
 from runner.store import control
 from runner.store.database import Database
 from runner.store.tables import runs
-from runner.store.workspaces import assignment_of, on_host
+from runner.store.workspaces import assignment_of, list_of_host
 from tests.store.attempts import claim, run_row, submit_one, text
 from tests.store.examples import NOW, SPEC
 
@@ -45,7 +45,7 @@ def run_id(database: Database) -> str:
 
 def test_the_workspace_of_a_run_is_found(database: Database, run_id: str) -> None:
     assert assignment_of(database, run_id).asked == WORKSPACE
-    (found,) = on_host(database, "here", [run_id])
+    (found,) = list_of_host(database, "here", [run_id])
     assert (found.asked, found.tree, found.delivered) == (WORKSPACE, "7ree", "c0mm17")
 
 

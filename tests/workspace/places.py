@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -34,6 +35,15 @@ def git_bytes(folder: Path, *arguments: str, **variables: str) -> bytes:
         env={**os.environ, **variables},
     )
     return done.stdout
+
+
+def git_that(folder: Path, script: str) -> dict[str, str]:
+    """An environment whose git first runs a shell script."""
+    folder.mkdir()
+    program = folder / "git"
+    program.write_text(f'#!/bin/sh\n{script}\nexec "{shutil.which("git")}" "$@"\n')
+    program.chmod(0o755)
+    return {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
 
 
 def write(folder: Path, files: Mapping[str, str | bytes]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,18 +13,9 @@ from runner.errors import Interrupted
 from runner.workspace.git import GitError
 from runner.workspace.snapshots import Snapshots, looking
 
-from .places import RUN, Place, contents, git, write
+from .places import RUN, Place, contents, git, git_that, write
 
 STEPS = ("update-index", "write-tree", "commit-tree", "update-ref")  # of a snapshot, in order
-
-
-def git_that(folder: Path, script: str) -> dict[str, str]:
-    """An environment whose git first runs a shell script."""
-    folder.mkdir()
-    program = folder / "git"
-    program.write_text(f'#!/bin/sh\n{script}\nexec "{shutil.which("git")}" "$@"\n')
-    program.chmod(0o755)
-    return {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
 
 
 def test_a_snapshot_that_is_cut_off_anywhere_is_taken_by_the_next_attempt(place: Place) -> None:

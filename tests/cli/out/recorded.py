@@ -26,7 +26,7 @@ from runner.permissions import Rule
 from runner.store import jobs as jobs_store
 from runner.store.database import Database
 from runner.store.tables import runs
-from runner.store.workspaces import Kept, delivered, keep
+from runner.store.workspaces import WorkspaceRecord, save_delivery, save_record
 from runner.workspace import delivery
 from runner.workspace.repository import Repository, branch_name
 from runner.workspace.snapshot_store import make_store, store_id
@@ -202,7 +202,7 @@ class AtWork:
         )
         commit = delivery.deliver(self.worktree, self.branch, self.start_commit, message)
         delivery.hand_over(self.worktree, self.branch, commit, self.start_commit, self.id)
-        delivered(self.database, self.attempt.lease, commit)
+        save_delivery(self.database, self.attempt.lease, commit)
         self.attempt.append(Delivered(commit))
         assert isinstance(self.attempt.view.outcome, Ended)
         return self
@@ -221,9 +221,9 @@ def begin(database: Database, home: Path, run_id: str) -> AtWork:
     branch = branch_name(spec.name, row.item_key)
     repository.new_branch([branch], commit, run_id)
     worktree.own.move(branch, commit, None, "begins")
-    worktree.stand_on(branch)
-    kept = Kept(store_id(home), str(worktree.path), branch, commit)
-    keep(database, attempt.lease, kept, "snap_1", NOW)
+    worktree.switch_to(branch)
+    kept = WorkspaceRecord(store_id(home), str(worktree.path), branch, commit)
+    save_record(database, attempt.lease, kept, "snap_1", NOW)
     work = AtWork(database, home, attempt, worktree, commit, branch)
     work.snapshots.start(commit)
     attempt.append(TreeRecorded(work.snapshots.take(), "created"))

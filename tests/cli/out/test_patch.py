@@ -20,7 +20,7 @@ from runner.store.control import Target, cancel
 from runner.store.database import Database
 from runner.store.retry import say
 from runner.store.tables import run_items, runs
-from runner.store.workspaces import Kept, keep
+from runner.store.workspaces import WorkspaceRecord, save_record
 from runner.workspace.snapshot_store import make_store, store_id
 from runner.workspace.snapshots import Snapshots
 from tests.cli.conftest import Result
@@ -141,7 +141,7 @@ def test_a_run_in_a_copy_has_a_patch_of_its_recorded_files(
     attempt = claim(database, run_id)
     path = home / "workspaces" / run_id
     shutil.copytree(source, path)
-    keep(database, attempt.lease, Kept(store_id(home), str(path)), "snap_1", NOW)
+    save_record(database, attempt.lease, WorkspaceRecord(store_id(home), str(path)), "snap_1", NOW)
     store = make_store(home, str(source), None)
     snapshots = Snapshots(store, path, run_id, 1, environment=os.environ)
     attempt.append(TreeRecorded(snapshots.take(), "created"))

@@ -22,7 +22,7 @@ from runner.store.fork import fork
 from runner.store.journal import StoredJournal
 from runner.store.retry import retry
 from runner.store.tables import runs
-from runner.store.workspaces import Kept, assignment_of, keep, origins
+from runner.store.workspaces import WorkspaceRecord, assignment_of, origins, save_record
 from tests.store.attempts import WORKER, claim, event_types, free, run_row, text, tool_use
 from tests.store.children.family import (
     PARENT,
@@ -231,8 +231,8 @@ def test_while_children_work_in_a_folder_only_its_host_can_have_it(database: Dat
     spec = replace(PARENT, workspace=workspace, agents=(*PARENT.agents, apart))
     run_id = submit_parent(database, spec)
     parent = claim(database, run_id)
-    kept = Kept("here", "/home/workspaces/1", "runner/mend/one", "5ta47")
-    keep(database, parent.lease, kept, None, NOW)
+    kept = WorkspaceRecord("here", "/home/workspaces/1", "runner/mend/one", "5ta47")
+    save_record(database, parent.lease, kept, None, NOW)
     parent.append(TreeRecorded("7ree", "created"))
     parent.reply(asks(1), asks(2, "apart"), stop="tool_use")
     assert places(database, run_id) == ("/home/workspaces/1", "snap_here")
@@ -258,7 +258,7 @@ def test_children_with_folders_of_their_own_keep_their_parent_on_no_host(
     apart = replace(PARENT.agents[0], workspace="own")
     run_id = submit_parent(database, replace(PARENT, workspace=workspace, agents=(apart,)))
     parent = claim(database, run_id)
-    keep(database, parent.lease, Kept("here", "/home/workspaces/1"), None, NOW)
+    save_record(database, parent.lease, WorkspaceRecord("here", "/home/workspaces/1"), None, NOW)
     parent.append(TreeRecorded("7ree", "created"))
     parent.reply(asks(1), stop="tool_use")
     assert parent.effect == WAITS

@@ -21,7 +21,6 @@ from runner.store import runs as run_store
 from runner.store.database import Database
 from runner.store.tables import run_workspaces, runs
 from runner.tools.toolbox import LocalTools
-from runner.workspace.making import Around
 from runner.workspace.run_workspaces import RunWorkspaces
 from tests.store.examples import SPEC
 from tests.upgraded import Upgraded
@@ -63,9 +62,13 @@ class Host:
         self.database = database
         self.home = folder / "home"
         self.tools = LocalTools(self.home, folder / "locks")
-        self.workspaces = RunWorkspaces(database, self.home, self.tools)
-        # What a remote does not do at once, it is not asked for again.
-        self.workspaces._around = Around(database, self.home, self.tools, remote_seconds=0.0)
+        self.workspaces = self.open()
+
+    def open(self, *, remote_seconds: float = 0.0, **options: int) -> RunWorkspaces:
+        """The workspaces of a worker here; by default no remote is asked again."""
+        return RunWorkspaces(
+            self.database, self.home, self.tools, remote_seconds=remote_seconds, **options
+        )
 
     def prepare(
         self,

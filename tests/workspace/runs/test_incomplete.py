@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -12,8 +13,9 @@ from runner.core.run import Ended
 from runner.errors import WorkspaceError
 from runner.ports import Interrupt
 from runner.store.database import Database
-from runner.workspace.git import GitError
+from runner.workspace.repository import Repository
 from runner.workspace.worktree import Worktree
+from tests.workspace.places import git_that
 from tests.workspace.repository.made import Made
 
 from .conftest import Claim, Host, claim_again
@@ -55,21 +57,16 @@ def test_a_run_goes_on_without_a_repository_that_its_agent_made(
 
 
 def test_what_cannot_be_read_is_not_delivered_and_says_what_to_do(
-    host: Host, begin: Claim, monkeypatch: pytest.MonkeyPatch
+    host: Host, begin: Claim, repository: Made, tmp_path: Path
 ) -> None:
     lease = begin()
     host.prepare(lease)
-    worktree = host.workspaces._open[lease]._material.worktree
-    assert worktree is not None
-
-    def refused(_: Worktree, command: str, *__: str, **___: object) -> bytes:
-        if command == "ls-files":
-            return b""
-        raise GitError('git add failed: open("a.py"): Permission denied')
-
-    monkeypatch.setattr(Worktree, "_bytes", refused)
+    refused = """case " $* " in *" add "*)
+        echo 'error: open("a.py"): Permission denied' >&2; exit 128;;
+    esac"""
+    source = Repository(repository.path, git_that(tmp_path / "bin", refused))
     with pytest.raises(WorkspaceError, match=r"a\.py.*let its owner read it"):
-        worktree.tree()
+        Worktree(source, host.path(lease)).write_tree()
 
 
 def test_a_setup_command_that_was_killed_from_outside_is_run_again_once(

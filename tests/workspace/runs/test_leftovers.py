@@ -72,8 +72,8 @@ def test_what_was_delivered_and_not_changed_since_goes(
     (leftover,) = listed()
     assert (leftover.run_id, leftover.unsaved, leftover.here) == (lease.run_id, "", True)
     assert leftover.run is not None
-    assert leftover.run.kept is not None
-    assert leftover.run.kept.branch == "runner/Mend-it/one"
+    assert leftover.run.record is not None
+    assert leftover.run.record.branch == "runner/Mend-it/one"
     assert leftover.size() > 0
     (gone,) = pruned()
     assert gone.removed

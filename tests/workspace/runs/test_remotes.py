@@ -17,6 +17,7 @@ from runner.ports import Interrupt
 from runner.store import workspaces
 from runner.store.database import Database
 from runner.store.tables import runs
+from runner.workspace.snapshot_store import store_id
 from tests.workspace.repository.made import Made
 
 from .conftest import Claim, Host, claim_again, kept, row
@@ -93,14 +94,14 @@ def test_back_on_the_first_host_what_was_done_elsewhere_is_fetched(
         (there.path(first) / "a.py").write_text("there\n")
         remote.git("-C", str(there.path(first)), "commit", "-q", "-a", "-m", "there")
         tree = there.record(second)
-    assert kept(store, first).store_id == there.workspaces._store_id()
+    assert kept(store, first).store_id == store_id(there.home)
 
     third = claim_again(store, first)
     prepared = here.prepare(third, tree)
     assert (prepared.tree, prepared.cause, prepared.found) == (tree, None, None)
     assert (here.path(first) / "a.py").read_text() == "there\n"
     assert log(repository, here, first) == ["there", "work"]
-    assert kept(store, first).store_id == here.workspaces._store_id()
+    assert kept(store, first).store_id == store_id(here.home)
 
 
 def test_what_a_person_changed_on_a_host_left_behind_is_put_aside(
@@ -155,7 +156,7 @@ def test_a_crash_between_the_push_and_its_row_leaves_a_delivery_that_another_hos
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(workspaces, "delivered", killed)
+        patch.setattr(workspaces, "save_delivery", killed)
         with pytest.raises(KeyboardInterrupt):
             here.workspaces.deliver(first, Ended("failed", "verify"), Interrupt())
     pushed = remote.git("rev-parse", BRANCH)
@@ -238,10 +239,8 @@ def test_a_remote_that_comes_back_is_asked_again(hosts: Hosts, begin: Claim, rem
                 away.rename(remote.path)
             return False
 
-    around = here.workspaces._open[lease]._material.around
-    object.__setattr__(around, "remote_seconds", 120.0)
     (here.path(lease) / "a.py").write_text("2\n")
-    tree = here.workspaces.record(lease, Returning())
+    tree = here.open(remote_seconds=120.0).record(lease, Returning())
     assert waits == [0.5, 1.0, 2.0]
     shown = remote.git("rev-parse", f"refs/runner/runs/{lease.run_id}/{lease.attempt}^{{tree}}")
     assert shown == tree

@@ -12,7 +12,7 @@ from runner.core.run import Ended, Lease
 from runner.errors import Interrupted, WorkspaceError
 from runner.ports import Interrupt
 from runner.store.database import Database
-from runner.workspace.making import MadeNote
+from runner.workspace.making import MadeNotes
 from tests.workspace.repository.made import Made
 
 from .conftest import Claim, Host, claim_again, kept, row
@@ -235,7 +235,7 @@ def test_files_that_were_half_put_back_are_put_back(
     lease = begin()
     tree = host.prepare(lease).tree
     # As if the attempt had been killed while it put files back after a verification.
-    note = MadeNote.beside(host.path(lease), lease.attempt)
+    note = MadeNotes.beside(host.path(lease), lease.attempt)
     made = note.read()
     assert made is not None
     note.write(replace(made, put_back=False))

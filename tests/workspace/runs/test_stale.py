@@ -7,7 +7,7 @@ import pytest
 from runner.errors import Interrupted, WorkspaceError
 from runner.ports import Interrupt
 from runner.store.database import Database
-from runner.workspace.making import Made, MadeNote
+from runner.workspace.making import Made, MadeNotes
 
 from .conftest import Claim, Host, claim_again
 
@@ -48,13 +48,13 @@ def test_a_stale_attempt_that_wakes_up_while_it_makes_the_workspace_unsays_nothi
         host.prepare(stale, interrupt=interrupt)
     (host.path(stale) / "a.py").write_text("worked\n")
     assert host.record(leases[1])
-    MadeNote.beside(host.path(stale), stale.attempt).write(None)
+    MadeNotes.beside(host.path(stale), stale.attempt).write(None)
     assert host.record(leases[1])
 
 
 def test_the_newest_attempt_up_to_the_one_that_asks_has_the_word(host: Host) -> None:
     workspace = host.home / "workspaces" / "run_x"
-    notes = [MadeNote.beside(workspace, attempt) for attempt in range(12)]
+    notes = [MadeNotes.beside(workspace, attempt) for attempt in range(12)]
     assert notes[9].read() is None
     notes[9].write(Made("nine"))
     notes[10].write(Made("ten"))

@@ -10,7 +10,6 @@ import pytest
 
 from runner.core.run import Lease
 from runner.ports import Interrupt
-from runner.workspace import run_workspaces
 from runner.workspace.folders import MARKER, identify
 from runner.workspace.making import COPIES
 from runner.workspace.run_workspaces import RunWorkspaces
@@ -78,13 +77,13 @@ def test_attempts_that_open_workspaces_side_by_side_do_each_other_no_harm(
         """What must not grow while one looks for the oldest in it."""
 
         def __iter__(self) -> Iterator[Lease]:
-            assert host.workspaces._opening.locked()
+            assert workspaces._opening.locked()
             return super().__iter__()
 
-    monkeypatch.setattr(run_workspaces, "_MOST_OPEN", 2)
-    monkeypatch.setattr(host.workspaces, "_open", Watched())
+    workspaces = host.open(most_open=2)
+    monkeypatch.setattr(workspaces, "_open", Watched())
     lease = begin()
     for number in range(1, 5):
         each = Lease(lease.run_id, number, lease.worker_id)
-        assert host.workspaces._own(each, Interrupt()) is not None
-    assert len(host.workspaces._open) == 2
+        assert workspaces._own(each, Interrupt()) is not None
+    assert len(workspaces._open) == 2

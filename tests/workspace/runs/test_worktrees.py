@@ -11,8 +11,8 @@ import pytest
 
 from runner.core.run import Lease
 from runner.errors import LeaseLost, WorkspaceError
+from runner.ports import Interrupt
 from runner.store.database import Database
-from runner.workspace import run_workspaces
 from tests.workspace.repository.made import Made
 
 from .conftest import Claim, Host, claim_again, kept, row
@@ -191,14 +191,12 @@ def test_a_run_without_room_for_its_files_fails_alone(
     host.prepare(small)
 
 
-def test_a_full_disk_is_told_whatever_git_says(
-    host: Host, begin: Claim, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(run_workspaces, "LITTLE_ROOM", sys.maxsize)
+def test_a_full_disk_is_told_whatever_git_says(host: Host, begin: Claim) -> None:
+    workspaces = host.open(little_room=sys.maxsize)
     host.home.mkdir(parents=True)
     lease = begin(commit="0" * 39 + "1")
     with pytest.raises(WorkspaceError, match=r"has no commit .*; there is no room on the"):
-        host.prepare(lease)
+        workspaces.prepare(lease, None, Interrupt(), undo=False)
 
 
 def test_many_runs_of_two_jobs_get_their_worktrees_at_once(
