@@ -40,13 +40,13 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """A call of which rules see the tool's name alone; the other accesses derive from it."""
+    """One thing to decide on. By itself, a call of which rules see only the tool's name."""
 
     tools: tuple[str, ...]  # the tools whose rules look at it
     shown: str  # what it is, for people
     obstacle: str = ""  # why a rule may not be able to grant it
-    required: bool = True  # a rule must grant it for the call to be allowed, not only not catch it
-    unknown: bool = False  # a file of which nobody knows which one it is
+    required: bool = True  # the call needs a rule that grants it; else rules can only catch it
+    unknown: bool = False  # only the run determines which file it is
     words: Collection[str] = ()  # what the command begins with
 
     def catches(self, rule: ParsedRule) -> str | None:

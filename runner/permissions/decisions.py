@@ -40,7 +40,7 @@ _TOO_MUCH = f"it holds more than {MOST_ACCESSES} commands: split it into several
 
 @dataclass(frozen=True, slots=True)
 class MatchedRule:
-    """A rule, and what of the call it matched."""
+    """A rule, and the part of the call that it matched."""
 
     rule: Rule
     matched: str  # a simple command, a path, a tool's name
@@ -157,7 +157,7 @@ class Policy(RuleSet):
 
     default: Default = "deny"
     snapshot: int = 1  # the rules' number
-    # What a sub-agent has to keep to as well: the rules of its type, and of those that it works for.
+    # For a sub-agent: the rules of its type, and of the types of those that it works for.
     restrictions: tuple[Restriction, ...] = ()
 
     def restricted(self, agent_type: str, rules: Iterable[Rule]) -> Policy:

@@ -95,17 +95,8 @@ def rules_of(mode: Mode, tools: Sequence[str]) -> tuple[Rule, ...]:
 
 def _asks() -> Iterator[tuple[str, str]]:
     """Yield the specifiers of commands to ask about, each with why."""
-    for why, listed in _COMMANDS.items():
-        for start in _listed(listed):
-            yield _open(start), why
-    for why, listed in _GIT.items():
-        for start in _listed(listed):
-            yield _open(f"git {start}"), why
-
-
-def _listed(text: str) -> list[str]:
-    return [" ".join(entry.split()) for entry in text.split(",")]
-
-
-def _open(start: str) -> str:
-    return start if start.endswith("*") else f"{start} *"
+    for program, table in (("", _COMMANDS), ("git ", _GIT)):
+        for why, listed in table.items():
+            for entry in listed.split(","):
+                start = program + " ".join(entry.split())
+                yield start if start.endswith("*") else f"{start} *", why

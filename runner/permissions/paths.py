@@ -110,7 +110,7 @@ class PathPattern:
     whole: bool  # it covers its anchor itself and everything below it
     exact: Steps  # for a path below the anchor
     folded: Steps  # for the same path without case
-    unanchored: Steps  # for a path of which nobody knows where the anchor is
+    unanchored: Steps  # for a path when the folder of its anchor is not known
 
     def covers(self, place: ResolvedPath, context: ToolContext, *, folder: bool = False) -> bool:
         """True if the path as named and where it leads both match, to the letter.

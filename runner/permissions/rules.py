@@ -380,14 +380,14 @@ def _rebased(rule: Rule, folder: str, home: str | None) -> Iterator[str]:
         yield f"{syntax.name}(/**)"
         return
     end = "/" if written.endswith("/") else ""
-    for at in sorted(rests - {0}):  # from its beginning it holds at any depth, in the copy as well
+    for at in sorted(rests - {0}):  # what holds from 0 on holds at any depth, in the copy as well
         if steps.names[at - 1] is not None or at - 1 not in rests:
             yield f"{syntax.name}(/{'/'.join(names[at:])}{end})"
 
 
 def _rests(steps: Steps, folder: Sequence[str]) -> set[int]:
-    """Return where in a pattern one may be when one stands in a folder: at its end, when the pattern
-    covers the folder or one above it."""
+    """Return the positions that the names of a folder reach in a pattern. It is the pattern's end when
+    the pattern covers the folder or one above it."""
     reached = steps.reach({0})
     for name in folder:
         if len(steps.names) in reached:

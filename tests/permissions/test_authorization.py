@@ -42,12 +42,12 @@ def authorization(
         (ASK, Answer("approved", digest_of(INPUT), input={"command": "echo y"})),
     ],
 )
-def test_there_is_no_permit_for_what_was_not_allowed(decision, answer):
+def test_what_was_not_allowed_cannot_be_authorized(decision, answer):
     with pytest.raises(ValueError, match="cannot run"):
         authorization(Policy(), decision, answer)
 
 
-def test_permit_is_for_the_input_that_a_person_made():
+def test_authorization_is_for_the_input_that_a_person_edited():
     edited = {"command": "echo y"}
     answer = Answer("approved", digest_of(INPUT), input=edited)
     assert Authorization(ASK, answer, digest_of(edited), Policy())

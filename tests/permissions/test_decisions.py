@@ -66,7 +66,7 @@ def test_a_part_that_nothing_allows_denies_the_whole_though_another_asks():
     assert decision.explain() == "denied: no permission rule of this job allows 'curl y'"
 
 
-def test_an_allowed_script_has_a_ground_for_each_part_and_each_file_it_writes():
+def test_an_allowed_script_has_a_matched_rule_for_each_part_and_each_file_it_writes():
     decision = bash(
         ["allow Bash(echo *)", "allow Bash(ls)", "allow Edit(*.txt)"], "ls; echo b > out.txt"
     )
@@ -184,7 +184,7 @@ def test_link_and_target_must_both_be_allowed_and_either_is_denied():
     assert read(["allow Read"], "link").effect == "allow"
 
 
-def test_no_pattern_allows_a_path_that_leads_nobody_knows_where():
+def test_no_pattern_allows_an_unresolved_path():
     assert read(["allow Read(**)"], "gone").effect == "deny"
     assert "is not known" in read(["allow Read(**)"], "gone").explain()
     assert read(["allow Read", "deny Read(gone)"], "x/../gone").effect == "deny"

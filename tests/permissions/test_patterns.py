@@ -54,6 +54,6 @@ def test_a_glob_matches_as_the_regular_expression_that_it_stands_for(pattern, te
 @pytest.mark.parametrize(
     "host", ["", "a b", "https://a", "a/b", "a:80", "münchen.de", "a*b", "*.", "@a"]
 )
-def test_a_host_that_is_none_is_refused(host):
+def test_an_invalid_host_is_refused(host):
     with pytest.raises(ValueError, match=r"."):
         host_pattern(f"domain:{host}")

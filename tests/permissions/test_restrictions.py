@@ -200,7 +200,7 @@ def test_an_answer_to_a_question_of_a_type_can_be_remembered():
     assert suggest(child, request) == Suggestion("rm x", "Bash(rm x)")
 
 
-def test_a_permit_of_a_child_keeps_its_searches_to_the_files_of_its_type():
+def test_an_authorization_of_a_child_keeps_its_searches_to_the_files_of_its_type():
     child = restricted(policy("ask Read"), "allow Read(src/**)")
     given_input = {"pattern": "x", "path": "."}
     request = Request("Grep", given_input, SETTING)

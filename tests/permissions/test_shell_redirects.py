@@ -120,7 +120,7 @@ ANYWHERE = [
 
 
 @pytest.mark.parametrize(("command", "reads", "writes"), ANYWHERE)
-def test_a_file_is_opened_of_which_nobody_knows_which(
+def test_a_target_known_only_at_run_time_may_be_any_file(
     command: str, reads: bool, writes: bool
 ) -> None:
     script = analyse(command)

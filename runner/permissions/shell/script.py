@@ -42,7 +42,7 @@ class Located(NamedTuple):
     """What is known of some targets."""
 
     paths: tuple[str, ...]  # with "" for each whose place is not known
-    after_cd: tuple[str, ...]  # those that are relative to a folder that is not known
+    after_cd: tuple[str, ...]  # relative ones whose folder is not known
     anywhere: bool  # a "" may be any file
 
 
@@ -64,8 +64,8 @@ class Script:
     sources: tuple[str, ...] = ()  # what redirects read
     # The relative ones of the writes after a cd, which may have failed; for deny and ask rules.
     after_cd: tuple[str, ...] = ()
-    reads_anywhere: bool = False  # a file is read of which nobody knows which one it is
-    writes_anywhere: bool = False  # the same of a file that is written
+    reads_anywhere: bool = False  # it reads a file that only the run determines
+    writes_anywhere: bool = False  # it writes such a file
 
 
 @dataclass(slots=True)
