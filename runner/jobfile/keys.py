@@ -303,7 +303,7 @@ CONTEXT = Table("context", (
         "one than the model's is compacted earlier.", "the model's"),
     Key("reserve", integer(1_000_000_000), None, "Tokens of the window that stay free for the reply; at "
         "most half of it.", "see below"),
-    Key("chars_per_token", number(1.0, 32.0, "number from 1 to 32"), 4.0, "How many characters a token "
+    Key("chars_per_token", number(1.0, 32.0), 4.0, "How many characters a token "
         "is estimated at. Real counts correct the estimate as the run goes on."),
     Key("keep_messages", _count, 8, "Newest messages that are not summarised."),
     Key("compaction", choice("auto", "off"), "auto", 'With `"off"` everything is sent as it is, and the '

@@ -1,4 +1,4 @@
-"""A job file, read and checked whole: everything that it names is looked at, and nothing created."""
+"""Loading a job file: it is checked whole, all that it names is looked up, and nothing is created."""
 
 from __future__ import annotations
 

@@ -86,6 +86,8 @@ class Type:
 
 @dataclass(frozen=True, slots=True)
 class Key:
+    """A key as it is declared."""
+
     name: str
     type: Type
     default: Any = None  # as in TOML; None: no value
@@ -99,6 +101,8 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Table:
+    """The keys of one table of a job file."""
+
     name: str  # in docs/job-file.md
     keys: tuple[Key, ...]
     # Keys of which at most one can be given; exactly one with a text, which says what they are.
@@ -124,8 +128,9 @@ class Section(Node):
     """A table of a job file, read; ``section[key]`` is the value of a key, or its default."""
 
     def __init__(self, table: Table, written: Mapping[str, Any], node: Node) -> None:
-        inherited = node.elsewhere if len(node.path) < 2 else {}
-        elsewhere = {**inherited, **table.inner_keys(node.path)}
+        # Only a [section] can have keys of another: deeper tables repeat the names of some.
+        others = node.elsewhere if len(node.path) < 2 else {}
+        elsewhere = {**others, **table.inner_keys(node.path)}
         super().__init__(node.path, node.problems, elsewhere)
         self.table = table
         self.written = written
@@ -249,12 +254,11 @@ def integer(most: int, least: int = 1) -> Type:
         bound = f"least {least}" if value < least else f"most {most:,}"
         return f"must be at {bound}, not {shown(value)}"
 
-    bounds = f" from {least} to {most:,}" if most <= 1_000 else ""
     schema = {"type": "integer", "minimum": least, "maximum": most}
-    return checked(f"integer{bounds}", schema, wrong)
+    return checked(f"integer{_bounds(least, most)}", schema, wrong)
 
 
-def number(least: float, most: float, words: str = "number") -> Type:
+def number(least: float, most: float) -> Type:
     """A number, read as a float."""
 
     def read(value: Any, node: Node) -> float:
@@ -265,10 +269,16 @@ def number(least: float, most: float, words: str = "number") -> Type:
             raise BadValueError(f"must be a number from {' to '.join(bounds)}, not {shown(value)}")
         return float(value)
 
-    return Type(words, {"type": "number", "minimum": least, "maximum": most}, read)
+    schema = {"type": "number", "minimum": least, "maximum": most}
+    return Type(f"number{_bounds(least, most)}", schema, read)
 
 
-def duration(most: float = MOST_SECONDS, words: str = "duration") -> Type:
+def _bounds(least: float, most: float) -> str:
+    """Return the bounds in words, if they are narrow enough to matter to a reader."""
+    return f" from {least:g} to {most:,g}" if most <= 1_000 else ""
+
+
+def duration(most: float = MOST_SECONDS) -> Type:
     """A number of seconds, or a string such as ``"30m"``; read as seconds."""
 
     def read(value: Any, node: Node) -> float:
@@ -290,7 +300,7 @@ def duration(most: float = MOST_SECONDS, words: str = "duration") -> Type:
 
     bounds = {"minimum": 0, "exclusiveMinimum": True, "maximum": most}
     pattern = f"^\\s*{DURATION.pattern}\\s*$"
-    return Type(words, {"type": ["number", "string"], "pattern": pattern, **bounds}, read)
+    return Type("duration", {"type": ["number", "string"], "pattern": pattern, **bounds}, read)
 
 
 def list_of(

@@ -97,7 +97,7 @@ description = "Tests"
     assert JobSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
 
 
-def test_the_model_is_told_of_the_types_at_the_tools_place(load_text: Load) -> None:
+def test_the_tool_agent_describes_the_types_and_keeps_its_place(load_text: Load) -> None:
     spec = load_text(f'{JOB}snapshot = true\n\n[agents.tester]\ndescription = "Tests"\n').spec
     assert [tool.name for tool in spec.tools] == ["Read", "Agent", "count"]
     agent = spec.tools[1]
@@ -186,7 +186,7 @@ def test_a_bad_type_is_one_problem_with_its_place_and_line(
     assert int(line.removeprefix("line ")) in (7, 8)
 
 
-def test_a_rule_about_a_type_that_is_not_there_is_a_problem(problems_of: Problems) -> None:
+def test_a_rule_for_an_unknown_type_is_a_problem(problems_of: Problems) -> None:
     text = job(
         """\
 permissions = { ask = ["Agent(b)"] }
@@ -217,12 +217,12 @@ def test_a_type_needs_a_description(problems_of: Problems) -> None:
     assert problem.startswith("line 6: agents.reviewer: the key description is missing")
 
 
-def test_a_type_cannot_be_called_anything(problems_of: Problems) -> None:
+def test_the_name_of_a_type_has_no_blanks(problems_of: Problems) -> None:
     (problem,) = problems_of(f'{JOB}\n[agents."a b"]\ndescription = "d"\n')
     assert problem.startswith("line 9: agents.'a b': 'a b' cannot be a name: letters, digits, '_'")
 
 
-def test_types_and_the_tool_need_each_other(problems_of: Problems) -> None:
+def test_the_tool_agent_needs_types_and_types_need_the_tool(problems_of: Problems) -> None:
     (untyped,) = problems_of(f'{TOP}tools = ["Agent"]\n')
     assert untyped == ("line 3: tools[0]: Agent has nothing to start: add a section [agents.NAME]")
     (unstarted,) = problems_of(JOB.replace('"Agent", ', ""))
@@ -270,7 +270,7 @@ def test_a_bad_coordinator_is_one_problem(problems_of: Problems, keys: str, expe
         ),
     ],
 )
-def test_a_coordinator_has_no_more_parts_than_may_be_at_work_at_once(
+def test_a_coordinator_has_no_more_parts_than_agents_may_run_at_once(
     problems_of: Problems, limits: str, keys: str, expected: str
 ) -> None:
     text = f'{JOB}\n[coordinator]\nagent = "reviewer"\n{keys}\n[limits]\n{limits}\n'
@@ -323,7 +323,7 @@ def test_a_bad_limit_of_sub_agents_is_one_problem(
         ("mine:Agent", "", "tools: 2 tools are called 'Agent'"),
     ],
 )
-def test_an_own_tool_cannot_have_the_name_of_one_of_runners(
+def test_an_own_tool_cannot_have_the_name_of_a_built_in_one(
     problems_of: Problems, tool: str, more: str, expected: str
 ) -> None:
     (problem,) = problems_of(job(more, tools=["Agent", tool]))
@@ -341,7 +341,7 @@ def test_the_model_of_a_type_has_to_fit_the_limits_of_the_job(problems_of: Probl
     )
 
 
-def test_keys_of_items_are_not_those_of_sub_agents(problems_of: Problems) -> None:
+def test_an_item_cannot_have_the_key_of_a_sub_agent(problems_of: Problems) -> None:
     items = '[items]\nlist = ["a", "a+x", "a+1", "b+1", "b+1+2"]\n'
     assert [problem.partition(": ")[2] for problem in problems_of(job(items))] == [
         "items.list[2]: the key 'a+1' is also that of a sub-agent of the item 'a': choose another",
@@ -349,7 +349,7 @@ def test_keys_of_items_are_not_those_of_sub_agents(problems_of: Problems) -> Non
     ]
 
 
-def test_keys_of_items_of_a_script_do_not_begin_as_those_of_types(
+def test_an_item_of_a_scripted_job_cannot_have_a_key_that_begins_with_an_at_sign(
     problems_of: Problems, tmp_path: Path
 ) -> None:
     (tmp_path / "s.json").write_text('{"*": []}')
@@ -361,7 +361,7 @@ def test_keys_of_items_of_a_script_do_not_begin_as_those_of_types(
     )
 
 
-def test_a_script_has_replies_for_types_that_there_are(
+def test_replies_for_an_unknown_type_are_a_problem(
     problems_of: Problems, load_text: Load, tmp_path: Path
 ) -> None:
     script = tmp_path / "s.json"

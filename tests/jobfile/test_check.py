@@ -30,7 +30,7 @@ from runner.permissions import Rule
         ("projects/a:b", False),
     ],
 )
-def test_a_url_is_told_from_a_path_as_git_does(text: str, expected: bool) -> None:
+def test_urls_and_paths_are_told_apart_as_git_does(text: str, expected: bool) -> None:
     assert is_url(text) is expected
 
 
@@ -41,7 +41,7 @@ def problems_of(**keys: Any) -> list[str]:
     return [str(problem) for problem in check({**LEAST, **keys}).problems]
 
 
-def test_the_least_job_has_the_defaults_of_core() -> None:
+def test_a_minimal_job_has_the_defaults_of_the_core() -> None:
     top = check(LEAST)
     assert top.problems == []
     assert top["limits"].fill(Limits) == Limits()
@@ -329,7 +329,7 @@ CASES: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("keys", "expected"), CASES, ids=[case[1][:50] for case in CASES])
-def test_a_mistake_is_the_one_problem_and_says_what_was_meant(
+def test_a_mistake_is_one_problem_that_says_what_to_write(
     keys: dict[str, Any], expected: str
 ) -> None:
     problems = problems_of(**keys)
@@ -337,7 +337,7 @@ def test_a_mistake_is_the_one_problem_and_says_what_was_meant(
     assert expected in problems[0]
 
 
-def test_what_is_missing_is_named() -> None:
+def test_missing_keys_are_named() -> None:
     places = {problem.place for problem in check({}).problems}
     assert places == {"model", "prompt"}
 
@@ -352,7 +352,7 @@ tables = st.dictionaries(known, anything | st.dictionaries(known, anything, max_
 
 
 @given(tables)
-def test_whatever_a_file_holds_is_checked_without_an_exception(data: dict[str, Any]) -> None:
+def test_check_raises_for_no_file(data: dict[str, Any]) -> None:
     top = check(data)
     for problem in top.problems:
         assert str(problem).isprintable()

@@ -52,14 +52,14 @@ def test_an_item_that_cannot_be_stored_or_named_is_refused(
     assert expected in problems[0]
 
 
-def test_two_items_alike_are_both_named(tmp_path: Path) -> None:
+def test_a_duplicate_key_names_both_items(tmp_path: Path) -> None:
     _, problems = read("list", ["a", {"key": "a"}], tmp_path)
     assert problems == [
         "items.list[1]: the key 'a' is that of items.list[0] too; keys are unique in a job"
     ]
 
 
-def test_a_thousand_bad_items_fill_no_screen(tmp_path: Path) -> None:
+def test_only_the_first_bad_items_are_listed(tmp_path: Path) -> None:
     _, problems = read("list", list(range(1000)), tmp_path)
     assert len(problems) == reading.MOST_REPORTED + 1
     assert problems[-1] == "items.list: and 980 more such problems"
@@ -90,7 +90,7 @@ def test_a_glob_that_leaves_the_folder_or_finds_nothing_is_refused(
     )
 
 
-def test_a_file_name_that_is_no_text_is_refused(tmp_path: Path) -> None:
+def test_a_file_name_that_is_not_utf_8_is_refused(tmp_path: Path) -> None:
     Path(os.fsdecode(os.fsencode(tmp_path) + b"/a\xff.py")).touch()
     keyed, problems = read("glob", "*.py", tmp_path)
     assert keyed == []
@@ -140,7 +140,7 @@ def test_a_command_runs_in_the_folder_and_gives_an_item_a_line(tmp_path: Path) -
     ]
 
 
-def test_a_command_given_as_a_list_meets_no_shell(tmp_path: Path) -> None:
+def test_a_command_given_as_a_list_is_run_without_a_shell(tmp_path: Path) -> None:
     assert read("command", ["echo", "$HOME; *"], tmp_path)[0] == [("$HOME; *", "$HOME; *")]
 
 

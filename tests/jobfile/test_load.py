@@ -91,7 +91,7 @@ deadline = "soon"
     ]
 
 
-def test_a_problem_of_what_is_missing_stands_on_the_line_of_its_section(
+def test_a_missing_key_is_noted_on_the_line_of_its_section(
     problems_of: Problems,
 ) -> None:
     assert problems_of(LEAST + "\n[workspace]\n")[0].startswith("line 4: workspace: the key path")
@@ -144,7 +144,7 @@ def test_a_file_that_cannot_be_read_is_a_problem(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("key", ["prompt_file", "system_file"])
-def test_a_text_file_that_is_no_use_is_a_problem(
+def test_an_unusable_text_file_is_a_problem(
     key: str, name: str, content: bytes | None, expected: str, problems_of: Problems, tmp_path: Path
 ) -> None:
     if content is not None:
@@ -175,62 +175,6 @@ def test_two_tools_cannot_have_one_name(problems_of: Problems) -> None:
     assert problems == ["line 3: tools: 2 tools are called 'look'; the model could not choose"]
 
 
-SCRIPTED = LEAST + 'provider = "scripted"\n[items]\nlist = ["a", "b"]\n'
-
-
-def scripted(name: str) -> str:
-    return f'script = "{name}"\n{SCRIPTED}'
-
-
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("s.json", '{"a": [{"text": "\\ud800"}], "*": []}'),
-        ("s.toml", '"*" = []\n[[a]]\ntext = "\\u0000"'),
-    ],
-)
-def test_a_script_becomes_part_of_the_job(
-    name: str, content: str, load_text: Load, tmp_path: Path
-) -> None:
-    (tmp_path / name).write_text(content)
-    script = load_text(scripted(name)).spec.script
-    assert script is not None
-    assert set(script) == {"a", "*"}
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "expected"),
-    [
-        ("none.toml", None, "cannot read"),
-        ("s.yaml", "", "s.yaml must be a .toml or a .json file"),
-        ("s.toml", "a = ", "s.toml is not valid TOML in UTF-8: "),
-        ("s.json", "{", "s.json is not valid JSON in UTF-8: "),
-        ("s.json", "[]", "s.json must hold a table of replies by item, not a list"),
-        ("s.toml", "a = []", "s.toml has no replies for the item 'b', and none under '*'"),
-        ("s.toml", "a = []\nb = 2024-01-01", "s.toml: b is a date"),
-    ],
-)
-def test_a_script_that_cannot_be_played_is_a_problem(
-    name: str, content: str | None, expected: str, problems_of: Problems, tmp_path: Path
-) -> None:
-    if content is not None:
-        (tmp_path / name).write_text(content)
-    problems = problems_of(scripted(name))
-    assert len(problems) == 1
-    assert problems[0].startswith("line 1: script: ")
-    assert expected in problems[0]
-
-
-def test_every_problem_of_a_script_is_one_of_the_job_with_its_place_in_the_script(
-    problems_of: Problems, tmp_path: Path
-) -> None:
-    (tmp_path / "s.toml").write_text('a = 1\n[[b]]\ntxt = "x"')
-    assert problems_of(scripted("s.toml")) == [
-        "line 1: script: s.toml: a: must be a list of replies, not an integer",
-        "line 1: script: s.toml: b[0].txt: unknown key 'txt'; did you mean text?",
-    ]
-
-
 @pytest.mark.parametrize(
     ("key", "place"),
     [
@@ -240,7 +184,7 @@ def test_every_problem_of_a_script_is_one_of_the_job_with_its_place_in_the_scrip
         ('prompt = "p"\nprovider = "scripted"\nscript = "pipe.json"', "script"),
     ],
 )
-def test_a_file_that_might_never_end_is_a_problem(
+def test_a_pipe_in_place_of_a_file_is_a_problem(
     problems_of: Problems, tmp_path: Path, key: str, place: str
 ) -> None:
     os.mkfifo(tmp_path / "pipe")

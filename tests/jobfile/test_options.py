@@ -51,7 +51,7 @@ def test_headers_with_a_secret_or_of_the_transport_are_refused(header: str) -> N
         ({"extra_body": {"output_config": 3}}, "extra_body.output_config: must be a table"),
     ],
 )
-def test_shape_that_would_fail_at_the_first_call_is_the_one_problem(
+def test_an_option_that_would_fail_at_the_first_call_is_one_problem(
     options: dict[str, Any], expected: str
 ) -> None:
     (problem,) = problems_of(options)
@@ -74,7 +74,7 @@ def test_thinking_must_fit_into_a_reply(nested: bool) -> None:
         {"extra_headers": {"anthropic-beta": "interleaved-thinking-2025-05-14"}},
     ],
 )
-def test_budget_of_interleaved_thinking_is_that_of_a_whole_turn(beta: dict[str, Any]) -> None:
+def test_a_budget_of_interleaved_thinking_may_exceed_one_reply(beta: dict[str, Any]) -> None:
     thinking = {"type": "enabled", "budget_tokens": 20_000}
     assert problems_of({"thinking": thinking, **beta}, max_output_tokens=8000) == []
 

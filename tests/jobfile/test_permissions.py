@@ -167,7 +167,7 @@ CASES: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("keys", "expected"), CASES, ids=[case[1][:60] for case in CASES])
-def test_a_mistake_is_the_one_problem_and_says_what_was_meant(
+def test_a_mistake_is_one_problem_that_says_what_to_write(
     keys: dict[str, Any], expected: str
 ) -> None:
     problems = section_problems(**keys)
@@ -183,9 +183,7 @@ entries = scraps | st.fixed_dictionaries(
 
 
 @given(st.sampled_from(EFFECTS), st.lists(entries, max_size=3))
-def test_whatever_a_rule_says_is_checked_without_an_exception(
-    effect: str, listed: list[Any]
-) -> None:
+def test_check_raises_for_no_rule(effect: str, listed: list[Any]) -> None:
     for problem in section_problems(**{effect: listed}):
         assert problem.isprintable()
 
@@ -237,20 +235,20 @@ def test_a_rule_names_a_tool_of_the_job(problems_of: Problems) -> None:
     ]
 
 
-def test_a_rule_about_a_tool_that_cannot_be_found_is_no_second_problem(
+def test_an_unknown_tool_and_a_rule_for_it_are_one_problem(
     problems_of: Problems,
 ) -> None:
     text = 'model = "m"\nprompt = "p"\ntools = ["Lok"]\n[permissions]\nallow = ["Lok"]'
     assert problems_of(text) == ["line 3: tools[0]: there is no tool 'Lok'"]
 
 
-def test_rules_about_files_say_something_about_the_redirects_of_bash(load_text: Load) -> None:
+def test_rules_about_files_are_useful_with_bash_alone(load_text: Load) -> None:
     job = JOB.replace(json.dumps(TOOLS), '["Bash"]')
     text = f'{job}[permissions]\nallow = ["Bash(ls *)", "Edit(out/**)"]\ndeny = ["Read(.env)"]'
     assert len(load_text(text).spec.rules) == 3
 
 
-def test_what_a_settings_file_has_no_place_for_is_left_out_and_said(
+def test_rules_of_a_settings_file_for_other_tools_are_left_out_and_reported(
     load_text: Load, tmp_path: Path
 ) -> None:
     path = settings(
@@ -269,7 +267,7 @@ def test_a_settings_file_cannot_pass_for_a_persons_answer(load_text: Load, tmp_p
     assert rule.origin == str(tmp_path / "remembered")
 
 
-def test_a_rule_that_no_database_can_hold_is_left_out_and_said(
+def test_a_rule_that_no_database_can_hold_is_left_out_and_reported(
     load_text: Load, tmp_path: Path
 ) -> None:
     settings(tmp_path, '{"permissions": {"allow": ["Bash(ls \\u0000)", "Bash(\\ud800)"]}}')
@@ -335,7 +333,7 @@ allow = ["Edit(/{tree}/src/**)"]
         ("[" * 100_000, "settings.json is not JSON that can be read: nested too deeply"),
     ],
 )
-def test_a_settings_file_that_is_no_use_is_a_problem(
+def test_an_unusable_settings_file_is_a_problem(
     content: str | None, expected: str, problems_of: Problems, tmp_path: Path
 ) -> None:
     if content is not None:
@@ -345,7 +343,7 @@ def test_a_settings_file_that_is_no_use_is_a_problem(
     assert expected in problem
 
 
-def test_a_settings_file_that_might_never_end_is_a_problem(
+def test_a_pipe_in_place_of_a_settings_file_is_a_problem(
     problems_of: Problems, tmp_path: Path
 ) -> None:
     os.mkfifo(tmp_path / "pipe")

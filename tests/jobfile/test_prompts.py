@@ -20,7 +20,7 @@ def test_every_item_has_its_prompt() -> None:
     assert rendered("{% for x in item.l %}{{ x }}{% endfor %}", {"l": [1, 2]}) == (["12"], [])
 
 
-def test_what_an_item_says_is_never_a_template() -> None:
+def test_the_text_of_an_item_is_never_a_template() -> None:
     assert rendered("{{ item }}", "{{ 7 * 7 }}{% raise %}") == (["{{ 7 * 7 }}{% raise %}"], [])
 
 
@@ -61,7 +61,7 @@ def test_a_template_cannot_change_an_item() -> None:
     assert item == {"key": "a"}
 
 
-def test_without_items_there_is_no_item() -> None:
+def test_a_template_has_no_item_in_a_job_without_items() -> None:
     assert rendered("Go.", None, has_items=False) == (["Go."], [])
     _, problems = rendered("{{ item }}", None, has_items=False)
     assert problems == ["prompt: the template uses 'item', but the job has no [items]"]
@@ -74,7 +74,7 @@ def test_only_the_first_failing_items_are_listed() -> None:
     assert problems[-1] == "prompt: and so for 4 more of the 10 items"
 
 
-def test_a_prompt_without_end_is_refused() -> None:
+def test_an_endless_prompt_is_refused() -> None:
     loops = "{% for a in range(99999) %}{% for b in range(99999) %}x{% endfor %}{% endfor %}"
     assert rendered(loops, None, has_items=False) == (
         [],

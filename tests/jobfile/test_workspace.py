@@ -54,7 +54,7 @@ commit_message = "Mend it"
     assert JobSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
 
 
-def test_a_repository_may_be_elsewhere(load_text: Load) -> None:
+def test_a_repository_may_be_a_url(load_text: Load) -> None:
     url = "git@example.com:me/repo.git"
     text = f'{LEAST}[workspace]\nmode = "git"\nrepo = "{url}"\nremote = "{url}"'
     workspace = load_text(text).spec.workspace
@@ -69,7 +69,7 @@ def test_a_job_may_have_no_folder_at_all(load_text: Load) -> None:
     assert [run.key for run in load_text(glob).runs] == ["job.toml"]
 
 
-def test_what_is_wrong_with_a_repository_stands_at_its_key(problems_of: Problems) -> None:
+def test_a_problem_of_the_repository_is_noted_at_its_key(problems_of: Problems) -> None:
     text = GIT.replace('"repo"', '"nowhere"') + '[items]\nglob = "*"'
     (problem,) = problems_of(LEAST + text)
     assert problem.startswith("line 5: workspace.repo: /")
@@ -140,7 +140,7 @@ def test_external_rules_have_to_be_about_tools_of_the_job(problems_of: Problems)
 
 
 @pytest.mark.parametrize("mode", ["git", "copy"])
-def test_rules_about_the_folder_hold_in_what_is_made_of_it(
+def test_rules_about_the_folder_hold_in_worktrees_and_copies(
     load_text: Load, tmp_path: Path, mode: str
 ) -> None:
     (tmp_path / "repo").mkdir()
@@ -175,14 +175,14 @@ def test_a_schema_gives_the_job_the_tool_that_takes_results(
     assert load_text(LEAST).spec.result_tool is None
 
 
-def test_another_tool_cannot_have_the_name_of_that_one(problems_of: Problems) -> None:
+def test_an_own_tool_cannot_be_called_submit_result(problems_of: Problems) -> None:
     assert problems_of(f'{LEAST}tools = ["Read", "own:submit_result"]\n{SCHEMA}{GIT}') == [
         "line 3: tools[1]: submit_result is how results of output_schema are submitted: rename "
         "this tool"
     ]
 
 
-def test_no_rule_is_about_the_tool_that_takes_results(problems_of: Problems) -> None:
+def test_a_rule_for_submit_result_is_a_problem(problems_of: Problems) -> None:
     text = f'{LEAST}{SCHEMA}[permissions]\nallow = ["submit_result"]'
     assert "no tool of this job is called 'submit_result'" in problems_of(text)[0]
 
@@ -216,7 +216,7 @@ def test_no_rule_is_about_the_tool_that_takes_results(problems_of: Problems) -> 
         ({"type": "object", "default": 2**70}, "default is a number of more than 64 bits"),
     ],
 )
-def test_what_is_no_schema_of_a_result_is_a_problem(
+def test_an_unusable_result_schema_is_a_problem(
     problems_of: Problems, tmp_path: Path, schema: dict[str, object], expected: str
 ) -> None:
     (tmp_path / "s.json").write_text(json.dumps(schema))
@@ -257,7 +257,7 @@ def test_a_schema_in_the_job_file_has_its_line(problems_of: Problems) -> None:
         (b"[" * 100_000, "is not JSON that can be read: nested too deeply"),
     ],
 )
-def test_a_schema_file_that_is_no_use_is_a_problem(
+def test_an_unusable_schema_file_is_a_problem(
     problems_of: Problems, tmp_path: Path, content: bytes | None, expected: str
 ) -> None:
     if content is not None:

@@ -107,50 +107,6 @@ def test_delay_ends_when_the_call_is_interrupted():
     assert [str(error) for error in outcomes] == ["interrupted (shutdown)"]
 
 
-def test_good_script_has_no_problems():
-    line = {"text": "x", "tools": [{"name": "Read", "input": {}}], "delay": 1, "usage": {}}
-    assert check_script({"a": [line], "*": []}) == []
-
-
-def test_every_problem_of_a_script_is_named_with_its_place():
-    script = {
-        "a": [
-            {"txt": "x", "delay": -1},
-            {"text": " ", "tools": [{"name": "", "input": [], "id": "1"}, 3]},
-            "words",
-            {},
-        ],
-        "b": "words",
-        "c": [{"usage": {"tokens": 1, "input_tokens": -1}, "tools": {}}],
-        "d": [{"error": {"status": 200, "retry_after": "1", "message": 1}}, {"error": "x"}],
-    }
-    assert [problem.place for problem in check_script(script)] == [
-        "a[0].txt",
-        "a[0].delay",
-        "a[1].text",
-        "a[1].tools[0].id",
-        "a[1].tools[0].name",
-        "a[1].tools[0].input",
-        "a[1].tools[1]",
-        "a[2]",
-        "a[3]",
-        "b",
-        "c[0].tools",
-        "c[0].usage.tokens",
-        "c[0].usage.input_tokens",
-        "d[0].error",
-        "d[0].error.status",
-        "d[0].error.message",
-        "d[0].error.retry_after",
-        "d[1].error",
-    ]
-
-
-def test_script_without_replies_is_refused():
-    (problem,) = check_script({})
-    assert problem.message == 'is empty; give at least the replies for "*"'
-
-
 def test_summary_is_the_one_of_the_script_and_no_line_of_the_conversation():
     script = {"summary": "What was done.", "*": [{"text": "one"}]}
     for given, words in ((script, "What was done."), ({"*": [{"text": "one"}]}, "script")):
@@ -161,11 +117,6 @@ def test_summary_is_the_one_of_the_script_and_no_line_of_the_conversation():
 
 def test_item_may_be_called_summary():
     assert play({"summary": [{"text": "one"}]}, item_key="summary").blocks[0]["text"] == "one"
-
-
-def test_blank_summary_is_refused():
-    (problem,) = check_script({"summary": " ", "*": []})
-    assert problem.place == "summary"
 
 
 def test_script_counts_nothing_and_has_no_window():

@@ -146,7 +146,7 @@ def test_every_example_in_the_reference_is_valid() -> None:
         assert wrong(job) == []
 
 
-def test_every_rule_in_the_reference_is_one() -> None:
+def test_every_rule_in_the_reference_is_valid() -> None:
     table = REFERENCE.split("| rule | matches |")[1].split("\n\n")[0]
     cells = [row.split("|")[1] for row in table.splitlines()[2:]]
     rules = [rule for cell in cells for rule in re.findall(r"`([^`]+)`", cell) if "…" not in rule]

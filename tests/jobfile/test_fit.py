@@ -93,7 +93,7 @@ def test_a_reply_that_takes_half_of_the_window_is_refused(problems_of: Problems)
     assert "the window of 200,000 tokens assumed for 'm'" in problem
 
 
-def test_the_window_of_a_model_that_the_table_has_is_taken_from_it(
+def test_the_window_of_a_known_model_is_the_one_of_the_price_list(
     problems_of: Problems, load_text: Load
 ) -> None:
     (problem,) = problems_of(job("small"))
@@ -101,7 +101,7 @@ def test_the_window_of_a_model_that_the_table_has_is_taken_from_it(
     assert load_text(job("small", "[context]", "window = 100_000")).spec.context.window == 100_000
 
 
-def test_a_limit_that_is_wrong_itself_is_one_problem(problems_of: Problems) -> None:
+def test_a_bad_limit_is_one_problem_and_not_two(problems_of: Problems) -> None:
     (problem,) = problems_of(job("small", "[limits]", "max_output_tokens = 0"))
     assert "must be at least 1" in problem
     (problem,) = problems_of(job("m", "[limits]", "budget_usd = 0"))
@@ -113,7 +113,7 @@ def test_a_limit_that_is_wrong_itself_is_one_problem(problems_of: Problems) -> N
     st.none() | st.integers(1, 300_000),
     st.integers(1, 300_000),
 )
-def test_what_is_taken_leaves_half_of_the_window_for_the_conversation(
+def test_the_reserve_leaves_half_of_the_window_for_the_conversation(
     window: int | None, reserve: int | None, most_output: int
 ) -> None:
     limits, context = Limits(max_output_tokens=most_output), Context(window, reserve)
