@@ -7,16 +7,21 @@ line breaks too unless the function returns several lines.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from runner.core.prices import Spending
+from runner.core.run import RUNNERS_NAME
 from runner.core.text import visible
 
 if TYPE_CHECKING:
+    from runner.queries.costs import CallCost
+    from runner.queries.decisions import DeniedCall
     from runner.queries.jobs import Verification
+    from runner.queries.transcript import StoredCompaction
 
 _LONGEST_LINE = 200
 
@@ -116,7 +121,7 @@ def decider(call: Mapping[str, Any]) -> str:
     """Return what decided on a call: the rule with its reason, or that no rule allows it.
 
     Args:
-        call: has the keys of ``queries.decisions.Why``.
+        call: has the keys of ``store.look.decisions.Why``.
     """
     reason = cell(call["decision_reason"])
     if call["rule"] is None:
@@ -131,7 +136,7 @@ def denier(call: Mapping[str, Any]) -> str:
     when the call was about to run.
 
     Args:
-        call: has the keys of ``queries.decisions.DeniedCall``.
+        call: has the keys of ``store.look.decisions.DeniedCall``.
     """
     if call["denial"]:
         return cell(call["denial"])
@@ -200,3 +205,239 @@ def verified(verification: Verification) -> str:
         said += f": `{first_line(verification['command'] or '')}`{how}"
     took = duration(verification["duration"])
     return f"{said}, {took}" if took else said
+
+
+# Parts of a transcript
+
+Tone = Literal["plain", "good", "bad", "wait"]
+
+STATE_TONES: dict[str, Tone] = {
+    "succeeded": "good",
+    "failed": "bad",
+    "stopped": "bad",
+    "cancelled": "bad",
+    "waiting": "wait",
+}
+OUTCOME_TONES: dict[str, Tone] = {
+    "succeeded": "good",
+    "pending": "wait",
+    "started": "wait",
+    "unknown": "wait",
+    "interrupted": "wait",
+}
+_ANSWER_TONES: dict[str | None, Tone] = {"approved": "good", "denied": "bad", "expired": "bad"}
+# Done by a person where an imported record does not say by whom.
+_BY_PEOPLE = frozenset(
+    {
+        *("run_submitted", "submitted", "forked", "message_queued", "cancelled", "pause_requested"),
+        *("retried", "begun_afresh"),
+    }
+)
+_EVENTS = {
+    "run_submitted": "submitted",
+    "pause_requested": "pause asked for",
+    "begun_afresh": "begun afresh",
+}
+_TOLD_BESIDE = frozenset({"by", "at", "why", "old", "new", "job_id", "item_key", "total"})
+_TOLD_BY_TYPE = frozenset({"pause_requested"})  # values that an event's type tells
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A line of Runner's own words. What is untrusted in them becomes visible."""
+
+    words: str
+    tone: Tone = "plain"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "words", visible(self.words))
+
+
+def run_state(run: Mapping[str, Any]) -> Note:
+    """Return where a run stands, and why: ``stopped: max_turns: 50 turns``."""
+    told = (str(run[name]) for name in ("state", "reason", "detail") if run[name])
+    return Note(": ".join(dict.fromkeys(told)), STATE_TONES.get(run["state"], "plain"))
+
+
+def call_cost_line(calls: Sequence[CallCost]) -> str:
+    """Return what calls used and cost: ``12,345 in (98% from the cache), 210 out, $0.0123, 4.2s``."""
+    if not calls:
+        return ""
+    total = sum((call.spending for call in calls), Spending())
+    share = f" ({total.cache_share:.0%} from the cache)" if total.cache_share else ""
+    told = (
+        f"{total.usage.prompt_tokens:,} in{share}",
+        f"{total.usage.output_tokens:,} out",
+        "no price is known" if total.unpriced else "" if total.scripted else cost(total),
+        f"plus {at_most(total)}" if total.unknown else "",
+        duration(sum(call.latency or 0 for call in calls) or None),
+        f"{len(calls)} calls" if len(calls) > 1 else "",
+    )
+    return ", ".join(filter(None, told))
+
+
+def compaction_notes(compaction: StoredCompaction) -> tuple[Note, ...]:
+    """Return what is sent in place of what."""
+    told = []
+    messages = f"messages {compaction['first_message']} to {compaction['last_message']}"
+    if compaction["kind"] == "summary":
+        call = compaction["made_by_call"]
+        told.append(f"{messages} are sent as this summary, the reply to model call {call}")
+    elif compaction["kind"] == "prune":
+        told.append(f"{messages} are left out, this is sent in their place")
+    if count := compaction["clips"]:
+        results = plural(count, "result of a tool is", "results of tools are")
+        told.append(f"{results} sent shortened")
+    return tuple(map(Note, told))
+
+
+def decision_notes(
+    call: Mapping[str, Any], denied: DeniedCall | None, asked: Mapping[str, Any] | None
+) -> tuple[Note, ...]:
+    """Return what decided on a call, and the outcome of its approval request."""
+    if denied is not None:
+        said = denier(denied)
+        return (Note(said if denied["answer"] else f"denied: {said}", "bad"),)
+    if asked is not None:
+        edited = ", with another input" if asked["edited_input"] is not None else ""
+        return (Note(f"{answer(asked)}{edited}", _ANSWER_TONES.get(asked["answer"], "wait")),)
+    if call["decision"] == "deny":  # copied into a fork
+        return (Note(f"denied: {decider({**call, 'why': ''})}", "bad"),)
+    if call["decision"] == "allow" and call["rule"]:
+        return (Note(f"allowed by {call['rule']}"),)
+    return ()
+
+
+def is_by_person(type_: str, data: Mapping[str, Any]) -> bool:
+    """True if a person did it, as far as the record says."""
+    if "by" in data:
+        return data["by"] not in (None, RUNNERS_NAME)
+    return type_ in _BY_PEOPLE
+
+
+def event_note(type_: str, data: Mapping[str, Any], attempt: int | None) -> Note | None:
+    """Return an event in words; None when it is told elsewhere or of no interest to a reader."""
+
+    def get(name: str) -> str:
+        return cell(data.get(name))
+
+    match type_:
+        case "model_call_ended" if "error" in data:
+            call = f"the summary by model call {get('call')}"
+            return Note(f"{call} is not used: {get('error')}", "bad")
+        case "model_call_ended":
+            failure = f"{get('kind')}{_after_colon(data, 'message')}"
+            return Note(f"model call {get('call')} failed: {failure}", "bad")
+        case "retry_scheduled":
+            return Note(f"to be tried again at {moment(data['at'])}", "wait")
+        case "waiting":
+            words = f"waits: {get('reason')}{_after_colon(data, 'detail')}"
+            return Note(words + _who_and_why(data), "wait")
+        case "attempt_started":  # the first one is no news
+            words = f"attempt {attempt} begins, on {get('worker')}"
+            return Note(words) if (attempt or 0) > 1 else None
+        case "attempt_ended":  # what follows tells of the other ends
+            words = f"attempt {attempt} was lost with its worker"
+            return Note(words, "bad") if data.get("why") == "lease_lost" else None
+        case "error":  # a bug; its end tells how else a run failed
+            last = get("traceback").strip("⏎").rpartition("⏎")[2]
+            return Note(f"attempt {attempt} ended in a bug: {last}", "bad") if last else None
+        case "done":  # a cancellation tells of its end
+            is_cancelled = data["state"] == "cancelled"
+            return None if is_cancelled else run_state({"reason": "", "detail": "", **data})
+        case "child_started":  # the call that asked for it tells of it
+            words = f"{get('agent_type')} {get('child')} is given the whole task"
+            return None if "call_index" in data else Note(words)
+        case "hook_started":  # its end tells of it
+            return None
+        case "message_queued":
+            return Note(f"message queued{_who(data)}: {get('text')}")
+    special = _OTHER_EVENTS.get(type_)
+    return special(type_, data) if special else _event(type_, data)
+
+
+def _event(type_: str, data: Mapping[str, Any]) -> Note:
+    said = _EVENTS.get(type_, type_.replace("_", " "))
+    details = ", ".join(
+        f"{name} {_value(value)}"
+        for name, value in data.items()
+        if name not in _TOLD_BESIDE and value not in (None, "", [], {})
+    )
+    return Note(f"{said}{f' ({details})' if details else ''}{_who_and_why(data)}")
+
+
+def _approval_answered(type_: str, data: Mapping[str, Any]) -> Note:
+    call = f"{data['name']}, call {data['call_index'] + 1} of turn {data['turn']}"
+    edited = ", with another input" if data.get("edited") else ""
+    rule = f" by the rule {data['rule']}" if data.get("rule") else ""
+    said = f"{call}: {data['answer']}{edited}{rule}{_who(data)}"
+    return Note(said, _ANSWER_TONES.get(data["answer"], "plain"))
+
+
+def _hook_finished(type_: str, data: Mapping[str, Any]) -> Note:
+    of = f" of {data['name']}" if data.get("name") else ""
+    told = ", ".join(str(data[name]) for name in ("outcome", "decision") if data.get(name))
+    took = data.get("duration")
+    time = f" ({duration(took)})" if isinstance(took, float | int) else ""
+    said = f"hook {cell(data.get('hook'))} at {cell(data.get('event'))}{of}: {told}"
+    tone: Tone = "bad" if data.get("outcome") != "succeeded" else "plain"
+    is_against = data.get("decision") in ("ask", "deny")
+    return Note(f"{said}{_after_colon(data, 'reason')}{time}", "wait" if is_against else tone)
+
+
+def _instructions_read(type_: str, data: Mapping[str, Any]) -> Note | None:
+    files = data.get("files")
+    names = [str(file.get("path")) for file in files] if isinstance(files, list) else []
+    return Note(f"instructions read: {', '.join(names)}") if names else None
+
+
+def _rule_changed(type_: str, data: Mapping[str, Any]) -> Note:
+    change, rule = (
+        ("new rule", data.get("new") or {})
+        if type_ == "rule_added"
+        else ("revoked rule", data.get("old") or {})
+    )
+    of = rule.get("run_id")
+    scope = "for the whole job" if of is None else f"for {of} and all below it"
+    said = f"{scope}: {change} {cell(rule.get('effect'))} {cell(rule.get('rule'))}"
+    return Note(f"{said}{_who(data)}")
+
+
+_OTHER_EVENTS: dict[str, Callable[[str, Mapping[str, Any]], Note | None]] = {
+    "approval_answered": _approval_answered,
+    "hook_finished": _hook_finished,
+    "instructions_read": _instructions_read,
+    "rule_added": _rule_changed,
+    "rule_revoked": _rule_changed,
+}
+
+
+def _who_and_why(data: Mapping[str, Any]) -> str:
+    """``by lena: too dear (max_turns 5 → 9)``."""
+    before = old if isinstance(old := data.get("old"), dict) else {}
+    after = new if isinstance(new := data.get("new"), dict) else {}
+    changes = [
+        f"{name} {_value(before.get(name))} → {_value(after.get(name))}"
+        if name in before and name in after
+        else f"{name} {_value(after.get(name, before.get(name)))}"
+        for name in dict.fromkeys((*before, *after))
+        if before.get(name) != after.get(name) and name not in _TOLD_BY_TYPE
+    ]
+    return _who(data) + (f" ({', '.join(changes)})" if changes else "")
+
+
+def _who(data: Mapping[str, Any]) -> str:
+    by = f" by {data['by']}" if data.get("by") not in (None, RUNNERS_NAME) else ""
+    return by + _after_colon(data, "why")
+
+
+def _after_colon(data: Mapping[str, Any], name: str) -> str:
+    return f": {data[name]}" if data.get(name) else ""
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_value(each)}" for name, each in value.items())
+    if isinstance(value, float):
+        return f"{value:.10g}"
+    return "none" if value in (None, "") else str(value)

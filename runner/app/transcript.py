@@ -7,24 +7,49 @@ people gave them, and are not.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from runner.core.text import visible
+from runner import wiring
+from runner.app.humanize import (
+    OUTCOME_TONES,
+    STATE_TONES,
+    Note,
+    Tone,
+    call_cost_line,
+    cell,
+    compaction_notes,
+    cost,
+    cost_line,
+    decision_notes,
+    duration,
+    event_note,
+    is_by_person,
+    run_state,
+    verdict,
+    verified,
+)
+from runner.app.show import child_line, descent, spending_of, tree_line, tree_of
+from runner.core.agents import place_of
+from runner.core.prices import PriceList
+from runner.errors import UsageError
+from runner.llm.anthropic import request_body
+from runner.queries import decisions, jobs
+from runner.queries import transcript as stored
+from runner.queries.costs import CallCost, call_costs
+from runner.queries.find import call_labels, find
+from runner.queries.jobs import ChildSummary
+from runner.queries.jobs import Verification as StoredVerification
+from runner.queries.timeline import ENDED, REPLIED, HistoryEvent, history_of_run
+from runner.queries.transcript import StoredBlock, StoredCompaction
+from runner.settings import Settings
 
-Tone = Literal["plain", "good", "bad", "wait"]
+if TYPE_CHECKING:
+    from runner.store.database import Database
 
-
-@dataclass(frozen=True, slots=True)
-class Note:
-    """A line of Runner's own words."""
-
-    words: str  # what is untrusted in them becomes visible
-    tone: Tone = "plain"
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "words", visible(self.words))
+Turns = tuple[int, int]  # the first and the last
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,4 +182,268 @@ def text_of(content: Any) -> str:
         if isinstance(block, dict) and isinstance(block.get("text"), str)
         else json.dumps(block, ensure_ascii=False)
         for block in blocks
+    )
+
+
+def transcript_of(
+    settings: Settings,
+    database: Database,
+    name: str,
+    now: float,
+    turns: Turns | None = None,
+    *,
+    whole_tree: bool = False,
+) -> Transcript:
+    """Return the transcript of a run, whose parts are read from the database when they are asked for.
+
+    Args:
+        name: of the run: its id or a part of it.
+        now: seconds since the epoch.
+        turns: only the turns from the first number to the last; what was said before turn 1 belongs
+            to that, and so does the system prompt.
+        whole_tree: with the transcripts of the sub-agents that it started.
+
+    Raises:
+        UsageError: the run has not come so far.
+    """
+    run_id = find(database, name, "run").id
+    run: dict[str, Any] = {**jobs.show_run(database, run_id), **place_of(run_id)}
+    run |= tree_of(settings, database, run_id)
+    if turns and turns[0] > max(run["turns"], 1):
+        raise UsageError(f"there is no turn {turns[0]} yet: the last one is {run['turns']}")
+    spent = cost_line(spending_of(settings, database, run_id=run_id))
+    facts = _facts(run, spent, turns, now)
+    is_from_start = turns is None or turns[0] <= 1
+
+    def transcript_of_child(child_id: str) -> Transcript:
+        return transcript_of(settings, database, child_id, now, whole_tree=True)
+
+    composer = _Composer(
+        database,
+        wiring.load_prices(settings),
+        run,
+        turns and (0 if is_from_start else turns[0], turns[1]),
+        transcript_of_child if whole_tree else None,
+    )
+    return Transcript(
+        run_id=run_id,
+        title=cell(run["item_key"]),
+        facts=tuple((name, value) for name, value in facts if value),
+        state=run_state(run),
+        system=(stored.system_prompt(database, run_id) or "") if is_from_start else "",
+        parts=composer.parts(),
+    )
+
+
+def request_as_sent(database: Database, name: str, turn: int) -> bytes:
+    """Return the body of the request of a turn as it was sent."""
+    run_id = find(database, name, "run").id
+    return request_body(stored.sent_request(database, run_id, turn))
+
+
+def api_messages(database: Database, name: str) -> list[dict[str, Any]]:
+    """Return the conversation of a run exactly as in the Messages API."""
+    return stored.api_messages(database, find(database, name, "run").id)
+
+
+def _facts(
+    run: dict[str, Any], spent: str, turns: Turns | None, now: float
+) -> tuple[tuple[str, str | float | None], ...]:
+    count = f"{run['turns']:,}"
+    if turns:
+        count += f", of which {turns[0]} to {min(turns[1], run['turns'])}"
+    has_taken = run["started_at"] is not None and run["ended_at"] is not None
+    return (
+        ("run", run["id"]),
+        ("item", cell(run["item_key"])),
+        *((name, cell(value)) for name, value in descent(run)),
+        ("job", f"{run['job_id']} {cell(run['job_name'])}"),
+        ("state", run_state(run).words),
+        ("model", cell(run["model"])),
+        ("turns", count),
+        ("cost", spent),
+        ("its tree", tree_line(run)),
+        ("fork of", f"{run['fork_of']}@{run['fork_turn']}" if run["fork_of"] else ""),
+        ("submitted", run["created_at"]),
+        ("ended", run["ended_at"]),
+        ("as of", None if run["ended_at"] else now),
+        ("took", duration(run["ended_at"] - run["started_at"]) if has_taken else ""),
+    )
+
+
+class _Composer:
+    """Puts what happened beside the messages of a run between them."""
+
+    def __init__(
+        self,
+        database: Database,
+        prices: PriceList,
+        run: dict[str, Any],  # with its tree
+        turns: Turns | None,
+        transcript_of_child: Callable[[str], Transcript] | None,
+    ) -> None:
+        def is_shown(turn: int) -> bool:
+            return turns is None or turns[0] <= turn <= turns[1]
+
+        run_id = run["id"]
+        messages = stored.messages_of_run(database, run_id, turns)
+        self._messages = messages if run["parent"] is None else _own_messages(messages)
+        self._labels = database.read(lambda connection: call_labels(connection, [run_id]))
+        self._children: dict[str, ChildSummary] = {each["id"]: each for each in run["children"]}
+        self._child_spending = run["child_spending"]
+        self._transcript_of_child = transcript_of_child
+        denied, asked = decisions.denied_calls, decisions.approvals_of_run
+        self._denied = {each["id"]: each for each in denied(database, run_id)}
+        self._asked = {each["call_id"]: each for each in asked(database, run_id)}
+        compactions = stored.compactions_of_run(database, run_id)
+        self._compactions = deque(each for each in compactions if is_shown(each["turn"]))
+        verifications = jobs.verifications_of_run(database, run_id)
+        self._verifications = deque(each for each in verifications if is_shown(each["turn"]))
+        events = history_of_run(database, run_id)
+        self._events = deque(each for each in events if is_shown(each.place.turn))
+        self._spent: dict[int, list[CallCost]] = defaultdict(list)
+        self._summaries: dict[int, CallCost] = {}
+        for call in call_costs(database, prices, run_id):
+            if call.purpose == "turn":
+                self._spent[call.turn].append(call)
+            else:
+                self._summaries[call.number] = call
+
+    def parts(self) -> Iterator[Part]:
+        while self._events and self._events[0].type == "run_submitted":
+            yield from self._event(self._events.popleft())
+        for message in self._messages:
+            role, turn = message[0]["role"], message[0]["turn"]
+            is_reply = role == "assistant"
+            yield from self._events_before(turn, REPLIED if is_reply else ENDED)
+            while self._verifications and any(
+                _follows(block, self._verifications[0]) for block in message
+            ):
+                yield _verification(self._verifications.popleft())
+            while is_reply and self._compactions and self._compactions[0]["turn"] <= turn:
+                yield self._compaction(self._compactions.popleft())
+            yield self._message(message)
+            if is_reply:
+                calls = {block["call"]["id"] for block in message if block["call"]}
+                for child in self._started_by(calls):
+                    yield from self._sub_agent(child)
+        yield from map(_verification, self._verifications)
+        yield from self._events_before(None, 0)
+        yield from map(self._compaction, self._compactions)
+
+    def _events_before(self, turn: int | None, stage: int) -> Iterator[Part]:
+        """What happened before a turn was as far as ``stage``; without a turn all that is left."""
+        while self._events:
+            place = self._events[0].place
+            if turn is not None and (place.turn, place.stage) >= (turn, stage):
+                return
+            yield from self._event(self._events.popleft())
+
+    def _event(self, event: HistoryEvent) -> Iterator[Part]:
+        note = event_note(event.type, event.data, event.attempt)
+        if note is not None:
+            yield Event(event.at, note, is_by_person(event.type, event.data))
+        if event.type == "child_started" and "call_index" not in event.data:
+            child = self._children.get(str(event.data.get("child")))
+            yield from self._sub_agent(child) if child is not None else ()
+
+    def _started_by(self, call_ids: Collection[str]) -> list[ChildSummary]:
+        return [child for child in self._children.values() if child["call_id"] in call_ids]
+
+    def _sub_agent(self, child: ChildSummary) -> Iterator[Part]:
+        if self._transcript_of_child is not None:
+            transcript = self._transcript_of_child(child["id"])
+            yield SubAgent(child["label"], self._child_note(child), transcript)
+
+    def _child_note(self, child: ChildSummary) -> Note:
+        spending = self._child_spending[child["id"]]
+        spent = cost(spending) if spending.calls else ""
+        told = (child_line(child), spent, child["description"])
+        return Note(", ".join(filter(None, told)), STATE_TONES.get(child["state"], "plain"))
+
+    def _message(self, message: list[StoredBlock]) -> Message:
+        first = message[0]
+        is_reply = first["role"] == "assistant"
+        return Message(
+            role=first["role"],
+            turn=first["turn"],
+            at=first["created_at"],
+            pieces=tuple(map(self._piece, message)),
+            words=call_cost_line(self._spent.pop(first["turn"], []) if is_reply else []),
+        )
+
+    def _piece(self, block: StoredBlock) -> Piece:
+        content, call = block["content"], block["call"]
+        match content["type"]:
+            case "text":
+                return Text(content["text"])
+            case "thinking" | "redacted_thinking":
+                return Thinking(content.get("thinking", ""))
+            case "tool_use" if call is not None:
+                return self._call(content, call)
+            case "tool_result" if call is not None:
+                words = ", ".join(filter(None, (cell(call["state"]), duration(call["duration"]))))
+                outcome = Note(words, OUTCOME_TONES.get(call["state"], "bad"))
+                shown = content.get("content", "")
+                return ToolResult(call["id"], cell(call["name"]), outcome, shown, call["size"])
+            case kind:
+                return OtherBlock(cell(kind), content)
+
+    def _call(self, content: dict[str, Any], call: dict[str, Any]) -> ToolCall:
+        asked = self._asked.get(call["id"])
+        edited = asked["edited_input"] if asked else None
+        return ToolCall(
+            id=call["id"],
+            tool=cell(content["name"]),
+            arguments=content["input"],
+            decided=decision_notes(call, self._denied.get(call["id"]), asked),
+            edited=call["updated_input"] if edited is None else edited,
+            label=self._labels.get((call["run_id"], call["turn"], call["position"]), ""),
+            started=tuple(map(self._child_note, self._started_by({call["id"]}))),
+        )
+
+    def _compaction(self, compaction: StoredCompaction) -> Compaction:
+        before, after = compaction["tokens_before"], compaction["tokens_after"]
+        made_by = self._summaries.pop(compaction["made_by_call"] or 0, None)
+        spent = f" · {call_cost_line([made_by])}" if made_by else ""
+        return Compaction(
+            turn=compaction["turn"],
+            at=compaction["created_at"],
+            words=f"about {before:,} tokens became {after:,}{spent}",
+            notes=compaction_notes(compaction),
+            text=compaction["text"],
+        )
+
+
+def _own_messages(messages: Iterable[list[StoredBlock]]) -> Iterator[list[StoredBlock]]:
+    """The messages of a sub-agent. Its conversation begins with its parent's; of these messages only
+    the last block is its own."""
+    inherited: list[StoredBlock] = []
+    for message in messages:
+        if message[0]["turn"] == 0:
+            inherited = message
+            continue
+        if inherited:
+            yield inherited[-1:]
+            inherited = []
+        yield message
+    if inherited:
+        yield inherited[-1:]
+
+
+def _follows(block: StoredBlock, verification: StoredVerification) -> bool:
+    """True if a block is of a later turn than a verification, or tells the model of it."""
+    if block["turn"] != verification["turn"]:
+        return block["turn"] > verification["turn"]
+    return block["role"] == "user" and block["content"]["type"] == "text"
+
+
+def _verification(verification: StoredVerification) -> Verification:
+    tones: dict[str, Tone] = {"passed": "good", "failed": "bad", "not ended": "wait"}
+    return Verification(
+        number=verification["number"],
+        turn=verification["turn"],
+        at=verification["started_at"],
+        verdict=Note(verified(verification), tones[verdict(verification)]),
+        output=verification["output"] or "",
     )

@@ -39,13 +39,12 @@ from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
-from runner.app.humanize import dollars
+from runner.app.humanize import dollars, plural
 from runner.cli.terminal import say_fields
 from runner.core.budget import JobBudget, billionths
 
 if TYPE_CHECKING:
     from runner.store.control import Change
-    from runner.store.database import Database
 
 
 _id_argument = click.argument("id", metavar="ID")
@@ -432,8 +431,14 @@ def _budget_as_json(
 
 
 def _say_budget(job_id: str, purse: JobBudget, waiting: int) -> None:
+    from runner.app.show import how_to_raise
+
     lines = dict(_lines(purse)) or {"budget": "none: each run has its own limits, the job has none"}
-    waits = f"{runs_wait(waiting)} for it: {how_to_raise(job_id, purse)}" if waiting else None
+    waits = (
+        f"{plural(waiting, 'run waits', 'runs wait')} for it: {how_to_raise(job_id, purse)}"
+        if waiting
+        else None
+    )
     say_fields((("job", job_id), *lines.items(), ("waiting", waits)))
 
 
@@ -482,37 +487,6 @@ def budget_fields(job: Mapping[str, Any]) -> list[tuple[str, str]]:
     )
 
 
-def waits_for(database: Database, runs: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """What to do about runs of one job that wait for its budget, by run."""
-    from runner.store.control import budget_of
-
-    waiting = [run for run in runs if is_out_of_budget(run)]
-    if not waiting:
-        return {}
-    job_id = waiting[0]["job_id"]
-    how = how_to_raise(job_id, budget_of(database, job_id) or JobBudget())
-    return {
-        run["id"]: f"{run['detail'] or 'waits for the budget of its job'}: {how}" for run in waiting
-    }
-
-
-def is_out_of_budget(run: Mapping[str, Any]) -> bool:
-    """Whether a run waits for its job's budget to be raised."""
-    return (run["state"], run["reason"]) == ("waiting", "budget")
-
-
-def how_to_raise(job_id: str, purse: JobBudget) -> str:
-    """The command that raises a job's budget."""
-    caps = {"--usd N": purse.most_cost, "--tokens N": purse.most_tokens}
-    options = [option for option, cap in caps.items() if cap is not None]
-    return f"runner budget {job_id} {' '.join(options)}".rstrip()
-
-
 def usd_of(billionths: int) -> str:
     """An amount in billionths of a USD, as it is said."""
     return dollars(Decimal(billionths).scaleb(-9))
-
-
-def runs_wait(count: int) -> str:
-    """So many runs wait."""
-    return "1 run waits" if count == 1 else f"{count} runs wait"

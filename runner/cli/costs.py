@@ -1,9 +1,8 @@
-"""``costs``, and how what calls cost is said elsewhere."""
+"""``costs``: what model calls used and cost."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from decimal import Decimal
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -75,6 +74,8 @@ def _as_json(prices: PriceList, by: By, found: Sequence[Cost], total: Spending) 
 
 
 def _used(spending: Spending) -> dict[str, Any]:
+    from runner.app.show import cost_fields
+
     usage = spending.usage
     return {
         "calls": spending.calls,
@@ -84,24 +85,6 @@ def _used(spending: Spending) -> dict[str, Any]:
         "output_tokens": usage.output_tokens,
         **cost_fields(spending),
     }
-
-
-def cost_fields(spending: Spending) -> dict[str, Any]:
-    """What calls cost, for JSON: ``cost_usd`` is null if a model has no price, as then nobody knows
-    (``priced_usd`` is the cost of the others), and leaves out the ``unknown_calls``."""
-    return {
-        "cost_usd": None if spending.unpriced else _number(spending.usd),
-        "priced_usd": _number(spending.usd),
-        "unpriced_models": sorted(spending.unpriced),
-        "unknown_calls": spending.unknown,
-        "unknown_at_most_usd": None if spending.unpriced else _number(spending.at_most),
-        "cache_share": None if spending.cache_share is None else round(spending.cache_share, 4),
-        "scripted_calls": spending.scripted,
-    }
-
-
-def _number(usd: Decimal) -> float:
-    return float(round(usd, 9))
 
 
 def _say(prices: PriceList, by: By, found: Sequence[Cost], total: Spending) -> None:
@@ -140,17 +123,6 @@ def _say(prices: PriceList, by: By, found: Sequence[Cost], total: Spending) -> N
     say(f"USD at the list prices of {prices.date} ({cell(prices.source)})")
 
 
-def spending_of(
-    settings: Settings, database: Database, *, job_id: str | None = None, run_id: str | None = None
-) -> Spending:
-    """What a job's or a run's calls cost together."""
-    from runner import wiring
-    from runner.queries.costs import costs_by
-
-    found = costs_by(database, wiring.load_prices(settings), "job", job_id=job_id, run_id=run_id)
-    return sum((each.spending for each in found), Spending())
-
-
 def refuse_without_price(settings: Settings, database: Database, target: Target) -> None:
     """Refuse to limit the cost of runs whose model has no price. Raises ``UsageError``."""
     from runner import wiring
@@ -167,20 +139,3 @@ def refuse_without_price(settings: Settings, database: Database, target: Target)
         prices, spec.provider, spec.model, spec.model_options, spec.context
     ):
         raise UsageError(message)
-
-
-def with_costs(
-    settings: Settings,
-    database: Database,
-    by: By,
-    rows: Iterable[Mapping[str, Any]],
-    *,
-    job_id: str | None = None,
-) -> list[dict[str, Any]]:
-    """Rows of jobs or runs for JSON, each with what its calls cost."""
-    from runner import wiring
-    from runner.queries.costs import costs_by
-
-    found = costs_by(database, wiring.load_prices(settings), by, job_id=job_id)
-    spent = {each.key: each.spending for each in found}
-    return [{**row, **cost_fields(spent.get(row["id"], Spending()))} for row in rows]

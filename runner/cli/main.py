@@ -17,8 +17,10 @@ from runner.cli import (
     exchange,
     exit_codes,
     patch,
+    report,
     results,
     rules,
+    show,
     system,
     transcript,
     work,
@@ -33,9 +35,7 @@ from runner.cli import (
 )
 from runner.cli.audit import group as audit
 from runner.cli.audit import search
-from runner.cli.look import events, listing, showing
 from runner.cli.options import global_options
-from runner.cli.report import command as report
 from runner.cli.terminal import note, refuse
 from runner.errors import RunnerError, SpecError, UnreachableError, UsageError
 
@@ -59,7 +59,7 @@ def cli() -> None:
 
 for command in (
     *(work.run, work.submit, work.worker),
-    *(listing.list_, showing.show, transcript.transcript, events.events),
+    *(show.list_, show.show, transcript.transcript, show.events),
     *(diff.diff, patch.patch, report.report, results.results, workspaces.workspace),
     *(costs.costs, budget.budget),
     *(control.cancel, control.pause, control.resume, control.retry, control.say, fork.fork),

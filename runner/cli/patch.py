@@ -4,8 +4,6 @@ A patch as a mail that ``git am`` takes, whatever its message and its lines are.
 
 How git reads it: https://git-scm.com/docs/git-mailinfo and https://git-scm.com/docs/git-mailsplit.
 
-What runs have changed, found by what is stored of them.
-
 ``diff``: what a run has changed.
 
 Writing what comes out to files of the person who asked for it.
@@ -21,22 +19,12 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from runner.workspace.changes import CommitText
-import time
-from pathlib import Path
-
-from runner.core.run import ENDED
-from runner.errors import UsageError
-from runner.settings import Settings
-
-if TYPE_CHECKING:
-    from runner.queries.files import RunSnapshots
-    from runner.store.database import Database
-    from runner.workspace.changes import Change, CommitText, RecordedChanges, Whereabouts
 import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
@@ -44,8 +32,9 @@ import click
 from runner.cli import exit_codes
 from runner.cli.options import json_option, state_option, stored, with_settings
 from runner.cli.terminal import note, say_bytes, say_json, say_table
-from runner.core.run import RunStatus
-from runner.errors import RunnerError
+from runner.core.run import ENDED, RunStatus
+from runner.errors import RunnerError, UsageError
+from runner.settings import Settings
 
 if TYPE_CHECKING:
     from runner.queries.files import RunSnapshots
@@ -127,67 +116,6 @@ def _quoted(content: bytes) -> bytes:
     return b"\n".join(binascii.b2a_qp(line, istext=False) for line in content.split(b"\n"))
 
 
-def recorded_in(settings: Settings) -> RecordedChanges:
-    """See ``runner.app.snapshots``."""
-    from runner.app import snapshots
-
-    return snapshots.recorded_in(settings)
-
-
-def whereabouts(database: Database, run: RunSnapshots) -> Whereabouts:
-    """See ``runner.app.snapshots``."""
-    from runner.app import snapshots
-
-    return snapshots.whereabouts(database, run)
-
-
-def refuse_unrecorded(run: RunSnapshots) -> None:
-    """Refuse to say what a run changed of which nothing is recorded. Raises ``UsageError``."""
-    if not run.is_recorded:
-        mode = f'works in mode "{run.mode}"' if run.mode else "has no workspace"
-        raise UsageError(
-            f"no files are recorded of {run.run_id}: its job {mode}, and only those with "
-            f'mode = "git" or "copy" are'
-        )
-    if run.start_tree is None or run.tree is None:
-        raise UsageError(f"no files are recorded of {run.run_id} yet: no worker has begun it")
-
-
-def delivered_or_recorded(run: RunSnapshots) -> list[Change]:
-    """What a run leaves: from the commit that it began at to the one that it was delivered in; where
-    that cannot be had, between its first and its last tree. Nothing for a run that has not begun."""
-    found: list[Change] = []
-    if run.start_commit is not None and run.commit is not None:
-        found.append((run.start_commit, run.commit))
-    if run.start_tree is not None and run.tree is not None:
-        found.append((run.start_tree, run.tree))
-    return found
-
-
-def commit_text(settings: Settings, database: Database, run: RunSnapshots) -> CommitText:
-    """What the commit of a run says: the one that it was delivered in, or as it would be now."""
-    from runner.workspace.changes import CommitText
-    from runner.workspace.delivery import commit_message
-    from runner.workspace.repository import RUNNER, RUNNERS_ADDRESS, Repository
-
-    if run.commit is not None:
-        found = recorded_in(settings).commit(whereabouts(database, run), run.commit)
-        if found is not None:
-            return found
-    here = next((p for p in map(Path, filter(None, (run.path, run.source))) if p.is_dir()), None)
-    name, email = Repository(here).author() if here else (RUNNER, RUNNERS_ADDRESS)
-    message = commit_message(
-        job_name=run.job_name,
-        job_id=run.job_id,
-        run_id=run.run_id,
-        item_key=run.item_key,
-        model=run.model,
-        outcome=f"{run.state} {run.reason}" if run.state in ENDED else "",
-        message=run.commit_message,
-    )
-    return CommitText(name, email, run.ended_at or time.time(), message)
-
-
 @click.command()
 @click.argument("run")
 @click.option(
@@ -206,6 +134,7 @@ def diff(settings: Settings, run: str, turn: int | None, stat: bool) -> None:
       runner diff k3x9f2 --stat
       runner diff k3x9f2 --turn 12
     """
+    from runner.app.snapshots import recorded_in, refuse_unrecorded, whereabouts
     from runner.queries.files import snapshots_around_turn, snapshots_of_run
     from runner.queries.find import find
 
@@ -358,6 +287,7 @@ def patch(
 
 def _chosen(database: Database, text: str, state: RunStatus | None) -> list[RunSnapshots]:
     """The runs that are meant: of a job, those in the state, or all that have ended."""
+    from runner.app.snapshots import refuse_unrecorded
     from runner.queries.files import snapshots_of_job, snapshots_of_run
     from runner.queries.find import find
 
@@ -382,6 +312,7 @@ def _patches(
     settings: Settings, database: Database, runs: Sequence[RunSnapshots], folder: Path
 ) -> list[Written]:
     """A mail for each run that changed anything."""
+    from runner.app.snapshots import commit_text
 
     names = file_names(((run.run_id, run.item_key) for run in runs), ".patch")
 
@@ -435,6 +366,7 @@ def _each(
     write: Callable[[RunSnapshots, bytes], Written],
 ) -> list[Written]:
     """Write each run's changes; one of which they cannot be had is told of and keeps no other back."""
+    from runner.app.snapshots import delivered_or_recorded, recorded_in, whereabouts
 
     recorded = recorded_in(settings)
     written = []

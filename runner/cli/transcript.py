@@ -104,27 +104,26 @@ def transcript(
       runner transcript k3x9f2 --html run.html
       runner transcript k3x9f2 --as-sent 12
     """
-    from runner.cli.look.reading.compose import reading
-    from runner.llm.anthropic import request_body
-    from runner.queries.find import find
-    from runner.queries.transcript import api_messages, sent_request
+    from runner.app import transcript as app
 
     _refuse_mixed(turns, full, page, turn, whole_tree, as_json)
     with stored(settings) as database:
-        run_id = find(database, run, "run").id
         if turn is not None:
-            _say_request(request_body(sent_request(database, run_id, turn)))
-        elif as_json:
-            say_json(api_messages(database, run_id))
-        else:
-            found = reading(settings, database, run_id, time.time(), turns, whole_tree=whole_tree)
-            if page is not None:
-                _write_page(found, page)
-                return
-            from runner.cli.transcript_text import lines_of
+            _say_request(app.request_as_sent(database, run, turn))
+            return
+        if as_json:
+            say_json(app.api_messages(database, run))
+            return
+        found = app.transcript_of(
+            settings, database, run, time.time(), turns, whole_tree=whole_tree
+        )
+        if page is not None:
+            _write_page(found, page)
+            return
+        from runner.cli.transcript_text import lines_of
 
-            is_folded = sys.stdout.isatty() if full is None else not full
-            print_lines(lines_of(found, is_folded=is_folded), paged=not no_pager)
+        is_folded = sys.stdout.isatty() if full is None else not full
+        print_lines(lines_of(found, is_folded=is_folded), paged=not no_pager)
 
 
 def _refuse_mixed(

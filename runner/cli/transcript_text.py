@@ -7,19 +7,17 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from runner.app.humanize import input_lines, moment
+from runner.app.humanize import Note, Tone, input_lines, moment
 from runner.app.transcript import (
     Compaction,
     Event,
     Message,
-    Note,
     OtherBlock,
     Part,
     Piece,
     SubAgent,
     Text,
     Thinking,
-    Tone,
     ToolCall,
     ToolResult,
     Transcript,

@@ -6,6 +6,7 @@ Working a job to its rest in this process, and showing how it goes while it does
 from __future__ import annotations
 
 import logging
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,13 +20,11 @@ from runner.errors import UnreachableError, UsageError
 from runner.settings import Settings
 
 if TYPE_CHECKING:
-    from runner.core.prices import PriceList
     from runner.store.database import Database
 import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -91,7 +90,7 @@ def run(
     if resumed is not None and author.why:
         raise UsageError("--reason says why a job is submitted: leave it out with --resume")
     asked = None if no_input else author.name
-    prices = wiring.load_prices(settings)
+    wiring.load_prices(settings)  # refuses a bad list before the work begins
     if spec is None:
         from runner.queries.find import find
 
@@ -99,12 +98,12 @@ def run(
             job_id = find(database, str(resumed), "job").id
             for path in wiring.mend_workspaces(database, job_id):
                 note(f"the workspace {path} had lost its id: it is written again")
-            return _work(settings, database, prices, job_id, slots, as_json, asked)
+            return _work(settings, database, job_id, slots, as_json, asked)
     submission = loaded(settings, spec)
     database = wiring.open_database(settings, upgrade=True)
     try:
         job_id = wiring.submit(database, submission, author=author)
-        return _work(settings, database, prices, job_id, slots, as_json, asked)
+        return _work(settings, database, job_id, slots, as_json, asked)
     finally:
         database.close()
 
@@ -112,16 +111,16 @@ def run(
 def _work(
     settings: Settings,
     database: Database,
-    prices: PriceList,
     job_id: str,
     slots: int,
     as_json: bool,
     asked: str | None,
 ) -> int:
     """Work a job to its end, and ask the person who is ``asked``, if anybody is."""
+    from runner.app.report import report_on
     from runner.cli.options import log_to_stderr
     from runner.cli.questions import asker_at_terminal
-    from runner.cli.summary import summarise
+    from runner.cli.report import summarise
 
     log_to_stderr(settings, logging.WARNING)
     note(f"working {job_id}")
@@ -131,7 +130,8 @@ def _work(
         asker = None if asked is None else asker_at_terminal(database, asked)
         work_job(settings, database, job_id, slots, interruption, asker)
         cut_short = interruption.cut_short
-        code = summarise(database, prices, job_id, interrupted=cut_short, as_json=as_json)
+        outcome = report_on(settings, database, job_id, time.time(), with_changes=False)
+        code = summarise(outcome, interrupted=cut_short, as_json=as_json)
     except UnreachableError as error:
         refuse(error)
         code = exit_codes.exit_code((), interrupted=interruption.cut_short, unreachable=True)

@@ -9,20 +9,26 @@ from typing import Any
 
 import pytest
 
+from runner.app.report import report_on
 from runner.cli import exit_codes
-from runner.cli.summary import summarise
+from runner.cli.report import summarise
 from runner.core.budget import Budget, Limits
 from runner.core.prices import Rates, Tariff
 from runner.core.spec import JobSpec
-from runner.llm.prices import load_prices
 from runner.queries.timeline import events_after
+from runner.settings import Settings
 from runner.store.database import Database
 from tests.cli.conftest import Result
 from tests.store.attempts import USAGE, claim, run_row, submit_one, text
-from tests.store.examples import SPEC
+from tests.store.examples import NOW, SPEC
 
 TOKENS = 30_000  # less than the worst case of a call: its reply alone may have 32,000
 RATES = Rates(*map(Decimal, ("1", "1.25", "2", "0.1", "5")))
+
+
+def summarise_job(database: Database, job_id: str, *, as_json: bool = False) -> int:
+    found = report_on(Settings.load(), database, job_id, NOW, with_changes=False)
+    return summarise(found, interrupted=False, as_json=as_json)
 
 
 def priced(spec: JobSpec) -> Mapping[str, Tariff]:
@@ -131,7 +137,7 @@ def test_everywhere_it_is_said_how_to_go_on(
     assert resumed.code == 0
     assert f"runner budget {job_id}" in resumed.out
     assert run_row(database, run_id).state == "waiting"
-    code = summarise(database, load_prices(), job_id, interrupted=False, as_json=False)
+    code = summarise_job(database, job_id)
     assert code == exit_codes.WAITING
     assert f"1 run waits for the job's budget: {how}" in capsys.readouterr().out
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from datetime import date
 from pathlib import Path
 
 import pytest
 
+from runner.app.report import report_on
 from runner.cli.main import main
-from runner.cli.summary import summarise as summarise_job
+from runner.cli.report import summarise as summarise_job
 from runner.core.conversation import Usage
 from runner.core.model_calls import turn_request
-from runner.core.prices import PriceList
 from runner.llm.anthropic import request_body
 from runner.queries.jobs import show_run
+from runner.settings import Settings
 from runner.store.database import Database
 from tests.cli.conftest import Result
 from tests.cli.test_terminal import steers
@@ -28,6 +28,7 @@ from tests.store.compacting import (
     stand_in,
     summarise,
 )
+from tests.store.examples import NOW
 
 NEXT = Usage(input_tokens=100, output_tokens=10)
 
@@ -140,8 +141,8 @@ def test_turns_that_no_summary_could_stand_in_for_are_not_left_out_in_silence(
     why = "not_found_error: model: claude-nope-1"
     assert f"1 × prune (no summary: {why})" in command("show", run_id).out
     job_id = show_run(database, run_id)["job_id"]
-    prices = PriceList(date(2026, 11, 10), "a test", {})
-    summarise_job(database, prices, job_id, interrupted=False, as_json=False)
+    report = report_on(Settings.load(), database, job_id, NOW, with_changes=False)
+    summarise_job(report, interrupted=False, as_json=False)
     assert "in 1 run the oldest turns were left out of what the model" in capsys.readouterr().out
 
 

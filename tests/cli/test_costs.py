@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from runner.app import humanize
+from runner.app.show import cost_fields
 from runner.cli import costs
 from runner.core.conversation import Usage
 from runner.core.prices import Spending
@@ -202,5 +203,5 @@ def test_amounts_are_told_as_a_person_says_them(usd: str, words: str) -> None:
 def test_cost_that_is_known_in_part_says_so() -> None:
     spent = Spending(calls=2, usd=Decimal(3), unpriced=frozenset({"x"}))
     assert humanize.cost(spent) == "$3.00 + ?"
-    assert costs.cost_fields(spent)["cost_usd"] is None
-    assert costs.cost_fields(spent)["priced_usd"] == 3
+    assert cost_fields(spent)["cost_usd"] is None
+    assert cost_fields(spent)["priced_usd"] == 3

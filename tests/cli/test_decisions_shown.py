@@ -9,12 +9,13 @@ from dataclasses import replace
 import pytest
 from sqlalchemy import update
 
-from runner.cli.summary import summarise
+from runner.app.report import report_on
+from runner.cli.report import summarise
 from runner.core.conversation import ToolResult
 from runner.core.entries import ToolFinished
-from runner.llm.prices import load_prices
 from runner.permissions import Rule
 from runner.queries import decisions
+from runner.settings import Settings
 from runner.store import migrate
 from runner.store.approvals import (
     Reply,
@@ -31,6 +32,11 @@ from tests.store.examples import NOW
 
 Command = Callable[..., Result]
 WHY = "the rule deny Bash(rm *) (Nothing is deleted.)"
+
+
+def summarise_job(database: Database, job_id: str, *, as_json: bool = False) -> int:
+    found = report_on(Settings.load(), database, job_id, NOW, with_changes=False)
+    return summarise(found, interrupted=False, as_json=as_json)
 
 
 def test_denial_is_shown_with_its_rule_and_reason(command: Command, database: Database) -> None:
@@ -69,7 +75,7 @@ def test_denial_at_the_file_is_counted_and_shown_with_its_reason(
     assert f"[denied: {said}" in command("transcript", run_id).out
     job_id = job_of(database, run_id)
     assert decisions.denied_counts(database, job_id) == (1, 1)
-    summarise(database, load_prices(), job_id, interrupted=False, as_json=False)
+    summarise_job(database, job_id)
     out = capsys.readouterr().out
     assert "1 tool call was denied, in 1 run" in out
     assert said in out
@@ -125,7 +131,7 @@ def test_question_of_a_run_that_has_ended_waits_no_more(
     database.write(lambda connection: connection.execute(end))
     assert "waits for an answer" not in command("show", run_id).out
     assert command("approvals", "--json").json == []
-    summarise(database, load_prices(), job_of(database, run_id), interrupted=False, as_json=False)
+    summarise_job(database, job_of(database, run_id))
     assert "wait" not in capsys.readouterr().out
 
 
@@ -165,7 +171,7 @@ def test_summary_counts_denials_by_reason_and_open_questions(
     ask(database, third, "uv sync", position=1)
     answer(database, [ask(database, fourth)], Reply("denied", "lena", "Not today."), NOW)
     job_id = job_of(database, first)
-    assert summarise(database, load_prices(), job_id, interrupted=False, as_json=False) == 3
+    assert summarise_job(database, job_id) == 3
     out = capsys.readouterr().out
     assert "3 tool calls were denied, in 3 runs" in out
     assert "  1 × Bash uv lock: denied by lena: Not today." in out
@@ -179,7 +185,7 @@ def test_summary_as_json_has_denials_and_open_questions(
     first, second = submit_runs(database, "a", "b")
     refuse(database, first, "rm -rf build")
     ask(database, second)
-    summarise(database, load_prices(), job_of(database, first), interrupted=False, as_json=True)
+    summarise_job(database, job_of(database, first), as_json=True)
     summary = json.loads(capsys.readouterr().out)
     assert [run["open_approvals"] for run in summary["run_summaries"]] == [0, 1]
     (denied,) = summary["denied"]

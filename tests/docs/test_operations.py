@@ -14,9 +14,9 @@ from sqlalchemy import DDL, Connection, text
 
 import runner
 from runner import diagnosis, settings, wiring
+from runner.app.show import cost_fields
 from runner.cli import exit_codes
 from runner.cli.control import _budget_as_json as budget_as_json
-from runner.cli.costs import cost_fields
 from runner.core import context, model_calls
 from runner.core.budget import Ceiling, JobBudget
 from runner.core.prices import Spending

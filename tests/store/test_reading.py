@@ -21,7 +21,7 @@ from runner.store.fork import fork
 from runner.store.retry import say
 from runner.store.rules import lock_rules, remember_rules
 from runner.store.tables import events, model_calls
-from tests.cli.look.told import long_run, told
+from tests.cli.told import long_run, told
 from tests.store.attempts import claim, run_row, submit_one, text, tool_use
 from tests.store.compacting import ask_for_summary, stand_in, summarise
 from tests.store.examples import NOW, SPEC

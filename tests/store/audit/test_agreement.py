@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from runner.cli.report.findings import Line, failure_groups
+from runner.app.report import ReportedRun, failure_groups
 from runner.core.conversation import ToolOutcome
 from runner.core.prices import Spending
 from runner.queries.calls import tool_rows
@@ -117,11 +117,11 @@ def test_errors_of_runs_are_the_groups_of_the_report(database: Database) -> None
     trees = {each.run_id: each for each in snapshots_of_job(database, job.id)}
     groups = failure_groups(
         [
-            Line(run, trees[run["id"]], Spending(), verified=verified.get(run["id"]))
+            ReportedRun(run, trees[run["id"]], Spending(), verified=verified.get(run["id"]))
             for run in list_runs(database, job.id)
         ]
     )
-    told = {(f"{g.state} {g.reason}", g.signature): len(g.lines) for g in groups}
+    told = {(f"{g.state} {g.reason}", g.signature): len(g.runs) for g in groups}
     found = [row for row in error_rows(database, Filters(job_id=job.id)) if row["kind"] == "run"]
     assert {(row["what"], row["error"]): row["times"] for row in found} == told
     assert sorted(told.values()) == [1, 1, 2]

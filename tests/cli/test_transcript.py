@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection
 
-from runner.cli.look.reading.compose import reading
+from runner.app.transcript import transcript_of
 from runner.cli.transcript_text import lines_of
 from runner.core.run import Author
 from runner.permissions import Rule
@@ -28,9 +28,9 @@ from runner.store.fork import fork
 from runner.store.retry import say
 from runner.store.rules import lock_rules, remember_rules
 from tests.cli.conftest import Result
-from tests.cli.look.told import TOLD, long_run, told
 from tests.cli.person import at_terminal
 from tests.cli.test_terminal import HOSTILE, steers
+from tests.cli.told import TOLD, long_run, told
 from tests.store.attempts import claim, run_row, submit_one, text, tool_use
 from tests.store.examples import NOW
 
@@ -329,9 +329,9 @@ def test_a_long_run_is_never_whole_in_memory(database: Database, home: Path) -> 
     run_id = run.store(database)
     del run
     settings = Settings.load(home=str(home))
-    list(lines_of(reading(settings, database, run_id, NOW, (1, 2)), is_folded=False))
+    list(lines_of(transcript_of(settings, database, run_id, NOW, (1, 2)), is_folded=False))
     tracemalloc.start()
-    lines = lines_of(reading(settings, database, run_id, NOW), is_folded=False)
+    lines = lines_of(transcript_of(settings, database, run_id, NOW), is_folded=False)
     size = sum(len(text) for line in lines for text, _ in line)
     del lines
     _, peak = tracemalloc.get_traced_memory()

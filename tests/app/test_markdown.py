@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from markupsafe import Markup
 
-from runner.cli.report import markdown
+from runner.app import report
+from runner.app.report import markdown_environment
 from tests.cli.test_terminal import HOSTILE, steers
 
+PARTS: Any = markdown_environment().get_template("report_parts.md").module
 texts = st.text(st.sampled_from("ab`|\\ \n*_<>[]()#@!~&\x1b\u202e"), max_size=30)
 
 
@@ -31,6 +35,12 @@ def shown_as_code(span: str) -> str | None:
     return None if closes or not span.endswith(marks) or not inner else inner
 
 
+def table(names: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    """A table as a template writes it, without the last line's end."""
+    cells = [lambda row, n=n: report.code(row[n]) for n in range(len(names))]
+    return str(PARTS.table(list(zip(names, cells, strict=True)), rows)).removesuffix("\n")
+
+
 @given(texts)
 @example(HOSTILE)
 @example("`")
@@ -38,9 +48,9 @@ def shown_as_code(span: str) -> str | None:
 @example("a\\")
 @example("``x` `")
 def test_text_is_one_code_span_in_one_cell(text: str) -> None:
-    row = markdown.table(("a", "b"), [(markdown.code(text), "next")]).split("\n")[2]
+    row = table(("a", "b"), [(text, Markup("next"))]).split("\n")[2]
     assert not any(map(steers, row))
-    first, second = cells_of(row) if text.strip() and markdown.code(text) else ("", "next")
+    first, second = cells_of(row) if text.strip() and report.code(text) else ("", "next")
     assert second == "next"
     assert first == "" or shown_as_code(first) is not None
 
@@ -48,7 +58,7 @@ def test_text_is_one_code_span_in_one_cell(text: str) -> None:
 @given(texts)
 @example("```\n# heading\n```")
 def test_block_is_closed_by_nothing_in_it(text: str) -> None:
-    first, *inside, last = markdown.block(text).split("\n")
+    first, *inside, last = report.block(text).split("\n")
     assert first == f"{last}text"
     assert re.fullmatch("`{3,}", last)
     assert not any(line.strip().startswith(last) for line in inside)
@@ -56,14 +66,15 @@ def test_block_is_closed_by_nothing_in_it(text: str) -> None:
 
 
 def test_long_text_is_cut() -> None:
-    assert len(markdown.code("x" * 1000)) == 102
+    assert len(report.code("x" * 1000)) == 102
 
 
 @pytest.mark.parametrize("value", [None, "", "  \t"])
 def test_nothing_is_shown_as_nothing(value: str | None) -> None:
-    assert markdown.code(value) == ""
+    assert report.code(value) == ""
 
 
 def test_columns_that_say_nothing_are_left_out() -> None:
-    told = markdown.table(("run", "empty", "state"), [("a", "", "x"), ("b", "", "")])
+    a, b, x = map(Markup, "abx")
+    told = table(("run", "empty", "state"), [(a, "", x), (b, "", "")])
     assert told == "| run | state |\n| --- | --- |\n| a | x |\n| b |  |"

@@ -18,9 +18,9 @@ from runner.store.approvals import Reply, answer
 from runner.store.control import Target, cancel
 from runner.store.database import Database
 from runner.store.retry import retry
+from tests.app.test_markdown import cells_of
 from tests.cli.conftest import Result
 from tests.cli.out.recorded import AtWork, begin, git, git_spec, submit, with_verify
-from tests.cli.report.test_markdown import cells_of
 from tests.cli.test_costs import PRICED
 from tests.cli.test_terminal import HOSTILE, steers
 from tests.store.asked import ASKING, ask, run_ids, submit_asking

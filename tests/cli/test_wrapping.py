@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from runner.cli.terminal import wrapped
 from runner.store.database import Database
 from tests.cli.conftest import Result
-from tests.cli.look.told import Told, told
 from tests.cli.person import at_terminal
+from tests.cli.told import Told, told
 from tests.store.attempts import text
 
 WIDTH = 80

@@ -1,0 +1,340 @@
+"""The report on a job: what became of its runs, as values and as a Markdown page.
+
+Nothing from outside means anything in the page: it stands there as code, the one place where Markdown has
+no links, mentions or HTML (https://spec.commonmark.org/0.31.2/#code-spans,
+https://github.github.com/gfm/#tables-extension-).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from runner import wiring
+from runner.app import humanize, snapshots
+from runner.app.show import cost_fields
+from runner.core.budget import JobBudget
+from runner.core.prices import Spending
+from runner.core.text import failure_signature
+from runner.errors import RunnerError
+from runner.queries import decisions, jobs
+from runner.queries.costs import costs_by
+from runner.queries.files import snapshots_of_job
+from runner.queries.find import find
+from runner.settings import Settings
+from runner.store.control import budget_of
+
+if TYPE_CHECKING:
+    from runner.queries.decisions import DeniedKind
+    from runner.queries.files import RunSnapshots
+    from runner.queries.jobs import PrunedTurns, RunSummary, Verification
+    from runner.store.database import Database
+    from runner.workspace.changes import DiffStat
+
+_SHORT_ID = 8
+_LONGEST_CODE = 100
+_MOST_EXCERPT_LINES = 12
+
+
+@dataclass(frozen=True, slots=True)
+class ReportedRun:
+    """A run with everything that the report says of it."""
+
+    run: RunSummary
+    snapshots: RunSnapshots
+    spending: Spending  # its sub-agents included
+    stat: DiffStat | None = None  # what it changed; None where that is unknown
+    verified: Verification | None = None  # the last one
+    answers: Mapping[tuple[str, str], int] = field(default_factory=dict)  # by answer and its source
+    waiting: int = 0  # tool calls that wait for an answer
+    unknown: int = 0  # tool calls of unknown outcome
+    last_text: str | None = None  # what the model said last
+    unrecorded: tuple[str, ...] = ()  # paths in its workspace of which nothing is recorded
+
+    @property
+    def short_id(self) -> str:
+        return self.run["id"][-_SHORT_ID:]
+
+    @property
+    def seconds(self) -> float | None:
+        """From its first step to its end; None while it goes on."""
+        started, ended = self.run["started_at"], self.run["ended_at"]
+        return None if started is None or ended is None else ended - started
+
+    @property
+    def lines_changed(self) -> int:
+        return 0 if self.stat is None else self.stat.added + self.stat.removed
+
+    @property
+    def verdict(self) -> str:
+        return humanize.verdict(self.verified)
+
+    @property
+    def verifications(self) -> int:
+        return 1 if self.verified is None else self.verified["number"]
+
+    @property
+    def answer_counts(self) -> list[tuple[str, int]]:
+        counts: Counter[str] = Counter()
+        for (answer, _), count in sorted(self.answers.items()):
+            counts[answer] += count
+        return [*counts.items(), *([("waiting", self.waiting)] if self.waiting else [])]
+
+
+@dataclass(frozen=True, slots=True)
+class FailureGroup:
+    """Runs that ended for the same reason, in the same words but for what differs from run to run."""
+
+    state: str
+    reason: str
+    signature: str
+    runs: tuple[ReportedRun, ...]
+    excerpt: str  # the end of what the first of them said
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Everything that the page tells of a job."""
+
+    job: dict[str, Any]  # as ``queries.jobs.show_job`` gives it
+    runs: Sequence[ReportedRun]  # of its items, those begun afresh left out
+    denied: Sequence[DeniedKind]
+    denied_counts: tuple[int, int]  # tool calls, and runs that made them
+    waiting: Mapping[str, int]  # tool calls that wait for an answer by run, sub-agents included
+    budget: JobBudget
+    pruned: PrunedTurns
+    now: float  # seconds since the epoch
+    missing: str  # why the changes of some runs are not counted
+
+    @property
+    def spending(self) -> Spending:
+        return sum((each.spending for each in self.runs), Spending())
+
+    @property
+    def outcomes(self) -> str:
+        counts = Counter(each.run["state"] for each in self.runs)
+        return ", ".join(f"{count} {state}" for state, count in counts.items())
+
+    @property
+    def failures(self) -> list[FailureGroup]:
+        return failure_groups(self.runs)
+
+    @property
+    def oddities(self) -> list[tuple[str, list[ReportedRun]]]:
+        """What a success may hide, and the runs of which that is so."""
+        tests: tuple[tuple[str, Callable[[ReportedRun], object]], ...] = (
+            ("with tool calls whose outcome nobody knows", lambda each: each.unknown),
+            ("although tool calls were denied", lambda each: each.run["tree_denials"]),
+            ("and changed nothing", lambda each: each.stat is not None and not each.stat.files),
+            ("only when verified again", lambda each: each.verifications > 1),
+        )
+        succeeded = [each for each in self.runs if each.run["state"] == "succeeded"]
+        found = ((words, [each for each in succeeded if is_so(each)]) for words, is_so in tests)
+        return [(words, runs) for words, runs in found if runs]
+
+    @property
+    def answers(self) -> list[tuple[tuple[str, str], int]]:
+        counts: Counter[tuple[str, str]] = Counter()
+        for each in self.runs:
+            counts.update(each.answers)
+        return sorted(counts.items())
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the job, its runs without their changes, denials and cost."""
+        runs = [
+            {
+                **each.run,
+                "last_text": each.last_text,
+                "open_approvals": each.waiting,
+                "verified": each.verdict or None,
+                **cost_fields(each.spending),
+            }
+            for each in self.runs
+        ]
+        whole = self.job | {"run_summaries": runs, "denied": self.denied}
+        return whole | cost_fields(self.spending)
+
+
+def failure_groups(runs: Sequence[ReportedRun]) -> list[FailureGroup]:
+    """Return the failures among runs by their signature, the most frequent first."""
+    found: dict[tuple[str, str, str], list[ReportedRun]] = {}
+    for each in runs:
+        run = each.run
+        if run["state"] in ("failed", "stopped"):
+            signature = failure_signature(run["detail"], run["item_key"], _failed_output(each))
+            found.setdefault((run["state"], run["reason"], signature), []).append(each)
+    groups = [
+        FailureGroup(*key, tuple(same), _excerpt(_failed_output(same[0]) or same[0].run["detail"]))
+        for key, same in found.items()
+    ]
+    return sorted(groups, key=lambda group: -len(group.runs))
+
+
+def _failed_output(each: ReportedRun) -> str | None:
+    """The output of the verification by which a run failed."""
+    if each.run["reason"] != "verify" or each.verified is None:
+        return None
+    return each.verified["output"]
+
+
+def _excerpt(text: str) -> str:
+    """The end of what was said: that is where commands say why they failed."""
+    lines = [line[:300] for line in text.rstrip().split("\n")]
+    if len(lines) <= _MOST_EXCERPT_LINES:
+        return "\n".join(lines)
+    return "\n".join([f"… {len(lines) - _MOST_EXCERPT_LINES} lines", *lines[-_MOST_EXCERPT_LINES:]])
+
+
+def report_on(
+    settings: Settings, database: Database, job: str, now: float, *, with_changes: bool
+) -> Report:
+    """Gather the report on a job.
+
+    Args:
+        job: its id or a part of it.
+        now: seconds since the epoch.
+        with_changes: with what runs changed, which git has to tell.
+    """
+    job_id = find(database, job, "job").id
+    costs = costs_by(database, wiring.load_prices(settings), "tree", job_id=job_id)
+    spent = {each.key: each.spending for each in costs}
+    recorded = {each.run_id: each for each in snapshots_of_job(database, job_id)}
+    read = recorded.values() if with_changes else ()
+    stats, unrecorded, missing = _changes(settings, database, read)
+    verified = jobs.last_verifications(database, job_id)
+    texts = jobs.last_texts(database, job_id)
+    answers = decisions.answer_counts(database, job_id)
+    waiting = decisions.open_approval_counts(database, job_id)
+    unknown = decisions.unknown_outcome_counts(database, job_id)
+    runs = [
+        ReportedRun(
+            run=run,
+            snapshots=recorded[run["id"]],
+            spending=spent.get(run["id"], Spending()),
+            stat=stats.get(run["id"]),
+            verified=verified.get(run["id"]),
+            answers=answers.get(run["id"], {}),
+            waiting=waiting.get(run["id"], 0),
+            unknown=unknown.get(run["id"], 0),
+            last_text=texts.get(run["id"]),
+            unrecorded=unrecorded.get(run["id"], ()),
+        )
+        for run in jobs.current_runs(jobs.list_runs(database, job_id))
+        if run["id"] in recorded
+    ]
+    return Report(
+        job=jobs.show_job(database, job_id),
+        runs=runs,
+        denied=decisions.denied_kinds(database, job_id),
+        denied_counts=decisions.denied_counts(database, job_id),
+        waiting=waiting,
+        budget=budget_of(database, job_id) or JobBudget(),
+        pruned=jobs.pruned_turns(database, job_id),
+        now=now,
+        missing=missing,
+    )
+
+
+def _changes(
+    settings: Settings, database: Database, runs: Iterable[RunSnapshots]
+) -> tuple[dict[str, DiffStat], dict[str, tuple[str, ...]], str]:
+    """Return what each run changed and the paths of which nothing is recorded, by its id; and why some
+    cannot be told."""
+    recorded = snapshots.recorded_in(settings)
+    found: dict[str, DiffStat] = {}
+    unrecorded: dict[str, tuple[str, ...]] = {}
+    missing = ""
+    for run in runs:
+        if not run.is_recorded or not (changes := snapshots.delivered_or_recorded(run)):
+            continue
+        try:
+            where = snapshots.whereabouts(database, run)
+            found[run.run_id] = recorded.stat(where, changes)
+            if run.tree is not None:
+                unrecorded[run.run_id] = recorded.unrecorded(where, run.tree)
+        except RunnerError as error:
+            missing = missing or str(error)
+    return found, unrecorded, missing
+
+
+def markdown(report: Report) -> str:
+    """Return the report as a Markdown page."""
+    return markdown_environment().get_template("report.md").render(report=report)
+
+
+@cache
+def markdown_environment() -> Environment:
+    """Return the environment of Markdown templates: an expression is a code span unless it is a number or
+    marked as safe."""
+    environment = Environment(
+        loader=PackageLoader("runner.app"),
+        autoescape=True,
+        finalize=code,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    own_words = ("cost", "duration", "moment", "plural")
+    environment.filters |= {name: _safe(getattr(humanize, name)) for name in own_words}
+    environment.filters |= {
+        "block": block,
+        "code": code,
+        "cost_line": _cost_line,
+        "denier": humanize.denier,
+        "filled": _filled,
+        "number": _safe("{:,}".format),
+    }
+    return environment
+
+
+def _safe(words: Callable[..., str]) -> Callable[..., Markup]:
+    return lambda *arguments: Markup(words(*arguments))
+
+
+def _cost_line(spending: Spending) -> Markup | str:
+    """Models without a price are named in it, and no words of ours."""
+    line = humanize.cost_line(spending)
+    return line if spending.unpriced else Markup(line)
+
+
+def _filled(
+    columns: Sequence[tuple[str, Callable[[Any], str]]], rows: Sequence[Any]
+) -> list[tuple[str, Callable[[Any], str]]]:
+    """The first column, and those in which a row says something."""
+    return [column for column in columns if column is columns[0] or any(map(column[1], rows))]
+
+
+def code(value: Any, longest: int = _LONGEST_CODE) -> Markup:
+    """Return a value from outside as code on one line; nothing for nothing, numbers as they are."""
+    if isinstance(value, Markup | int):
+        return Markup(value)
+    text = humanize.cell(value).strip()
+    if not text:
+        return Markup()
+    if len(text) > longest:
+        text = text[: longest - 1] + "…"
+    # A pipe would end the cell of a table, and a backslash before it would keep it from being escaped.
+    text = re.sub(r"\\(?=\|)", r"\\ ", text).replace("|", r"\|")
+    fence = _fence(text, 1)
+    pad = " " if "`" in (text[0], text[-1]) else ""
+    return Markup(f"{fence}{pad}{text}{pad}{fence}")
+
+
+def block(text: str) -> Markup:
+    """Return a text from outside as a block of code."""
+    shown = humanize.lines(text.rstrip())
+    fence = _fence(shown, 3)
+    return Markup(f"{fence}text\n{shown}\n{fence}")
+
+
+def _fence(text: str, shortest: int) -> str:
+    """A run of backticks that is longer than any in the text."""
+    longest = max(map(len, re.findall("`+", text)), default=0)
+    return "`" * max(shortest, longest + 1)

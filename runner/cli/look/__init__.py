@@ -1,1 +1,0 @@
-"""Looking at what there is and what was done."""

@@ -1,1 +1,0 @@
-"""``report``: what a job has come to, as a page in Markdown."""
