@@ -38,7 +38,8 @@ class Request:
     context: ToolContext = field(default_factory=ToolContext)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+# Not frozen: a decision makes several, and a frozen dataclass takes three times as long to make.
+@dataclass(eq=False, slots=True, kw_only=True)
 class Access:
     """One thing to decide on. By itself, a call of which rules see only the tool's name."""
 
@@ -58,7 +59,7 @@ class Access:
         return rule.blanket and not rule.broken
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(eq=False, slots=True, kw_only=True)
 class Command(Access):
     """A simple command of a script."""
 
@@ -116,7 +117,7 @@ class Command(Access):
         return text in self.forms and text.replace("'", "").replace('"', "") == self.shown
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(eq=False, slots=True, kw_only=True)
 class File(Access):
     """A path that a call reads or writes. When it is ``unknown``, it may be any that a rule names."""
 
@@ -153,7 +154,7 @@ class File(Access):
         return rule.specifier.covers(self.place, self.context, folder=folder)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(eq=False, slots=True, kw_only=True)
 class Host(Access):
     """The URL that a call asks for."""
 
@@ -169,7 +170,7 @@ class Host(Access):
         return host is not None and rule.specifier.matches(host)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(eq=False, slots=True, kw_only=True)
 class SubAgent(Access):
     """The type of sub-agent that a call starts."""
 
