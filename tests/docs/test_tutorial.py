@@ -1,0 +1,58 @@
+"""docs/tutorial.md: its files and commands, run in order, print what the page shows."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.docs.pages import read
+
+_BLOCK = re.compile(r"^```(\w+)(?: (\S+))?\n(.*?)^```", re.DOTALL | re.MULTILINE)
+_AUTHOR = {"NAME": "Ada", "EMAIL": "ada@example.com"}
+# What differs from one time to the next: ids, times, tokens, who runs it, and the width of columns.
+_CHANGING = (
+    (r"\b(job|run|apr|call|grp)_[0-9a-z_]+", r"\1_ID"),
+    (r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", "TIME"),
+    (r"\b\d+(\.\d+)?(ms|s|m)\b", "DURATION"),
+    (r"\b\d(,\d{3})+\b|\b\d+ tokens|\b\d+%|(?<= )\d{3}(?= )", "NUMBER"),
+    (r"denied by \w+", "denied by SOMEBODY"),
+    (r" +", " "),
+)
+
+
+def test_the_tutorial_prints_what_it_shows(tmp_path: Path) -> None:
+    environment = {
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "HOME": str(tmp_path),
+        **{f"GIT_{who}_{k}": v for who in ("AUTHOR", "COMMITTER") for k, v in _AUTHOR.items()},
+    }
+    ids: dict[str, str] = {}
+    for kind, name, text in _BLOCK.findall(read("docs/tutorial.md")):
+        if name:
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_text(text)
+        elif kind == "console":
+            for command, shown in re.findall(r"^\$ (.+)\n((?:(?!\$ ).*\n)*)", text, re.MULTILINE):
+                for word, meant in ids.items():
+                    command = command.replace(word, meant)
+                ran = subprocess.run(
+                    command,
+                    shell=True,
+                    cwd=tmp_path,
+                    env=environment,
+                    capture_output=True,
+                    text=True,
+                )
+                assert _settled(ran.stdout) == _settled(shown), f"{command}\n{ran.stderr}"
+                if job := re.search(r"\bjob_\w+", ran.stdout):
+                    ids["JOB"] = job[0]
+    assert ids
+
+
+def _settled(text: str) -> list[str]:
+    for pattern, word in _CHANGING:
+        text = re.sub(pattern, word, text)
+    return [line.rstrip() for line in text.strip().splitlines()]
