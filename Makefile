@@ -8,7 +8,7 @@ ready := .venv/.ready
 long := tests/crash tests/lifecycle
 short := tests --ignore tests/crash --ignore tests/lifecycle
 
-.PHONY: demo docs test test-rest test-all check collected format sweep fuzz bench requirements clean
+.PHONY: demo docs test test-rest test-all check collected format sweep fuzz bench size requirements clean
 
 demo: $(ready)
 	$(BIN)/runner run jobs/quickstart.toml
@@ -59,6 +59,10 @@ docs: $(ready)
 
 bench: $(ready)
 	$(BIN)/python -m bench
+
+# Lines and modules of runner/ and migrations/, and the largest modules of each package.
+size: $(ready)
+	@$(BIN)/python -m bench.size
 
 # Pins everything anew, with hashes and without naming an index.
 compile := $(BIN)/pip-compile --quiet --generate-hashes --allow-unsafe --strip-extras --no-header \

@@ -73,12 +73,8 @@ def _database(settings: Settings) -> Check:
         if status.state in ("current", "empty"):
             detail = f"{where}, schema {status.current or 'not there yet'}"
             return Check("database", True, detail, is_part=True)
-        mend = {
-            "older": "run `runner db upgrade`",
-            "newer": "a newer Runner has upgraded it: install that one",
-            "unsupported": "it is of a Runner before 0.1.0: use a new database",
-        }[status.state]
-        return Check("database", False, f"{where}, schema {status.current}", mend, is_part=True)
+        detail = f"{where}, schema {status.current} is {status.state}"
+        return Check("database", False, detail, status.advice, is_part=True)
 
     return _guarded("database", "start the database, or set RUNNER_DATABASE_URL", look)
 

@@ -69,17 +69,17 @@ def check(settings: Settings, as_json: bool) -> int:
             status = migrate.check(database)
         finally:
             database.close()
-    advice = {
+    found = {
         "current": f"up to date ({status.head})",
-        "empty": "empty: run `runner db upgrade`",
-        "older": f"at {status.current}, not {status.head}: run `runner db upgrade`",
-        "newer": f"at {status.current}, newer than this Runner ({status.head}): install that one",
-        "unsupported": f"at {status.current}, of a Runner before 0.1.0: use a new database",
-    }
+        "empty": "empty",
+        "older": f"at {status.current}, not {status.head}",
+        "newer": f"at {status.current}, newer than this Runner ({status.head})",
+        "unsupported": f"at {status.current}, of a Runner before 0.1.0",
+    }[status.state]
     if as_json:
         say_json({"state": status.state, **asdict(status)})
     else:
-        say(advice[status.state])
+        say(found if status.state == "current" else f"{found}: {status.advice}")
     return exit_codes.SUCCEEDED if status.state == "current" else exit_codes.USAGE
 
 

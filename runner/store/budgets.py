@@ -26,8 +26,8 @@ from sqlalchemy import Connection, Row, bindparam, select, update
 from runner.core.budget import JobBudget, Reservation, billionths
 from runner.core.events import Event
 from runner.core.spec import Submission
-from runner.store.database import find
 from runner.store.run_state import progress_from_row, progress_to_json
+from runner.store.statements import execute
 from runner.store.tables import model_calls, purses, runs
 
 _SUMS = ("spent_tokens", "spent_cost", "reserved_tokens", "reserved_cost")
@@ -37,12 +37,12 @@ _LOCKED_PURSE = _PURSE.with_for_update()
 
 def look_into(connection: Connection, job_id: str) -> JobBudget | None:
     """A job's purse as it stands; None without a budget."""
-    return _purse(find(connection, _PURSE, {"job": job_id}))
+    return _purse(execute(connection, _PURSE, {"job": job_id}))
 
 
 def lock(connection: Connection, job_id: str) -> JobBudget | None:
     """A job's purse, locked until the transaction ends; None without a budget."""
-    return _purse(find(connection, _LOCKED_PURSE, {"job": job_id}))
+    return _purse(execute(connection, _LOCKED_PURSE, {"job": job_id}))
 
 
 def _purse(rows: list[Any]) -> JobBudget | None:

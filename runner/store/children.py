@@ -47,7 +47,8 @@ from runner.core.workspace import RESULT_TOOL
 from runner.errors import LeaseLost
 from runner.store.conditions import in_tree
 from runner.store.control import cancel_locked, locked_runs, store_change
-from runner.store.database import Database, find
+from runner.store.database import Database
+from runner.store.statements import execute
 from runner.store.tables import blocks, model_calls, run_workspaces, runs, tool_calls
 
 # The run of the item is none of them. ``progress`` has what each was charged in money.
@@ -141,7 +142,7 @@ class Family:
 
 def family_of(connection: Connection, run_id: str) -> Family:
     """What there is by now below a run."""
-    tree = find(connection, _TREE, {"root": lineage(run_id)[0]})
+    tree = execute(connection, _TREE, {"root": lineage(run_id)[0]})
     by_parent: dict[str, list[Any]] = {}
     for row in tree:
         by_parent.setdefault(row.parent_run, []).append(row)
@@ -192,7 +193,7 @@ def children_waited_for(
 def _result(connection: Connection, row: Any) -> ToolResult:
     left = [
         (kept.branch, kept.commit_id)
-        for kept in find(connection, _LEFT, {"run": row.id})
+        for kept in execute(connection, _LEFT, {"run": row.id})
         if kept.branch is not None and kept.commit_id is not None
     ]
     return outcome_of(
@@ -208,9 +209,9 @@ def _result(connection: Connection, row: Any) -> ToolResult:
 def _said(connection: Connection, run_id: str) -> str:
     """The text of a run's last message that has any, from where it began: a reply that was cut goes on
     in the next one."""
-    went_on = {row.turn for row in find(connection, _WENT_ON, {"run": run_id})}
+    went_on = {row.turn for row in execute(connection, _WENT_ON, {"run": run_id})}
     said, began = "", 0
-    for _, message in groupby(find(connection, _SAID, {"run": run_id}), lambda row: row.message):
+    for _, message in groupby(execute(connection, _SAID, {"run": run_id}), lambda row: row.message):
         rows = list(message)
         if said and not went_on.issuperset(range(rows[0].turn, began)):
             break
@@ -220,7 +221,7 @@ def _said(connection: Connection, run_id: str) -> str:
 
 
 def _submitted(connection: Connection, run_id: str) -> Mapping[str, Any] | None:
-    for row in find(connection, _SUBMITTED, {"run": run_id}):
+    for row in execute(connection, _SUBMITTED, {"run": run_id}):
         if visible(row.content["id"]) == row.tool_use_id:
             submitted: Mapping[str, Any] = row.content["input"]
             return submitted

@@ -61,8 +61,8 @@ from runner.core.text import shorten, visible
 from runner.permissions import Decision, Request, digest_of
 from runner.permissions.suggestions import suggest
 from runner.store import ids
-from runner.store.database import Writes
 from runner.store.run_state import HookRows, compaction_row, tool_context_to_json
+from runner.store.statements import Writes
 from runner.store.tables import (
     approvals,
     blocks,

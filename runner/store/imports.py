@@ -41,7 +41,7 @@ from runner.exchange.session_runs import (
 from runner.permissions import ToolContext
 from runner.store import ids
 from runner.store.control import cancel_locked, store_change
-from runner.store.database import Database, Writes
+from runner.store.database import Database
 from runner.store.entries import add_job_events
 from runner.store.exports import (
     IMPORTED,
@@ -55,6 +55,7 @@ from runner.store.exports import (
 )
 from runner.store.jobs import SESSIONS
 from runner.store.run_state import progress_from_row, progress_to_json, tool_context_from_json
+from runner.store.statements import Writes
 from runner.store.tables import (
     approvals,
     blocks,

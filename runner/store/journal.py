@@ -30,7 +30,7 @@ from runner.ports import Decide, Observer, Stored
 from runner.store import budgets
 from runner.store import budgets as money
 from runner.store.children import children_waited_for, end_children, family_of, wake
-from runner.store.database import Database, find
+from runner.store.database import Database
 from runner.store.entries import Rows
 from runner.store.jobs import JobCache, JobReader
 from runner.store.new_children import lock_tree, place_with_children, start_children
@@ -44,6 +44,7 @@ from runner.store.run_state import (
     progress_to_json,
     with_instructions_of,
 )
+from runner.store.statements import execute
 from runner.store.tables import jobs, purses, queued_messages, runs
 
 T = TypeVar("T")
@@ -175,7 +176,7 @@ class StoredJournal:
 
     def _guard(self, connection: Connection, lease: Lease, view: RunView) -> Any:
         held = {"run": lease.run_id, "lease_attempt": lease.attempt}
-        rows = find(connection, _GUARD, held)
+        rows = execute(connection, _GUARD, held)
         if not rows:
             raise LeaseLost(f"attempt {lease.attempt} no longer holds {lease.run_id}")
         (row,) = rows
@@ -186,7 +187,7 @@ class StoredJournal:
 
 def _load(connection: Connection, jobs_read: JobReader, lease: Lease) -> RunView:
     held = {"run": lease.run_id, "lease_attempt": lease.attempt}
-    found = find(connection, _RUN, held)
+    found = execute(connection, _RUN, held)
     if not found:
         raise LeaseLost(f"attempt {lease.attempt} no longer holds {lease.run_id}")
     (row,) = found
@@ -316,5 +317,5 @@ def _run_changes(view: RunView, rows: Rows, denials: int) -> dict[str, Any]:
 
 
 def _undelivered(connection: Connection, run_id: str) -> tuple[QueuedMessage, ...]:
-    rows = find(connection, _UNDELIVERED, {"run": run_id})
+    rows = execute(connection, _UNDELIVERED, {"run": run_id})
     return tuple(QueuedMessage(row.id, row.text) for row in rows)

@@ -17,9 +17,10 @@ from sqlalchemy import Connection, Row, bindparam, func, insert, select, text, u
 from runner.core.events import Event, usage_of
 from runner.core.run import Lease
 from runner.store.budgets import charge_open_call, let_siblings_start
-from runner.store.database import Database, Statement
+from runner.store.database import Database
 from runner.store.run_state import progress_from_row
 from runner.store.runs import add_event
+from runner.store.statements import execute
 from runner.store.tables import runs, workers
 
 LOST_LEASES_BEFORE_FAILED = 5
@@ -211,7 +212,7 @@ def register(
     )
 
 
-_RENEW = Statement(
+_RENEW = (
     update(workers)
     .where(workers.c.id == bindparam("worker"))
     .values(lease_expires_at=bindparam("expires_at"), ended_at=None)
@@ -221,7 +222,7 @@ _RENEW = Statement(
 def renew(database: Database, worker_id: str, now: float) -> None:
     """Extend all leases of a worker. Raises ``UnreachableError``."""
     values = {"worker": worker_id, "expires_at": now + LEASE_SECONDS}
-    database.write(lambda connection: _RENEW.run(connection, values))
+    database.write(lambda connection: execute(connection, _RENEW, values))
 
 
 def end(database: Database, worker_id: str, now: float) -> None:

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from sqlalchemy import Connection, NullPool, create_engine, event, inspect, make_url, text
+from sqlalchemy import Connection, func, inspect, make_url, select, text
 from sqlalchemy.exc import ArgumentError
 
 from runner.errors import UsageError
-from runner.store.database import BUSY_TIMEOUT_SECONDS, Database, reachable
+from runner.store.database import Database, reachable, sqlite_engine
 from runner.store.tables import metadata
 
 # Every migration in order. A test compares them with the files in migrations/versions.
@@ -44,6 +44,14 @@ class Status:
             return "unsupported"
         return "older" if self.current in REVISIONS else "newer"
 
+    @property
+    def advice(self) -> str:
+        """What to do about a database that is not current."""
+        return {
+            "newer": "install the version that upgraded it",
+            "unsupported": "export its jobs with the version that wrote it, then use a new database",
+        }.get(self.state, "run `runner db upgrade`")
+
 
 def is_created(url: str) -> bool:
     """False if opening ``url`` would create a SQLite file. Always true for a server."""
@@ -68,12 +76,11 @@ def require_current(database: Database) -> None:
         UsageError: the schema is another one; the message says what to do. UnreachableError.
     """
     status = check(database)
-    _refuse_foreign_revision(database, status)
-    where = database.url.render_as_string(hide_password=True)
     if status.state == "empty":
+        where = database.url.render_as_string(hide_password=True)
         raise UsageError(f"no jobs yet in {where}: start one with `runner run SPEC`")
-    if status.state == "older":
-        raise UsageError(f"the database {where} is not up to date: run `runner db upgrade`")
+    if status.state != "current":
+        raise _unusable(database, status)
 
 
 def upgrade(database: Database, to: str = HEAD) -> Status:
@@ -94,7 +101,8 @@ def upgrade(database: Database, to: str = HEAD) -> Status:
         return status
     with reachable(database), _alone(database) as connection:
         before = Status(_revision(connection))
-        _refuse_foreign_revision(database, before)
+        if before.state in ("newer", "unsupported"):
+            raise _unusable(database, before)
         if before.state == "empty":
             _refuse_strangers(database, connection)
         if before.state != "current":
@@ -108,18 +116,14 @@ def _revision(connection: Connection) -> str | None:
     return connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
 
 
-def _refuse_foreign_revision(database: Database, status: Status) -> None:
+def _unusable(database: Database, status: Status) -> UsageError:
     where = database.url.render_as_string(hide_password=True)
-    if status.state == "newer":
-        raise UsageError(
-            f"the database {where} is of a newer Runner (revision {status.current}, this one knows "
-            f"{HEAD}): install that version"
-        )
-    if status.state == "unsupported":
-        raise UsageError(
-            f"the database {where} is of a Runner before 0.1.0 (revision {status.current}) and cannot "
-            "be upgraded: export its jobs with that version, then use a new database"
-        )
+    problem = {
+        "older": "is not up to date",
+        "newer": f"is of a newer Runner (revision {status.current}, this one knows {HEAD})",
+        "unsupported": f"is of a Runner before 0.1.0 (revision {status.current})",
+    }[status.state]
+    return UsageError(f"the database {where} {problem}: {status.advice}")
 
 
 def _refuse_strangers(database: Database, connection: Connection) -> None:
@@ -135,39 +139,20 @@ def _refuse_strangers(database: Database, connection: Connection) -> None:
 @contextmanager
 def _alone(database: Database) -> Iterator[Connection]:
     """A transaction that excludes every other upgrade."""
-    if database.dialect == "sqlite":
-        with _alone_on_sqlite(database) as connection:
+    if database.dialect == "postgresql":
+        with database.writer.begin() as connection:
+            connection.execute(select(func.pg_advisory_xact_lock(_ADVISORY_LOCK)))
             yield connection
         return
-    with database.writer.begin() as connection:
-        connection.execute(
-            text("SELECT pg_advisory_xact_lock(:lock)").bindparams(lock=_ADVISORY_LOCK)
-        )
-        yield connection
-
-
-@contextmanager
-def _alone_on_sqlite(database: Database) -> Iterator[Connection]:
-    """Foreign keys are off: SQLite alters a table by recreating it, which would delete the rows that
-    refer to it (https://sqlite.org/lang_altertable.html#otheralter)."""
-    engine = create_engine(
-        database.url, poolclass=NullPool, connect_args={"timeout": BUSY_TIMEOUT_SECONDS}
-    )
-
-    @event.listens_for(engine, "connect")
-    def prepare(connection: Any, _record: Any) -> None:
-        connection.isolation_level = None
-        connection.execute("PRAGMA foreign_keys=OFF")
-
-    @event.listens_for(engine, "begin")
-    def start(connection: Connection) -> None:
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
-
-    with engine.begin() as connection:
-        yield connection
-        broken = connection.exec_driver_sql("PRAGMA foreign_key_check").first()
-        if broken is not None:
-            raise UsageError(f"the database has rows that refer to nothing: {tuple(broken)}")
+    engine = sqlite_engine(database.url, "BEGIN IMMEDIATE", foreign_keys=False)
+    try:
+        with engine.begin() as connection:
+            yield connection
+            broken = connection.exec_driver_sql("PRAGMA foreign_key_check").first()
+            if broken is not None:
+                raise UsageError(f"the database has rows that refer to nothing: {tuple(broken)}")
+    finally:
+        engine.dispose()
 
 
 def _run_migrations(connection: Connection, to: str) -> None:

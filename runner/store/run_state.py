@@ -53,7 +53,7 @@ from runner.permissions import (
     Rule,
     ToolContext,
 )
-from runner.store.database import Writes, find
+from runner.store.statements import Writes, execute
 from runner.store.tables import (
     approvals,
     blocks,
@@ -114,7 +114,7 @@ def load_conversation(
     """
     contents: dict[int, dict[int, Any]] = {}
     roles: dict[int, Any] = {}
-    for row in find(connection, _BLOCKS, {"run": run_id}):
+    for row in execute(connection, _BLOCKS, {"run": run_id}):
         contents.setdefault(row.message, {})[row.position] = row.content
         roles[row.message] = row.role
     reply = max((number for number, role in roles.items() if role == "assistant"), default=None)
@@ -133,7 +133,7 @@ def _open_calls(
     rules_of: RulesOf,
     closed: int | None,
 ) -> tuple[Call, ...]:
-    rows = find(connection, _CALLS, {"run": run_id, "reply": reply})
+    rows = execute(connection, _CALLS, {"run": run_id, "reply": reply})
     is_closed = not rows or closed is None or closed >= rows[0].turn
     if is_closed and all(row.ended_at is not None for row in rows):
         return ()
@@ -177,7 +177,7 @@ def _decided(row: Any, rule: Rule) -> bool:
 
 def answers_to(connection: Connection, run_id: str, reply: int) -> dict[int, Answer]:
     """The answers to questions about the calls of a reply (a message's number), by position."""
-    rows = find(connection, _ANSWERS, {"run": run_id, "reply": reply})
+    rows = execute(connection, _ANSWERS, {"run": run_id, "reply": reply})
     return {
         row.position: Answer(
             effect=row.answer,
@@ -456,7 +456,7 @@ def load_hook_runs(connection: Connection, run_id: str, past: int) -> tuple[Hook
             started_by=row.attempt,
             answer=_answer(row),
         )
-        for row in find(connection, _HOOK_RUNS, {"run": run_id, "past": past})
+        for row in execute(connection, _HOOK_RUNS, {"run": run_id, "past": past})
     )
 
 
@@ -468,7 +468,7 @@ def _answer(row: Any) -> HookAnswer | None:
 
 def with_instructions_of(connection: Connection, run_id: str, spec: JobSpec) -> JobSpec:
     """The spec with the instructions that a run has read in its system prompt."""
-    rows = find(connection, _INSTRUCTIONS, {"run": run_id})
+    rows = execute(connection, _INSTRUCTIONS, {"run": run_id})
     files = [Instructions(row.path, row.sha256, row.text) for row in rows]
     return replace(spec, system=with_instructions(spec.system, files))
 

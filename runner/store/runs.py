@@ -29,7 +29,8 @@ from runner.core.events import Event, signed_event
 from runner.core.run import ENDED, RUNNER, Ended, Lease
 from runner.ports import Ending
 from runner.store.children import IS_ORPHAN, IS_READY
-from runner.store.database import Database, Statement, Writes
+from runner.store.database import Database
+from runner.store.statements import Writes, execute
 from runner.store.tables import events, runs, workers
 
 RING_AGAIN_SECONDS = 15.0
@@ -119,7 +120,7 @@ def ended_below(database: Database, run_id: str) -> list[str]:
     return [row.id for row in ended if row.id != run_id and is_within(row.id, run_id)]
 
 
-_CLAIM = Statement(
+_CLAIM = (
     update(runs)
     .where(
         runs.c.id == bindparam("run"),
@@ -155,7 +156,7 @@ def claim(database: Database, run: DueRun, worker_id: str, now: float) -> Lease 
     }
 
     def work(connection: Connection) -> Lease | None:
-        claimed = _CLAIM.rows(connection, values)
+        claimed = execute(connection, _CLAIM, values)
         if not claimed:
             return None
         started = Event("attempt_started", {"attempt": attempt, "worker": worker_id})
@@ -271,7 +272,7 @@ _DUE = (
 # Apart from the update: as a part of it Postgres may look for them anew for each row, and so take more
 # than ``most`` (https://www.postgresql.org/docs/current/queries-with.html).
 _TAKEN = _DUE.with_for_update(skip_locked=True).cte("taken")
-_RING = Statement(
+_RING = (
     update(runs)
     .where(runs.c.id.in_(select(_TAKEN.c.id)))
     .values(rung_at=bindparam("now"))
@@ -284,7 +285,7 @@ def ring_due(database: Database, most: int, now: float) -> list[str]:
     values = {"most": most, "now": now, "rung_before": now - RING_AGAIN_SECONDS}
     if not database.find(_DUE, values):
         return []
-    rung = database.write(lambda connection: _RING.rows(connection, values))
+    rung = database.write(lambda connection: execute(connection, _RING, values))
     return [run.id for run in sorted(rung, key=lambda run: (run.due_at, run.id))]
 
 

@@ -1,19 +1,8 @@
-"""The tables, as the newest migration leaves them.
+"""The tables, as the newest migration leaves them. Views and the search index are in migrations/.
 
-Small tables that are read by run have no rowid on SQLite: their rows lie together in one tree, so a
-turn writes one page a table and not two. ``blocks`` and ``tool_outputs`` can be large and keep theirs.
-
-How what belongs to a table is called, and which of its rows an index has.
-
-What the tables are registered in.
-
-Jobs, what holds for all runs of one, and what models cost.
-
-Runs, where they work, what is to be said to them, and who works them.
-
-What happens in a run: its conversation, its calls, and its events.
-
-What hooks said, and what the workspaces of runs say to agents.
+Times are seconds since the epoch, durations seconds. A small table that is read by run has no rowid on
+SQLite: the rows of a run lie together, so a turn writes one page of it and not two. ``blocks`` and
+``tool_outputs`` can be large and keep their rowid.
 """
 
 from __future__ import annotations
@@ -39,41 +28,42 @@ from sqlalchemy import (
 
 from runner.core.run import STATES
 
-NAMES = {
-    "ix": "ix_%(table_name)s_%(column_0_N_name)s",
-    "uq": "uq_%(table_name)s_%(column_0_N_name)s",
-    "ck": "ck_%(table_name)s_%(constraint_name)s",
-    "fk": "fk_%(table_name)s_%(column_0_N_name)s",
-    "pk": "pk_%(table_name)s",
-}
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "ck": "ck_%(table_name)s_%(constraint_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
 
 
-def where(condition: str) -> dict[str, Any]:
-    """An index of only the rows that meet a condition, as both databases have them."""
+def _where(condition: str) -> dict[str, Any]:
+    """The options of an index of only the rows that meet a condition."""
     return {"sqlite_where": text(condition), "postgresql_where": text(condition)}
 
 
-metadata = MetaData(naming_convention=NAMES)
-
+# --- Jobs ---
 
 jobs = Table(
     "jobs",
     metadata,
     Column("id", Text, primary_key=True),
-    Column("key", Text, unique=True),
+    Column("key", Text, unique=True),  # given by the user, so that a job is submitted only once
     Column("name", Text, nullable=False),
-    Column("source", Text, nullable=False),
-    Column("spec_text", Text, nullable=False),
+    Column("source", Text, nullable=False),  # the path of the job file
+    Column("spec_text", Text, nullable=False),  # the job file as it was read
     Column("spec_digest", Text, nullable=False),
-    Column("spec", JSON, nullable=False),
-    Column("workspace_id", Text),
+    Column("spec", JSON, nullable=False),  # the job file as parsed and completed
+    Column("workspace_id", Text),  # identifies the folder of the workspace on a host
     Column("created_at", Float, nullable=False),
-    Column("rules_snapshot", Integer, nullable=False, server_default="1"),
-    Index(None, "rules_snapshot", **where("rules_snapshot > 1")),
+    Column("rules_snapshot", Integer, nullable=False, server_default="1"),  # the newest one
+    Index(None, "rules_snapshot", **_where("rules_snapshot > 1")),
 )
 
-# Of jobs with a budget only: what their runs may use together, have used and have reserved (costs in
-# billionths of a USD). Apart from the job, whose row is large: this one is written in every turn.
+# The budget of a job that has one. Apart from the job, whose row is large: this one is written in every
+# turn. Costs are in billionths of a USD.
 purses = Table(
     "purses",
     metadata,
@@ -86,8 +76,7 @@ purses = Table(
     Column("reserved_cost", BigInteger, nullable=False, server_default="0"),
 )
 
-# Snapshot N of a job's rules is what was added in it or before, and not revoked by then. Its newest
-# is ``jobs.rules_snapshot``. ``author`` and ``revoked_by`` name people.
+# Snapshot N of the rules of a job has the rules with ``added_in`` <= N that are not revoked in N or before.
 permission_rules = Table(
     "permission_rules",
     metadata,
@@ -97,17 +86,17 @@ permission_rules = Table(
     Column("rule", Text, nullable=False),
     Column("why", Text, nullable=False, server_default=""),
     Column("origin", Text, nullable=False, server_default="job"),
-    Column("run_id", Text, ForeignKey("runs.id")),
-    Column("author", Text, nullable=False, server_default=""),
+    Column("run_id", Text, ForeignKey("runs.id")),  # of a rule that holds for one run only
+    Column("author", Text, nullable=False, server_default=""),  # a person
     Column("created_at", Float),
     Column("added_in", Integer, nullable=False, server_default="1"),
     Column("revoked_in", Integer),
-    Column("revoked_by", Text),
+    Column("revoked_by", Text),  # a person
     Column("revoked_at", Float),
     CheckConstraint("effect IN ('allow', 'ask', 'deny')", name="effect"),
 )
 
-# What happened to a job as a whole, as ``events`` has what happened to each of its runs.
+# What happened to a job as a whole. What happened to one of its runs is in ``events``.
 job_events = Table(
     "job_events",
     metadata,
@@ -119,38 +108,33 @@ job_events = Table(
     sqlite_with_rowid=False,
 )
 
-# USD for a million tokens, by the price list that the record was last asked with in SQL: of calls in
-# fast mode or not, whose prompt has more than ``above`` tokens and not more than ``up_to``.
+# The price list that the view ``v_costs`` uses: USD for a million tokens.
 prices = Table(
     "prices",
     metadata,
     Column("model", Text, primary_key=True),
-    Column("fast", Integer, primary_key=True),
-    Column("above", BigInteger, primary_key=True),
-    Column("up_to", BigInteger),
+    Column("fast", Integer, primary_key=True),  # 1: of calls in fast mode
+    Column("above", BigInteger, primary_key=True),  # of prompts with more tokens than this
+    Column("up_to", BigInteger),  # and with at most so many
     Column("input", Float, nullable=False),
     Column("cache_write_5m", Float, nullable=False),
     Column("cache_write_1h", Float, nullable=False),
     Column("cache_read", Float, nullable=False),
     Column("output", Float, nullable=False),
-    Column("us_inference", Float, nullable=False),
+    Column("us_inference", Float, nullable=False),  # the factor for calls bound to the US
 )
 
+# --- Runs ---
 
-_STATE_LIST = ", ".join(f"'{state}'" for state in STATES)
+_STATES = ", ".join(f"'{state}'" for state in STATES)
 
-# Times are seconds since the epoch. ``attempt`` is the fencing token. ``progress`` is
-# ``core.journal.Progress`` less the counters that have columns of their own. ``model`` is called in
-# place of the job's. ``start_tree`` is the workspace's before the run's first turn. Of a child:
-# ``parent_message`` and ``parent_position`` are of the call that started it, ``root_run`` is the run of
-# the item, and ``deadline`` in seconds after ``created_at``.
 runs = Table(
     "runs",
     metadata,
     Column("id", Text, primary_key=True),
     Column("job_id", Text, ForeignKey("jobs.id"), nullable=False),
     Column("item_key", Text, nullable=False),
-    Column("fresh_of", Text, ForeignKey("runs.id")),
+    Column("fresh_of", Text, ForeignKey("runs.id")),  # the run that this one starts anew
     Column("state", Text, nullable=False),
     Column("reason", Text, nullable=False, server_default=""),
     Column("detail", Text, nullable=False, server_default=""),
@@ -158,21 +142,21 @@ runs = Table(
     Column("started_at", Float),
     Column("ended_at", Float),
     Column("due_at", Float),
-    Column("rung_at", Float),
-    Column("attempt", Integer, nullable=False, server_default="0"),
-    Column("worker_id", Text),
+    Column("rung_at", Float),  # when workers were last notified that the run is due
+    Column("attempt", Integer, nullable=False, server_default="0"),  # the fencing token
+    Column("worker_id", Text),  # holds the lease
     Column("last_worker_id", Text),
     Column("lost_leases", Integer, nullable=False, server_default="0"),
-    Column("bugs", Integer, nullable=False, server_default="0"),
+    Column("bugs", Integer, nullable=False, server_default="0"),  # attempts that raised an error
     Column("pause_requested", Boolean, nullable=False, server_default="0"),
     Column("max_turns", Integer, nullable=False),
     Column("token_ceiling", BigInteger, nullable=False),
     Column("workspace_path", Text),
-    Column("workspace_id", Text),
-    Column("revision", Integer, nullable=False, server_default="0"),
+    Column("workspace_id", Text),  # identifies that folder on a host
+    Column("revision", Integer, nullable=False, server_default="0"),  # commits of its attempts
     Column("event_count", Integer, nullable=False, server_default="0"),
     Column("message_count", Integer, nullable=False, server_default="0"),
-    Column("queued_count", Integer, nullable=False, server_default="0"),
+    Column("queued_count", Integer, nullable=False, server_default="0"),  # of ``queued_messages``
     Column("turns", Integer, nullable=False, server_default="0"),
     Column("denials", Integer, nullable=False, server_default="0"),
     Column("input_tokens", BigInteger, nullable=False, server_default="0"),
@@ -180,57 +164,69 @@ runs = Table(
     Column("cache_creation_tokens", BigInteger, nullable=False, server_default="0"),
     Column("output_tokens", BigInteger, nullable=False, server_default="0"),
     Column("charged_tokens", BigInteger, nullable=False, server_default="0"),
-    Column("progress", JSON, nullable=False),
-    Column("answer_count", Integer, nullable=False, server_default="0"),
+    Column("progress", JSON, nullable=False),  # the rest of the run state
+    Column("answer_count", Integer, nullable=False, server_default="0"),  # answers to approvals
     Column("cost_ceiling_usd", Float),
-    Column("working_time", Float),
+    Column("working_time", Float),  # the limit on it
     Column("compaction_count", Integer, nullable=False, server_default="0"),
-    Column("model", Text),
+    Column("model", Text),  # replaces the job's
     Column("fork_of", Text),
-    Column("fork_turn", Integer),
-    Column("start_tree", Text),
-    Column("parent_run", Text),
-    Column("parent_message", Integer),
+    Column("fork_turn", Integer),  # the last turn that the fork copied
+    Column("start_tree", Text),  # the snapshot before the first turn
+    Column("parent_run", Text),  # of a sub-agent: the run that started it,
+    Column("parent_message", Integer),  # and the tool call that did
     Column("parent_position", Integer),
-    Column("root_run", Text),
+    Column("root_run", Text),  # of a sub-agent: the run of the item
     Column("depth", Integer, nullable=False, server_default="0"),
     Column("child_number", Integer),
     Column("agent_type", Text),
-    Column("deadline", Float),
-    CheckConstraint(f"state IN ({_STATE_LIST})", name="state"),
+    Column("deadline", Float),  # of a sub-agent: seconds after ``created_at``
+    CheckConstraint(f"state IN ({_STATES})", name="state"),
     CheckConstraint("(state = 'running') = (worker_id IS NOT NULL)", name="held"),
     CheckConstraint("(state = 'queued') = (due_at IS NOT NULL)", name="due"),
     Index(None, "job_id", "state"),
     Index(None, "state", "due_at"),
     Index(None, "worker_id"),
-    Index(None, "root_run", **where("root_run IS NOT NULL")),
-    # What workers look for in each pass: only among children, of which few have not ended.
-    Index(None, "state", "parent_run", **where("parent_run IS NOT NULL")),
+    Index(None, "root_run", **_where("root_run IS NOT NULL")),
+    # Workers look for unfinished sub-agents in each pass; there are few.
+    Index(None, "state", "parent_run", **_where("parent_run IS NOT NULL")),
 )
 
-# Apart from its run, whose row is written anew at every step: an item can be large.
+# Apart from the run, whose row is written in every step: an item can be large.
 run_items = Table(
     "run_items",
     metadata,
     Column("run_id", Text, ForeignKey("runs.id"), primary_key=True),
     Column("item", JSON, nullable=False),
-    Column("commit_message", Text),
+    Column("commit_message", Text),  # for the delivery of the run's changes
 )
 
-# A run's own worktree or copy. ``store_id`` names the folder of snapshots that holds its trees,
-# ``start_commit`` is what its branch began at, and ``commit_id`` the last one it was delivered in.
+# The worktree or copy that a run has of its own.
 run_workspaces = Table(
     "run_workspaces",
     metadata,
     Column("run_id", Text, ForeignKey("runs.id"), primary_key=True),
-    Column("store_id", Text, nullable=False),
+    Column("store_id", Text, nullable=False),  # identifies the folder of its snapshots
     Column("path", Text, nullable=False),
     Column("branch", Text),
-    Column("start_commit", Text),
-    Column("commit_id", Text),
+    Column("start_commit", Text),  # where the branch began
+    Column("commit_id", Text),  # the last one that was delivered
     Column("created_at", Float, nullable=False),
 )
 
+# The instruction files of the workspace, as the run read them.
+run_instructions = Table(
+    "run_instructions",
+    metadata,
+    Column("run_id", Text, ForeignKey("runs.id"), primary_key=True),
+    Column("position", Integer, primary_key=True),
+    Column("path", Text, nullable=False),
+    Column("sha256", Text, nullable=False),  # of the bytes of the file
+    Column("size", Integer, nullable=False),  # of ``text`` in bytes
+    Column("text", Text, nullable=False),  # no byte order mark, line feeds only, controls escaped
+)
+
+# Messages from people that the run has not taken into its conversation yet, or has.
 queued_messages = Table(
     "queued_messages",
     metadata,
@@ -238,28 +234,27 @@ queued_messages = Table(
     Column("run_id", Text, ForeignKey("runs.id"), nullable=False),
     Column("text", Text, nullable=False),
     Column("created_at", Float, nullable=False),
-    Column("delivered_message", Integer),
+    Column("delivered_message", Integer),  # the message that has it
     Index(None, "run_id"),
 )
 
-# One row renews all of a worker's leases. ``host_id`` names the folder of locks that it shares with
-# the other workers of its host.
 workers = Table(
     "workers",
     metadata,
     Column("id", Text, primary_key=True),
-    Column("host_id", Text, nullable=False),
+    Column("host_id", Text, nullable=False),  # identifies the folder of locks that a host shares
     Column("hostname", Text, nullable=False),
     Column("pid", Integer, nullable=False),
     Column("slots", Integer, nullable=False),
     Column("started_at", Float, nullable=False),
-    Column("lease_expires_at", Float, nullable=False),
+    Column("lease_expires_at", Float, nullable=False),  # of all the leases that the worker holds
     Column("ended_at", Float),
     Index(None, "ended_at"),
 )
 
+# --- Conversations ---
 
-# A message is the blocks that share (run_id, message); its role is theirs.
+# A message is the blocks with the same (run_id, message); they share a role.
 blocks = Table(
     "blocks",
     metadata,
@@ -274,15 +269,34 @@ blocks = Table(
     CheckConstraint("role IN ('user', 'assistant')", name="role"),
 )
 
-# ``message`` is the reply that asked; the input is in its block, the result in the next message's.
-# ``denial`` is why a call was denied that neither its decision nor the answer had denied: by where a
-# path led when it ran. ``tree_before`` and ``tree_after`` are the workspace's, of calls that may write.
-# ``updated_input`` is what a hook made of the input.
+# What the model is sent in place of messages, which stay as they are.
+compactions = Table(
+    "compactions",
+    metadata,
+    Column("run_id", Text, ForeignKey("runs.id"), primary_key=True),
+    Column("number", Integer, primary_key=True),
+    Column("kind", Text, nullable=False),
+    Column("first_message", Integer, nullable=False),
+    Column("last_message", Integer, nullable=False),
+    Column("text", JSON, nullable=False),  # a string; as JSON because a column of text takes no NUL
+    Column("clips", JSON, nullable=False),  # the tool results that are sent truncated
+    Column("tokens_before", BigInteger, nullable=False),
+    Column("tokens_after", BigInteger, nullable=False),
+    Column("turn", Integer, nullable=False),  # the next one
+    Column("made_by_call", Integer),  # the model call that wrote a summary
+    Column("first_sent_in", Integer, nullable=False),  # the first model call that is sent it
+    Column("created_at", Float, nullable=False),
+    CheckConstraint("kind IN ('clip', 'summary', 'prune')", name="kind"),
+)
+
+# --- Calls ---
+
+# The input is in the block of the reply, the result in the next message.
 tool_calls = Table(
     "tool_calls",
     metadata,
     Column("run_id", Text, ForeignKey("runs.id"), primary_key=True),
-    Column("message", Integer, primary_key=True),
+    Column("message", Integer, primary_key=True),  # the reply that asks for the call
     Column("position", Integer, primary_key=True),
     Column("turn", Integer, nullable=False),
     Column("tool_use_id", Text, nullable=False),
@@ -294,23 +308,31 @@ tool_calls = Table(
     Column("ended_at", Float),
     Column("duration", Float),
     Column("outcome", Text),
-    Column("interrupted", Boolean, nullable=False, server_default="0"),
-    Column("decision_snapshot", Integer),
-    Column("rule_position", Integer),
-    Column("matched", Text),
+    Column("interrupted", Boolean, nullable=False, server_default="0"),  # by a cancellation
+    Column("decision_snapshot", Integer),  # of the rules
+    Column("rule_position", Integer),  # in ``permission_rules``
+    Column("matched", Text),  # the part of the call that the rule matched
     Column("decision_reason", Text),
-    Column("denial", Text),
-    Column("tree_before", Text),
+    Column("denial", Text),  # why it was denied when it ran, because of where a path led by then
+    Column("tree_before", Text),  # snapshots of the workspace, for a call that may write
     Column("tree_after", Text),
-    Column("asked_again", Boolean, nullable=False, server_default="0"),
-    Column("updated_input", JSON(none_as_null=True)),
+    Column("asked_again", Boolean, nullable=False, server_default="0"),  # its outcome is unknown
+    Column("updated_input", JSON(none_as_null=True)),  # as a hook changed it
     sqlite_with_rowid=False,
 )
 
-# A question about a tool call, and its answer. ``setting`` is where the call would run, as it was
-# when it was asked about, and ``checked_snapshot`` the newest rules that were tried on it.
-# ``remembered`` is the position of the rule that the answer stored, or that answered; ``by_hook``: a
-# hook wants it asked, so that no rule answers it.
+# Whole outputs of tool calls whose results are shortened.
+tool_outputs = Table(
+    "tool_outputs",
+    metadata,
+    Column("run_id", Text, ForeignKey("runs.id"), primary_key=True),
+    Column("message", Integer, primary_key=True),
+    Column("position", Integer, primary_key=True),
+    Column("size", BigInteger, nullable=False),
+    Column("compressed", LargeBinary, nullable=False),
+)
+
+# A question about a tool call, and its answer.
 approvals = Table(
     "approvals",
     metadata,
@@ -322,8 +344,8 @@ approvals = Table(
     Column("turn", Integer, nullable=False),
     Column("tool", Text, nullable=False),
     Column("input_digest", Text, nullable=False),
-    Column("setting", JSON, nullable=False),
-    Column("checked_snapshot", Integer, nullable=False),
+    Column("setting", JSON, nullable=False),  # where the call would run, when it was asked about
+    Column("checked_snapshot", Integer, nullable=False),  # the newest rules that were tried on it
     Column("summary", Text, nullable=False),
     Column("group_key", Text, nullable=False),
     Column("suggested_rule", Text, nullable=False),
@@ -336,28 +358,17 @@ approvals = Table(
     Column("answered_via", Text),
     Column("reason", Text, nullable=False, server_default=""),
     Column("edited_input", JSON(none_as_null=True)),
-    Column("remembered", Integer),
-    Column("by_hook", Boolean, nullable=False, server_default="0"),
+    Column("remembered", Integer),  # position of the rule that the answer stored, or that answered
+    Column("by_hook", Boolean, nullable=False, server_default="0"),  # a hook asks: no rule answers
     CheckConstraint("answer IN ('approved', 'denied', 'expired', 'cancelled')", name="answer"),
     CheckConstraint("answered_via IN ('person', 'rule', 'timeout', 'cancel', 'end')", name="via"),
     CheckConstraint("(answer IS NULL) = (answered_at IS NULL)", name="answered"),
-    # What workers look for in each pass: only in what is open, of which there is little.
-    Index(None, "job_id", "checked_snapshot", **where("answer IS NULL")),
-    Index(None, "expires_at", **where("answer IS NULL")),
-    Index(None, "asked_at", **where("answer IS NULL AND notified_at IS NULL")),
+    # Workers look for open questions in each pass; there are few.
+    Index(None, "job_id", "checked_snapshot", **_where("answer IS NULL")),
+    Index(None, "expires_at", **_where("answer IS NULL")),
+    Index(None, "asked_at", **_where("answer IS NULL AND notified_at IS NULL")),
 )
 
-tool_outputs = Table(
-    "tool_outputs",
-    metadata,
-    Column("run_id", Text, ForeignKey("runs.id"), primary_key=True),
-    Column("message", Integer, primary_key=True),
-    Column("position", Integer, primary_key=True),
-    Column("size", BigInteger, nullable=False),
-    Column("compressed", LargeBinary, nullable=False),
-)
-
-# ``cut`` keeps the blocks of a reply that did not enter the conversation.
 model_calls = Table(
     "model_calls",
     metadata,
@@ -367,7 +378,7 @@ model_calls = Table(
     Column("turn", Integer, nullable=False),
     Column("model", Text, nullable=False),
     Column("max_tokens", Integer, nullable=False),
-    Column("worst_case", BigInteger, nullable=False),
+    Column("worst_case", BigInteger, nullable=False),  # the tokens reserved for the call
     Column("started_at", Float, nullable=False),
     Column("ended_at", Float),
     Column("latency", Float),
@@ -379,53 +390,13 @@ model_calls = Table(
     Column("output_tokens", BigInteger),
     Column("charged_tokens", BigInteger),
     Column("error", Text),
-    Column("cut", JSON(none_as_null=True)),
+    Column("cut", JSON(none_as_null=True)),  # blocks of a reply that stayed out of the conversation
     Column("purpose", Text, nullable=False, server_default="turn"),
-    Column("hour_cache", Boolean),
+    Column("hour_cache", Boolean),  # its cache writes live for an hour
     sqlite_with_rowid=False,
 )
 
-# What the model is sent instead of messages, which stay as they are: ``core.context.compaction``.
-# ``turn`` is the one that comes next, ``made_by_call`` the model call that wrote a summary, and
-# ``first_sent_in`` the first that is sent it. ``text`` is JSON: a column of text takes no "\\u0000".
-compactions = Table(
-    "compactions",
-    metadata,
-    Column("run_id", Text, ForeignKey("runs.id"), primary_key=True),
-    Column("number", Integer, primary_key=True),
-    Column("kind", Text, nullable=False),
-    Column("first_message", Integer, nullable=False),
-    Column("last_message", Integer, nullable=False),
-    Column("text", JSON, nullable=False),
-    Column("clips", JSON, nullable=False),
-    Column("tokens_before", BigInteger, nullable=False),
-    Column("tokens_after", BigInteger, nullable=False),
-    Column("turn", Integer, nullable=False),
-    Column("made_by_call", Integer),
-    Column("first_sent_in", Integer, nullable=False),
-    Column("created_at", Float, nullable=False),
-    CheckConstraint("kind IN ('clip', 'summary', 'prune')", name="kind"),
-)
-
-# ``turn`` is the one after which it began, ``command`` the one that ran last. ``content`` is what the
-# model is shown, and ``compressed`` the whole output where that is longer.
-verifications = Table(
-    "verifications",
-    metadata,
-    Column("run_id", Text, ForeignKey("runs.id"), primary_key=True),
-    Column("number", Integer, primary_key=True),
-    Column("turn", Integer, nullable=False),
-    Column("tree", Text),
-    Column("attempt", Integer, nullable=False),
-    Column("started_at", Float, nullable=False),
-    Column("ended_at", Float),
-    Column("duration", Float),
-    Column("outcome", Text),
-    Column("command", Text),
-    Column("content", JSON(none_as_null=True)),
-    Column("size", BigInteger),
-    Column("compressed", LargeBinary),
-)
+# --- Records of a run ---
 
 events = Table(
     "events",
@@ -436,25 +407,39 @@ events = Table(
     Column("attempt", Integer, nullable=False),
     Column("type", Text, nullable=False),
     Column("data", JSON, nullable=False),
-    # Which limits were reached, also of runs that went on: without reading all events.
-    Index(None, "at", **where("type = 'limit_reached'")),
+    # `runner audit limits` reads the limits that were reached, and not all events.
+    Index(None, "at", **_where("type = 'limit_reached'")),
     sqlite_with_rowid=False,
 )
 
+verifications = Table(
+    "verifications",
+    metadata,
+    Column("run_id", Text, ForeignKey("runs.id"), primary_key=True),
+    Column("number", Integer, primary_key=True),
+    Column("turn", Integer, nullable=False),  # the one that ended before it
+    Column("tree", Text),  # the snapshot that was verified
+    Column("attempt", Integer, nullable=False),
+    Column("started_at", Float, nullable=False),
+    Column("ended_at", Float),
+    Column("duration", Float),
+    Column("outcome", Text),
+    Column("command", Text),  # the last one that ran
+    Column("content", JSON(none_as_null=True)),  # the output that the model is shown
+    Column("size", BigInteger),
+    Column("compressed", LargeBinary),  # the whole output, if it is longer
+)
 
-# ``hook`` is its place in the job's ``hooks``, ``name`` its command or function in short; ``message``
-# and ``position`` are of the call that it is about. ``output`` and ``errors`` are what it printed, as
-# far as that is kept. ``tree_after`` is None where it changed nothing.
 hook_runs = Table(
     "hook_runs",
     metadata,
     Column("run_id", Text, ForeignKey("runs.id"), primary_key=True),
     Column("number", Integer, primary_key=True),
-    Column("hook", Integer, nullable=False),
+    Column("hook", Integer, nullable=False),  # its index in the job's hooks
     Column("event", Text, nullable=False),
-    Column("name", Text, nullable=False),
+    Column("name", Text, nullable=False),  # its command or function, shortened
     Column("turn", Integer, nullable=False),
-    Column("message", Integer),
+    Column("message", Integer),  # the tool call that the event is about
     Column("position", Integer),
     Column("attempt", Integer, nullable=False),
     Column("started_at", Float, nullable=False),
@@ -464,52 +449,14 @@ hook_runs = Table(
     Column("exit_code", Integer),
     Column("decision", Text),
     Column("reason", Text, nullable=False, server_default=""),
-    Column("context", Text, nullable=False, server_default=""),
-    Column("stops", Boolean, nullable=False, server_default="0"),
-    Column("output", Text, nullable=False, server_default=""),
-    Column("errors", Text, nullable=False, server_default=""),
+    Column("context", Text, nullable=False, server_default=""),  # text for the model
+    Column("stops", Boolean, nullable=False, server_default="0"),  # it ends the run
+    Column("output", Text, nullable=False, server_default=""),  # its stdout, truncated
+    Column("errors", Text, nullable=False, server_default=""),  # its stderr, truncated
     Column("tree_before", Text),
-    Column("tree_after", Text),
+    Column("tree_after", Text),  # NULL if it changed nothing
     CheckConstraint(
         "event IN ('RunStart', 'PreToolUse', 'PostToolUse', 'TurnEnd', 'RunEnd')", name="event"
     ),
     CheckConstraint("decision IN ('allow', 'ask', 'deny', 'block')", name="decision"),
 )
-
-# Files of instructions as the run has read them: ``sha256`` is of the file's bytes, ``size`` of ``text`` in
-# bytes, which has no byte order mark, line feeds alone, and control characters as escapes.
-run_instructions = Table(
-    "run_instructions",
-    metadata,
-    Column("run_id", Text, ForeignKey("runs.id"), primary_key=True),
-    Column("position", Integer, primary_key=True),
-    Column("path", Text, nullable=False),
-    Column("sha256", Text, nullable=False),
-    Column("size", Integer, nullable=False),
-    Column("text", Text, nullable=False),
-)
-
-
-__all__ = [
-    "approvals",
-    "blocks",
-    "compactions",
-    "events",
-    "hook_runs",
-    "job_events",
-    "jobs",
-    "metadata",
-    "model_calls",
-    "permission_rules",
-    "prices",
-    "purses",
-    "queued_messages",
-    "run_instructions",
-    "run_items",
-    "run_workspaces",
-    "runs",
-    "tool_calls",
-    "tool_outputs",
-    "verifications",
-    "workers",
-]

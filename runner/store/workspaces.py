@@ -15,9 +15,10 @@ from runner.core.spec import JobSpec
 from runner.core.text import shorten
 from runner.core.workspace import Workspace
 from runner.errors import LeaseLost
-from runner.store.database import Database, find
+from runner.store.database import Database
 from runner.store.jobs import JobCache, JobReader
 from runner.store.runs import add_event
+from runner.store.statements import execute
 from runner.store.tables import jobs, run_items, run_workspaces, runs
 
 SNAPSHOTS = "snap_"  # what the id of a workspace begins with whose snapshots are on one host
@@ -119,7 +120,7 @@ def assignment_of(database: Database, run_id: str, cache: JobCache | None = None
     """
 
     def work(connection: Connection) -> tuple[Any, JobSpec, JobReader]:
-        (row,) = find(connection, _ASSIGNMENT, {"run": run_id})
+        (row,) = execute(connection, _ASSIGNMENT, {"run": run_id})
         jobs_read = (cache or JobCache()).on(connection)
         return row, jobs_read.spec_of_run(row.job_id, run_id), jobs_read
 

@@ -12,7 +12,8 @@ from sqlalchemy import Connection, Integer, event, func, literal, select, text
 from sqlalchemy.exc import IntegrityError
 
 from runner.errors import UnreachableError, UsageError
-from runner.store.database import Database, Writes, to_json
+from runner.store.database import Database, to_json
+from runner.store.statements import Writes
 from runner.store.tables import events, workers
 
 pytestmark = pytest.mark.dialect
@@ -110,7 +111,7 @@ def test_writers_that_wait_share_a_commit(database: Database) -> None:
             pool.submit(database.write, lambda c, n=number: add(c, f"worker_{n}"))
             for number in range(10)
         ]
-        while len(database._writes._waiting) < 10:  # type: ignore[union-attr]
+        while len(database._commits._waiting) < 10:  # type: ignore[union-attr]
             assert not first.done()
         go_on.set()
         assert sorted(one.result() for one in rest) == [f"worker_{n}" for n in range(10)]

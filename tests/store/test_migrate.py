@@ -153,7 +153,7 @@ def imported_by(node: ast.AST) -> list[str]:
 
 def test_processes_may_upgrade_at_the_same_time(empty_url: str) -> None:
     code = (
-        "import sys; from runner.store.connection import migrate;"
+        "import sys; from runner.store import migrate;"
         "from runner.store.database import Database;"
         "database = Database(sys.argv[1]); sys.stdin.read(); migrate.upgrade(database)"
     )

@@ -36,8 +36,8 @@ from runner.core.search import Role, Source
 from runner.core.text import visible
 from runner.errors import RunnerError
 from runner.store import ids
-from runner.store.database import find
 from runner.store.jobs import SESSIONS
+from runner.store.statements import execute
 from runner.store.tables import (
     approvals,
     blocks,
@@ -258,7 +258,7 @@ class Reader:
 
     def _ran(self, place: Place, row: Any) -> Document | None:
         """Return what a call ran with, or None if that is what the model asked for."""
-        asked = find(self._connection, _ASKED, {"run": row.run_id, "reply": place.message})
+        asked = execute(self._connection, _ASKED, {"run": row.run_id, "reply": place.message})
         block = asked[row.position]
         given = json.loads(row.ran_with)
         if json.loads(block.content).get("input") == given:
@@ -406,7 +406,7 @@ class Origin:
         # SQLite would scan the table for a list of composite keys.
         names = [f"key_{column.name}" for column in columns]
         for key in sorted(keys):
-            yield from find(connection, self._by_key, dict(zip(names, key, strict=True)))
+            yield from execute(connection, self._by_key, dict(zip(names, key, strict=True)))
 
     @cached_property
     def _by_key(self) -> Select[Any]:
@@ -472,7 +472,7 @@ def call_ids(connection: Connection, documents: Collection[Document]) -> dict[Pl
         elif document.use_id is not None:
             asked[place.run_id, place.message, visible(document.use_id)] = place
     for run_id, message in sorted({key[:2] for key in asked}):
-        for row in find(connection, _CALLS, {"run": run_id, "reply": message}):
+        for row in execute(connection, _CALLS, {"run": run_id, "reply": message}):
             place_of_call = asked.get((run_id, message, row.tool_use_id))
             if place_of_call is not None:
                 known[place_of_call] = ids.call_id(run_id, row.turn, row.position)

@@ -8,7 +8,8 @@ import pytest
 from sqlalchemy import Connection, bindparam, literal, select
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
-from runner.store.database import Database, Statement, Writes, find
+from runner.store.database import Database
+from runner.store.statements import Writes, execute
 from runner.store.tables import events, runs, workers
 from tests.store.attempts import submit_one
 
@@ -32,7 +33,7 @@ def test_any_number_of_rows_is_written_as_it_is(database: Database, count: int) 
     database.write(writes.run)
     query = select(events).where(events.c.number > 1000).order_by(events.c.number)
     assert [row._asdict() for row in database.read(lambda c: c.execute(query).all())] == rows
-    read = database.read(lambda connection: find(connection, query, {}))
+    read = database.read(lambda connection: execute(connection, query, {}))
     assert [row._asdict() for row in read] == rows
 
 
@@ -56,7 +57,7 @@ def test_rows_that_name_different_columns_and_changes_go_together(database: Data
     query = select(
         runs.c.pause_requested, runs.c.progress, runs.c.due_at, runs.c.lost_leases
     ).where(runs.c.id == bindparam("run"))
-    (found,) = database.read(lambda connection: find(connection, query, {"run": run_id}))
+    (found,) = database.read(lambda connection: execute(connection, query, {"run": run_id}))
     assert found.pause_requested is True
     assert found == (True, DATA, 3.5, 0)
 
@@ -78,11 +79,13 @@ def test_a_statement_finds_the_same_however_often_it_is_used(database: Database)
 
 
 def test_a_connection_goes_on_with_more_statements_than_it_keeps(database: Database) -> None:
-    statements = [Statement(select(literal(number).label("number"))) for number in range(140)]
+    statements = [select(literal(number).label("number")) for number in range(140)]
 
     def work(connection: Connection) -> list[int]:
         return [
-            each.rows(connection, {})[0].number for _ in range(8) for each in reversed(statements)
+            execute(connection, each, {})[0].number
+            for _ in range(8)
+            for each in reversed(statements)
         ]
 
     assert database.read(work) == [*reversed(range(140))] * 8

@@ -1,0 +1,185 @@
+"""The statements of every turn, compiled once and run on the driver's own cursor.
+
+SQLAlchemy's work around one execution takes several times as long as the driver and the database do
+(docs/decisions/0007). Here SQLAlchemy compiles the SQL, converts the values and classifies the errors.
+Each connection keeps one cursor for them (``Connection.info["cursor"]``): to make one costs as much as to
+use it.
+"""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from itertools import chain, count, groupby
+from typing import Any, NamedTuple, TypeAlias
+
+from sqlalchemy import (
+    BindParameter,
+    Connection,
+    Dialect,
+    Insert,
+    Select,
+    Table,
+    Update,
+    bindparam,
+    insert,
+    update,
+)
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.util import LRUCache
+
+Row: TypeAlias = Any  # a named tuple of the columns that a statement returns
+_Definition = Select[Any] | Insert | Update
+_Convert = Callable[[Any], Any]
+
+# They keep the parameters of one statement in the thousands: Postgres takes 65,535 at most.
+_ROWS_PER_INSERT = 16
+_WRITES_PER_STATEMENT = 16
+
+
+def execute(connection: Connection, statement: _Definition, values: Mapping[str, Any]) -> list[Row]:
+    """Execute a statement, and return the rows that it returns.
+
+    Args:
+        statement: kept by the caller: the same object is compiled only once for each dialect.
+        values: the values of its parameters, by name.
+
+    Raises:
+        DBAPIError: as SQLAlchemy raises it.
+    """
+    key = statement, connection.dialect.name
+    compiled = _compiled.get(key)
+    if compiled is None:
+        compiled = _compiled[key] = _Compiled(statement, connection.dialect)
+    return compiled.execute(connection, values)
+
+
+@contextmanager
+def driver_errors(connection: Connection) -> Iterator[None]:
+    """Raise errors of the driver as SQLAlchemy does, and give a lost connection up."""
+    dialect = connection.dialect
+    try:
+        yield
+    except dialect.loaded_dbapi.Error as error:
+        is_lost = dialect.is_disconnect(error, connection.connection.driver_connection, None)
+        if is_lost:
+            connection.invalidate(error)
+        raise DBAPIError.instance(
+            None,
+            None,
+            error,
+            dialect.loaded_dbapi.Error,
+            connection_invalidated=is_lost,
+            dialect=dialect,
+        ) from error
+
+
+class _Compiled:
+    """A statement in the SQL of one dialect, and what converts its values."""
+
+    def __init__(self, definition: _Definition, dialect: Dialect) -> None:
+        compiled: Any = definition.compile(dialect=dialect)
+        self._text = str(compiled)
+        self._names = list(compiled.positiontup)
+        self._fixed = {
+            name: value
+            for name, value in compiled.params.items()
+            if not compiled.binds[name].required
+        }
+        self._binders = [
+            compiled.binds[name].type.dialect_impl(dialect).bind_processor(dialect)
+            for name in self._names
+        ]
+        columns = definition.exported_columns
+        self._types = [column.type.dialect_impl(dialect) for column in columns]
+        self._row: Any = namedtuple("Row", map(str, columns.keys()))  # type: ignore[misc]
+        self._readers: list[_Convert | None] | None = None  # known after the first result
+
+    def execute(self, connection: Connection, values: Mapping[str, Any]) -> list[Row]:
+        values = {**self._fixed, **values}
+        bound = _converted(self._binders, [values[name] for name in self._names])
+        with driver_errors(connection):
+            cursor = connection.info["cursor"]
+            cursor.execute(self._text, bound)
+            rows = cursor.fetchall() if self._types else []
+        if rows and self._readers is None:
+            self._readers = [
+                kind.result_processor(connection.dialect, column[1])
+                for kind, column in zip(self._types, cursor.description, strict=True)
+            ]
+        return [self._row._make(_converted(self._readers or (), row)) for row in rows]
+
+
+_compiled: LRUCache[tuple[_Definition, str], _Compiled] = LRUCache(512)
+
+
+def _converted(converters: Sequence[_Convert | None], values: Sequence[Any]) -> list[Any]:
+    return [
+        convert(value) if convert else value
+        for convert, value in zip(converters, values, strict=True)
+    ]
+
+
+class Writes:
+    """Rows to insert and rows to change, written together: none sees the effect of another."""
+
+    def __init__(self) -> None:
+        self._shapes: list[_Shape] = []
+        self._values: list[list[Any]] = []
+
+    def insert(self, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Insert rows. Neighbours with the same columns go into one INSERT."""
+        for columns, alike in groupby(rows, tuple):
+            left = list(alike)
+            while left:
+                batch, left = left[:_ROWS_PER_INSERT], left[_ROWS_PER_INSERT:]
+                self._shapes.append(_Shape(table, columns, rows=len(batch)))
+                self._values.append([value for row in batch for value in row.values()])
+
+    def change(self, table: Table, changes: Mapping[str, Any], **key: Any) -> None:
+        """Change the row with this key."""
+        self._shapes.append(_Shape(table, tuple(changes), key=tuple(key)))
+        self._values.append([*key.values(), *changes.values()])
+
+    def run(self, connection: Connection) -> None:
+        """Write them. Raises ``DBAPIError``."""
+        # One statement costs Postgres one round trip. SQLite has no WITH … INSERT.
+        together = 1 if connection.dialect.name == "sqlite" else _WRITES_PER_STATEMENT
+        for start in range(0, len(self._shapes), together):
+            part = slice(start, start + together)
+            values = chain.from_iterable(self._values[part])
+            numbered = {f"value_{number}": value for number, value in enumerate(values)}
+            execute(connection, _write_statement(tuple(self._shapes[part])), numbered)
+
+
+class _Shape(NamedTuple):
+    """One of the writes, without its values."""
+
+    table: Table
+    columns: tuple[str, ...]
+    key: tuple[str, ...] = ()  # the columns that name the row to change; none to insert
+    rows: int = 1  # how many are inserted
+
+    def definition(self, numbers: Iterator[int]) -> Insert | Update:
+        column = self.table.c
+
+        def bind(name: str) -> BindParameter[Any]:
+            return bindparam(f"value_{next(numbers)}", type_=column[name].type)
+
+        if self.key:
+            same = [column[name] == bind(name) for name in self.key]
+            new = {name: bind(name) for name in self.columns}
+            return update(self.table).where(*same).values(new)
+        rows = [{name: bind(name) for name in self.columns} for _ in range(self.rows)]
+        return insert(self.table).values(rows)
+
+
+@lru_cache(maxsize=256)
+def _write_statement(shapes: tuple[_Shape, ...]) -> Insert | Update:
+    """One statement for all shapes, with parameters numbered in the order of the values
+    (https://www.postgresql.org/docs/current/queries-with.html#QUERIES-WITH-MODIFYING)."""
+    numbers = count()
+    *others, last = (shape.definition(numbers) for shape in shapes)
+    return last.add_cte(*(one.cte(f"write_{number}") for number, one in enumerate(others)))
