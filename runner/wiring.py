@@ -66,14 +66,14 @@ def load_submission(path: Path, settings: Settings) -> Submission:
     from runner.jobfile.load import load
     from runner.tools.environment import tool_environment
     from runner.tools.registry import resolve_hooks
-    from runner.workspace.submission import look_at
+    from runner.workspace.submission import inspect_repository
 
     return load(
         path,
         resolve_tools=_resolve_tools,
         resolve_hooks=resolve_hooks,
         look_at_repository=partial(
-            look_at, home=settings.home, environment=tool_environment(os.environ, ())
+            inspect_repository, home=settings.home, environment=tool_environment(os.environ, ())
         ),
         prices=load_prices(settings),
     )

@@ -1,4 +1,5 @@
-"""The repository that a job names, read without running anything of its own."""
+"""The repository that a job names, read without running anything of its own: no hook, filter,
+fsmonitor or transport."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NoReturn
 
 from runner.errors import RunnerError
 from runner.workspace.git import Git, GitError, one_line
@@ -25,24 +27,32 @@ _READING_SETTINGS = (
     "symlinks",
     "trustctime",
 )
-
-
 # A repository without all of its objects would fetch them by programs that it names.
 _NOTHING_FETCHED = {"GIT_ALLOW_PROTOCOL": "none"}
+_MOST_NAMED = 5
+_LONGEST_PATH = 120  # characters of a path in a message
+_ANSWER_SECONDS = 60.0
+_FETCH_SECONDS = 600.0
+# Links, attributes and LFS pointers are smaller; what is larger need not come.
+_LARGEST_BLOB = "100k"
+_COMMIT = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
+_PUSH = ("push", "-q", "--no-verify", "--recurse-submodules=no")
+_NOTHING_MORE = ("push.followTags=false", "push.gpgSign=false")
 
 
-def discovering(environment: Mapping[str, str], folder: Path) -> Git:
-    """git that looks for the repository that a folder is in.
+class Unfit(RunnerError):  # noqa: N818 - not an error of Runner's: the word for such a repository
+    """A repository that runs cannot work in."""
 
-    Args:
-        environment: this process's, without secrets.
-    """
-    return Git(folder, environment, _NOTHING_FETCHED, user_settings=True)
+    def __init__(self, key: str, message: str) -> None:
+        self.key = key  # the key of [workspace] that names it
+        super().__init__(message)
 
 
-def reader(environment: Mapping[str, str], git_dir: Path) -> Git:
-    """git that looks into a repository's own folder. Its settings are the repository's, so only for
-    commands that read refs, settings and attributes.
+# --- git --------------------------------------------------------------------------------------------
+
+
+def git_reading(environment: Mapping[str, str], git_dir: Path) -> Git:
+    """Return git with a repository's own settings, for reading refs, settings and attributes alone.
 
     Args:
         environment: this process's, without secrets.
@@ -51,132 +61,79 @@ def reader(environment: Mapping[str, str], git_dir: Path) -> Git:
     return Git(git_dir, environment, variables, user_settings=True)
 
 
-def private(environment: Mapping[str, str], folder: Path, objects: Path, names: str) -> Git:
-    """git with a folder of its own, made empty, that borrows the objects of a repository: no setting
-    of the repository counts.
+def private_git(
+    environment: Mapping[str, str], folder: Path, objects: Path, object_format: str
+) -> Git:
+    """Make a git folder that borrows the objects of a repository and none of its settings.
 
     Args:
         environment: this process's, without secrets.
-        folder: where the folder is made.
+        folder: where it is made.
         objects: the repository's folder of objects, which is written to as well.
-        names: how the repository names objects (``sha1``).
+        object_format: how the repository names objects, like ``sha1``.
     """
-    made = ("init", "-q", "--bare", "--template=", f"--object-format={names}", str(folder))
+    made = ("init", "-q", "--bare", "--template=", f"--object-format={object_format}", str(folder))
     Git(folder.parent, environment).run(*made)
     (folder / "info").mkdir()
     variables = {"GIT_DIR": str(folder), "GIT_OBJECT_DIRECTORY": str(objects)}
     return Git(folder, environment, {**_NOTHING_FETCHED, **variables})
 
 
-def reaching(own: Git) -> Git:
-    """git that talks to other repositories, with the user's settings (credentials, proxies), and asks
-    nobody anything.
-
-    Args:
-        own: made by ``private``.
-    """
+def remote_git(private: Git) -> Git:
+    """Return a private git that talks to other repositories with the user's settings (credentials,
+    proxies), and asks nobody anything."""
     variables = {
-        name: own.variables[name] for name in own.variables if name not in _NOTHING_FETCHED
+        name: value for name, value in private.variables.items() if name not in _NOTHING_FETCHED
     }
-    if "GIT_ASKPASS" not in own.environment:
+    if "GIT_ASKPASS" not in private.environment:
         variables["GIT_ASKPASS"] = "true"
-    return replace(own, variables=variables, user_settings=True)
-
-
-def with_variables(git: Git, **variables: str) -> Git:
-    """The same git with more variables in its environment."""
-    return replace(git, variables={**git.variables, **variables})
-
-
-def line(git: Git, *arguments: str) -> str:
-    """What a command prints, without the line's end. Raises ``GitError``."""
-    return os.fsdecode(git.run(*arguments)).removesuffix("\n")
-
-
-def answer(git: Git, *arguments: str) -> str | None:
-    """The same, None when the command fails."""
-    try:
-        return line(git, *arguments)
-    except GitError:
-        return None
-
-
-def records(git: Git, *arguments: str, given: bytes = b"") -> list[bytes]:
-    """What a command prints with ``-z``. Raises ``GitError``."""
-    return git.run(*arguments, given=given).split(b"\0")[:-1]
+    return replace(private, variables=variables, user_settings=True)
 
 
 def reading_settings(git: Git) -> tuple[str, ...]:
-    """Settings that have git read files as the repository's and the user's say; see ``reader``."""
-    names = "|".join(_READING_SETTINGS)
-    pattern = f"^core\\.({names})$"
+    """Return settings that have git read files as the repository's and the user's say."""
+    pattern = f"^core\\.({'|'.join(_READING_SETTINGS)})$"
     output = git.run("config", "-z", "--get-regexp", pattern, accept=(0, 1))
     settings: list[str] = []
     for record in output.split(b"\0")[:-1]:
         name, _, value = os.fsdecode(record).partition("\n")
         if name == "core.excludesfile":
-            value = answer(git, "config", "--path", "--get", name) or value
+            value = git.answer("config", "--path", "--get", name) or value
         settings.append(f"{name}={value}")
     return tuple(settings)
 
 
 def blobs(git: Git, ids: Sequence[str], most: int) -> Iterator[tuple[str, bytes]]:
-    """The contents of blobs, each with its id; those that are not there or have more than ``most``
-    bytes are left out."""
-    known = git.run("cat-file", "--batch-check", given="\n".join(ids).encode() + b"\n")
-    small = [
-        words[0]
-        for words in (line.split() for line in known.decode().splitlines())
-        if len(words) == 3 and int(words[2]) <= most
-    ]
+    """Yield the ids and contents of the blobs that are here and have at most ``most`` bytes."""
+    known = git.text("cat-file", "--batch-check", given="\n".join(ids).encode() + b"\n")
+    told = (line.split() for line in known.splitlines())
+    small = [words[0] for words in told if len(words) == 3 and int(words[2]) <= most]
     if not small:
         return
     found = git.run("cat-file", "--batch", given="\n".join(small).encode() + b"\n")
     at = 0
     for _ in small:
         end = found.index(b"\n", at)
-        id_, _, size = found[at:end].decode().split()
+        blob, _, size = found[at:end].decode().split()
         at = end + 1 + int(size) + 1
-        yield id_, found[end + 1 : at - 1]
+        yield blob, found[end + 1 : at - 1]
 
 
-def shown_path(path: bytes | str) -> str:
-    """A path of a repository as a message quotes it: one line, nothing that a terminal would obey."""
-    text = os.fsdecode(path) if isinstance(path, bytes) else path
-    plain = one_line(text)
-    return f"'{plain if len(plain) <= 120 else f'{plain[:120]}…'}'"
-
-
-def some(paths: Sequence[bytes | str]) -> str:
-    """The first of some paths, and how many more there are."""
-    more = len(paths) - 1
-    return f"{shown_path(paths[0])}{f' and {more:,} more' if more else ''}"
-
-
-_MOST_NAMED = 5
-
-
-class Unfit(RunnerError):  # noqa: N818 - not an error of Runner's: the word for such a repository
-    """A repository that runs cannot work in; ``key`` of ``[workspace]`` is what says so."""
-
-    def __init__(self, key: str, message: str) -> None:
-        self.key = key
-        super().__init__(message)
+# --- a repository on this host ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """``top`` is the repository's folder with links resolved, ``git_dir`` git's own for it, ``common``
-    the one with the objects (another where ``top`` is a worktree), ``names`` how objects are named."""
+class Checkout:
+    """A repository on this host."""
 
-    top: Path
-    git_dir: Path
-    common: Path
-    names: str
+    top: Path  # its folder, links resolved
+    git_dir: Path  # git's own folder for it
+    common: Path  # the one with the objects; another where ``top`` is a worktree
+    object_format: str  # how it names objects, like "sha1"
 
 
-def find_repository(path: Path, environment: Mapping[str, str]) -> Place:
-    """The repository at a path.
+def find_checkout(path: Path, environment: Mapping[str, str]) -> Checkout:
+    """Return the repository at a path.
 
     Raises:
         Unfit: there is none, or one without a checkout, or the path is a folder inside of one.
@@ -184,9 +141,9 @@ def find_repository(path: Path, environment: Mapping[str, str]) -> Place:
     if not path.is_dir():
         what = "is not a folder" if path.exists() else "does not exist"
         raise Unfit("repo", f"{path} {what}: name the folder of a git repository, or a URL")
-    git = discovering(environment, path)
+    git = Git(path, environment, _NOTHING_FETCHED, user_settings=True)
     try:
-        kind = line(git, "rev-parse", "--is-bare-repository", "--is-inside-git-dir")
+        kind = git.text("rev-parse", "--is-bare-repository", "--is-inside-git-dir")
     except GitError as error:
         if "not a git repository" in str(error):
             advice = 'make it one with `git init` and a first commit, or use mode = "copy"'
@@ -201,33 +158,32 @@ def find_repository(path: Path, environment: Mapping[str, str]) -> Place:
         raise Unfit("repo", f"{path} is a bare repository, which has no files: {advice}")
     if is_inside:
         raise Unfit("repo", f"{path} is git's own folder: name the folder of the checkout")
-    asked = ("--show-toplevel", "--absolute-git-dir", "--git-common-dir")
-    found = [
-        Path(line(git, "rev-parse", "--path-format=absolute", word)).resolve() for word in asked
-    ]
-    top, git_dir, common = found
+    top, git_dir, common = (
+        Path(git.text("rev-parse", "--path-format=absolute", asked)).resolve()
+        for asked in ("--show-toplevel", "--absolute-git-dir", "--git-common-dir")
+    )
     if top != path.resolve():
         raise Unfit("repo", f"{path} is a folder inside the repository {top}: name that")
-    return Place(top, git_dir, common, line(git, "rev-parse", "--show-object-format"))
+    return Checkout(top, git_dir, common, git.text("rev-parse", "--show-object-format"))
 
 
 def resolve_base(git: Git, base: str | None, *, uncommitted: bool) -> str:
-    """The id of the commit that runs begin at.
+    """Return the id of the commit that runs begin at.
 
     Args:
-        git: that looks into the repository's own folder.
-        base: as the job has it, None when it says nothing.
-        uncommitted: what is not committed is added, so it is HEAD, wherever that is.
+        git: made by ``git_reading``.
+        base: as the job has it, None if it says nothing.
+        uncommitted: what is not committed is added, so runs begin at HEAD, wherever that is.
 
     Raises:
         Unfit: there is no such commit, or HEAD is no branch and was not asked for.
     """
-    commit = answer(
-        git, "rev-parse", "--verify", "-q", "--end-of-options", f"{base or 'HEAD'}^{{commit}}"
+    commit = git.answer(
+        "rev-parse", "--verify", "-q", "--end-of-options", f"{base or 'HEAD'}^{{commit}}"
     )
     if base not in (None, "HEAD"):
-        return commit or _missing(git, base or "")
-    branch = answer(git, "symbolic-ref", "-q", "HEAD")
+        return commit or _missing_base(git, base or "")
+    branch = git.answer("symbolic-ref", "-q", "HEAD")
     if commit is None:
         name = shown_path((branch or "HEAD").removeprefix("refs/heads/"))
         raise Unfit("repo", f"the repository has no commit yet on {name}: make a first one")
@@ -241,30 +197,24 @@ def resolve_base(git: Git, base: str | None, *, uncommitted: bool) -> str:
 
 
 def expect_whole(git: Git) -> None:
-    """Raises ``Unfit`` for a repository without its whole history, which cannot be pushed."""
-    if line(git, "rev-parse", "--is-shallow-repository") == "true":
+    """Raise ``Unfit`` for a repository without its whole history, which cannot be pushed."""
+    if git.text("rev-parse", "--is-shallow-repository") == "true":
         raise Unfit(
             "remote",
             "the repository is a shallow clone, which cannot be pushed: run `git fetch --unshallow`",
         )
 
 
-def _missing(git: Git, base: str) -> str:
-    """Raises."""
-    if answer(git, "rev-parse", "--verify", "-q", "--end-of-options", base):
+def _missing_base(git: Git, base: str) -> NoReturn:
+    if git.answer("rev-parse", "--verify", "-q", "--end-of-options", base):
         raise Unfit("base", f"{shown_path(base)} is no commit: name a branch, a tag or a commit")
-    listed = line(
-        git, "for-each-ref", "--format=%(refname:short)", "refs/heads", "refs/tags", "refs/remotes"
-    )
-    raise Unfit("base", no_such_base(base, listed.splitlines()))
+    kinds = ("refs/heads", "refs/tags", "refs/remotes")
+    listed = git.text("for-each-ref", "--format=%(refname:short)", *kinds)
+    raise Unfit("base", _no_such_base(base, listed.splitlines()))
 
 
-def no_such_base(base: str, names: Sequence[str]) -> str:
-    """What is said of a base that is not there.
-
-    Args:
-        names: of the branches and tags that are.
-    """
+def _no_such_base(base: str, names: Sequence[str]) -> str:
+    """Return the message for a base that does not exist, among branches and tags that do."""
     by_last = {name.partition("/")[2] or name: name for name in names}
     near = difflib.get_close_matches(base, names, n=1)
     near = near or [by_last[name] for name in difflib.get_close_matches(base, by_last, n=1)]
@@ -276,33 +226,18 @@ def no_such_base(base: str, names: Sequence[str]) -> str:
     return f"there is no branch, tag or commit {shown_path(base)}; branches and tags are: {there}"
 
 
-_ANSWER_SECONDS = 60.0
+# --- repositories elsewhere -------------------------------------------------------------------------
 
 
-_FETCH_SECONDS = 600.0
-
-
-# Links, attributes and LFS pointers are smaller; what is larger need not come.
-_LARGEST_BLOB = "100k"
-
-
-_COMMIT = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
-
-
-_PUSH = ("push", "-q", "--no-verify", "--recurse-submodules=no")
-
-
-_NOTHING_MORE = ("push.followTags=false", "push.gpgSign=false")
-
-
-def list_remote_refs(git: Git, url: str) -> dict[str, str]:
-    """The refs of a repository: their ids by their names.
+def find_remote_base(git: Git, url: str, base: str | None) -> str:
+    """Return the id of the commit that runs of a URL begin at.
 
     Args:
-        git: made by ``reading.reaching``.
+        git: made by ``remote_git``.
+        base: as the job has it, None if it says nothing.
 
     Raises:
-        Unfit: it does not answer.
+        Unfit: the URL does not answer, or has no such branch or tag.
     """
     try:
         listed = git.run("ls-remote", "--", url, seconds=_ANSWER_SECONDS)
@@ -311,27 +246,15 @@ def list_remote_refs(git: Git, url: str) -> dict[str, str]:
             "repo", f"{url} does not answer ({error}): try `git ls-remote {url}` as the same user"
         ) from error
     lines = (line.partition("\t") for line in os.fsdecode(listed).splitlines())
-    return {name: id_ for id_, _, name in lines}
-
-
-def resolve_remote_base(refs: Mapping[str, str], base: str | None) -> str:
-    """The id of the commit that runs begin at.
-
-    Args:
-        refs: from ``list_remote_refs``.
-        base: as the job has it, None when it says nothing.
-
-    Raises:
-        Unfit: there is no such branch or tag.
-    """
+    refs = {ref: commit for commit, _, ref in lines}
     name = base or "HEAD"
     if name == "HEAD" and name not in refs:
         if refs:
             raise Unfit("repo", 'its HEAD is a branch that is not there: name one with base = "…"')
         raise Unfit("repo", "the repository has no commit yet: push a first one")
     for ref in (name, f"refs/heads/{name}", f"refs/tags/{name}"):
-        if id_ := refs.get(f"{ref}^{{}}") or refs.get(ref):
-            return id_
+        if commit := refs.get(f"{ref}^{{}}") or refs.get(ref):
+            return commit
     if _COMMIT.fullmatch(name):
         return name
     short = [
@@ -340,25 +263,15 @@ def resolve_remote_base(refs: Mapping[str, str], base: str | None) -> str:
         if ref.startswith(("refs/heads/", "refs/tags/")) and not ref.endswith("^{}")
     ]
     advice = "; of a URL, base is a branch, a tag or the whole id of a commit"
-    raise Unfit("base", no_such_base(name, short) + advice)
+    raise Unfit("base", _no_such_base(name, short) + advice)
 
 
 def fetch_commit(git: Git, url: str, commit: str) -> None:
-    """Have a commit's files here, but not large ones, and not its history.
-
-    Raises:
-        Unfit: it cannot be had.
-    """
+    """Fetch a commit's files, but not large ones, and not its history. Raises ``Unfit``."""
     try:
         git.run(
             *("fetch", "-q", "--depth=1", "--no-tags", "--no-recurse-submodules"),
-            *(
-                "--no-write-fetch-head",
-                f"--filter=blob:limit={_LARGEST_BLOB}",
-                "--",
-                url,
-                commit,
-            ),
+            *("--no-write-fetch-head", f"--filter=blob:limit={_LARGEST_BLOB}", "--", url, commit),
             seconds=_FETCH_SECONDS,
         )
     except GitError as error:
@@ -366,30 +279,23 @@ def fetch_commit(git: Git, url: str, commit: str) -> None:
 
 
 def check_push(git: Git, remote: str, commit: str) -> None:
-    """Find out whether a repository takes what is pushed, without pushing.
+    """Raise ``Unfit`` unless a repository takes what is pushed. Nothing is pushed.
 
     Args:
-        git: made by ``reading.reaching``, with a folder that sees the commit's objects.
-
-    Raises:
-        Unfit: it doesn't.
+        git: made by ``remote_git``, of a folder that sees the commit's objects.
     """
+    is_missing = remote.startswith("/") and not Path(remote).exists()
     try:
         if remote.startswith("/") and not os.access(remote, os.W_OK):
-            what = "does not exist" if _is_missing(remote) else "may not be written to"
-            raise GitError(f"it {what}")
+            raise GitError(f"it {'does not exist' if is_missing else 'may not be written to'}")
         _push(git, "--dry-run", "--", remote, _refspec(commit), seconds=_ANSWER_SECONDS)
     except GitError as error:
-        make = f"; make it with `git init --bare {remote}`" if _is_missing(remote) else ""
+        make = f"; make it with `git init --bare {remote}`" if is_missing else ""
         raise Unfit("remote", f"{remote} cannot be pushed to: {error}{make}") from error
 
 
 def push_base(git: Git, remote: str, commit: str) -> None:
-    """Push the commit that runs begin at.
-
-    Raises:
-        GitError: it is not taken.
-    """
+    """Push the commit that runs begin at. Raises ``GitError``."""
     _push(git, "--", remote, _refspec(commit), seconds=_FETCH_SECONDS)
 
 
@@ -401,5 +307,16 @@ def _refspec(commit: str) -> str:
     return f"{commit}:{BASES}{commit}"
 
 
-def _is_missing(remote: str) -> bool:
-    return remote.startswith("/") and not Path(remote).exists()
+# --- messages ---------------------------------------------------------------------------------------
+
+
+def shown_path(path: bytes | str) -> str:
+    """Return a path of a repository quoted for a message: one short, printable line."""
+    plain = one_line(os.fsdecode(path))
+    return f"'{plain if len(plain) <= _LONGEST_PATH else f'{plain[:_LONGEST_PATH]}…'}'"
+
+
+def some(paths: Sequence[bytes | str]) -> str:
+    """Return the first of some paths, and how many more there are."""
+    more = len(paths) - 1
+    return f"{shown_path(paths[0])}{f' and {more:,} more' if more else ''}"

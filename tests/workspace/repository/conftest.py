@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from runner.core.workspace import Asked, Found
-from runner.workspace.submission import look_at
+from runner.workspace.submission import inspect_repository
 
 from .made import Made
 
@@ -39,6 +39,6 @@ def look(repository: Made, tmp_path: Path, environment: dict[str, str]) -> Look:
 
     def look_at_it(**asked: Any) -> Found:
         given = replace(Asked("night", str(repository.path), is_url=False), **asked)
-        return look_at(given, home=tmp_path / "home", environment=environment)
+        return inspect_repository(given, home=tmp_path / "home", environment=environment)
 
     return look_at_it

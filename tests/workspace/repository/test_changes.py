@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from runner.core.workspace import Asked
-from runner.workspace.submission import look_at
+from runner.workspace.submission import inspect_repository
 
 from .conftest import Look
 from .made import Made
@@ -76,7 +76,7 @@ def test_runners_own_folder_is_no_change(repository: Made, environment: dict[str
     home = repository.path / "deep/.runner [1]"
     repository.write("deep/.runner [1]/runner.db")
     asked = Asked("night", str(repository.path), is_url=False, uncommitted=True)
-    found = look_at(asked, home=home, environment=environment)
+    found = inspect_repository(asked, home=home, environment=environment)
     assert found.files == ("a.py", "b.py")
     assert found.commit == repository.git("rev-parse", "HEAD")
 

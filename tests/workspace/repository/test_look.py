@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from runner.core.workspace import Accepted, Asked
-from runner.workspace.submission import clashes, ignores_case, look_at
+from runner.workspace.submission import clashes, ignores_case, inspect_repository
 
 from .conftest import Look
 from .made import Made
@@ -104,7 +104,7 @@ def test_without_git_nothing_can_be_done(
 ) -> None:
     (tmp_path / "bin").mkdir()
     asked = Asked("night", str(repository.path), is_url=False)
-    found = look_at(
+    found = inspect_repository(
         asked, home=tmp_path, environment={**environment, "PATH": str(tmp_path / "bin")}
     )
     assert found.problems == (
