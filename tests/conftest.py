@@ -35,7 +35,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """SIGTERM ends the tests as Ctrl-C does: results are printed, and no server is left behind."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     config.addinivalue_line("markers", "dialect: runs on Postgres in `make test` too")
-    hypothesis.settings.register_profile("fixed", derandomize=True)
+    hypothesis.settings.register_profile("fixed", derandomize=True, deadline=None)
     if config.getoption("part") != "all":
         hypothesis.settings.load_profile("fixed")
     statements.share()
