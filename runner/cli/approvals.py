@@ -32,7 +32,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from runner.errors import NotFoundError
-from runner.store import ids
 
 if TYPE_CHECKING:
     from runner.store.approvals import Asked
@@ -377,6 +376,8 @@ class Group:
 
 def call_id(asked: Asked) -> str:
     """The id of the tool call that a question is about."""
+    from runner.store import ids
+
     return ids.call_id(asked.run_id, asked.turn, asked.position)
 
 

@@ -1,43 +1,29 @@
-"""``run``, ``submit`` and ``worker``: getting jobs worked.
-
-Working a job to its rest in this process, and showing how it goes while it does.
-"""
+"""``run``, ``submit`` and ``worker``: work jobs, ``run`` in this process and with live progress."""
 
 from __future__ import annotations
 
 import logging
-import time
-from pathlib import Path
-from typing import TYPE_CHECKING
-
-import click
-
-from runner.cli import exit_codes
-from runner.cli.options import json_option, loaded, signed, slots_option, stored, with_settings
-from runner.cli.terminal import note, refuse, say, say_json
-from runner.core.run import Author
-from runner.errors import UnreachableError, UsageError
-from runner.settings import Settings
-
-if TYPE_CHECKING:
-    from runner.store.database import Database
 import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from runner import wiring
+import click
+
 from runner.app.humanize import cell, duration
-from runner.cli.terminal import console_on
-from runner.core.run import ENDED, RunStatus
-from runner.errors import RunnerError
-from runner.queries.jobs import RunSummary, current_runs, list_runs
-from runner.store.database import Database
+from runner.cli import exit_codes
+from runner.cli.options import json_option, loaded, signed, slots_option, stored, with_settings
+from runner.cli.terminal import console_on, note, refuse, say, say_json
+from runner.core.run import ENDED, Author, RunStatus
+from runner.errors import RunnerError, UnreachableError, UsageError
+from runner.settings import Settings
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -45,6 +31,8 @@ if TYPE_CHECKING:
 
     from runner.cli.questions import Asker
     from runner.engine.worker import Worker
+    from runner.queries.jobs import RunSummary
+    from runner.store.database import Database
 
 
 _spec_argument = click.argument("spec", type=click.Path(path_type=Path), required=False)
@@ -273,6 +261,8 @@ def work_job(
     Raises:
         UnreachableError: a part was away when the worker started or had to end.
     """
+    from runner import wiring
+
     with interruption:
         worker = wiring.start_worker(settings, database, slots=slots)
         interruption.watch(worker)
@@ -336,6 +326,8 @@ def rests(runs: Sequence[RunSummary], *, asks: bool) -> bool:
 
 def _watch(watched: _Watched, progress: Progress) -> bool:
     """Show the job until it rests (True) or the worker is to end (False)."""
+    from runner.queries.jobs import current_runs, list_runs
+
     pause = _LOOK_SECONDS
     while not watched.interruption.happened and not watched.worker.wait(pause):
         try:
