@@ -35,7 +35,6 @@ from runner.app.show import child_line, descent, spending_of, tree_line, tree_of
 from runner.core.agents import place_of
 from runner.core.prices import PriceList
 from runner.errors import UsageError
-from runner.llm.anthropic import request_body
 from runner.queries import decisions, jobs
 from runner.queries import transcript as stored
 from runner.queries.costs import CallCost, call_costs
@@ -237,6 +236,8 @@ def transcript_of(
 
 def request_as_sent(database: Database, name: str, turn: int) -> bytes:
     """Return the body of the request of a turn as it was sent."""
+    from runner.llm.anthropic import request_body  # late: imports anthropic
+
     run_id = find(database, name, "run").id
     return request_body(stored.sent_request(database, run_id, turn))
 
