@@ -211,28 +211,12 @@ def verified(verification: Verification) -> str:
 
 Tone = Literal["plain", "good", "bad", "wait"]
 
-STATE_TONES: dict[str, Tone] = {
-    "succeeded": "good",
-    "failed": "bad",
-    "stopped": "bad",
-    "cancelled": "bad",
-    "waiting": "wait",
+# Of the states of runs and tool calls, and of answers to approval requests.
+TONES: dict[str | None, Tone] = {
+    **dict.fromkeys(("succeeded", "approved"), "good"),
+    **dict.fromkeys(("failed", "stopped", "cancelled", "denied", "expired"), "bad"),
+    **dict.fromkeys(("waiting", "pending", "started", "unknown", "interrupted"), "wait"),
 }
-OUTCOME_TONES: dict[str, Tone] = {
-    "succeeded": "good",
-    "pending": "wait",
-    "started": "wait",
-    "unknown": "wait",
-    "interrupted": "wait",
-}
-_ANSWER_TONES: dict[str | None, Tone] = {"approved": "good", "denied": "bad", "expired": "bad"}
-# Done by a person where an imported record does not say by whom.
-_BY_PEOPLE = frozenset(
-    {
-        *("run_submitted", "submitted", "forked", "message_queued", "cancelled", "pause_requested"),
-        *("retried", "begun_afresh"),
-    }
-)
 _EVENTS = {
     "run_submitted": "submitted",
     "pause_requested": "pause asked for",
@@ -256,7 +240,7 @@ class Note:
 def run_state(run: Mapping[str, Any]) -> Note:
     """Return where a run stands, and why: ``stopped: max_turns: 50 turns``."""
     told = (str(run[name]) for name in ("state", "reason", "detail") if run[name])
-    return Note(": ".join(dict.fromkeys(told)), STATE_TONES.get(run["state"], "plain"))
+    return Note(": ".join(dict.fromkeys(told)), TONES.get(run["state"], "plain"))
 
 
 def call_cost_line(calls: Sequence[CallCost]) -> str:
@@ -300,7 +284,7 @@ def decision_notes(
         return (Note(said if denied["answer"] else f"denied: {said}", "bad"),)
     if asked is not None:
         edited = ", with another input" if asked["edited_input"] is not None else ""
-        return (Note(f"{answer(asked)}{edited}", _ANSWER_TONES.get(asked["answer"], "wait")),)
+        return (Note(f"{answer(asked)}{edited}", TONES.get(asked["answer"], "wait")),)
     if call["decision"] == "deny":  # copied into a fork
         return (Note(f"denied: {decider({**call, 'why': ''})}", "bad"),)
     if call["decision"] == "allow" and call["rule"]:
@@ -308,11 +292,9 @@ def decision_notes(
     return ()
 
 
-def is_by_person(type_: str, data: Mapping[str, Any]) -> bool:
-    """True if a person did it, as far as the record says."""
-    if "by" in data:
-        return data["by"] not in (None, RUNNERS_NAME)
-    return type_ in _BY_PEOPLE
+def is_by_person(data: Mapping[str, Any]) -> bool:
+    """True if a person did what an event tells of, as far as the record says."""
+    return data.get("by") not in (None, RUNNERS_NAME)
 
 
 def event_note(type_: str, data: Mapping[str, Any], attempt: int | None) -> Note | None:
@@ -371,7 +353,7 @@ def _approval_answered(type_: str, data: Mapping[str, Any]) -> Note:
     edited = ", with another input" if data.get("edited") else ""
     rule = f" by the rule {data['rule']}" if data.get("rule") else ""
     said = f"{call}: {data['answer']}{edited}{rule}{_who(data)}"
-    return Note(said, _ANSWER_TONES.get(data["answer"], "plain"))
+    return Note(said, TONES.get(data["answer"], "plain"))
 
 
 def _hook_finished(type_: str, data: Mapping[str, Any]) -> Note:
@@ -427,7 +409,7 @@ def _who_and_why(data: Mapping[str, Any]) -> str:
 
 
 def _who(data: Mapping[str, Any]) -> str:
-    by = f" by {data['by']}" if data.get("by") not in (None, RUNNERS_NAME) else ""
+    by = f" by {data['by']}" if is_by_person(data) else ""
     return by + _after_colon(data, "why")
 
 

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from runner import wiring
 from runner.app.humanize import (
-    OUTCOME_TONES,
-    STATE_TONES,
+    TONES,
     Note,
     Tone,
     call_cost_line,
@@ -343,7 +342,7 @@ class _Composer:
     def _event(self, event: HistoryEvent) -> Iterator[Part]:
         note = event_note(event.type, event.data, event.attempt)
         if note is not None:
-            yield Event(event.at, note, is_by_person(event.type, event.data))
+            yield Event(event.at, note, is_by_person(event.data))
         if event.type == "child_started" and "call_index" not in event.data:
             child = self._children.get(str(event.data.get("child")))
             yield from self._sub_agent(child) if child is not None else ()
@@ -360,7 +359,7 @@ class _Composer:
         spending = self._child_spending[child["id"]]
         spent = cost(spending) if spending.calls else ""
         told = (child_line(child), spent, child["description"])
-        return Note(", ".join(filter(None, told)), STATE_TONES.get(child["state"], "plain"))
+        return Note(", ".join(filter(None, told)), TONES.get(child["state"], "plain"))
 
     def _message(self, message: list[StoredBlock]) -> Message:
         first = message[0]
@@ -384,7 +383,7 @@ class _Composer:
                 return self._call(content, call)
             case "tool_result" if call is not None:
                 words = ", ".join(filter(None, (cell(call["state"]), duration(call["duration"]))))
-                outcome = Note(words, OUTCOME_TONES.get(call["state"], "bad"))
+                outcome = Note(words, TONES.get(call["state"], "bad"))
                 shown = content.get("content", "")
                 return ToolResult(call["id"], cell(call["name"]), outcome, shown, call["size"])
             case kind:
