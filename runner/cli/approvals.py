@@ -24,8 +24,8 @@ from runner.errors import UsageError
 from runner.settings import Settings
 
 if TYPE_CHECKING:
+    from runner.core.commands import Answered, Question, Reply
     from runner.queries.decisions import Why
-    from runner.store.approvals import Answered, Asked, Reply
     from runner.store.database import Database
 import hashlib
 from collections.abc import Iterable
@@ -34,7 +34,7 @@ from dataclasses import dataclass
 from runner.errors import NotFoundError
 
 if TYPE_CHECKING:
-    from runner.store.approvals import Asked
+    from runner.core.commands import Question
     from runner.store.database import Database
 
 
@@ -79,12 +79,12 @@ def approvals(settings: Settings, id: str | None, as_json: bool) -> None:
         note("nothing waits for an answer")
 
 
-def _waiting(database: Database, id: str | None) -> Sequence[Asked]:
+def _waiting(database: Database, id: str | None) -> Sequence[Question]:
     """What waits: all of it, or of a job, or of a run and all below it."""
+    from runner.core.commands import Target
     from runner.queries.find import find
     from runner.queries.jobs import show_run
-    from runner.store.approvals import waiting
-    from runner.store.control import Target
+    from runner.store.questions import waiting
 
     if id is None:
         return waiting(database)
@@ -177,8 +177,8 @@ def approve(
       runner approve k3x9f2 --edit 'uv lock --offline'
     """
 
-    def reply(database: Database, asked: Sequence[Asked]) -> Reply:
-        from runner.store.approvals import Reply
+    def reply(database: Database, asked: Sequence[Question]) -> Reply:
+        from runner.core.commands import Reply
 
         edited = None if edit is None else _edited(database, asked, edit)
         return Reply("approved", str(author.name), author.why, edited, **options)
@@ -206,8 +206,8 @@ def deny(
       runner deny job_01jd9k --group 'git push' --remember job
     """
 
-    def reply(database: Database, asked: Sequence[Asked]) -> Reply:
-        from runner.store.approvals import Reply
+    def reply(database: Database, asked: Sequence[Question]) -> Reply:
+        from runner.core.commands import Reply
 
         return Reply("denied", str(author.name), author.why, **options)
 
@@ -218,10 +218,11 @@ def _answer(
     settings: Settings,
     ids: tuple[str, ...],
     group_key: str | None,
-    reply_to: Callable[[Database, Sequence[Asked]], Reply],
+    reply_to: Callable[[Database, Sequence[Question]], Reply],
     as_json: bool,
 ) -> int:
-    from runner.store.approvals import answer, waiting
+    from runner.store.approvals import answer
+    from runner.store.questions import waiting
 
     with stored(settings) as database:
         now = measured_now(database)
@@ -246,7 +247,7 @@ def _answer(
     return exit_codes.FAILED
 
 
-def _edited(database: Database, asked: Sequence[Asked], text: str) -> dict[str, Any]:
+def _edited(database: Database, asked: Sequence[Question], text: str) -> dict[str, Any]:
     """The input that ``--edit`` gives calls that all have one and the same.
 
     Raises:
@@ -277,7 +278,7 @@ def _read(text: str) -> Any:
     return text if isinstance(value, bool) else value if isinstance(value, dict) else None
 
 
-def _refuse_unfit(database: Database, one: Asked, value: dict[str, Any]) -> None:
+def _refuse_unfit(database: Database, one: Question, value: dict[str, Any]) -> None:
     from runner.queries.jobs import show_job
     from runner.tools.checking import InputCheck
 
@@ -321,7 +322,7 @@ class Group:
     """Questions of one job that ask for the same, the oldest first."""
 
     key: str
-    asked: tuple[Asked, ...]
+    asked: tuple[Question, ...]
 
     @property
     def id(self) -> str:
@@ -346,9 +347,9 @@ class Group:
         return (rules.pop() or None) if len(rules) == 1 else None
 
     @property
-    def by_input(self) -> list[list[Asked]]:
+    def by_input(self) -> list[list[Question]]:
         """The same questions, those with the same input together; the most frequent first."""
-        found: dict[str, list[Asked]] = {}
+        found: dict[str, list[Question]] = {}
         for each in self.asked:
             found.setdefault(each.input_digest, []).append(each)
         return sorted(found.values(), key=len, reverse=True)
@@ -374,14 +375,14 @@ class Group:
         }
 
 
-def call_id(asked: Asked) -> str:
+def call_id(asked: Question) -> str:
     """The id of the tool call that a question is about."""
     from runner.store import ids
 
     return ids.call_id(asked.run_id, asked.turn, asked.position)
 
 
-def _call_to_json(asked: Asked, label: str) -> dict[str, Any]:
+def _call_to_json(asked: Question, label: str) -> dict[str, Any]:
     return {
         "id": asked.id,
         "call_id": call_id(asked),
@@ -400,7 +401,7 @@ def _call_to_json(asked: Asked, label: str) -> dict[str, Any]:
     }
 
 
-def labels_of(database: Database, asked: Iterable[Asked]) -> dict[str, str]:
+def labels_of(database: Database, asked: Iterable[Question]) -> dict[str, str]:
     """What the calls that questions are about are called in their trees, by the questions' ids."""
     from runner.queries.find import call_labels
 
@@ -410,16 +411,16 @@ def labels_of(database: Database, asked: Iterable[Asked]) -> dict[str, str]:
     return {each.id: labels[each.run_id, each.turn, each.position] for each in questions}
 
 
-def grouped(asked: Iterable[Asked]) -> list[Group]:
+def grouped(asked: Iterable[Question]) -> list[Group]:
     """Questions by job, tool and what they ask for; the group with the oldest question first."""
-    found: dict[tuple[str, str, str], list[Asked]] = {}
+    found: dict[tuple[str, str, str], list[Question]] = {}
     for each in sorted(asked, key=lambda each: (each.asked_at, each.id)):
         found.setdefault((each.job_id, each.tool, each.group_key), []).append(each)
     return [Group(key, tuple(group)) for (_, _, key), group in found.items()]
 
 
 def chosen(
-    database: Database, waiting: Sequence[Asked], texts: Sequence[str], group_key: str | None
+    database: Database, waiting: Sequence[Question], texts: Sequence[str], group_key: str | None
 ) -> list[str]:
     """The ids of the approvals that a command is about.
 
@@ -450,7 +451,7 @@ def chosen(
     return list(dict.fromkeys(found))
 
 
-def _named(database: Database, waiting: Sequence[Asked], text: str) -> list[str]:
+def _named(database: Database, waiting: Sequence[Question], text: str) -> list[str]:
     from runner.queries import decisions
     from runner.queries.find import find
 
@@ -478,7 +479,7 @@ def _named(database: Database, waiting: Sequence[Asked], text: str) -> list[str]
     return [each.id for each in waiting if is_within(each.run_id, thing.id)]
 
 
-def _candidates(waiting: Sequence[Asked], text: str) -> dict[str, list[str]]:
+def _candidates(waiting: Sequence[Question], text: str) -> dict[str, list[str]]:
     """What has that name, or begins or ends so, with the approvals that it stands for."""
     from runner.queries.find import SHORTEST_SUFFIX
 

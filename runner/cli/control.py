@@ -27,7 +27,7 @@ from runner.settings import Settings
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from runner.store.control import Change, Target
+    from runner.core.commands import Change, Target
     from runner.store.database import Database
 from typing import TYPE_CHECKING
 
@@ -44,7 +44,7 @@ from runner.cli.terminal import say_fields
 from runner.core.budget import JobBudget, billionths
 
 if TYPE_CHECKING:
-    from runner.store.control import Change
+    from runner.core.commands import Change
 
 
 _id_argument = click.argument("id", metavar="ID")
@@ -163,7 +163,7 @@ def retry(
       runner retry job_01jd9k --failed
       runner retry k3x9f2 --max-turns 100
     """
-    from runner.store.retry import Raised
+    from runner.core.commands import Raised
     from runner.store.retry import retry as retry_runs
 
     with _target(settings, id) as (database, target, now):
@@ -224,8 +224,8 @@ def patiently(change: Callable[[], Changed]) -> Changed:
 
 @contextmanager
 def _target(settings: Settings, text: str) -> Iterator[tuple[Database, Target, float]]:
+    from runner.core.commands import Target
     from runner.queries.find import find
-    from runner.store.control import Target
 
     with stored(settings) as database:
         found = find(database, text, "job", "run")

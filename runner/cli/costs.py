@@ -15,8 +15,8 @@ from runner.errors import UsageError
 from runner.settings import Settings
 
 if TYPE_CHECKING:
+    from runner.core.commands import Target
     from runner.queries.costs import By, Cost
-    from runner.store.control import Target
     from runner.store.database import Database
 
 

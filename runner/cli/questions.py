@@ -23,7 +23,7 @@ from runner.queries import decisions
 from runner.store.database import Database
 
 if TYPE_CHECKING:
-    from runner.store.approvals import Asked, Reply
+    from runner.core.commands import Question, Reply
 
 
 _LOOK_SECONDS = 0.25
@@ -137,9 +137,9 @@ class Asker:
                     return
                 waiting = self._waiting(job_id)
 
-    def _waiting(self, job_id: str) -> Sequence[Asked]:
-        from runner.store.approvals import waiting
-        from runner.store.control import Target
+    def _waiting(self, job_id: str) -> Sequence[Question]:
+        from runner.core.commands import Target
+        from runner.store.questions import waiting
 
         found = waiting(self._database, Target("job", job_id))
         return sorted(found, key=lambda each: (each.asked_at, each.id))
@@ -151,7 +151,7 @@ class Asker:
             self._terminal.say("Enter shows the next question: ", end="")
             self._terminal.read_line(_seldom(lambda: is_to_end() or not self._waiting(job_id)))
 
-    def _ask(self, waiting: Sequence[Asked], is_to_end: Ends) -> bool:
+    def _ask(self, waiting: Sequence[Question], is_to_end: Ends) -> bool:
         """Ask about the first, until it has an answer; False when that came from elsewhere."""
         one = waiting[0]
         seen = len(_broken(input_lines(one.input))) <= _MOST_LINES
@@ -175,11 +175,11 @@ class Asker:
             elif reply is not None and self._answer(one, reply):
                 return True
 
-    def _is_over(self, one: Asked, is_to_end: Ends) -> Ends:
+    def _is_over(self, one: Question, is_to_end: Ends) -> Ends:
         gone = _seldom(lambda: not decisions.is_approval_open(self._database, one.id))
         return lambda: is_to_end() or gone()
 
-    def _question(self, one: Asked, others: int) -> Iterator[str]:
+    def _question(self, one: Question, others: int) -> Iterator[str]:
         waited = duration(max(measured_now(self._database) - one.asked_at, 0))
         item, tool = shorten(one.item_key, _LONGEST_NAME), shorten(one.tool, _LONGEST_NAME)
         wish = f"was cut off in the middle of {tool}" if one.asked_again else f"asks to use {tool}"
@@ -199,9 +199,9 @@ class Asker:
         if others:
             yield f"  {others} more {'asks' if others == 1 else 'ask'} for the same"
 
-    def _reply(self, line: str, one: Asked, until: Ends) -> Reply | None:
+    def _reply(self, line: str, one: Question, until: Ends) -> Reply | None:
         """What the person's words say; None when they say nothing that can be done."""
-        from runner.store.approvals import Reply
+        from runner.core.commands import Reply
 
         word, _, rest = line.partition(" ")
         match word.lower():
@@ -219,7 +219,7 @@ class Asker:
             self._terminal.say("that is no answer here")
         return None
 
-    def _answer(self, one: Asked, reply: Reply) -> bool:
+    def _answer(self, one: Question, reply: Reply) -> bool:
         from runner.store.approvals import answer
 
         try:
@@ -251,7 +251,7 @@ def _seldom(look: Ends) -> Ends:
     return ends
 
 
-def _choices(one: Asked) -> str:
+def _choices(one: Question) -> str:
     always = ", a(lways in this job)" if one.suggested_rule else ""
     question = "run it again?" if one.asked_again else "allow it?"
     return f"{question} y(es), n(o){always}, s(how all): "

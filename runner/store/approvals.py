@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from sqlalchemy import ColumnElement, Connection, Row, exists, literal_column, select, true, update
 
+from runner.core.commands import Answered, Question, Reply
 from runner.core.events import INPUT_SUMMARY_LENGTH
 from runner.core.run import ENDED, Author
 from runner.core.spec import JobSpec
@@ -27,15 +28,7 @@ from runner.permissions.rules import REMEMBERED
 from runner.store.conditions import IS_OPEN_APPROVAL
 from runner.store.database import Database, to_json
 from runner.store.jobs import is_storable
-from runner.store.questions import (
-    Asked,
-    Given,
-    LockedRun,
-    load_asked,
-    lock_open,
-    store_answers,
-    waiting,
-)
+from runner.store.questions import Given, LockedRun, load_asked, lock_open, store_answers
 from runner.store.rules import lock_rules, policy_for, remember_rules, rules_at
 from runner.store.tables import approvals, jobs, runs
 
@@ -50,7 +43,7 @@ class JobRules:
     snapshot: int
     rules: tuple[Rule, ...]
 
-    def decide(self, asked: Asked) -> Decision:
+    def decide(self, asked: Question) -> Decision:
         """What they say of a call that was asked about: whether it may run. Whether one runs again
         of which nobody knows what it did is for a person to say."""
         types = asked.agent_types
@@ -64,7 +57,7 @@ class Applied:
     ``answered`` and how, and the runs that are ``queued`` again."""
 
     looked: int
-    answered: tuple[tuple[Asked, Given], ...]
+    answered: tuple[tuple[Question, Given], ...]
     queued: tuple[str, ...]
 
 
@@ -85,7 +78,7 @@ def apply_new_rules(database: Database, now: float, most: int = 200) -> list[str
 def apply_rules(database: Database, now: float, most: int, job_id: str | None = None) -> Applied:
     """``apply_new_rules``, of one job or all of them, that says what it did."""
 
-    def look(connection: Connection) -> list[tuple[Asked, Decision]]:
+    def look(connection: Connection) -> list[tuple[Question, Decision]]:
         changed = _jobs_with_older_questions(connection) if job_id is None else [job_id]
         if not changed:
             return []
@@ -102,7 +95,7 @@ def apply_rules(database: Database, now: float, most: int, job_id: str | None = 
     return database.write(partial(_store, looked={one.id: (one, d) for one, d in looked}, now=now))
 
 
-def _by_itself(asked: Asked, rules: JobRules) -> Decision:
+def _by_itself(asked: Question, rules: JobRules) -> Decision:
     """What the rules answer without a person. What a hook asks they can only deny."""
     decision = rules.decide(asked)
     if asked.asked_again or (asked.by_hook and decision.effect != "deny"):
@@ -132,7 +125,7 @@ def job_rules(connection: Connection, job_id: str) -> JobRules:
 
 
 def _store(
-    connection: Connection, looked: Mapping[str, tuple[Asked, Decision]], now: float
+    connection: Connection, looked: Mapping[str, tuple[Question, Decision]], now: float
 ) -> Applied:
     """What the rules said is stored if they are still the newest: they cannot change meanwhile."""
     locked = lock_open(connection, sorted({asked.run_id for asked, _ in looked.values()}))
@@ -140,7 +133,7 @@ def _store(
         job_id: lock_rules(connection, job_id)
         for job_id in sorted({asked.job_id for asked, _ in looked.values()})
     }
-    answered: list[tuple[Asked, Given]] = []
+    answered: list[tuple[Question, Given]] = []
     queued = []
     for run in locked:
         decided = _decided(run, looked, newest[run.row.job_id])
@@ -159,7 +152,7 @@ def _store(
 
 
 def _decided(
-    run: LockedRun, looked: Mapping[str, tuple[Asked, Decision]], newest: int
+    run: LockedRun, looked: Mapping[str, tuple[Question, Decision]], newest: int
 ) -> dict[str, Decision]:
     return {
         question.id: looked[question.id][1]
@@ -239,36 +232,7 @@ def _expire(database: Database, condition: ColumnElement[bool], now: float, most
     return database.write(work)
 
 
-__all__ = ["Answered", "Asked", "Reply", "answer", "expire", "waiting"]
-
 _EFFECTS: dict[str, Literal["allow", "deny"]] = {"approved": "allow", "denied": "deny"}
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """What a person says. ``edited`` is the input to run with instead. ``remember`` says for what it
-    holds: this call, its run or its job; for the last two a rule is stored, ``rule`` or (None) the
-    one that each question suggests. On a denial, ``reason`` reaches the model."""
-
-    effect: Literal["approved", "denied"]
-    by: str
-    reason: str = ""
-    edited: Mapping[str, Any] | None = None
-    remember: Literal["call", "run", "job"] = "call"
-    rule: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Answered:
-    """What became of one question: whether anything ``changed``, a line that says it, and whether a
-    rule answered it that was remembered with the answer to another."""
-
-    id: str
-    run_id: str
-    item_key: str
-    changed: bool
-    detail: str
-    by_rule: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,10 +297,12 @@ def answer(
     return results
 
 
-def _load(connection: Connection, approval_ids: Sequence[str]) -> tuple[list[Asked], list[Asked]]:
+def _load(
+    connection: Connection, approval_ids: Sequence[str]
+) -> tuple[list[Question], list[Question]]:
     """The questions of these ids by run, and those of them that can be answered."""
-    found: list[Asked] = []
-    still_open: list[Asked] = []
+    found: list[Question] = []
+    still_open: list[Question] = []
     for start in range(0, len(approval_ids), _BATCH):
         these = approvals.c.id.in_(approval_ids[start : start + _BATCH])
         found += load_asked(connection, these)
@@ -348,7 +314,7 @@ def _load(connection: Connection, approval_ids: Sequence[str]) -> tuple[list[Ask
     return found, still_open
 
 
-def _lots(wanted: Sequence[Asked]) -> Iterator[list[Asked]]:
+def _lots(wanted: Sequence[Question]) -> Iterator[list[Question]]:
     """Questions in lots of whole runs that one transaction can answer."""
     run_ids = sorted({asked.run_id for asked in wanted})
     for start in range(0, len(run_ids), _BATCH):
@@ -376,7 +342,7 @@ def _refuse_reply(reply: Reply) -> None:
         raise UsageError(f"the edited input cannot be stored as JSON ({error})") from error
 
 
-def _rules_to_remember(asked: Sequence[Asked], reply: Reply) -> dict[str, Rule]:
+def _rules_to_remember(asked: Sequence[Question], reply: Reply) -> dict[str, Rule]:
     """The rule that the reply to each question stores, by the question's id."""
     if reply.remember == "call":
         return {}
@@ -405,7 +371,7 @@ def _rules_to_remember(asked: Sequence[Asked], reply: Reply) -> dict[str, Rule]:
 
 
 def _look(
-    connection: Connection, asked: Sequence[Asked], reply: Reply, rules: Mapping[str, Rule]
+    connection: Connection, asked: Sequence[Question], reply: Reply, rules: Mapping[str, Rule]
 ) -> _Looked:
     """A rule that is remembered must answer what it was remembered for, and what is approved must not
     be denied by the newest rules."""
@@ -422,17 +388,19 @@ def _look(
     return _Looked({job_id: each.snapshot for job_id, each in found.items()}, problems)
 
 
-def _jobs_of(asked: Sequence[Asked]) -> set[str]:
+def _jobs_of(asked: Sequence[Question]) -> set[str]:
     return {one.job_id for one in asked}
 
 
-def _rules_of(job_id: str, asked: Sequence[Asked], rules: Mapping[str, Rule]) -> tuple[Rule, ...]:
+def _rules_of(
+    job_id: str, asked: Sequence[Question], rules: Mapping[str, Rule]
+) -> tuple[Rule, ...]:
     return tuple(
         dict.fromkeys(rules[one.id] for one in asked if one.job_id == job_id and one.id in rules)
     )
 
 
-def _problem(asked: Asked, reply: Reply, rules: JobRules, rule: Rule | None) -> str | None:
+def _problem(asked: Question, reply: Reply, rules: JobRules, rule: Rule | None) -> str | None:
     if reply.effect == "denied" and rule is None:
         return None
     changed = asked if reply.edited is None else replace(asked, input=reply.edited)
@@ -450,7 +418,7 @@ def _problem(asked: Asked, reply: Reply, rules: JobRules, rule: Rule | None) -> 
 
 def _answer_lot(
     connection: Connection,
-    lot: Sequence[Asked],
+    lot: Sequence[Question],
     reply: Reply,
     rules: Mapping[str, Rule],
     looked: Mapping[str, int],
@@ -499,7 +467,7 @@ def _answer_lot(
 
 def _remember(
     connection: Connection,
-    answered: Sequence[Asked],
+    answered: Sequence[Question],
     reply: Reply,
     rules: Mapping[str, Rule],
     stored: Mapping[_Key, int],
@@ -531,7 +499,7 @@ def _given(reply: Reply, rule: Rule | None, position: int | None) -> Given:
     )
 
 
-def _detail(reply: Reply, asked: Asked, locked: Sequence[LockedRun], queued: set[str]) -> str:
+def _detail(reply: Reply, asked: Question, locked: Sequence[LockedRun], queued: set[str]) -> str:
     run = next(run.row for run in locked if run.row.id == asked.run_id)
     if asked.run_id in queued:
         then = "pauses now, as it was told to" if run.pause_requested else "goes on"
@@ -543,7 +511,7 @@ def _detail(reply: Reply, asked: Asked, locked: Sequence[LockedRun], queued: set
     return f"{reply.effect}: the run is {run.state}"
 
 
-def _answers_before(connection: Connection, asked: Sequence[Asked]) -> dict[str, Row[Any]]:
+def _answers_before(connection: Connection, asked: Sequence[Question]) -> dict[str, Row[Any]]:
     """The rows of questions that could not be answered, by their ids."""
     query = (
         select(approvals, runs.c.state)
@@ -569,6 +537,6 @@ def _why_not(row: Row[Any]) -> str:
     return f"was answered before: {row.answer}{by}"
 
 
-def _by_rule(asked: Asked, given: Given) -> Answered:
+def _by_rule(asked: Question, given: Given) -> Answered:
     detail = f"{given.answer} by {given.by}"
     return Answered(asked.id, asked.run_id, asked.item_key, True, detail, by_rule=True)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
-from typing import Any, Literal
+from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, insert, not_, select, update
 
@@ -23,6 +23,7 @@ from runner.core.budget import (
     billionths,
     in_usd,
 )
+from runner.core.commands import Change, Target
 from runner.core.events import Event, signed_event
 from runner.core.run import ENDED, RUNNER, TRANSITIONS, UNKNOWN, Author, RunStatus
 from runner.errors import UsageError
@@ -36,25 +37,6 @@ from runner.store.run_state import progress_from_row
 from runner.store.tables import approvals, events, jobs, purses, runs, tool_calls
 
 _BATCH = 200
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """A run, or all runs of a job."""
-
-    kind: Literal["job", "run"]
-    id: str
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """What became of one run: its state after it, whether anything changed, and a line that says it."""
-
-    id: str
-    item_key: str
-    state: RunStatus
-    changed: bool
-    detail: str
 
 
 def cancel(

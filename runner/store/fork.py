@@ -26,6 +26,7 @@ from sqlalchemy import (
 
 from runner.core.agents import Split
 from runner.core.children import split_of
+from runner.core.commands import Change
 from runner.core.context import Compacted, estimate, is_measurement, sent_messages, tokens_of
 from runner.core.conversation import (
     CUT_REASONS,
@@ -44,7 +45,7 @@ from runner.core.state import Fullness, Progress, Stop
 from runner.core.text import FORKED_TEXT, FORKED_WITH_FILES_TEXT, shorten
 from runner.errors import NotFoundError, UsageError
 from runner.store import jobs as job_rows
-from runner.store.control import Change, refuse_child
+from runner.store.control import refuse_child
 from runner.store.database import Database
 from runner.store.run_state import (
     copy_rows,

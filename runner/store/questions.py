@@ -15,6 +15,7 @@ from typing import Any, Literal
 from sqlalchemy import ColumnElement, Connection, Row, select, tuple_, update
 
 from runner.core.agents import AGENT_TOOL
+from runner.core.commands import Question, Target
 from runner.core.events import (
     INPUT_SUMMARY_LENGTH,
     Event,
@@ -24,9 +25,9 @@ from runner.core.events import (
 from runner.core.run import ENDED, RUNNER, Author
 from runner.core.spec import JobSpec
 from runner.core.text import shorten
-from runner.permissions import AnswerEffect, ToolContext
+from runner.permissions import AnswerEffect
 from runner.store.conditions import APPROVAL_OF_CALL, IS_OPEN_APPROVAL
-from runner.store.control import Target, locked_runs, store_change
+from runner.store.control import locked_runs, store_change
 from runner.store.database import Database
 from runner.store.rules import agent_types
 from runner.store.run_state import tool_context_from_json
@@ -35,36 +36,6 @@ from runner.store.tables import approvals, blocks, jobs, runs, tool_calls
 _INPUTS_AT_ONCE = 500
 
 Via = Literal["person", "rule", "timeout"]
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A call that was asked about. ``message`` and ``position`` are its key in the run, ``input`` what
-    it would run with. ``asked_again``: it had started, nobody knows what it did, and the question is
-    whether it runs again; ``by_hook``: a hook wants it asked. ``agent_types`` are those that the run is
-    narrowed by, as ``store.children.types`` gives them. Times are seconds since the epoch;
-    ``expires_at`` is None for a question that waits as long as it takes."""
-
-    id: str
-    run_id: str
-    message: int
-    position: int
-    job_id: str
-    job_name: str
-    item_key: str
-    turn: int
-    tool: str
-    input: Mapping[str, Any]
-    input_digest: str
-    tool_context: ToolContext
-    summary: str
-    group_key: str
-    suggested_rule: str
-    asked_at: float
-    expires_at: float | None
-    asked_again: bool = False
-    by_hook: bool = False
-    agent_types: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +60,7 @@ class LockedRun:
     questions: tuple[Row[Any], ...]
 
 
-def waiting(database: Database, of: Target | None = None) -> list[Asked]:
+def waiting(database: Database, of: Target | None = None) -> list[Question]:
     """The questions that wait for an answer, oldest first; ``of``: a run's or a job's."""
     condition = IS_OPEN_APPROVAL
     if of is not None:
@@ -101,7 +72,7 @@ def waiting(database: Database, of: Target | None = None) -> list[Asked]:
 
 def load_asked(
     connection: Connection, condition: ColumnElement[bool], most: int | None = None
-) -> list[Asked]:
+) -> list[Question]:
     """Questions, answered or not, by run and in its order.
 
     Args:
@@ -131,13 +102,13 @@ def load_asked(
     ]
 
 
-def _asked(row: Row[Any], arguments: Mapping[str, Any], types: tuple[str, ...]) -> Asked:
-    kept = {name: getattr(row, name) for name in Asked.__slots__ if hasattr(row, name)}
+def _asked(row: Row[Any], arguments: Mapping[str, Any], types: tuple[str, ...]) -> Question:
+    kept = {name: getattr(row, name) for name in Question.__slots__ if hasattr(row, name)}
     if row.updated_input is not None:
         arguments = row.updated_input
     if row.answer is None and row.edited_input is not None:  # by who let it run the first time
         arguments = row.edited_input
-    return Asked(
+    return Question(
         **{
             **kept,
             "input": arguments,
@@ -257,7 +228,7 @@ class Notice:
     job_id: str
     job_name: str
     command: str
-    asked: tuple[Asked, ...]
+    asked: tuple[Question, ...]
 
 
 def take_notices(database: Database, now: float, most: int = 200) -> list[Notice]:
@@ -286,7 +257,7 @@ def take_notices(database: Database, now: float, most: int = 200) -> list[Notice
         connection.execute(
             update(approvals).where(approvals.c.id.in_(taken)).values(notified_at=now)
         )
-        by_job: dict[str, list[Asked]] = {}
+        by_job: dict[str, list[Question]] = {}
         for asked in load_asked(connection, approvals.c.id.in_(taken)):
             by_job.setdefault(asked.job_id, []).append(asked)
         query = select(jobs.c.id, jobs.c.name, jobs.c.spec).where(jobs.c.id.in_(by_job))

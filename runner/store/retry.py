@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection, Row, insert, select
 
 from runner.core import budget
+from runner.core.commands import Change, Raised, Target
 from runner.core.events import INPUT_SUMMARY_LENGTH
 from runner.core.fold import rested
 from runner.core.run import ENDED, UNKNOWN, Author
@@ -24,8 +25,6 @@ from runner.errors import UsageError
 from runner.store import jobs as job_rows
 from runner.store.children import family_of
 from runner.store.control import (
-    Change,
-    Target,
     batches,
     change_event,
     changed,
@@ -37,27 +36,6 @@ from runner.store.control import (
 from runner.store.database import Database
 from runner.store.run_state import progress_from_row, progress_to_json
 from runner.store.tables import blocks, jobs, queued_messages, run_items, runs
-
-
-@dataclass(frozen=True, slots=True)
-class Raised:
-    """Limits for the runs that are retried, as ``core.budget.Limits`` has them; None leaves a run's
-    own."""
-
-    max_turns: int | None = None
-    token_ceiling: int | None = None
-    cost_ceiling_usd: float | None = None
-    working_time: float | None = None
-
-    @property
-    def given(self) -> dict[str, Any]:
-        """The limits that are new, by the names of the run's columns."""
-        named = {name: getattr(self, name) for name in self.__slots__}
-        return {name: limit for name, limit in named.items() if limit is not None}
-
-    def of(self, run: Row[Any]) -> dict[str, Any]:
-        """The limits that a run has columns for, as they are to be."""
-        return {name: getattr(run, name) for name in self.__slots__} | self.given
 
 
 def retry(

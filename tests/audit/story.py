@@ -8,6 +8,7 @@ from typing import Any
 from sqlalchemy import insert, select, text, update
 
 from runner.core.budget import Limits
+from runner.core.commands import Reply, Target
 from runner.core.context import Context
 from runner.core.conversation import ModelReply, Tool, ToolResult, Usage
 from runner.core.entries import ToolFinished
@@ -17,10 +18,11 @@ from runner.core.spec import Asking, JobSpec
 from runner.core.steps import RunTools
 from runner.permissions import Rule
 from runner.store import jobs as jobs_store
-from runner.store.approvals import Reply, answer, waiting
-from runner.store.control import Target, cancel
+from runner.store.approvals import answer
+from runner.store.control import cancel
 from runner.store.database import Database
 from runner.store.fork import fork
+from runner.store.questions import waiting
 from runner.store.tables import hook_runs, jobs, metadata, run_workspaces, runs, tool_calls
 from tests.core.story import replied
 from tests.docs.happenings import play

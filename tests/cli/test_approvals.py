@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from runner.store.control import Target
+from runner.core.commands import Target
 from runner.store.control import cancel as cancel_runs
 from runner.store.database import Database
 from runner.store.rules import list_rules

@@ -11,9 +11,10 @@ import pytest
 
 from runner.cli.questions import Asker, asker_at_terminal
 from runner.cli.work import _Watched
+from runner.core.commands import Reply, Target
 from runner.queries.jobs import list_runs
-from runner.store.approvals import Reply, answer
-from runner.store.control import Target, cancel
+from runner.store.approvals import answer
+from runner.store.control import cancel
 from runner.store.database import Database
 from runner.store.rules import list_rules
 from tests.cli.person import OurTerminal, Person

@@ -12,9 +12,10 @@ import pytest
 from sqlalchemy import select
 
 from runner.cli.main import cli
+from runner.core.commands import Target
 from runner.core.run import LONGEST_WHY
 from runner.queries.timeline import changes_of_job
-from runner.store.control import Target, cancel
+from runner.store.control import cancel
 from runner.store.database import Database
 from runner.store.tables import metadata
 from tests.cli.conftest import Result

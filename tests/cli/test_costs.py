@@ -13,11 +13,12 @@ import pytest
 from runner.app import humanize
 from runner.app.show import cost_fields
 from runner.cli import costs
+from runner.core.commands import Target
 from runner.core.conversation import Usage
 from runner.core.prices import Spending
 from runner.queries.costs import BY
 from runner.queries.jobs import show_run
-from runner.store.control import Target, cancel
+from runner.store.control import cancel
 from runner.store.database import Database
 from tests.cli.conftest import Result
 from tests.cli.test_terminal import HOSTILE, steers

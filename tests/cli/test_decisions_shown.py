@@ -11,19 +11,16 @@ from sqlalchemy import update
 
 from runner.app.report import report_on
 from runner.cli.report import summarise
+from runner.core.commands import Reply
 from runner.core.conversation import ToolResult
 from runner.core.entries import ToolFinished
 from runner.permissions import Rule
 from runner.queries import decisions
 from runner.settings import Settings
 from runner.store import migrate
-from runner.store.approvals import (
-    Reply,
-    answer,
-    expire,
-    waiting,
-)
+from runner.store.approvals import answer, expire
 from runner.store.database import Database
+from runner.store.questions import waiting
 from runner.store.tables import runs, tool_calls
 from tests.cli.conftest import Result
 from tests.cli.questions import ASKING, ask, call_id, job_of, refuse, submit_runs

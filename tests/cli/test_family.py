@@ -10,8 +10,9 @@ import pytest
 from sqlalchemy import select
 
 from runner.core.agents import AgentType
+from runner.core.commands import Target
 from runner.store import jobs as jobs_store
-from runner.store.control import Target, cancel
+from runner.store.control import cancel
 from runner.store.database import Database
 from runner.store.tables import runs
 from tests.cli.conftest import Result

@@ -12,10 +12,11 @@ import click
 import pytest
 from sqlalchemy import text as sql
 
+from runner.core.commands import Target
 from runner.core.run import STATES
 from runner.queries.jobs import list_jobs, show_run
 from runner.store import jobs as jobs_store
-from runner.store.control import Target, cancel
+from runner.store.control import cancel
 from runner.store.database import Database
 from tests.cli.conftest import Result
 from tests.cli.test_terminal import HOSTILE, steers

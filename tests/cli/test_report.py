@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from runner.core.commands import Reply, Target
 from runner.core.entries import RunSettled
 from runner.core.run import Ended, Waiting
 from runner.core.spec import Asking
 from runner.permissions import Rule
-from runner.store.approvals import Reply, answer
-from runner.store.control import Target, cancel
+from runner.store.approvals import answer
+from runner.store.control import cancel
 from runner.store.database import Database
 from runner.store.retry import retry
 from tests.app.test_markdown import cells_of

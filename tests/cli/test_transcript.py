@@ -14,15 +14,11 @@ from sqlalchemy import Connection
 
 from runner.app.transcript import transcript_of
 from runner.cli.transcript_text import lines_of
+from runner.core.commands import Target
 from runner.core.run import Author
 from runner.permissions import Rule
 from runner.settings import Settings
-from runner.store.control import (
-    Target,
-    cancel,
-    pause,
-    resume,
-)
+from runner.store.control import cancel, pause, resume
 from runner.store.database import Database
 from runner.store.fork import fork
 from runner.store.retry import say

@@ -8,14 +8,10 @@ from pathlib import Path
 
 from sqlalchemy import select
 
-from runner.store.approvals import (
-    Asked,
-    Reply,
-    answer,
-    waiting,
-)
-from runner.store.control import Target
+from runner.core.commands import Question, Reply, Target
+from runner.store.approvals import answer
 from runner.store.database import Database
+from runner.store.questions import waiting
 from runner.store.tables import runs
 from tests.crash.scenario import ANSWERED, Planned, Scenario
 
@@ -62,7 +58,7 @@ class Person:
                 if planned is not None and (planned.early or not early_only):
                     self._give(asked, planned)
 
-    def _give(self, asked: Asked, planned: Planned) -> None:
+    def _give(self, asked: Question, planned: Planned) -> None:
         reply = Reply(
             planned.effect,
             _NAME,

@@ -6,6 +6,7 @@ from dataclasses import replace
 from io import BytesIO
 
 from runner.core.budget import Budget
+from runner.core.commands import Reply, Target
 from runner.core.conversation import ToolResult
 from runner.core.entries import (
     Delivered,
@@ -24,16 +25,12 @@ from runner.exchange.session_runs import read_sessions
 from runner.exchange.sessions import ReadingSession
 from runner.permissions import Rule
 from runner.store import control, jobs, leases, retry, rules, runs, workspaces
-from runner.store.approvals import Reply, answer, waiting
-from runner.store.control import (
-    Target,
-    cancel,
-    pause,
-    resume,
-)
+from runner.store.approvals import answer
+from runner.store.control import cancel, pause, resume
 from runner.store.database import Database
 from runner.store.fork import fork
 from runner.store.imports import bring_in, bring_in_sessions
+from runner.store.questions import waiting
 from tests.exchange.samples import usual
 from tests.store.asked import ASKING, BASH
 from tests.store.attempts import claim, run_row, submit_one, text, tool_use

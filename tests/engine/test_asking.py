@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from runner.core.commands import Question, Reply, Target
 from runner.core.conversation import ModelReply, ModelRequest
 from runner.core.entries import Entry
 from runner.core.run import Ended, Lease, Outcome, Requeued, Waiting
@@ -20,16 +21,10 @@ from runner.engine.attempt import Ports, run_attempt
 from runner.llm.scripted import ScriptedModel
 from runner.permissions import Answer, Rule, digest_of
 from runner.ports import Decide, Interrupt, Model
-from runner.store.approvals import (
-    Asked,
-    Reply,
-    answer,
-    expire,
-    waiting,
-)
-from runner.store.control import Target
+from runner.store.approvals import answer, expire
 from runner.store.database import Database
 from runner.store.journal import StoredJournal
+from runner.store.questions import waiting
 from runner.store.retry import retry
 from runner.tools.registry import resolve
 from runner.workspace.folders import identify
@@ -101,10 +96,10 @@ class Desk:
         """One attempt at the run."""
         return run_attempt(lease or claim(self.database), self.ports, Interrupt())
 
-    def asked(self) -> list[Asked]:
+    def asked(self) -> list[Question]:
         return waiting(self.database)
 
-    def answer(self, reply: Reply, *asked: Asked) -> None:
+    def answer(self, reply: Reply, *asked: Question) -> None:
         chosen = asked or self.asked()
         answer(self.database, [one.id for one in chosen], reply, self.ports.clock.now())
 

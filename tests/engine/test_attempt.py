@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
+from runner.core.commands import Target
 from runner.core.run import Ended, Lease
 from runner.core.spec import JobSpec
 from runner.core.workspace import Workspace
@@ -117,7 +118,7 @@ def test_a_cancel_is_seen_in_a_back_off(database: Database, ports: Ports) -> Non
     thread.start()
     while row(database, lease).progress["failure"] is None:
         assert thread.is_alive()
-    control.cancel(database, control.Target("run", lease.run_id), time.time())
+    control.cancel(database, Target("run", lease.run_id), time.time())
     interrupt.set("dropped")
     thread.join(3)
     assert [type(error) for error in ended] == [Interrupted]

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, update
 
+from runner.core.commands import Reply, Target
 from runner.core.run import Author
 from runner.core.spec import Asking
 from runner.engine.dispatcher import Questions
 from runner.permissions import Rule
 from runner.store import control
-from runner.store.approvals import Reply, answer, expire
+from runner.store.approvals import answer, expire
 from runner.store.database import Database
 from runner.store.questions import Notice
 from runner.store.rules import list_rules, revoke
@@ -118,7 +119,7 @@ def test_people_are_told_once_and_of_nothing_that_no_longer_waits(post: Post) ->
     first, *others = ask_all(post.database, job_id, "uv lock")
     answered, cancelled, late = others
     answer(post.database, [answered], Reply("approved", "ada"), NOW)
-    gone = control.Target("run", approval_row(post.database, cancelled).run_id)
+    gone = Target("run", approval_row(post.database, cancelled).run_id)
     control.cancel(post.database, gone, NOW)
     _expire_at(post.database, late, NOW)
     post.pass_at(1)
@@ -189,7 +190,7 @@ def test_a_paused_runs_late_question_expires_and_it_stays_paused(post: Post) -> 
     job_id = submit_asking(post.database)
     (run_id,) = run_ids(post.database, job_id)
     (asked,) = ask(post.database, run_id, "uv lock", expires_at=NOW)
-    control.pause(post.database, control.Target("run", run_id), NOW)
+    control.pause(post.database, Target("run", run_id), NOW)
     post.pass_at(1)
     run = run_row(post.database, run_id)
     assert answers(post.database, [asked]) == ["expired"]

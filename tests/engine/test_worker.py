@@ -13,16 +13,12 @@ import pytest
 from sqlalchemy import select, update
 
 from runner import wiring
+from runner.core.commands import Target
 from runner.engine.worker import Worker, _Held
 from runner.ports import Interrupt
 from runner.settings import Settings
 from runner.store import jobs, runs
-from runner.store.control import (
-    Target,
-    cancel,
-    pause,
-    resume,
-)
+from runner.store.control import cancel, pause, resume
 from runner.store.database import Database
 from runner.store.tables import runs as run_table
 from tests.engine.test_attempt import scripted

@@ -9,6 +9,7 @@ from typing import Any
 from sqlalchemy import select
 
 from runner.core.budget import Limits, Reservation
+from runner.core.commands import Reply, Target
 from runner.core.context import Clip, Compaction
 from runner.core.conversation import ModelReply, ModelRequest, Tool, ToolResult, Usage
 from runner.core.entries import (
@@ -38,10 +39,10 @@ from runner.core.steps import (
 )
 from runner.permissions import ResolvedPath, Rule, ToolContext, paths_of
 from runner.store import jobs, runs
-from runner.store.approvals import Reply, answer, waiting
-from runner.store.control import Target
+from runner.store.approvals import answer
 from runner.store.database import Database
 from runner.store.journal import StoredJournal
+from runner.store.questions import waiting
 from runner.store.tables import queued_messages
 from runner.store.tables import runs as run_table
 from tests.store.attempts import decide, free

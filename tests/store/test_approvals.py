@@ -8,19 +8,14 @@ from dataclasses import replace
 import pytest
 from sqlalchemy import update
 
+from runner.core.commands import Reply, Target
 from runner.core.spec import Asking
 from runner.errors import NotFoundError, UsageError
 from runner.permissions import Decision, Policy, Request, Rule, ToolContext, digest_of, evaluate
 from runner.store import approvals
-from runner.store.approvals import (
-    Reply,
-    answer,
-    expire,
-    waiting,
-)
-from runner.store.control import Target
+from runner.store.approvals import answer, expire
 from runner.store.database import Database
-from runner.store.questions import take_notices
+from runner.store.questions import take_notices, waiting
 from runner.store.rules import list_rules
 from runner.store.tables import runs
 from tests.store.asked import (

@@ -11,6 +11,7 @@ import pytest
 from sqlalchemy import select, text
 
 from runner.core.budget import Budget
+from runner.core.commands import Raised, Reply, Target
 from runner.core.events import Event, signed_event
 from runner.core.run import RUNNER, UNKNOWN, Author
 from runner.core.spec import Asking
@@ -18,12 +19,11 @@ from runner.permissions import Rule
 from runner.queries.timeline import changes_of_job, events_after
 from runner.store import control, rules, workspaces
 from runner.store import retry as revive
-from runner.store.approvals import Reply, answer, apply_new_rules, expire
-from runner.store.control import Target, set_budget
+from runner.store.approvals import answer, apply_new_rules, expire
+from runner.store.control import set_budget
 from runner.store.database import Database
 from runner.store.fork import fork
 from runner.store.jobs import submit
-from runner.store.retry import Raised
 from runner.store.tables import approvals, job_events, metadata
 from tests.docs.happenings import play
 from tests.store.asked import ASKING, add_rules, answer_events, ask, run_ids, submit_asking

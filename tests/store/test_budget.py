@@ -11,20 +11,14 @@ import pytest
 from sqlalchemy import select
 
 from runner.core.budget import JobBudget
+from runner.core.commands import Target
 from runner.core.conversation import Usage
 from runner.core.entries import ModelCallFailed
 from runner.core.run import Author, Ended, Requeued, Waiting
 from runner.core.steps import CallModel, Done
 from runner.errors import NotFoundError, UsageError
 from runner.store import leases, runs
-from runner.store.control import (
-    Target,
-    budget_of,
-    cancel,
-    pause,
-    resume,
-    set_budget,
-)
+from runner.store.control import budget_of, cancel, pause, resume, set_budget
 from runner.store.database import Database
 from runner.store.journal import StoredJournal
 from runner.store.retry import retry

@@ -7,21 +7,17 @@ from dataclasses import replace
 import pytest
 from sqlalchemy import select, update
 
+from runner.core.commands import Reply, Target
 from runner.core.conversation import ModelReply
 from runner.core.entries import CallsDecided, RunSettled
 from runner.core.run import Ended
 from runner.core.steps import Done, RunTools
 from runner.permissions import Decision
 from runner.store import retry
-from runner.store.approvals import (
-    Reply,
-    answer,
-    expire,
-    waiting,
-)
-from runner.store.control import Target
+from runner.store.approvals import answer, expire
 from runner.store.database import Database
 from runner.store.journal import StoredJournal
+from runner.store.questions import waiting
 from runner.store.tables import approvals
 from tests.core.story import replied
 from tests.store.asked import ASKING, answers, approval_row, ask, run_ids, submit_asking

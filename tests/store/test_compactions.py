@@ -11,6 +11,7 @@ import pytest
 from sqlalchemy import event, select
 
 from runner.core.budget import Limits
+from runner.core.commands import Target
 from runner.core.context import Compaction
 from runner.core.conversation import ModelRequest, text_block
 from runner.core.entries import ModelCallFailed
@@ -21,7 +22,7 @@ from runner.errors import NotFoundError
 from runner.queries import transcript
 from runner.queries.jobs import show_run
 from runner.queries.transcript import sent_request
-from runner.store.control import Target, cancel
+from runner.store.control import cancel
 from runner.store.database import Database
 from runner.store.journal import StoredJournal
 from runner.store.retry import retry, say

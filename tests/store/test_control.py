@@ -9,17 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from sqlalchemy import select, update
 
+from runner.core.commands import Reply, Target
 from runner.core.run import Waiting
 from runner.core.steps import CallModel, Done
 from runner.errors import LeaseLost
 from runner.store import jobs as jobs_store
-from runner.store.approvals import Reply, answer
-from runner.store.control import (
-    Target,
-    cancel,
-    pause,
-    resume,
-)
+from runner.store.approvals import answer
+from runner.store.control import cancel, pause, resume
 from runner.store.database import Database
 from runner.store.runs import look_at, wait_for_workspace
 from runner.store.tables import model_calls, runs, tool_calls

@@ -11,6 +11,7 @@ import pytest
 from sqlalchemy import event, select, update
 
 from runner.core.budget import BILLIONTHS, billionths
+from runner.core.commands import Target
 from runner.core.context import Context
 from runner.core.conversation import Usage
 from runner.core.entries import ModelCallFailed
@@ -25,7 +26,7 @@ from runner.core.spec import JobSpec
 from runner.core.steps import CallModel
 from runner.queries.costs import BY, By, Cost, call_costs, costs_by
 from runner.store import jobs as jobs_store
-from runner.store.control import Target, cancel
+from runner.store.control import cancel
 from runner.store.database import Database
 from runner.store.exports import load_recorded
 from runner.store.fork import fork

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
+from runner.core.commands import Target
 from runner.core.conversation import Usage
 from runner.core.run import Ended
 from runner.ports import Ending
-from runner.store.control import Target, cancel
+from runner.store.control import cancel
 from runner.store.database import Database
 from runner.store.runs import endings
 from tests.store.attempts import claim, submit_one, text, tool_use

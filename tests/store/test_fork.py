@@ -8,6 +8,7 @@ import pytest
 from sqlalchemy import insert, select, update
 
 from runner.core.budget import Limits
+from runner.core.commands import Change, Target
 from runner.core.context import Compacted
 from runner.core.conversation import ToolResult, Usage
 from runner.core.entries import ToolFinished, TreeRecorded
@@ -19,7 +20,7 @@ from runner.queries import decisions, transcript
 from runner.queries.jobs import current_runs, list_runs, show_job, show_run
 from runner.queries.transcript import sent_request, tool_output
 from runner.store import ids
-from runner.store.control import Change, Target, cancel
+from runner.store.control import cancel
 from runner.store.database import Database
 from runner.store.fork import fork
 from runner.store.retry import retry, say

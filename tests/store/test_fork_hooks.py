@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from runner.core.commands import Target
 from runner.core.conversation import ToolResult, Usage
 from runner.core.entries import (
     HookFinished,
@@ -20,7 +21,7 @@ from runner.core.workspace import Instructions
 from runner.errors import UsageError
 from runner.queries.files import snapshots_around_turn
 from runner.queries.transcript import sent_request
-from runner.store.control import Target, cancel
+from runner.store.control import cancel
 from runner.store.database import Database
 from runner.store.retry import retry
 from runner.store.tables import run_instructions

@@ -8,13 +8,14 @@ import pytest
 from sqlalchemy import select
 
 from runner.core.agents import SPLIT_SOURCE, SPLIT_TOOL, Coordinator
+from runner.core.commands import Target
 from runner.core.conversation import Tool
 from runner.core.steps import CallModel
 from runner.core.text import CONTINUE_TEXT, SPLIT_TEXT
 from runner.core.workspace import result_tool
 from runner.errors import NotFoundError, UsageError
 from runner.store.children import attend
-from runner.store.control import Target, cancel
+from runner.store.control import cancel
 from runner.store.database import Database
 from runner.store.fork import fork
 from runner.store.tables import (

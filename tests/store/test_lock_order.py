@@ -12,22 +12,15 @@ import pytest
 from sqlalchemy import Connection, update
 
 from runner.core.budget import Budget
+from runner.core.commands import Reply, Target
 from runner.core.run import Author
 from runner.core.steps import CallModel
 from runner.errors import LeaseLost
 from runner.permissions import Rule
 from runner.store import budgets, leases
-from runner.store.approvals import Reply, answer, apply_new_rules
+from runner.store.approvals import answer, apply_new_rules
 from runner.store.children import attend
-from runner.store.control import (
-    Target,
-    budget_of,
-    cancel,
-    locked_runs,
-    pause,
-    resume,
-    set_budget,
-)
+from runner.store.control import budget_of, cancel, locked_runs, pause, resume, set_budget
 from runner.store.database import Database
 from runner.store.new_children import lock_tree
 from runner.store.retry import retry

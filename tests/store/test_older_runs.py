@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy import insert, select
 
+from runner.core.commands import Target
 from runner.core.context import Context
 from runner.core.entries import ModelCallFailed
 from runner.core.model_calls import turn_request
@@ -21,7 +22,7 @@ from runner.queries.costs import costs_by
 from runner.queries.jobs import show_job, show_run
 from runner.queries.transcript import sent_request
 from runner.store import leases, migrate
-from runner.store.control import Target, cancel
+from runner.store.control import cancel
 from runner.store.database import Database
 from runner.store.retry import retry, say
 from runner.store.tables import metadata

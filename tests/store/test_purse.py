@@ -12,6 +12,7 @@ import pytest
 from sqlalchemy import Connection, select
 
 from runner.core.budget import BILLIONTHS
+from runner.core.commands import Raised, Reply, Target
 from runner.core.conversation import Usage
 from runner.core.entries import ModelCallFailed
 from runner.core.run import ENDED, Author
@@ -19,19 +20,13 @@ from runner.core.steps import CallModel, Done, LocateCalls, RunTools, Sleep
 from runner.errors import LeaseLost
 from runner.store import leases
 from runner.store import runs as runs_store
-from runner.store.approvals import Reply, answer, apply_new_rules, waiting
+from runner.store.approvals import answer, apply_new_rules
 from runner.store.budgets import look_into
-from runner.store.control import (
-    Target,
-    budget_of,
-    cancel,
-    pause,
-    resume,
-    set_budget,
-)
+from runner.store.control import budget_of, cancel, pause, resume, set_budget
 from runner.store.database import Database
 from runner.store.journal import StoredJournal
-from runner.store.retry import Raised, retry
+from runner.store.questions import waiting
+from runner.store.retry import retry
 from runner.store.run_state import progress_from_row
 from runner.store.tables import runs
 from tests.store.attempts import Attempt, text, tool_use

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from sqlalchemy import event, select
 
+from runner.core.commands import Target
 from runner.core.run import STATES, RunStatus
 from runner.errors import NotFoundError
 from runner.queries import transcript
@@ -22,7 +23,7 @@ from runner.queries.jobs import (
 )
 from runner.queries.timeline import events_after
 from runner.store import jobs as jobs_store
-from runner.store.control import Target, cancel, pause
+from runner.store.control import cancel, pause
 from runner.store.database import Database
 from runner.store.retry import retry, say
 from runner.store.runs import look_at, wait_for_workspace

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from sqlalchemy import Connection, update
 
+from runner.core.commands import Target
 from runner.core.conversation import Usage
 from runner.core.prices import Spending
 from runner.core.run import Author
@@ -15,7 +16,7 @@ from runner.permissions import Rule
 from runner.queries import transcript
 from runner.queries.costs import call_costs, costs_by
 from runner.queries.timeline import ENDED, REPLIED, Position, history_of_run
-from runner.store.control import Target, cancel
+from runner.store.control import cancel
 from runner.store.database import Database
 from runner.store.fork import fork
 from runner.store.retry import say

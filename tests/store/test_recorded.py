@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Row, select, update
 
+from runner.core.commands import Target
 from runner.core.conversation import ToolResult
 from runner.core.entries import ToolFinished, TreeRecorded, Verified
 from runner.core.model_calls import turn_request
@@ -18,7 +19,7 @@ from runner.core.steps import CallModel, Done, RunTools, RunVerify
 from runner.core.workspace import Verify, Workspace
 from runner.permissions import Rule
 from runner.store import retry
-from runner.store.control import Target, cancel
+from runner.store.control import cancel
 from runner.store.database import Database
 from runner.store.tables import runs, tool_calls, verifications
 from tests.store.asked import BASH

@@ -7,12 +7,13 @@ from dataclasses import replace
 
 import pytest
 
+from runner.core.commands import Reply
 from runner.core.run import Author
 from runner.errors import UsageError
 from runner.permissions import Decision, Policy, Request, Rule, evaluate
 from runner.store import approvals
 from runner.store import approvals as approvals_module
-from runner.store.approvals import Reply, answer, apply_new_rules
+from runner.store.approvals import answer, apply_new_rules
 from runner.store.database import Database
 from runner.store.rules import list_rules, revoke
 from tests.store.asked import (

@@ -9,6 +9,7 @@ import pytest
 from sqlalchemy import select
 
 from runner.core.budget import Limits
+from runner.core.commands import Raised, Target
 from runner.core.conversation import Usage
 from runner.core.entries import ModelCallFailed, TimeWorked
 from runner.core.steps import CallModel, RunTools
@@ -16,10 +17,10 @@ from runner.core.workspace import Workspace
 from runner.errors import UsageError
 from runner.queries.jobs import show_run
 from runner.store import jobs as jobs_store
-from runner.store.control import Target, cancel, pause
+from runner.store.control import cancel, pause
 from runner.store.database import Database
 from runner.store.journal import load_conversation
-from runner.store.retry import Raised, retry, say
+from runner.store.retry import retry, say
 from runner.store.tables import blocks, events, run_items, runs
 from runner.store.workspaces import WorkspaceRecord, save_record
 from tests.store.attempts import Attempt, claim, event_types, run_row, submit_one, text, tool_use

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from runner.core.commands import Reply, Target
 from runner.core.spec import Asking
 from runner.core.workspace import RESULT_TOOL
 from runner.errors import NotFoundError
@@ -20,8 +21,8 @@ from runner.queries.jobs import (
     verifications_of_run,
 )
 from runner.store import leases
-from runner.store.approvals import Reply, answer
-from runner.store.control import Target, cancel
+from runner.store.approvals import answer
+from runner.store.control import cancel
 from runner.store.database import Database
 from runner.store.fork import fork
 from runner.store.retry import retry

@@ -9,6 +9,7 @@ import pytest
 from sqlalchemy import Row, select
 
 from runner.core.calls import OUTCOME_UNKNOWN
+from runner.core.commands import Reply, Target
 from runner.core.conversation import Tool
 from runner.core.run import Waiting
 from runner.core.spec import Asking, JobSpec
@@ -19,17 +20,11 @@ from runner.permissions import Rule, digest_of
 from runner.queries import decisions
 from runner.store import jobs as jobs_store
 from runner.store import leases
-from runner.store.approvals import (
-    Reply,
-    answer,
-    apply_new_rules,
-    expire,
-    waiting,
-)
-from runner.store.control import Target, cancel
+from runner.store.approvals import answer, apply_new_rules, expire
+from runner.store.control import cancel
 from runner.store.database import Database
 from runner.store.journal import StoredJournal
-from runner.store.questions import take_notices
+from runner.store.questions import take_notices, waiting
 from runner.store.retry import retry
 from runner.store.rules import asked_for
 from runner.store.tables import approvals, tool_calls

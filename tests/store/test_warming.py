@@ -10,17 +10,13 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, update
 
+from runner.core.commands import Target
 from runner.core.entries import ModelCallFailed
 from runner.core.run import Lease
 from runner.core.spec import JobSpec
 from runner.store import jobs as jobs_store
 from runner.store import leases
-from runner.store.control import (
-    Target,
-    cancel,
-    locked_runs,
-    pause,
-)
+from runner.store.control import cancel, locked_runs, pause
 from runner.store.database import Database
 from runner.store.retry import retry
 from runner.store.runs import ring_due, unfinished

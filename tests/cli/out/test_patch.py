@@ -13,10 +13,11 @@ import pytest
 from sqlalchemy import update
 
 from runner.cli.patch import file_names
+from runner.core.commands import Target
 from runner.core.conversation import ToolResult
 from runner.core.entries import ToolFinished, TreeRecorded
 from runner.core.workspace import Workspace
-from runner.store.control import Target, cancel
+from runner.store.control import cancel
 from runner.store.database import Database
 from runner.store.retry import say
 from runner.store.tables import run_items, runs

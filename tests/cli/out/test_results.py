@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 from sqlalchemy import select
 
 from runner.cli.results import _cell
+from runner.core.commands import Target
 from runner.core.spec import JobSpec
 from runner.core.workspace import RESULT_TOOL, result_tool
 from runner.permissions import Rule
 from runner.store import jobs as jobs_store
-from runner.store.control import Target, cancel
+from runner.store.control import cancel
 from runner.store.database import Database
 from runner.store.fork import fork
 from runner.store.retry import retry, say

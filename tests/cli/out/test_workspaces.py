@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from runner.store.control import Target, cancel
+from runner.core.commands import Target
+from runner.store.control import cancel
 from runner.store.database import Database
 from tests.cli.conftest import Result
 from tests.cli.out.recorded import AtWork, begin, git, git_spec, put, submit

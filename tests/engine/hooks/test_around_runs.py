@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from runner.core.commands import Reply, Target
 from runner.core.hooks import Hook
 from runner.core.run import Ended, Waiting
 from runner.core.spec import Asking
 from runner.core.workspace import RESULT_TOOL, result_tool
 from runner.permissions import Rule
-from runner.store.approvals import Reply
-from runner.store.control import Target
 from runner.store.fork import fork
 from runner.store.retry import retry
 from runner.tools.registry import resolve

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
+from runner.core.commands import Reply
 from runner.core.hooks import Hook
 from runner.core.run import Ended, Waiting
 from runner.errors import UsageError
 from runner.permissions import Rule, digest_of
-from runner.store.approvals import Reply, apply_new_rules
+from runner.store.approvals import apply_new_rules
 from tests.engine.hooks.bench import Bench, bash, decides, function, says, telling
 from tests.engine.test_asking import reply, write
 from tests.engine.test_attempt import row

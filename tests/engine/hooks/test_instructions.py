@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from sqlalchemy import select
 
+from runner.core.commands import Reply
 from runner.core.run import Ended, Waiting
 from runner.core.spec import Asking
 from runner.permissions import Rule
 from runner.queries.transcript import sent_request
-from runner.store.approvals import Reply
 from runner.store.tables import model_calls, run_instructions, runs
 from tests.engine.hooks.bench import Bench, bash
 

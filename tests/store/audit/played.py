@@ -8,6 +8,7 @@ from typing import Any
 
 from sqlalchemy import select, update
 
+from runner.core.commands import Reply
 from runner.core.conversation import Block, Tool, ToolOutcome, ToolResult, Usage
 from runner.core.entries import ToolFinished
 from runner.core.run import Author
@@ -15,7 +16,7 @@ from runner.core.spec import Asking, JobSpec
 from runner.core.steps import LocateCalls, RunTools
 from runner.permissions import Rule
 from runner.store import jobs as jobs_store
-from runner.store.approvals import Reply, answer
+from runner.store.approvals import answer
 from runner.store.database import Database
 from runner.store.tables import approvals, model_calls, runs, tool_calls
 from tests.store.attempts import Attempt, claim, text, tool_use

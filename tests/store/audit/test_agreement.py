@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from runner.app.report import ReportedRun, failure_groups
+from runner.core.commands import Target
 from runner.core.conversation import ToolOutcome
 from runner.core.prices import Spending
 from runner.queries.calls import tool_rows
@@ -25,10 +26,10 @@ from runner.queries.filters import Filters
 from runner.queries.jobs import last_verifications, list_runs
 from runner.queries.problems import error_rows, limit_rows
 from runner.queries.timeline import events_after, timeline_rows
-from runner.store.approvals import waiting
-from runner.store.control import Target, cancel
+from runner.store.control import cancel
 from runner.store.database import Database
 from runner.store.fork import fork
+from runner.store.questions import waiting
 from tests.store.attempts import claim
 from tests.store.audit.played import (
     PLAYED,

@@ -9,13 +9,13 @@ import pytest
 from sqlalchemy import event
 from sqlalchemy.engine import Engine
 
+from runner.core.commands import Raised, Target
 from runner.core.conversation import Usage
 from runner.core.run import Author
 from runner.queries.filters import Filters
 from runner.queries.problems import limit_rows
-from runner.store.control import Target
 from runner.store.database import Database
-from runner.store.retry import Raised, retry
+from runner.store.retry import retry
 from tests.store.attempts import claim, text
 from tests.store.audit.played import PLAYED, bash, submit, turn
 from tests.store.examples import NOW

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from runner.core.budget import Budget
+from runner.core.commands import Target
 from runner.core.run import Ended, Waiting
 from runner.core.spec import Asking
 from runner.core.steps import CallModel, Done, EndChildren
@@ -14,7 +15,7 @@ from runner.errors import LeaseLost
 from runner.permissions import Rule
 from runner.store.approvals import expire
 from runner.store.children import attend
-from runner.store.control import Target, cancel, pause
+from runner.store.control import cancel, pause
 from runner.store.database import Database
 from runner.store.journal import StoredJournal
 from tests.store.attempts import Attempt, claim, free, run_row

@@ -15,13 +15,14 @@ from runner.core.agents import (
     Coordinator,
 )
 from runner.core.budget import Limits
+from runner.core.commands import Target
 from runner.core.conversation import Tool
 from runner.core.run import Waiting
 from runner.core.steps import CallModel, Done
 from runner.permissions import Rule
 from runner.queries.transcript import sent_request
 from runner.store.children import attend
-from runner.store.control import Target, cancel
+from runner.store.control import cancel
 from runner.store.database import Database
 from runner.store.tables import runs
 from tests.store.attempts import claim, text

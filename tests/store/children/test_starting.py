@@ -9,6 +9,7 @@ import pytest
 from sqlalchemy import update
 
 from runner.core.budget import Limits
+from runner.core.commands import Target
 from runner.core.entries import TreeRecorded
 from runner.core.steps import CallModel
 from runner.core.workspace import Workspace
@@ -16,7 +17,7 @@ from runner.errors import LeaseLost
 from runner.store import leases as losses
 from runner.store import new_children
 from runner.store.children import Family, attend, family_of
-from runner.store.control import Target, cancel
+from runner.store.control import cancel
 from runner.store.database import Database
 from runner.store.fork import fork
 from runner.store.journal import StoredJournal

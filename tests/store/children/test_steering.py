@@ -8,23 +8,20 @@ import pytest
 from sqlalchemy import update
 
 from runner.core.budget import Budget
+from runner.core.commands import Raised, Reply, Target
 from runner.core.run import Author, Waiting
 from runner.core.steps import CallModel, Done
 from runner.errors import LeaseLost, UsageError
 from runner.permissions import Rule
 from runner.store import control
 from runner.store import control as budget
-from runner.store.approvals import Reply, answer, apply_new_rules, waiting
+from runner.store.approvals import answer, apply_new_rules
 from runner.store.children import attend
-from runner.store.control import (
-    Target,
-    cancel,
-    pause,
-    resume,
-)
+from runner.store.control import cancel, pause, resume
 from runner.store.database import Database
 from runner.store.fork import fork
-from runner.store.retry import Raised, retry, say
+from runner.store.questions import waiting
+from runner.store.retry import retry, say
 from runner.store.tables import jobs
 from tests.store.asked import add_rules
 from tests.store.attempts import claim, event_types, run_row, text, tool_use

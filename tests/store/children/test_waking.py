@@ -11,6 +11,7 @@ import pytest
 
 from runner.core.agents import AgentType
 from runner.core.budget import Limits
+from runner.core.commands import Reply, Target
 from runner.core.conversation import Block, ModelReply
 from runner.core.entries import RunSettled
 from runner.core.run import Ended, Lease, Waiting
@@ -20,17 +21,13 @@ from runner.core.workspace import RESULT_TOOL
 from runner.errors import UnreachableError
 from runner.permissions import Rule
 from runner.store import runs as runs_store
-from runner.store.approvals import Reply, answer, waiting
+from runner.store.approvals import answer
 from runner.store.children import attend, wake
-from runner.store.control import (
-    Target,
-    cancel,
-    pause,
-    resume,
-)
+from runner.store.control import cancel, pause, resume
 from runner.store.database import Database
 from runner.store.journal import StoredJournal
 from runner.store.leases import give_up
+from runner.store.questions import waiting
 from runner.store.retry import retry
 from tests.core.story import replied
 from tests.store.attempts import (

@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from sqlalchemy import Connection, select, update
 
 from runner.core.budget import Budget
+from runner.core.commands import Target
 from runner.core.run import Author
 from runner.errors import NotFoundError, UsageError
 from runner.store import imports as bringing
-from runner.store.control import Target
 from runner.store.database import Database
 from runner.store.exports import export
 from runner.store.fork import fork

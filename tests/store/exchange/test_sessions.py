@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import Table, select
 
+from runner.core.commands import Raised, Target
 from runner.core.conversation import Block
 from runner.core.run import Author
 from runner.errors import UsageError
@@ -23,13 +24,12 @@ from runner.llm.prices import load_prices
 from runner.queries import transcript
 from runner.queries.costs import costs_by
 from runner.queries.jobs import show_job, show_run
-from runner.store.control import Target
 from runner.store.database import Database
 from runner.store.exports import load_recorded
 from runner.store.fork import fork
 from runner.store.imports import BroughtSession, bring_in_sessions
 from runner.store.jobs import submit
-from runner.store.retry import Raised, retry, say
+from runner.store.retry import retry, say
 from runner.store.tables import blocks, job_events, jobs, runs, tool_calls
 from tests.exchange.samples import CWD, Session, file_of, text, use, usual
 from tests.store.attempts import claim, event_types, run_row, submit_one

@@ -11,6 +11,7 @@ import pytest
 from sqlalchemy import select, update
 
 from runner.core.agents import Coordinator
+from runner.core.commands import Target
 from runner.core.hooks import Hook
 from runner.core.steps import CallModel
 from runner.errors import UsageError
@@ -18,7 +19,7 @@ from runner.exchange.atif import trajectory
 from runner.exchange.claude_code import agent_id, session_id, session_lines
 from runner.llm.prices import load_prices
 from runner.queries.jobs import children_of, list_jobs
-from runner.store.control import Target, cancel
+from runner.store.control import cancel
 from runner.store.database import Database
 from runner.store.exports import load_recorded
 from runner.store.retry import retry

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from sqlalchemy import select, update
 
+from runner.core.commands import Reply
 from runner.core.run import Ended, Lease, Outcome, Requeued, Waiting
 from runner.core.spec import JobSpec, ParallelTools
 from runner.core.workspace import Verify, Workspace
@@ -21,10 +22,11 @@ from runner.llm.scripted import ScriptedModel
 from runner.permissions import Rule
 from runner.ports import Interrupt, Workspaces
 from runner.store import ids
-from runner.store.approvals import Reply, answer, waiting
+from runner.store.approvals import answer
 from runner.store.database import Database
 from runner.store.journal import StoredJournal
 from runner.store.leases import DatabaseClock
+from runner.store.questions import waiting
 from runner.store.tables import blocks, events, runs, tool_calls
 from runner.tools.registry import resolve
 from tests.store.examples import SPEC
