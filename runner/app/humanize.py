@@ -20,7 +20,7 @@ from runner.core.text import visible
 if TYPE_CHECKING:
     from runner.queries.costs import CallCost
     from runner.queries.decisions import DeniedCall
-    from runner.queries.jobs import Verification
+    from runner.queries.runs import Verification
     from runner.queries.transcript import StoredCompaction
 
 _LONGEST_LINE = 200

@@ -26,15 +26,15 @@ from runner.core.text import failure_signature
 from runner.errors import RunnerError
 from runner.queries import decisions, jobs
 from runner.queries.costs import costs_by
-from runner.queries.files import snapshots_of_job
 from runner.queries.find import find
+from runner.queries.runs import last_verifications, snapshots_of_job
 from runner.settings import Settings
 from runner.store.control import budget_of
 
 if TYPE_CHECKING:
     from runner.queries.decisions import DeniedKind
-    from runner.queries.files import RunSnapshots
-    from runner.queries.jobs import PrunedTurns, RunSummary, Verification
+    from runner.queries.jobs import PrunedTurns, RunSummary
+    from runner.queries.runs import RunSnapshots, Verification
     from runner.store.database import Database
     from runner.workspace.changes import DiffStat
 
@@ -208,7 +208,7 @@ def report_on(
     recorded = {each.run_id: each for each in snapshots_of_job(database, job_id)}
     read = recorded.values() if with_changes else ()
     stats, unrecorded, missing = _changes(settings, database, read)
-    verified = jobs.last_verifications(database, job_id)
+    verified = last_verifications(database, job_id)
     texts = jobs.last_texts(database, job_id)
     answers = decisions.answer_counts(database, job_id)
     waiting = decisions.open_approval_counts(database, job_id)

@@ -18,7 +18,7 @@ from runner.core.context import DEFAULT_WINDOW
 from runner.core.prices import Spending
 from runner.core.run import RunStatus
 from runner.errors import UnreachableError, UsageError
-from runner.queries import costs, decisions, files, jobs, timeline, transcript
+from runner.queries import costs, decisions, jobs, runs, timeline, transcript
 from runner.queries.costs import By
 from runner.queries.find import Kind, find
 from runner.settings import Settings
@@ -27,7 +27,8 @@ from runner.store.conditions import in_tree
 from runner.store.control import budget_of
 
 if TYPE_CHECKING:
-    from runner.queries.jobs import ChildSummary, JobSummary
+    from runner.queries.jobs import JobSummary
+    from runner.queries.runs import ChildSummary
     from runner.store.database import Database
 
 _LOOK_SECONDS = 0.5
@@ -50,9 +51,9 @@ def list_runs(
         whole_trees: with the sub-agents of each run, which has numbers of its own then.
     """
     job_id = find(database, job, "job").id
-    verified = jobs.last_verifications(database, job_id)
+    verified = runs.last_verifications(database, job_id)
     recorded = {
-        each.run_id: each for each in files.snapshots_of_job(database, job_id, every_run=True)
+        each.run_id: each for each in runs.snapshots_of_job(database, job_id, every_run=True)
     }
     return [
         {
@@ -99,7 +100,7 @@ def details_of(settings: Settings, database: Database, name: str) -> Details:
 def _run_details(settings: Settings, database: Database, run_id: str) -> dict[str, Any]:
     """Everything but the conversation and the events of a run."""
     run = jobs.show_run(database, run_id)
-    recorded = files.snapshots_of_run(database, run_id)
+    recorded = runs.snapshots_of_run(database, run_id)
     return run | {
         **place_of(run_id),
         **tree_of(settings, database, run_id),
@@ -113,8 +114,8 @@ def _run_details(settings: Settings, database: Database, run_id: str) -> dict[st
         "start_commit": recorded.start_commit,
         "commit": recorded.commit,
         "tree": recorded.tree,
-        "verifications": jobs.verifications_of_run(database, run_id),
-        "result": jobs.result_of_run(database, run_id),
+        "verifications": runs.verifications_of_run(database, run_id),
+        "result": runs.result_of_run(database, run_id),
     }
 
 
@@ -128,7 +129,7 @@ def _window(settings: Settings, run: dict[str, Any]) -> int:
 def _started_by(database: Database, call_id: str) -> list[ChildSummary]:
     parsed = ids.parse_call_id(call_id)
     assert parsed is not None, call_id
-    return [each for each in jobs.children_of(database, parsed[0]) if each["call_id"] == call_id]
+    return [each for each in runs.children_of(database, parsed[0]) if each["call_id"] == call_id]
 
 
 # The tree of a run and its sub-agents
@@ -138,7 +139,7 @@ def tree_of(settings: Settings, database: Database, run_id: str) -> dict[str, An
     """Return the ``children`` of a run, what each of them cost with all below it (``child_spending``, by
     id), the sums of all runs ``below`` it, and what the tree from the run down cost
     (``tree_spending``)."""
-    children = jobs.children_of(database, run_id)
+    children = runs.children_of(database, run_id)
     prices = wiring.load_prices(settings)
     condition = (in_tree(run_id),)
     spent = costs.costs_by(database, prices, "run", conditions=condition) if children else []
@@ -148,7 +149,7 @@ def tree_of(settings: Settings, database: Database, run_id: str) -> dict[str, An
             child["id"]: _sum(each.spending for each in spent if is_within(each.key, child["id"]))
             for child in children
         },
-        "below": jobs.descendants_of(database, run_id),
+        "below": runs.descendants_of(database, run_id),
         "tree_spending": _sum(each.spending for each in spent),
     }
 
@@ -324,7 +325,7 @@ def follow(
         for text in chain((None,), texts):
             if text is not None:
                 yield {"type": "text_delta", "run_id": run_id, **place_of(run_id), "text": text}
-            has_ended = jobs.has_ended(database, run_id, whole_tree=whole_tree)
+            has_ended = runs.has_ended(database, run_id, whole_tree=whole_tree)
             for event in _events_after(database, run_id, last, whole_tree):
                 last[event["run_id"]] = event["number"]
                 yield event

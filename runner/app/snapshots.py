@@ -9,7 +9,8 @@ from pathlib import Path
 
 from runner.core.run import ENDED
 from runner.errors import UsageError
-from runner.queries.files import Action, Differences, RunSnapshots, SnapshotPair, snapshots_of_run
+from runner.queries.files import Action, Differences, SnapshotPair
+from runner.queries.runs import RunSnapshots, snapshots_of_run
 from runner.settings import Settings
 from runner.store.database import Database
 from runner.tools.environment import tool_environment

@@ -34,12 +34,12 @@ from runner.app.show import child_line, descent, spending_of, tree_line, tree_of
 from runner.core.agents import place_of
 from runner.core.prices import PriceList
 from runner.errors import UsageError
-from runner.queries import decisions, jobs
+from runner.queries import decisions, jobs, runs
 from runner.queries import transcript as stored
 from runner.queries.costs import CallCost, call_costs
 from runner.queries.find import call_labels, find
-from runner.queries.jobs import ChildSummary
-from runner.queries.jobs import Verification as StoredVerification
+from runner.queries.runs import ChildSummary
+from runner.queries.runs import Verification as StoredVerification
 from runner.queries.timeline import ENDED, REPLIED, HistoryEvent, history_of_run
 from runner.queries.transcript import StoredBlock, StoredCompaction
 from runner.settings import Settings
@@ -297,7 +297,7 @@ class _Composer:
         self._asked = {each["call_id"]: each for each in asked(database, run_id)}
         compactions = stored.compactions_of_run(database, run_id)
         self._compactions = deque(each for each in compactions if is_shown(each["turn"]))
-        verifications = jobs.verifications_of_run(database, run_id)
+        verifications = runs.verifications_of_run(database, run_id)
         self._verifications = deque(each for each in verifications if is_shown(each["turn"]))
         events = history_of_run(database, run_id)
         self._events = deque(each for each in events if is_shown(each.place.turn))

@@ -37,7 +37,7 @@ from runner.errors import RunnerError, UsageError
 from runner.settings import Settings
 
 if TYPE_CHECKING:
-    from runner.queries.files import RunSnapshots
+    from runner.queries.runs import RunSnapshots
     from runner.store.database import Database
 
 
@@ -135,8 +135,8 @@ def diff(settings: Settings, run: str, turn: int | None, stat: bool) -> None:
       runner diff k3x9f2 --turn 12
     """
     from runner.app.snapshots import recorded_in, refuse_unrecorded, whereabouts
-    from runner.queries.files import snapshots_around_turn, snapshots_of_run
     from runner.queries.find import find
+    from runner.queries.runs import snapshots_around_turn, snapshots_of_run
 
     with stored(settings) as database:
         found = snapshots_of_run(database, find(database, run, "run").id)
@@ -288,8 +288,8 @@ def patch(
 def _chosen(database: Database, text: str, state: RunStatus | None) -> list[RunSnapshots]:
     """The runs that are meant: of a job, those in the state, or all that have ended."""
     from runner.app.snapshots import refuse_unrecorded
-    from runner.queries.files import snapshots_of_job, snapshots_of_run
     from runner.queries.find import find
+    from runner.queries.runs import snapshots_of_job, snapshots_of_run
 
     found = find(database, text, "job", "run")
     if found.kind == "run":
@@ -332,7 +332,7 @@ def _predictions(
     """One array of objects, as SWE-bench reads it
     (https://www.swebench.com/SWE-bench/guides/evaluation/). An instance has one prediction: forks of a
     run are left out where that one is there."""
-    from runner.queries.jobs import items_of_runs
+    from runner.queries.runs import items_of_runs
 
     items = items_of_runs(database, [run.run_id for run in runs])
     predictions: dict[str, dict[str, str]] = {}

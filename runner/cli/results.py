@@ -20,7 +20,7 @@ from runner.errors import UsageError
 from runner.settings import Settings
 
 if TYPE_CHECKING:
-    from runner.queries.jobs import RunResult
+    from runner.queries.runs import RunResult
 
 
 Format = Literal["jsonl", "json", "csv"]
@@ -57,7 +57,8 @@ def results(settings: Settings, job: str, output: Path | None, shape: Format | N
     """
     from runner.core.spec import JobSpec
     from runner.queries.find import find
-    from runner.queries.jobs import results_of_job, show_job
+    from runner.queries.jobs import show_job
+    from runner.queries.runs import results_of_job
 
     with stored(settings) as database:
         job_id = find(database, job, "job").id

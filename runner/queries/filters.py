@@ -1,36 +1,20 @@
-"""Filters that every question about the record takes, as conditions of a query."""
+"""Filters that every question about the record takes, and the parts of queries that questions share."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from sqlalchemy import ColumnElement, Select, case, func, or_, select, tuple_
 
-from runner.store.conditions import APPROVAL_OF_CALL, IS_OWN_CALL, in_tree
-from runner.store.tables import approvals, blocks, model_calls, runs, tool_calls
-
-
-@dataclass(frozen=True, slots=True)
-class Filters:
-    """Each that is set must hold. Times are seconds since the epoch: from ``since`` on, before ``until``.
-
-    Args:
-        job_id, run_id: whole ids. With a run go all that it has started, and that these have.
-        item: an item's key; with its runs go what these have started.
-        tool: a tool's name.
-        model: as the API names it.
-    """
-
-    job_id: str | None = None
-    run_id: str | None = None
-    item: str | None = None
-    since: float | None = None
-    until: float | None = None
-    tool: str | None = None
-    model: str | None = None
-
+from runner.queries.find import call_labels
+from runner.queries.rows import Column, Rows
+from runner.store.conditions import IS_OWN_CALL, in_tree
+from runner.store.database import Database
+from runner.store.ids import parse_call_id
+from runner.store.tables import blocks, model_calls, runs, tool_calls
 
 _ASKED_AT = (
     select(func.min(blocks.c.created_at))
@@ -38,12 +22,12 @@ _ASKED_AT = (
     .correlate(tool_calls)
     .scalar_subquery()
 )
-# When it began; of one that did not, when it was answered, or else when the model asked for it: that
+# When a call started; if it did not, when it was answered or else when the model asked for it, which
 # is looked up only where it is needed.
 CALLED_AT: ColumnElement[float] = func.coalesce(
     tool_calls.c.started_at, tool_calls.c.ended_at, _ASKED_AT
 )
-# As ``queries.transcript`` has it: its outcome once it has one.
+# The same as in ``queries.transcript``: the outcome of a call that has one.
 STATE: ColumnElement[str] = func.coalesce(
     tool_calls.c.outcome,
     case(
@@ -52,87 +36,127 @@ STATE: ColumnElement[str] = func.coalesce(
         else_="started",
     ),
 )
-# Of a call that did not run, none.
+# None for a call that did not run.
 TOOK: ColumnElement[float] = case((tool_calls.c.started_at.is_not(None), tool_calls.c.duration))
-_TOP = runs.alias()
-_OF_ITEM = select(_TOP.c.id).where(_TOP.c.parent_run.is_(None))
 KEY = (tool_calls.c.run_id, tool_calls.c.message, tool_calls.c.position)
 NEWEST_FIRST = (CALLED_AT.desc(), *(column.desc() for column in KEY))
+_ITEM_RUN = runs.alias()
 
 
-def of_calls(filters: Filters, *columns: Any) -> Select[Any]:
-    """Columns of the tool calls that runs made themselves, and of their runs: a fork's copies of
-    another run's calls are not its own."""
-    query = select(*columns).select_from(tool_calls).join(runs, runs.c.id == tool_calls.c.run_id)
-    return query.where(*run_conditions(filters), *call_conditions(filters))
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """What a question is limited to. Every filter that is set must hold."""
+
+    job_id: str | None = None
+    run_id: str | None = None  # includes the runs of its sub-agents
+    item: str | None = None  # an item's key; includes the runs of sub-agents
+    since: float | None = None  # seconds since the epoch
+    until: float | None = None  # exclusive
+    tool: str | None = None
+    model: str | None = None  # as the API names it
+
+    def of_runs(self) -> Iterator[ColumnElement[bool]]:
+        """Conditions on ``runs``: job, run and item."""
+        if self.job_id is not None:
+            yield runs.c.job_id == self.job_id
+        if self.run_id is not None:
+            yield in_tree(self.run_id)
+        if self.item is not None:
+            roots = select(_ITEM_RUN.c.id).where(
+                _ITEM_RUN.c.parent_run.is_(None), _ITEM_RUN.c.item_key == self.item
+            )
+            yield or_(runs.c.item_key == self.item, runs.c.root_run.in_(roots))
+
+    def of_whole_runs(self) -> Iterator[ColumnElement[bool]]:
+        """Conditions on ``runs``, including that a run called the tool and the model at all."""
+        yield from self.of_runs()
+        if self.tool is not None:
+            using = select(tool_calls.c.run_id).where(tool_calls.c.name == self.tool, IS_OWN_CALL)
+            yield runs.c.id.in_(using)
+        if self.model is not None:
+            calling = select(model_calls.c.run_id).where(model_calls.c.model == self.model)
+            yield runs.c.id.in_(calling)
+
+    def of_time(self, at: ColumnElement[Any]) -> Iterator[ColumnElement[bool]]:
+        """Conditions on a time."""
+        if self.since is not None:
+            yield at >= self.since
+        if self.until is not None:
+            yield at < self.until
+
+    def of_turns(self, *turn: ColumnElement[Any]) -> Iterator[ColumnElement[bool]]:
+        """Conditions on the columns of a run's id and a turn: the model replied in that turn."""
+        if self.model is not None:
+            calls = model_calls.c
+            replied = select(calls.run_id, calls.turn).where(
+                calls.model == self.model, calls.purpose == "turn", calls.stop_reason.is_not(None)
+            )
+            yield tuple_(*turn).in_(replied)
+
+    def of_tool_calls(self) -> Iterator[ColumnElement[bool]]:
+        """Conditions on ``tool_calls``. The calls that a fork is a copy of are left out."""
+        yield IS_OWN_CALL
+        if self.tool is not None:
+            yield tool_calls.c.name == self.tool
+        yield from self.of_turns(tool_calls.c.run_id, tool_calls.c.turn)
+        yield from self.of_time(CALLED_AT)
+
+    def of_model_calls(self) -> Iterator[ColumnElement[bool]]:
+        """Conditions on ``model_calls`` and ``runs``, by the start of the call. A tool stands for the
+        calls of the turns in which it was called."""
+        calls = model_calls.c
+        yield from self.of_runs()
+        yield from self.of_time(calls.started_at)
+        if self.model is not None:
+            yield calls.model == self.model
+        if self.tool is not None:
+            turns = select(tool_calls.c.run_id, tool_calls.c.turn)
+            turns = turns.where(tool_calls.c.name == self.tool)
+            yield tuple_(calls.run_id, calls.turn).in_(turns)
+
+    def tool_calls(self, *columns: Any) -> Select[Any]:
+        """A query of tool calls joined with their runs."""
+        query = select(*columns).select_from(tool_calls)
+        query = query.join(runs, runs.c.id == tool_calls.c.run_id)
+        return query.where(*self.of_runs(), *self.of_tool_calls())
 
 
-def call_conditions(filters: Filters) -> Iterator[ColumnElement[bool]]:
-    """What the filters say of a tool call, its run apart, which is joined; a fork's copies are none."""
-    yield IS_OWN_CALL
-    if filters.tool is not None:
-        yield tool_calls.c.name == filters.tool
-    if filters.model is not None:
-        yield tuple_(tool_calls.c.run_id, tool_calls.c.turn).in_(turns_of_model(filters.model))
-    yield from between(CALLED_AT, filters)
+def in_batches(values: Sequence[str], size: int = 500) -> Iterator[Sequence[str]]:
+    """The values in lists that are short enough to be the parameters of a query."""
+    return (values[start : start + size] for start in range(0, len(values), size))
 
 
-def run_conditions(filters: Filters) -> Iterator[ColumnElement[bool]]:
-    """What the filters say of a run itself: which job, run and item. What is below a run goes with it."""
-    if filters.job_id is not None:
-        yield runs.c.job_id == filters.job_id
-    if filters.run_id is not None:
-        yield in_tree(filters.run_id)
-    if filters.item is not None:
-        of_item = _OF_ITEM.where(_TOP.c.item_key == filters.item)
-        yield or_(runs.c.item_key == filters.item, runs.c.root_run.in_(of_item))
+def at_most(limit: int | None) -> int | None:
+    """How many rows to query so that ``cut`` knows if there are more than ``limit``."""
+    return None if limit is None else limit + 1
 
 
-def between(at: ColumnElement[Any], filters: Filters) -> Iterator[ColumnElement[bool]]:
-    """What the filters say of a time."""
-    if filters.since is not None:
-        yield at >= filters.since
-    if filters.until is not None:
-        yield at < filters.until
+def cut(
+    columns: Sequence[Column], found: Sequence[Sequence[Any]], limit: int | None, which: str
+) -> Rows:
+    """The first ``limit`` rows, with a note if there are more.
+
+    Args:
+        which: which rows these are, for the note: "the newest".
+    """
+    if limit is None or len(found) <= limit:
+        return Rows(columns, found)
+    note = f"only {which} {limit:,}: there are more (--limit 0 gives all)"
+    return Rows(columns, found[:limit], note)
 
 
-def of_model_calls(filters: Filters) -> Iterator[ColumnElement[bool]]:
-    """What the filters say of a model call, by when it began; of a tool: that it was called in the
-    turn that the call was for."""
-    calls = model_calls.c
-    yield from run_conditions(filters)
-    yield from between(calls.started_at, filters)
-    if filters.model is not None:
-        yield calls.model == filters.model
-    if filters.tool is not None:
-        turns = select(tool_calls.c.run_id, tool_calls.c.turn).where(
-            tool_calls.c.name == filters.tool
-        )
-        yield tuple_(calls.run_id, calls.turn).in_(turns)
+def with_labels(
+    database: Database, rows: Sequence[Sequence[Any]], at: int = 0
+) -> list[tuple[Any, ...]]:
+    """The rows, each with the label of its tool call inserted behind the call's id.
 
-
-def turns_of_model(model: str) -> Select[Any]:
-    """The turns that a model replied in."""
-    calls = model_calls.c
-    return select(calls.run_id, calls.turn).where(
-        calls.model == model, calls.purpose == "turn", calls.stop_reason.is_not(None)
-    )
-
-
-def with_answers(calls: Select[Any]) -> Select[Any]:
-    """A query of calls with what people were asked about them."""
-    return calls.outerjoin(approvals, APPROVAL_OF_CALL)
-
-
-def of_runs(filters: Filters) -> Iterator[ColumnElement[bool]]:
-    """What the filters say of a run that is looked at as a whole: a tool that it called, a model that
-    it called."""
-    yield from run_conditions(filters)
-    if filters.tool is not None:
-        yield runs.c.id.in_(
-            select(tool_calls.c.run_id).where(tool_calls.c.name == filters.tool, IS_OWN_CALL)
-        )
-    if filters.model is not None:
-        yield runs.c.id.in_(
-            select(model_calls.c.run_id).where(model_calls.c.model == filters.model)
-        )
+    Args:
+        at: the position of the call's id, which may be None.
+    """
+    calls = [None if row[at] is None else parse_call_id(row[at]) for row in rows]
+    run_ids = {call[0] for call in calls if call is not None}
+    labels = database.read(partial(call_labels, run_ids=run_ids))
+    return [
+        (*row[: at + 1], None if call is None else labels.get(call), *row[at + 1 :])
+        for row, call in zip(rows, calls, strict=True)
+    ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -15,45 +15,37 @@ from runner.queries.filters import (
     KEY,
     NEWEST_FIRST,
     Filters,
-    between,
-    of_calls,
-    of_model_calls,
-    of_runs,
+    at_most,
+    cut,
+    in_batches,
 )
-from runner.queries.rows import Column, Rows, at_most, cut
+from runner.queries.rows import Rows, columns
 from runner.store import ids
 from runner.store.database import Database
 from runner.store.tables import blocks, events, model_calls, runs, tool_calls, verifications
 
-_ERROR_COLUMNS = (
-    Column("kind"),
-    Column("what"),
-    Column("times", "integer"),
-    Column("runs", "integer"),
-    Column("first_at", "time"),
-    Column("last_at", "time"),
-    Column("last"),
-    Column("error"),
+_ERROR_COLUMNS = columns(
+    "kind what times:integer runs:integer first_at:time last_at:time last error"
 )
-# Results that are read for what they say, and how much of the end of each.
+_LIMIT_COLUMNS = columns(
+    "run_id at:time item job_id limit state raised_at:time raised_by raised_to:json why detail"
+)
+# How many results of tools are read for what they say, and how much of the end of each.
 MOST_RESULTS = 1_000
 _READ = 1_500
-_FAILED_STATES = ("failed", "stopped")
-# A denial is no error: it is in the answer to ``decisions``.
+# Denials are no errors: ``decision_rows`` has them.
 _FAILED_OUTCOMES = ("failed", "timed_out", "invalid_input", "unknown_tool", "unknown")
 _KINDS = ("run", "model", "tool")
 
 
 @dataclass(frozen=True, slots=True)
 class _Error:
-    """``where`` names the run or the call."""
-
     kind: str
     what: str
     text: str
     at: float
     run_id: str
-    where: str
+    where: str  # the id of the run or the tool call
 
 
 @dataclass(slots=True)
@@ -72,19 +64,25 @@ class _Group:
 
 
 def error_rows(database: Database, filters: Filters, *, limit: int | None = None) -> Rows:
-    """Errors that are the same but for numbers, ids, paths and items, as in ``runner report``.
+    """Errors, grouped when they differ only in numbers, ids, paths and items, as in ``runner report``.
 
-    ``kind`` is ``run`` (it has failed or was stopped, and ``what`` is its state and reason), ``model`` (a
-    call that failed, by the model) or ``tool`` (a call with that outcome, a denial left out, by the
-    tool). ``last`` names the newest, a run or a tool call. Of tools the newest results are read.
+    ``kind`` is ``run`` (it failed or was stopped, and ``what`` is its state and reason), ``model`` (a
+    call that failed, by model) or ``tool`` (a call with that outcome, by tool; denials are left out).
+    ``last`` names the newest run or tool call. Of tools only the newest results are read.
     """
 
     def work(connection: Connection) -> tuple[dict[tuple[str, str, str], _Group], bool]:
-        tools = list(_tool_errors(connection, filters))
-        found = [*_run_errors(connection, filters), *_model_errors(connection, filters)]
-        return _grouped([*found, *tools[:MOST_RESULTS]]), len(tools) > MOST_RESULTS
+        of_tools = list(_tool_errors(connection, filters))
+        groups: dict[tuple[str, str, str], _Group] = {}
+        for error in (
+            *_run_errors(connection, filters),
+            *_model_errors(connection, filters),
+            *of_tools[:MOST_RESULTS],
+        ):
+            groups.setdefault((error.kind, error.what, error.text), _Group()).add(error)
+        return groups, len(of_tools) > MOST_RESULTS
 
-    groups, is_more = database.read(work)
+    groups, has_more = database.read(work)
     rows = [
         (kind, what, group.times, len(group.runs), group.first_at, last.at, last.where, text)
         for (kind, what, text), group in groups.items()
@@ -92,7 +90,7 @@ def error_rows(database: Database, filters: Filters, *, limit: int | None = None
     ]
     rows.sort(key=lambda row: (_KINDS.index(row[0]), -row[2], row[1], row[7]))
     answer = cut(_ERROR_COLUMNS, rows, limit, "the most frequent of each kind")
-    if is_more:
+    if has_more:
         newest = (
             f"of tools, only the newest {MOST_RESULTS:,} errors are counted: narrow with --since"
         )
@@ -100,41 +98,30 @@ def error_rows(database: Database, filters: Filters, *, limit: int | None = None
     return answer
 
 
-def _grouped(found: Iterable[_Error]) -> dict[tuple[str, str, str], _Group]:
-    groups: dict[tuple[str, str, str], _Group] = {}
-    for error in found:
-        groups.setdefault((error.kind, error.what, error.text), _Group()).add(error)
-    return groups
-
-
 def _run_errors(connection: Connection, filters: Filters) -> Iterator[_Error]:
-    """The ends of runs that failed or were stopped, told as the report tells them."""
-    query = select(
-        runs.c.id, runs.c.state, runs.c.reason, runs.c.detail, runs.c.item_key, runs.c.ended_at
-    ).where(
-        runs.c.state.in_(_FAILED_STATES),
-        *of_runs(filters),
-        *between(runs.c.ended_at, filters),
+    """The ends of runs that failed or were stopped, worded as the report words them."""
+    names = ("id", "state", "reason", "detail", "item_key", "ended_at")
+    query = select(*(runs.c[name] for name in names)).where(
+        runs.c.state.in_(("failed", "stopped")),
+        *filters.of_whole_runs(),
+        *filters.of_time(runs.c.ended_at),
     )
     ended = connection.execute(query).all()
-    outputs = _outputs(connection, [run.id for run in ended if run.reason == "verify"])
+    outputs = _last_outputs(connection, [run.id for run in ended if run.reason == "verify"])
     for run in ended:
         text = failure_signature(run.detail, run.item_key, outputs.get(run.id))
         yield _Error("run", f"{run.state} {run.reason}", text, run.ended_at, run.id, run.id)
 
 
-def _outputs(connection: Connection, run_ids: list[str]) -> dict[str, str]:
-    """What the last verification of each run said."""
+def _last_outputs(connection: Connection, run_ids: list[str]) -> dict[str, str]:
+    """The output of each run's last verification."""
     table = verifications.c
-    found: dict[str, str] = {}
-    for start in range(0, len(run_ids), 500):
-        query = (
-            select(table.run_id, table.content)
-            .where(table.run_id.in_(run_ids[start : start + 500]))
-            .order_by(table.run_id, table.number)
-        )
-        found |= {row.run_id: row.content or "" for row in connection.execute(query)}
-    return found
+    query = select(table.run_id, table.content).order_by(table.run_id, table.number)
+    return {
+        row.run_id: row.content or ""
+        for some in in_batches(run_ids)
+        for row in connection.execute(query.where(table.run_id.in_(some)))
+    }
 
 
 def _model_errors(connection: Connection, filters: Filters) -> Iterator[_Error]:
@@ -142,7 +129,7 @@ def _model_errors(connection: Connection, filters: Filters) -> Iterator[_Error]:
     query = (
         select(calls.run_id, calls.model, calls.error, calls.started_at, runs.c.item_key)
         .join(runs, runs.c.id == calls.run_id)
-        .where(calls.error.is_not(None), *of_model_calls(filters))
+        .where(calls.error.is_not(None), *filters.of_model_calls())
     )
     known: dict[tuple[str, str], str] = {}
     for call in connection.execute(query):
@@ -152,10 +139,9 @@ def _model_errors(connection: Connection, filters: Filters) -> Iterator[_Error]:
 
 
 def _tool_errors(connection: Connection, filters: Filters) -> Iterator[_Error]:
-    """One more than are read, where there are more."""
+    """The newest, one more than ``MOST_RESULTS`` if there are more."""
     calls = (
-        of_calls(
-            filters,
+        filters.tool_calls(
             *KEY,
             CALLED_AT.label("at"),
             tool_calls.c.turn,
@@ -183,29 +169,16 @@ def _tool_errors(connection: Connection, filters: Filters) -> Iterator[_Error]:
         yield _Error("tool", f"{call.name} {call.outcome}", text, call.at, call.run_id, where)
 
 
-_LIMIT_COLUMNS = (
-    Column("run_id"),
-    Column("at", "time"),
-    Column("item"),
-    Column("job_id"),
-    Column("limit"),
-    Column("state"),
-    Column("raised_at", "time"),
-    Column("raised_by"),
-    Column("raised_to", "json"),
-    Column("why"),
-    Column("detail"),
-)
-_MOST_RUNS = 500
-# To the letter as in the index of the events of that type, which else would not be used.
+_LIMITS = ("max_turns", "token_ceiling", "cost_ceiling_usd", "working_time")
+# Written like the partial index of these events, which would not be used otherwise.
 _IS_REACHED = events.c.type == literal_column("'limit_reached'")
 
 
 def limit_rows(database: Database, filters: Filters, *, limit: int | None = None) -> Rows:
-    """The limits that runs were stopped by, and the budgets that runs wait for now; the newest first.
+    """The limits that stopped runs, and the budgets that runs wait for now; the newest first.
 
-    ``limit`` is its name, as ``max_turns``, ``token_ceiling`` or ``budget``, and ``state`` what the run
-    is now. ``raised_by`` let the run go on, with other limits where there is ``raised_to``.
+    ``limit`` is its name, such as ``max_turns``, ``token_ceiling`` or ``budget``, and ``state`` the
+    run's state now. ``raised_by`` let the run continue, with new limits if there is ``raised_to``.
     """
     found = database.read(partial(_limits, filters=filters, limit=limit))
     return cut(_LIMIT_COLUMNS, found, limit, "the newest")
@@ -213,10 +186,16 @@ def limit_rows(database: Database, filters: Filters, *, limit: int | None = None
 
 def _limits(connection: Connection, filters: Filters, limit: int | None) -> list[tuple[Any, ...]]:
     reached = connection.execute(_reached(filters, limit)).all()
-    retried = _retried(connection, {row.run_id for row in reached})
-    rows = [_limit_row(row, retried.get(row.run_id, ())) for row in reached]
-    waiting = connection.execute(_waiting(filters)).all()
-    rows += [_limit_row(row, ()) for row in waiting]
+    retries = _retries(connection, {row.run_id for row in reached})
+    rows = [_reached_row(row, retries.get(row.run_id, ())) for row in reached]
+    rows += [
+        (
+            *(run.run_id, run.at, run.item_key, run.job_id, run.reason, run.state),
+            *(None, None, None, None),
+            run.detail or None,
+        )
+        for run in connection.execute(_waiting_for_budget(filters))
+    ]
     rows.sort(key=lambda row: (-row[1], row[0]))
     return rows[: at_most(limit)]
 
@@ -228,14 +207,14 @@ def _reached(filters: Filters, limit: int | None) -> Select[Any]:
             *(runs.c[name] for name in ("item_key", "job_id", "state")),
         )
         .join(runs, runs.c.id == events.c.run_id)
-        .where(_IS_REACHED, *of_runs(filters), *between(events.c.at, filters))
+        .where(_IS_REACHED, *filters.of_whole_runs(), *filters.of_time(events.c.at))
         .order_by(events.c.at.desc(), events.c.run_id, events.c.number.desc())
         .limit(at_most(limit))
     )
 
 
-def _waiting(filters: Filters) -> Select[Any]:
-    """Runs that wait for their job's budget, since when their last wait began."""
+def _waiting_for_budget(filters: Filters) -> Select[Any]:
+    """Runs that wait for their job's budget, ``at`` the beginning of their last wait."""
     began = (
         select(func.max(events.c.at))
         .where(events.c.run_id == runs.c.id, events.c.type == "waiting")
@@ -249,34 +228,31 @@ def _waiting(filters: Filters) -> Select[Any]:
     ).where(
         runs.c.state == "waiting",
         runs.c.reason == "budget",
-        *of_runs(filters),
-        *between(at, filters),
+        *filters.of_whole_runs(),
+        *filters.of_time(at),
     )
 
 
-def _retried(connection: Connection, run_ids: Iterable[str]) -> Mapping[str, list[Row[Any]]]:
-    """When each run was let go on, in order."""
+def _retries(connection: Connection, run_ids: Iterable[str]) -> Mapping[str, Sequence[Row[Any]]]:
+    """The events with which each run was let continue, in order."""
+    query = (
+        select(*(events.c[name] for name in ("run_id", "number", "at", "data")))
+        .where(events.c.type == "retried")
+        .order_by(events.c.run_id, events.c.number)
+    )
     found: dict[str, list[Row[Any]]] = {}
-    wanted = sorted(run_ids)
-    for start in range(0, len(wanted), _MOST_RUNS):
-        query = (
-            select(*(events.c[name] for name in ("run_id", "number", "at", "data")))
-            .where(
-                events.c.run_id.in_(wanted[start : start + _MOST_RUNS]),
-                events.c.type == "retried",
-            )
-            .order_by(events.c.run_id, events.c.number)
-        )
-        for row in connection.execute(query):
+    for some in in_batches(sorted(run_ids)):
+        for row in connection.execute(query.where(events.c.run_id.in_(some))):
             found.setdefault(row.run_id, []).append(row)
     return found
 
 
-def _limit_row(reached: Row[Any], retried: Iterable[Row[Any]]) -> tuple[Any, ...]:
-    told = reached._mapping
-    data = _object(told["data"]) if "data" in told else told
-    after = next((row for row in retried if row.number > reached.number), None)
-    raised = {} if after is None else _object(after.data)
+def _reached_row(reached: Row[Any], retries: Iterable[Row[Any]]) -> tuple[Any, ...]:
+    data = _object(reached.data)
+    retry = next((row for row in retries if row.number > reached.number), None)
+    raised = {} if retry is None else _object(retry.data)
+    old, new = _object(raised.get("old")), _object(raised.get("new"))
+    changed = {name: new[name] for name in _LIMITS if name in new and new[name] != old.get(name)}
     return (
         reached.run_id,
         reached.at,
@@ -284,24 +260,14 @@ def _limit_row(reached: Row[Any], retried: Iterable[Row[Any]]) -> tuple[Any, ...
         reached.job_id,
         data.get("reason"),
         reached.state,
-        None if after is None else after.at,
+        None if retry is None else retry.at,
         raised.get("by"),
-        _raised_to(raised),
+        changed or None,
         raised.get("why") or None,
         data.get("detail") or None,
     )
 
 
-_LIMITS = ("max_turns", "token_ceiling", "cost_ceiling_usd", "working_time")
-
-
-def _raised_to(retried: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The limits that a retry changed."""
-    old, new = _object(retried.get("old")), _object(retried.get("new"))
-    changed = {name: new[name] for name in _LIMITS if name in new and new[name] != old.get(name)}
-    return changed or None
-
-
 def _object(value: Any) -> Mapping[str, Any]:
-    """What an event holds, which in an imported one is of any kind."""
+    """The value if it is an object: data of imported events may have any shape."""
     return value if isinstance(value, dict) else {}

@@ -8,9 +8,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from runner.errors import UsageError
-from runner.queries.find import Call, call_labels
-from runner.store import ids
-from runner.store.database import Database
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -25,6 +22,11 @@ Kind = Literal["text", "integer", "real", "boolean", "time", "seconds", "usd", "
 class Column:
     name: str
     kind: Kind = "text"
+
+
+def columns(text: str) -> tuple[Column, ...]:
+    """Columns from their names and kinds: ``"run_id at:time"``. A name without a kind is text."""
+    return tuple(Column(*each.split(":")) for each in text.split())  # type: ignore[arg-type]
 
 
 _PANDAS_TYPES = {
@@ -48,7 +50,7 @@ class Rows:
     Args:
         columns: what each row holds, in order.
         rows: the values, each row as long as ``columns``.
-        note: what the reader must know of the whole, as that it was cut; empty for nothing.
+        note: what the reader must know, such as that rows were cut off; empty for nothing.
     """
 
     def __init__(
@@ -64,8 +66,8 @@ class Rows:
             yield dict(zip(names, row, strict=True))
 
     def pandas(self) -> pd.DataFrame:
-        """A ``pandas.DataFrame``: times are UTC timestamps, JSON is text. A column that is named like a
-        time and has a number that is none (SQL can compute any) stays numbers, in ``polars`` too.
+        """A ``pandas.DataFrame``: times are UTC timestamps, JSON is text. A column named like a time
+        stays numbers if one of them is not a time (SQL can compute any), in ``polars`` too.
 
         Raises:
             UsageError: pandas is not installed.
@@ -106,7 +108,7 @@ class Rows:
         return frame.with_columns(pl.col(name).cast(pl.Datetime("us", "UTC")) for name in times)
 
     def _by_column(self) -> Iterator[tuple[Column, list[Any]]]:
-        """The values of each column, those of times as microseconds."""
+        """The values of each column; times in microseconds."""
         rows = list(self)
         for column in self.columns:
             values = [_plain(column, row[column.name]) for row in rows]
@@ -119,7 +121,7 @@ class Rows:
 
 
 def _plain(column: Column, value: Any) -> Any:
-    """A value as one of its column's type: a column of texts may hold numbers, as SQLite's may."""
+    """The value in its column's type. A text column may hold numbers, because SQLite's may."""
     if value is None:
         return None
     match column.kind:
@@ -136,7 +138,7 @@ def _plain(column: Column, value: Any) -> Any:
 
 
 def _storable(text: str) -> str:
-    """A text that UTF-8 can carry: half of a surrogate pair is written as ``\\ud83d``."""
+    """Text that UTF-8 can encode: half of a surrogate pair becomes ``\\ud83d``."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -144,44 +146,3 @@ def _missing(library: str) -> UsageError:
     return UsageError(
         f"{library} is not installed: `pip install {library}`, or iterate over the rows"
     )
-
-
-def at_most(limit: int | None) -> int | None:
-    """How many rows to look for, to know whether there are more than ``limit``."""
-    return None if limit is None else limit + 1
-
-
-def cut(
-    columns: Sequence[Column], found: Sequence[Sequence[Any]], limit: int | None, which: str
-) -> Rows:
-    """The first ``limit`` of the rows that were found, and a note where there are more.
-
-    Args:
-        which: the ones that are given: "the newest".
-    """
-    if limit is None or len(found) <= limit:
-        return Rows(columns, found)
-    note = f"only {which} {limit:,}: there are more (--limit 0 gives all)"
-    return Rows(columns, found[:limit], note)
-
-
-def labelled(database: Database, answer: Rows) -> Rows:
-    """The same rows of calls, with what each call is called in its tree (``label``) after its id."""
-    names = [column.name for column in answer.columns]
-    at = names.index("call_id")
-    rows = [tuple(row.values()) for row in answer]
-    calls = [_call_key(row[at]) for row in rows]
-    run_ids = {call[0] for call in calls if call is not None}
-    labels = database.read(lambda connection: call_labels(connection, run_ids))
-    return Rows(
-        (*answer.columns[: at + 1], Column("label"), *answer.columns[at + 1 :]),
-        [
-            (*row[: at + 1], None if call is None else labels.get(call), *row[at + 1 :])
-            for row, call in zip(rows, calls, strict=True)
-        ],
-        answer.note,
-    )
-
-
-def _call_key(call_id: str | None) -> Call | None:
-    return None if call_id is None else ids.parse_call_id(call_id)

@@ -1,15 +1,14 @@
-"""Events of jobs and runs in order, and what each of them means to a reader."""
+"""Events of jobs and runs: as stored, as a history beside the conversation, and as a timeline."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from math import isfinite
 from typing import Any
 
-from sqlalchemy import Connection, Row, and_, or_, select
+from sqlalchemy import Connection, Row, and_, null, or_, select
 
 from runner.core.agents import (
     is_within,
@@ -21,44 +20,47 @@ from runner.core.events import SIGNED
 from runner.core.prices import PriceList
 from runner.errors import NotFoundError
 from runner.queries.costs import CallCost, call_costs, usd
-from runner.queries.filters import Filters
+from runner.queries.filters import Filters, cut, with_labels
 from runner.queries.find import call_labels
-from runner.queries.rows import Column, Rows, cut, labelled
+from runner.queries.rows import Rows, columns
 from runner.store import ids
 from runner.store.conditions import in_tree
 from runner.store.database import Database
 from runner.store.tables import events, job_events, model_calls, runs
 
+# --- Events as stored, each with its place in the tree of runs
+
 
 def events_after(
     database: Database, run_id: str, number: int, limit: int | None = None
 ) -> list[dict[str, Any]]:
-    """The events of a run whose numbers are greater, in order. Each has its place in its tree beside
-    the table's columns: ``root``, ``parent``, ``depth``, and ``label``, of an event that tells of a tool
-    call that of the call."""
+    """The events of a run after this number, in order.
+
+    Returns:
+        The table's columns, and ``root``, ``parent``, ``depth`` and ``label`` of the run; an event about
+        a tool call has the call's ``label``.
+    """
     query = (
         select(events)
         .where(events.c.run_id == run_id, events.c.number > number)
         .order_by(events.c.number)
         .limit(limit)
     )
-
-    def work(connection: Connection) -> list[dict[str, Any]]:
-        return _placed(connection, connection.execute(query).all())
-
-    return database.read(work)
+    return database.read(
+        lambda connection: _with_places(connection, connection.execute(query).mappings())
+    )
 
 
 def tree_events_after(
     database: Database, run_id: str, numbers: Mapping[str, int]
 ) -> list[dict[str, Any]]:
-    """The events of a run and of all below it, in order of time; those of one run in their order.
+    """The events of a run and all runs below it by time; the events of one run stay in their order.
 
     Args:
-        numbers: by run, the last number that is known already.
+        numbers: by run, the number of the last event that the caller has.
 
     Returns:
-        As ``events_after`` does.
+        See ``events_after``.
     """
     known = (and_(runs.c.id == run, events.c.number > last) for run, last in numbers.items())
     query = (
@@ -69,68 +71,32 @@ def tree_events_after(
     )
 
     def work(connection: Connection) -> list[dict[str, Any]]:
-        return _placed(connection, _by_time(connection.execute(query).all()))
+        latest: dict[str, float] = {}  # a clock that was set back does not change a run's order
+        keyed = []
+        for row in connection.execute(query).mappings():
+            run = row["run_id"]
+            latest[run] = max(row["at"], latest.get(run, row["at"]))
+            keyed.append(((latest[run], tree_order(run), row["number"]), row))
+        return _with_places(connection, [row for _, row in sorted(keyed, key=lambda pair: pair[0])])
 
     return database.read(work)
 
 
-def with_places(connection: Connection, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Events with their places; those of a job as a whole (``run_id`` is None) have none."""
-    told = {row["run_id"] for row in rows if _call_of(row["data"]) is not None}
-    labels = call_labels(connection, told)
-    return [_with_place(row, labels) for row in rows]
-
-
-def _placed(connection: Connection, rows: Sequence[Row[Any]]) -> list[dict[str, Any]]:
-    return with_places(connection, [dict(row._mapping) for row in rows])
-
-
-def _with_place(row: dict[str, Any], labels: Mapping[Any, str]) -> dict[str, Any]:
-    if row["run_id"] is None:
-        return row
-    placed = {**row, **place_of(row["run_id"])}
-    call = _call_of(row["data"])
-    if call is not None:
-        placed["label"] = labels.get((row["run_id"], *call), placed["label"])
-    return placed
-
-
-def _call_of(data: Any) -> tuple[int, int] | None:
-    """The turn and the place of the tool call that an event tells of. What an imported one holds is of
-    any kind."""
-    if not isinstance(data, dict):
-        return None
-    turn, index = data.get("turn"), data.get("call_index")
-    return (turn, index) if isinstance(turn, int) and isinstance(index, int) else None
-
-
-def _by_time(rows: Sequence[Row[Any]]) -> list[Row[Any]]:
-    """Rows of several runs, each run's together and in its order, as they followed one another. A clock
-    that was set back does not change the order of one run."""
-    latest: dict[str, float] = {}
-    keyed = []
-    for row in rows:
-        latest[row.run_id] = max(row.at, latest.get(row.run_id, row.at))
-        keyed.append(((latest[row.run_id], tree_order(row.run_id), row.number), row))
-    return [row for _, row in sorted(keyed, key=lambda pair: pair[0])]
-
-
-# The job's own event tells of all the runs that were submitted with it.
-_OF_RUNS = tuple(kind for kind in SIGNED if kind != "run_submitted")
+# The job's own event covers all runs that were submitted with it.
+_CHANGES_OF_RUNS = tuple(kind for kind in SIGNED if kind != "run_submitted")
 
 
 def changes_of_job(database: Database, job_id: str) -> list[dict[str, Any]]:
-    """The events of a job, and those of its runs that say who did something; in order of time.
+    """The events of a job, and the events of its runs that name who did something; by time.
 
     Returns:
-        ``job_id`` and ``run_id`` (None: of the job), then ``events``' columns; those of a run with its
-        place in its tree, as ``events_after`` has them.
+        See ``events_after``. An event of the job has no place, and None as ``run_id`` and ``attempt``.
     """
     of_job = select(job_events).where(job_events.c.job_id == job_id).order_by(job_events.c.number)
     of_runs = (
         select(events)
         .join(runs, runs.c.id == events.c.run_id)
-        .where(runs.c.job_id == job_id, events.c.type.in_(_OF_RUNS))
+        .where(runs.c.job_id == job_id, events.c.type.in_(_CHANGES_OF_RUNS))
         .order_by(events.c.run_id, events.c.number)
     )
 
@@ -140,16 +106,119 @@ def changes_of_job(database: Database, job_id: str) -> list[dict[str, Any]]:
             for row in connection.execute(of_job).mappings()
         ]
         found += [{"job_id": job_id, **row} for row in connection.execute(of_runs).mappings()]
-        return with_places(connection, sorted(found, key=lambda event: event["at"]))
+        return _with_places(connection, sorted(found, key=lambda event: event["at"]))
 
     return database.read(work)
 
 
-# The order within a turn: its reply, the results of what that asked for, what came after.
+def _with_places(connection: Connection, found: Iterable[Any]) -> list[dict[str, Any]]:
+    rows = [dict(row) for row in found]
+    calls = {number: _call_of(row["data"]) for number, row in enumerate(rows)}
+    labels = call_labels(connection, {rows[n]["run_id"] for n, call in calls.items() if call})
+    for number, row in enumerate(rows):
+        if row["run_id"] is None:
+            continue
+        row |= place_of(row["run_id"])
+        if (call := calls[number]) is not None:
+            row["label"] = labels.get((row["run_id"], *call), row["label"])
+    return rows
+
+
+def _call_of(data: Any) -> tuple[int, int] | None:
+    """The turn and position of the tool call that an event is about. Data of imported events may have
+    any shape."""
+    if not isinstance(data, dict):
+        return None
+    turn, index = data.get("turn"), data.get("call_index")
+    return (turn, index) if isinstance(turn, int) and isinstance(index, int) else None
+
+
+# --- A run's events together with those of its job
+
+
+@dataclass(frozen=True, slots=True)
+class _Event:
+    at: float
+    type: str
+    data: Mapping[str, Any]  # empty if an imported event has no object here
+    attempt: int | None = None  # None for an event of the job
+
+    def number(self, name: str) -> float | None:
+        value = self.data.get(name)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return None
+        return value if isfinite(value) else None
+
+    def text(self, name: str) -> str | None:
+        value = self.data.get(name)
+        return value if isinstance(value, str) else None
+
+    @property
+    def call(self) -> float:
+        """The number of the model call that the event is about, 0 for none."""
+        return self.number("call") or 0
+
+
+def _events_of_run(
+    connection: Connection,
+    run: Row[Any],
+    *,
+    without: Sequence[str] = (),
+    only_its_own: bool = False,
+) -> Iterator[_Event]:
+    """The events of a run in the order of the record, whatever the clocks of two workers say, merged by
+    time with the events of its job while the run existed.
+
+    Args:
+        without: leave out the run's events of these types.
+        only_its_own: leave out the job's events about other runs.
+    """
+    own = (
+        select(events.c.at, events.c.type, events.c.data, events.c.attempt)
+        .where(events.c.run_id == run.id, events.c.type.not_in(without))
+        .order_by(events.c.number)
+    )
+    of_job = (
+        select(job_events.c.at, job_events.c.type, job_events.c.data, null().label("attempt"))
+        .where(
+            job_events.c.job_id == run.job_id,
+            job_events.c.at >= run.created_at,
+            job_events.c.type != "submitted",  # the run has an event of its own for it
+        )
+        .order_by(job_events.c.number)
+    )
+    if run.ended_at is not None:
+        of_job = of_job.where(job_events.c.at <= run.ended_at)
+    jobs = deque(map(_event, connection.execute(of_job)))
+    if only_its_own:
+        jobs = deque(each for each in jobs if _concerns(each.data, run.id))
+    for event in map(_event, connection.execute(own)):
+        while jobs and jobs[0].at <= event.at:
+            yield jobs.popleft()
+        yield event
+    yield from jobs
+
+
+def _event(row: Any) -> _Event:
+    data = row.data if isinstance(row.data, dict) else {}
+    return _Event(row.at, row.type, data, row.attempt)
+
+
+def _concerns(data: Mapping[str, Any], run_id: str) -> bool:
+    """True if an event of a job is about all runs or about this one. A rule that is remembered for a run
+    holds for all runs below it."""
+    rules = [data[name] for name in ("new", "old") if isinstance(data.get(name), dict)]
+    of = {rule["run_id"] for rule in rules if isinstance(rule.get("run_id"), str)}
+    return not of or any(is_within(run_id, each) for each in of)
+
+
+# --- History: what happened beside the conversation
+
+# Stages of a turn: after its reply, and after the results of its tool calls.
 REPLIED = 1
 ENDED = 2
 
-# Told by the conversation itself, its calls, verifications and compactions, or of no one's interest.
+# Told by the conversation, its calls, verifications and compactions, or of no interest to anyone.
 _TOLD_ELSEWHERE = (
     "context_compacted",
     "limit_reached",
@@ -167,53 +236,42 @@ _TOLD_ELSEWHERE = (
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """``turn`` and how far it was when something happened: ``REPLIED`` or ``ENDED``. What happened
-    before turn 1 began is at the end of turn 0."""
+    """Where in the conversation something happened."""
 
-    turn: int
-    stage: int
+    turn: int  # 0 is before turn 1
+    stage: int  # REPLIED or ENDED
 
 
 @dataclass(frozen=True, slots=True)
 class HistoryEvent:
-    """An event of the run, or of its job while the run was under way (``attempt`` is None)."""
+    """An event of a run, or of its job during the run."""
 
     place: Position
     at: float
-    attempt: int | None
+    attempt: int | None  # None for an event of the job
     type: str
-    data: dict[str, Any]
+    data: Mapping[str, Any]
 
 
 def history_of_run(database: Database, run_id: str) -> list[HistoryEvent]:
-    """What people did, what the run waited for, what was tried again, and its end; in order. Events
-    stand where the audit record has them, whatever the clocks of two workers say."""
-    query = (
-        select(events)
-        .where(events.c.run_id == run_id, events.c.type.not_in(_TOLD_ELSEWHERE))
-        .order_by(events.c.number)
-    )
+    """What people did, what the run waited for, what was retried, and its end; in order."""
 
     def work(connection: Connection) -> list[HistoryEvent]:
-        columns = (runs.c.job_id, runs.c.fork_turn, runs.c.created_at, runs.c.ended_at)
-        run = connection.execute(select(*columns).where(runs.c.id == run_id)).one()
+        columns = ("id", "job_id", "fork_turn", "created_at", "ended_at")
+        query = select(*(runs.c[name] for name in columns)).where(runs.c.id == run_id)
+        run = connection.execute(query).one()
         start = Position(run.fork_turn or 0, ENDED)
-        of_job = deque(each for each in _of_job(connection, run) if _concerns(each.data, run_id))
-        found = list(_positioned(connection.execute(query), of_job, start))
+        of_run = _events_of_run(connection, run, without=_TOLD_ELSEWHERE, only_its_own=True)
+        found = list(_history(of_run, start))
         if all(each.place == start for each in found):
-            return _position_by_time(connection, run_id, found)
+            return _placed_by_time(connection, run_id, found)
         return found
 
     return database.read(work)
 
 
-def _positioned(
-    found: Iterable[Row[Any]], of_job: deque[Row[Any]], place: Position
-) -> Iterator[HistoryEvent]:
-    """Both kinds of events, those of the job by their time: no other order of the two is recorded."""
+def _history(found: Iterable[_Event], place: Position) -> Iterator[HistoryEvent]:
     for event in found:
-        while of_job and of_job[0].at <= event.at:
-            yield _job_event(of_job.popleft(), place)
         data = event.data
         is_reply = event.type == "model_call_ended" and data.get("stop_reason") is not None
         if event.type == "turn_ended":
@@ -222,23 +280,17 @@ def _positioned(
             place = Position(data["turn"], REPLIED)
         elif not is_reply or "error" in data:  # a summary that could not be used
             yield HistoryEvent(place, event.at, event.attempt, event.type, data)
-    for left in of_job:
-        yield _job_event(left, place)
 
 
-def _position_by_time(
+def _placed_by_time(
     connection: Connection, run_id: str, found: list[HistoryEvent]
 ) -> list[HistoryEvent]:
-    """What happened to a run whose record has no turns, as it was brought in from elsewhere: each after
-    the last reply that had ended by then."""
-    query = (
-        select(model_calls.c.turn, model_calls.c.ended_at)
-        .where(
-            model_calls.c.run_id == run_id,
-            model_calls.c.purpose == "turn",
-            model_calls.c.stop_reason.is_not(None),
-        )
-        .order_by(model_calls.c.number)
+    """Place the events of a run without turns in its record, such as an imported one, each after the last
+    reply that had ended by then."""
+    query = select(model_calls.c.turn, model_calls.c.ended_at).where(
+        model_calls.c.run_id == run_id,
+        model_calls.c.purpose == "turn",
+        model_calls.c.stop_reason.is_not(None),
     )
     replies = connection.execute(query).all()
     ended = ([reply.turn for reply in replies if reply.ended_at <= each.at] for each in found)
@@ -248,47 +300,14 @@ def _position_by_time(
     ]
 
 
-def _of_job(connection: Connection, run: Any) -> deque[Row[Any]]:
-    """The events of its job from the beginning of a run to its end; its own says that the job was
-    submitted."""
-    query = select(job_events).where(
-        job_events.c.job_id == run.job_id,
-        job_events.c.at >= run.created_at,
-        job_events.c.type != "submitted",
-    )
-    if run.ended_at is not None:
-        query = query.where(job_events.c.at <= run.ended_at)
-    return deque(connection.execute(query.order_by(job_events.c.number)))
+# --- Timeline: every event of a run as a row
 
-
-def _concerns(data: Any, run_id: str) -> bool:
-    """Whether an event of a job is of all of its runs, or of this one: a rule that is remembered for a run
-    holds for that and all below it. What an imported one holds is of any kind."""
-    values = [data.get(name) for name in ("new", "old")] if isinstance(data, dict) else []
-    rules = [value for value in values if isinstance(value, dict)]
-    of = {rule["run_id"] for rule in rules if isinstance(rule.get("run_id"), str)}
-    return not of or any(is_within(run_id, each) for each in of)
-
-
-def _job_event(event: Row[Any], place: Position) -> HistoryEvent:
-    return HistoryEvent(place, event.at, None, event.type, event.data)
-
-
-_COLUMNS = (
-    Column("at", "time"),
-    Column("event"),
-    Column("turn", "integer"),
-    Column("by"),
-    Column("call_id"),
-    Column("tool"),
-    Column("model"),
-    Column("seconds", "seconds"),
-    Column("cost_usd", "usd"),
-    Column("what"),
+_COLUMNS = columns(
+    "at:time event turn:integer by call_id label tool model seconds:seconds cost_usd:usd what"
 )
 _WAITS = ("waiting", "paused", "attempt_ended")
-_SHARED = ("turn", "call_index", "tool_use_id", "name", "by", "call", "call_id")
-# What an event tells beside the columns, in this order; of others all that they have.
+_IN_COLUMNS = ("turn", "call_index", "tool_use_id", "name", "by", "call", "call_id")
+# What ``what`` says of an event, in this order; of other types all that is not in another column.
 _TOLD: Mapping[str, tuple[str, ...]] = {
     "permission_decided": ("decision", "rule", "reason"),
     "approval_answered": ("answer", "via", "rule", "reason"),
@@ -302,38 +321,6 @@ _TOLD: Mapping[str, tuple[str, ...]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _Event:
-    """An event. What an imported one holds is of any kind."""
-
-    at: float
-    type: str
-    data: Mapping[str, Any]
-
-    def number(self, name: str) -> float | None:
-        value = self.data.get(name)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            return None
-        return value if isfinite(value) else None
-
-    def text(self, name: str) -> str | None:
-        value = self.data.get(name)
-        return value if isinstance(value, str) else None
-
-    @property
-    def call(self) -> float:
-        """The number of the model call that it tells of, 0 for none."""
-        return self.number("call") or 0
-
-
-@dataclass(frozen=True, slots=True)
-class _Record:
-    """What is stored of a run: its events and its job's, and the models of its calls by number."""
-
-    events: Sequence[_Event]
-    models: Mapping[float, str]
-
-
 def timeline_rows(
     database: Database,
     filters: Filters,
@@ -342,57 +329,42 @@ def timeline_rows(
     *,
     limit: int | None = None,
 ) -> Rows:
-    """The events of a run, and those of its job while it was there, in the order of the record.
+    """The events of a run and of its job while the run existed, in the order of the record.
 
-    ``event`` is the event's type (docs/concepts.md), ``by`` who did it, ``seconds`` how long a call
-    took or a wait lasted, and ``cost_usd`` what a model call cost, None where nobody knows.
+    ``event`` is the event's type (docs/concepts.md), ``by`` who did it, ``seconds`` how long a call or
+    a wait took, and ``cost_usd`` what a model call cost, None if unknown.
 
     Args:
-        filters: of a tool: the events of its calls; of a model: those of the calls of it.
+        filters: a tool stands for the events of its calls, a model for the events of calls of it.
 
     Raises:
         NotFoundError: there is no such run.
     """
-    record = database.read(partial(_record, run_id=run_id, filters=filters))
-    spent: dict[float, CallCost] = {
+
+    def work(connection: Connection) -> tuple[list[_Event], dict[float, str]]:
+        run = connection.execute(select(runs).where(runs.c.id == run_id)).one_or_none()
+        if run is None:
+            raise NotFoundError(f"no run is named {run_id}")
+        if not _is_included(run, filters):
+            return [], {}
+        models = select(model_calls.c.number, model_calls.c.model)
+        models = models.where(model_calls.c.run_id == run_id)
+        return list(_events_of_run(connection, run)), dict(connection.execute(models).all())
+
+    found, models = database.read(work)
+    costs: dict[float, CallCost] = {
         each.number: each for each in call_costs(database, prices, run_id)
     }
-    lasted = _lasted(record.events)
+    waits = _waits(found)
     rows = [
-        _row(run_id, each, record.models, spent, lasted.get(number))
-        for number, each in enumerate(record.events)
-        if _is_meant(each, record.models, filters)
+        _row(run_id, event, models.get(event.call), costs.get(event.call), waits.get(number))
+        for number, event in enumerate(found)
+        if _is_wanted(event, models.get(event.call), filters)
     ]
-    return labelled(database, cut(_COLUMNS, rows, limit, "the first"))
+    return cut(_COLUMNS, with_labels(database, rows, at=4), limit, "the first")
 
 
-def _record(connection: Connection, run_id: str, filters: Filters) -> _Record:
-    run = connection.execute(select(runs).where(runs.c.id == run_id)).one_or_none()
-    if run is None:
-        raise NotFoundError(f"no run is named {run_id}")
-    if not _agree(run, filters):
-        return _Record((), {})
-    own = select(events.c.at, events.c.type, events.c.data).where(events.c.run_id == run_id)
-    of_job = select(job_events.c.at, job_events.c.type, job_events.c.data).where(
-        job_events.c.job_id == run.job_id,
-        job_events.c.at >= run.created_at,
-        job_events.c.type != "submitted",  # its own says so
-    )
-    if run.ended_at is not None:
-        of_job = of_job.where(job_events.c.at <= run.ended_at)
-    models = select(model_calls.c.number, model_calls.c.model).where(model_calls.c.run_id == run_id)
-    return _Record(
-        list(
-            _merged(
-                _all(connection.execute(own.order_by(events.c.number)).all()),
-                _all(connection.execute(of_job.order_by(job_events.c.number)).all()),
-            )
-        ),
-        {row.number: row.model for row in connection.execute(models)},
-    )
-
-
-def _agree(run: Row[Any], filters: Filters) -> bool:
+def _is_included(run: Row[Any], filters: Filters) -> bool:
     return (
         (filters.run_id is None or is_within(run.id, filters.run_id))
         and filters.job_id in (None, run.job_id)
@@ -400,78 +372,53 @@ def _agree(run: Row[Any], filters: Filters) -> bool:
     )
 
 
-def _all(rows: Sequence[Row[float, str, Any]]) -> list[_Event]:
-    return [
-        _Event(row.at, row.type, row.data if isinstance(row.data, dict) else {}) for row in rows
-    ]
+def _is_wanted(event: _Event, model: str | None, filters: Filters) -> bool:
+    return (
+        (filters.since is None or event.at >= filters.since)
+        and (filters.until is None or event.at < filters.until)
+        and filters.tool in (None, event.text("name"))
+        and filters.model in (None, model)
+    )
 
 
-def _merged(own: Sequence[_Event], of_job: list[_Event]) -> Iterator[_Event]:
-    """Both: a run's own in their order, whatever the clocks of two workers say, the others by time."""
-    for event in own:
-        while of_job and of_job[0].at <= event.at:
-            yield of_job.pop(0)
-        yield event
-    yield from of_job
-
-
-def _lasted(happened: Sequence[_Event]) -> dict[int, float]:
-    """How long each wait lasted: until the next attempt began. A run that ended waits for nothing."""
-    found: dict[int, float] = {}
-    waits: int | None = None
-    for number, event in enumerate(happened):
-        if event.type == "attempt_started" and waits is not None:
-            found[waits] = max(event.at - happened[waits].at, 0.0)
-            waits = None
+def _waits(found: Sequence[_Event]) -> dict[int, float]:
+    """The seconds from each wait to the next attempt, by the index of the event."""
+    waited: dict[int, float] = {}
+    waiting: int | None = None
+    for number, event in enumerate(found):
+        if event.type == "attempt_started" and waiting is not None:
+            waited[waiting] = max(event.at - found[waiting].at, 0.0)
+            waiting = None
         elif event.type in _WAITS and event.data.get("why") != "run ended":
-            waits = number
+            waiting = number
         elif event.type == "done":
-            waits = None
-    return found
-
-
-def _is_meant(event: _Event, models: Mapping[float, str], filters: Filters) -> bool:
-    if filters.since is not None and event.at < filters.since:
-        return False
-    if filters.until is not None and event.at >= filters.until:
-        return False
-    if filters.tool is not None and event.text("name") != filters.tool:
-        return False
-    return filters.model is None or models.get(event.call) == filters.model
+            waiting = None
+    return waited
 
 
 def _row(
-    run_id: str,
-    event: _Event,
-    models: Mapping[float, str],
-    spent: Mapping[float, CallCost],
-    lasted: float | None,
+    run_id: str, event: _Event, model: str | None, cost: CallCost | None, waited: float | None
 ) -> tuple[Any, ...]:
     turn, index = event.number("turn"), event.number("call_index")
-    call = None if turn is None or index is None else ids.call_id(run_id, int(turn), int(index))
-    took = event.number("duration"), event.number("latency"), lasted
-    cost = spent.get(event.call) if event.type == "model_call_ended" else None
+    took = (event.number("duration"), event.number("latency"), waited)
+    spent = cost.spending if cost is not None and event.type == "model_call_ended" else None
+    is_known = spent is not None and not spent.unknown and not spent.unpriced
     return (
         event.at,
         event.type,
         turn,
         event.text("by"),
-        call,
+        None if turn is None or index is None else ids.call_id(run_id, int(turn), int(index)),
         event.text("name"),
-        models.get(event.call),
+        model,
         next((seconds for seconds in took if seconds is not None), None),
-        _cost(cost),
+        usd(spent.usd) if spent is not None and is_known else None,
         _what(event),
     )
 
 
-def _cost(call: CallCost | None) -> float | None:
-    known = call is not None and not call.spending.unknown and not call.spending.unpriced
-    return usd(call.spending.usd) if call is not None and known else None
-
-
 def _what(event: _Event) -> str:
-    """What else an event tells, in a line."""
+    """What else an event says, in one line."""
     data = event.data
     if event.type in _TOLD:
         told = [str(data[name]) for name in _TOLD[event.type] if data.get(name) not in (None, "")]
@@ -479,6 +426,6 @@ def _what(event: _Event) -> str:
     parts = (
         f"{name} {value}"
         for name, value in data.items()
-        if name not in _SHARED and value not in (None, "", {}, [])
+        if name not in _IN_COLUMNS and value not in (None, "", {}, [])
     )
     return ", ".join(parts)

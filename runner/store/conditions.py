@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from sqlalchemy import ColumnElement, and_, func, or_
+from typing import Any
+
+from sqlalchemy import ColumnElement, Select, and_, func, or_, select
 
 from runner.core.agents import lineage
 from runner.core.run import ENDED
@@ -32,3 +34,8 @@ def in_tree(run_id: str) -> ColumnElement[bool]:
         return or_(runs.c.id == run_id, runs.c.root_run == run_id)
     below = runs.c.id.startswith(f"{run_id}.", autoescape=True)
     return or_(runs.c.id == run_id, and_(runs.c.root_run == root, below))
+
+
+def superseded_runs(job_id: str) -> Select[Any]:
+    """The ids of the runs of a job that were started afresh: their successors stand for them."""
+    return select(runs.c.fresh_of).where(runs.c.job_id == job_id, runs.c.fresh_of.is_not(None))

@@ -6,7 +6,8 @@ import pytest
 
 from runner.errors import NotFoundError
 from runner.queries.find import Found, find
-from runner.queries.jobs import children_of, descendants_of, has_ended, list_jobs, list_runs
+from runner.queries.jobs import list_jobs, list_runs
+from runner.queries.runs import children_of, descendants_of, has_ended
 from runner.queries.timeline import events_after, tree_events_after
 from runner.store.conditions import in_tree
 from runner.store.database import Database

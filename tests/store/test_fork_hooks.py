@@ -19,7 +19,7 @@ from runner.core.hooks import Hook, HookAnswer, HookResult
 from runner.core.steps import CallModel, RunHook, RunTools
 from runner.core.workspace import Instructions
 from runner.errors import UsageError
-from runner.queries.files import snapshots_around_turn
+from runner.queries.runs import snapshots_around_turn
 from runner.queries.transcript import sent_request
 from runner.store.control import cancel
 from runner.store.database import Database

@@ -12,12 +12,14 @@ from runner.core.spec import Asking
 from runner.core.workspace import RESULT_TOOL
 from runner.errors import NotFoundError
 from runner.queries.decisions import answer_counts, unknown_outcome_counts
-from runner.queries.files import snapshots_around_turn, snapshots_of_job, snapshots_of_run
-from runner.queries.jobs import (
+from runner.queries.runs import (
     items_of_runs,
     last_verifications,
     result_of_run,
     results_of_job,
+    snapshots_around_turn,
+    snapshots_of_job,
+    snapshots_of_run,
     verifications_of_run,
 )
 from runner.store import leases

@@ -14,7 +14,7 @@ from runner.core.steps import Done
 from runner.core.workspace import Workspace
 from runner.llm.prices import load_prices
 from runner.queries.costs import costs_by
-from runner.queries.files import snapshots_of_job, snapshots_of_run
+from runner.queries.runs import snapshots_of_job, snapshots_of_run
 from runner.store import control
 from runner.store.database import Database
 from runner.store.tables import runs

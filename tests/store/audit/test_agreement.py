@@ -21,10 +21,10 @@ from runner.queries.decisions import (
     denied_calls,
     denied_counts,
 )
-from runner.queries.files import snapshots_of_job
 from runner.queries.filters import Filters
-from runner.queries.jobs import last_verifications, list_runs
+from runner.queries.jobs import list_runs
 from runner.queries.problems import error_rows, limit_rows
+from runner.queries.runs import last_verifications, snapshots_of_job
 from runner.queries.timeline import events_after, timeline_rows
 from runner.store.control import cancel
 from runner.store.database import Database

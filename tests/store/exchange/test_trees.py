@@ -18,7 +18,8 @@ from runner.errors import UsageError
 from runner.exchange.atif import trajectory
 from runner.exchange.claude_code import agent_id, session_id, session_lines
 from runner.llm.prices import load_prices
-from runner.queries.jobs import children_of, list_jobs
+from runner.queries.jobs import list_jobs
+from runner.queries.runs import children_of
 from runner.store.control import cancel
 from runner.store.database import Database
 from runner.store.exports import load_recorded

@@ -1,0 +1,410 @@
+"""What came of runs: their sub-agents, results, verifications and snapshots."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypedDict, cast
+
+from sqlalchemy import ColumnElement, Connection, Row, Select, and_, func, literal, select
+
+from runner.core.agents import Place, lineage, place_of, tree_order
+from runner.core.run import ENDED, RunStatus
+from runner.core.spec import JobSpec
+from runner.core.text import visible
+from runner.core.workspace import RESULT_TOOL
+from runner.errors import NotFoundError
+from runner.queries.filters import in_batches
+from runner.store import ids
+from runner.store.conditions import IS_ITEM_RUN, IS_OWN_CALL, ROOT_RUN, in_tree, superseded_runs
+from runner.store.database import Database
+from runner.store.jobs import JobCache
+from runner.store.snapshots import changes_of_turn
+from runner.store.tables import (
+    blocks,
+    jobs,
+    run_items,
+    run_workspaces,
+    runs,
+    tool_calls,
+    verifications,
+    workers,
+)
+
+# --- Sub-agents
+
+
+class ChildSummary(Place):
+    """A run of a sub-agent."""
+
+    id: str
+    agent_type: str
+    description: str  # from the call that asked for it
+    call_id: str | None  # the call that asked for it, if any did
+    state: RunStatus
+    reason: str
+    detail: str
+    turns: int
+    denials: int
+    charged_tokens: int
+    created_at: float
+    started_at: float | None
+    ended_at: float | None
+
+
+_CHILD_COLUMNS = tuple(
+    name
+    for name in ChildSummary.__annotations__
+    if name not in {*Place.__annotations__, "description", "call_id"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Descendants:
+    """All runs below one, in numbers."""
+
+    runs: int = 0
+    turns: int = 0
+    tokens: int = 0
+    denials: int = 0
+
+    def __add__(self, other: Descendants) -> Descendants:
+        return Descendants(
+            self.runs + other.runs,
+            self.turns + other.turns,
+            self.tokens + other.tokens,
+            self.denials + other.denials,
+        )
+
+
+_DESCENDANT_SUMS = (
+    func.count(),
+    *(func.coalesce(func.sum(runs.c[name]), 0) for name in ("turns", "charged_tokens", "denials")),
+)
+
+
+def children_of(database: Database, run_id: str) -> list[ChildSummary]:
+    """The runs of the sub-agents that a run itself has started, in order."""
+    parent = ("parent_run", "parent_message", "parent_position")
+    its_call = and_(
+        tool_calls.c.run_id == runs.c.parent_run,
+        tool_calls.c.message == runs.c.parent_message,
+        tool_calls.c.position == runs.c.parent_position,
+    )
+    query = (
+        select(*(runs.c[name] for name in (*_CHILD_COLUMNS, *parent)), tool_calls.c.turn)
+        .outerjoin(tool_calls, its_call)
+        .where(runs.c.parent_run == run_id, runs.c.root_run == lineage(run_id)[0])
+    )
+
+    def work(connection: Connection) -> list[ChildSummary]:
+        found = sorted(connection.execute(query).all(), key=lambda row: tree_order(row.id))
+        inputs = _inputs(connection, run_id, {row.parent_message for row in found})
+        before: Counter[tuple[int, int]] = Counter()
+        children = []
+        for row in found:
+            key = row.parent_message, row.parent_position
+            children.append(_child(row, _description(inputs.get(key), before[key])))
+            before[key] += 1
+        return children
+
+    return database.read(work)
+
+
+def _inputs(
+    connection: Connection, run_id: str, messages: Collection[int | None]
+) -> dict[tuple[int, int], Any]:
+    """The inputs of the calls of these replies, by message and by the call's position among calls."""
+    query = (
+        select(blocks.c.message, blocks.c.content)
+        .where(
+            blocks.c.run_id == run_id,
+            blocks.c.message.in_([each for each in messages if each is not None]),
+            blocks.c.type == "tool_use",
+        )
+        .order_by(blocks.c.message, blocks.c.position)
+    )
+    found: dict[tuple[int, int], Any] = {}
+    calls: Counter[int] = Counter()
+    for row in connection.execute(query):
+        found[row.message, calls[row.message]] = row.content.get("input")
+        calls[row.message] += 1
+    return found
+
+
+def _description(asked: Any, number: int) -> str:
+    """What a call says of the sub-agent that it asks for, or of one of the parts of a task."""
+    parts = asked.get("parts") if isinstance(asked, dict) else None
+    if isinstance(parts, list):
+        asked = parts[number] if number < len(parts) else None
+    said = asked.get("description") if isinstance(asked, dict) else None
+    return said if isinstance(said, str) else ""
+
+
+def _child(row: Any, description: str) -> ChildSummary:
+    call = row.turn and ids.call_id(row.parent_run, row.turn, row.parent_position)
+    child = {name: getattr(row, name) for name in _CHILD_COLUMNS}
+    more = {"description": description, "call_id": call}
+    return cast(ChildSummary, {**place_of(row.id), **child, **more})
+
+
+def has_ended(database: Database, run_id: str, *, whole_tree: bool = False) -> bool:
+    """True if a run has ended; with ``whole_tree``, if all runs below it have ended, too."""
+    condition = in_tree(run_id) if whole_tree else runs.c.id == run_id
+    query = select(runs.c.id).where(condition, runs.c.state.not_in(ENDED)).limit(1)
+    return database.read(lambda connection: connection.execute(query).first()) is None
+
+
+def descendants_of(database: Database, run_id: str) -> Descendants:
+    """The runs below one, in numbers."""
+    query = select(*_DESCENDANT_SUMS).where(in_tree(run_id), runs.c.id != run_id)
+    return Descendants(*database.read(lambda connection: connection.execute(query).one()))
+
+
+def descendants_by_run(
+    connection: Connection, condition: ColumnElement[bool], *, of_children: bool
+) -> dict[str, Descendants]:
+    """The descendants of each run that has any, by its id.
+
+    Args:
+        condition: on ``runs``: the trees to look at.
+        of_children: include the descendants of sub-agents.
+    """
+    if not of_children:
+        query = select(ROOT_RUN, *_DESCENDANT_SUMS).where(condition, ~IS_ITEM_RUN)
+        rows = connection.execute(query.group_by(ROOT_RUN))
+        return {row[0]: Descendants(*row[1:]) for row in rows}
+    columns = (runs.c.turns, runs.c.charged_tokens, runs.c.denials)
+    each = select(runs.c.id, literal(1), *columns).where(condition, ~IS_ITEM_RUN)
+    found: dict[str, Descendants] = {}
+    for run_id, *numbers in connection.execute(each):
+        for above in lineage(run_id)[:-1]:
+            found[above] = found.get(above, Descendants()) + Descendants(*numbers)
+    return found
+
+
+# --- Results and verifications
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """A run with the structured result that it submitted last."""
+
+    run_id: str
+    item_key: str
+    state: RunStatus
+    reason: str
+    fork_of: str | None
+    result: dict[str, Any] | None  # None if it has submitted none
+
+
+def results_of_job(database: Database, job_id: str) -> list[RunResult]:
+    """The results of the runs of a job's items, in order. Runs that were started afresh are left out, as
+    in ``jobs.current_runs``."""
+    names = ("item_key", "state", "reason", "fork_of")
+    query = (
+        select(runs.c.id.label("run_id"), *(runs.c[name] for name in names))
+        .where(runs.c.job_id == job_id, runs.c.id.not_in(superseded_runs(job_id)), IS_ITEM_RUN)
+        .order_by(runs.c.id)
+    )
+    found = database.read(lambda connection: connection.execute(query).mappings().all())
+    submitted = _submitted(database, and_(runs.c.job_id == job_id, IS_ITEM_RUN))
+    return [RunResult(**row, result=submitted.get(row["run_id"])) for row in found]
+
+
+def result_of_run(database: Database, run_id: str) -> dict[str, Any] | None:
+    """The result that a run submitted last, or None."""
+    return _submitted(database, runs.c.id == run_id).get(run_id)
+
+
+def _submitted(database: Database, condition: ColumnElement[bool]) -> dict[str, Any]:
+    """By run, the input of its last accepted call of the result tool."""
+    reply = and_(
+        blocks.c.run_id == tool_calls.c.run_id,
+        blocks.c.message == tool_calls.c.message,
+        blocks.c.type == "tool_use",
+    )
+    query = (
+        select(tool_calls.c.run_id, tool_calls.c.tool_use_id, blocks.c.content)
+        .join_from(tool_calls, runs, runs.c.id == tool_calls.c.run_id)
+        .join(blocks, reply)
+        .where(condition, IS_OWN_CALL, tool_calls.c.name == RESULT_TOOL)
+        .where(tool_calls.c.outcome == "succeeded")
+        .order_by(tool_calls.c.run_id, tool_calls.c.message, tool_calls.c.position)
+    )
+    rows = database.read(lambda connection: connection.execute(query).all())
+    return {
+        row.run_id: row.content["input"]
+        for row in rows
+        if visible(row.content["id"]) == row.tool_use_id
+    }
+
+
+class Verification(TypedDict):
+    """A verification of a run."""
+
+    run_id: str
+    number: int
+    turn: int  # the turn after which it started
+    tree: str | None
+    attempt: int
+    started_at: float
+    ended_at: float | None
+    duration: float | None  # seconds
+    outcome: str | None  # of the last command; ``succeeded`` if all passed; None until it has ended
+    command: str | None  # the last command
+    output: str | None  # what the model is shown of it
+    size: int | None
+
+
+def verifications_of_run(database: Database, run_id: str) -> list[Verification]:
+    """All verifications of a run, in order."""
+    return _verifications(database, verifications.c.run_id == run_id)
+
+
+def last_verifications(database: Database, job_id: str) -> dict[str, Verification]:
+    """The newest verification of each run of a job that has any, by the run's id."""
+    of_job = verifications.c.run_id.in_(select(runs.c.id).where(runs.c.job_id == job_id))
+    return {each["run_id"]: each for each in _verifications(database, of_job)}
+
+
+def _verifications(database: Database, condition: ColumnElement[bool]) -> list[Verification]:
+    names = (name for name in Verification.__annotations__ if name != "output")
+    query = (
+        select(*(verifications.c[name] for name in names), verifications.c.content.label("output"))
+        .where(condition)
+        .order_by(verifications.c.run_id, verifications.c.number)
+    )
+    rows = database.read(lambda connection: connection.execute(query).mappings().all())
+    return [Verification(**row) for row in rows]  # type: ignore[typeddict-item]
+
+
+# --- Items and snapshots
+
+
+def items_of_runs(database: Database, run_ids: Sequence[str]) -> dict[str, Any]:
+    """The items of runs by the runs' ids."""
+    query = select(run_items.c.run_id, run_items.c.item)
+
+    def work(connection: Connection) -> dict[str, Any]:
+        return {
+            row.run_id: row.item
+            for some in in_batches(run_ids)
+            for row in connection.execute(query.where(run_items.c.run_id.in_(some)))
+        }
+
+    return database.read(work)
+
+
+@dataclass(frozen=True, slots=True)
+class RunSnapshots:
+    """A run as far as its files go. Trees are git's."""
+
+    run_id: str
+    job_id: str
+    job_name: str
+    item_key: str
+    state: RunStatus
+    reason: str
+    model: str
+    ended_at: float | None
+    fork_of: str | None
+    fork_turn: int | None
+    mode: str | None  # of its job's workspace, as are source and remote; None without a workspace
+    source: str | None
+    remote: str | None  # where its snapshots are pushed to
+    store_id: str | None  # names the folder of snapshots that holds its objects
+    hostname: str | None  # the host that worked on it last
+    path: str | None
+    branch: str | None
+    start_commit: str | None
+    start_tree: str | None  # recorded before the first turn
+    tree: str | None  # recorded last
+    commit: str | None  # what it was delivered in, None until then
+    commit_message: str | None
+
+    @property
+    def is_recorded(self) -> bool:
+        """True if snapshots are taken of its workspace."""
+        return self.mode in ("git", "copy")
+
+
+def snapshots_of_run(database: Database, run_id: str) -> RunSnapshots:
+    """The snapshots of a run. Raises ``NotFoundError`` when there is no such run."""
+    query = _SNAPSHOTS.where(runs.c.id == run_id)
+    found = database.read(partial(_snapshots, query=query))
+    if not found:
+        raise NotFoundError(f"no run is named {run_id}")
+    return found[0]
+
+
+def snapshots_of_job(
+    database: Database, job_id: str, *, every_run: bool = False
+) -> list[RunSnapshots]:
+    """The snapshots of the runs of a job's items, in order.
+
+    Args:
+        every_run: include runs that were started afresh, which are left out otherwise as in
+            ``jobs.current_runs``, and runs of sub-agents.
+    """
+    query = _SNAPSHOTS.where(runs.c.job_id == job_id).order_by(runs.c.id)
+    if not every_run:
+        query = query.where(runs.c.id.not_in(superseded_runs(job_id)), IS_ITEM_RUN)
+    return database.read(partial(_snapshots, query=query))
+
+
+def snapshots_around_turn(database: Database, run_id: str, turn: int) -> tuple[str, str] | None:
+    """The snapshots before the first and after the last file change of a turn, by tools and hooks. Hooks
+    that ran before the first model call belong to turn 1.
+
+    Args:
+        turn: its number, from 1.
+
+    Returns:
+        None when nothing in the turn may have changed files.
+
+    Raises:
+        NotFoundError: the run has no such turn.
+    """
+    return database.read(partial(changes_of_turn, run_id=run_id, turn=turn))
+
+
+_SNAPSHOTS: Select[Any] = (
+    select(
+        runs.c.id.label("run_id"),
+        *(runs.c[name] for name in ("job_id", "item_key", "state", "reason", "ended_at")),
+        *(runs.c[name] for name in ("fork_of", "fork_turn", "start_tree", "model", "progress")),
+        jobs.c.name.label("job_name"),
+        *(run_workspaces.c[name] for name in ("store_id", "path", "branch", "start_commit")),
+        workers.c.hostname,
+        run_items.c.commit_message,
+    )
+    .join_from(runs, jobs, jobs.c.id == runs.c.job_id)
+    .join(run_items, run_items.c.run_id == runs.c.id)
+    .outerjoin(run_workspaces, run_workspaces.c.run_id == runs.c.id)
+    .outerjoin(workers, workers.c.id == runs.c.last_worker_id)
+)
+
+
+def _snapshots(connection: Connection, query: Select[Any]) -> list[RunSnapshots]:
+    specs = JobCache().on(connection)
+    return [
+        _run_snapshots(row, specs.spec_of_run(row.job_id, row.run_id))
+        for row in connection.execute(query)
+    ]
+
+
+def _run_snapshots(row: Row[Any], spec: JobSpec) -> RunSnapshots:
+    found = dict(row._mapping)
+    progress, workspace = found.pop("progress"), spec.workspace
+    found["model"] = found["model"] or spec.model
+    return RunSnapshots(
+        **found,
+        mode=workspace.mode if workspace else None,
+        source=workspace.url or workspace.path if workspace else None,
+        remote=workspace.remote if workspace else None,
+        tree=progress.get("tree"),
+        commit=progress.get("delivered"),
+    )
