@@ -7,7 +7,7 @@
     ├── WorkspaceError          a run's workspace cannot be made, recorded or put back
     ├── WorkspaceElsewhere      a run's workspace cannot be had on this host
     ├── UnreachableError        a database, queue or network that does not answer (exit code 5)
-    ├── StaleView               the journal holds more than the view says: load again
+    ├── StaleView               the journal holds more than the run state at hand: load again
     ├── LeaseLost               the attempt no longer holds its run: drop it, append nothing
     ├── Interrupted             an effect was cut on purpose: the run was lost or cancelled
     │   └── ShutDown            … or the worker shuts down
@@ -73,7 +73,7 @@ class LeaseLost(RunnerError):  # noqa: N818 - the design's word for it
 
 
 class StaleView(RunnerError):  # noqa: N818 - the design's word for it
-    """The journal has moved on since the view was loaded (a commit whose answer was lost went
+    """The journal has moved on since the run state was loaded (a commit whose answer was lost went
     through): load it again. Nothing was stored."""
 
 

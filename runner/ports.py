@@ -14,7 +14,7 @@ from runner.core.entries import Entry, InstructionsRead, TreeCause
 from runner.core.fold import Applied
 from runner.core.hooks import Hook, Said
 from runner.core.run import Ended, Lease
-from runner.core.state import RunView
+from runner.core.state import RunState
 from runner.errors import Interrupted, InterruptReason, ShutDown
 from runner.permissions import Authorization, Policy, ToolContext
 
@@ -111,19 +111,19 @@ class Clock(Protocol):
 
 # Given the run as it stands and the time in seconds since the epoch: the entries that follow, each with
 # the run before and after it, and what comes next.
-Decide = Callable[[RunView, float], tuple[Sequence[Applied], T]]
+Decide = Callable[[RunState, float], tuple[Sequence[Applied], T]]
 
 
 class Journal(Protocol):
     """A run's journal, guarded by a lease. Every method raises ``LeaseLost`` when the attempt no
     longer holds the run; nothing is stored then."""
 
-    def load(self, lease: Lease) -> RunView:
+    def load(self, lease: Lease) -> RunState:
         """The run as its rows tell it."""
 
     def commit(
-        self, lease: Lease, view: RunView, entries: Sequence[Entry], decide: Decide[T]
-    ) -> tuple[RunView, T]:
+        self, lease: Lease, state: RunState, entries: Sequence[Entry], decide: Decide[T]
+    ) -> tuple[RunState, T]:
         """Store, in one transaction, what happened and what ``decide`` decides from there, given the
         queued messages, rules, pause flag and job's budget as they stand in that transaction.
 
@@ -131,7 +131,7 @@ class Journal(Protocol):
             The run as it is stored, and what comes next: its intent is stored, so it may begin.
 
         Raises:
-            StaleView: an earlier commit is stored that ``view`` does not know of; nothing is stored.
+            StaleView: an earlier commit is stored that ``state`` does not know of; nothing is stored.
         """
 
     def end_children(self, lease: Lease) -> None:

@@ -23,7 +23,7 @@ from runner import permissions
 from runner.core.budget import Limits
 from runner.core.conversation import Tool
 from runner.core.spec import JobSpec
-from runner.core.state import Progress
+from runner.core.state import Files, ModelState, Progress
 from runner.core.workspace import Workspace
 from runner.store import migrate
 from runner.store.database import Database
@@ -216,7 +216,9 @@ def _row(
         "max_turns": spec.limits.max_turns,
         "token_ceiling": spec.limits.token_ceiling,
         "workspace_path": spec.workspace and spec.workspace.path,
-        "progress": progress_to_json(Progress(model_calls=run.number, tree=run.tree)),
+        "progress": progress_to_json(
+            Progress(model=ModelState(calls=run.number), files=Files(run.tree))
+        ),
         **data,
         **run.total.as_columns(),
         "started_at": begun,

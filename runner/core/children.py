@@ -32,7 +32,7 @@ from runner.core.conversation import UNREADABLE_INPUT, Message, Tool, ToolResult
 from runner.core.entries import ChildrenStarted, UserMessageAdded
 from runner.core.run import Waiting
 from runner.core.spec import JobSpec
-from runner.core.state import Call, RunView
+from runner.core.state import Call, RunState
 from runner.core.steps import Record, Step, leave, settle, stop_at_deadline
 from runner.core.text import SPLIT_AGAIN_TEXT, SPLIT_TEXT, WHOLE_TEXT, shorten
 from runner.core.workspace import RESULT_SOURCE, Workspace, result_tool
@@ -158,17 +158,17 @@ def outcome_of(
     return ToolResult((said if said.strip() else _SAID_NOTHING) + files)
 
 
-def fitted(view: RunView, call: Call, result: ToolResult) -> ToolResult:
+def fitted(state: RunState, call: Call, result: ToolResult) -> ToolResult:
     """The result of a call, no longer than the output of a tool may be: all of it can be read where those
     outputs are.
 
     Args:
-        view: of the run that made the call.
+        state: of the run that made the call.
     """
     text = result.content
     if len(text) <= MOST_CHARACTERS:
         return result
-    content = shortened(text, MOST_CHARACTERS, place_of_output(view, call.id, call.name))
+    content = shortened(text, MOST_CHARACTERS, place_of_output(state, call.id, call.name))
     return replace(result, content=content, output=text.encode("utf-8", "replace"))
 
 
@@ -185,24 +185,26 @@ class Allotment:
     deadline: float | None
 
 
-def allot(view: RunView, agent: AgentType, together: int) -> Allotment:
+def allot(state: RunState, agent: AgentType, together: int) -> Allotment:
     """What one of several children that start together may use: what its type says, and no more than
     an equal share of what the parent has left, of which one share stays with the parent.
 
     Args:
         together: how many start together.
     """
-    limits, used, shares = view.spec.limits, view.used, together + 1
+    limits, used, shares = state.spec.limits, state.used, together + 1
     tokens = limits.token_ceiling if agent.token_ceiling is None else agent.token_ceiling
     usd = limits.cost_ceiling_usd if agent.cost_ceiling_usd is None else agent.cost_ceiling_usd
-    ceiling = view.limits.cost_ceiling
+    ceiling = state.limits.cost_ceiling
     return Allotment(
-        tokens=min(tokens, max(0, view.limits.token_ceiling - used.tokens) // shares),
+        tokens=min(tokens, max(0, state.limits.token_ceiling - used.tokens) // shares),
         cost=_least(
             None if usd is None else billionths(usd),
             None if ceiling is None else max(0, ceiling - used.cost) // shares,
         ),
-        deadline=_least(agent.deadline, None if view.ends_at is None else view.ends_at - view.now),
+        deadline=_least(
+            agent.deadline, None if state.ends_at is None else state.ends_at - state.now
+        ),
     )
 
 
@@ -216,79 +218,79 @@ _BLANK = "The description and the prompt of a part must not be blank."
 _AGAIN = f" Call {SPLIT_TOOL} once more with parts that fit."
 
 
-def refused_split(view: RunView, call: Call) -> ToolResult | None:
+def refused_split(state: RunState, call: Call) -> ToolResult | None:
     """The result of a call to split the task that starts nothing: the task is split already, or its
     first split is no good. None while it has not been looked whether it fits its schema."""
-    if view.progress.split == "done":
+    if state.children.split == "done":
         return ToolResult(_BEFORE, "failed")
     problem = _problem(call)
     if not problem:
         return None
-    again = view.progress.split == "asked_again"
-    if again and not any(_is_bad_split(view, other) for other in view.calls):
+    again = state.children.split == "asked_again"
+    if again and not any(_is_bad_split(state, other) for other in state.calls):
         return None  # the second reply with a bad one: the task is not split
     return ToolResult(problem.rstrip() + _AGAIN, "invalid_input")
 
 
-def parts_of(view: RunView, call: Call) -> tuple[NewChild, ...]:
+def parts_of(state: RunState, call: Call) -> tuple[NewChild, ...]:
     """The children for a task that is split: one for each part, or one for all of it, where the split
     is no good."""
     if _problem(call):
-        return (_whole(view, call.index),)
+        return (_whole(state, call.index),)
     parts = call.input_to_run["parts"]
     return tuple(
-        _child(view, offset, call.index, part["description"], part["prompt"], len(parts))
+        _child(state, offset, call.index, part["description"], part["prompt"], len(parts))
         for offset, part in enumerate(parts)
     )
 
 
-def joined(view: RunView, call: Call, children: Sequence[Child]) -> ToolResult | None:
+def joined(state: RunState, call: Call, children: Sequence[Child]) -> ToolResult | None:
     """The result of a call that has started children; None while one of them has not ended. Those of
     several parts stand under headings, in the order of the parts."""
     results = [child.result for child in children if child.result is not None]
     if len(results) < len(children):
         return None
     if len(results) == 1:
-        return fitted(view, call, results[0])
+        return fitted(state, call, results[0])
     whole, output = _under_headings(call, results), None
     if len(whole) > MOST_CHARACTERS:
         output = whole.encode("utf-8", "replace")
         most = MOST_CHARACTERS // len(results)
-        whole = _under_headings(call, [_cut(view, call, result, most) for result in results])
+        whole = _under_headings(call, [_cut(state, call, result, most) for result in results])
     nothing = all(result.is_error for result in results)
     return ToolResult(whole, "failed" if nothing else "succeeded", output)
 
 
-def coordinate(view: RunView) -> Step | None:
+def coordinate(state: RunState) -> Step | None:
     """The next step of a coordinator beside its calls: it is told to split its task, or what came of
     the whole of it."""
-    if view.spec.coordinator is None:
+    if state.spec.coordinator is None:
         return None
-    if not view.progress.split:
+    if not state.children.split:
         return Record(UserMessageAdded((SPLIT_TEXT,), "split"))
-    if view.progress.split != "whole":
+    if state.children.split != "whole":
         return None
-    if (step := leave(view)) is not None:
+    if (step := leave(state)) is not None:
         return step
-    child = next(child for child in view.children if child.index is None)
+    child = next(child for child in state.children.current if child.index is None)
     if child.result is None:
         return settle(Waiting("children"))
     content = child.result.content
     if len(content) > MOST_CHARACTERS:
-        where = f"the conversation of {child_id(view.run_id, child.number)} has all of it"
+        where = f"the conversation of {child_id(state.run_id, child.number)} has all of it"
         content = shortened(content, MOST_CHARACTERS, where)
     return Record(UserMessageAdded((WHOLE_TEXT.format(result=content),), "children"))
 
 
-def split_first(view: RunView) -> Step | None:
+def split_first(state: RunState) -> Step | None:
     """What comes before the end of a coordinator that has not split its task; None if it has."""
-    match view.progress.split:
+    match state.children.split:
         case "asked":
             return Record(UserMessageAdded((SPLIT_AGAIN_TEXT,), "split"))
         case "asked_again":
-            if view.ends_at is not None and view.ends_at <= view.now:
-                return stop_at_deadline(view)
-            return Record(ChildrenStarted((_whole(view, None),)))
+            if state.ends_at is not None and state.ends_at <= state.now:
+                return stop_at_deadline(state)
+            return Record(ChildrenStarted((_whole(state, None),)))
         case _:
             return None
 
@@ -328,45 +330,45 @@ def _problem(call: Call) -> str:
     return _BLANK if blank else ""
 
 
-def _is_bad_split(view: RunView, call: Call) -> bool:
-    return view.spec.splits(call.name) and (call.result or {}).get("is_error") is True
+def _is_bad_split(state: RunState, call: Call) -> bool:
+    return state.spec.splits(call.name) and (call.result or {}).get("is_error") is True
 
 
-def _whole(view: RunView, index: int | None) -> NewChild:
-    task: str = view.messages[0].blocks[0]["text"]
-    return _child(view, 0, index, "the whole task", task, 1)
+def _whole(state: RunState, index: int | None) -> NewChild:
+    task: str = state.messages[0].blocks[0]["text"]
+    return _child(state, 0, index, "the whole task", task, 1)
 
 
 def _child(
-    view: RunView,
+    state: RunState,
     offset: int,
     index: int | None,
     description: str,
     prompt: str,
     together: int,
 ) -> NewChild:
-    coordinator = view.spec.coordinator
-    agent = view.spec.agent(coordinator.agent) if coordinator is not None else None
+    coordinator = state.spec.coordinator
+    agent = state.spec.agent(coordinator.agent) if coordinator is not None else None
     assert agent is not None, "a job with a coordinator has the type of its children"
-    share = allot(view, agent, together)
+    share = allot(state, agent, together)
     return NewChild(
-        view.progress.children + 1 + offset,
+        state.children.started + 1 + offset,
         index,
         agent.name,
         description,
         prompt,
-        takes_snapshot(view.spec, agent, None),
+        takes_snapshot(state.spec, agent, None),
         share.tokens,
         share.cost,
         share.deadline,
     )
 
 
-def _cut(view: RunView, call: Call, result: ToolResult, most: int) -> ToolResult:
+def _cut(state: RunState, call: Call, result: ToolResult, most: int) -> ToolResult:
     """Each part's is cut by itself, so that none is left out."""
     if len(result.content) <= most:
         return result
-    where = place_of_output(view, call.id, call.name)
+    where = place_of_output(state, call.id, call.name)
     content = shortened(result.content, most, where)
     return replace(result, content=content)
 
@@ -393,53 +395,53 @@ _SPLIT_FIRST = f"Split the task with {SPLIT_TOOL} first."
 _BLANK_PROMPT = "The prompt of a sub-agent must not be blank."
 
 
-def children_of(view: RunView, call: Call) -> tuple[Child, ...]:
+def children_of(state: RunState, call: Call) -> tuple[Child, ...]:
     """The sub-agents that a call has started, in order."""
-    return tuple(child for child in view.children if child.index == call.index)
+    return tuple(child for child in state.children.current if child.index == call.index)
 
 
-def children_work_in(view: RunView) -> bool:
+def children_work_in(state: RunState) -> bool:
     """Whether sub-agents that calls without results have started change the files of its workspace: those
     that have ended have."""
-    return any(_shares(view, child) for child in view.children)
+    return any(_shares(state, child) for child in state.children.current)
 
 
-def is_busy(view: RunView) -> bool:
+def is_busy(state: RunState) -> bool:
     """Whether sub-agents are under way in the run's workspace: what they have half done is no tree."""
-    return any(child.result is None and _shares(view, child) for child in view.children)
+    return any(child.result is None and _shares(state, child) for child in state.children.current)
 
 
-def _shares(view: RunView, child: Child) -> bool:
-    agent = view.spec.agent(child.agent_type)
+def _shares(state: RunState, child: Child) -> bool:
+    agent = state.spec.agent(child.agent_type)
     return agent is not None and agent.workspace == "parent"
 
 
-def begins_with_shared(view: RunView, children: Sequence[NewChild]) -> bool:
+def begins_with_shared(state: RunState, children: Sequence[NewChild]) -> bool:
     """Whether one of these is to have a folder of its own that begins with the files of one which the
     run only shares, so that nothing of it is recorded yet."""
-    if view.depth == 0 or view.spec.workspace is None or view.spec.is_recorded:
+    if state.depth == 0 or state.spec.workspace is None or state.spec.is_recorded:
         return False
-    types = (view.spec.agent(child.agent_type) for child in children)
-    return view.shared_tree is None and any(
+    types = (state.spec.agent(child.agent_type) for child in children)
+    return state.files.shared_tree is None and any(
         agent is not None and agent.workspace == "own" for agent in types
     )
 
 
-def cannot_start(view: RunView, call: Call) -> ToolResult | None:
+def cannot_start(state: RunState, call: Call) -> ToolResult | None:
     """Why a call for a sub-agent that has none starts none, whatever the rules say; None if it may."""
-    if view.depth >= view.limits.max_agent_depth:
+    if state.depth >= state.limits.max_agent_depth:
         return ToolResult(_TOO_DEEP, "failed")
-    if view.spec.coordinator is not None and view.progress.split != "done":
+    if state.spec.coordinator is not None and state.children.split != "done":
         return ToolResult(_SPLIT_FIRST, "failed")
-    most = view.limits.max_agents
-    if view.tree_size >= most:
+    most = state.limits.max_agents
+    if state.children.tree_size >= most:
         started = "1 sub-agent" if most == 1 else f"{most} sub-agents"
         return ToolResult(_TREE_IS_FULL.format(started), "failed")
     if call.tool_context is not None and call.tool_context.problem:
         return ToolResult(call.tool_context.problem, "invalid_input")
     arguments = call.input_to_run
-    if view.spec.agent(str(arguments.get("agent_type"))) is None:
-        names = ", ".join(agent.name for agent in view.spec.agents) or "none"
+    if state.spec.agent(str(arguments.get("agent_type"))) is None:
+        names = ", ".join(agent.name for agent in state.spec.agents) or "none"
         unknown = f"Unknown type of sub-agent {arguments.get('agent_type')!r}. Types: {names}."
         return ToolResult(unknown, "invalid_input")
     if not str(arguments.get("prompt", "")).strip():
@@ -447,58 +449,60 @@ def cannot_start(view: RunView, call: Call) -> ToolResult | None:
     return None
 
 
-def next_children(view: RunView, pending: Sequence[Call]) -> tuple[NewChild, ...]:
+def next_children(state: RunState, pending: Sequence[Call]) -> tuple[NewChild, ...]:
     """The sub-agents that are to start now: of neighbouring calls together, those that wait for an
     answer left out; never before a call of another kind that comes first.
 
     Args:
         pending: the calls without results, each with its decision.
     """
-    block = _next_block(view, pending)
-    if block and view.spec.splits(block[0].name):
-        return parts_of(view, block[0])
-    unended = sum(child.result is None for child in view.children)
-    limits = view.limits
-    room = max(0, min(limits.max_agents_at_once - unended, limits.max_agents - view.tree_size))
-    return tuple(_new_children(view, waiting_for_room(view, pending)[:room]))
+    block = _next_block(state, pending)
+    if block and state.spec.splits(block[0].name):
+        return parts_of(state, block[0])
+    unended = sum(child.result is None for child in state.children.current)
+    limits = state.limits
+    room = max(
+        0, min(limits.max_agents_at_once - unended, limits.max_agents - state.children.tree_size)
+    )
+    return tuple(_new_children(state, waiting_for_room(state, pending)[:room]))
 
 
-def waiting_for_room(view: RunView, pending: Sequence[Call]) -> Sequence[Call]:
+def waiting_for_room(state: RunState, pending: Sequence[Call]) -> Sequence[Call]:
     """The calls for sub-agents that start as soon as fewer of them are under way.
 
     Args:
         pending: as in ``next_children``.
     """
-    block = _next_block(view, pending)
-    return [call for call in block if not call.waits and not view.spec.splits(call.name)]
+    block = _next_block(state, pending)
+    return [call for call in block if not call.waits and not state.spec.splits(call.name)]
 
 
-def _next_block(view: RunView, pending: Sequence[Call]) -> Sequence[Call]:
+def _next_block(state: RunState, pending: Sequence[Call]) -> Sequence[Call]:
     """The calls for sub-agents that are not started, up to a call of another kind."""
-    unstarted = [call for call in pending if not children_of(view, call)]
-    return list(takewhile(lambda call: view.spec.starts_children(call.name), unstarted))
+    unstarted = [call for call in pending if not children_of(state, call)]
+    return list(takewhile(lambda call: state.spec.starts_children(call.name), unstarted))
 
 
-def _new_children(view: RunView, calls: Sequence[Call]) -> Iterator[NewChild]:
-    first = view.progress.children + 1
+def _new_children(state: RunState, calls: Sequence[Call]) -> Iterator[NewChild]:
+    first = state.children.started + 1
     for number, call in enumerate(calls, first):
         arguments: Mapping[str, Any] = call.input_to_run
-        agent = _type_of(view, arguments)
-        share = allot(view, agent, len(calls))
+        agent = _type_of(state, arguments)
+        share = allot(state, agent, len(calls))
         yield NewChild(
             number,
             call.index,
             agent.name,
             str(arguments.get("description", "")),
             str(arguments["prompt"]),
-            takes_snapshot(view.spec, agent, arguments.get("snapshot")),
+            takes_snapshot(state.spec, agent, arguments.get("snapshot")),
             share.tokens,
             share.cost,
             share.deadline,
         )
 
 
-def _type_of(view: RunView, arguments: Mapping[str, Any]) -> AgentType:
-    agent = view.spec.agent(str(arguments["agent_type"]))
+def _type_of(state: RunState, arguments: Mapping[str, Any]) -> AgentType:
+    agent = state.spec.agent(str(arguments["agent_type"]))
     assert agent is not None, "a call with an unknown type has its result by now"
     return agent

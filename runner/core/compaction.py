@@ -24,7 +24,7 @@ from typing import Any
 from runner.core.context import Clip, Compaction, difference
 from runner.core.conversation import Block, Message, ModelReply, content_text, tool_uses
 from runner.core.entries import SummaryReplied
-from runner.core.state import RunView
+from runner.core.state import RunState
 from runner.core.text import OWN_TEXTS
 
 CLIPPED_ABOVE = 1_024  # characters; what is not longer is not worth a note
@@ -47,40 +47,40 @@ class Result:
     sent: str
 
 
-def results_of(view: RunView) -> Iterator[Result]:
+def results_of(state: RunState) -> Iterator[Result]:
     """The tool results that are sent."""
-    for number in range(view.compacted.last + 1, len(view.messages)):
-        for position, block in enumerate(view.messages[number].blocks):
+    for number in range(state.context.compacted.last + 1, len(state.messages)):
+        for position, block in enumerate(state.messages[number].blocks):
             content = block.get("content")
             if block["type"] == "tool_result" and isinstance(content, str):
-                sent = view.compacted.clips.get((number, position), content)
+                sent = state.context.compacted.clips.get((number, position), content)
                 yield Result(number, position, block, sent)
 
 
-def clipped(view: RunView, result: Result, most: int) -> Clip | None:
+def clipped(state: RunState, result: Result, most: int) -> Clip | None:
     """The clip that leaves a result at most ``most`` characters; None when that is not shorter than
     what is sent now."""
     if len(result.sent) <= most:
         return None
     call_id = str(result.block["tool_use_id"])
-    calls = tool_uses(view.messages[result.message - 1].blocks)
+    calls = tool_uses(state.messages[result.message - 1].blocks)
     name = next((call["name"] for call in calls if call["id"] == call_id), "")
-    where = place_of_output(view, call_id, name)
+    where = place_of_output(state, call_id, name)
     text = _shortened(result.block["content"], most, where)
     if len(text) >= len(result.sent):
         return None
     return Clip(result.message, result.position, text)
 
 
-def place_of_output(view: RunView, call_id: str, name: str) -> str:
+def place_of_output(state: RunState, call_id: str, name: str) -> str:
     """How the model gets at the whole of a call's result.
 
     Args:
         name: of the tool that was called.
     """
-    if view.outputs and view.spec.tool("Read") and _FILE_NAME.fullmatch(call_id):
-        return f"all of it is in {view.outputs}/{call_id}.txt: Read it with offset and limit"
-    if view.spec.starts_children(name):
+    if state.files.outputs and state.spec.tool("Read") and _FILE_NAME.fullmatch(call_id):
+        return f"all of it is in {state.files.outputs}/{call_id}.txt: Read it with offset and limit"
+    if state.spec.starts_children(name):
         return "a new call would start another sub-agent"
     return "run the call again to see them"
 
@@ -111,23 +111,23 @@ def _left_out(missing: int, whole: int, where: str) -> str:
     return f"\n[… {missing:,} of {whole:,} characters left out to save context; {where} …]\n"
 
 
-def cuts(view: RunView) -> list[int]:
+def cuts(state: RunState) -> list[int]:
     """The messages that what is kept may begin with, ascending: replies to what the user said or the
     tools gave. Before one of them no call is parted from its result, and no paused turn from what
     it was paused in."""
-    messages = view.messages
+    messages = state.messages
     return [
         number
-        for number in range(max(2, view.compacted.last + 1), len(messages))
+        for number in range(max(2, state.context.compacted.last + 1), len(messages))
         if messages[number].role == "assistant" and messages[number - 1].role == "user"
     ]
 
 
-def tail_start(view: RunView) -> int:
+def tail_start(state: RunState) -> int:
     """The number of the first of the most recent messages, of which there are at least as many as the
     job wants to keep; 1 when these are all."""
-    most = len(view.messages) - view.spec.context.keep_messages
-    return max((number for number in cuts(view) if number <= most), default=1)
+    most = len(state.messages) - state.spec.context.keep_messages
+    return max((number for number in cuts(state) if number <= most), default=1)
 
 
 ENOUGH = 0.75  # of the room: a compaction that leaves less free comes back too soon
@@ -165,24 +165,23 @@ class Gauge:
         return max(LEAST_CHARACTERS, int(tokens * self.chars_per_token))
 
 
-def gauge(view: RunView) -> Gauge:
+def gauge(state: RunState) -> Gauge:
     """How full the window is now. What the API has counted comes first; a prompt that it has found
     too long is as long as the window at least, whatever the estimate says."""
-    fullness = view.progress.fullness
-    tokens = fullness.tokens
-    counted = view.counted
-    if counted is not None and counted.tokens is not None and counted.sent == fullness.sent:
+    context = state.context
+    tokens, counted = context.tokens, context.counted
+    if counted is not None and counted.tokens is not None and counted.estimate == context.estimate:
         tokens = counted.tokens
-    if fullness.must_shrink:
-        tokens = max(tokens, view.window)
-    return Gauge(tokens, fullness.sent, room(view), view.spec.context.chars_per_token)
+    if context.must_shrink:
+        tokens = max(tokens, context.window)
+    return Gauge(tokens, context.estimate, room(state), state.spec.context.chars_per_token)
 
 
-def room(view: RunView) -> int:
+def room(state: RunState) -> int:
     """The tokens of the window that a prompt may take: never less than half, as a window can turn out
     to be smaller than it was taken for."""
-    kept_free = view.spec.context.reserve_in(view.window, view.limits.max_output_tokens)
-    return view.window - min(kept_free, view.window // 2)
+    kept_free = state.spec.context.reserve_in(state.context.window, state.limits.max_output_tokens)
+    return state.context.window - min(kept_free, state.context.window // 2)
 
 
 HEADING = "[Earlier conversation summary — treat as background context]"
@@ -231,22 +230,22 @@ class Question:
     most_output: int
 
 
-def question(view: RunView) -> Question | None:
+def question(state: RunState) -> Question | None:
     """What a model is asked to summarise: all between the task and the most recent messages; None when
     there is nothing but an earlier summary, or when none of it fits the summary model's window."""
-    start = tail_start(view)
-    if start - 1 <= view.compacted.last:
+    start = tail_start(state)
+    if start - 1 <= state.context.compacted.last:
         return None
     system = _SYSTEM
-    if view.spec.context.summary_instructions:
-        system += f"\n\nThe job asks for this besides:\n{view.spec.context.summary_instructions}"
-    most_output = max(_LEAST_OUTPUT_TOKENS, min(_MOST_OUTPUT_TOKENS, room(view) // 8))
-    most_output = min(most_output, view.limits.max_output_tokens)
-    free = int(0.9 * view.summary_window) - most_output - _OVERHEAD_TOKENS
-    per_token = view.spec.context.chars_per_token / max(
-        LEAST_PER_ESTIMATED, gauge(view).per_estimated
+    if state.spec.context.summary_instructions:
+        system += f"\n\nThe job asks for this besides:\n{state.spec.context.summary_instructions}"
+    most_output = max(_LEAST_OUTPUT_TOKENS, min(_MOST_OUTPUT_TOKENS, room(state) // 8))
+    most_output = min(most_output, state.limits.max_output_tokens)
+    free = int(0.9 * state.context.summary_window) - most_output - _OVERHEAD_TOKENS
+    per_token = state.spec.context.chars_per_token / max(
+        LEAST_PER_ESTIMATED, gauge(state).per_estimated
     )
-    text = _conversation(view, start, int(max(0, free) * per_token) - len(system))
+    text = _conversation(state, start, int(max(0, free) * per_token) - len(system))
     if text is None:
         return None
     return Question(
@@ -254,19 +253,19 @@ def question(view: RunView) -> Question | None:
     )
 
 
-def summarised(view: RunView, reply: ModelReply) -> SummaryReplied:
+def summarised(state: RunState, reply: ModelReply) -> SummaryReplied:
     """What a reply to a call for a summary comes to: a compaction, or why it is of no use.
 
     Args:
-        view: the run as it was when the call began.
+        state: the run as it was when the call began.
     """
     text = "\n\n".join(block["text"] for block in reply.blocks if block["type"] == "text").strip()
     if reply.stop_reason not in _USABLE | _CUT_OFF:
         return SummaryReplied(reply, None, f"the model stopped with {reply.stop_reason!r}")
     if not text:
         return SummaryReplied(reply, None, "the summary is empty")
-    entry = _stood_in(view, reply, text)
-    most = gauge(view).characters(STAND_IN)
+    entry = _stood_in(state, reply, text)
+    most = gauge(state).characters(STAND_IN)
     if entry.compaction is None:
         return entry
     if reply.stop_reason in _CUT_OFF:
@@ -274,27 +273,27 @@ def summarised(view: RunView, reply: ModelReply) -> SummaryReplied:
     if len(text) > most:
         # Its end says what comes next, its beginning what it is all for.
         text = shortened(text, most, "they are gone")
-    return _stood_in(view, reply, text)
+    return _stood_in(state, reply, text)
 
 
-def _stood_in(view: RunView, reply: ModelReply, text: str) -> SummaryReplied:
-    found = gauge(view)
-    made = Compaction("summary", 1, tail_start(view) - 1, f"{HEADING}\n\n{text}")
-    change = difference(view.messages, view.compacted, made, found.chars_per_token)
+def _stood_in(state: RunState, reply: ModelReply, text: str) -> SummaryReplied:
+    found = gauge(state)
+    made = Compaction("summary", 1, tail_start(state) - 1, f"{HEADING}\n\n{text}")
+    change = difference(state.messages, state.context.compacted, made, found.chars_per_token)
     after = found.after(change)
     if after >= found.tokens:
         return SummaryReplied(reply, None, "the summary is as long as what it is of")
     return SummaryReplied(reply, replace(made, tokens_before=found.tokens, tokens_after=after))
 
 
-def _conversation(view: RunView, start: int, most: int) -> str | None:
+def _conversation(state: RunState, start: int, most: int) -> str | None:
     """The task, the earlier summary and the messages before ``start`` as lines, in at most so many
     characters: what was said and shown is cut shorter first, then the oldest messages are left out.
     None when all of them would be."""
     first: list[str] = []
     lines: list[str] = []
     for most_shown in _MOST_SHOWN:
-        first, lines = list(_first_lines(view, most_shown)), list(_lines(view, start, most_shown))
+        first, lines = list(_first_lines(state, most_shown)), list(_lines(state, start, most_shown))
         if sum(map(_size, (*first, *lines))) <= most:
             return "\n".join([*first, *lines])
     size, kept = sum(map(_size, first)), len(lines)
@@ -306,21 +305,21 @@ def _conversation(view: RunView, start: int, most: int) -> str | None:
     return "\n".join([*first, note, *lines[kept:]])
 
 
-def _first_lines(view: RunView, most_shown: int) -> Iterator[str]:
-    yield from _message_lines(view.messages[0], "task", most_shown)
-    if view.compacted.last:
-        yield _line("earlier_summary", text=view.compacted.text)
+def _first_lines(state: RunState, most_shown: int) -> Iterator[str]:
+    yield from _message_lines(state.messages[0], "task", most_shown)
+    if state.context.compacted.last:
+        yield _line("earlier_summary", text=state.context.compacted.text)
 
 
-def _lines(view: RunView, start: int, most_shown: int) -> Iterator[str]:
+def _lines(state: RunState, start: int, most_shown: int) -> Iterator[str]:
     names = {
         block["id"]: block["name"]
-        for message in view.messages[:start]
+        for message in state.messages[:start]
         for block in message.blocks
         if block["type"] == "tool_use"
     }
-    for number in range(view.compacted.last + 1, start):
-        message = view.messages[number]
+    for number in range(state.context.compacted.last + 1, start):
+        message = state.messages[number]
         yield from _message_lines(message, message.role, most_shown, names)
 
 
@@ -368,7 +367,7 @@ class Squeeze:
     """What can be made of one prompt so that it has at most ``limit`` tokens. ``start`` is the message
     that the recent ones begin with, ``cuts`` are those that what is kept may begin with."""
 
-    view: RunView
+    state: RunState
     gauge: Gauge
     limit: int
     start: int
@@ -376,10 +375,10 @@ class Squeeze:
     results: Sequence[Result]
 
     @classmethod
-    def of(cls, view: RunView, gauge: Gauge, limit: int) -> Squeeze:
+    def of(cls, state: RunState, gauge: Gauge, limit: int) -> Squeeze:
         """Everything that is sent, to be made shorter."""
-        results = tuple(results_of(view))
-        return cls(view, gauge, limit, tail_start(view), cuts(view), results)
+        results = tuple(results_of(state))
+        return cls(state, gauge, limit, tail_start(state), cuts(state), results)
 
     def clip_old(self) -> Compaction | None:
         """Old results, each as short as it gets."""
@@ -422,8 +421,8 @@ class Squeeze:
     def _made(self, cut: int, most: int | None) -> Compaction | None:
         """What leaves out all before message ``cut``, clips old results, and recent ones to ``most``
         characters; None when that makes nothing shorter."""
-        view = self.view
-        leaves_out = cut - 1 > view.compacted.last
+        state = self.state
+        leaves_out = cut - 1 > state.context.compacted.last
         clips = tuple(self._clips(cut if leaves_out else 0, most))
         if not leaves_out and not clips:
             return None
@@ -432,8 +431,8 @@ class Squeeze:
         else:
             numbers = [clip.message for clip in clips]
             made = Compaction("clip", min(numbers), max(numbers), clips=clips)
-        per_token = view.spec.context.chars_per_token
-        change = difference(view.messages, view.compacted, made, per_token)
+        per_token = state.spec.context.chars_per_token
+        change = difference(state.messages, state.context.compacted, made, per_token)
         if change >= 0:
             return None
         after = self.gauge.after(change)
@@ -445,16 +444,16 @@ class Squeeze:
             if result.message < first:
                 continue
             if result.message < self.start:
-                clip = clipped(self.view, result, OLD_RESULT) if length > CLIPPED_ABOVE else None
+                clip = clipped(self.state, result, OLD_RESULT) if length > CLIPPED_ABOVE else None
             else:
-                clip = clipped(self.view, result, most) if most and length > most else None
+                clip = clipped(self.state, result, most) if most and length > most else None
             if clip is not None:
                 yield clip
 
     def _note(self, cut: int) -> str:
         """What is sent for the messages before ``cut``."""
-        view, first = self.view, self.view.compacted.last + 1
-        left_out = view.messages[first:cut]
+        state, first = self.state, self.state.context.compacted.last + 1
+        left_out = state.messages[first:cut]
         calls = sum(len(tool_uses(message.blocks)) for message in left_out)
         note = (
             f"[Messages {first} to {cut - 1} are left out here to save context, with {calls} tool "
@@ -468,7 +467,11 @@ class Squeeze:
             if block["type"] == "text" and block["text"] not in OWN_TEXTS
         ]
         quoted = [f"The user said there: {_quoted(text)}" for text in said]
-        before = self._within(view.compacted.text, STAND_IN / 2) if view.compacted.last else HEADING
+        before = (
+            self._within(state.context.compacted.text, STAND_IN / 2)
+            if state.context.compacted.last
+            else HEADING
+        )
         return self._within("\n\n".join([before, note, *quoted]), STAND_IN)
 
     def _within(self, text: str, share: float) -> str:

@@ -45,7 +45,7 @@ from runner.core.run import (
     Requeued,
     Waiting,
 )
-from runner.core.state import RunView
+from runner.core.state import RunState
 from runner.core.text import shorten
 from runner.permissions import Decision
 
@@ -112,66 +112,66 @@ def signed_event(
 
 def events_of(applied: Applied) -> Iterator[Event]:
     """The events of an entry, in order."""
-    view, after = applied.before, applied.after
+    state, after = applied.before, applied.after
     match applied.entry:
         case ModelCallStarted() as entry:
-            yield from _started(view, entry)
+            yield from _started(state, entry)
         case ModelReplied(reply):
-            yield _ended(view, reply, after, after.progress.turns)
+            yield _ended(state, reply, after, after.turns)
             if not after.calls:
-                yield Event("turn_ended", {"turn": after.progress.turns})
+                yield Event("turn_ended", {"turn": after.turns})
         case SummaryReplied() as entry:
-            yield from _summarised(view, entry, after)
+            yield from _summarised(state, entry, after)
         case ContextCompacted(compaction):
             yield _compacted(compaction)
         case ModelCallFailed() as entry:
-            yield from _failed(view, entry)
+            yield from _failed(state, entry)
         case CallsDecided(decisions):
             for index, decision in sorted(decisions.items()):
-                yield Event("permission_decided", _call(view, index) | _decided(decision))
+                yield Event("permission_decided", _call(state, index) | _decided(decision))
         case ToolsStarted(indexes):
             for index in indexes:
-                summary = summarise_input(view.calls[index].input)
-                yield Event("tool_started", _call(view, index) | {"input": summary})
+                summary = summarise_input(state.calls[index].input)
+                yield Event("tool_started", _call(state, index) | {"input": summary})
         case ChildrenStarted(children):
             for child in children:
-                yield _child_started(view, child)
+                yield _child_started(state, child)
         case OutcomeAsked(index):
-            yield _asked(view, index)
+            yield _asked(state, index)
         case ToolFinished() as entry:
-            yield _finished(view, entry)
+            yield _finished(state, entry)
             if not after.calls:
-                yield Event("turn_ended", {"turn": view.progress.turns})
+                yield Event("turn_ended", {"turn": state.turns})
         case HookStarted(number):
-            (run,) = (run for run in after.hook_runs if run.number == number)
-            yield Event("hook_started", _hook(view, run))
+            (run,) = (run for run in after.hooks.runs if run.number == number)
+            yield Event("hook_started", _hook(state, run))
         case HookFinished() as entry:
-            yield _hook_finished(view, entry)
+            yield _hook_finished(state, entry)
         case TurnEnded():
-            yield Event("turn_ended", {"turn": view.progress.turns})
+            yield Event("turn_ended", {"turn": state.turns})
         case InstructionsRead() as entry:
             yield _instructions(entry)
         case TreeRecorded() | VerificationStarted() | Verified() | Delivered() as entry:
-            yield _in_workspace(view, entry)
+            yield _in_workspace(state, entry)
         case UserMessageAdded() as entry:
             data = {"cause": entry.cause, "messages": len(entry.texts)}
             yield Event("message_added", data)
         case RunSettled(outcome):
-            yield from _settled(view, outcome)
+            yield from _settled(state, outcome)
 
 
-def _summarised(view: RunView, entry: SummaryReplied, after: RunView) -> Iterator[Event]:
-    ended = _ended(view, entry.reply, after, view.progress.turns + 1)
+def _summarised(state: RunState, entry: SummaryReplied, after: RunState) -> Iterator[Event]:
+    ended = _ended(state, entry.reply, after, state.turns + 1)
     useless = {} if entry.compaction is not None else {"error": shorten(entry.why, 300)}
     yield Event(ended.type, ended.data | {"purpose": "summary"} | useless)
     if entry.compaction is not None:
         yield _compacted(entry.compaction)
 
 
-def _asked(view: RunView, index: int) -> Event:
-    call = view.calls[index]
+def _asked(state: RunState, index: int) -> Event:
+    call = state.calls[index]
     more = {"input": summarise_input(call.input_to_run), "started_by": call.started_by}
-    return Event("outcome_asked", _call(view, index) | more)
+    return Event("outcome_asked", _call(state, index) | more)
 
 
 def _decided(decision: Decision) -> dict[str, Any]:
@@ -184,24 +184,24 @@ def _decided(decision: Decision) -> dict[str, Any]:
     return data | {"grounds": grounds} | reason
 
 
-def _call(view: RunView, index: int) -> dict[str, Any]:
-    call = view.calls[index]
+def _call(state: RunState, index: int) -> dict[str, Any]:
+    call = state.calls[index]
     return {
-        "turn": view.progress.turns,
+        "turn": state.turns,
         "call_index": index,
         "tool_use_id": shorten(call.id, INPUT_SUMMARY_LENGTH),
         "name": shorten(call.name, INPUT_SUMMARY_LENGTH),
     }
 
 
-def _child_started(view: RunView, child: NewChild) -> Event:
+def _child_started(state: RunState, child: NewChild) -> Event:
     """What asked for it is a call, if any."""
-    call = {"turn": view.progress.turns} if child.index is None else _call(view, child.index)
+    call = {"turn": state.turns} if child.index is None else _call(state, child.index)
     return Event(
         "child_started",
         call
         | {
-            "child": child_id(view.run_id, child.number),
+            "child": child_id(state.run_id, child.number),
             "agent_type": child.agent_type,
             "description": shorten(child.description, INPUT_SUMMARY_LENGTH),
             "snapshot": child.snapshot,
@@ -212,19 +212,19 @@ def _child_started(view: RunView, child: NewChild) -> Event:
     )
 
 
-def _finished(view: RunView, entry: ToolFinished) -> Event:
+def _finished(state: RunState, entry: ToolFinished) -> Event:
     tree = {} if entry.tree is None else {"tree": entry.tree}
-    return Event("tool_done", _call(view, entry.index) | _result(entry.result) | tree)
+    return Event("tool_done", _call(state, entry.index) | _result(entry.result) | tree)
 
 
-def _hook(view: RunView, run: HookRun) -> dict[str, Any]:
-    about = {"turn": view.progress.turns} if run.index is None else _call(view, run.index)
-    name = shorten(name_of(view.spec.hooks[run.hook]), INPUT_SUMMARY_LENGTH)
+def _hook(state: RunState, run: HookRun) -> dict[str, Any]:
+    about = {"turn": state.turns} if run.index is None else _call(state, run.index)
+    name = shorten(name_of(state.spec.hooks[run.hook]), INPUT_SUMMARY_LENGTH)
     return about | {"hook_run": run.number, "event": run.event, "hook": name}
 
 
-def _hook_finished(view: RunView, entry: HookFinished) -> Event:
-    (run,) = (run for run in view.hook_runs if run.number == entry.number)
+def _hook_finished(state: RunState, entry: HookFinished) -> Event:
+    (run,) = (run for run in state.hooks.runs if run.number == entry.number)
     result, answer = entry.result, entry.result.answer
     said = {
         "outcome": answer.outcome,
@@ -236,7 +236,7 @@ def _hook_finished(view: RunView, entry: HookFinished) -> Event:
     decision = {} if answer.decision is None else {"decision": answer.decision}
     reason = {"reason": shorten(answer.reason, 300)} if answer.reason else {}
     tree = {} if entry.tree is None else {"tree": entry.tree}
-    return Event("hook_finished", _hook(view, run) | said | decision | reason | tree)
+    return Event("hook_finished", _hook(state, run) | said | decision | reason | tree)
 
 
 def _instructions(entry: InstructionsRead) -> Event:
@@ -258,15 +258,15 @@ def _result(result: ToolResult) -> dict[str, Any]:
 
 
 def _in_workspace(
-    view: RunView, entry: TreeRecorded | VerificationStarted | Verified | Delivered
+    state: RunState, entry: TreeRecorded | VerificationStarted | Verified | Delivered
 ) -> Event:
     match entry:
         case TreeRecorded(tree, cause, found):
             put_aside = {} if found is None else {"found": found}
             return Event("tree_recorded", {"tree": tree, "cause": cause} | put_aside)
         case VerificationStarted(number):
-            data = {"verification": number, "turn": view.progress.turns}
-            return Event("verification_started", data | {"tree": view.progress.tree})
+            data = {"verification": number, "turn": state.turns}
+            return Event("verification_started", data | {"tree": state.files.tree})
         case Verified(number, command, result):
             summary = shorten(command, INPUT_SUMMARY_LENGTH)
             return Event("verified", {"verification": number, "command": summary} | _result(result))
@@ -274,17 +274,17 @@ def _in_workspace(
             return Event("delivered", {"commit": commit})
 
 
-def _started(view: RunView, entry: ModelCallStarted) -> Iterator[Event]:
-    turn = view.progress.turns + 1
+def _started(state: RunState, entry: ModelCallStarted) -> Iterator[Event]:
+    turn = state.turns + 1
     is_turn = entry.purpose == "turn"
-    if is_turn and view.progress.tries == 0:
+    if is_turn and state.model.tries == 0:
         yield Event("turn_started", {"turn": turn})
     data = {"call": entry.number, "turn": turn, "max_tokens": entry.reservation.max_tokens}
     yield Event("model_call_started", data if is_turn else data | {"purpose": entry.purpose})
 
 
-def _ended(view: RunView, reply: ModelReply, after: RunView, turn: int) -> Event:
-    open_call = view.progress.open_call
+def _ended(state: RunState, reply: ModelReply, after: RunState, turn: int) -> Event:
+    open_call = state.model.open_call
     return Event(
         "model_call_ended",
         {
@@ -292,7 +292,7 @@ def _ended(view: RunView, reply: ModelReply, after: RunView, turn: int) -> Event
             "turn": turn,
             "stop_reason": shorten(reply.stop_reason, INPUT_SUMMARY_LENGTH),
             "usage": usage_of(reply.usage),
-            "total": usage_of(after.progress.usage),
+            "total": usage_of(after.money.usage),
             "request_id": reply.request_id,
             "latency": round(reply.latency, 3),
         },
@@ -322,8 +322,8 @@ def usage_of(usage: Usage) -> dict[str, int]:
     }
 
 
-def _failed(view: RunView, entry: ModelCallFailed) -> Iterator[Event]:
-    open_call = view.progress.open_call
+def _failed(state: RunState, entry: ModelCallFailed) -> Iterator[Event]:
+    open_call = state.model.open_call
     data = {
         "call": open_call.number if open_call else None,
         "kind": shorten(entry.kind, INPUT_SUMMARY_LENGTH),
@@ -337,16 +337,16 @@ def _failed(view: RunView, entry: ModelCallFailed) -> Iterator[Event]:
         yield Event("retry_scheduled", {"at": entry.retry_at, "after": data["kind"]})
 
 
-def _settled(view: RunView, outcome: Outcome) -> Iterator[Event]:
+def _settled(state: RunState, outcome: Outcome) -> Iterator[Event]:
     match outcome:
-        case Ended(state, reason, detail):
-            data = {"state": state, "reason": reason, "detail": shorten(detail, 300)}
-            if state == "stopped":
+        case Ended(how, reason, detail):
+            data = {"state": how, "reason": reason, "detail": shorten(detail, 300)}
+            if how == "stopped":
                 yield Event("limit_reached", data)
-            if state == "failed":
+            if how == "failed":
                 yield Event("error", data)
             yield Event("attempt_ended", {"why": "run ended"})
-            yield Event("done", data | {"total": usage_of(view.progress.usage)})
+            yield Event("done", data | {"total": usage_of(state.money.usage)})
         case Waiting(reason, detail):
             yield Event("attempt_ended", {"why": f"waiting: {reason}"})
             if reason == "paused":

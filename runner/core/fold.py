@@ -1,20 +1,17 @@
-"""How a run changes with each entry of its journal.
+"""How the run state changes with each entry.
 
-``apply`` folds one entry into a view. The store writes an entry as rows and reads the rows back as
-a view; a test holds that both ways give the same value.
+How the run state changes as sub-agents start and end.
 
-How a run changes with what it starts sub-agents for, and with what becomes of them.
+How the run state changes with what is recorded of the workspace and of the run's end.
 
-How a run's progress changes with what is recorded of its workspace and of its end.
-
-How a run changes with what is recorded of its hooks and of its workspace's instructions.
+How the run state changes with hooks and with the workspace's instructions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from runner.core.agents import Child, Split
 from runner.core.budget import Charged
@@ -73,106 +70,108 @@ from runner.core.run import Ended, Outcome, Requeued, Waiting
 from runner.core.spec import JobSpec
 from runner.core.state import (
     Call,
+    Children,
+    ContextState,
+    EndingState,
     Failure,
-    Fullness,
+    HookState,
+    ModelState,
     OpenCall,
     Pace,
     Progress,
-    RunView,
+    RunState,
     Stop,
 )
 from runner.core.workspace import RESULT_SOURCE, Verification, with_instructions
 from runner.permissions import ToolContext
 
 
-def children_started(view: RunView, entry: ChildrenStarted) -> RunView:
-    """The view after children were started: each counts all that it may use from here on."""
+def children_started(state: RunState, entry: ChildrenStarted) -> RunState:
+    """The state after children were started: each counts all that it may use from here on."""
     indexes = {child.index for child in entry.children}
-    children = tuple(
+    new = tuple(
         Child(child.number, child.index, child.agent_type, Charged(child.tokens, child.cost or 0))
         for child in entry.children
     )
-    progress = view.progress
+    children = state.children
     return replace(
-        view,
+        state,
         calls=tuple(
-            replace(call, started_by=view.attempt) if call.index in indexes else call
-            for call in view.calls
+            replace(call, started_by=state.attempt) if call.index in indexes else call
+            for call in state.calls
         ),
-        children=(*view.children, *children),
-        held_by_children=sum((child.held for child in children), view.held_by_children),
-        tree_size=view.tree_size + len(children),
-        shared_tree=None,
-        progress=replace(
-            progress,
-            children=progress.children + len(children),
-            split=_split_by(view, indexes),
+        files=replace(state.files, shared_tree=None),
+        children=replace(
+            children,
+            started=children.started + len(new),
+            current=(*children.current, *new),
+            reserved=sum((child.held for child in new), children.reserved),
+            tree_size=children.tree_size + len(new),
+            split=_split_by(state, indexes),
         ),
     )
 
 
-def _split_by(view: RunView, indexes: set[int | None]) -> Split:
+def _split_by(state: RunState, indexes: set[int | None]) -> Split:
     if None in indexes:
         return "whole"
-    split = any(view.spec.splits(call.name) for call in view.calls if call.index in indexes)
-    return "done" if split else view.progress.split
+    split = any(state.spec.splits(call.name) for call in state.calls if call.index in indexes)
+    return "done" if split else state.children.split
 
 
-def split_answered(view: RunView, entry: ToolFinished) -> Progress:
-    """The progress after a call has its result: a split that was no good is asked for again."""
-    is_split = view.spec.splits(view.calls[entry.index].name)
-    if is_split and entry.result.is_error and view.progress.split == "asked":
-        return replace(view.progress, split="asked_again")
-    return view.progress
+def split_answered(state: RunState, entry: ToolFinished) -> Children:
+    """The children after a call has its result: a split that was no good is asked for again."""
+    is_split = state.spec.splits(state.calls[entry.index].name)
+    if is_split and entry.result.is_error and state.children.split == "asked":
+        return replace(state.children, split="asked_again")
+    return state.children
 
 
-def children_after_message(view: RunView, entry: UserMessageAdded) -> RunView:
-    """The view after the model was told to split its task, or what came of the whole of it."""
-    progress = view.progress
+def children_after_message(children: Children, entry: UserMessageAdded) -> Children:
+    """The children after the model was told to split its task, or what came of the whole of it."""
     match entry.cause:
         case "split":
-            split: Split = "asked_again" if progress.split else "asked"
-            return replace(view, progress=replace(progress, split=split))
+            return replace(children, split="asked_again" if children.split else "asked")
         case "children":
-            return replace(view, children=(), progress=replace(progress, split="done"))
+            return replace(children, current=(), split="done")
         case _:
-            return view
+            return children
 
 
 def ending_after(
-    progress: Progress, entry: TreeRecorded | VerificationStarted | Verified | Delivered
-) -> Progress:
-    """The progress after one entry."""
+    state: RunState, entry: TreeRecorded | VerificationStarted | Verified | Delivered
+) -> RunState:
+    """The state after one entry."""
+    ending, files = state.ending, state.files
     match entry:
         case TreeRecorded(tree):
-            delivered = progress.delivered if tree == progress.tree else None
-            return replace(progress, tree=tree, delivered=delivered)
+            delivered = ending.delivered if tree == files.tree else None
+            ending, files = replace(ending, delivered=delivered), replace(files, tree=tree)
         case VerificationStarted(number):
-            verification = Verification(number, progress.turns, tree=progress.tree)
-            return replace(progress, verification=verification)
+            verification = Verification(number, state.turns, tree=files.tree)
+            ending = replace(ending, verification=verification)
         case Verified():
-            return replace(progress, verification=_verified(progress, entry))
+            ending = replace(ending, verification=_verified(ending.verification, entry))
         case Delivered(commit):
-            return replace(progress, delivered=commit)
+            ending = replace(ending, delivered=commit)
+    return replace(state, ending=ending, files=files)
 
 
-def ending_after_message(progress: Progress, message: UserMessageAdded) -> Progress:
-    """The progress after the model is told more: it has not ended. What it was told of a verification
-    is in the conversation now."""
-    told = message.cause == "verify"
-    verification = progress.verification
+def ending_after_message(ending: EndingState, message: UserMessageAdded) -> EndingState:
+    """After the model is told more: the run goes on. What it was told of a verification is in the
+    conversation now."""
+    verification = ending.verification
     return replace(
-        progress,
+        ending,
         submitted=False,
         delivered=None,
-        result_nudges=progress.result_nudges + (message.cause == "result"),
-        verify_failures=progress.verify_failures + told,
+        result_nudges=ending.result_nudges + (message.cause == "result"),
+        verify_failures=ending.verify_failures + (message.cause == "verify"),
         verification=replace(verification, output="") if verification else None,
     )
 
 
-def _verified(progress: Progress, entry: Verified) -> Verification:
-    begun = progress.verification
+def _verified(begun: Verification | None, entry: Verified) -> Verification:
     assert begun is not None, "a verification has begun before it ends"
     if not entry.result.is_error:
         return replace(begun, passed=True)
@@ -180,361 +179,371 @@ def _verified(progress: Progress, entry: Verified) -> Verification:
 
 
 def hooks_after(
-    view: RunView, entry: HookStarted | HookFinished | TurnEnded | InstructionsRead
-) -> RunView:
-    """The view after one entry."""
+    state: RunState, entry: HookStarted | HookFinished | TurnEnded | InstructionsRead
+) -> RunState:
+    """The state after one entry."""
     match entry:
         case HookStarted():
-            return _hook_started(view, entry)
+            return _hook_started(state, entry)
         case HookFinished():
-            return _hook_finished(view, entry)
+            return _hook_finished(state, entry)
         case TurnEnded():
-            return hooks_joined(view)
+            return hooks_joined(state)
         case InstructionsRead():
-            return _instructed(view, entry)
+            return _instructed(state, entry)
 
 
-def hooks_joined(view: RunView) -> RunView:
+def hooks_joined(state: RunState) -> RunState:
     """With the results of the last reply's calls in the conversation: all have theirs."""
-    progress = view.progress
-    results = tuple(call.result for call in view.calls if call.result is not None)
-    answered = progress.stop is not None and progress.stop.reason not in CUT_REASONS
+    stop = state.model.stop
+    results = tuple(call.result for call in state.calls if call.result is not None)
+    answered = stop is not None and stop.reason not in CUT_REASONS
     return replace(
-        view,
+        state,
         calls=(),
-        children=(),
-        messages=(*view.messages, Message("user", results)),
-        progress=replace(
-            progress,
-            stop=None if answered else progress.stop,
-            hooked=replace(progress.hooked, closed=progress.turns),
-        ),
+        children=replace(state.children, current=()),
+        messages=(*state.messages, Message("user", results)),
+        model=replace(state.model, stop=None if answered else stop),
+        hooks=replace(state.hooks, closed=state.turns),
     )
 
 
-def hooks_decided(view: RunView, entry: CallsDecided | OutcomeAsked) -> RunView:
+def hooks_decided(state: RunState, entry: CallsDecided | OutcomeAsked) -> RunState:
     """After a decision that is of the hooks so far: those that follow look at what a person makes of the
     call."""
-    if not any(hooks_of(view.spec, "PreToolUse")):
-        return view
+    if not any(hooks_of(state.spec, "PreToolUse")):
+        return state
     indexes = entry.decisions if isinstance(entry, CallsDecided) else (entry.index,)
-    hooked = view.progress.hooked
-    at = (hooked.count if call.index in indexes else decided_at(view, call) for call in view.calls)
-    return replace(view, progress=replace(view.progress, hooked=replace(hooked, decided=tuple(at))))
+    at = (
+        state.hooks.started if call.index in indexes else decided_at(state, call)
+        for call in state.calls
+    )
+    return replace(state, hooks=replace(state.hooks, decided=tuple(at)))
 
 
-def hooks_after_message(progress: Progress, entry: UserMessageAdded) -> Progress:
-    """The progress after a message that may tell what hooks have said so far."""
-    if entry.cause != "hook":
-        return progress
-    return replace(progress, hooked=replace(progress.hooked, told=progress.hooked.count))
+def hooks_after_message(hooks: HookState, entry: UserMessageAdded) -> HookState:
+    """After a message that may tell what hooks have said so far."""
+    return replace(hooks, told=hooks.started) if entry.cause == "hook" else hooks
 
 
-def _hook_started(view: RunView, entry: HookStarted) -> RunView:
+def _hook_started(state: RunState, entry: HookStarted) -> RunState:
     """One that was started before begins again under its number."""
-    run = HookRun(entry.number, entry.hook, entry.event, entry.index, view.attempt)
-    before = tuple(other for other in view.hook_runs if other.number != entry.number)
-    runs = tuple(sorted((*before, run), key=lambda one: one.number))
-    hooked = view.progress.hooked
-    hooked = replace(hooked, count=max(hooked.count, entry.number))
-    return replace(view, hook_runs=runs, progress=replace(view.progress, hooked=hooked))
+    run = HookRun(entry.number, entry.hook, entry.event, entry.index, state.attempt)
+    others = (other for other in state.hooks.runs if other.number != entry.number)
+    runs = tuple(sorted((*others, run), key=lambda one: one.number))
+    started = max(state.hooks.started, entry.number)
+    return replace(state, hooks=replace(state.hooks, runs=runs, started=started))
 
 
-def _hook_finished(view: RunView, entry: HookFinished) -> RunView:
+def _hook_finished(state: RunState, entry: HookFinished) -> RunState:
     result = entry.result
     runs = tuple(
         replace(run, answer=result.answer) if run.number == entry.number else run
-        for run in view.hook_runs
+        for run in state.hooks.runs
     )
     (run,) = (run for run in runs if run.number == entry.number)
+    state = replace(state, hooks=replace(state.hooks, runs=runs))
     if entry.tree is not None:
-        view = replace(view, progress=replace(view.progress, tree=entry.tree))
+        state = replace(state, files=replace(state.files, tree=entry.tree))
     if result.updated_input is None:
-        return replace(view, hook_runs=runs)
-    # Where the call leads with another input is to be looked up before it is decided on.
+        return state
+    # Where the call leads with another input is looked up before it is decided on.
     calls = tuple(
         replace(call, updated_input=result.updated_input, tool_context=None)
         if call.index == run.index
         else call
-        for call in view.calls
+        for call in state.calls
     )
-    return replace(view, hook_runs=runs, calls=calls)
+    return replace(state, calls=calls)
 
 
-def _instructed(view: RunView, entry: InstructionsRead) -> RunView:
-    """What the system prompt goes on with is counted as all that is sent."""
-    system = with_instructions(view.spec.system, entry.files)
-    before, after = view.spec.system or "", system or ""
-    progress, per_token = view.progress, view.spec.context.chars_per_token
+def _instructed(state: RunState, entry: InstructionsRead) -> RunState:
+    """The instructions that join the system prompt are counted like all that is sent."""
+    system = with_instructions(state.spec.system, entry.files)
+    before, after = state.spec.system or "", system or ""
+    per_token = state.spec.context.chars_per_token
     tokens = estimate_text(after, per_token) - estimate_text(before, per_token)
-    progress = replace(
-        progress,
-        instructed=True,
-        appended_bytes=progress.appended_bytes + text_bytes(after) - text_bytes(before),
-        fullness=replace(progress.fullness, sent=progress.fullness.sent + tokens),
+    size = text_bytes(after) - text_bytes(before)
+    context = state.context
+    return replace(
+        state,
+        spec=replace(state.spec, system=system),
+        files=replace(state.files, instructed=True),
+        context=replace(
+            context,
+            appended_bytes=context.appended_bytes + size,
+            estimate=context.estimate + tokens,
+        ),
     )
-    return replace(view, spec=replace(view.spec, system=system), progress=progress)
+
+
+P = TypeVar("P", bound=Progress)
 
 
 @dataclass(frozen=True, slots=True)
 class Applied:
     """An entry, and the run before and after it."""
 
-    before: RunView
+    before: RunState
     entry: Entry
-    after: RunView
+    after: RunState
 
 
-def fold(view: RunView, entries: Iterable[Entry]) -> list[Applied]:
+def fold(state: RunState, entries: Iterable[Entry]) -> list[Applied]:
     """``entries``, each with the run before and after it."""
     applied: list[Applied] = []
     for entry in entries:
-        after = apply(view, entry)
-        applied.append(Applied(view, entry, after))
-        view = after
+        after = apply(state, entry)
+        applied.append(Applied(state, entry, after))
+        state = after
     return applied
 
 
-def apply(view: RunView, entry: Entry) -> RunView:
-    """The view after one entry."""
+def apply(state: RunState, entry: Entry) -> RunState:
+    """The state after one entry."""
     match entry:
         case ModelCallStarted():
-            return _started(view, entry)
+            return _started(state, entry)
         case ModelReplied(reply, tool_contexts):
-            return _replied(view, reply, tool_contexts)
+            return _replied(state, reply, tool_contexts)
         case ModelCallFailed():
-            return _failed(view, entry)
+            return _failed(state, entry)
         case SummaryReplied():
-            return _summarised(view, entry)
+            return _summarised(state, entry)
         case ContextCompacted(compaction):
-            return _compacted(view, compaction)
+            return _compacted(state, compaction)
         case TimeWorked(seconds):
-            return _progress(view, worked=view.progress.worked + seconds)
+            return replace(state, worked=state.worked + seconds)
         case CallsDecided() | OutcomeAsked():
-            return hooks_decided(_with_calls(view, entry), entry)
+            return hooks_decided(_with_calls(state, entry), entry)
         case ToolsStarted():
-            return _with_calls(view, entry)
+            return _with_calls(state, entry)
         case ChildrenStarted():
-            return children_started(view, entry)
+            return children_started(state, entry)
         case ToolFinished():
-            return _finished(view, entry)
+            return _finished(state, entry)
         case HookStarted() | HookFinished() | TurnEnded() | InstructionsRead():
-            return hooks_after(view, entry)
+            return hooks_after(state, entry)
         case TreeRecorded() | VerificationStarted() | Verified() | Delivered():
-            return replace(view, progress=ending_after(view.progress, entry))
+            return ending_after(state, entry)
         case UserMessageAdded():
-            return _user_message(view, entry)
+            return _user_message(state, entry)
         case RunSettled(outcome):
-            return _settled(view, outcome)
+            return _settled(state, outcome)
 
 
 def opening(
-    spec: JobSpec, prompt: str, *, warms: bool = False
+    spec: JobSpec, prompt: str, *, warms_cache: bool = False
 ) -> tuple[tuple[Message, ...], Progress]:
     """How a run begins: its first message, and a progress that counts what the first call sends."""
     message = Message("user", (text_block(prompt),))
     tokens = tokens_of([message], spec.context.chars_per_token)
-    return (message,), Progress(
-        appended_bytes=spec.request_bytes([message]),
-        fullness=Fullness(sent=spec.shared_tokens + tokens),
-        warms=warms,
+    context = ContextState(
+        estimate=spec.shared_tokens + tokens, appended_bytes=spec.request_bytes([message])
     )
+    return (message,), Progress(context=context, model=ModelState(warms_cache=warms_cache))
 
 
-def rested(progress: Progress) -> Progress:
-    """The progress of a run that ended, so that it can be taken up again: what ended it is no longer
-    to be answered. A paused turn stays paused: its server tools have no results yet."""
-    stop = progress.stop
+def rested(progress: P) -> P:
+    """The progress of a run that ended, so that it can be resumed: what ended it is no longer to be
+    answered. A paused turn stays paused: its server tools have no results yet."""
+    stop = progress.model.stop
     return replace(
         progress,
-        stop=stop if stop is not None and stop.reason == "pause_turn" else None,
-        failure=None,
-        nudges=0,
-        continuations=0,
-        verify_failures=0,
-        submitted=False,
-        result_nudges=0,
-        fullness=replace(progress.fullness, refused=0, must_shrink=False, summary_failed=False),
-        hooked=replace(progress.hooked, ended=progress.hooked.count),
+        model=replace(
+            progress.model,
+            stop=stop if stop is not None and stop.reason == "pause_turn" else None,
+            failure=None,
+            nudges=0,
+            continuations=0,
+        ),
+        context=replace(progress.context, refusals=0, must_shrink=False, summary_failed=False),
+        ending=replace(progress.ending, submitted=False, result_nudges=0, verify_failures=0),
+        hooks=replace(progress.hooks, ended=progress.hooks.started),
     )
 
 
-def _progress(view: RunView, **changes: Any) -> RunView:
-    return replace(view, progress=replace(view.progress, **changes))
+def _with_calls(state: RunState, entry: CallsDecided | ToolsStarted | OutcomeAsked) -> RunState:
+    return replace(state, calls=tuple(_changed(state, call, entry) for call in state.calls))
 
 
-def _with_calls(view: RunView, entry: CallsDecided | ToolsStarted | OutcomeAsked) -> RunView:
-    return replace(view, calls=tuple(_changed(view, call, entry) for call in view.calls))
-
-
-def _changed(view: RunView, call: Call, entry: CallsDecided | ToolsStarted | OutcomeAsked) -> Call:
+def _changed(
+    state: RunState, call: Call, entry: CallsDecided | ToolsStarted | OutcomeAsked
+) -> Call:
     match entry:
         case CallsDecided(decisions) if call.index in decisions:
             return replace(call, decision=decisions[call.index].shortened())
         case ToolsStarted(indexes) if call.index in indexes:
-            return replace(call, started_by=view.attempt, asked_again=False)
+            return replace(call, started_by=state.attempt, asked_again=False)
         case OutcomeAsked(index, unrecorded) if call.index == index:
-            return replace(
-                call, decision=outcome_question(view, unrecorded), answer=None, asked_again=True
-            )
+            question = outcome_question(state, unrecorded)
+            return replace(call, decision=question, answer=None, asked_again=True)
         case _:
             return call
 
 
-def _appended(view: RunView, blocks: Iterable[Block], **changes: Any) -> RunView:
-    """With blocks that are in the conversation now counted, once and for all."""
-    progress, per_token = view.progress, view.spec.context.chars_per_token
+def _context(state: RunState, **changes: Any) -> RunState:
+    return replace(state, context=replace(state.context, **changes))
+
+
+def _appended(state: RunState, blocks: Iterable[Block]) -> RunState:
+    """With the size of blocks that joined the conversation counted, once and for all."""
+    context, per_token = state.context, state.spec.context.chars_per_token
     size, tokens = 0, 0
     for block in blocks:
         text = content_text(block)
         size += text_bytes(text)
         tokens += estimate_text(text, per_token)
-    fullness = changes.pop("fullness", progress.fullness)
-    return _progress(
-        view,
-        appended_bytes=changes.pop("appended_bytes", progress.appended_bytes) + size,
-        fullness=replace(fullness, sent=fullness.sent + tokens, since=fullness.since + tokens),
-        **changes,
+    return _context(
+        state,
+        appended_bytes=context.appended_bytes + size,
+        estimate=context.estimate + tokens,
+        estimate_since=context.estimate_since + tokens,
     )
 
 
-def _started(view: RunView, entry: ModelCallStarted) -> RunView:
-    progress = view.progress
+def _started(state: RunState, entry: ModelCallStarted) -> RunState:
+    model, budget = state.model, state.money.budget
     is_turn = entry.purpose == "turn"
-    view = replace(view, purse=view.purse and view.purse.with_reserved(entry.reservation))
-    return _progress(
-        view,
-        open_call=OpenCall(entry.number, view.attempt, entry.reservation, entry.purpose),
-        model_calls=entry.number,
-        tries=progress.tries + is_turn,
-        budget_waits=0,
-        delivered=None,
-        fullness=replace(progress.fullness, window=view.window),
-        pace=Pace(*paced(progress.pace.last_at, progress.pace.slow, entry.at))
-        if is_turn
-        else progress.pace,
+    return replace(
+        state,
+        model=replace(
+            model,
+            open_call=OpenCall(entry.number, state.attempt, entry.reservation, entry.purpose),
+            calls=entry.number,
+            tries=model.tries + is_turn,
+            pace=Pace(*paced(model.pace.last_at, model.pace.slow, entry.at))
+            if is_turn
+            else model.pace,
+        ),
+        money=replace(
+            state.money,
+            budget_waits=0,
+            budget=budget and budget.with_reserved(entry.reservation),
+        ),
+        context=replace(state.context, checked_window=state.context.window),
+        ending=replace(state.ending, delivered=None),
     )
 
 
-def _charged(view: RunView, tokens: int, cost: int, **changes: Any) -> RunView:
-    """With a call that has ended charged for."""
-    progress = view.progress
-    if progress.open_call is not None and view.purse is not None:
-        spent = view.purse.with_spent(progress.open_call.reservation, tokens, cost)
-        view = replace(view, purse=spent)
-    return _progress(
-        view,
-        charged_tokens=progress.charged_tokens + tokens,
-        charged_cost=progress.charged_cost + cost,
-        open_call=None,
-        **changes,
+def _charged(state: RunState, tokens: int, cost: int) -> RunState:
+    """After a model call that ended and is charged so much."""
+    money, call = state.money, state.model.open_call
+    if call is not None and money.budget is not None:
+        money = replace(money, budget=money.budget.with_spent(call.reservation, tokens, cost))
+    money = replace(
+        money,
+        charged_tokens=money.charged_tokens + tokens,
+        charged_cost=money.charged_cost + cost,
     )
+    return replace(state, money=money, model=replace(state.model, open_call=None))
 
 
-def _replied_and_charged(view: RunView, reply: ModelReply, model: str, **changes: Any) -> RunView:
-    call, tariff = view.progress.open_call, view.tariffs.get(model)
+def _charged_for(state: RunState, reply: ModelReply, model: str) -> RunState:
+    """After a reply that is charged by its real usage: the model answers again."""
+    call, tariff = state.model.open_call, state.money.tariffs.get(model)
     hour_cache = call is not None and call.reservation.hour_cache
     cost = tariff.cost(reply.usage, hour_cache=hour_cache) if tariff else 0
-    usage = view.progress.usage + reply.usage
-    return _charged(view, reply.usage.total, cost, usage=usage, failure=None, **changes)
-
-
-def _replied(view: RunView, reply: ModelReply, tool_contexts: tuple[ToolContext, ...]) -> RunView:
-    progress = view.progress
-    call = progress.open_call
-    blocks = message_blocks(reply)
-    view = replace(
-        view,
-        messages=(*view.messages, Message("assistant", blocks)) if blocks else view.messages,
-        calls=tuple(
-            Call(
-                index,
-                block["id"],
-                block["name"],
-                block["input"],
-                tool_context=tool_contexts[index] if tool_contexts else None,
-            )
-            for index, block in enumerate(tool_uses(blocks))
-        ),
-        hook_runs=(),
+    state = _charged(state, reply.usage.total, cost)
+    return replace(
+        state,
+        money=replace(state.money, usage=state.money.usage + reply.usage),
+        model=replace(state.model, failure=None),
     )
-    view = _replied_and_charged(
-        view,
-        reply,
-        view.spec.model,
-        turns=progress.turns + 1,
-        last_prompt_tokens=reply.usage.prompt_tokens,
-        continuations=progress.continuations if reply.stop_reason == "max_tokens" else 0,
-        nudges=0 if blocks else progress.nudges,
-        stop=Stop(
-            reply.stop_reason,
-            call is not None and call.reservation.lowered,
-            empty=not blocks,
-            lowered_by=call.reservation.lowered_by if call is not None else "token_ceiling",
-        ),
-        tries=0,
-        warms=False,
-        submitted=False,
-        hooked=replace(progress.hooked, past=progress.hooked.count, decided=()),
+
+
+def _replied(
+    state: RunState, reply: ModelReply, tool_contexts: tuple[ToolContext, ...]
+) -> RunState:
+    blocks, call = message_blocks(reply), state.model.open_call
+    state = _charged_for(state, reply, state.spec.model)
+    model, hooks = state.model, state.hooks
+    stop = Stop(
+        reply.stop_reason,
+        call is not None and call.reservation.lowered,
+        empty=not blocks,
+        lowered_by=call.reservation.lowered_by if call is not None else "token_ceiling",
     )
-    fullness = _measured(progress.fullness, reply)
-    return _appended(view, blocks, appended_bytes=0, fullness=fullness)
+    state = replace(
+        state,
+        turns=state.turns + 1,
+        messages=(*state.messages, Message("assistant", blocks)) if blocks else state.messages,
+        calls=_calls_of(blocks, tool_contexts),
+        model=replace(
+            model,
+            stop=stop,
+            tries=0,
+            continuations=model.continuations if reply.stop_reason == "max_tokens" else 0,
+            nudges=0 if blocks else model.nudges,
+            warms_cache=False,
+        ),
+        context=_measured(state.context, reply),
+        ending=replace(state.ending, submitted=False),
+        hooks=replace(hooks, past=hooks.started, decided=(), runs=()),
+    )
+    return _appended(state, blocks)
 
 
-def _measured(before: Fullness, reply: ModelReply) -> Fullness:
+def _calls_of(blocks: Iterable[Block], tool_contexts: tuple[ToolContext, ...]) -> tuple[Call, ...]:
+    return tuple(
+        Call(
+            index,
+            block["id"],
+            block["name"],
+            block["input"],
+            tool_context=tool_contexts[index] if tool_contexts else None,
+        )
+        for index, block in enumerate(tool_uses(blocks))
+    )
+
+
+def _measured(context: ContextState, reply: ModelReply) -> ContextState:
     """After a reply that says how long its prompt really was; what it says may be no measurement."""
-    too_long = reply.stop_reason == CONTEXT_EXCEEDED
-    after = replace(before, refused=before.refused + 1 if too_long else 0, must_shrink=too_long)
-    real = reply.usage.prompt_tokens
-    if not is_measurement(real, before.sent):
-        return after
-    correction = corrected(before.correction, real, before.sent)
-    return replace(after, since=0, measured=real, correction=correction)
+    too_long, real = reply.stop_reason == CONTEXT_EXCEEDED, reply.usage.prompt_tokens
+    context = replace(
+        context,
+        last_prompt_tokens=real,
+        appended_bytes=0,
+        refusals=context.refusals + 1 if too_long else 0,
+        must_shrink=too_long,
+    )
+    if not is_measurement(real, context.estimate):
+        return context
+    correction = corrected(context.correction, real, context.estimate)
+    return replace(context, measured=real, estimate_since=0, correction=correction)
 
 
-def _summarised(view: RunView, entry: SummaryReplied) -> RunView:
-    view = _replied_and_charged(view, entry.reply, view.spec.summary_model)
+def _summarised(state: RunState, entry: SummaryReplied) -> RunState:
+    state = _charged_for(state, entry.reply, state.spec.summary_model)
     if entry.compaction is not None:
-        return _compacted(view, entry.compaction)
-    return _fullness(view, summary_failed=True)
+        return _compacted(state, entry.compaction)
+    return _context(state, summary_failed=True)
 
 
-def _compacted(view: RunView, compaction: Compaction) -> RunView:
-    """For the bound of the next prompt, what stands in for messages is as if it were appended."""
-    before = view.progress.fullness
+def _compacted(state: RunState, compaction: Compaction) -> RunState:
+    """For the bound of the next prompt, what is sent instead of messages counts as appended."""
+    context = state.context
     texts = [compaction.text, *(clip.text for clip in compaction.clips)]
     added = sum(text_bytes(content_text(text_block(text))) for text in texts)
-    change = difference(
-        view.messages, view.compacted, compaction, view.spec.context.chars_per_token
-    )
-    view = replace(view, compacted=view.compacted.after(compaction))
-    view = _progress(view, appended_bytes=view.progress.appended_bytes + added)
-    return _fullness(
-        view,
-        sent=before.sent + change,
-        since=0,
+    per_token = state.spec.context.chars_per_token
+    change = difference(state.messages, context.compacted, compaction, per_token)
+    return _context(
+        state,
+        compacted=context.compacted.after(compaction),
+        appended_bytes=context.appended_bytes + added,
+        estimate=context.estimate + change,
         measured=compaction.tokens_after,
+        estimate_since=0,
         must_shrink=False,
         summary_failed=False,
     )
 
 
-def _fullness(view: RunView, **changes: Any) -> RunView:
-    return _progress(view, fullness=replace(view.progress.fullness, **changes))
-
-
-def _failed(view: RunView, entry: ModelCallFailed) -> RunView:
-    before, call = view.progress.failure, view.progress.open_call
+def _failed(state: RunState, entry: ModelCallFailed) -> RunState:
+    before, call = state.model.failure, state.model.open_call
     cost = call.reservation.worst_cost if call is not None and entry.charged else 0
-    too_long = entry.kind == PROMPT_TOO_LONG
-    if call is not None and call.purpose == "summary" and (too_long or entry.retry_at is None):
-        view = _fullness(view, summary_failed=True)
-        return _charged(view, entry.charged, cost, failure=None)
-    if too_long:
-        refused = view.progress.fullness.refused + 1
-        view = _fullness(view, refused=refused, must_shrink=True)
-        return _charged(view, entry.charged, cost, failure=None)
-    failure = Failure(
+    state = _charged(state, entry.charged, cost)
+    failure: Failure | None = Failure(
         count=before.count + 1 if before else 1,
         first_at=before.first_at if before else entry.at,
         retry_at=entry.retry_at,
@@ -542,62 +551,75 @@ def _failed(view: RunView, entry: ModelCallFailed) -> RunView:
         message=entry.message,
         request_id=entry.request_id,
     )
-    ours = entry.kind in OUR_OWN_FAILURES
-    return _charged(view, entry.charged, cost, failure=before if ours else failure)
+    too_long = entry.kind == PROMPT_TOO_LONG
+    if call is not None and call.purpose == "summary" and (too_long or entry.retry_at is None):
+        state, failure = _context(state, summary_failed=True), None
+    elif too_long:
+        refusals = state.context.refusals + 1
+        state, failure = _context(state, refusals=refusals, must_shrink=True), None
+    elif entry.kind in OUR_OWN_FAILURES:
+        failure = before
+    return replace(state, model=replace(state.model, failure=failure))
 
 
-def _finished(view: RunView, entry: ToolFinished) -> RunView:
-    call = view.calls[entry.index]
+def _finished(state: RunState, entry: ToolFinished) -> RunState:
+    call = state.calls[entry.index]
     block = result_block(call.id, entry.result)
     finished = replace(call, result=block, outcome=entry.result.outcome)
-    calls = tuple(finished if c.index == entry.index else c for c in view.calls)
-    view = replace(view, calls=calls)
-    view = replace(view, progress=split_answered(view, entry))
-    tool = view.spec.tool(call.name)
-    if tool is not None and tool.source == RESULT_SOURCE and not entry.result.is_error:
-        view = _progress(view, submitted=True, result_nudges=0)
-    if entry.tree is not None:
-        view = _progress(view, tree=entry.tree)
-    view = _appended(view, [block])
-    if end_turns(view.spec) or any(c.result is None for c in calls):
-        return view
-    return hooks_joined(view)
-
-
-def _user_message(view: RunView, entry: UserMessageAdded) -> RunView:
-    blocks = tuple(map(text_block, entry.texts))
-    tail = view.messages[-1]
-    if tail.role == "user":
-        messages = (*view.messages[:-1], Message("user", tail.blocks + blocks))
-    else:
-        messages = (*view.messages, Message("user", blocks))
-    delivered = frozenset(entry.queued_ids)
-    queued = tuple(message for message in view.queued if message.id not in delivered)
-    view = children_after_message(view, entry)
-    progress = ending_after_message(view.progress, entry)
-    progress = hooks_after_message(progress, entry)
-    return _appended(
-        replace(view, messages=messages, queued=queued, progress=progress),
-        blocks,
-        continuations=progress.continuations + (entry.cause == "continue"),
-        nudges=progress.nudges + (entry.cause == "nudge"),
-        stop=None,
+    state = replace(
+        state,
+        calls=tuple(finished if c.index == entry.index else c for c in state.calls),
+        children=split_answered(state, entry),
     )
+    tool = state.spec.tool(call.name)
+    if tool is not None and tool.source == RESULT_SOURCE and not entry.result.is_error:
+        state = replace(state, ending=replace(state.ending, submitted=True, result_nudges=0))
+    if entry.tree is not None:
+        state = replace(state, files=replace(state.files, tree=entry.tree))
+    state = _appended(state, [block])
+    if end_turns(state.spec) or any(c.result is None for c in state.calls):
+        return state
+    return hooks_joined(state)
 
 
-def _settled(view: RunView, outcome: Outcome) -> RunView:
-    view = replace(view, outcome=outcome)
+def _user_message(state: RunState, entry: UserMessageAdded) -> RunState:
+    blocks = tuple(map(text_block, entry.texts))
+    tail = state.messages[-1]
+    if tail.role == "user":
+        messages = (*state.messages[:-1], Message("user", tail.blocks + blocks))
+    else:
+        messages = (*state.messages, Message("user", blocks))
+    delivered = frozenset(entry.queued_ids)
+    queued = tuple(message for message in state.inbox.messages if message.id not in delivered)
+    state = replace(
+        state,
+        messages=messages,
+        inbox=replace(state.inbox, messages=queued),
+        model=replace(
+            state.model,
+            stop=None,
+            continuations=state.model.continuations + (entry.cause == "continue"),
+            nudges=state.model.nudges + (entry.cause == "nudge"),
+        ),
+        ending=ending_after_message(state.ending, entry),
+        children=children_after_message(state.children, entry),
+        hooks=hooks_after_message(state.hooks, entry),
+    )
+    return _appended(state, blocks)
+
+
+def _settled(state: RunState, outcome: Outcome) -> RunState:
+    state = replace(state, outcome=outcome)
     match outcome:
         case Ended():
-            calls = (c if c.result else replace(c, interrupted=True) for c in view.calls)
-            return replace(
-                view, progress=rested(view.progress), calls=tuple(calls), pause_requested=False
-            )
+            calls = (c if c.result else replace(c, interrupted=True) for c in state.calls)
+            inbox = replace(state.inbox, pause_requested=False)
+            return replace(rested(state), calls=tuple(calls), inbox=inbox)
         case Waiting():
-            return replace(
-                view, progress=replace(view.progress, failure=None), pause_requested=False
-            )
+            inbox = replace(state.inbox, pause_requested=False)
+            return replace(state, model=replace(state.model, failure=None), inbox=inbox)
         case Requeued(reason="budget"):
-            return _progress(view, budget_waits=view.progress.budget_waits + 1)
+            waits = state.money.budget_waits + 1
+            return replace(state, money=replace(state.money, budget_waits=waits))
         case _:
-            return view
+            return state

@@ -39,7 +39,7 @@ from runner.core.prices import (
 )
 from runner.core.run import Ended, Requeued, Waiting
 from runner.core.spec import JobSpec, Patience
-from runner.core.state import OpenCall, RunView
+from runner.core.state import OpenCall, RunState
 from runner.core.steps import CountTokens, Record, Step, settle
 from runner.errors import ModelCallError
 
@@ -60,70 +60,70 @@ def tariffs_of(spec: JobSpec, prices: PriceList) -> dict[str, Tariff]:
     return tariffs
 
 
-def start_turn(view: RunView) -> Step:
+def start_turn(state: RunState) -> Step:
     """The step that begins the run's next turn, or that says why it cannot."""
-    progress = view.progress
-    prompt = prompt_bound(progress.last_prompt_tokens, progress.appended_bytes)
-    call = _turn(view, prompt)
-    if view.compacted.count and not _has_room(view, call):
+    context = state.context
+    prompt = prompt_bound(context.last_prompt_tokens, context.appended_bytes)
+    call = _turn(state, prompt)
+    if state.context.compacted.count and not _has_room(state, call):
         # The last prompt was longer. What is sent by now takes long to count.
-        sent = prompt_bound(None, view.spec.request_bytes(view.sent))
-        call = _turn(view, min(prompt, sent))
+        sent = prompt_bound(None, state.spec.request_bytes(state.sent))
+        call = _turn(state, min(prompt, sent))
     if not isinstance(call, Reservation):
-        return stopped_by(view, call)
-    return start(view, view.spec.model, call, "turn")
+        return stopped_by(state, call)
+    return start(state, state.spec.model, call, "turn")
 
 
-def _turn(view: RunView, prompt: int) -> Reservation | Ceiling:
-    return reserved(view, view.spec.model, prompt, view.limits.max_output_tokens)
+def _turn(state: RunState, prompt: int) -> Reservation | Ceiling:
+    return reserved(state, state.spec.model, prompt, state.limits.max_output_tokens)
 
 
-def _has_room(view: RunView, call: Reservation | Ceiling) -> bool:
+def _has_room(state: RunState, call: Reservation | Ceiling) -> bool:
     """Whether a call fits what is left, with as long a reply as the job allows."""
     if not isinstance(call, Reservation) or call.lowered:
         return False
-    return view.purse is None or view.purse.verdict(call) == "fits"
+    return state.money.budget is None or state.money.budget.verdict(call) == "fits"
 
 
-def reserved(view: RunView, model: str, prompt: int, most_output: int) -> Reservation | Ceiling:
+def reserved(state: RunState, model: str, prompt: int, most_output: int) -> Reservation | Ceiling:
     """What a model call may use, or the ceiling that leaves no room for it.
 
     Args:
         prompt: the most tokens that it can send.
         most_output: the most that it should reply with.
     """
-    hour_cache = view.spec.hour_cache
+    hour_cache = state.spec.hour_cache
     if hour_cache is None:
         hour_cache = is_worth_an_hour(
-            paced(view.progress.pace.last_at, view.progress.pace.slow, view.now)[1]
+            paced(state.model.pace.last_at, state.model.pace.slow, state.now)[1]
         )
     return reserve(
-        view.limits,
-        view.used,
+        state.limits,
+        state.used,
         prompt,
         most_output=most_output,
-        thinking_tokens=view.spec.thinking_tokens if model == view.spec.model else 0,
-        tariff=view.tariffs.get(model, FREE),
+        thinking_tokens=state.spec.thinking_tokens if model == state.spec.model else 0,
+        tariff=state.money.tariffs.get(model, FREE),
         hour_cache=hour_cache,
     )
 
 
-def start(view: RunView, model: str, call: Reservation, purpose: Purpose) -> Step:
+def start(state: RunState, model: str, call: Reservation, purpose: Purpose) -> Step:
     """Begin a call, when the job's budget has room for it."""
-    if model not in view.tariffs and _is_cost_limited(view):
+    if model not in state.money.tariffs and _is_cost_limited(state):
         detail = (
             f"the cost is limited, and {model} has no price in this worker's list: "
             "add it to the file that RUNNER_PRICES names, and retry"
         )
         return settle(Ended("failed", "no_price", detail))
-    if view.purse is not None:
-        match view.purse.verdict(call):
+    if state.money.budget is not None:
+        match state.money.budget.verdict(call):
             case "later":
-                return settle(Requeued(view.now + _wait(view.progress.budget_waits), "budget"))
+                return settle(Requeued(state.now + _wait(state.money.budget_waits), "budget"))
             case "never":
-                return settle(Waiting("budget", _lacking(view.purse, call)))
-    number = view.progress.model_calls + 1
-    return Record(ModelCallStarted(number, call, view.now, purpose))
+                return settle(Waiting("budget", _lacking(state.money.budget, call)))
+    number = state.model.calls + 1
+    return Record(ModelCallStarted(number, call, state.now, purpose))
 
 
 def _lacking(purse: JobBudget, call: Reservation) -> str:
@@ -142,22 +142,22 @@ def _wait(waits: int) -> float:
     return min(LONGEST_BUDGET_WAIT_SECONDS, BUDGET_WAIT_SECONDS * 2.0 ** min(waits, 10))
 
 
-def may_ever_start(view: RunView, model: str, call: Reservation) -> bool:
+def may_ever_start(state: RunState, model: str, call: Reservation) -> bool:
     """Whether a call is one that ``start`` would begin, at once or later, with the limits as they
     are."""
-    if model not in view.tariffs and _is_cost_limited(view):
+    if model not in state.money.tariffs and _is_cost_limited(state):
         return False
-    return view.purse is None or view.purse.verdict(call) != "never"
+    return state.money.budget is None or state.money.budget.verdict(call) != "never"
 
 
-def _is_cost_limited(view: RunView) -> bool:
-    of_job = view.purse is not None and view.purse.most_cost is not None
-    return of_job or view.limits.cost_ceiling is not None
+def _is_cost_limited(state: RunState) -> bool:
+    of_job = state.money.budget is not None and state.money.budget.most_cost is not None
+    return of_job or state.limits.cost_ceiling is not None
 
 
-def stopped_by(view: RunView, ceiling: Ceiling) -> Step:
+def stopped_by(state: RunState, ceiling: Ceiling) -> Step:
     """The step that ends a run which has used up one of its ceilings."""
-    used_up, limits = view.used, view.limits
+    used_up, limits = state.used, state.limits
     if ceiling == "cost_ceiling":
         used = f"{in_usd(used_up.cost)} of {in_usd(limits.cost_ceiling or 0)} is used"
     else:
@@ -243,36 +243,36 @@ _OPTIONS_OF_ANY_CALL = frozenset(
 )
 
 
-def turn_request(view: RunView, call: OpenCall) -> ModelRequest:
+def turn_request(state: RunState, call: OpenCall) -> ModelRequest:
     """The request of a turn: the job's system prompt and tools, and the conversation as it is sent."""
     return ModelRequest(
-        model=view.spec.model,
-        system=view.spec.system,
-        tools=view.spec.tools,
-        messages=view.sent,
+        model=state.spec.model,
+        system=state.spec.system,
+        tools=state.spec.tools,
+        messages=state.sent,
         max_tokens=call.reservation.max_tokens,
-        options=view.spec.model_options,
-        run_id=view.run_id,
-        item_key=view.item_key,
-        reply_number=view.progress.turns,
+        options=state.spec.model_options,
+        run_id=state.run_id,
+        item_key=state.item_key,
+        reply_number=state.turns,
         hour_cache=call.reservation.hour_cache,
-        agent_type=view.agent_type,
+        agent_type=state.agent_type,
     )
 
 
-def next_request(view: RunView) -> ModelRequest:
+def next_request(state: RunState) -> ModelRequest:
     """The request that the next turn would send."""
-    most = view.limits.max_output_tokens
-    return turn_request(view, OpenCall(0, view.attempt, Reservation(most, 0, lowered=False)))
+    most = state.limits.max_output_tokens
+    return turn_request(state, OpenCall(0, state.attempt, Reservation(most, 0, lowered=False)))
 
 
-def summary_request(view: RunView, call: OpenCall) -> ModelRequest:
+def summary_request(state: RunState, call: OpenCall) -> ModelRequest:
     """The request for a summary of the middle of the conversation: without tools, and without those of
     the job's options that shape its own replies."""
-    question = compaction.question(view)
+    question = compaction.question(state)
     if question is None:
-        raise ValueError(f"there is nothing to summarise in {view.run_id}")
-    spec = view.spec
+        raise ValueError(f"there is nothing to summarise in {state.run_id}")
+    spec = state.spec
     return ModelRequest(
         model=spec.summary_model,
         system=question.system,
@@ -280,12 +280,12 @@ def summary_request(view: RunView, call: OpenCall) -> ModelRequest:
         messages=(Message("user", (text_block(question.text),)),),
         max_tokens=call.reservation.max_tokens,
         options=_summary_options(spec),
-        run_id=view.run_id,
-        item_key=view.item_key,
-        reply_number=view.progress.turns,
+        run_id=state.run_id,
+        item_key=state.item_key,
+        reply_number=state.turns,
         purpose="summary",
         hour_cache=call.reservation.hour_cache,
-        agent_type=view.agent_type,
+        agent_type=state.agent_type,
     )
 
 
@@ -322,73 +322,73 @@ _REFUSED = (
 )
 
 
-def fit_context(view: RunView) -> Step | None:
+def fit_context(state: RunState) -> Step | None:
     """The next step towards a request that fits; None when it does.
 
     Costs nothing that grows with the conversation as long as it fits.
     """
-    fullness = view.progress.fullness
-    if view.spec.context.compaction == "off":
-        return _stopped(_OFF) if fullness.must_shrink else None
-    if fullness.refused > MOST_REFUSALS:
-        return _stopped(_REFUSED.format(fullness.refused))
-    found = gauge(view)
-    if not fullness.must_shrink:
-        if _is_in_doubt(view, found):
+    context = state.context
+    if state.spec.context.compaction == "off":
+        return _stopped(_OFF) if context.must_shrink else None
+    if context.refusals > MOST_REFUSALS:
+        return _stopped(_REFUSED.format(context.refusals))
+    found = gauge(state)
+    if not context.must_shrink:
+        if _is_in_doubt(state, found):
             return CountTokens()
         if found.tokens <= found.room:
             return None
-    return _shrink(view, found)
+    return _shrink(state, found)
 
 
-def _is_in_doubt(view: RunView, found: Gauge) -> bool:
+def _is_in_doubt(state: RunState, found: Gauge) -> bool:
     """Whether the API is to be asked how long the prompt is: at most once a turn, so not again by an
     attempt that only tries again or waits for a budget."""
-    progress = view.progress
-    if view.counted is not None and view.counted.turns == progress.turns:
+    counted = state.context.counted
+    if counted is not None and counted.turns == state.turns:
         return False
-    if progress.tries or progress.budget_waits:
+    if state.model.tries or state.money.budget_waits:
         return False
-    if view.progress.fullness.measured is None:
+    if state.context.measured is None:
         return found.tokens >= ESTIMATED_CLOSE * found.room
     return abs(found.tokens - found.room) <= CLOSE * found.room
 
 
-def _shrink(view: RunView, found: Gauge) -> Step:
+def _shrink(state: RunState, found: Gauge) -> Step:
     """Old results are clipped; if that is not enough, the middle is summarised or, without a model,
     its oldest turns are left out. When neither leaves enough room, it has at least to fit. Only where
     the recent turns alone are too long are their results clipped, and last of all they go."""
-    aim, fit = (Squeeze.of(view, found, limit) for limit in (found.goal, found.room))
+    aim, fit = (Squeeze.of(state, found, limit) for limit in (found.goal, found.room))
     for squeeze in (aim, fit):
         if (made := squeeze.clip_old()) is not None:
             return Record(ContextCompacted(made))
         if (made := squeeze.leave_out()) is not None:
-            return _summary(view) or Record(ContextCompacted(made))
+            return _summary(state) or Record(ContextCompacted(made))
     for squeeze in (aim, fit):
         if (made := squeeze.clip_recent()) is not None:
             return Record(ContextCompacted(made))
     if (made := aim.all_it_takes() or fit.all_it_takes()) is not None:
-        return _summary(view) or Record(ContextCompacted(made))
-    if view.progress.fullness.must_shrink:
+        return _summary(state) or Record(ContextCompacted(made))
+    if state.context.must_shrink:
         return _stopped(_REFUSED_WHOLE)
     return _stopped(
-        f"the window of {view.window:,} tokens has room for a prompt of {found.room:,}, and the "
+        f"the window of {state.context.window:,} tokens has room for a prompt of {found.room:,}, and the "
         "task, the tools and the last turn need more: give the job a larger context.window, a "
         "smaller context.reserve or a shorter prompt"
     )
 
 
-def _summary(view: RunView) -> Step | None:
+def _summary(state: RunState) -> Step | None:
     """The call for a summary; None when it is of no use or cannot be paid for."""
-    asked = question(view)
-    if view.progress.fullness.summary_failed or asked is None:
+    asked = question(state)
+    if state.context.summary_failed or asked is None:
         return None
-    model = view.spec.summary_model
+    model = state.spec.summary_model
     prompt = prompt_bound(None, text_bytes(asked.system) + text_bytes(asked.text))
-    call = reserved(view, model, prompt, asked.most_output)
-    if not isinstance(call, Reservation) or not may_ever_start(view, model, call):
+    call = reserved(state, model, prompt, asked.most_output)
+    if not isinstance(call, Reservation) or not may_ever_start(state, model, call):
         return None
-    return start(view, model, call, "summary")
+    return start(state, model, call, "summary")
 
 
 def _stopped(detail: str) -> Step:

@@ -1,4 +1,8 @@
-"""What a run's journal amounts to: a view of the run. ``core.fold`` says how entries change it."""
+"""The run state: what is stored of a run as one value, and what only the attempt in hand knows of it.
+
+``core.journal.fold`` says how each entry changes it. The store writes an entry as rows and reads the
+rows back as a run state; a test holds that both ways give equal states.
+"""
 
 from __future__ import annotations
 
@@ -16,40 +20,41 @@ from runner.core.budget import (
 )
 from runner.core.context import DEFAULT_WINDOW, Compacted, sent_messages
 from runner.core.conversation import Block, Message, Purpose, ToolOutcome, Usage
-from runner.core.hooks import Hooked, HookRun
+from runner.core.hooks import HookRun
 from runner.core.prices import Tariff
 from runner.core.run import Outcome
 from runner.core.spec import JobSpec
 from runner.core.workspace import Verification
 from runner.permissions import Answer, Decision, Policy, ToolContext
 
+# Not every field of the parts of ``Progress`` is stored as JSON in ``runs.progress``: one with this
+# metadata has a column or rows of its own. A field with ``compare=False`` is transient: only the
+# attempt in hand knows it, and it is not stored at all.
+IN_ROWS = {"in_rows": True}
+
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A tool call of the last reply. ``answer`` is a person's to a decision to ask; ``started_by`` is
-    the attempt that started it; ``interrupted`` says that a cancel cut it off; ``asked_again`` that a
-    person is asked, or was, what becomes of it as its outcome is unknown; ``result`` is its
-    ``tool_result`` block, of that ``outcome``. ``updated_input`` is what a hook made of its input.
-    ``tool_context``, where the call would run, is not stored: it is set until the call is decided on."""
+    """A tool call of the last reply."""
 
-    index: int
-    id: str
-    name: str
-    input: Any
+    index: int  # among the calls of the reply
+    id: str  # the API's
+    name: str  # of the tool
+    input: Any  # as the model gave it
+    # Where the call would run, from when it is located until it is decided.
     tool_context: ToolContext | None = field(default=None, compare=False)
     decision: Decision | None = None
-    answer: Answer | None = None
-    started_by: int | None = None
-    interrupted: bool = False
-    asked_again: bool = False
-    result: Block | None = None
-    outcome: ToolOutcome | None = None
-    updated_input: Mapping[str, Any] | None = None
+    answer: Answer | None = None  # a person's, to the decision to ask
+    started_by: int | None = None  # the attempt that started it
+    interrupted: bool = False  # the run ended before it had a result
+    asked_again: bool = False  # its outcome is unknown, and a person is or was asked what to do
+    result: Block | None = None  # its ``tool_result`` block
+    outcome: ToolOutcome | None = None  # of the result
+    updated_input: Mapping[str, Any] | None = None  # what a hook changed the input to
 
     @property
     def input_to_run(self) -> Any:
-        """The input as the model gave it, or as a hook, or last the person who approved the call, changed
-        it."""
+        """The input with the last change to it: the person's who approved it, else a hook's."""
         changed = self.answer.input if self.answer is not None else None
         if changed is None:
             changed = self.updated_input
@@ -57,11 +62,12 @@ class Call:
 
     @property
     def waits(self) -> bool:
-        """Whether a person has been asked about it and has not answered."""
+        """True if a person has been asked about it and has not answered."""
         return self.decision is not None and self.decision.effect == "ask" and self.answer is None
 
     @property
     def is_edited(self) -> bool:
+        """True if the person who approved it changed its input."""
         return self.answer is not None and self.answer.input is not None
 
 
@@ -69,132 +75,106 @@ class Call:
 class OpenCall:
     """A model call that has started and not ended."""
 
-    number: int
-    attempt: int
+    number: int  # of the run's model calls, from 1
+    attempt: int  # that started it
     reservation: Reservation
     purpose: Purpose = "turn"
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """How the last reply ended, until it is answered."""
+    """How the last reply ended."""
 
-    reason: str
-    lowered: bool
-    empty: bool
+    reason: str  # the API's stop reason
+    lowered: bool  # a ceiling left room for fewer tokens of output than the job asks for
+    empty: bool  # the reply has no block to keep
     lowered_by: Ceiling = "token_ceiling"
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The model failures in a row since the last reply."""
+    """The failures of model calls in a row since the last reply."""
 
     count: int
-    first_at: float
-    retry_at: float | None
-    kind: str
+    first_at: float  # seconds since the epoch
+    retry_at: float | None  # seconds since the epoch; None: not again
+    kind: str  # of the last one
     message: str
     request_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class QueuedMessage:
-    id: int
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Fullness:
-    """How full the context is, in sums that grow with what is appended. All but ``measured`` are
-    estimates that are not corrected.
-
-    ``sent`` is everything that the next request holds, ``measured`` the real tokens of the last one
-    (None when none was sent; less what a compaction has taken out since), and ``since`` what was
-    appended after that. ``correction`` is the moving average of real over estimated tokens.
-    ``refused`` counts the times in a row that the API found the prompt too long, and ``must_shrink``
-    says that the last of them has not been answered by a compaction; ``summary_failed`` that a
-    summary was of no use. ``window`` are the tokens of the window that it was last held against.
-    """
-
-    sent: int = 0
-    since: int = 0
-    measured: int | None = None
-    correction: float = 1.0
-    refused: int = 0
-    must_shrink: bool = False
-    summary_failed: bool = False
-    window: int | None = None
-
-    @property
-    def tokens(self) -> int:
-        """How many tokens the next prompt has, as well as can be told."""
-        if self.measured is None:
-            return round(self.sent * self.correction)
-        return self.measured + round(self.since * self.correction)
-
-
-@dataclass(frozen=True, slots=True)
 class Pace:
-    """How far apart a run's model calls begin: ``last_at`` in seconds since the epoch, and the moving
-    average of how many of them came too late for a cache of five minutes and not for one of an hour."""
+    """How far apart the run's model calls begin."""
 
-    last_at: float | None = None
+    last_at: float | None = None  # when the last one began, in seconds since the epoch
+    # Moving average of the share of calls that came too late for a cache of five minutes, and not
+    # for one of an hour.
     slow: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
-    """The tokens of the next prompt by the API, None when it did not say; ``sent`` is the estimate of
-    the same prompt, and ``turns`` how many turns the run had made."""
+class ModelState:
+    """Where the run is with the model."""
 
-    tokens: int | None
-    sent: int
-    turns: int
+    calls: int = 0  # model calls started, those for summaries among them
+    tries: int = 0  # of the next turn: calls since the last reply
+    open_call: OpenCall | None = None
+    stop: Stop | None = None  # how the last reply ended, until that is answered
+    failure: Failure | None = None
+    continuations: int = 0  # times in a row that a reply was cut off and the model told to go on
+    nudges: int = 0  # times in a row that a reply was empty and the model told to go on
+    pace: Pace = Pace()
+    warms_cache: bool = False  # its siblings wait for its first reply, to find their prefix cached
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """The loop's own state beside the conversation: small, and stored with the run's row. ``tries``
-    counts the model calls since the last reply. ``charged_cost`` is in billionths of a USD, and
-    ``worked`` the seconds that model calls and tools took. ``budget_waits`` counts the times in a row
-    that others had reserved all that was left for it. ``warms`` says that its siblings wait for
-    its first reply, so that they find their common prefix cached.
+class CountedPrompt:
+    """The API's answer to how long the next prompt is."""
 
-    ``tree`` is the workspace's as it was recorded last: after one call is before the next.
-    ``verification`` is the newest and ``verify_failures`` counts those that went back to the model;
-    ``submitted`` says that the last reply submitted a valid result, ``result_nudges`` how often in a
-    row it had to be asked for. ``delivered`` is the commit that the run ends with, None once it goes
-    on. ``children`` counts those that it has started; ``split`` is how far a coordinator is.
-    ``instructed``: the workspace's instructions have been read."""
+    tokens: int | None  # None: it did not say
+    estimate: int  # of the same prompt
+    turns: int  # that the run had made
 
-    turns: int = 0
-    usage: Usage = field(default_factory=Usage)
-    charged_tokens: int = 0
+
+@dataclass(frozen=True, slots=True)
+class ContextState:
+    """How much of the model's context window the run uses. Estimates are plain: not corrected."""
+
+    estimate: int = 0  # tokens of all that the next request holds
+    measured: int | None = None  # real tokens of the last prompt, less what was compacted since
+    estimate_since: int = 0  # tokens of what was appended after ``measured``
+    correction: float = 1.0  # moving average of real tokens over estimated ones
+    last_prompt_tokens: int | None = None  # real input of the last call whose usage is known
+    appended_bytes: int = 0  # UTF-8 bytes of what was appended since that call
+    refusals: int = 0  # times in a row that the API found the prompt too long
+    must_shrink: bool = False  # the last refusal is not answered by a compaction yet
+    summary_failed: bool = False  # the last call for a summary gave none
+    checked_window: int | None = None  # the window that the last prompt was checked against
+    compacted: Compacted = field(default=Compacted(), metadata=IN_ROWS)
+    window: int = field(default=DEFAULT_WINDOW, compare=False)  # of the run's model, in tokens
+    summary_window: int = field(default=DEFAULT_WINDOW, compare=False)  # of the one for summaries
+    counted: CountedPrompt | None = field(default=None, compare=False)
+
+    @property
+    def tokens(self) -> int:
+        """The tokens of the next prompt, as well as they are known."""
+        if self.measured is None:
+            return round(self.estimate * self.correction)
+        return self.measured + round(self.estimate_since * self.correction)
+
+
+@dataclass(frozen=True, slots=True)
+class Money:
+    """What the run has used, and what it may use."""
+
+    usage: Usage = field(default=Usage(), metadata=IN_ROWS)  # of all replies
+    # Real usage, and the worst case where that is unknown; the cost in billionths of a USD.
+    charged_tokens: int = field(default=0, metadata=IN_ROWS)
     charged_cost: int = 0
-    model_calls: int = 0
-    tries: int = 0
-    last_prompt_tokens: int | None = None
-    appended_bytes: int = 0
-    continuations: int = 0
-    nudges: int = 0
-    worked: float = 0.0
-    warms: bool = False
-    budget_waits: int = 0
-    tree: str | None = None
-    verification: Verification | None = None
-    verify_failures: int = 0
-    submitted: bool = False
-    result_nudges: int = 0
-    delivered: str | None = None
-    children: int = 0
-    split: Split = ""
-    hooked: Hooked = field(default_factory=Hooked)
-    instructed: bool = False
-    fullness: Fullness = field(default_factory=Fullness)
-    pace: Pace = field(default_factory=Pace)
-    stop: Stop | None = None
-    failure: Failure | None = None
-    open_call: OpenCall | None = None
+    budget_waits: int = 0  # times in a row that calls of other runs had reserved what is left
+    tariffs: Mapping[str, Tariff] = field(default_factory=dict, compare=False)  # by model
+    budget: JobBudget | None = field(default=None, compare=False)  # of the job, if it has one
 
     @property
     def charged(self) -> Charged:
@@ -202,81 +182,138 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class RunView:
-    """A run as its journal tells it. ``messages`` is the conversation so far; ``calls`` are the last
-    reply's until each has its result and hooks are through with them, then they join ``messages`` as one
-    user message. ``hook_runs`` are those of the last turn. ``spec`` has the workspace's instructions in
-    its system prompt.
-    ``policy`` are the rules of the newest snapshot. ``submitted_at`` is in seconds since the epoch;
-    ``answer_count`` counts the answers to its questions, and ``revision`` the transactions that the
-    run's attempts have stored.
+class Files:
+    """The files that the run works on."""
 
-    ``depth`` is 0 for the run of an item, and ``agent_type`` empty. ``children`` are those that calls of
-    the last reply have started, and the one that has a coordinator's whole task until the model is told
-    what came of it; ``held_by_children`` is what all children of the run, these and
-    earlier ones, were charged or may still use, and ``tree_size`` how many its whole tree has.
+    tree: str | None = None  # snapshot of the workspace that was recorded last
+    instructed: bool = False  # the workspace's instructions are read, and in the system prompt
+    outputs: str = field(default="", compare=False)  # the folder where tools find whole results
+    # What calls in doubt may have changed that no tree holds, by index: they cannot be undone.
+    unrecorded: Mapping[int, str] = field(default_factory=dict, compare=False)
+    # Snapshot of the folder that the run shares with one above it, for sub-agents about to start;
+    # empty: that folder is not recorded; None: not looked at yet.
+    shared_tree: str | None = field(default=None, compare=False)
 
-    What is not compared is not the run's own: ``window`` is the model's, in tokens, and
-    ``summary_window`` that of the one that writes summaries; ``tariffs`` are prices by model (those
-    that have one), ``purse`` is the job's as it stands (None without a budget), ``counted`` what the
-    API said of the next prompt, and ``outputs`` the folder where tools find whole results;
-    ``unrecorded`` are the calls in doubt that cannot be undone, with what they may have changed of which
-    no tree is recorded. ``shared_tree`` is what was recorded of the folder that the run shares with one
-    above it, for sub-agents that are about to start: empty when there is none, None when it has not been
-    recorded. ``children_told``: this attempt has cancelled the sub-agents, as the run is about to end.
-    ``now`` (seconds since the epoch) and ``draining`` (the worker is shutting down) are as of the decision
-    at hand."""
+
+@dataclass(frozen=True, slots=True)
+class EndingState:
+    """How far the run is with what comes before its end."""
+
+    submitted: bool = False  # the last reply submitted a valid result
+    result_nudges: int = 0  # times in a row that it was asked for its result
+    verification: Verification | None = None  # the newest one
+    verify_failures: int = 0  # failed verifications that went back to the model
+    delivered: str | None = None  # the commit that it ends with; None once it goes on
+
+
+@dataclass(frozen=True, slots=True)
+class Children:
+    """The sub-agents of the run."""
+
+    started: int = 0  # all that it ever started
+    split: Split = ""  # how far a coordinator is
+    # Started by calls of the last reply, or with a coordinator's whole task until the model was told.
+    current: tuple[Child, ...] = field(default=(), metadata=IN_ROWS)
+    # What all that it ever started were charged, or may still use.
+    reserved: Charged = field(default=Charged(0), metadata=IN_ROWS)
+    tree_size: int = field(default=0, metadata=IN_ROWS)  # runs below the item's, all together
+    cancelled: bool = field(default=False, compare=False)  # by this attempt, as the run is to end
+
+    @property
+    def running(self) -> tuple[Child, ...]:
+        """Those of ``current`` that have not ended."""
+        return tuple(child for child in self.current if child.result is None)
+
+
+@dataclass(frozen=True, slots=True)
+class HookState:
+    """How far the run is with its hooks. Hooks that were started are numbered from 1."""
+
+    started: int = 0  # the number of the last one
+    past: int = 0  # those up to this one are of earlier turns
+    told: int = 0  # what those up to this one said was told to the model
+    ended: int = 0  # those up to this one ran before the run last ended
+    closed: int = 0  # the last turn whose hooks are through
+    # Of each call of the last reply, ``started`` when it was decided on; empty before the first is.
+    # Later hooks look at what a person has made of the call.
+    decided: tuple[int, ...] = ()
+    runs: tuple[HookRun, ...] = field(default=(), metadata=IN_ROWS)  # of this turn
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedMessage:
+    """A message to the model that a person has queued."""
+
+    id: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Inbox:
+    """What people have said to the run that it has not acted on."""
+
+    messages: tuple[QueuedMessage, ...] = ()
+    pause_requested: bool = False
+    answer_count: int = 0  # answers to its questions so far, to see that there are new ones
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """The parts of a run state that the row of the run stores: most as JSON in ``runs.progress``."""
+
+    turns: int = field(default=0, metadata=IN_ROWS)  # replies so far
+    worked: float = 0.0  # seconds that model calls and tools took
+    model: ModelState = ModelState()
+    context: ContextState = ContextState()
+    money: Money = Money()
+    files: Files = Files()
+    ending: EndingState = EndingState()
+    children: Children = Children()
+    hooks: HookState = HookState()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunState(Progress):
+    """A run as it is stored, and as the attempt in hand knows it."""
 
     run_id: str
     item_key: str
     attempt: int
-    spec: JobSpec
-    policy: Policy
+    submitted_at: float  # seconds since the epoch
+    depth: int = 0  # in its tree; 0 for the run of an item
+    agent_type: str = ""  # of a sub-agent
+    spec: JobSpec  # with the workspace's instructions in the system prompt
+    policy: Policy  # the rules of the newest snapshot
     limits: Limits
-    submitted_at: float
-    messages: tuple[Message, ...]
-    progress: Progress = field(default_factory=Progress)
-    compacted: Compacted = field(default_factory=Compacted)
+
+    messages: tuple[Message, ...]  # the conversation, but for ``calls``
+    # Of the last reply. Once each has its result and hooks are through with them, the results join
+    # ``messages`` as one user message.
     calls: tuple[Call, ...] = ()
-    queued: tuple[QueuedMessage, ...] = ()
-    pause_requested: bool = False
-    outcome: Outcome | None = None
-    answer_count: int = 0
-    revision: int = 0
-    depth: int = 0
-    agent_type: str = ""
-    children: tuple[Child, ...] = ()
-    held_by_children: Charged = field(default_factory=lambda: Charged(0))
-    tree_size: int = 0
-    hook_runs: tuple[HookRun, ...] = ()
-    window: int = field(default=DEFAULT_WINDOW, compare=False)
-    summary_window: int = field(default=DEFAULT_WINDOW, compare=False)
-    tariffs: Mapping[str, Tariff] = field(default_factory=dict, compare=False)
-    purse: JobBudget | None = field(default=None, compare=False)
-    counted: Counted | None = field(default=None, compare=False)
-    outputs: str = field(default="", compare=False)
-    unrecorded: Mapping[int, str] = field(default_factory=dict, compare=False)
-    shared_tree: str | None = field(default=None, compare=False)
-    children_told: bool = field(default=False, compare=False)
+    inbox: Inbox = Inbox()
+    outcome: Outcome | None = None  # of the attempt
+    revision: int = 0  # transactions that its attempts have stored
+
+    # Of the decision in hand: the time in seconds since the epoch, and whether the worker shuts down.
     now: float = field(default=0.0, compare=False)
     draining: bool = field(default=False, compare=False)
 
     @property
     def used(self) -> Charged:
-        """What the run was charged, with all that its children were or may still be."""
-        return self.progress.charged + self.held_by_children
+        """What the run was charged, with what its sub-agents were charged or may still use."""
+        return self.money.charged + self.children.reserved
 
     @property
     def awaits_children(self) -> bool:
-        """Whether what one of ``children`` gives is not recorded: it is under way, or has changed files
+        """True until the result of each current sub-agent is recorded: it runs, or has changed files
         since the workspace was recorded."""
         given = {call.index for call in self.calls if call.result is not None}
-        return any(child.index not in given for child in self.children)
+        return any(child.index not in given for child in self.children.current)
 
     @property
     def sent(self) -> tuple[Message, ...]:
-        """The messages as the model is sent them."""
-        return sent_messages(self.messages, self.compacted)
+        """The messages as they are sent to the model."""
+        return sent_messages(self.messages, self.context.compacted)
 
     @property
     def ends_at(self) -> float | None:

@@ -13,7 +13,7 @@ from typing import Any
 from runner.core.entries import Entry, RunSettled
 from runner.core.hooks import HookRun
 from runner.core.run import Ended, Outcome, Requeued, Waiting
-from runner.core.state import Call, OpenCall, RunView
+from runner.core.state import Call, OpenCall, RunState
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +107,13 @@ def settle(outcome: Outcome) -> Step:
     return Record(RunSettled(outcome))
 
 
-def leave(view: RunView) -> Step | None:
+def leave(state: RunState) -> Step | None:
     """The step that ends the attempt at this boundary, if a person pauses the run or the worker drains."""
-    if view.pause_requested:
+    if state.inbox.pause_requested:
         return settle(Waiting("paused"))
-    return settle(Requeued(view.now, "shutdown")) if view.draining else None
+    return settle(Requeued(state.now, "shutdown")) if state.draining else None
 
 
-def stop_at_deadline(view: RunView) -> Step:
+def stop_at_deadline(state: RunState) -> Step:
     """The step that ends a run whose deadline has passed."""
-    return settle(Ended("stopped", "deadline", f"the deadline of {view.limits.deadline:g} s"))
+    return settle(Ended("stopped", "deadline", f"the deadline of {state.limits.deadline:g} s"))

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from runner.core import model_calls
 from runner.core.compaction import summarised
@@ -31,9 +31,9 @@ from runner.core.run import Ended, Lease, Outcome, Requeued, Waiting
 from runner.core.spec import JobSpec
 from runner.core.state import (
     Call,
-    Counted,
+    CountedPrompt,
     OpenCall,
-    RunView,
+    RunState,
 )
 from runner.core.steps import (
     CallModel,
@@ -104,8 +104,7 @@ class _Attempt:
         self._workspace = AttemptWorkspace(
             lease, ports.tools, ports.workspaces, ports.call_id, interrupt, self._retry
         )
-        self._here: dict[str, Any] = {}
-        self._view = self._load()
+        self._state = self._load()
 
     def run(self) -> Outcome:
         """Decide, commit, do, until a committed outcome ends the attempt."""
@@ -116,24 +115,24 @@ class _Attempt:
                 return step.outcome
             happened = self._or_failure(partial(self._do, step))
 
-    def _decide(self, view: RunView, now: float) -> tuple[Sequence[Applied], Effect | Done]:
+    def _decide(self, state: RunState, now: float) -> tuple[Sequence[Applied], Effect | Done]:
         """What follows from a run's state. The commit calls this inside its transaction."""
-        return advance(view, now, draining=self._ports.stopping.is_set())
+        return advance(state, now, draining=self._ports.stopping.is_set())
 
     def _commit(self, entries: Sequence[Entry], decide: Decide[T]) -> T:
         """Store entries and what is decided from there; a reply that was paid for outlives an outage."""
         while True:
-            commit = partial(self._ports.journal.commit, self._lease, self._view, entries, decide)
+            commit = partial(self._ports.journal.commit, self._lease, self._state, entries, decide)
             try:
-                self._view, step = self._retry(commit)
+                self._state, step = self._retry(commit)
                 return step
             except StaleView:
                 # The answer to a commit was lost, but it went through: there is nothing to add.
-                self._view = self._load()
+                self._state = self._reload()
                 entries = ()
 
     def _do(self, step: Effect) -> list[Entry]:
-        """Carry out one effect. What only this attempt needs to know joins its view at once."""
+        """Carry out one effect. What only this attempt needs to know joins its state at once."""
         match step:
             case CallModel(call):
                 return self._call_model(call)
@@ -142,7 +141,7 @@ class _Attempt:
             case RunHook():
                 return self._timed(lambda: self._run_hook(step))
             case RunVerify(number):
-                return self._timed(lambda: self._workspace.verify(self._view, number))
+                return self._timed(lambda: self._workspace.verify(self._state, number))
             case Deliver(outcome):
                 return self._workspace.deliver(outcome)
             case CountTokens():
@@ -150,7 +149,7 @@ class _Attempt:
             case LocateCalls(calls):
                 self._locate(calls)
             case RecordShared():
-                self._view = replace(self._view, shared_tree=self._workspace.record_shared())
+                self._record_shared()
             case EndChildren():
                 self._end_children()
             case Sleep(until):
@@ -163,7 +162,7 @@ class _Attempt:
         try:
             return work()
         except WorkspaceError as error:
-            if self._view.awaits_children:
+            if self._state.awaits_children:
                 self._end_children()
             return [RunSettled(Ended("failed", "workspace", str(error)))]
         except WorkspaceElsewhere as error:
@@ -171,9 +170,20 @@ class _Attempt:
         except ShutDown:
             return []
 
-    def _load(self) -> RunView:
-        view = self._retry(lambda: self._ports.journal.load(self._lease))
-        return replace(view, **self._here)
+    def _load(self) -> RunState:
+        return self._retry(lambda: self._ports.journal.load(self._lease))
+
+    def _reload(self) -> RunState:
+        """The state as it is stored, with what only this attempt knows."""
+        context, files = self._state.context, self._state.files
+        state = self._load()
+        return replace(
+            state,
+            context=replace(
+                state.context, window=context.window, summary_window=context.summary_window
+            ),
+            files=replace(state.files, outputs=files.outputs, unrecorded=files.unrecorded),
+        )
 
     def _retry(self, work: Callable[[], T]) -> T:
         """Do it until the database answers; while the worker drains, only once."""
@@ -187,26 +197,27 @@ class _Attempt:
                 wait = min(2 * wait, _LONGEST_DATABASE_WAIT)
 
     def _prepare(self) -> list[Entry]:
-        """Prepare the workspace and set the transient fields of the view."""
-        happened, self._here["unrecorded"] = self._workspace.prepare(self._view)
-        if self._view.spec.instructions and not self._view.progress.instructed:
-            happened.append(self._workspace.instructions(self._view))
-        own, held_against = self._view.spec.model, self._view.progress.fullness.window
-        self._look_around(lambda model: held_against if model == own else None)
+        """Prepare the workspace and set the transient fields of the run state."""
+        state = self._state
+        happened, unrecorded = self._workspace.prepare(state)
+        if state.spec.instructions and not state.files.instructed:
+            happened.append(self._workspace.instructions(state))
+        outputs = str(self._workspace.surroundings.outputs)
+        files = replace(state.files, outputs=outputs, unrecorded=unrecorded)
+        self._state = replace(state, files=files)
+        own, checked = state.spec.model, state.context.checked_window
+        self._set_windows(lambda model: checked if model == own else None)
         return happened
 
-    def _look_around(self, window_of: Callable[[str], int | None]) -> None:
-        """Have in the view what no journal says: windows of models, and where outputs are. The model is
-        not asked for its window before it is called: no other step waits for an API."""
-        spec = self._view.spec
-        window = spec.context.window or self._window(spec.model, window_of)
-        own = spec.summary_model == spec.model
-        self._here |= {
-            "window": window,
-            "summary_window": window if own else self._window(spec.summary_model, window_of),
-            "outputs": str(self._workspace.surroundings.outputs),
-        }
-        self._view = replace(self._view, **self._here)
+    def _set_windows(self, window_of: Callable[[str], int | None]) -> None:
+        """Set the windows of the models. The model itself is asked only before it is called: no other
+        step waits for an API."""
+        spec, context = self._state.spec, self._state.context
+        window = summary_window = spec.context.window or self._window(spec.model, window_of)
+        if spec.summary_model != spec.model:
+            summary_window = self._window(spec.summary_model, window_of)
+        context = replace(context, window=window, summary_window=summary_window)
+        self._state = replace(self._state, context=context)
 
     def _window(self, model: str, window_of: Callable[[str], int | None]) -> int:
         return window_of(model) or self._ports.known_window(model) or DEFAULT_WINDOW
@@ -223,15 +234,15 @@ class _Attempt:
                 self._interrupt.check()
 
     def _call_model(self, call: OpenCall) -> list[Entry]:
-        model = self._ports.models(self._view.spec)
-        self._look_around(model.window)
+        model = self._ports.models(self._state.spec)
+        self._set_windows(model.window)
         began = self._ports.clock.monotonic()
         try:
             if call.purpose == "summary":
-                request = summary_request(self._view, call)
+                request = summary_request(self._state, call)
                 reply = model.complete(request, self._interrupt, _not_shown)
             else:
-                request = turn_request(self._view, call)
+                request = turn_request(self._state, call)
                 reply = model.complete(request, self._interrupt, self._publish)
         except ModelCallError as error:
             return [self._failed(call, error)]
@@ -245,9 +256,9 @@ class _Attempt:
 
     def _replied(self, call: OpenCall, reply: ModelReply) -> Entry:
         if call.purpose == "summary":
-            return summarised(self._view, reply)
+            return summarised(self._state, reply)
         asked = tool_uses(message_blocks(reply))
-        context_of = partial(self._workspace.tool_context, self._view)
+        context_of = partial(self._workspace.tool_context, self._state)
         contexts = tuple(context_of(block["name"], block["input"]) for block in asked)
         return ModelReplied(reply, contexts)
 
@@ -262,32 +273,37 @@ class _Attempt:
 
     def _count_tokens(self) -> None:
         """Ask the API how long the next prompt is."""
-        view = self._view
-        tokens = self._ports.models(view.spec).count(next_request(view), self._interrupt)
-        counted = Counted(tokens, view.progress.fullness.sent, view.progress.turns)
-        self._view = replace(view, counted=counted)
+        state, context = self._state, self._state.context
+        tokens = self._ports.models(state.spec).count(next_request(state), self._interrupt)
+        counted = CountedPrompt(tokens, context.estimate, state.turns)
+        self._state = replace(state, context=replace(context, counted=counted))
+
+    def _record_shared(self) -> None:
+        tree = self._workspace.record_shared()
+        self._state = replace(self._state, files=replace(self._state.files, shared_tree=tree))
 
     def _locate(self, calls: Sequence[Call]) -> None:
-        located = {call.index: self._workspace.located(self._view, call) for call in calls}
-        self._view = replace(
-            self._view, calls=tuple(located.get(call.index, call) for call in self._view.calls)
+        located = {call.index: self._workspace.located(self._state, call) for call in calls}
+        self._state = replace(
+            self._state, calls=tuple(located.get(call.index, call) for call in self._state.calls)
         )
 
     def _end_children(self) -> None:
-        """They are cancelled; the next attempt begins when none of their processes is left."""
+        """Cancel the sub-agents; the next attempt begins when none of their processes is left."""
         self._retry(lambda: self._ports.journal.end_children(self._lease))
-        self._view = replace(self._view, children_told=True)
+        children = replace(self._state.children, cancelled=True)
+        self._state = replace(self._state, children=children)
 
     def _failed(self, call: OpenCall, error: ModelCallError) -> ModelCallFailed:
         now = self._ports.clock.now()
-        before = self._view.progress.failure
+        before = self._state.model.failure
         retry_at = model_calls.retry_at(
             error,
             failures=before.count + 1 if before else 1,
             first_failure_at=before.first_at if before else now,
             now=now,
             jitter=self._ports.jitter(),
-            patience=self._view.spec.retry,
+            patience=self._state.spec.retry,
         )
         return ModelCallFailed(
             kind=error.kind,
@@ -301,12 +317,12 @@ class _Attempt:
 
     def _run_tools(self, calls: Sequence[Call]) -> list[Entry]:
         def store(entry: Entry) -> None:
-            self._commit([entry], lambda view, now: ((), None))
+            self._commit([entry], lambda state, now: ((), None))
 
-        return self._or_requeued(lambda: self._workspace.run(self._view, calls, store))
+        return self._or_requeued(lambda: self._workspace.run(self._state, calls, store))
 
     def _run_hook(self, step: RunHook) -> list[Entry]:
-        return self._or_requeued(lambda: self._workspace.run_hook(self._view, step))
+        return self._or_requeued(lambda: self._workspace.run_hook(self._state, step))
 
     def _or_requeued(self, work: Callable[[], list[Entry]]) -> list[Entry]:
         """The entries of ``work``; if a shutdown cuts it, the run goes back to the queue."""

@@ -13,7 +13,6 @@ from runner.core.calls import (
     changes_tree,
     commands_left,
     edits_left,
-    in_doubt,
     runs_again,
     undo_needed,
     with_edit_told,
@@ -32,7 +31,7 @@ from runner.core.entries import (
 from runner.core.hook_decisions import kept_as_edited
 from runner.core.hooks import Said, read_answer
 from runner.core.run import Ended, Lease
-from runner.core.state import Call, RunView
+from runner.core.state import Call, RunState
 from runner.core.steps import RunHook
 from runner.errors import Interrupted, ShutDown
 from runner.permissions import Authorization, ToolContext, digest_of, paths_of
@@ -40,7 +39,6 @@ from runner.ports import Command, HookCall, Interrupt, Surroundings, ToolCall, T
 
 _MOST_TOOLS_AT_ONCE = 32
 _MOST_NAMED = 5
-_ALL_FILES = "the files of the workspace"
 
 _SHUT_DOWN = ToolResult("Interrupted by shutdown of the worker.", "interrupted")
 
@@ -69,105 +67,102 @@ class AttemptWorkspace:
     retry: Retry
     surroundings: Surroundings = field(init=False)
 
-    def prepare(self, view: RunView) -> tuple[list[Entry], Mapping[int, str]]:
+    def prepare(self, state: RunState) -> tuple[list[Entry], Mapping[int, str]]:
         """Prepare the workspace: as it was before what an earlier attempt left half done.
 
         Returns:
-            The entries to store, and the value of ``RunView.unrecorded``.
+            The entries to store, and the value of ``RunState.files.unrecorded``.
 
         Raises:
             WorkspaceElsewhere: what was recorded of it is not here.
         """
-        tree = view.progress.tree
-        if tree is None and view.spec.is_recorded:  # of before an upgrade
-            unrecorded = {call.index: _ALL_FILES for call in in_doubt(view)}
-        else:
-            unrecorded = self._beside(view, commands_left(view), self.interrupt)
-        undo = undo_needed(replace(view, unrecorded=unrecorded))
-        busy = is_busy(view)
+        tree = state.files.tree
+        unrecorded = self._beside(state, commands_left(state), self.interrupt)
+        undo = undo_needed(replace(state, files=replace(state.files, unrecorded=unrecorded)))
+        busy = is_busy(state)
         prepared = self.retry(
             lambda: self.workspaces.prepare(self.lease, tree, self.interrupt, undo=undo, busy=busy)
         )
         self.surroundings = prepared.surroundings
-        for call in edits_left(view):
+        for call in edits_left(state):
             path = str(call.input_to_run.get("file_path"))
             if not self.workspaces.holds(self.lease, path):
                 unrecorded[call.index] = path
         if prepared.tree is None or prepared.cause is None:
             return [], unrecorded
         cause = prepared.cause
-        if cause == "changed" and children_work_in(view):
+        if cause == "changed" and children_work_in(state):
             cause = "children"
         return [TreeRecorded(prepared.tree, cause, prepared.found)], unrecorded
 
-    def instructions(self, view: RunView) -> InstructionsRead:
+    def instructions(self, state: RunState) -> InstructionsRead:
         """The workspace's own instructions to agents."""
-        return self.tools.instructions(self.surroundings, view.policy)
+        return self.tools.instructions(self.surroundings, state.policy)
 
     def _beside(
-        self, view: RunView, commands: Sequence[Call], interrupt: Interrupt
+        self, state: RunState, commands: Sequence[Call], interrupt: Interrupt
     ) -> dict[int, str]:
         """What commands may have changed outside of every tree, by the index of their call."""
-        tree = view.progress.tree
+        tree = state.files.tree
         if not commands or tree is None:
             return {}
         found = self.retry(lambda: self.workspaces.unrecorded(self.lease, tree, interrupt))
         names = ", ".join(found[:_MOST_NAMED]) + (" …" if len(found) > _MOST_NAMED else "")
         return {call.index: names for call in commands} if found else {}
 
-    def tool_context(self, view: RunView, name: str, arguments: Any) -> ToolContext:
+    def tool_context(self, state: RunState, name: str, arguments: Any) -> ToolContext:
         """Where a call would run, and what is wrong with its input."""
-        tool = view.spec.tool(name)
+        tool = state.spec.tool(name)
         if tool is None or not isinstance(arguments, dict):
             return ToolContext()
         located = self.tools.locate(paths_of(name, arguments), self.surroundings)
         return replace(located, problem=self.tools.problem(tool, arguments) or "")
 
-    def located(self, view: RunView, call: Call) -> Call:
+    def located(self, state: RunState, call: Call) -> Call:
         """The call, with where it would run."""
-        tool_context = self.tool_context(view, call.name, call.input_to_run)
+        tool_context = self.tool_context(state, call.name, call.input_to_run)
         if call.answer is None or not call.is_edited:
             return replace(call, tool_context=tool_context)
         places = tuple(place.real for place in tool_context.places.values())
         return replace(call, tool_context=tool_context, answer=replace(call.answer, places=places))
 
     def run(
-        self, view: RunView, calls: Sequence[Call], append: Callable[[Entry], None]
+        self, state: RunState, calls: Sequence[Call], append: Callable[[Entry], None]
     ) -> list[Entry]:
         """Run calls side by side. What changes the workspace is done together or not at all: all
         results are returned, with the tree after them. Otherwise each is appended as it comes, save
         the last, which is returned so that it is stored with what follows."""
-        if changes_tree(view, calls):
-            return self._run_as_one(view, calls)
+        if changes_tree(state, calls):
+            return self._run_as_one(state, calls)
         if len(calls) == 1:
-            return [*self._ended(view, calls, [self._run_tool(view, calls[0])])]
-        with self._side_by_side(view, calls) as running:
+            return [*self._ended(state, calls, [self._run_tool(state, calls[0])])]
+        with self._side_by_side(state, calls) as running:
             ended = as_completed(running)
             for _ in running[1:]:
-                (entry,) = self._ended(view, calls, [next(ended).result()])
+                (entry,) = self._ended(state, calls, [next(ended).result()])
                 append(entry)
-            return [*self._ended(view, calls, [next(ended).result()])]
+            return [*self._ended(state, calls, [next(ended).result()])]
 
-    def verify(self, view: RunView, number: int) -> list[Entry]:
+    def verify(self, state: RunState, number: int) -> list[Entry]:
         """Run the commands that verify the run's work, up to the first that fails; what they change
         is put back."""
-        verify = view.spec.verify
+        verify = state.spec.verify
         assert verify is not None, "only a job that says how is verified"
         for position, text in enumerate(verify.commands, 1):
             command = Command(
                 name=f"verify_{number}_{position}",
-                run_id=view.run_id,
+                run_id=state.run_id,
                 command=text,
                 surroundings=self.surroundings,
                 timeout=verify.timeout,
             )
             result = self.tools.command(command, self.interrupt)
             if result.outcome == "interrupted":  # killed from outside: says nothing of the work
-                self._put_back(view)
+                self._put_back(state)
                 result = self.tools.command(command, self.interrupt)
             if result.is_error:
                 break
-        self._put_back(view)
+        self._put_back(state)
         return [Verified(number, command.command, result)]
 
     def record_shared(self) -> str:
@@ -175,8 +170,8 @@ class AttemptWorkspace:
         record = self.workspaces.record_shared
         return self.retry(lambda: record(self.lease, self.interrupt)) or ""
 
-    def _put_back(self, view: RunView) -> None:
-        if (tree := view.progress.tree) is not None:
+    def _put_back(self, state: RunState) -> None:
+        if (tree := state.files.tree) is not None:
             self.retry(lambda: self.workspaces.restore(self.lease, tree, self.interrupt))
 
     def deliver(self, outcome: Ended) -> list[Entry]:
@@ -184,15 +179,15 @@ class AttemptWorkspace:
         commit = self.retry(lambda: self.workspaces.deliver(self.lease, outcome, self.interrupt))
         return [Delivered(commit)]
 
-    def _run_as_one(self, view: RunView, calls: Sequence[Call]) -> list[Entry]:
-        with self._side_by_side(view, calls) as running:
-            finished = self._ended(view, calls, [future.result() for future in running])
+    def _run_as_one(self, state: RunState, calls: Sequence[Call]) -> list[Entry]:
+        with self._side_by_side(state, calls) as running:
+            finished = self._ended(state, calls, [future.result() for future in running])
         with self.interrupt.past_shutdown() as interrupt:
             tree = self.retry(lambda: self.workspaces.record(self.lease, interrupt))
         return [replace(entry, tree=tree) for entry in finished]
 
     def _ended(
-        self, view: RunView, calls: Sequence[Call], finished: Sequence[ToolFinished | Call]
+        self, state: RunState, calls: Sequence[Call], finished: Sequence[ToolFinished | Call]
     ) -> list[ToolFinished]:
         """The entries of calls that ran together. A call that a shutdown cut is interrupted, unless the
         next attempt would run all of them again as after a crash.
@@ -201,48 +196,48 @@ class AttemptWorkspace:
             ShutDown: it would.
         """
         cut = [entry for entry in finished if isinstance(entry, Call)]
-        if cut and self._run_again(view, calls):
+        if cut and self._run_again(state, calls):
             raise ShutDown
         interrupted = [ToolFinished(call.index, with_edit_told(call, _SHUT_DOWN)) for call in cut]
         return [*(entry for entry in finished if isinstance(entry, ToolFinished)), *interrupted]
 
-    def _run_again(self, view: RunView, calls: Sequence[Call]) -> bool:
+    def _run_again(self, state: RunState, calls: Sequence[Call]) -> bool:
         """Whether all the calls would run again after a crash, on the files as they were."""
-        if not view.spec.is_recorded or not all(runs_again(view, call) for call in calls):
+        if not state.spec.is_recorded or not all(runs_again(state, call) for call in calls):
             return False
         commands = [call for call in calls if call.name == "Bash"]
         with self.interrupt.past_shutdown() as interrupt:
-            return not self._beside(view, commands, interrupt)
+            return not self._beside(state, commands, interrupt)
 
     @contextmanager
     def _side_by_side(
-        self, view: RunView, calls: Sequence[Call]
+        self, state: RunState, calls: Sequence[Call]
     ) -> Iterator[list[Future[ToolFinished | Call]]]:
         with ThreadPoolExecutor(min(len(calls), _MOST_TOOLS_AT_ONCE)) as pool:
             try:
-                yield [pool.submit(self._run_tool, view, call) for call in calls]
+                yield [pool.submit(self._run_tool, state, call) for call in calls]
             except Interrupted:  # and so the others are
                 raise
             except BaseException:
                 self.interrupt.set("dropped")
                 raise
 
-    def _run_tool(self, view: RunView, call: Call) -> ToolFinished | Call:
+    def _run_tool(self, state: RunState, call: Call) -> ToolFinished | Call:
         """The entry of a call that has run; the call itself if a shutdown cut it."""
-        tool = view.spec.tool(call.name)
+        tool = state.spec.tool(call.name)
         assert tool is not None, "the decision answers unknown tools itself"
         assert call.decision is not None, "a call is decided on before it starts"
         arguments = call.input_to_run
         request = ToolCall(
-            id=self.call_id(view.run_id, view.progress.turns, call.index),
-            run_id=view.run_id,
+            id=self.call_id(state.run_id, state.turns, call.index),
+            run_id=state.run_id,
             tool=tool,
             input=arguments,
             authorization=Authorization(
-                call.decision, call.answer, digest_of(arguments), view.policy
+                call.decision, call.answer, digest_of(arguments), state.policy
             ),
             surroundings=self.surroundings,
-            timeout=view.limits.tool_timeout,
+            timeout=state.limits.tool_timeout,
         )
         try:
             result = self.tools.run(request, self.interrupt)
@@ -250,29 +245,29 @@ class AttemptWorkspace:
             return call
         return ToolFinished(call.index, with_edit_told(call, result))
 
-    def run_hook(self, view: RunView, step: RunHook) -> list[Entry]:
+    def run_hook(self, state: RunState, step: RunHook) -> list[Entry]:
         """Run a hook once; what it changed in a recorded workspace is recorded with its end.
 
         Raises:
             ShutDown: a repeatable hook was cut: it runs again from the start.
         """
-        hook = view.spec.hooks[step.run.hook]
-        call = HookCall(view.run_id, hook, step.told, self.surroundings)
+        hook = state.spec.hooks[step.run.hook]
+        call = HookCall(state.run_id, hook, step.told, self.surroundings)
         try:
             said = self.tools.hook(call, self.interrupt)
         except ShutDown:
             if hook.repeatable:
                 raise
             said = Said("shut_down")
-        result = kept_as_edited(view, step.run, read_answer(hook.event, said, hook.timeout))
-        return [HookFinished(step.run.number, result, self._tree_after_hook(view, hook.event))]
+        result = kept_as_edited(state, step.run, read_answer(hook.event, said, hook.timeout))
+        return [HookFinished(step.run.number, result, self._tree_after_hook(state, hook.event))]
 
-    def _tree_after_hook(self, view: RunView, event: str) -> str | None:
+    def _tree_after_hook(self, state: RunState, event: str) -> str | None:
         """The workspace's tree after a hook; None if it is unchanged, or not recorded now. What a RunEnd
         hook changes is put back: the run ends as it was verified and delivered. While sub-agents change
         the files, no tree is one to go back to: the next attempt records what the hook did with theirs."""
-        before = view.progress.tree
-        if not view.spec.is_recorded or before is None or view.awaits_children:
+        before = state.files.tree
+        if not state.spec.is_recorded or before is None or state.awaits_children:
             return None
         with self.interrupt.past_shutdown() as interrupt:
             if event == "RunEnd":

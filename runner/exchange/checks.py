@@ -328,8 +328,8 @@ class RunCheck:
             if self._calls.get(message, 0) != len(uses):
                 raise ValueError(f"a call of message {message} has no row in tool_calls")
         calls = len(self._uses[max(self._uses)]) if self._uses else 0
-        if len(self._run["progress"].get("hooked", {}).get("decided", ())) not in (0, calls):
-            raise ValueError("runs.progress is no run's (hooked.decided is not of its last calls)")
+        if len(self._run["progress"]["hooks"]["decided"]) not in (0, calls):
+            raise ValueError("runs.progress is no run's (hooks.decided is not of its last calls)")
 
     def _add_run(self, row: Row) -> None:
         check_id(row["id"], "run")

@@ -312,7 +312,7 @@ def show_run(database: Database, run_id: str) -> dict[str, Any]:
 
 def _context_of(connection: Connection, run: Row[Any]) -> dict[str, Any]:
     progress = progress_from_row(run)
-    full = progress.fullness
+    context = progress.context
     counts = (
         select(compactions.c.kind, func.count())
         .where(compactions.c.run_id == run.id)
@@ -321,8 +321,8 @@ def _context_of(connection: Connection, run: Row[Any]) -> dict[str, Any]:
     )
     names = ("tokens", "measured", "correction", "window")
     return {
-        "fullness": {name: getattr(full, name) for name in names} if full.sent else None,
-        "charged_cost": progress.charged_cost,
+        "fullness": {name: getattr(full, name) for name in names} if context.estimate else None,
+        "charged_cost": progress.money.charged_cost,
         "worked": progress.worked,
         "compactions": {row[0]: row[1] for row in connection.execute(counts)},
     }

@@ -405,6 +405,6 @@ def _run_snapshots(row: Row[Any], spec: JobSpec) -> RunSnapshots:
         mode=workspace.mode if workspace else None,
         source=workspace.url or workspace.path if workspace else None,
         remote=workspace.remote if workspace else None,
-        tree=progress.get("tree"),
-        commit=progress.get("delivered"),
+        tree=progress["files"]["tree"],
+        commit=progress["ending"]["delivered"],
     )

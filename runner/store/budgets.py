@@ -74,7 +74,7 @@ def charge_open_call(
         What changes in the run's row, and the event; nothing when it has no call in hand.
     """
     progress = progress_from_row(run)
-    call = progress.open_call
+    call = progress.model.open_call
     if call is None:
         return {}, []
     charged, cost = call.reservation.worst_case, call.reservation.worst_cost
@@ -84,7 +84,11 @@ def charge_open_call(
         .values(ended_at=now, charged_tokens=charged, error=f"{kind}: {why}")
     )
     _spend_reserved(connection, run.job_id, call.reservation)
-    after = replace(progress, open_call=None, charged_cost=progress.charged_cost + cost)
+    after = replace(
+        progress,
+        model=replace(progress.model, open_call=None),
+        money=replace(progress.money, charged_cost=progress.money.charged_cost + cost),
+    )
     changes = {
         "charged_tokens": run.charged_tokens + charged,
         "progress": progress_to_json(after),

@@ -163,7 +163,7 @@ def _held(run: Any, by_parent: Mapping[str, Sequence[Any]]) -> Charged:
     if run.state not in ENDED:
         ceiling = run.cost_ceiling_usd
         return Charged(run.token_ceiling, 0 if ceiling is None else billionths(ceiling))
-    charged = Charged(run.charged_tokens, run.progress["charged_cost"])
+    charged = Charged(run.charged_tokens, run.progress["money"]["charged_cost"])
     return sum((_held(child, by_parent) for child in by_parent.get(run.id, ())), charged)
 
 

@@ -242,7 +242,7 @@ def cancel_locked(connection: Connection, run: Row[Any], now: float, author: Aut
             reason=author.why,
         )
     )
-    if progress_from_row(run).warms:
+    if progress_from_row(run).model.warms_cache:
         budgets.let_siblings_start(connection, run.job_id, now)
     return changed(run, "cancelled", "cancelled")
 

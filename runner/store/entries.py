@@ -56,7 +56,7 @@ from runner.core.events import Event, events_of, summarise_input
 from runner.core.fold import Applied
 from runner.core.hook_decisions import asks
 from runner.core.run import Ended, Lease, Outcome, Requeued, Waiting
-from runner.core.state import Call, RunView
+from runner.core.state import Call, RunState
 from runner.core.text import shorten, visible
 from runner.permissions import Decision, Request, digest_of
 from runner.permissions.suggestions import suggest
@@ -78,22 +78,22 @@ from runner.store.tables import (
 
 
 def model_call_row(
-    view: RunView, entry: ModelCallStarted, attempt: int, now: float
+    state: RunState, entry: ModelCallStarted, attempt: int, now: float
 ) -> dict[str, Any]:
     """The row of a call that begins.
 
     Args:
-        view: the run before it.
+        state: the run before it.
         attempt: the one that makes the call.
         now: seconds since the epoch.
     """
     of_turn = entry.purpose == "turn"
     return {
-        "run_id": view.run_id,
+        "run_id": state.run_id,
         "number": entry.number,
         "attempt": attempt,
-        "turn": view.progress.turns + 1,
-        "model": view.spec.model if of_turn else view.spec.summary_model,
+        "turn": state.turns + 1,
+        "model": state.spec.model if of_turn else state.spec.summary_model,
         "max_tokens": entry.reservation.max_tokens,
         "worst_case": entry.reservation.worst_case,
         "started_at": now,
@@ -146,14 +146,14 @@ def failure_changes(entry: ModelCallFailed) -> dict[str, Any]:
 
 
 def verification_row(
-    view: RunView, entry: VerificationStarted, attempt: int, now: float
+    state: RunState, entry: VerificationStarted, attempt: int, now: float
 ) -> dict[str, Any]:
     """A verification as it begins. ``now`` is in seconds since the epoch."""
     return {
-        "run_id": view.run_id,
+        "run_id": state.run_id,
         "number": entry.number,
-        "turn": view.progress.turns,
-        "tree": view.progress.tree,
+        "turn": state.turns,
+        "tree": state.files.tree,
         "attempt": attempt,
         "started_at": now,
     }
@@ -206,28 +206,28 @@ class Questions:
         self._new: dict[_Key, dict[str, Any]] = {}
         self._changed: dict[_Key, dict[str, Any]] = {}
 
-    def ask(self, view: RunView, call: Call, decision: Decision) -> None:
+    def ask(self, state: RunState, call: Call, decision: Decision) -> None:
         """Whether a call may run."""
-        question = self._question(view, call, decision)
-        if asks(view, call):
+        question = self._question(state, call, decision)
+        if asks(state, call):
             key = question["group_key"] + _OF_HOOK
             question |= {"group_key": key, "suggested_rule": "", "by_hook": True}
-        self._insert(view, call, question)
+        self._insert(state, call, question)
 
-    def ask_again(self, view: RunView, call: Call, decision: Decision) -> None:
+    def ask_again(self, state: RunState, call: Call, decision: Decision) -> None:
         """Whether a call runs again of which nobody knows what it did. It had one question at most
         before; what a person had changed of its input stays so."""
-        question = self._question(view, call, decision)
+        question = self._question(state, call, decision)
         question |= {"group_key": question["group_key"] + _OF_OUTCOME, "suggested_rule": ""}
         if call.decision is not None and call.decision.effect == "ask":
-            self._change(_key(view, call), {**question, **_UNANSWERED})
+            self._change(_key(state, call), {**question, **_UNANSWERED})
         else:
-            self._insert(view, call, question)
+            self._insert(state, call, question)
 
-    def close(self, view: RunView, call: Call) -> None:
+    def close(self, state: RunState, call: Call) -> None:
         """Nobody is asked any more: the run has ended."""
         closing = {"answer": "cancelled", "answered_at": self._now, "answered_via": "end"}
-        self._change(_key(view, call), closing)
+        self._change(_key(state, call), closing)
 
     def add_to(self, writes: Writes) -> None:
         """Have all of it written with the rest."""
@@ -237,20 +237,20 @@ class Questions:
                 approvals, changes, run_id=self._run_id, message=message, position=position
             )
 
-    def _insert(self, view: RunView, call: Call, question: dict[str, Any]) -> None:
-        message, position = _key(view, call)
+    def _insert(self, state: RunState, call: Call, question: dict[str, Any]) -> None:
+        message, position = _key(state, call)
         named = {"run_id": self._run_id, "message": message, "position": position}
-        owner = {"job_id": self._job_id, "turn": view.progress.turns, "tool": call.name}
+        owner = {"job_id": self._job_id, "turn": state.turns, "tool": call.name}
         self._new[message, position] = {**named, **owner, **question}
 
     def _change(self, key: _Key, changes: dict[str, Any]) -> None:
         rows = self._new if key in self._new else self._changed  # one statement writes a row once
         rows.setdefault(key, {}).update(changes)
 
-    def _question(self, view: RunView, call: Call, decision: Decision) -> dict[str, Any]:
+    def _question(self, state: RunState, call: Call, decision: Decision) -> dict[str, Any]:
         assert call.tool_context is not None, "a call is located before it is asked about"
         arguments = call.input_to_run
-        suggestion = suggest(view.policy, Request(call.name, arguments, call.tool_context))
+        suggestion = suggest(state.policy, Request(call.name, arguments, call.tool_context))
         return {
             "id": ids.new("apr", self._now),
             "input_digest": digest_of(arguments),
@@ -260,22 +260,22 @@ class Questions:
             "group_key": visible(suggestion.key),
             "suggested_rule": suggestion.rule,
             "asked_at": self._now,
-            "expires_at": _expires_at(view, self._now),
-            "notified_at": self._now if view.spec.asking.notify is None else None,
+            "expires_at": _expires_at(state, self._now),
+            "notified_at": self._now if state.spec.asking.notify is None else None,
         }
 
 
-def _key(view: RunView, call: Call) -> _Key:
-    return len(view.messages) - 1, call.index
+def _key(state: RunState, call: Call) -> _Key:
+    return len(state.messages) - 1, call.index
 
 
-def _expires_at(view: RunView, now: float) -> float | None:
+def _expires_at(state: RunState, now: float) -> float | None:
     """When a question is answered by itself: the job's patience or its deadline has run out."""
     times = []
-    if view.spec.asking.timeout is not None:
-        times.append(now + view.spec.asking.timeout)
-    if view.limits.deadline is not None:
-        times.append(view.submitted_at + view.limits.deadline)
+    if state.spec.asking.timeout is not None:
+        times.append(now + state.spec.asking.timeout)
+    if state.limits.deadline is not None:
+        times.append(state.submitted_at + state.limits.deadline)
     return min(times, default=None)
 
 
@@ -332,75 +332,75 @@ class Rows:
             }
         )
 
-    def _add_entry(self, view: RunView, entry: Entry) -> None:
+    def _add_entry(self, state: RunState, entry: Entry) -> None:
         match entry:
             case ModelCallStarted(number):
-                row = model_call_row(view, entry, self._attempt, self._now)
+                row = model_call_row(state, entry, self._attempt, self._now)
                 self._new_model_calls[number] = row
             case ModelReplied(reply):
-                self._add_reply(view, reply)
+                self._add_reply(state, reply)
             case ModelCallFailed():
-                self._change_model_call(view, failure_changes(entry))
+                self._change_model_call(state, failure_changes(entry))
             case SummaryReplied():
-                self._add_summary(view, entry)
+                self._add_summary(state, entry)
             case ContextCompacted(compaction):
-                self._add_compaction(view, compaction, None)
+                self._add_compaction(state, compaction, None)
             case TimeWorked() | TurnEnded() | Delivered():
                 pass  # the run's progress says so
             case HookStarted():
-                self._hooks.start(view, entry)
+                self._hooks.start(state, entry)
             case HookFinished():
-                self._finish_hook(view, entry)
+                self._finish_hook(state, entry)
             case InstructionsRead():
                 self._hooks.instruct(entry)
             case CallsDecided(decisions):
                 for index, decision in decisions.items():
-                    self._decide_call(view, index, decision)
+                    self._decide_call(state, index, decision)
                     if decision.effect == "ask":
-                        self._questions.ask(view, view.calls[index], decision)
+                        self._questions.ask(state, state.calls[index], decision)
             case OutcomeAsked(index, unrecorded):
-                decision = outcome_question(view, unrecorded)
-                self._decide_call(view, index, decision, asked_again=True)
-                self._questions.ask_again(view, view.calls[index], decision)
+                decision = outcome_question(state, unrecorded)
+                self._decide_call(state, index, decision, asked_again=True)
+                self._questions.ask_again(state, state.calls[index], decision)
             case ToolsStarted(indexes):
-                self._start_calls(view, indexes)
+                self._start_calls(state, indexes)
             case ChildrenStarted(children):
                 asking = {child.index for child in children if child.index is not None}
-                self._start_calls(view, sorted(asking))
+                self._start_calls(state, sorted(asking))
             case ToolFinished():
-                self._finish_call(view, entry)
+                self._finish_call(state, entry)
             case TreeRecorded(tree):
-                if view.progress.tree is None:
+                if state.files.tree is None:
                     self.run_changes["start_tree"] = tree
             case VerificationStarted() | Verified():
-                self._verify(view, entry)
+                self._verify(state, entry)
             case UserMessageAdded():
-                self._add_user_message(view, entry)
+                self._add_user_message(state, entry)
             case RunSettled(outcome):
                 self.run_changes |= _state_changes(outcome, self._now)
                 if isinstance(outcome, Ended):
-                    self._interrupt_calls(view)
+                    self._interrupt_calls(state)
 
-    def _add_summary(self, view: RunView, entry: SummaryReplied) -> None:
-        call = view.progress.open_call
+    def _add_summary(self, state: RunState, entry: SummaryReplied) -> None:
+        call = state.model.open_call
         assert call is not None
-        self._change_model_call(view, summary_changes(entry, self._now))
+        self._change_model_call(state, summary_changes(entry, self._now))
         self._note_result()
         if entry.compaction is not None:
-            self._add_compaction(view, entry.compaction, call.number)
+            self._add_compaction(state, entry.compaction, call.number)
 
     def _add_compaction(
-        self, view: RunView, compaction: Compaction, made_by_call: int | None
+        self, state: RunState, compaction: Compaction, made_by_call: int | None
     ) -> None:
-        row = compaction_row(view, compaction, made_by_call, self._now)
+        row = compaction_row(state, compaction, made_by_call, self._now)
         self._compactions.append(row)
         self.run_changes["compaction_count"] = row["number"]
 
-    def _add_reply(self, view: RunView, reply: ModelReply) -> None:
+    def _add_reply(self, state: RunState, reply: ModelReply) -> None:
         entering = message_blocks(reply)
-        self._change_model_call(view, reply_changes(reply, entering, self._now))
+        self._change_model_call(state, reply_changes(reply, entering, self._now))
         self._note_result()
-        message, turn = len(view.messages), view.progress.turns + 1
+        message, turn = len(state.messages), state.turns + 1
         for position, block in enumerate(entering):
             self._add_block(message, position, "assistant", turn, block)
         for position, block in enumerate(tool_uses(entering)):
@@ -413,10 +413,10 @@ class Rows:
                 "name": visible(block["name"]),
             }
 
-    def _decide_call(self, view: RunView, index: int, decision: Decision, **changes: Any) -> None:
+    def _decide_call(self, state: RunState, index: int, decision: Decision, **changes: Any) -> None:
         matched = decision.matched_rules[0] if decision.matched_rules else None
         self._change_call(
-            view,
+            state,
             index,
             decision=decision.effect,
             rule=matched and matched.rule.text,
@@ -427,56 +427,56 @@ class Rows:
             **changes,
         )
 
-    def _interrupt_calls(self, view: RunView) -> None:
+    def _interrupt_calls(self, state: RunState) -> None:
         """Nobody is asked any more about calls that will not run. One that an earlier end cut off has
         had its question closed by it."""
-        for call in view.calls:
+        for call in state.calls:
             if call.result is not None:
                 continue
-            self._change_call(view, call.index, interrupted=True)
+            self._change_call(state, call.index, interrupted=True)
             asked = call.decision is not None and call.decision.effect == "ask"
             if asked and call.answer is None and not call.interrupted:
-                self._questions.close(view, call)
+                self._questions.close(state, call)
 
-    def _start_calls(self, view: RunView, indexes: Sequence[int]) -> None:
+    def _start_calls(self, state: RunState, indexes: Sequence[int]) -> None:
         changes: dict[str, Any] = {"started_attempt": self._attempt, "started_at": self._now}
-        if changes_tree(view, [view.calls[index] for index in indexes]):
-            changes["tree_before"] = view.progress.tree
+        if changes_tree(state, [state.calls[index] for index in indexes]):
+            changes["tree_before"] = state.files.tree
         for index in indexes:
-            again = {"asked_again": False} if view.calls[index].asked_again else {}
-            self._change_call(view, index, **changes, **again)
+            again = {"asked_again": False} if state.calls[index].asked_again else {}
+            self._change_call(state, index, **changes, **again)
 
-    def _verify(self, view: RunView, entry: VerificationStarted | Verified) -> None:
+    def _verify(self, state: RunState, entry: VerificationStarted | Verified) -> None:
         """What has begun is stored before it ends: the two are never in one transaction."""
         if isinstance(entry, VerificationStarted):
-            row = verification_row(view, entry, self._attempt, self._now)
+            row = verification_row(state, entry, self._attempt, self._now)
             self._verifications.append(row)
         else:
             self._verified[entry.number] = verified_changes(entry, self._attempt, self._now)
             self._note_result()
 
-    def _finish_hook(self, view: RunView, entry: HookFinished) -> None:
+    def _finish_hook(self, state: RunState, entry: HookFinished) -> None:
         self._hooks.finish(entry)
         updated = entry.result.updated_input
-        (run,) = (run for run in view.hook_runs if run.number == entry.number)
+        (run,) = (run for run in state.hooks.runs if run.number == entry.number)
         if updated is not None and run.index is not None:
-            self._change_call(view, run.index, updated_input=updated)
+            self._change_call(state, run.index, updated_input=updated)
         self._note_result()
 
-    def _finish_call(self, view: RunView, entry: ToolFinished) -> None:
-        result, message = entry.result, len(view.messages)
+    def _finish_call(self, state: RunState, entry: ToolFinished) -> None:
+        result, message = entry.result, len(state.messages)
         self.denials += result.outcome == "denied"
         self._change_call(
-            view,
+            state,
             entry.index,
             ended_at=self._now,
             duration=result.duration,
             outcome=result.outcome,
             **({} if entry.tree is None else {"tree_after": entry.tree}),
-            **self._denial(view.calls[entry.index], result),
+            **self._denial(state.calls[entry.index], result),
         )
-        block = result_block(view.calls[entry.index].id, result)
-        self._add_block(message, entry.index, "user", view.progress.turns, block)
+        block = result_block(state.calls[entry.index].id, result)
+        self._add_block(message, entry.index, "user", state.turns, block)
         if result.output is not None:
             self._outputs.append(
                 {
@@ -501,15 +501,13 @@ class Rows:
     def _note_result(self) -> None:
         self.run_changes |= {"lost_leases": 0, "bugs": 0}
 
-    def _add_user_message(self, view: RunView, entry: UserMessageAdded) -> None:
-        tail = view.messages[-1]
-        message, position = len(view.messages), 0
+    def _add_user_message(self, state: RunState, entry: UserMessageAdded) -> None:
+        tail = state.messages[-1]
+        message, position = len(state.messages), 0
         if tail.role == "user":
             message, position = message - 1, len(tail.blocks)
         for offset, text in enumerate(entry.texts):
-            self._add_block(
-                message, position + offset, "user", view.progress.turns, text_block(text)
-            )
+            self._add_block(message, position + offset, "user", state.turns, text_block(text))
         self._delivered |= dict.fromkeys(entry.queued_ids, message)
 
     def _add_block(self, message: int, position: int, role: str, turn: int, block: Block) -> None:
@@ -526,14 +524,14 @@ class Rows:
             }
         )
 
-    def _change_call(self, view: RunView, index: int, **changes: Any) -> None:
-        key = (len(view.messages) - 1, index)
+    def _change_call(self, state: RunState, index: int, **changes: Any) -> None:
+        key = (len(state.messages) - 1, index)
         rows = self._new_calls if key in self._new_calls else self._changed_calls
         rows.setdefault(key, {}).update(changes)
 
-    def _change_model_call(self, view: RunView, changes: dict[str, Any]) -> None:
-        assert view.progress.open_call is not None
-        number = view.progress.open_call.number
+    def _change_model_call(self, state: RunState, changes: dict[str, Any]) -> None:
+        assert state.model.open_call is not None
+        number = state.model.open_call.number
         new = number in self._new_model_calls
         rows = self._new_model_calls if new else self._changed_model_calls
         rows.setdefault(number, {}).update(changes)

@@ -38,10 +38,17 @@ from runner.core.conversation import (
 )
 from runner.core.events import INPUT_SUMMARY_LENGTH, Event, signed_event
 from runner.core.hook_decisions import end_turns
-from runner.core.hooks import Hooked
 from runner.core.run import ENDED, RUNNER, UNKNOWN, Author
 from runner.core.spec import JobSpec, NewRun
-from runner.core.state import Fullness, Progress, Stop
+from runner.core.state import (
+    Children,
+    ContextState,
+    Files,
+    HookState,
+    ModelState,
+    Progress,
+    Stop,
+)
 from runner.core.text import FORKED_TEXT, FORKED_WITH_FILES_TEXT, shorten
 from runner.errors import NotFoundError, UsageError
 from runner.store import jobs as job_rows
@@ -188,7 +195,7 @@ def _has_hooks_to_run(connection: Connection, run: Row[Any], spec: JobSpec) -> b
     if run.state in ENDED or not end_turns(spec):
         return False
     calls = exists().where(tool_calls.c.run_id == run.id, tool_calls.c.turn == run.turns)
-    is_open = progress_from_row(run).hooked.closed < run.turns
+    is_open = progress_from_row(run).hooks.closed < run.turns
     return is_open and bool(connection.execute(select(calls)).scalar())
 
 
@@ -367,29 +374,33 @@ def _progress(run: Row[Any], spec: JobSpec, turn: _Turn, called: str) -> Progres
     tokens of the last one count when the same model counted them."""
     before, sent = progress_from_row(run), turn.sent
     per_token = spec.context.chars_per_token
+    context = ContextState(
+        estimate=spec.shared_tokens + tokens_of(sent, per_token),
+        appended_bytes=spec.request_bytes(sent),
+    )
     progress = Progress(
         turns=turn.number,
-        tree=turn.tree,
-        stop=turn.stop,
-        split=turn.split,
-        hooked=Hooked(closed=turn.number),
-        instructed=before.instructed and turn.number > 0,
-        appended_bytes=spec.request_bytes(sent),
-        fullness=Fullness(sent=spec.shared_tokens + tokens_of(sent, per_token)),
+        model=ModelState(stop=turn.stop),
+        context=context,
+        files=Files(turn.tree, instructed=before.files.instructed and turn.number > 0),
+        children=Children(split=turn.split),
+        hooks=HookState(closed=turn.number),
     )
-    fullness, call = progress.fullness, turn.call
+    call = turn.call
     if call is None or call.model != called:
         return progress
     real = Usage(
         call.input_tokens, call.cache_read_tokens, call.cache_creation_tokens
     ).prompt_tokens
     since = sum(estimate(block, per_token) for block in turn.since)
-    if not is_measurement(real, fullness.sent - since):
+    if not is_measurement(real, context.estimate - since):
         return progress
-    correction = before.fullness.correction
-    return replace(
-        progress,
+    context = replace(
+        context,
+        measured=real,
+        estimate_since=since,
+        correction=before.context.correction,
         last_prompt_tokens=real,
         appended_bytes=sum(map(content_bytes, turn.since)),
-        fullness=replace(fullness, measured=real, since=since, correction=correction),
     )
+    return replace(progress, context=context)

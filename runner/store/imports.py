@@ -26,7 +26,7 @@ from sqlalchemy.exc import IntegrityError
 from runner.core.events import INPUT_SUMMARY_LENGTH, Event, signed_event
 from runner.core.run import ENDED, UNKNOWN, Author
 from runner.core.spec import JobSpec
-from runner.core.state import Progress
+from runner.core.state import ModelState, Progress
 from runner.core.text import shorten
 from runner.errors import UsageError
 from runner.exchange.checks import JobCheck, Place, RunCheck, Shape, check_id, misfit
@@ -229,7 +229,7 @@ class _Looking:
                 self._key = row["key"]
             case "runs":
                 self._at.state = row["state"]
-                if _checked_progress(row).split == "whole":
+                if _checked_progress(row).children.split == "whole":
                     self._waiting.add(row["id"])
                 if row["parent_position"] is None:
                     self._waiting.discard(row["parent_run"])
@@ -579,9 +579,7 @@ def _row(run: SessionRun) -> dict[str, Any]:
     """What of a run's row a session that goes on changes. Its limits are used up: nothing of it is
     taken up again by mistake."""
     usage, calls = run.usage, run.rows[model_calls.name]
-    progress = Progress(
-        turns=run.turns, usage=usage, charged_tokens=usage.total, model_calls=len(calls)
-    )
+    progress = Progress(model=ModelState(calls=len(calls)))
     return {
         "state": run.state,
         "reason": run.reason,

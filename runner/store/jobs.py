@@ -109,7 +109,7 @@ def open_run(
         run_id: its id; None: a new one.
         told: what else its first event tells.
     """
-    (message,), progress = opening(spec, new.prompt, warms=warms)
+    (message,), progress = opening(spec, new.prompt, warms_cache=warms)
     run_id = run_id or ids.new("run", now)
     workspace, limits = spec.workspace, spec.limits
     run = {

@@ -1,8 +1,8 @@
-"""The journal in the database: loading a run's view, and appending what an attempt did.
+"""The journal in the database: loads a run's state, and commits what an attempt did.
 
-One transaction holds the guard (this attempt still has the run), what happened, and what is decided
-next with the queued messages, the pause flag and the job's purse as they stand there. The guard locks
-the run; after it the purse is locked, if the job has one: in the order that ``store.purse`` gives.
+One transaction holds the guard (this attempt still has the run), what happened, and what the caller
+decides next, with the queued messages, the rules, the pause flag and the job's budget as they stand there.
+The guard locks the run; after it the job's budget is locked, in the order that ``store.job.purse`` gives.
 """
 
 from __future__ import annotations
@@ -16,27 +16,32 @@ from sqlalchemy import Connection, bindparam, select
 
 from runner.core.agents import lineage
 from runner.core.budget import Limits
-from runner.core.context import Compacted
+from runner.core.context import Compacted, tokens_of
+from runner.core.conversation import Message
 from runner.core.entries import ChildrenStarted, Entry
 from runner.core.fold import Applied, fold
 from runner.core.hook_decisions import end_turns
 from runner.core.prices import Tariff
 from runner.core.run import Ended, Lease, Waiting
 from runner.core.spec import JobSpec
-from runner.core.state import Call, QueuedMessage, RunView
+from runner.core.state import (
+    Call,
+    Inbox,
+    QueuedMessage,
+    RunState,
+)
 from runner.errors import LeaseLost, StaleView, UnreachableError
 from runner.permissions import Answer
 from runner.ports import Decide, Observer, Stored
 from runner.store import budgets
 from runner.store import budgets as money
-from runner.store.children import children_waited_for, end_children, family_of, wake
+from runner.store.children import Family, children_waited_for, end_children, family_of, wake
 from runner.store.database import Database
 from runner.store.entries import Rows
 from runner.store.jobs import JobCache, JobReader
 from runner.store.new_children import lock_tree, place_with_children, start_children
 from runner.store.run_state import (
     answers_to,
-    counted,
     load_compacted,
     load_conversation,
     load_hook_runs,
@@ -103,34 +108,35 @@ class StoredJournal:
         self._observer = observer
         self._jobs = JobCache()
 
-    def load(self, lease: Lease) -> RunView:
+    def load(self, lease: Lease) -> RunState:
         """The run as its rows tell it. Raises ``LeaseLost``."""
 
-        def work(connection: Connection) -> tuple[RunView, JobReader]:
+        def work(connection: Connection) -> tuple[RunState, JobReader]:
             jobs_read = self._jobs.on(connection)
             return _load(connection, jobs_read, lease), jobs_read
 
-        view, jobs_read = self._database.read(work)
+        state, jobs_read = self._database.read(work)
         jobs_read.keep()
-        return replace(view, tariffs=self._tariffs(view.spec))
+        return replace(state, money=replace(state.money, tariffs=self._tariffs(state.spec)))
 
     def commit(
-        self, lease: Lease, view: RunView, entries: Sequence[Entry], decide: Decide[T]
-    ) -> tuple[RunView, T]:
+        self, lease: Lease, state: RunState, entries: Sequence[Entry], decide: Decide[T]
+    ) -> tuple[RunState, T]:
         """Store ``entries`` and what ``decide`` decides from there; see the port."""
         stored: Stored | None = None
 
-        def work(connection: Connection) -> tuple[RunView, T, JobReader]:
+        def work(connection: Connection) -> tuple[RunState, T, JobReader]:
             nonlocal stored
-            row = self._guard(connection, lease, view)
+            row = self._guard(connection, lease, state)
             jobs_read = self._jobs.on(connection)
-            purse = money.lock(connection, row.job_id) if view.spec.budget.is_set else None
-            before = replace(_as_it_stands(connection, jobs_read, row, view), purse=purse)
+            budget = money.lock(connection, row.job_id) if state.spec.budget.is_set else None
+            before = _as_it_stands(connection, jobs_read, row, state)
+            before = replace(before, money=replace(before.money, budget=budget))
             now = self._now()
             applied, step = _decided(before, entries, decide, now)
             if any(isinstance(one.entry, ChildrenStarted) for one in applied):
                 lock_tree(connection, lease.run_id)
-                before = _as_its_tree_stands(connection, before)
+                before = _with_family(before, family_of(connection, lease.run_id))
                 applied, step = _decided(before, entries, decide, now)
             if not applied:
                 return before, step, jobs_read
@@ -142,11 +148,13 @@ class StoredJournal:
             changes = _run_changes(after, rows, row.denials)
             changes |= place_with_children(connection, before, after)
             writes.change(runs, changes, id=lease.run_id)
-            if after.purse is not None and after.purse != purse:
-                writes.change(purses, money.sums(after.purse), job_id=row.job_id)
+            if after.money.budget is not None and after.money.budget != budget:
+                writes.change(purses, money.sums(after.money.budget), job_id=row.job_id)
             writes.run(connection)
             start_children(connection, jobs_read, applied, now)
-            if before.progress.warms and (after.outcome is not None or not after.progress.warms):
+            if before.model.warms_cache and (
+                after.outcome is not None or not after.model.warms_cache
+            ):
                 budgets.let_siblings_start(connection, row.job_id, now)
             return after, step, jobs_read
 
@@ -161,31 +169,31 @@ class StoredJournal:
         """Cancel all below the run that has not ended. Raises ``LeaseLost``."""
         end_children(self._database, lease, self._now())
 
-    def _wake(self, view: RunView) -> None:
+    def _wake(self, state: RunState) -> None:
         """Have a parent see that the run has ended, or the run itself that those it waits for have since
         it was loaded. Should this fail, a dispatcher finds it."""
         woken = None
-        match view.outcome:
-            case Ended() if view.depth:
-                woken = lineage(view.run_id)[-2]
+        match state.outcome:
+            case Ended() if state.depth:
+                woken = lineage(state.run_id)[-2]
             case Waiting("children"):
-                woken = view.run_id
+                woken = state.run_id
         if woken is not None:
             with suppress(UnreachableError):
                 wake(self._database, woken, self._now())
 
-    def _guard(self, connection: Connection, lease: Lease, view: RunView) -> Any:
+    def _guard(self, connection: Connection, lease: Lease, state: RunState) -> Any:
         held = {"run": lease.run_id, "lease_attempt": lease.attempt}
         rows = execute(connection, _GUARD, held)
         if not rows:
             raise LeaseLost(f"attempt {lease.attempt} no longer holds {lease.run_id}")
         (row,) = rows
-        if row.revision != view.revision:
-            raise StaleView(f"{lease.run_id} is at {row.revision}, the view at {view.revision}")
+        if row.revision != state.revision:
+            raise StaleView(f"{lease.run_id} is at {row.revision}, the state at {state.revision}")
         return row
 
 
-def _load(connection: Connection, jobs_read: JobReader, lease: Lease) -> RunView:
+def _load(connection: Connection, jobs_read: JobReader, lease: Lease) -> RunState:
     held = {"run": lease.run_id, "lease_attempt": lease.attempt}
     found = execute(connection, _RUN, held)
     if not found:
@@ -195,52 +203,73 @@ def _load(connection: Connection, jobs_read: JobReader, lease: Lease) -> RunView
     if row.model is not None:
         spec = replace(spec, model=row.model)
     progress = progress_from_row(row)
-    if progress.instructed:
+    if progress.files.instructed:
         spec = with_instructions_of(connection, row.id, spec)
-    hooked = progress.hooked
+    hooks = progress.hooks
+    if hooks.started > hooks.past:
+        hooks = replace(hooks, runs=load_hook_runs(connection, row.id, hooks.past))
+    compacted = load_compacted(connection, row.id) if row.compaction_count else Compacted()
     messages, calls = load_conversation(
         connection,
         row.id,
         lambda snapshot: jobs_read.rules_in(row.job_id, row.id, snapshot),
-        hooked.closed if end_turns(spec) else None,
+        hooks.closed if end_turns(spec) else None,
     )
-    progress = counted(progress, spec, messages, calls)
-    view = RunView(
+    state = RunState(
         run_id=row.id,
         item_key=row.item_key,
         attempt=row.attempt,
+        submitted_at=row.created_at,
+        depth=row.depth,
+        agent_type=row.agent_type or "",
         spec=spec,
         policy=jobs_read.policy(row.job_id, row.id, row.rules_snapshot),
         limits=limits_of(row, spec),
-        submitted_at=row.created_at,
         messages=messages,
         calls=calls,
-        progress=progress,
-        compacted=load_compacted(connection, row.id) if row.compaction_count else Compacted(),
-        queued=_undelivered(connection, lease.run_id) if row.queued_count else (),
-        pause_requested=row.pause_requested,
-        answer_count=row.answer_count,
+        inbox=_inbox(connection, row.id, row),
         revision=row.revision,
-        depth=row.depth,
-        agent_type=row.agent_type or "",
-        hook_runs=load_hook_runs(connection, row.id, hooked.past)
-        if hooked.count > hooked.past
-        else (),
+        turns=progress.turns,
+        worked=progress.worked,
+        model=progress.model,
+        context=replace(progress.context, compacted=compacted),
+        money=progress.money,
+        files=progress.files,
+        ending=progress.ending,
+        children=progress.children,
+        hooks=hooks,
     )
-    return _with_children(connection, view) if row.depth or progress.children else view
+    return _with_children(connection, _with_estimate(state))
 
 
-def _with_children(connection: Connection, view: RunView) -> RunView:
-    """The view with its children as they stand. What they give is looked at here alone: the workspace
+def _with_estimate(state: RunState) -> RunState:
+    """An imported session has no estimate of its context: it gets one when it is resumed."""
+    if state.context.estimate:
+        return state
+    results = tuple(call.result for call in state.calls if call.result is not None)
+    sent = (*state.sent, Message("user", results))
+    tokens = state.spec.shared_tokens + tokens_of(sent, state.spec.context.chars_per_token)
+    size = state.spec.request_bytes(sent)
+    return replace(state, context=replace(state.context, estimate=tokens, appended_bytes=size))
+
+
+def _with_children(connection: Connection, state: RunState) -> RunState:
+    """The state with its children as they stand. What they give is looked at here alone: the workspace
     is recorded once a run is loaded, and what they changed in it since would be taken for the next
     call's doing."""
-    family = family_of(connection, view.run_id)
-    reply = len(view.messages) - 1 if view.calls else None
-    whole = view.progress.split == "whole"
-    children = children_waited_for(connection, family, reply, whole=whole)
-    return replace(
-        view, children=children, held_by_children=family.held, tree_size=family.tree_size
-    )
+    if not (state.depth or state.children.started):
+        return state
+    family = family_of(connection, state.run_id)
+    reply = len(state.messages) - 1 if state.calls else None
+    whole = state.children.split == "whole"
+    current = children_waited_for(connection, family, reply, whole=whole)
+    return _with_family(replace(state, children=replace(state.children, current=current)), family)
+
+
+def _with_family(state: RunState, family: Family) -> RunState:
+    """The state with what its children use by now, and how many runs its tree has."""
+    children = replace(state.children, reserved=family.held, tree_size=family.tree_size)
+    return replace(state, children=children)
 
 
 def limits_of(row: Any, spec: JobSpec) -> Limits:
@@ -256,37 +285,28 @@ def limits_of(row: Any, spec: JobSpec) -> Limits:
     )
 
 
-def _as_it_stands(connection: Connection, jobs_read: JobReader, row: Any, view: RunView) -> RunView:
-    """The view with what others than its attempt have added to the run."""
-    run_id, calls, policy = view.run_id, view.calls, view.policy
-    if row.answer_count != view.answer_count:
-        answers = answers_to(connection, run_id, len(view.messages) - 1)
+def _as_it_stands(
+    connection: Connection, jobs_read: JobReader, row: Any, state: RunState
+) -> RunState:
+    """The state with what others than its attempt have added to the run."""
+    run_id, calls, policy = state.run_id, state.calls, state.policy
+    if row.answer_count != state.inbox.answer_count:
+        answers = answers_to(connection, run_id, len(state.messages) - 1)
         calls = tuple(_answered(call, answers.get(call.index)) for call in calls)
     if row.rules_snapshot != policy.snapshot:
         policy = jobs_read.policy(row.job_id, run_id, row.rules_snapshot)
-    view = replace(
-        view,
-        calls=calls,
-        policy=policy,
-        answer_count=row.answer_count,
-        queued=_undelivered(connection, run_id) if row.queued_count else (),
-        pause_requested=row.pause_requested,
-    )
-    return _as_its_tree_stands(connection, view) if view.progress.children else view
-
-
-def _as_its_tree_stands(connection: Connection, view: RunView) -> RunView:
-    """The view with what its children use by now, and how many runs its tree has."""
-    family = family_of(connection, view.run_id)
-    return replace(view, held_by_children=family.held, tree_size=family.tree_size)
+    state = replace(state, calls=calls, policy=policy, inbox=_inbox(connection, run_id, row))
+    if not state.children.started:
+        return state
+    return _with_family(state, family_of(connection, run_id))
 
 
 def _decided(
-    view: RunView, entries: Sequence[Entry], decide: Decide[T], now: float
+    state: RunState, entries: Sequence[Entry], decide: Decide[T], now: float
 ) -> tuple[list[Applied], T]:
     """The entries with those that ``decide`` adds to them, and what comes next."""
-    applied = fold(view, entries)
-    decided, step = decide(applied[-1].after if applied else view, now)
+    applied = fold(state, entries)
+    decided, step = decide(applied[-1].after if applied else state, now)
     return [*applied, *decided], step
 
 
@@ -297,25 +317,26 @@ def _answered(call: Call, answer: Answer | None) -> Call:
     return replace(call, answer=answer, tool_context=None)
 
 
-def _run_changes(view: RunView, rows: Rows, denials: int) -> dict[str, Any]:
-    progress = view.progress
+def _run_changes(state: RunState, rows: Rows, denials: int) -> dict[str, Any]:
+    usage = state.money.usage
     return {
-        "revision": view.revision,
+        "revision": state.revision,
         "event_count": rows.event_count,
-        "message_count": len(view.messages),
-        "queued_count": len(view.queued),
-        "turns": progress.turns,
+        "message_count": len(state.messages),
+        "queued_count": len(state.inbox.messages),
+        "turns": state.turns,
         "denials": denials + rows.denials,
-        "input_tokens": progress.usage.input_tokens,
-        "cache_read_tokens": progress.usage.cache_read_tokens,
-        "cache_creation_tokens": progress.usage.cache_creation_tokens,
-        "output_tokens": progress.usage.output_tokens,
-        "charged_tokens": progress.charged_tokens,
-        "progress": progress_to_json(progress),
+        "input_tokens": usage.input_tokens,
+        "cache_read_tokens": usage.cache_read_tokens,
+        "cache_creation_tokens": usage.cache_creation_tokens,
+        "output_tokens": usage.output_tokens,
+        "charged_tokens": state.money.charged_tokens,
+        "progress": progress_to_json(state),
         **rows.run_changes,
     }
 
 
-def _undelivered(connection: Connection, run_id: str) -> tuple[QueuedMessage, ...]:
-    rows = execute(connection, _UNDELIVERED, {"run": run_id})
-    return tuple(QueuedMessage(row.id, row.text) for row in rows)
+def _inbox(connection: Connection, run_id: str, row: Any) -> Inbox:
+    queued = execute(connection, _UNDELIVERED, {"run": run_id}) if row.queued_count else ()
+    messages = tuple(QueuedMessage(each.id, each.text) for each in queued)
+    return Inbox(messages, row.pause_requested, row.answer_count)

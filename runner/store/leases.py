@@ -134,7 +134,7 @@ def _free(
     changes: dict[str, Any] = {"state": "queued", "reason": queued_for, "due_at": now}
     if failure is not None:
         changes = {**failure, "ended_at": now, "pause_requested": False}
-        if progress_from_row(run).warms:
+        if progress_from_row(run).model.warms_cache:
             let_siblings_start(connection, run.job_id, now)
     charges, charged = charge_open_call(connection, run, "worker_lost", _NO_REPLY, now)
     connection.execute(
@@ -150,7 +150,7 @@ def _tell(
     connection: Connection, run: Row[Any], failure: dict[str, str] | None, now: float
 ) -> None:
     if failure is not None:
-        total = usage_of(progress_from_row(run).usage)
+        total = usage_of(progress_from_row(run).money.usage)
         add_event(connection, run, Event("error", {**failure}), now)
         add_event(connection, run, Event("done", {**failure, "total": total}), now)
 

@@ -35,7 +35,7 @@ from runner.core.entries import ChildrenStarted
 from runner.core.fold import Applied, opening
 from runner.core.run import RUNNER
 from runner.core.spec import JobSpec, NewRun
-from runner.core.state import Fullness, Progress, RunView
+from runner.core.state import ContextState, Files, Progress, RunState
 from runner.core.text import SNAPSHOT_TEXT
 from runner.store import jobs as job_rows
 from runner.store.jobs import JobReader
@@ -70,35 +70,37 @@ class Opening:
     progress: Progress
 
 
-def opening_of(view: RunView, spec: JobSpec, child: NewChild) -> Opening:
+def opening_of(state: RunState, spec: JobSpec, child: NewChild) -> Opening:
     """How a child begins.
 
     Args:
-        view: of its parent, with the reply that asks for it.
+        state: of its parent, with the reply that asks for it.
         spec: that the child works by, with the model that it calls.
     """
     if not child.snapshot:
         (message,), progress = opening(spec, child.prompt)
         return Opening(0, message, progress)
-    told = [text_block(text) for text in (*_where_outputs_are(view, child), child.prompt)]
-    own = Message("user", (*_results(view, child), *told))
-    return Opening(len(view.messages), own, _progress(view, spec, own))
+    told = [text_block(text) for text in (*_where_outputs_are(state, child), child.prompt)]
+    own = Message("user", (*_results(state, child), *told))
+    return Opening(len(state.messages), own, _progress(state, spec, own))
 
 
-def copy_conversation(connection: Connection, view: RunView, child_run: str, spec: JobSpec) -> None:
+def copy_conversation(
+    connection: Connection, state: RunState, child_run: str, spec: JobSpec
+) -> None:
     """Copy the parent's messages, and what is sent in place of some; ``spec`` as in ``opening_of``."""
-    kept = [blocks.c.message < len(view.messages)]
-    if not _keeps_thinking(view, spec):
+    kept = [blocks.c.message < len(state.messages)]
+    if not _keeps_thinking(state, spec):
         kept.append(blocks.c.type.not_in(_THINKING))
-    copy_rows(connection, blocks, view.run_id, child_run, *kept, turn=0)
-    if view.compacted.count:
+    copy_rows(connection, blocks, state.run_id, child_run, *kept, turn=0)
+    if state.context.compacted.count:
         own = {"made_by_call": None, "first_sent_in": 1, "turn": 1}
-        copy_rows(connection, compactions, view.run_id, child_run, **own)
+        copy_rows(connection, compactions, state.run_id, child_run, **own)
 
 
-def _results(view: RunView, child: NewChild) -> Iterator[Block]:
+def _results(state: RunState, child: NewChild) -> Iterator[Block]:
     """A result for each call of the reply that asks for the child: the API takes no call without."""
-    for call in view.calls:
+    for call in state.calls:
         if call.result is not None:
             yield call.result
         else:
@@ -106,12 +108,12 @@ def _results(view: RunView, child: NewChild) -> Iterator[Block]:
             yield result_block(call.id, ToolResult(text))
 
 
-def _where_outputs_are(view: RunView, child: NewChild) -> Iterator[str]:
+def _where_outputs_are(state: RunState, child: NewChild) -> Iterator[str]:
     """What a child is told of the outputs that its parent's conversation names as it is sent: clips and
     summaries name some, too."""
-    theirs, ours = view.run_id, child_id(view.run_id, child.number)
-    results = (call.result for call in view.calls if call.result is not None)
-    said = chain((block for message in view.sent for block in message.blocks), results)
+    theirs, ours = state.run_id, child_id(state.run_id, child.number)
+    results = (call.result for call in state.calls if call.result is not None)
+    said = chain((block for message in state.sent for block in message.blocks), results)
     if any(_names_outputs(content_text(block), theirs) for block in said):
         yield SNAPSHOT_TEXT.format(theirs=theirs, ours=ours)
 
@@ -123,46 +125,47 @@ def _names_outputs(text: str, run_id: str) -> bool:
     return any(each in text for each in (f"outputs/{run_id}/", f"outputs/{run_id},", of_fork))
 
 
-def _progress(view: RunView, spec: JobSpec, own: Message) -> Progress:
+def _progress(state: RunState, spec: JobSpec, own: Message) -> Progress:
     """Nothing used, and the first prompt measured as well as can be: the real tokens of the parent's last
     one count where the same model counted them, with all that is new in this one."""
-    messages = (*_kept(view, spec), own)
-    sent = sent_messages(messages, view.compacted)
+    messages = (*_kept(state, spec), own)
+    sent = sent_messages(messages, state.context.compacted)
     tokens = spec.shared_tokens + tokens_of(sent, spec.context.chars_per_token)
-    progress = Progress(appended_bytes=spec.request_bytes(sent), fullness=Fullness(sent=tokens))
-    before = view.progress
-    if spec.model != view.spec.model or before.last_prompt_tokens is None:
-        return progress
+    context = ContextState(estimate=tokens, appended_bytes=spec.request_bytes(sent))
+    before = state.context
+    if spec.model != state.spec.model or before.last_prompt_tokens is None:
+        return Progress(context=context)
     new = sum(map(content_bytes, own.blocks))
-    if not _has_the_same_prefix(view, spec):
+    if not _has_the_same_prefix(state, spec):
         new += sum(map(text_bytes, spec.shared_texts))
-    return replace(
-        progress,
+    context = replace(
+        context,
+        correction=before.correction,
         last_prompt_tokens=before.last_prompt_tokens,
         appended_bytes=before.appended_bytes + new,
-        fullness=replace(progress.fullness, correction=before.fullness.correction),
     )
+    return Progress(context=context)
 
 
-def _kept(view: RunView, spec: JobSpec) -> tuple[Message, ...]:
-    if _keeps_thinking(view, spec):
-        return view.messages
+def _kept(state: RunState, spec: JobSpec) -> tuple[Message, ...]:
+    if _keeps_thinking(state, spec):
+        return state.messages
     return tuple(
         Message(one.role, tuple(block for block in one.blocks if block["type"] not in _THINKING))
-        for one in view.messages
+        for one in state.messages
     )
 
 
-def _keeps_thinking(view: RunView, spec: JobSpec) -> bool:
-    return spec.thinking_tokens > 0 or _has_the_same_prefix(view, spec)
+def _keeps_thinking(state: RunState, spec: JobSpec) -> bool:
+    return spec.thinking_tokens > 0 or _has_the_same_prefix(state, spec)
 
 
-def _has_the_same_prefix(view: RunView, spec: JobSpec) -> bool:
+def _has_the_same_prefix(state: RunState, spec: JobSpec) -> bool:
     """Whether the same comes before the messages. What the workspace says to agents may be another thing
     by the time that the child reads it."""
     if spec.instructions:
         return False
-    return (spec.model, spec.shared_texts) == (view.spec.model, view.spec.shared_texts)
+    return (spec.model, spec.shared_texts) == (state.spec.model, state.spec.shared_texts)
 
 
 def lock_tree(connection: Connection, run_id: str) -> None:
@@ -186,7 +189,7 @@ def start_children(
 
 
 def place_with_children(
-    connection: Connection, before: RunView, after: RunView
+    connection: Connection, before: RunState, after: RunState
 ) -> dict[str, str | None]:
     """What changes in a run's row of where it can be worked on. Where its trees are pushed to a remote
     that is anywhere: but not while sub-agents change files of its folder, which nobody records then."""
@@ -203,21 +206,21 @@ def place_with_children(
 def _start(
     connection: Connection,
     jobs_read: JobReader,
-    view: RunView,
+    state: RunState,
     parent: Row[Any],
     child: NewChild,
     now: float,
 ) -> None:
     """Store a child with its conversation, queued and due."""
-    run_id = child_id(view.run_id, child.number)
-    spec, model = _spec_of(jobs_read, view, parent, child)
-    goes_on = _goes_on_with_instructions(view, spec, child)
+    run_id = child_id(state.run_id, child.number)
+    spec, model = _spec_of(jobs_read, state, parent, child)
+    goes_on = _goes_on_with_instructions(state, spec, child)
     sees = spec
     if goes_on:
-        sees = replace(with_instructions_of(connection, view.run_id, spec), instructions=False)
-    begins = opening_of(view, sees, child)
+        sees = replace(with_instructions_of(connection, state.run_id, spec), instructions=False)
+    begins = opening_of(state, sees, child)
     told = {
-        "parent": view.run_id,
+        "parent": state.run_id,
         "agent_type": child.agent_type,
         "snapshot": child.snapshot,
     }
@@ -226,25 +229,27 @@ def _start(
     opened = job_rows.open_run(
         parent.job_id, new, spec, None, now, RUNNER, run_id=run_id, told=told
     )
-    tree = _newest_tree(connection, view) if spec.is_recorded else None
+    tree = _newest_tree(connection, state) if spec.is_recorded else None
     opened.run.update(
-        _lineage(view, child),
-        **_place(connection, view, parent, spec),
+        _lineage(state, child),
+        **_place(connection, state, parent, spec),
         model=model,
         token_ceiling=child.tokens,
         cost_ceiling_usd=None if child.cost is None else child.cost / BILLIONTHS,
         deadline=child.deadline,
         start_tree=tree,
-        progress=progress_to_json(replace(begins.progress, tree=tree, instructed=goes_on)),
+        progress=progress_to_json(
+            replace(begins.progress, files=Files(tree=tree, instructed=goes_on))
+        ),
         message_count=begins.number + 1,
-        compaction_count=view.compacted.count if child.snapshot else 0,
+        compaction_count=state.context.compacted.count if child.snapshot else 0,
     )
     connection.execute(insert(runs).values(opened.run))
     connection.execute(insert(run_items).values(opened.item))
     if child.snapshot:
-        copy_conversation(connection, view, run_id, sees)
+        copy_conversation(connection, state, run_id, sees)
     if goes_on:
-        copy_rows(connection, run_instructions, view.run_id, run_id)
+        copy_rows(connection, run_instructions, state.run_id, run_id)
     connection.execute(
         insert(blocks), job_rows.block_rows(run_id, begins.number, begins.message, now)
     )
@@ -252,11 +257,11 @@ def _start(
 
 
 def _spec_of(
-    jobs_read: JobReader, view: RunView, parent: Row[Any], child: NewChild
+    jobs_read: JobReader, state: RunState, parent: Row[Any], child: NewChild
 ) -> tuple[JobSpec, str | None]:
     """What a child works by, and the model that it calls in place of the one that is the job's or its
     type's: a parent that has one of its own hands it on."""
-    types = (*jobs_read.types(view.run_id), child.agent_type)
+    types = (*jobs_read.types(state.run_id), child.agent_type)
     spec = jobs_read.spec(parent.job_id, *types)
     agent = spec.agent(child.agent_type)
     assert agent is not None, child.agent_type
@@ -265,28 +270,28 @@ def _spec_of(
     return replace(spec, model=parent.model), parent.model
 
 
-def _goes_on_with_instructions(view: RunView, spec: JobSpec, child: NewChild) -> bool:
+def _goes_on_with_instructions(state: RunState, spec: JobSpec, child: NewChild) -> bool:
     """Whether a child has the instructions that its parent has read: one that goes on with its
     conversation in its folder, so that all of the prompt is as it was and stays cached."""
-    is_there = view.progress.instructed and not spec.is_recorded
+    is_there = state.files.instructed and not spec.is_recorded
     return child.snapshot and spec.instructions and is_there
 
 
-def _lineage(view: RunView, child: NewChild) -> dict[str, Any]:
+def _lineage(state: RunState, child: NewChild) -> dict[str, Any]:
     """The columns that say whose a child is."""
     return {
-        "parent_run": view.run_id,
-        "parent_message": len(view.messages) - 1,
+        "parent_run": state.run_id,
+        "parent_message": len(state.messages) - 1,
         "parent_position": child.index,
-        "root_run": lineage(view.run_id)[0],
-        "depth": view.depth + 1,
+        "root_run": lineage(state.run_id)[0],
+        "depth": state.depth + 1,
         "child_number": child.number,
         "agent_type": child.agent_type,
     }
 
 
 def _place(
-    connection: Connection, view: RunView, parent: Row[Any], spec: JobSpec
+    connection: Connection, state: RunState, parent: Row[Any], spec: JobSpec
 ) -> dict[str, str | None]:
     """Which worker can have a child: one that sees the folder that it works in, or the trees that its
     own begins with, and these are where its parent works."""
@@ -295,7 +300,7 @@ def _place(
         return here
     if spec.is_recorded:
         return {"workspace_path": None, "workspace_id": None}
-    return _nearest_folder(connection, lineage(view.run_id)) or here
+    return _nearest_folder(connection, lineage(state.run_id)) or here
 
 
 def _nearest_folder(connection: Connection, line: Sequence[str]) -> dict[str, str | None] | None:
@@ -309,13 +314,13 @@ def _nearest_folder(connection: Connection, line: Sequence[str]) -> dict[str, st
     return {"workspace_path": nearest.path, "workspace_id": store}
 
 
-def _newest_tree(connection: Connection, view: RunView) -> str | None:
+def _newest_tree(connection: Connection, state: RunState) -> str | None:
     """The tree that was recorded last of the folder that the parent works in."""
-    if view.shared_tree:
-        return view.shared_tree
-    if view.progress.tree is not None:
-        return view.progress.tree
-    line = lineage(view.run_id)[:-1]
+    if state.files.shared_tree:
+        return state.files.shared_tree
+    if state.files.tree is not None:
+        return state.files.tree
+    line = lineage(state.run_id)[:-1]
     query = select(runs.c.id, runs.c.progress).where(runs.c.id.in_(line))
-    trees = {row.id: row.progress.get("tree") for row in connection.execute(query)}
+    trees = {row.id: row.progress["files"]["tree"] for row in connection.execute(query)}
     return next((trees[each] for each in reversed(line) if trees.get(each) is not None), None)

@@ -179,8 +179,10 @@ def _taken_up(
     """
     progress = progress_from_row(run)
     own = raised.of(run)
-    held = family_of(connection, run.id).held if progress.children else budget.Charged(0)
-    _refuse_used_up(run, progress, progress.charged + held, replace(spec.limits, **own), now)
+    held = family_of(connection, run.id).held if progress.children.started else budget.Charged(0)
+    _refuse_used_up(run, progress, progress.money.charged + held, replace(spec.limits, **own), now)
+    progress = rested(progress)
+    progress = replace(progress, ending=replace(progress.ending, delivered=None))
     return {
         "state": "queued",
         "reason": "",
@@ -191,7 +193,7 @@ def _taken_up(
         "lost_leases": 0,
         "bugs": 0,
         **own,
-        "progress": progress_to_json(replace(rested(progress), delivered=None)),
+        "progress": progress_to_json(progress),
     }
 
 
@@ -224,10 +226,12 @@ def _refuse_used_up(
 def _refuse_used_tokens(
     run: Row[Any], progress: Progress, charged: int, limits: budget.Limits
 ) -> None:
-    if progress.open_call is not None:
-        charged += progress.open_call.reservation.worst_case
+    if progress.model.open_call is not None:
+        charged += progress.model.open_call.reservation.worst_case
     limits = replace(limits, cost_ceiling_usd=None)
-    prompt = budget.prompt_bound(progress.last_prompt_tokens, progress.appended_bytes)
+    prompt = budget.prompt_bound(
+        progress.context.last_prompt_tokens, progress.context.appended_bytes
+    )
     cut_before = run.reason == "token_ceiling" and limits.token_ceiling <= run.token_ceiling
     if cut_before or not isinstance(
         budget.reserve(

@@ -11,9 +11,10 @@ Rows of a run, copied for another.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, fields, is_dataclass, replace
+from functools import cache
+from typing import Any, get_args, get_origin, get_type_hints
 
 from sqlalchemy import (
     ColumnElement,
@@ -25,26 +26,16 @@ from sqlalchemy import (
     select,
 )
 
-from runner.core.budget import Reservation
-from runner.core.context import Clip, Compacted, Compaction, estimate
+from runner.core.context import Clip, Compacted, Compaction
 from runner.core.conversation import Message, Usage, tool_uses
 from runner.core.entries import HookFinished, HookStarted, InstructionsRead
 from runner.core.events import INPUT_SUMMARY_LENGTH
 from runner.core.hook_decisions import name_of
-from runner.core.hooks import HookAnswer, Hooked, HookRun
+from runner.core.hooks import HookAnswer, HookRun
 from runner.core.spec import JobSpec
-from runner.core.state import (
-    Call,
-    Failure,
-    Fullness,
-    OpenCall,
-    Pace,
-    Progress,
-    RunView,
-    Stop,
-)
+from runner.core.state import Call, Progress, RunState
 from runner.core.text import shorten
-from runner.core.workspace import Instructions, Verification, with_instructions
+from runner.core.workspace import Instructions, with_instructions
 from runner.permissions import (
     Answer,
     Decision,
@@ -199,110 +190,62 @@ def _places(row: Any) -> tuple[str, ...]:
 
 
 def progress_to_json(progress: Progress) -> dict[str, Any]:
-    """What ``runs.progress`` holds: the progress without the counters that have columns."""
-    call = progress.open_call
-    return {
-        "model_calls": progress.model_calls,
-        "tries": progress.tries,
-        "last_prompt_tokens": progress.last_prompt_tokens,
-        "appended_bytes": progress.appended_bytes,
-        "continuations": progress.continuations,
-        "nudges": progress.nudges,
-        "charged_cost": progress.charged_cost,
-        "worked": progress.worked,
-        "warms": progress.warms,
-        "budget_waits": progress.budget_waits,
-        "tree": progress.tree,
-        "verification": _fields(progress.verification),
-        "verify_failures": progress.verify_failures,
-        "submitted": progress.submitted,
-        "result_nudges": progress.result_nudges,
-        "delivered": progress.delivered,
-        "children": progress.children,
-        "split": progress.split,
-        "hooked": _fields(progress.hooked),
-        "instructed": progress.instructed,
-        "fullness": _fields(progress.fullness),
-        "pace": _fields(progress.pace),
-        "stop": _fields(progress.stop),
-        "failure": _fields(progress.failure),
-        "open_call": call
-        and {
-            "number": call.number,
-            "attempt": call.attempt,
-            "reservation": _fields(call.reservation),
-            "purpose": call.purpose,
-        },
-    }
-
-
-def _fields(
-    value: Stop | Failure | Fullness | Pace | Reservation | Verification | Hooked | None,
-) -> dict[str, Any] | None:
-    return None if value is None else {name: getattr(value, name) for name in value.__slots__}
+    """The value of ``runs.progress``: the progress without what has a column, rows of its own, or is
+    known to the attempt alone."""
+    return {name: _to_json(getattr(progress, name)) for name in _stored_fields(Progress)}
 
 
 def progress_from_row(row: Any) -> Progress:
-    """The progress that a row of ``runs`` tells."""
-    data = dict(row.progress)
-    stop, failure, open_call = data.pop("stop"), data.pop("failure"), data.pop("open_call")
-    fullness, pace = data.pop("fullness", {}), data.pop("pace", {})
-    verification, hooked = data.pop("verification", None), data.pop("hooked", {})
-    return Progress(
-        **data,
-        turns=row.turns,
-        usage=Usage(
-            row.input_tokens, row.cache_read_tokens, row.cache_creation_tokens, row.output_tokens
-        ),
-        charged_tokens=row.charged_tokens,
-        fullness=Fullness(**fullness),
-        pace=Pace(**pace),
-        hooked=Hooked(**{**hooked, "decided": tuple(hooked.get("decided", ()))}),
-        verification=Verification(**verification) if verification else None,
-        stop=Stop(**stop) if stop else None,
-        failure=Failure(**failure) if failure else None,
-        open_call=OpenCall(**{**open_call, "reservation": Reservation(**open_call["reservation"])})
-        if open_call
-        else None,
+    """The progress that a row of ``runs`` holds. Raises ``KeyError`` if a part of it is missing."""
+    parts = {name: row.progress[name] for name in _stored_fields(Progress)}
+    progress: Progress = _from_json(Progress, parts)
+    usage = Usage(
+        row.input_tokens, row.cache_read_tokens, row.cache_creation_tokens, row.output_tokens
     )
+    money = replace(progress.money, usage=usage, charged_tokens=row.charged_tokens)
+    return replace(progress, turns=row.turns, money=money)
 
 
-def counted(
-    progress: Progress, spec: JobSpec, messages: Sequence[Message], calls: Sequence[Call]
-) -> Progress:
-    """The progress of a run that a Runner stored which kept no sums of its context: with the sums of
-    what there is by now. Every other has some and stays as it is."""
-    if progress.fullness.sent:
-        return progress
-    per_token = spec.context.chars_per_token
-    sizes = [
-        (message.role, sum(estimate(block, per_token) for block in message.blocks))
-        for message in messages
-    ]
-    results = sum(estimate(call.result, per_token) for call in calls if call.result is not None)
-    replies = [number for number, (role, _) in enumerate(sizes) if role == "assistant"]
-    since = sizes[replies[-1] :] if replies else []
-    fullness = Fullness(
-        sent=spec.shared_tokens + results + sum(size for _, size in sizes),
-        since=results + sum(size for _, size in since),
-        measured=progress.last_prompt_tokens,
-    )
-    return replace(progress, fullness=fullness)
+def _to_json(value: Any) -> Any:
+    if is_dataclass(value):
+        return {name: _to_json(getattr(value, name)) for name in _stored_fields(value.__class__)}
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _from_json(kind: Any, data: Any) -> Any:
+    """The value of a dataclass, of one or None, of a tuple, or of a plain JSON type."""
+    if get_origin(kind) is tuple:
+        return tuple(data)
+    kind = next((each for each in (kind, *get_args(kind)) if is_dataclass(each)), None)
+    if kind is None or data is None:
+        return data
+    if not isinstance(data, Mapping):
+        raise TypeError(f"{kind.__name__} is no object")
+    kinds = _stored_fields(kind)
+    return kind(**{name: _from_json(kinds[name], value) for name, value in data.items()})
+
+
+@cache
+def _stored_fields(kind: Any) -> dict[str, Any]:
+    """The types of a dataclass's fields that are stored as JSON, by name."""
+    hints = get_type_hints(kind)
+    stored = (each for each in fields(kind) if each.compare and not each.metadata)
+    return {each.name: hints[each.name] for each in stored}
 
 
 def compaction_row(
-    view: RunView, compaction: Compaction, made_by_call: int | None, now: float
+    state: RunState, compaction: Compaction, made_by_call: int | None, now: float
 ) -> dict[str, Any]:
     """The row of a compaction, the next of its run.
 
     Args:
-        view: the run before it.
+        state: the run before it.
         made_by_call: the number of the model call that wrote it, None when none did.
         now: seconds since the epoch.
     """
     return {
-        "run_id": view.run_id,
-        "number": view.compacted.count + 1,
+        "run_id": state.run_id,
+        "number": state.context.compacted.count + 1,
         "kind": compaction.kind,
         "first_message": compaction.first,
         "last_message": compaction.last,
@@ -310,9 +253,9 @@ def compaction_row(
         "clips": [[clip.message, clip.position, clip.text] for clip in compaction.clips],
         "tokens_before": compaction.tokens_before,
         "tokens_after": compaction.tokens_after,
-        "turn": view.progress.turns + 1,
+        "turn": state.turns + 1,
         "made_by_call": made_by_call,
-        "first_sent_in": view.progress.model_calls + 1,
+        "first_sent_in": state.model.calls + 1,
         "created_at": now,
     }
 
@@ -378,14 +321,14 @@ class HookRows:
         self._changed: dict[int, dict[str, Any]] = {}
         self._instructions: list[dict[str, Any]] = []
 
-    def start(self, view: RunView, entry: HookStarted) -> None:
-        """A hook begins, or begins again: ``view`` is before it."""
+    def start(self, state: RunState, entry: HookStarted) -> None:
+        """A hook begins, or begins again: ``state`` is before it."""
         begun = {
             "attempt": self._attempt,
             "started_at": self._now,
-            "tree_before": view.progress.tree,
+            "tree_before": state.files.tree,
         }
-        if any(run.number == entry.number for run in view.hook_runs):
+        if any(run.number == entry.number for run in state.hooks.runs):
             self._change(entry.number, begun)
             return
         self._new[entry.number] = begun | {
@@ -393,9 +336,9 @@ class HookRows:
             "number": entry.number,
             "hook": entry.hook,
             "event": entry.event,
-            "name": shorten(name_of(view.spec.hooks[entry.hook]), INPUT_SUMMARY_LENGTH),
-            "turn": view.progress.turns,
-            "message": None if entry.index is None else len(view.messages) - 1,
+            "name": shorten(name_of(state.spec.hooks[entry.hook]), INPUT_SUMMARY_LENGTH),
+            "turn": state.turns,
+            "message": None if entry.index is None else len(state.messages) - 1,
             "position": entry.index,
         }
 

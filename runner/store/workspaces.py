@@ -285,7 +285,7 @@ def _stored(row: Any, spec: JobSpec) -> StoredWorkspace:
         state=row.state,
         attempt=row.attempt,
         asked=spec.workspace,
-        snapshot=row.progress.get("tree"),
-        delivered=row.progress.get("delivered"),
+        snapshot=row.progress["files"]["tree"],
+        delivered=row.progress["ending"]["delivered"],
         record=_record(row),
     )

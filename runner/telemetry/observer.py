@@ -27,7 +27,7 @@ from runner.core.entries import (
 )
 from runner.core.fold import Applied
 from runner.core.run import Ended
-from runner.core.state import OpenCall, RunView
+from runner.core.state import OpenCall, RunState
 from runner.core.text import shorten
 from runner.ports import Ending, Stored
 from runner.telemetry import spans as attributes
@@ -139,45 +139,45 @@ class Telemetry:
     # --- what attempts store ----------------------------------------------------------------------
 
     def _tell(self, stored: Stored, applied: Applied) -> None:
-        view, run_id = applied.before, stored.lease.run_id
-        run = self._open.get(run_id) or self._open.setdefault(run_id, self._begin(stored, view))
+        state, run_id = applied.before, stored.lease.run_id
+        run = self._open.get(run_id) or self._open.setdefault(run_id, self._begin(stored, state))
         match applied.entry:
             case ModelCallStarted(number):
                 run.calls[number] = stored.at
             case ModelReplied(reply) | SummaryReplied(reply):
                 self._tell_reply(run, stored, applied, reply)
             case ModelCallFailed() as failed:
-                self._tell_failure(run, stored, view, failed)
+                self._tell_failure(run, stored, state, failed)
             case ChildrenStarted(children):
                 run.children |= {child.number: stored.at for child in children}
             case ToolFinished() as finished:
-                self._tell_tool(run, stored, view, finished)
+                self._tell_tool(run, stored, state, finished)
             case UserMessageAdded(_, "children"):
-                self._tell_whole_task(run, stored, view)
+                self._tell_whole_task(run, stored, state)
             case RunSettled(Ended() as outcome):
-                progress = applied.after.progress
-                used = attributes.of_usage(progress.usage)
-                cost = attributes.of_cost(progress.charged_cost)
+                money = applied.after.money
+                used = attributes.of_usage(money.usage)
+                cost = attributes.of_cost(money.charged_cost)
                 self._tell_end(run_id, outcome, stored.at, {**used, **cost})
             case _:
                 pass  # part of what the others tell, or nothing that a trace is for
 
-    def _begin(self, stored: Stored, view: RunView) -> _Run:
-        says = attributes.of_run(stored, view, "invoke_agent")
-        says["gen_ai.request.model"] = view.spec.model
+    def _begin(self, stored: Stored, state: RunState) -> _Run:
+        says = attributes.of_run(stored, state, "invoke_agent")
+        says["gen_ai.request.model"] = state.spec.model
         if self._with_content:
-            says["runner.item"] = view.item_key
-            if view.spec.system:
-                says["gen_ai.system_instructions"] = content.system_instructions(view.spec.system)
-        name = attributes.name_of(view)
-        return _Run(view.submitted_at, name, stored.lease.worker_id, says)
+            says["runner.item"] = state.item_key
+            if state.spec.system:
+                says["gen_ai.system_instructions"] = content.system_instructions(state.spec.system)
+        name = attributes.name_of(state)
+        return _Run(state.submitted_at, name, stored.lease.worker_id, says)
 
     def _tell_reply(self, run: _Run, stored: Stored, applied: Applied, reply: ModelReply) -> None:
-        view = applied.before
-        call = _open_call(view)
-        cost = applied.after.progress.charged_cost - view.progress.charged_cost
+        state = applied.before
+        call = _open_call(state)
+        cost = applied.after.money.charged_cost - state.money.charged_cost
         says = {
-            **attributes.of_call(stored, view),
+            **attributes.of_call(stored, state),
             "gen_ai.response.model": reply.model,
             "gen_ai.response.finish_reasons": [reply.stop_reason],
             **attributes.of_usage(reply.usage),
@@ -187,43 +187,47 @@ class Telemetry:
         if self._with_content:
             says["gen_ai.output.messages"] = content.output_messages(reply)
             if call.purpose == "turn":
-                says["gen_ai.input.messages"] = content.new_messages(view.messages)
-        model = attributes.model_of(view, call.purpose)
+                says["gen_ai.input.messages"] = content.new_messages(state.messages)
+        model = attributes.model_of(state, call.purpose)
         begun = run.calls.pop(call.number, stored.at - reply.latency)
         self._spans.tell(_chat(stored, call, model, begun, says))
-        counted = attributes.measured(view, model) | {"gen_ai.response.model": reply.model}
+        counted = attributes.measured(state, model) | {"gen_ai.response.model": reply.model}
         self._instruments.calls.record(reply.latency, counted)
         self._instruments.count(reply.usage, counted)
 
     def _tell_failure(
-        self, run: _Run, stored: Stored, view: RunView, failed: ModelCallFailed
+        self, run: _Run, stored: Stored, state: RunState, failed: ModelCallFailed
     ) -> None:
         """A call that a dead worker had begun is known by its end alone: its span has no length."""
-        call = _open_call(view)
-        model = attributes.model_of(view, call.purpose)
+        call = _open_call(state)
+        model = attributes.model_of(state, call.purpose)
         begun = run.calls.pop(call.number, stored.at)
-        says = attributes.of_call(stored, view) | attributes.of_request(failed.request_id)
+        says = attributes.of_call(stored, state) | attributes.of_request(failed.request_id)
         told = _chat(stored, call, model, begun, says, failed.kind, failed.message)
         self._spans.tell(told)
-        counted = attributes.measured(view, model) | {"error.type": failed.kind}
+        counted = attributes.measured(state, model) | {"error.type": failed.kind}
         self._instruments.calls.record(max(0.0, stored.at - begun), counted)
 
-    def _tell_tool(self, run: _Run, stored: Stored, view: RunView, finished: ToolFinished) -> None:
+    def _tell_tool(
+        self, run: _Run, stored: Stored, state: RunState, finished: ToolFinished
+    ) -> None:
         """A call that started children has a span for each of them, which theirs are below."""
-        call, result = view.calls[finished.index], finished.result
-        numbers = [child.number for child in view.children if child.index == finished.index]
+        call, result = state.calls[finished.index], finished.result
+        numbers = [
+            child.number for child in state.children.current if child.index == finished.index
+        ]
         begun = min(
             (run.children.pop(number, stored.at) for number in numbers),
             default=stored.at - result.duration,
         )
         failed = {} if result.outcome == "succeeded" else {"error.type": result.outcome}
-        tool = attributes.tool_of(view, call.name)
+        tool = attributes.tool_of(state, call.name)
         says = {
-            **attributes.of_attempt(stored, view, "execute_tool"),
+            **attributes.of_attempt(stored, state, "execute_tool"),
             "gen_ai.tool.name": tool,
             "gen_ai.tool.call.id": call.id,
             "gen_ai.tool.type": "function",
-            "runner.turn": view.progress.turns,
+            "runner.turn": state.turns,
         }
         if call.decision is not None:
             says["runner.decision"] = call.decision.effect
@@ -231,17 +235,17 @@ class Telemetry:
             says["gen_ai.tool.name"] = call.name
             says["gen_ai.tool.call.arguments"] = content.arguments(call.input_to_run)
             says["gen_ai.tool.call.result"] = content.arguments(result.content)
-        own = ("tool", view.progress.turns, finished.index)
+        own = ("tool", state.turns, finished.index)
         for what in map(for_child, numbers) if numbers else (own,):
             told = Told(stored.lease.run_id, what, f"execute_tool {tool}", begun, stored.at)
             self._spans.tell(replace(told, error=failed.get("error.type"), attributes=says))
         counted = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": tool}
         self._instruments.tools.record(stored.at - begun, {**counted, **failed})
 
-    def _tell_whole_task(self, run: _Run, stored: Stored, view: RunView) -> None:
+    def _tell_whole_task(self, run: _Run, stored: Stored, state: RunState) -> None:
         """A child that no call asked for has ended."""
-        for number in (child.number for child in view.children if child.index is None):
-            says = attributes.of_attempt(stored, view, "execute_tool")
+        for number in (child.number for child in state.children.current if child.index is None):
+            says = attributes.of_attempt(stored, state, "execute_tool")
             begun = run.children.pop(number, stored.at)
             run_id, name = stored.lease.run_id, "execute_tool whole_task"
             told = Told(run_id, for_child(number), name, begun, stored.at, attributes=says)
@@ -296,9 +300,9 @@ class Telemetry:
             run.is_over = True
 
 
-def _open_call(view: RunView) -> OpenCall:
-    assert view.progress.open_call is not None
-    return view.progress.open_call
+def _open_call(state: RunState) -> OpenCall:
+    assert state.model.open_call is not None
+    return state.model.open_call
 
 
 def _chat(

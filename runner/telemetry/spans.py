@@ -40,7 +40,7 @@ from opentelemetry.trace import (
 from runner.core.agents import lineage, place_of
 from runner.core.budget import BILLIONTHS
 from runner.core.conversation import Block, Message, ModelReply, Purpose, Usage
-from runner.core.state import RunView
+from runner.core.state import RunState
 from runner.ports import Stored
 
 _TRACE_BYTES = 16
@@ -156,14 +156,14 @@ class Spans:
         return set_span_in_context(NonRecordingSpan(parent), Context())
 
 
-def of_run(stored: Stored, view: RunView, operation: str) -> dict[str, Any]:
+def of_run(stored: Stored, state: RunState, operation: str) -> dict[str, Any]:
     """What every span of a run says."""
     place = place_of(stored.lease.run_id)
     below = {} if place["parent"] is None else {"runner.run.parent": place["parent"]}
     return {
         "gen_ai.operation.name": operation,
-        "gen_ai.provider.name": view.spec.provider,
-        "gen_ai.agent.name": name_of(view),
+        "gen_ai.provider.name": state.spec.provider,
+        "gen_ai.agent.name": name_of(state),
         "gen_ai.conversation.id": stored.lease.run_id,
         "runner.job.id": stored.job_id,
         "runner.run.root": place["root"],
@@ -172,48 +172,48 @@ def of_run(stored: Stored, view: RunView, operation: str) -> dict[str, Any]:
     }
 
 
-def name_of(view: RunView) -> str:
+def name_of(state: RunState) -> str:
     """What an agent is called: a sub-agent by its type, the run of an item by its job."""
-    return view.agent_type or view.spec.name
+    return state.agent_type or state.spec.name
 
 
-def of_attempt(stored: Stored, view: RunView, operation: str) -> dict[str, Any]:
+def of_attempt(stored: Stored, state: RunState, operation: str) -> dict[str, Any]:
     """What every span of an attempt says."""
-    return of_run(stored, view, operation) | {
+    return of_run(stored, state, operation) | {
         "runner.attempt": stored.lease.attempt,
         "runner.worker.id": stored.lease.worker_id,
     }
 
 
-def of_call(stored: Stored, view: RunView) -> dict[str, Any]:
+def of_call(stored: Stored, state: RunState) -> dict[str, Any]:
     """What the span of the open model call says, whatever becomes of it."""
-    call = view.progress.open_call
+    call = state.model.open_call
     assert call is not None
-    return of_attempt(stored, view, "chat") | {
-        "gen_ai.request.model": model_of(view, call.purpose),
+    return of_attempt(stored, state, "chat") | {
+        "gen_ai.request.model": model_of(state, call.purpose),
         "gen_ai.request.max_tokens": call.reservation.max_tokens,
         "gen_ai.request.stream": True,
-        "runner.turn": view.progress.turns + 1,
+        "runner.turn": state.turns + 1,
         "runner.purpose": call.purpose,
     }
 
 
-def model_of(view: RunView, purpose: Purpose) -> str:
+def model_of(state: RunState, purpose: Purpose) -> str:
     """The model that a call asks for."""
-    return view.spec.model if purpose == "turn" else view.spec.summary_model
+    return state.spec.model if purpose == "turn" else state.spec.summary_model
 
 
-def tool_of(view: RunView, name: str) -> str:
+def tool_of(state: RunState, name: str) -> str:
     """The tool that a call names; ``unknown_tool`` for one that the job has not: the model made its name
     up, so it is content, and of any number."""
-    return name if view.spec.tool(name) is not None else "unknown_tool"
+    return name if state.spec.tool(name) is not None else "unknown_tool"
 
 
-def measured(view: RunView, model: str) -> dict[str, Any]:
+def measured(state: RunState, model: str) -> dict[str, Any]:
     """What the metrics of model calls are counted by: of few values each."""
     return {
         "gen_ai.operation.name": "chat",
-        "gen_ai.provider.name": view.spec.provider,
+        "gen_ai.provider.name": state.spec.provider,
         "gen_ai.request.model": model,
     }
 

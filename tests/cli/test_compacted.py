@@ -35,9 +35,9 @@ NEXT = Usage(input_tokens=100, output_tokens=10)
 
 def last_request(attempt: Attempt) -> bytes:
     """What the call that is under way sends."""
-    call = attempt.view.progress.open_call
+    call = attempt.state.model.open_call
     assert call is not None
-    return request_body(turn_request(attempt.view, call))
+    return request_body(turn_request(attempt.state, call))
 
 
 @pytest.fixture

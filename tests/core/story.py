@@ -26,7 +26,7 @@ from runner.core.entries import (
 from runner.core.fold import apply, opening
 from runner.core.run import Outcome
 from runner.core.spec import JobSpec
-from runner.core.state import QueuedMessage, RunView
+from runner.core.state import QueuedMessage, RunState
 from runner.core.steps import CallModel, Done, Effect, RunTools
 from runner.permissions import Policy, Rule, ToolContext
 
@@ -35,6 +35,7 @@ GREP = Tool("Grep", "Search files.", {"type": "object"}, read_only=True, repeata
 EDIT = Tool("Edit", "Change a file.", {"type": "object"}, repeatable=True)
 BASH = Tool("Bash", "Run a command.", {"type": "object"})
 DEPLOY = Tool("Deploy", "Not for this job.", {"type": "object"}, read_only=True)
+PARTS = ("model", "context", "money", "files", "ending", "children", "hooks", "inbox")
 TOOLS = (READ, GREP, EDIT, BASH, DEPLOY)
 RULES = (Rule("allow", "*"), Rule("deny", "Deploy"))
 
@@ -43,12 +44,34 @@ def a_spec(**changes: Any) -> JobSpec:
     return replace(JobSpec("a job", "a-model", tools=TOOLS, rules=RULES), **changes)
 
 
-def a_run(spec: JobSpec | None = None, limits: Limits | None = None) -> RunView:
+def a_run(spec: JobSpec | None = None, limits: Limits | None = None) -> RunState:
     """A run as it is submitted."""
     spec = spec or a_spec()
     messages, progress = opening(spec, "Mend it.")
     policy = Policy(spec.rules, spec.asking.default)
-    return RunView("run_1", "item", 1, spec, policy, limits or spec.limits, 0.0, messages, progress)
+    return RunState(
+        run_id="run_1",
+        item_key="item",
+        attempt=1,
+        submitted_at=0.0,
+        spec=spec,
+        policy=policy,
+        limits=limits or spec.limits,
+        messages=messages,
+        context=progress.context,
+        model=progress.model,
+    )
+
+
+def changed(state: RunState, **changes: Any) -> RunState:
+    """A state with other values of fields, each of its own or of the part that has it."""
+    for name, value in changes.items():
+        if hasattr(state, name):
+            state = replace(state, **{name: value})
+            continue
+        part = next(part for part in PARTS if hasattr(getattr(state, part), name))
+        state = replace(state, **{part: replace(getattr(state, part), **{name: value})})
+    return state
 
 
 def says(text: str = "Done.") -> Block:
@@ -75,11 +98,11 @@ def replied(reply: ModelReply) -> ModelReplied:
 
 
 class Story:
-    """Holds the view of a run, and what was decided so far. Each method gives the effect that is
+    """Holds the state of a run, and what was decided so far. Each method gives the effect that is
     next, as the engine would see it."""
 
-    def __init__(self, view: RunView | None = None, **spec: Any) -> None:
-        self.view = view or a_run(a_spec(**spec))
+    def __init__(self, state: RunState | None = None, **spec: Any) -> None:
+        self.state = state or a_run(a_spec(**spec))
         self.now = 1_000.0
         self.draining = False
         self.entries: list[Entry] = []
@@ -87,9 +110,9 @@ class Story:
     def go_on(self, *entries: Entry) -> Effect:
         """Append what happened and decide what follows."""
         for entry in entries:
-            self.view = apply(self.view, entry)
-        decided, effect = advance(self.view, self.now, self.draining)
-        self.view = decided[-1].after if decided else self.view
+            self.state = apply(self.state, entry)
+        decided, effect = advance(self.state, self.now, self.draining)
+        self.state = decided[-1].after if decided else self.state
         self.entries += [*entries, *(one.entry for one in decided)]
         return effect
 
@@ -97,7 +120,7 @@ class Story:
         self, stop_reason: str, *blocks: Block, prompt: int = 100, output: int = 10
     ) -> Effect:
         """The model answers the call in hand (one is started when none is)."""
-        if self.view.progress.open_call is None:
+        if self.state.model.open_call is None:
             effect = self.go_on()
             assert isinstance(effect, CallModel), effect
         usage = Usage(input_tokens=prompt, output_tokens=output)
@@ -112,7 +135,7 @@ class Story:
         status: int | None = None,
     ) -> Effect:
         """The model call in hand fails."""
-        if self.view.progress.open_call is None:
+        if self.state.model.open_call is None:
             effect = self.go_on()
             assert isinstance(effect, CallModel), effect
         return self.go_on(
@@ -132,18 +155,20 @@ class Story:
 
     def say(self, *texts: str) -> None:
         """People queue messages while the run goes on."""
-        first = 1 + max((message.id for message in self.view.queued), default=0)
+        first = 1 + max((message.id for message in self.state.inbox.messages), default=0)
         queued = tuple(QueuedMessage(first + n, text) for n, text in enumerate(texts))
-        self.view = replace(self.view, queued=self.view.queued + queued)
+        inbox = replace(self.state.inbox, messages=self.state.inbox.messages + queued)
+        self.state = replace(self.state, inbox=inbox)
 
     def claim(self, **changes: Any) -> Effect:
         """Another attempt takes the run, after a crash, a wait or an end."""
-        self.view = replace(self.view, attempt=self.view.attempt + 1, outcome=None, **changes)
+        state = replace(self.state, attempt=self.state.attempt + 1, outcome=None)
+        self.state = changed(state, **changes)
         return self.go_on()
 
     @property
     def tail(self) -> Sequence[Block]:
-        return self.view.messages[-1].blocks
+        return self.state.messages[-1].blocks
 
 
 def outcome_of(effect: Effect) -> Outcome:

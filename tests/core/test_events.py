@@ -22,7 +22,7 @@ from runner.core.events import (
 )
 from runner.core.fold import fold
 from runner.core.run import Ended, Requeued, Waiting
-from runner.core.state import RunView
+from runner.core.state import RunState
 from runner.core.text import shorten, visible
 from tests.core.story import Story, a_run, says, several, uses
 
@@ -37,9 +37,9 @@ steering_text = st.text(
 )
 
 
-def told(entries: Sequence[Entry], view: RunView | None = None) -> list[Event]:
+def told(entries: Sequence[Entry], state: RunState | None = None) -> list[Event]:
     """The events of a run's entries, from its first on."""
-    return [event for one in fold(view or a_run(), entries) for event in events_of(one)]
+    return [event for one in fold(state or a_run(), entries) for event in events_of(one)]
 
 
 def types(found: Sequence[Event]) -> list[str]:

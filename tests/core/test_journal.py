@@ -38,7 +38,7 @@ def test_folding_all_entries_gives_the_view_that_grew():
     story.reply("max_tokens", says("Half"))
     story.reply("end_turn")
     story.reply("end_turn", says())
-    assert fold(a_run(), story.entries)[-1].after == story.view
+    assert fold(a_run(), story.entries)[-1].after == story.state
 
 
 def test_opening_counts_everything_that_the_first_call_sends():
@@ -48,7 +48,7 @@ def test_opening_counts_everything_that_the_first_call_sends():
     assert sent == [[{"type": "text", "text": "Mend it."}]]
     least = len("Sei kürzer.".encode()) + len("Mend it.")
     least += sum(content_bytes(tool.definition()) for tool in spec.tools)
-    assert progress.appended_bytes >= least
+    assert progress.context.appended_bytes >= least
 
 
 @given(st.lists(BLOCKS, max_size=5), st.sampled_from(["end_turn", "max_tokens", "pause_turn"]))
@@ -85,15 +85,15 @@ def test_every_appended_byte_is_counted_until_a_reply_has_seen_it():
     story.say("ö" * 10)
     story.finish(0, "x" * 20)
     results, text = story.tail
-    progress = story.view.progress
-    assert progress.last_prompt_tokens == 50
-    assert progress.appended_bytes == sum(map(content_bytes, (call, results, text)))
+    context = story.state.context
+    assert context.last_prompt_tokens == 50
+    assert context.appended_bytes == sum(map(content_bytes, (call, results, text)))
 
 
 def test_what_did_not_enter_the_conversation_is_not_counted():
     story = Story()
     story.reply("end_turn", thinks("x" * 1_000))
-    assert story.view.progress.appended_bytes == content_bytes(story.tail[-1])
+    assert story.state.context.appended_bytes == content_bytes(story.tail[-1])
 
 
 def test_counters_survive_an_end_and_another_attempt():
@@ -101,9 +101,9 @@ def test_counters_survive_an_end_and_another_attempt():
     story.reply("tool_use", uses("Bash"), prompt=90, output=10)
     story.finish(0)
     story.claim(limits=Limits(max_turns=3))
-    progress = story.view.progress
-    assert (progress.turns, progress.charged_tokens, progress.model_calls) == (1, 100, 2)
-    assert progress.usage == Usage(input_tokens=90, output_tokens=10)
+    state = story.state
+    assert (state.turns, state.money.charged_tokens, state.model.calls) == (1, 100, 2)
+    assert state.money.usage == Usage(input_tokens=90, output_tokens=10)
 
 
 def test_conversation_is_only_ever_appended_to():
@@ -112,7 +112,7 @@ def test_conversation_is_only_ever_appended_to():
     for number in range(3):
         story.reply("tool_use", says("So."), uses("Bash", f"t{number}"))
         story.finish(0)
-        blocks = [block for message in story.view.messages for block in message.blocks]
+        blocks = [block for message in story.state.messages for block in message.blocks]
         assert blocks[: len(seen)] == seen
         seen = blocks
-    assert not faults(story.view.messages)
+    assert not faults(story.state.messages)

@@ -4,7 +4,7 @@ them too, a check of the work, and a branch."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from hypothesis import strategies as st
 
@@ -22,7 +22,7 @@ from runner.core.run import Ended, Requeued
 from runner.core.state import Call
 from runner.core.steps import CallModel, Deliver, Done, Effect, RunTools, RunVerify
 from runner.core.workspace import RESULT_TOOL, result_tool
-from tests.core.story import DEPLOY, GREP, READ
+from tests.core.story import DEPLOY, GREP, READ, changed
 from tests.core.world import World
 
 # Make changes the workspace and nothing else; Push reaches beyond it.
@@ -61,12 +61,12 @@ class Workshop(World):
 
     def prepare(self) -> None:
         """The workspace at the start of an attempt; its worker may die before it says so."""
-        recorded = self.view.progress.tree
+        recorded = self.state.files.tree
         while True:
             found, cause = self.tree, None
             if recorded is None:
                 cause = "created"
-            elif undo_needed(self.view):
+            elif undo_needed(self.state):
                 self.files = tuple(recorded.split())
                 cause = "restored" if found != recorded else None
             elif found != recorded:
@@ -78,11 +78,11 @@ class Workshop(World):
             self.append(TreeRecorded(self.tree, cause, found if cause == "restored" else None))
 
     def run_tools(self, step: RunTools) -> None:
-        if not changes_tree(self.view, step.calls):
+        if not changes_tree(self.state, step.calls):
             super().run_tools(step)
             return
         assert not self.draining
-        assert self.tree == self.view.progress.tree, "a call runs on files that are not recorded"
+        assert self.tree == self.state.files.tree, "a call runs on files that are not recorded"
         for call in self.draw(st.permutations(step.calls)):
             if self.chance():
                 self.files += (f"{call.id}?",)
@@ -100,7 +100,7 @@ class Workshop(World):
         """Calls are cut in the middle: by the end of their worker, or by its shutdown."""
         if not self.draw(st.booleans()):
             self.die()
-        elif all(runs_again(self.view, call) for call in calls):
+        elif all(runs_again(self.state, call) for call in calls):
             shut_down = Requeued(self.now, "shutdown")
             self.append(RunSettled(shut_down))
             self.take_up(Done(shut_down))
@@ -120,7 +120,7 @@ class Workshop(World):
     def verify(self, number: int) -> None:
         assert not self.draining
         recorded = self.files
-        assert self.tree == self.view.progress.tree
+        assert self.tree == self.state.files.tree
         self.files += ("what the tests left",)
         if self.chance():
             self.die()
@@ -144,14 +144,13 @@ class Workshop(World):
         self.append(Delivered(f"commit {len(self.commits)}"))
 
     def call_model(self, step: CallModel) -> None:
-        assert self.tree == self.view.progress.tree, "the model goes on without what it did"
+        assert self.tree == self.state.files.tree, "the model goes on without what it did"
         super().call_model(step)
 
     def take_up(self, done: Done) -> None:
         if isinstance(done.outcome, Ended):
             self.check_end(done.outcome)
-            progress = replace(self.view.progress, delivered=None)  # as ``runner retry`` does
-            self.view = replace(self.view, progress=progress)
+            self.state = changed(self.state, delivered=None)  # as ``runner retry`` does
         super().take_up(done)
 
     # --- what is promised ---
@@ -159,20 +158,20 @@ class Workshop(World):
     def watch(self, entry: Entry) -> None:
         super().watch(entry)
         if isinstance(entry, ToolFinished):
-            call = self.view.calls[entry.index]
+            call = self.state.calls[entry.index]
             if entry.result.outcome == "unknown":
-                assert is_external(self.view, call)
+                assert is_external(self.state, call)
 
     def may_start_again(self, call: Call) -> bool:
         approved = call.asked_again and call.answer is not None
-        return super().may_start_again(call) or approved or not is_external(self.view, call)
+        return super().may_start_again(call) or approved or not is_external(self.state, call)
 
     def check_end(self, outcome: Ended) -> None:
         """What holds at every end that was decided."""
         assert self.commits
         assert self.commits[-1] == (outcome, self.files)
-        verify, progress = self.view.spec.verify, self.view.progress
+        verify = self.state.spec.verify
         if outcome.state == "succeeded":
             assert verify is None or self.passed[-1] == self.files
-            assert (outcome.reason == "submitted") == (self.view.spec.result_tool is not None)
-        assert verify is None or progress.verify_failures <= verify.rounds
+            assert (outcome.reason == "submitted") == (self.state.spec.result_tool is not None)
+        assert verify is None or self.state.ending.verify_failures <= verify.rounds

@@ -34,14 +34,14 @@ from runner.core.model_calls import summary_request
 from runner.core.run import Ended, Requeued, Waiting
 from runner.core.state import (
     Call,
-    Counted,
+    CountedPrompt,
     QueuedMessage,
-    RunView,
+    RunState,
 )
 from runner.core.steps import CallModel, CountTokens, Done, Effect, LocateCalls, RunTools, Sleep
 from runner.permissions import Answer, Authorization, ToolContext, digest_of
 from tests.core.sendable import faults
-from tests.core.story import says, thinks, uses
+from tests.core.story import changed, says, thinks, uses
 
 MOST_STEPS = 2_000
 RARE = ["refusal", "model_context_window_exceeded", "out_of_cheese"]
@@ -64,7 +64,7 @@ class World:
     """
 
     draw: Any
-    view: RunView
+    state: RunState
     mischief: int
     now: float = 1_000.0
     draining: bool = False
@@ -122,17 +122,17 @@ class World:
             self.people()
         self.draining = self.chance()
         while True:
-            decided, effect = advance(self.view, self.now, self.draining)
+            decided, effect = advance(self.state, self.now, self.draining)
             entries = [one.entry for one in decided]
-            view = decided[-1].after if decided else self.view
-            assert decided == fold(self.view, entries)
+            state = decided[-1].after if decided else self.state
+            assert decided == fold(self.state, entries)
             if entries and self.chance():  # some of what was decided, then the worker is gone
                 entries = entries[: self.draw(st.integers(0, len(entries) - 1))]
                 self.append(*entries)
                 self.die()
                 continue
             self.append(*entries)
-            assert self.view == view
+            assert self.state == state
             return effect
 
     def append(self, *entries: Entry) -> None:
@@ -140,12 +140,12 @@ class World:
             self.steps += 1
             assert self.steps < MOST_STEPS, "the run never ends"
             self.watch(entry)
-            self.view = apply(self.view, entry)
+            self.state = apply(self.state, entry)
             self.check()
 
     def die(self) -> None:
         self.counted = None
-        self.view = replace(self.view, attempt=self.view.attempt + 1, counted=None)
+        self.state = changed(self.state, attempt=self.state.attempt + 1, counted=None)
 
     def take_up(self, done: Done) -> None:
         """Whoever may does what makes a run go on from this outcome."""
@@ -153,9 +153,9 @@ class World:
             case Requeued(due_at):
                 self.now = max(self.now, due_at)
             case Ended():
-                limits = self.view.limits
-                self.view = replace(
-                    self.view,
+                limits = self.state.limits
+                self.state = replace(
+                    self.state,
                     limits=replace(
                         limits,
                         max_turns=limits.max_turns + 1,
@@ -168,7 +168,7 @@ class World:
                     self.answer()
             case Waiting(reason):
                 assert reason == "paused"
-        self.view = replace(self.view, outcome=None)
+        self.state = replace(self.state, outcome=None)
         self.die()
 
     def locate(self, indexes: set[int]) -> None:
@@ -185,14 +185,14 @@ class World:
         return ToolContext()
 
     def change_calls(self, change: Callable[[Call], Call]) -> None:
-        self.view = replace(self.view, calls=tuple(map(change, self.view.calls)))
+        self.state = replace(self.state, calls=tuple(map(change, self.state.calls)))
 
     # --- what people do ---
 
     def waiting(self) -> list[Call]:
         return [
             call
-            for call in self.view.calls
+            for call in self.state.calls
             if call.decision is not None
             and call.decision.effect == "ask"
             and call.answer is None
@@ -218,12 +218,13 @@ class World:
             case "say":
                 self.said.append(len(self.said) + 1)
                 message = QueuedMessage(self.said[-1], f"message {self.said[-1]}")
-                self.view = replace(self.view, queued=(*self.view.queued, message))
-            case "pause" if self.view.outcome is None:
-                self.view = replace(self.view, pause_requested=True)
+                inbox = replace(self.state.inbox, messages=(*self.state.inbox.messages, message))
+                self.state = replace(self.state, inbox=inbox)
+            case "pause" if self.state.outcome is None:
+                self.state = changed(self.state, pause_requested=True)
             case "cancel":  # and somebody resumes it
-                calls = (replace(c, interrupted=c.result is None) for c in self.view.calls)
-                self.view = replace(self.view, calls=tuple(calls), pause_requested=False)
+                calls = (replace(c, interrupted=c.result is None) for c in self.state.calls)
+                self.state = changed(self.state, calls=tuple(calls), pause_requested=False)
                 self.die()
 
     # --- what the model does ---
@@ -244,12 +245,12 @@ class World:
             self.append(ModelCallFailed(kind, "no", 500, None, charged, self.now, retry_at))
 
     def count_tokens(self) -> None:
-        progress = self.view.progress
-        tokens = self.draw(st.none() | st.integers(0, 2 * self.view.window))
-        assert self.counted != progress.turns, "asked twice in a turn"
-        self.counted = progress.turns
-        counted = Counted(tokens, progress.fullness.sent, progress.turns)
-        self.view = replace(self.view, counted=counted)
+        state = self.state
+        tokens = self.draw(st.none() | st.integers(0, 2 * self.state.context.window))
+        assert self.counted != state.turns, "asked twice in a turn"
+        self.counted = state.turns
+        counted = CountedPrompt(tokens, state.context.estimate, state.turns)
+        self.state = changed(self.state, counted=counted)
 
     def usage(self, step: CallModel) -> Usage:
         reservation = step.call.reservation
@@ -261,12 +262,12 @@ class World:
         )
 
     def summary(self, step: CallModel) -> SummaryReplied:
-        request = summary_request(self.view, step.call)
+        request = summary_request(self.state, step.call)
         assert not faults(request.messages)
         assert request.max_tokens == step.call.reservation.max_tokens
         text = self.draw(st.sampled_from(["", " ", "It went well.", "So. " * 2_000]))
         reason = self.draw(st.sampled_from(["end_turn", "end_turn", "max_tokens", "refusal"]))
-        return summarised(self.view, ModelReply((says(text),), reason, self.usage(step), "m"))
+        return summarised(self.state, ModelReply((says(text),), reason, self.usage(step), "m"))
 
     def replied(self, step: CallModel) -> ModelReplied:
         reply = self.reply(step)
@@ -291,7 +292,7 @@ class World:
     # --- what the tools do ---
 
     def run_tools(self, step: RunTools) -> None:
-        assert not self.draining or any(call.result for call in self.view.calls)
+        assert not self.draining or any(call.result for call in self.state.calls)
         calls = list(self.draw(st.permutations(step.calls)))
         while calls:
             if self.chance():
@@ -303,7 +304,7 @@ class World:
             result = ToolResult(f"result of {call.id}\n" * lines, outcome)
             self.append(ToolFinished(call.index, result))
             if calls:
-                decided, effect = advance(self.view, self.now, self.chance())
+                decided, effect = advance(self.state, self.now, self.chance())
                 assert decided == []
                 assert isinstance(effect, RunTools)
                 assert {c.index for c in effect.calls} == {c.index for c in calls}
@@ -314,62 +315,63 @@ class World:
         """What one entry may never do."""
         match entry:
             case ToolsStarted(indexes):
-                group = [self.view.calls[index] for index in indexes]
+                group = [self.state.calls[index] for index in indexes]
                 assert group
                 self.check_order(group)
                 for call in group:
-                    tool = self.view.spec.tool(call.name)
+                    tool = self.state.spec.tool(call.name)
                     assert tool is not None
                     assert isinstance(call.input, dict)
                     assert call.decision is not None
                     Authorization(
-                        call.decision, call.answer, digest_of(call.input_to_run), self.view.policy
+                        call.decision, call.answer, digest_of(call.input_to_run), self.state.policy
                     )
                     assert call.result is None
                     assert not call.interrupted
                     assert not self.started[call.id] or self.may_start_again(call)
                     self.started[call.id] += 1
             case ToolFinished(index):
-                call = self.view.calls[index]
+                call = self.state.calls[index]
                 self.finished[call.id] += 1
                 assert self.finished[call.id] == 1
             case UserMessageAdded(queued_ids=ids):
-                assert not any(call.result is None for call in self.view.calls)
+                assert not any(call.result is None for call in self.state.calls)
                 self.heard += ids
 
     def may_start_again(self, call: Call) -> bool:
-        tool = self.view.spec.tool(call.name)
+        tool = self.state.spec.tool(call.name)
         return tool is not None and tool.repeatable
 
     def check_order(self, group: list[Call]) -> None:
         """Nothing passes a call that waits for an answer, save reading past reading."""
         passed = [call for call in self.waiting() if call.index < group[-1].index]
         if passed:
-            between = self.view.calls[passed[0].index : group[-1].index + 1]
+            between = self.state.calls[passed[0].index : group[-1].index + 1]
             assert {call.name for call in between if call.result is None} <= {"Read", "Grep"}
 
     def check(self) -> None:
         """What holds after every entry."""
-        view, progress = self.view, self.view.progress
-        reserved = progress.open_call.reservation.worst_case if progress.open_call else 0
-        assert progress.charged_tokens + reserved <= view.limits.token_ceiling
-        assert progress.usage.total <= progress.charged_tokens
-        assert progress.turns <= view.limits.max_turns
-        assert self.heard + [message.id for message in view.queued] == self.said
-        assert not view.calls or view.messages[-1].role == "assistant"
-        if not view.calls:
-            assert not faults(view.messages)
-            assert not faults(view.sent, view.compacted)
-        if view.outcome is not None and isinstance(view.outcome, Ended):
-            assert view.outcome.state != "succeeded" or not view.queued
+        state = self.state
+        call, money = state.model.open_call, state.money
+        reserved = call.reservation.worst_case if call else 0
+        assert money.charged_tokens + reserved <= state.limits.token_ceiling
+        assert money.usage.total <= money.charged_tokens
+        assert state.turns <= state.limits.max_turns
+        assert self.heard + [message.id for message in state.inbox.messages] == self.said
+        assert not state.calls or state.messages[-1].role == "assistant"
+        if not state.calls:
+            assert not faults(state.messages)
+            assert not faults(state.sent, state.context.compacted)
+        if state.outcome is not None and isinstance(state.outcome, Ended):
+            assert state.outcome.state != "succeeded" or not state.inbox.messages
 
     def check_request(self) -> None:
         """What is about to be sent is valid, and only adds to what was sent before, unless that was
         compacted."""
-        sent, compactions = self.view.sent, self.view.compacted.count
-        assert not faults(sent, self.view.compacted)
-        assert not self.view.calls
-        stop = self.view.progress.stop
+        sent, compactions = self.state.sent, self.state.context.compacted.count
+        assert not faults(sent, self.state.context.compacted)
+        assert not self.state.calls
+        stop = self.state.model.stop
         paused = stop is not None and stop.reason == "pause_turn"
         assert sent[-1].role == ("assistant" if paused else "user")
         now = [(message.role, block) for message in sent for block in message.blocks]

@@ -24,9 +24,9 @@ def intent_not_written() -> None:
     """That a tool starts is not stored before it does."""
     add_entry = Rows._add_entry
 
-    def add_all_but_starts(rows: Rows, view: Any, entry: Any) -> None:
+    def add_all_but_starts(rows: Rows, state: Any, entry: Any) -> None:
         if not isinstance(entry, ToolsStarted):
-            add_entry(rows, view, entry)
+            add_entry(rows, state, entry)
 
     Rows._add_entry = add_all_but_starts  # type: ignore[assignment,method-assign]
 

@@ -31,7 +31,7 @@ def check(record: Record, folder: Path, home: Path, variant: Scenario) -> None:
     objects = folder / "workspace" / ".git" / "objects"
     clones = home.glob("repositories/*/objects")
     stores = _Stores(list(home.glob("snapshots/*.git")), [objects, *clones])
-    last = record.run.progress["tree"]
+    last = record.run.progress["files"]["tree"]
     _check_chain(record, last)
     for tree in sorted({call.tree_after for call in record.calls if call.tree_after}):
         _check_log(record, tree, stores)
@@ -135,7 +135,10 @@ def _check_branch(record: Record, found: dict[str, bytes]) -> None:
     ]
     hold(len(ours) == 1, "the run did not end with one commit", said)
     hold(repository.git(worktree, "rev-parse", "HEAD") == ours[0], "the commit is not the last")
-    hold(row.commit_id == ours[0] == record.run.progress["delivered"], "another one is recorded")
+    hold(
+        row.commit_id == ours[0] == record.run.progress["ending"]["delivered"],
+        "another one is recorded",
+    )
     branch = repository.git(worktree, "symbolic-ref", "--short", "HEAD")
     own = branch == row.branch and branch.startswith("runner/sweep/one")
     hold(own, "the branch has another name", branch, row.branch)

@@ -151,7 +151,7 @@ def _check_counters(record: Record, served: Served, variant: scenario.Scenario) 
     hold(run.charged_tokens == charged, "charges do not add up", run.charged_tokens, charged)
     hold(charged <= variant.limits.token_ceiling, "the token ceiling was crossed", charged)
     hold(served.tokens <= charged, "tokens were used and not charged", served.tokens, charged)
-    cost = run.progress["charged_cost"]
+    cost = run.progress["money"]["charged_cost"]
     hold(served.cost <= cost, "more was billed than charged", served.cost, cost)
     asked = len(served.turns) + served.summaries
     hold(asked <= len(model_calls), "a model call was made twice under one intent")

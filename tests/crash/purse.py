@@ -15,9 +15,9 @@ def check(record: Record, variant: Scenario) -> None:
     hold((purse is not None) == budget.is_set, "a purse without a budget, or none with one", purse)
     if purse is None:
         return
-    call = run.progress["open_call"]
+    call = run.progress["model"]["open_call"]
     reserved = call["reservation"] if call else {"worst_case": 0, "worst_cost": 0}
-    spent = (run.charged_tokens, run.progress["charged_cost"])
+    spent = (run.charged_tokens, run.progress["money"]["charged_cost"])
     expected = (*spent, reserved["worst_case"], reserved["worst_cost"])
     found = (purse.spent_tokens, purse.spent_cost, purse.reserved_tokens, purse.reserved_cost)
     hold(found == expected, "the purse is not what was used and reserved", found, expected)

@@ -14,7 +14,7 @@ from runner.core.conversation import ModelReply, ModelRequest
 from runner.core.entries import Entry
 from runner.core.run import Ended, Lease, Outcome, Requeued, Waiting
 from runner.core.spec import Asking, JobSpec
-from runner.core.state import Call, RunView
+from runner.core.state import Call, RunState
 from runner.core.steps import RunTools
 from runner.core.workspace import Workspace
 from runner.engine.attempt import Ports, run_attempt
@@ -281,12 +281,12 @@ class _RunsAnything(StoredJournal):
     changed: dict[str, Any] | None = None
 
     def commit(
-        self, lease: Lease, view: RunView, entries: Sequence[Entry], decide: Decide[Any]
-    ) -> tuple[RunView, Any]:
-        view, effect = super().commit(lease, view, entries, decide)
-        if not view.calls:
-            return view, effect
-        return view, RunTools((self._answered(view.calls[0]),))
+        self, lease: Lease, state: RunState, entries: Sequence[Entry], decide: Decide[Any]
+    ) -> tuple[RunState, Any]:
+        state, effect = super().commit(lease, state, entries, decide)
+        if not state.calls:
+            return state, effect
+        return state, RunTools((self._answered(state.calls[0]),))
 
     def _answered(self, call: Call) -> Call:
         return replace(call, answer=self.answer, input=self.changed or call.input)

@@ -116,7 +116,7 @@ def test_a_cancel_is_seen_in_a_back_off(database: Database, ports: Ports) -> Non
 
     thread = threading.Thread(target=work)
     thread.start()
-    while row(database, lease).progress["failure"] is None:
+    while row(database, lease).progress["model"]["failure"] is None:
         assert thread.is_alive()
     control.cancel(database, Target("run", lease.run_id), time.time())
     interrupt.set("dropped")

@@ -18,7 +18,7 @@ from runner.core.conversation import ModelReply, ModelRequest
 from runner.core.entries import Entry
 from runner.core.run import Ended, Lease, Outcome, Requeued
 from runner.core.spec import JobSpec, NewRun
-from runner.core.state import RunView
+from runner.core.state import RunState
 from runner.core.workspace import Workspace
 from runner.engine.attempt import Ports, run_attempt
 from runner.errors import Interrupted, ModelCallError, StaleView
@@ -73,20 +73,20 @@ class Model:
 
 @dataclass
 class Watching:
-    """A journal that keeps the views that it is shown; ``loses`` an answer to a commit."""
+    """A journal that keeps the states that it is shown; ``loses`` an answer to a commit."""
 
     journal: Journal
-    views: list[RunView] = field(default_factory=list)
+    states: list[RunState] = field(default_factory=list)
     loses: bool = False
 
-    def load(self, lease: Lease) -> RunView:
+    def load(self, lease: Lease) -> RunState:
         return self.journal.load(lease)
 
     def commit(
-        self, lease: Lease, view: RunView, entries: Sequence[Entry], decide: Decide[T]
-    ) -> tuple[RunView, T]:
-        self.views.append(view)
-        stored = self.journal.commit(lease, view, entries, decide)
+        self, lease: Lease, state: RunState, entries: Sequence[Entry], decide: Decide[T]
+    ) -> tuple[RunState, T]:
+        self.states.append(state)
+        stored = self.journal.commit(lease, state, entries, decide)
         if self.loses and entries:
             self.loses = False
             raise StaleView("it was stored")
@@ -176,7 +176,9 @@ def test_window_is_the_first_that_is_told(
     bench = begin(spec, windows=windows)
     bench.ports = replace(bench.ports, known_window=known.get)
     assert bench.work() == Ended("succeeded", "end_turn")
-    first, *later = [(view.window, view.summary_window) for view in bench.watching.views]
+    first, *later = [
+        (state.context.window, state.context.summary_window) for state in bench.watching.states
+    ]
     assert set(later) == {(window, summary_window)}
     # No step before the first call waits for an API.
     assert first == (own or known.get(OWN, DEFAULT_WINDOW), known.get(OTHER, DEFAULT_WINDOW))
@@ -185,7 +187,7 @@ def test_window_is_the_first_that_is_told(
 def test_summaries_of_the_same_model_have_the_jobs_window(begin: Begin) -> None:
     bench = begin(replace(scripted(DONE), context=Context(window=50_000)))
     bench.work()
-    assert bench.watching.views[0].summary_window == 50_000
+    assert bench.watching.states[0].context.summary_window == 50_000
 
 
 def test_what_an_attempt_sees_stays_when_the_answer_to_a_commit_is_lost(
@@ -196,8 +198,8 @@ def test_what_an_attempt_sees_stays_when_the_answer_to_a_commit_is_lost(
     bench.watching.loses = True
     assert bench.work() == Ended("succeeded", "end_turn")
     assert not bench.watching.loses
-    outputs = {view.outputs for view in bench.watching.views}
-    windows = [view.window for view in bench.watching.views]
+    outputs = {state.files.outputs for state in bench.watching.states}
+    windows = [state.context.window for state in bench.watching.states]
     assert windows == sorted(windows, reverse=True)
     assert (windows[0], windows[-1]) == (DEFAULT_WINDOW, 70_000)
     assert [Path(path).name for path in outputs] == [bench.lease.run_id]
@@ -296,7 +298,7 @@ def test_summary_is_written_unheard_and_stands_in_for_what_it_sums_up(
     assert last.purpose == "turn"
     assert last.messages[1].blocks[0]["text"].startswith(HEADING)
     assert "What was done so far." in last.messages[1].blocks[0]["text"]
-    assert len(last.messages) < len(bench.watching.views[-1].messages)
+    assert len(last.messages) < len(bench.watching.states[-1].messages)
     query = select(model_calls.c.purpose).where(model_calls.c.run_id == bench.lease.run_id)
     in_order = query.order_by(model_calls.c.number)
     purposes = bench.database.read(lambda connection: connection.execute(in_order).scalars().all())

@@ -233,7 +233,7 @@ def test_a_pass_rings_for_a_parent_whose_children_have_ended_unseen(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who ended the last of them died before it could wake the parent."""
-    parent = start(database, asks(1)).view.run_id
+    parent = start(database, asks(1)).state.run_id
     with monkeypatch.context() as dead:
         dead.setattr("runner.store.journal.wake", lambda *arguments: False)
         end(database, f"{parent}.1")
@@ -245,7 +245,7 @@ def test_a_pass_rings_for_a_parent_whose_children_have_ended_unseen(
 def test_a_pass_cancels_what_a_run_that_has_failed_had_started(
     database: Database, tmp_path: Path
 ) -> None:
-    parent = start(database, asks(1)).view.run_id
+    parent = start(database, asks(1)).state.run_id
     failed = {"state": "failed", "reason": "crash_loop", "ended_at": NOW}
     change = update(run_table).where(run_table.c.id == parent).values(**failed)
     database.write(lambda connection: connection.execute(change))

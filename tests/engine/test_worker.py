@@ -124,7 +124,7 @@ def test_a_parent_begins_when_nothing_of_its_ended_sub_agents_runs_any_more(
     store: Database,
 ) -> None:
     """One that was cancelled a moment ago may still write in its parent's folder; those that go on may."""
-    run_id = start(store, asks(1), asks(2)).view.run_id
+    run_id = start(store, asks(1), asks(2)).state.run_id
     claim(store, f"{run_id}.2")
     cancel(store, Target("run", f"{run_id}.1"), NOW)
     pause(store, Target("run", run_id), NOW)

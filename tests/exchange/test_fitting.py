@@ -11,7 +11,13 @@ import pytest
 
 from runner import wiring
 from runner.core.spec import JobSpec
-from runner.core.state import Failure, OpenCall, Progress
+from runner.core.state import (
+    ContextState,
+    Failure,
+    ModelState,
+    OpenCall,
+    Progress,
+)
 from runner.core.workspace import Verify, Workspace
 from runner.exchange.checks import misfit
 from runner.permissions import Rule
@@ -65,10 +71,10 @@ def test_the_first_part_that_does_not_fit_is_named(value: Any, where: str) -> No
     ("value", "where"),
     [
         (Progress(), None),
-        (Progress(worked=3, last_prompt_tokens=None), None),
+        (Progress(worked=3, context=ContextState(measured=None)), None),
         (Progress(turns=2**61), "turns"),
-        (Progress(failure=Failure("1", 0.0, None, "x", "y")), "failure"),  # type: ignore[arg-type]
-        (Progress(open_call=OpenCall(1, 1, None)), "open_call"),  # type: ignore[arg-type]
+        (Progress(model=ModelState(failure=Failure("1", 0.0, None, "x", "y"))), "model.failure"),  # type: ignore[arg-type]
+        (Progress(model=ModelState(open_call=OpenCall(1, 1, None))), "model.open_call"),  # type: ignore[arg-type]
     ],
 )
 def test_progress_fits_or_the_part_is_named(value: Progress, where: str | None) -> None:

@@ -159,11 +159,13 @@ class Watch:
             .where(purses.c.job_id == job_id)
         )
         rows = self._database.read(lambda connection: connection.execute(query).all())
-        open_calls = [row.progress["open_call"] for row in rows if row.progress["open_call"]]
+        open_calls = [
+            row.progress["model"]["open_call"] for row in rows if row.progress["model"]["open_call"]
+        ]
         reserved = [call["reservation"] for call in open_calls]
         expected = {
             "spent_tokens": sum(row.charged_tokens for row in rows),
-            "spent_cost": sum(row.progress["charged_cost"] for row in rows),
+            "spent_cost": sum(row.progress["money"]["charged_cost"] for row in rows),
             "reserved_tokens": sum(each["worst_case"] for each in reserved),
             "reserved_cost": sum(each["worst_cost"] for each in reserved),
         }
@@ -196,8 +198,8 @@ def ceilings_of(run: Any) -> list[tuple[str, int]]:
 def most_used(run: Any, rows: Sequence[Any], kind: str) -> int:
     """What a run and all below it have used, or may: its open call in full, and of a child that has not
     ended all that it was given."""
-    charged = run.charged_tokens if kind == "tokens" else run.progress["charged_cost"]
-    call = run.progress["open_call"]
+    charged = run.charged_tokens if kind == "tokens" else run.progress["money"]["charged_cost"]
+    call = run.progress["model"]["open_call"]
     reserved = (
         call["reservation"]["worst_case" if kind == "tokens" else "worst_cost"] if call else 0
     )

@@ -211,7 +211,7 @@ def test_what_was_sent_in_each_turn_can_be_told_again_exactly(long: Read) -> Non
 
 def test_gate_learns_how_the_api_counts(short: Read) -> None:
     progress = short.row(runs).progress
-    assert progress["fullness"]["correction"] == pytest.approx(4 / 3.2, rel=0.05)
+    assert progress["context"]["correction"] == pytest.approx(4 / 3.2, rel=0.05)
 
 
 def _cost(usages: Any) -> int:

@@ -12,7 +12,6 @@ import copy
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -24,10 +23,10 @@ from runner.core.context import Context
 from runner.core.conversation import Block, Message, ModelReply, ModelRequest, Usage
 from runner.core.entries import ContextCompacted
 from runner.core.model_calls import summary_request, turn_request
-from runner.core.state import Counted
+from runner.core.state import CountedPrompt
 from runner.core.steps import CallModel, CountTokens, RunTools
 from runner.llm.anthropic import request_body
-from tests.core.story import Story, a_run, a_spec, replied, uses
+from tests.core.story import Story, a_run, a_spec, changed, replied, uses
 from tests.llm.conftest import READ, make_request, user
 from tests.messages_api import Reply
 from tests.messages_api.conversation_rules import sign
@@ -104,7 +103,7 @@ def test_forty_turns_break_the_prefix_only_where_it_was_compacted() -> None:
     context = Context(window=24_000, keep_messages=4)
     limits = Limits(max_output_tokens=2_000, max_turns=100)
     story = Story(
-        replace(a_run(a_spec(model="claude-sonnet-5", context=context), limits), window=24_000)
+        changed(a_run(a_spec(model="claude-sonnet-5", context=context), limits), window=24_000)
     )
     sent: list[tuple[int, bytes]] = []
     kinds = set()
@@ -112,12 +111,12 @@ def test_forty_turns_break_the_prefix_only_where_it_was_compacted() -> None:
     while len(sent) < TURNS:
         match effect:
             case CallModel(call) if call.purpose == "summary":
-                reply = says_summary(json.loads(request_body(summary_request(story.view, call))))
-                effect = story.go_on(summarised(story.view, reply))
+                reply = says_summary(json.loads(request_body(summary_request(story.state, call))))
+                effect = story.go_on(summarised(story.state, reply))
             case CallModel(call):
-                raw = request_body(turn_request(story.view, call))
+                raw = request_body(turn_request(story.state, call))
                 check_request(json.loads(raw), VERSION)
-                sent.append((story.view.compacted.count, MARKS.sub(b"", raw)))
+                sent.append((story.state.context.compacted.count, MARKS.sub(b"", raw)))
                 words = text(f"Turn {len(sent)} " + "says much. " * 200)
                 usage = Usage(input_tokens=len(raw) // 4)
                 block = uses("Read", f"toolu_{len(sent)}")
@@ -127,8 +126,8 @@ def test_forty_turns_break_the_prefix_only_where_it_was_compacted() -> None:
             case RunTools(calls):
                 effect = story.finish(calls[0].index, "printed " * 600)
             case CountTokens():
-                counted = Counted(None, story.view.progress.fullness.sent, len(sent))
-                story.view = replace(story.view, counted=counted)
+                counted = CountedPrompt(None, story.state.context.estimate, len(sent))
+                story.state = changed(story.state, counted=counted)
                 effect = story.go_on()
             case _:
                 raise AssertionError(effect)
@@ -137,7 +136,7 @@ def test_forty_turns_break_the_prefix_only_where_it_was_compacted() -> None:
         goes_on = after.startswith(before.removesuffix(b"]}"))
         assert goes_on == (compacted == compacted_since)
     assert kinds == {"clip"}
-    assert story.view.compacted.last, "a summary stands in for the rest"
+    assert story.state.context.compacted.last, "a summary stands in for the rest"
 
 
 def says_summary(body: dict[str, Any]) -> ModelReply:

@@ -16,7 +16,7 @@ from runner.core.fold import Applied
 from runner.core.prices import FREE, Tariff
 from runner.core.run import Lease
 from runner.core.spec import JobSpec
-from runner.core.state import RunView
+from runner.core.state import RunState
 from runner.core.steps import CallModel, Effect, LocateCalls, RunTools
 from runner.permissions import ToolContext
 from runner.store import jobs as jobs_store
@@ -34,7 +34,7 @@ decide = partial(advance, draining=False)
 USAGE = Usage(input_tokens=100, output_tokens=10)
 
 
-def decide_nothing(view: RunView, now: float) -> tuple[Sequence[Applied], None]:
+def decide_nothing(state: RunState, now: float) -> tuple[Sequence[Applied], None]:
     """Leaves it at the entries that are stored."""
     return (), None
 
@@ -54,18 +54,18 @@ def tool_use(number: int, name: str = "Read", **arguments: Any) -> Block:
 
 @dataclass
 class Attempt:
-    """A claimed run, its view, and what it has to do next."""
+    """A claimed run, its state, and what it has to do next."""
 
     database: Database
     lease: Lease
-    view: RunView
+    state: RunState
     effect: Effect
     now: float
     tariffs: Tariffs
 
     def append(self, *entries: Entry) -> Attempt:
         journal = StoredJournal(self.database, lambda: self.now, self.tariffs)
-        self.view, self.effect = journal.commit(self.lease, self.view, entries, decide)
+        self.state, self.effect = journal.commit(self.lease, self.state, entries, decide)
         return self
 
     def reply(self, *blocks: Block, stop: str = "end_turn", usage: Usage = USAGE) -> Attempt:
@@ -84,9 +84,9 @@ class Attempt:
         located = {call.index for call in self.effect.calls}
         calls = (
             replace(call, tool_context=ToolContext()) if call.index in located else call
-            for call in self.view.calls
+            for call in self.state.calls
         )
-        self.view = replace(self.view, calls=tuple(calls))
+        self.state = replace(self.state, calls=tuple(calls))
         return self.append()
 
     def finish(self, content: str, output: bytes | None = None) -> Attempt:
@@ -118,8 +118,8 @@ def claim(
     lease = runs_store.claim(database, run, WORKER, now)
     assert lease is not None
     journal = StoredJournal(database, lambda: now, tariffs)
-    view, effect = journal.commit(lease, journal.load(lease), found, decide)
-    return Attempt(database, lease, view, effect, now, tariffs)
+    state, effect = journal.commit(lease, journal.load(lease), found, decide)
+    return Attempt(database, lease, state, effect, now, tariffs)
 
 
 def add_worker(database: Database) -> None:

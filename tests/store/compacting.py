@@ -32,7 +32,7 @@ def stand_in(last: int, said: str = "summed up", kind: str = "summary") -> Compa
 
 def use_tool(attempt: Attempt, content: str, *more: Entry) -> Attempt:
     """A turn with one tool call, and what is to happen before the next turn begins."""
-    attempt.reply(tool_use(attempt.view.progress.turns), stop="tool_use")
+    attempt.reply(tool_use(attempt.state.turns), stop="tool_use")
     assert isinstance(attempt.effect, RunTools), attempt.effect
     (call,) = attempt.effect.calls
     return attempt.append(ToolFinished(call.index, ToolResult(content)), *more)
@@ -45,7 +45,7 @@ def compact(attempt: Attempt, compaction: Compaction) -> Attempt:
 
 def ask_for_summary(attempt: Attempt) -> Attempt:
     """A turn with a tool call, and a call for a summary after it that is under way."""
-    number = attempt.view.progress.model_calls + 1
+    number = attempt.state.model.calls + 1
     reservation = Reservation(1_000, 5_000, False, worst_cost=7)
     use_tool(attempt, "ok", ModelCallStarted(number, reservation, attempt.now, "summary"))
     assert isinstance(attempt.effect, CallModel)

@@ -26,7 +26,7 @@ from runner.core.fold import fold
 from runner.core.model_calls import turn_request
 from runner.core.run import Lease, Waiting
 from runner.core.spec import JobSpec
-from runner.core.state import Call, RunView
+from runner.core.state import Call, RunState
 from runner.core.steps import (
     CallModel,
     Deliver,
@@ -99,7 +99,7 @@ class Driver:
         self.run_id = database.read(lambda c: c.execute(query).scalar_one())
         self.journal = StoredJournal(database, lambda: self.now, free)
 
-    def claim(self) -> tuple[Lease, RunView]:
+    def claim(self) -> tuple[Lease, RunState]:
         run = runs.look_at(self.database, self.run_id, self.now)
         assert run is not None
         lease = runs.claim(self.database, run, "worker_a", self.now)
@@ -158,12 +158,12 @@ class Driver:
         self.reply_to_a_question()
         return True
 
-    def happen(self, effect: Effect, view: RunView) -> list[Entry]:
+    def happen(self, effect: Effect, state: RunState) -> list[Entry]:
         match effect:
             case CallModel(call) if call.purpose == "summary":
-                return [self.sum_up(view)]
+                return [self.sum_up(state)]
             case CallModel():
-                return [self.answer(view)]
+                return [self.answer(state)]
             case RunTools(calls):
                 call = self.random.choice(calls)
                 output = b"x" * 70_000 if self.random.random() < 0.2 else None
@@ -175,27 +175,27 @@ class Driver:
             case LocateCalls() | RunVerify() | Deliver() | Done():
                 raise AssertionError(effect)
 
-    def compact(self, view: RunView, happened: list[Entry]) -> list[Entry]:
+    def compact(self, state: RunState, happened: list[Entry]) -> list[Entry]:
         """A compaction, or the beginning of a call for one, where no other call is under way."""
         if self.random.random() < 0.6:
             return []
-        view = fold(view, happened)[-1].after
-        if view.calls or view.progress.open_call or len(view.messages) < 2:
+        state = fold(state, happened)[-1].after
+        if state.calls or state.model.open_call or len(state.messages) < 2:
             return []
         kind = self.random.choice(["clip", "prune", "summary"])
         if kind == "summary":
             reservation = Reservation(1_000, 5_000, False, worst_cost=7, hour_cache=True)
-            number = view.progress.model_calls + 1
+            number = state.model.calls + 1
             return [ModelCallStarted(number, reservation, self.now, "summary")]
-        return [ContextCompacted(self.compaction(view, kind))]
+        return [ContextCompacted(self.compaction(state, kind))]
 
-    def compaction(self, view: RunView, kind: Any) -> Compaction:
+    def compaction(self, state: RunState, kind: Any) -> Compaction:
         said = self.random.choice(["Less.", "é\u0000\ud800", ""])
-        first = max(1, view.compacted.last)
-        last = self.random.randint(first, max(first, len(view.messages) - 1))
+        first = max(1, state.context.compacted.last)
+        last = self.random.randint(first, max(first, len(state.messages) - 1))
         results = [
             (number, position)
-            for number, message in enumerate(view.messages)
+            for number, message in enumerate(state.messages)
             for position, block in enumerate(message.blocks)
             if block["type"] == "tool_result"
         ]
@@ -204,7 +204,7 @@ class Driver:
             kind, first, last, said, tuple(Clip(*place, said) for place in clips), 900, 400
         )
 
-    def sum_up(self, view: RunView) -> Entry:
+    def sum_up(self, state: RunState) -> Entry:
         if self.random.random() < 0.2:
             retry_at = self.random.choice([None, self.now + 2])
             return ModelCallFailed("api_error", "no", 500, "req_1", 0, self.now, retry_at)
@@ -212,9 +212,9 @@ class Driver:
             ({"type": "text", "text": "S."},), "end_turn", Usage(9, 8, 7, 6), "claude-test"
         )
         is_used = self.random.random() < 0.7
-        return SummaryReplied(reply, self.compaction(view, "summary") if is_used else None, "no")
+        return SummaryReplied(reply, self.compaction(state, "summary") if is_used else None, "no")
 
-    def answer(self, view: RunView) -> Entry:
+    def answer(self, state: RunState) -> Entry:
         if self.random.random() < 0.2:
             return ModelCallFailed(
                 "overloaded_error", "busy", 529, "req_1", 0, self.now, self.now + 2
@@ -223,7 +223,7 @@ class Driver:
         uses = tuple(
             {
                 "type": "tool_use",
-                "id": f"toolu_{view.progress.turns}_{n}",
+                "id": f"toolu_{state.turns}_{n}",
                 "name": name,
                 "input": self.random.choice(INPUTS.get(name, [{"n": n}])),
             }
@@ -239,46 +239,46 @@ class Driver:
     def drive(self) -> dict[int, ModelRequest]:
         """Take the run to its end, comparing all the way what is loaded with what was folded; what
         each turn sent."""
-        lease, view = self.claim()
-        happened = self.begin(view)
+        lease, state = self.claim()
+        happened = self.begin(state)
         sent: dict[int, ModelRequest] = {}
         while True:
             if self.random.random() < 0.1:
                 self.say()
-            view, effect = self.journal.commit(lease, view, happened, decide)
+            state, effect = self.journal.commit(lease, state, happened, decide)
             if isinstance(effect, Done):
                 if not self.end_wait(effect):
                     return sent
-                waited = view
-                lease, view = self.claim()
-                assert _unanswered(view) == _unanswered(waited)
-                happened = self.begin(view)
+                waited = state
+                lease, state = self.claim()
+                assert _unanswered(state) == _unanswered(waited)
+                happened = self.begin(state)
                 continue
-            assert self.journal.load(lease) == view
+            assert self.journal.load(lease) == state
             if isinstance(effect, CallModel) and effect.call.purpose == "turn":
-                sent[view.progress.turns + 1] = turn_request(view, effect.call)
+                sent[state.turns + 1] = turn_request(state, effect.call)
             if self.random.random() < self.risk(effect):
                 self.crash()
-                lease, view = self.claim()
-                happened = self.begin(view)
+                lease, state = self.claim()
+                happened = self.begin(state)
                 continue
             if isinstance(effect, LocateCalls):
-                calls = tuple(replace(call, tool_context=ToolContext()) for call in view.calls)
-                view, happened = replace(view, calls=calls), []
+                calls = tuple(replace(call, tool_context=ToolContext()) for call in state.calls)
+                state, happened = replace(state, calls=calls), []
                 continue
-            happened = [TimeWorked(0.1), *self.happen(effect, view)]
-            happened += self.compact(view, happened)
+            happened = [TimeWorked(0.1), *self.happen(effect, state)]
+            happened += self.compact(state, happened)
             self.now += 0.5
 
     def risk(self, effect: Effect) -> float:
         """How likely its worker is to die now."""
         return 0.1
 
-    def begin(self, view: RunView) -> list[Entry]:
+    def begin(self, state: RunState) -> list[Entry]:
         """What an attempt finds when it begins."""
         return []
 
 
-def _unanswered(view: RunView) -> list[Call]:
+def _unanswered(state: RunState) -> list[Call]:
     """The calls of a run, less what people answered meanwhile."""
-    return [replace(call, answer=None) for call in view.calls]
+    return [replace(call, answer=None) for call in state.calls]

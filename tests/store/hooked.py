@@ -7,7 +7,7 @@ from typing import Any
 
 from runner.core.entries import Entry, HookFinished, InstructionsRead
 from runner.core.hooks import Hook, Said, read_answer
-from runner.core.state import RunView
+from runner.core.state import RunState
 from runner.core.steps import Effect, RunHook
 from runner.core.workspace import Instructions
 from runner.store.database import Database
@@ -45,13 +45,13 @@ class HookedDriver(Driver):
     def __init__(self, database: Database, seed: int) -> None:
         super().__init__(database, seed, replace(SPEC, hooks=HOOKS, instructions=True))
 
-    def begin(self, view: RunView) -> list[Entry]:
-        return [*super().begin(view), *instructed(self, view)]
+    def begin(self, state: RunState) -> list[Entry]:
+        return [*super().begin(state), *instructed(self, state)]
 
-    def happen(self, effect: Effect, view: RunView) -> list[Entry]:
+    def happen(self, effect: Effect, state: RunState) -> list[Entry]:
         if isinstance(effect, RunHook):
             return [ended(self, effect, None)]
-        return super().happen(effect, view)
+        return super().happen(effect, state)
 
     def risk(self, effect: Effect) -> float:
         return 0.3 if isinstance(effect, RunHook) else super().risk(effect)
@@ -61,21 +61,21 @@ class RecordedHookedDriver(RecordedDriver):
     def spec_of(self, seed: int) -> Any:
         return replace(super().spec_of(seed), hooks=HOOKS, instructions=True)
 
-    def begin(self, view: RunView) -> list[Entry]:
-        return [*super().begin(view), *instructed(self, view)]
+    def begin(self, state: RunState) -> list[Entry]:
+        return [*super().begin(state), *instructed(self, state)]
 
-    def happen(self, effect: Effect, view: RunView) -> list[Entry]:
+    def happen(self, effect: Effect, state: RunState) -> list[Entry]:
         if isinstance(effect, RunHook):
             changed = effect.run.event != "RunEnd" and self.random.random() < 0.3
             return [ended(self, effect, self.tree() if changed else None)]
-        return super().happen(effect, view)
+        return super().happen(effect, state)
 
     def risk(self, effect: Effect) -> float:
         return 0.3 if isinstance(effect, RunHook) else super().risk(effect)
 
 
-def instructed(driver: Driver, view: RunView) -> list[Entry]:
-    if view.progress.instructed:
+def instructed(driver: Driver, state: RunState) -> list[Entry]:
+    if state.files.instructed:
         return []
     files = (Instructions("AGENTS.md", "12" * 32, "Be kind.\n"), Instructions("C", "0" * 64, "é"))
     chosen = files[: driver.random.randint(0, 2)]

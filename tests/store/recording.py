@@ -15,7 +15,7 @@ from runner.core.entries import (
     Verified,
 )
 from runner.core.spec import JobSpec, ParallelTools
-from runner.core.state import RunView
+from runner.core.state import RunState
 from runner.core.steps import Deliver, Effect, RunTools, RunVerify
 from runner.core.workspace import RESULT_TOOL, Verify, Workspace, result_tool
 from runner.permissions import Rule
@@ -50,19 +50,19 @@ class RecordedDriver(Driver):
         self.trees += 1
         return f"tree {self.trees}"
 
-    def begin(self, view: RunView) -> list[Entry]:
-        if view.progress.tree is None:
+    def begin(self, state: RunState) -> list[Entry]:
+        if state.files.tree is None:
             return [TreeRecorded(self.tree(), "created")]
-        if undo_needed(view):
-            return [TreeRecorded(view.progress.tree, "restored", self.tree())]
+        if undo_needed(state):
+            return [TreeRecorded(state.files.tree, "restored", self.tree())]
         return [TreeRecorded(self.tree(), "changed")] if self.random.random() < 0.2 else []
 
     def risk(self, effect: Effect) -> float:
         return 0.4 if isinstance(effect, RunTools) else super().risk(effect)
 
-    def happen(self, effect: Effect, view: RunView) -> list[Entry]:
+    def happen(self, effect: Effect, state: RunState) -> list[Entry]:
         match effect:
-            case RunTools(calls) if changes_tree(view, calls):
+            case RunTools(calls) if changes_tree(state, calls):
                 tree, output = self.tree(), self.random.choice([None, b"x" * 70_000])
                 result = ToolResult("ok \u0000", "succeeded", output, 0.25)
                 return [ToolFinished(call.index, result, tree) for call in calls]
@@ -72,6 +72,6 @@ class RecordedDriver(Driver):
                 result = ToolResult("{é\u0000\ud800", outcome, output, 0.25)
                 return [Verified(number, "pytest -q", result)]
             case Deliver():
-                return [Delivered(f"commit of {view.progress.tree}")]
+                return [Delivered(f"commit of {state.files.tree}")]
             case _:
-                return super().happen(effect, view)
+                return super().happen(effect, state)

@@ -58,17 +58,17 @@ def test_call_reserves_its_worst_case_and_its_reply_gives_it_back(database: Data
     call = attempt.effect.call.reservation
     assert call.worst_cost > 0
     before = JobBudget(90_000, 2_000_000_000, 0, 0, call.worst_case, call.worst_cost)
-    assert purse(database, job_id) == before == attempt.view.purse
+    assert purse(database, job_id) == before == attempt.state.money.budget
     attempt.reply(text("Done."), usage=Usage(100, 0, 0, 10))
     cost = 100 * 3_000 + 10 * 15_000
     assert purse(database, job_id) == JobBudget(90_000, 2_000_000_000, 110, cost, 0, 0)
-    assert run_row(database, run_id).progress["charged_cost"] == cost
+    assert run_row(database, run_id).progress["money"]["charged_cost"] == cost
 
 
 def test_job_without_a_budget_keeps_no_purse(database: Database) -> None:
     job_id, (run_id,) = submit_budgeted(database, "a")
     attempt = take(database, run_id)
-    assert attempt.view.purse is None
+    assert attempt.state.money.budget is None
     attempt.reply(text("Done."))
     assert budget_of(database, job_id) is None
     with pytest.raises(UsageError, match=r"has no budget.*budget_usd or budget_tokens"):
@@ -185,8 +185,8 @@ def test_cancelled_call_is_charged_at_its_reserve(database: Database) -> None:
     tokens, cost = sum(r.worst_case for r in reserved), sum(r.worst_cost for r in reserved)
     assert purse(database, job_id) == JobBudget(None, 1_000_000_000, tokens, cost, 0, 0)
     run = run_row(database, first)
-    assert run.progress["charged_cost"] == reserved[0].worst_cost
-    assert run.progress["open_call"] is None
+    assert run.progress["money"]["charged_cost"] == reserved[0].worst_cost
+    assert run.progress["model"]["open_call"] is None
 
 
 def gives_back(attempt: AnAttempt) -> None:
@@ -213,7 +213,7 @@ def test_call_of_a_lost_attempt_is_charged_at_its_reserve(
     spent = JobBudget(None, 1_000_000_000, call.worst_case, call.worst_cost, 0, 0)
     assert purse(database, job_id) == spent
     run = run_row(database, run_id)
-    assert (run.charged_tokens, run.progress["open_call"]) == (call.worst_case, None)
+    assert (run.charged_tokens, run.progress["model"]["open_call"]) == (call.worst_case, None)
     assert "model_call_ended" in event_types(database, run_id)
     query = select(model_calls)
     stored = database.read(lambda connection: connection.execute(query).one())
@@ -222,7 +222,7 @@ def test_call_of_a_lost_attempt_is_charged_at_its_reserve(
     again = take(database, run_id)
     assert isinstance(again.effect, CallModel)
     assert again.effect.call.number == 2
-    assert again.view.progress.failure is None
+    assert again.state.model.failure is None
 
 
 def test_run_whose_workers_keep_dying_leaves_nothing_reserved(database: Database) -> None:
@@ -232,7 +232,7 @@ def test_run_whose_workers_keep_dying_leaves_nothing_reserved(database: Database
         leases.take_from(database, [WORKER], NOW)
     spent = purse(database, job_id)
     assert (spent.reserved_tokens, spent.reserved_cost) == (0, 0)
-    assert spent.spent_cost == run_row(database, run_id).progress["charged_cost"]
+    assert spent.spent_cost == run_row(database, run_id).progress["money"]["charged_cost"]
 
 
 def test_failed_call_of_unknown_usage_is_charged_and_a_refused_one_is_not(
@@ -282,8 +282,8 @@ def test_run_that_begins_to_wait_while_its_budget_is_raised_is_woken(
 
     journal = StoredJournal(database, while_the_purse_is_locked, priced)
     with ThreadPoolExecutor(1) as pool:
-        view = journal.load(lease)
-        _, effect = journal.commit(lease, view, (), decide)
+        state = journal.load(lease)
+        _, effect = journal.commit(lease, state, (), decide)
         assert effect == held.effect == Done(Waiting("budget"))
         assert [change.id for change in raised[0].result()] == [run_id]
     assert run_row(database, run_id).state == "queued"

@@ -98,7 +98,7 @@ def test_question_can_be_asked_and_closed_in_one_transaction(
     reply = replied(ModelReply(tuple(calls), "tool_use", USAGE, "claude-test", "req_1"))
     decided = CallsDecided({0: Decision("ask"), 1: Decision("deny")})
     StoredJournal(database, lambda: NOW, free).commit(
-        attempt.lease, attempt.view, [reply, decided, GONE], decide_nothing
+        attempt.lease, attempt.state, [reply, decided, GONE], decide_nothing
     )
     (row,) = database.read(lambda connection: connection.execute(select(approvals)).all())
     assert (row.answer, row.answered_via, row.position) == ("cancelled", "end", 0)

@@ -56,7 +56,7 @@ def row_of_call(database: Database, run_id: str, number: int) -> Any:
 def sent_now(attempt: Attempt) -> ModelRequest:
     """What the call that is under way sends."""
     assert isinstance(attempt.effect, CallModel)
-    return turn_request(attempt.view, attempt.effect.call)
+    return turn_request(attempt.state, attempt.effect.call)
 
 
 @pytest.mark.parametrize("said", ["summed up", "", HOSTILE])
@@ -66,7 +66,7 @@ def test_compactions_are_read_back_as_they_were_made(
     compact(attempt, clip(2, said=said))
     compact(attempt, stand_in(2, said, "prune"))
     compact(attempt, clip(4, said=said))
-    compacted = attempt.view.compacted
+    compacted = attempt.state.context.compacted
     assert (compacted.count, compacted.last, compacted.text) == (3, 2, said)
     assert compacted.clips == {(4, 0): said}
     read = database.read(lambda c: load_compacted(c, attempt.lease.run_id))
@@ -102,8 +102,11 @@ def test_summary_of_no_use_is_kept_with_its_call(database: Database, attempt: At
     assert call.error == "summary_failed: it is longer than what it is of"
     assert (call.stop_reason, call.charged_tokens) == ("end_turn", 110)
     assert call.cut == [text("No.")]
-    assert attempt.view.compacted.count == run_row(database, attempt.lease.run_id).compaction_count
-    assert attempt.view.compacted.count == 0
+    assert (
+        attempt.state.context.compacted.count
+        == run_row(database, attempt.lease.run_id).compaction_count
+    )
+    assert attempt.state.context.compacted.count == 0
 
 
 def test_thoughts_of_a_summary_are_kept_with_its_call(database: Database, attempt: Attempt) -> None:
@@ -132,7 +135,7 @@ def test_calls_say_what_they_are_for_and_how_long_their_cache_lives(
     assert [call.hour_cache for call in calls] == [True, False]
 
 
-def test_every_turn_can_be_shown_as_it_was_sent(database: Database, attempt: Attempt) -> None:
+def test_every_turn_can_be_shown_as_it_wsent_request(database: Database, attempt: Attempt) -> None:
     sent = [sent_now(attempt)]
     steps = (
         lambda: use_tool(attempt, "a"),
@@ -176,7 +179,7 @@ def test_what_was_said_after_a_call_that_failed_was_not_sent_in_it(database: Dat
     attempt.append(ModelCallFailed("overloaded_error", "busy", 529, None, 0, NOW, NOW + 1))
     assert isinstance(attempt.effect, Done)
     assert isinstance(attempt.effect.outcome, Ended)
-    assert attempt.view.messages[-1].blocks[-1] == text_block("Be good.")
+    assert attempt.state.messages[-1].blocks[-1] == text_block("Be good.")
     assert sent_request(database, attempt.lease.run_id, 2) == sent
 
 
@@ -207,12 +210,12 @@ def test_run_is_shown_with_how_full_its_context_is(database: Database, attempt: 
     summarise(ask_for_summary(attempt), stand_in(4))
     run = show_run(database, attempt.lease.run_id)
     assert run["compactions"] == {"clip": 1, "summary": 2}
-    fullness = attempt.view.progress.fullness
+    context = attempt.state.context
     assert run["fullness"] == {
-        "tokens": fullness.tokens,
-        "measured": fullness.measured,
-        "correction": fullness.correction,
-        "window": attempt.view.window,
+        "tokens": context.tokens,
+        "measured": context.measured,
+        "correction": context.correction,
+        "window": attempt.state.context.window,
     }
     assert (run["provider"], run["context"]["keep_messages"]) == ("anthropic", 8)
 
@@ -252,7 +255,7 @@ def test_run_that_was_cancelled_while_it_was_summed_up_goes_on_after_a_retry(
     cancel(database, Target("run", run_id), NOW)
     retry(database, Target("run", run_id), NOW)
     again = claim(database, run_id)
-    assert again.view.compacted == attempt.view.compacted
+    assert again.state.context.compacted == attempt.state.context.compacted
     assert sent_request(database, run_id, 3) == sent_now(again)
 
 

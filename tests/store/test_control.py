@@ -58,7 +58,7 @@ def test_cancelled_model_call_is_charged_at_its_worst_case(database: Database) -
     cancel(database, Target("run", run_id), NOW + 5)
     run = run_row(database, run_id)
     assert run.charged_tokens == 110 + worst_case
-    assert run.progress["open_call"] is None
+    assert run.progress["model"]["open_call"] is None
     query = select(model_calls).where(model_calls.c.number == 2)
     call = database.read(lambda connection: connection.execute(query).one())
     assert (call.ended_at, call.charged_tokens) == (NOW + 5, worst_case)

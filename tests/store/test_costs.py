@@ -195,7 +195,7 @@ def test_a_summary_costs_what_its_run_was_charged_for_it(
         claim(database, run_id, tariffs=lambda spec: tariffs_of(spec, prices))
     )
     summarise(attempt, stand_in(2), usage=USAGE).reply(text("Done."), usage=USAGE)
-    charged = run_row(database, run_id).progress["charged_cost"]
+    charged = run_row(database, run_id).progress["money"]["charged_cost"]
     assert charged > 0
     (spent,) = [each for each in costs_by(database, prices, "run") if each.key == run_id]
     assert spent.spending.usd * BILLIONTHS == charged

@@ -64,18 +64,18 @@ from tests.store.priced import priced, submit_budgeted
 def test_fork_has_the_conversation_up_to_its_turn(database: Database) -> None:
     attempt = three_turns(database)
     fork_id = forked(database, attempt, 1)
-    view = begun(database, fork_id).view
-    assert view.messages == attempt.view.messages[:3]
-    assert contents(view.messages) == [["Mend one."], ["tool_use"], ["made 1"]]
-    assert view.calls == ()
+    state = begun(database, fork_id).state
+    assert state.messages == attempt.state.messages[:3]
+    assert contents(state.messages) == [["Mend one."], ["tool_use"], ["made 1"]]
+    assert state.calls == ()
 
 
 @pytest.mark.parametrize("turn", [0, 1, 2, 3])
 def test_conversation_of_a_fork_can_be_sent(database: Database, turn: int) -> None:
     forked_run = begun(database, forked(database, three_turns(database), turn, **SAID))
     assert isinstance(forked_run.effect, CallModel)
-    assert not faults(forked_run.view.messages)
-    assert contents(forked_run.view.messages)[-1][-1] == "Go on."
+    assert not faults(forked_run.state.messages)
+    assert contents(forked_run.state.messages)[-1][-1] == "Go on."
     forked_run.reply(text("Done."))
     assert run_row(database, forked_run.lease.run_id).state == "succeeded"
 
@@ -109,12 +109,12 @@ def test_what_was_said_after_the_turn_is_not_copied(database: Database) -> None:
     attempt = claim(database, submit_one(database)).reply(tool_use(1), stop="tool_use")
     say(database, attempt.lease.run_id, "Be quick.", NOW)
     attempt.finish("one")
-    assert contents(attempt.view.messages)[-1] == ["one", "Be quick."]
+    assert contents(attempt.state.messages)[-1] == ["one", "Be quick."]
     attempt.reply(tool_use(2), stop="tool_use").finish("two")
     first = begun(database, forked(database, attempt, 1, text="Be slow."))
-    assert contents(first.view.messages)[-1] == ["one", "Be slow."]
+    assert contents(first.state.messages)[-1] == ["one", "Be slow."]
     second = begun(database, forked(database, attempt, 2))
-    assert contents(second.view.messages)[2] == ["one", "Be quick."]
+    assert contents(second.state.messages)[2] == ["one", "Be quick."]
 
 
 def test_compactions_up_to_the_turn_are_copied_and_sent(database: Database) -> None:
@@ -125,10 +125,10 @@ def test_compactions_up_to_the_turn_are_copied_and_sent(database: Database) -> N
     attempt.reply(text("Done."))
     for turn, count in ((1, 0), (2, 1), (3, 2)):
         again = begun(database, forked(database, attempt, turn))
-        assert again.view.compacted.count == count
+        assert again.state.context.compacted.count == count
         assert run_row(database, again.lease.run_id).compaction_count == count
         sent = sent_request(database, again.lease.run_id, turn + 1)
-        assert sent.messages == again.view.sent
+        assert sent.messages == again.state.sent
     row = copied(database, compactions, again.lease.run_id)[-1]
     assert (row["first_sent_in"], row["made_by_call"]) == (1, None)
 
@@ -138,9 +138,9 @@ def test_fork_counts_what_its_first_prompt_holds(database: Database) -> None:
     attempt = claim(database, submit_one(database))
     usage = Usage(input_tokens=60, output_tokens=10)
     attempt.reply(tool_use(1), stop="tool_use", usage=usage).finish("one")
-    before = attempt.view.progress
-    after = begun(database, forked(database, attempt, 1)).view.progress
-    assert replace(after.fullness, window=None) == replace(before.fullness, window=None)
+    before = attempt.state.context
+    after = begun(database, forked(database, attempt, 1)).state.context
+    assert replace(after, checked_window=None) == replace(before, checked_window=None)
     assert after.last_prompt_tokens == before.last_prompt_tokens == 60
     assert after.appended_bytes == before.appended_bytes
 
@@ -148,11 +148,11 @@ def test_fork_counts_what_its_first_prompt_holds(database: Database) -> None:
 def test_other_model_s_prompt_is_bounded_by_its_bytes(database: Database) -> None:
     attempt = claim(database, submit_one(database))
     attempt.reply(tool_use(1), stop="tool_use").finish("one")
-    view = begun(database, forked(database, attempt, 1, model="claude-other")).view
-    assert view.progress.last_prompt_tokens is None
-    assert view.progress.fullness.measured is None
-    assert view.progress.appended_bytes == view.spec.request_bytes(view.messages)
-    assert view.progress.fullness.sent == attempt.view.progress.fullness.sent
+    state = begun(database, forked(database, attempt, 1, model="claude-other")).state
+    assert state.context.last_prompt_tokens is None
+    assert state.context.measured is None
+    assert state.context.appended_bytes == state.spec.request_bytes(state.messages)
+    assert state.context.estimate == attempt.state.context.estimate
 
 
 # --- files ---
@@ -163,7 +163,7 @@ def test_other_model_s_prompt_is_bounded_by_its_bytes(database: Database) -> Non
 )
 def test_fork_begins_with_the_files_of_its_turn(database: Database, turn: int, tree: str) -> None:
     fork_id = forked(database, three_turns(database), turn, **SAID)
-    assert begun(database, fork_id).view.progress.tree == tree
+    assert begun(database, fork_id).state.files.tree == tree
     assert run_row(database, fork_id).start_tree == "tree 0"
 
 
@@ -201,7 +201,11 @@ def test_shared_workspace_has_no_tree(database: Database) -> None:
     attempt.reply(tool_use(1), stop="tool_use").finish("one")
     fork_id = forked(database, attempt, 1)
     row = run_row(database, fork_id)
-    assert (row.workspace_path, row.start_tree, row.progress["tree"]) == ("/repo", None, None)
+    assert (row.workspace_path, row.start_tree, row.progress["files"]["tree"]) == (
+        "/repo",
+        None,
+        None,
+    )
 
 
 def test_fork_is_told_of_its_folders_when_the_conversation_names_the_other_s(
@@ -213,11 +217,11 @@ def test_fork_is_told_of_its_folders_when_the_conversation_names_the_other_s(
     attempt.reply(tool_use(1, "Bash", command="pwd"), stop="tool_use")
     attempt.append(ToolFinished(0, ToolResult(f"/home/workspaces/{run_id}"), "tree 1"))
     fork_id = forked(database, attempt, 1, text="Go on.")
-    told, said = contents(begun(database, fork_id).view.messages)[-1][1:]
+    told, said = contents(begun(database, fork_id).state.messages)[-1][1:]
     assert said == "Go on."
     assert run_id.removeprefix("run_") in told
     assert fork_id.removeprefix("run_") in told
-    assert contents(begun(database, forked(database, attempt, 0)).view.messages) == [["Mend one."]]
+    assert contents(begun(database, forked(database, attempt, 0)).state.messages) == [["Mend one."]]
 
 
 # --- a run of its own ---
@@ -245,8 +249,8 @@ def test_fork_begins_with_nothing_used(database: Database) -> None:
     row = run_row(database, forked(database, three_turns(database), 2))
     assert (row.turns, row.attempt, row.denials, row.answer_count) == (2, 0, 0, 0)
     assert (row.input_tokens, row.output_tokens, row.charged_tokens) == (0, 0, 0)
-    assert (row.progress["charged_cost"], row.progress["worked"]) == (0, 0)
-    assert row.progress["model_calls"] == 0
+    assert (row.progress["money"]["charged_cost"], row.progress["worked"]) == (0, 0)
+    assert row.progress["model"]["calls"] == 0
 
 
 def test_fork_has_the_limits_of_the_other_to_itself(database: Database) -> None:
@@ -256,7 +260,7 @@ def test_fork_has_the_limits_of_the_other_to_itself(database: Database) -> None:
     attempt.reply(tool_use(2), stop="tool_use").finish("two")
     assert run_row(database, attempt.lease.run_id).reason == "max_turns"
     again = begun(database, forked(database, attempt, 1))
-    assert (again.view.limits.max_turns, again.view.limits.token_ceiling) == (3, 100_000)
+    assert (again.state.limits.max_turns, again.state.limits.token_ceiling) == (3, 100_000)
     again.reply(tool_use(2), stop="tool_use").finish("two")
     assert isinstance(again.effect, CallModel)
 
@@ -265,7 +269,7 @@ def test_fork_calls_its_own_model(database: Database) -> None:
     attempt = three_turns(database)
     fork_id = forked(database, attempt, 1, model="claude-other")
     again = begun(database, fork_id)
-    assert again.view.spec.model == "claude-other"
+    assert again.state.spec.model == "claude-other"
     query = select(model_calls.c.model).where(model_calls.c.run_id == fork_id)
     assert database.read(lambda c: c.execute(query).scalars().all()) == ["claude-other"]
     again.reply(tool_use(5), stop="tool_use").finish("five")
@@ -280,7 +284,7 @@ def test_text_is_said_to_the_fork_alone(database: Database) -> None:
     fork_id = forked(database, attempt, 3, text="And the tests?")
     assert event_types(database, fork_id) == ["run_submitted", "forked", "message_queued"]
     again = begun(database, fork_id)
-    assert contents(again.view.messages)[-2:] == [["Done."], ["And the tests?"]]
+    assert contents(again.state.messages)[-2:] == [["Done."], ["And the tests?"]]
     assert run_row(database, attempt.lease.run_id).queued_count == 0
 
 
@@ -288,12 +292,12 @@ def test_budget_of_the_job_holds_for_its_forks(database: Database) -> None:
     _, (run_id,) = submit_budgeted(database, "one", usd=5.0)
     attempt = claim(database, run_id, tariffs=priced)
     attempt.reply(tool_use(1), stop="tool_use").finish("one")
-    spent = attempt.view.purse
+    spent = attempt.state.money.budget
     again = claim(database, forked(database, attempt, 1), LATER, tariffs=priced)
-    assert again.view.purse is not None
+    assert again.state.money.budget is not None
     assert spent is not None
-    assert again.view.purse.reserved_cost > spent.reserved_cost
-    assert again.view.purse.spent_cost == spent.spent_cost
+    assert again.state.money.budget.reserved_cost > spent.reserved_cost
+    assert again.state.money.budget.spent_cost == spent.spent_cost
 
 
 def test_denials_that_were_copied_count_once(database: Database) -> None:
@@ -384,10 +388,10 @@ def test_blocks_are_copied_to_the_byte(database: Database) -> None:
     attempt.reply(tool_use(1, "Read", z=1, a=hostile), stop="tool_use").finish(hostile)
     fork_id = forked(database, attempt, 1)
     assert copied(database, blocks, fork_id) == copied(database, blocks, attempt.lease.run_id)
-    assert begun(database, fork_id).view.messages == attempt.view.messages
+    assert begun(database, fork_id).state.messages == attempt.state.messages
     assert list(begun_input(database, fork_id)) == ["z", "a"]
 
 
 def test_nothing_is_compacted_where_nothing_was(database: Database) -> None:
     again = begun(database, forked(database, three_turns(database), 1))
-    assert again.view.compacted == Compacted()
+    assert again.state.context.compacted == Compacted()

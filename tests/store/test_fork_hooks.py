@@ -57,7 +57,7 @@ def through_hooks(attempt: Attempt, **trees: str) -> Attempt:
 
 def a_turn(attempt: Attempt, made: str | None, **trees: str) -> Attempt:
     """A turn with a command that makes a tree, or with a call that only reads."""
-    number = attempt.view.progress.turns + 1
+    number = attempt.state.turns + 1
     use = tool_use(number, "Bash", command="make") if made else tool_use(number, path="a")
     attempt.reply(use, stop="tool_use")
     through_hooks(attempt, **trees)
@@ -90,7 +90,7 @@ def test_fork_begins_with_what_hooks_of_its_turn_have_made_of_the_files(
     database: Database, turn: int
 ) -> None:
     fork_id = forked(database, hooked(database), turn, **SAID)
-    assert run_row(database, fork_id).progress["tree"] == AFTER[turn]
+    assert run_row(database, fork_id).progress["files"]["tree"] == AFTER[turn]
     assert run_row(database, fork_id).start_tree == "tree 0"
 
 
@@ -102,7 +102,7 @@ def test_fork_of_a_fork_begins_with_what_the_hooks_of_each_have_made(database: D
     through_hooks(second.reply(text("Done.")))
     run_id = second.lease.run_id
     found = {
-        turn: run_row(database, forked(database, second, turn, **SAID)).progress["tree"]
+        turn: run_row(database, forked(database, second, turn, **SAID)).progress["files"]["tree"]
         for turn in range(1, 6)
     }
     assert found == {
@@ -138,7 +138,7 @@ def test_what_a_hook_left_that_was_cut_off_is_of_its_turn(database: Database) ->
     again = claim(database, run_id, found=[TreeRecorded("half formatted", "changed")])
     assert isinstance(through_hooks(again.locate()).effect, CallModel)
     assert snapshots_around_turn(database, run_id, 1) == ("tree 0", "half formatted")
-    assert begun(database, forked(database, again, 1)).view.progress.tree == "half formatted"
+    assert begun(database, forked(database, again, 1)).state.files.tree == "half formatted"
 
 
 def test_turn_whose_hooks_have_not_run_cannot_be_forked_yet(database: Database) -> None:
@@ -150,7 +150,7 @@ def test_turn_whose_hooks_have_not_run_cannot_be_forked_yet(database: Database) 
     assert run_row(database, forked(database, attempt, 0)).state == "queued"
     through_hooks(attempt, TurnEnd="checked")
     assert isinstance(attempt.effect, CallModel)
-    assert begun(database, forked(database, attempt, 1)).view.progress.tree == "checked"
+    assert begun(database, forked(database, attempt, 1)).state.files.tree == "checked"
 
 
 def test_turn_in_whose_hooks_a_run_was_cancelled_can_be_forked(database: Database) -> None:
@@ -159,8 +159,8 @@ def test_turn_in_whose_hooks_a_run_was_cancelled_can_be_forked(database: Databas
     attempt.append(ToolFinished(0, ToolResult("done"), "made"))
     cancel(database, Target("run", attempt.lease.run_id), attempt.now)
     again = begun(database, forked(database, attempt, 1))
-    assert again.view.progress.tree == "made"
-    assert [run.event for run in again.view.hook_runs] == ["RunStart"]
+    assert again.state.files.tree == "made"
+    assert [run.event for run in again.state.hooks.runs] == ["RunStart"]
 
 
 # --- instructions ---
@@ -188,21 +188,21 @@ def test_fork_has_the_instructions_that_its_conversation_was_made_under(
         database, run_instructions, attempt.lease.run_id
     )
     again = begun(database, fork_id)
-    assert again.view.progress.instructed
-    assert again.view.spec.system == attempt.view.spec.system
-    assert sent_request(database, fork_id, 2).system == attempt.view.spec.system
-    before, after = attempt.view.progress, again.view.progress
-    assert after.fullness.sent == before.fullness.sent
+    assert again.state.files.instructed
+    assert again.state.spec.system == attempt.state.spec.system
+    assert sent_request(database, fork_id, 2).system == attempt.state.spec.system
+    before, after = attempt.state.context, again.state.context
+    assert after.estimate == before.estimate
     if model is None:
-        assert after.fullness.tokens == before.fullness.tokens
+        assert after.tokens == before.tokens
         assert after.appended_bytes == before.appended_bytes
     else:
-        assert after.appended_bytes == again.view.spec.request_bytes(again.view.messages)
+        assert after.appended_bytes == again.state.spec.request_bytes(again.state.messages)
 
 
 def test_fork_from_the_beginning_reads_instructions_anew(database: Database) -> None:
     fork_id = forked(database, instructed(database), 0)
     assert copied(database, run_instructions, fork_id) == []
     again = begun(database, fork_id)
-    assert not again.view.progress.instructed
-    assert again.view.spec.system == RECORDED.system
+    assert not again.state.files.instructed
+    assert again.state.spec.system == RECORDED.system

@@ -47,8 +47,8 @@ def test_fork_of_a_fork_knows_what_ended_the_turns_that_were_copied(database: Da
     attempt.reply(tool_use(2), stop="tool_use").finish("two")
     first = forked(database, attempt, 2)
     again = begun(database, fork(database, first, 1, LATER).id)
-    assert again.view.progress.stop is None
-    assert contents(again.view.messages)[-1] == [CONTINUE_TEXT]
+    assert again.state.model.stop is None
+    assert contents(again.state.messages)[-1] == [CONTINUE_TEXT]
 
 
 # --- how the turn ended ---
@@ -82,8 +82,8 @@ def test_fork_is_told_of_its_folders_when_a_compaction_that_it_has_names_the_oth
     compact(attempt, clip(2, said=f"all of it is in /home/outputs/{run_id}/toolu_0.txt"))
     use_tool(attempt, "ok").reply(text("Done."))
     without, with_it = (forked(database, attempt, turn) for turn in (1, 2))
-    assert contents(begun(database, without).view.messages)[-1] == ["ok"]
-    result, told = contents(begun(database, with_it).view.messages)[-1]
+    assert contents(begun(database, without).state.messages)[-1] == ["ok"]
+    result, told = contents(begun(database, with_it).state.messages)[-1]
     assert result == "ok"
     assert f"yours have {with_it.removeprefix('run_')} in its place" in told
 
@@ -120,7 +120,7 @@ def test_after_a_submitted_result_somebody_must_speak(database: Database) -> Non
         forked(database, attempt, 1)
     again = begun(database, forked(database, attempt, 1, **SAID))
     assert isinstance(again.effect, CallModel)
-    assert not again.view.progress.submitted
+    assert not again.state.ending.submitted
 
 
 @pytest.mark.parametrize("said", [None, "Shorter, please."])
@@ -128,14 +128,14 @@ def test_reply_that_was_cut_off_is_gone_on_with(database: Database, said: str | 
     attempt = claim(database, submit_one(database)).reply(text("Half a"), stop="max_tokens")
     again = begun(database, forked(database, attempt, 1, text=said))
     assert isinstance(again.effect, CallModel)
-    assert contents(again.view.messages)[-1] == [said or CONTINUE_TEXT]
+    assert contents(again.state.messages)[-1] == [said or CONTINUE_TEXT]
 
 
 def test_reply_of_which_nothing_was_whole_is_tried_again(database: Database) -> None:
     attempt = claim(database, submit_one(database)).reply(stop="max_tokens")
     again = begun(database, forked(database, attempt, 1))
     assert isinstance(again.effect, CallModel)
-    assert contents(again.view.messages) == [["Mend one."]]
+    assert contents(again.state.messages) == [["Mend one."]]
 
 
 def test_paused_turn_goes_back_as_it_is(database: Database) -> None:
@@ -143,7 +143,7 @@ def test_paused_turn_goes_back_as_it_is(database: Database) -> None:
     attempt.reply({"type": "server_tool_use", "id": "s", "name": "web"}, stop="pause_turn")
     again = begun(database, forked(database, attempt, 1))
     assert isinstance(again.effect, CallModel)
-    assert again.view.messages[-1].role == "assistant"
+    assert again.state.messages[-1].role == "assistant"
 
 
 def test_turn_that_the_model_refused_is_tried_again(database: Database) -> None:
@@ -151,7 +151,7 @@ def test_turn_that_the_model_refused_is_tried_again(database: Database) -> None:
     assert run_row(database, attempt.lease.run_id).reason == "refused"
     again = begun(database, forked(database, attempt, 1, model="claude-other"))
     assert isinstance(again.effect, CallModel)
-    assert contents(again.view.messages) == [["Mend one."]]
+    assert contents(again.state.messages) == [["Mend one."]]
 
 
 @pytest.mark.parametrize(
@@ -181,14 +181,19 @@ def test_a_fork_of_a_coordinator_goes_on_from_its_split(database: Database) -> N
     blank = {"description": "a", "prompt": " "}
     parent.reply(tool_use(2, SPLIT_TOOL, parts=[blank]), stop="tool_use")
     parts = [{"description": part, "prompt": f"Do {part}."} for part in "ab"]
-    run_id = parent.reply(tool_use(3, SPLIT_TOOL, parts=parts), stop="tool_use").view.run_id
+    run_id = parent.reply(tool_use(3, SPLIT_TOOL, parts=parts), stop="tool_use").state.run_id
     for number in (1, 2):
         cancel(database, Target("run", f"{run_id}.{number}"), NOW)
     attend(database, NOW)
     claim(database, run_id).reply(text("Done."))
     forks = [begun(database, fork(database, run_id, turn, LATER).id) for turn in range(4)]
-    assert [each.view.progress.split for each in forks] == ["asked", "asked", "asked_again", "done"]
-    said = [[text for told in contents(each.view.messages) for text in told] for each in forks]
+    assert [each.state.children.split for each in forks] == [
+        "asked",
+        "asked",
+        "asked_again",
+        "done",
+    ]
+    said = [[text for told in contents(each.state.messages) for text in told] for each in forks]
     assert [texts.count(SPLIT_TEXT) for texts in said] == [1, 1, 1, 1]
     again = fork(database, forks[3].lease.run_id, 3, LATER)
-    assert begun(database, again.id).view.progress.split == "done"
+    assert begun(database, again.id).state.children.split == "done"

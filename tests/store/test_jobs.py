@@ -92,18 +92,18 @@ def test_submitted_run_can_be_loaded_as_a_view(database: Database) -> None:
         )
 
     database.write(claim)
-    view = StoredJournal(database, lambda: NOW, free).load(Lease(run.id, 1, "worker_1"))
-    assert [message.as_api() for message in view.messages] == [
+    state = StoredJournal(database, lambda: NOW, free).load(Lease(run.id, 1, "worker_1"))
+    assert [message.as_api() for message in state.messages] == [
         {"role": "user", "content": [{"type": "text", "text": "Mend a."}]}
     ]
-    assert view.progress == opening(SPEC, "Mend a.")[1]
-    assert (view.limits, view.purse) == (SPEC.limits, None)
+    assert state.context == opening(SPEC, "Mend a.")[1].context
+    assert (state.limits, state.money.budget) == (SPEC.limits, None)
 
 
 def test_first_call_is_bounded_by_the_bytes_of_the_run_s_own_prompt(database: Database) -> None:
     jobs_store.submit(database, submission("a", "é" * 100), NOW)
-    short, long = (run.progress["appended_bytes"] for run in rows_of(database, runs))
-    assert short == opening(SPEC, "Mend a.")[1].appended_bytes
+    short, long = (run.progress["context"]["appended_bytes"] for run in rows_of(database, runs))
+    assert short == opening(SPEC, "Mend a.")[1].context.appended_bytes
     assert long == short + 199
 
 

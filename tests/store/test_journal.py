@@ -77,20 +77,20 @@ def driver(database: Database) -> Driver:
 
 
 def test_an_attempt_without_the_lease_cannot_append(driver: Driver) -> None:
-    lease, view = driver.claim()
+    lease, state = driver.claim()
     driver.crash()
     driver.claim()
     with pytest.raises(LeaseLost):
-        driver.journal.commit(lease, view, [], decide)
+        driver.journal.commit(lease, state, [], decide)
     with pytest.raises(LeaseLost):
         driver.journal.load(lease)
 
 
 def test_a_view_that_missed_a_commit_cannot_append(driver: Driver) -> None:
-    lease, view = driver.claim()
-    driver.journal.commit(lease, view, [], decide)
+    lease, state = driver.claim()
+    driver.journal.commit(lease, state, [], decide)
     with pytest.raises(StaleView):
-        driver.journal.commit(lease, view, [], decide)
+        driver.journal.commit(lease, state, [], decide)
 
 
 def test_only_one_of_two_claims_gets_the_run(
@@ -113,5 +113,5 @@ def test_more_attempts_than_connections_can_load_at_once(database: Database) -> 
         leases.append(runs.claim(database, run, "worker_a", NOW))
     journal = StoredJournal(database, lambda: NOW, free)
     with ThreadPoolExecutor(len(leases)) as pool:
-        views = list(pool.map(journal.load, leases))
-    assert {view.item_key for view in views} == set(keys)
+        states = list(pool.map(journal.load, leases))
+    assert {state.item_key for state in states} == set(keys)

@@ -176,7 +176,7 @@ def test_purses_of_orphans_of_several_jobs_are_locked_in_order(
 def test_an_orphan_whose_parent_is_being_taken_up_again_waits_for_that(
     database: Database, open_database: Callable[[], Database]
 ) -> None:
-    run_id = start(database, asks(1)).view.run_id
+    run_id = start(database, asks(1)).state.run_id
     failed = {"state": "failed", "reason": "workspace", "ended_at": NOW}
     queued = {"state": "queued", "reason": "", "ended_at": None, "due_at": NOW}
     of_parent = update(runs).where(runs.c.id == run_id)
@@ -201,7 +201,7 @@ def test_who_has_the_purse_may_start_sub_agents_while_others_of_its_tree_do(
 ) -> None:
     """Only so many may be in a tree: who starts some has its own run and the purse before it looks."""
     spec = replace(PARENT, budget=Budget(tokens=5_000_000))
-    root = start(database, asks(1), asks(2), spec=spec).view.run_id
+    root = start(database, asks(1), asks(2), spec=spec).state.run_id
     job_id = run_row(database, root).job_id
     first, second = (claim(database, f"{root}.{number}") for number in (1, 2))
     second.database = other = open_database()
@@ -227,7 +227,7 @@ def test_families_that_start_end_and_are_steered_at_once_lock_nobody_out(
 ) -> None:
     """A deadlock would be told as a database that does not answer."""
     spec = replace(PARENT, budget=Budget(tokens=50_000_000))
-    root = start(database, *map(asks, range(6)), spec=spec).view.run_id
+    root = start(database, *map(asks, range(6)), spec=spec).state.run_id
     children = [f"{root}.{number}" for number in range(1, 7)]
 
     def lives(child: str) -> None:

@@ -52,11 +52,11 @@ def check(database: Database, job_id: str) -> None:
         assert purse is not None
         rows = connection.execute(select(runs).where(runs.c.job_id == job_id)).all()
         progress = [progress_from_row(row) for row in rows]
-        reserved = [each.open_call.reservation for each in progress if each.open_call is not None]
+        reserved = [each.model.open_call.reservation for each in progress if each.model.open_call]
         assert purse.reserved_tokens == sum(call.worst_case for call in reserved)
         assert purse.reserved_cost == sum(call.worst_cost for call in reserved)
-        assert purse.spent_tokens == sum(each.charged_tokens for each in progress)
-        assert purse.spent_cost == sum(each.charged_cost for each in progress)
+        assert purse.spent_tokens == sum(each.money.charged_tokens for each in progress)
+        assert purse.spent_cost == sum(each.money.charged_cost for each in progress)
         assert purse.spent_tokens + purse.reserved_tokens <= (purse.most_tokens or 0)
         assert purse.spent_cost + purse.reserved_cost <= (purse.most_cost or 0)
 
@@ -106,8 +106,8 @@ class Worker:
         lease = run and runs_store.claim(self.database, run, self.id, now())
         if lease:
             journal = StoredJournal(self.database, now, priced)
-            view, effect = journal.load(lease), Sleep(NOW)
-            self.attempts.insert(0, Attempt(self.database, lease, view, effect, NOW, priced))
+            state, effect = journal.load(lease), Sleep(NOW)
+            self.attempts.insert(0, Attempt(self.database, lease, state, effect, NOW, priced))
             self.go_on(self.attempts[0])
 
     def go_on(self, attempt: Attempt) -> None:

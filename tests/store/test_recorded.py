@@ -59,7 +59,7 @@ def test_the_tree_before_is_stored_with_the_start_and_the_one_after_with_the_res
     attempt.append(ToolFinished(0, ToolResult("ok"), "tree 2"))
     (finished,) = calls_of(database, run_id)
     assert (finished.tree_before, finished.tree_after) == ("tree 1", "tree 2")
-    assert run_row(database, run_id).progress["tree"] == "tree 2"
+    assert run_row(database, run_id).progress["files"]["tree"] == "tree 2"
 
 
 @pytest.mark.parametrize("spec", [SPEC, RECORDED])
@@ -85,7 +85,7 @@ def test_the_first_tree_of_a_run_stays_its_start(database: Database) -> None:
     attempt = claim(database, run_id).append(TreeRecorded("tree 1", "created"))
     attempt.append(TreeRecorded("tree 2", "changed"))
     run = run_row(database, run_id)
-    assert (run.start_tree, run.progress["tree"]) == ("tree 1", "tree 2")
+    assert (run.start_tree, run.progress["files"]["tree"]) == ("tree 1", "tree 2")
 
 
 def test_a_verification_is_stored_as_it_begins_and_as_it_ends(database: Database) -> None:
@@ -115,8 +115,8 @@ def test_a_short_output_of_a_verification_is_stored_once(database: Database) -> 
     (verification,) = verifications_of(database, run_id)
     assert (verification.content, verification.compressed) == ("12 passed", None)
     progress = run_row(database, run_id).progress
-    assert progress["verification"]["passed"]
-    assert progress["verification"]["output"] == ""
+    assert progress["ending"]["verification"]["passed"]
+    assert progress["ending"]["verification"]["output"] == ""
 
 
 def test_a_run_that_was_cancelled_while_it_was_verified_goes_on_with_a_new_one(
@@ -138,13 +138,14 @@ def test_a_run_taken_up_again_commits_again(database: Database) -> None:
     run_id = submit_one(database, spec=spec)
 
     def work(connection: Any) -> None:
-        progress = {**run_row(database, run_id).progress, "delivered": "c0ffee"}
+        progress = run_row(database, run_id).progress
+        progress["ending"]["delivered"] = "c0ffee"
         connection.execute(update(runs).where(runs.c.id == run_id).values(progress=progress))
 
     cancel(database, Target("run", run_id), NOW)
     database.write(work)
     retry.retry(database, Target("run", run_id), NOW)
-    assert run_row(database, run_id).progress["delivered"] is None
+    assert run_row(database, run_id).progress["ending"]["delivered"] is None
 
 
 def test_a_run_with_a_model_of_its_own_calls_that_one(database: Database) -> None:
@@ -156,4 +157,4 @@ def test_a_run_with_a_model_of_its_own_calls_that_one(database: Database) -> Non
     database.write(work)
     attempt = claim(database, run_id)
     assert isinstance(attempt.effect, CallModel)
-    assert turn_request(attempt.view, attempt.effect.call).model == "claude-other"
+    assert turn_request(attempt.state, attempt.effect.call).model == "claude-other"

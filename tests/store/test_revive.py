@@ -35,7 +35,7 @@ def with_limits(**limits: Any) -> dict[str, Any]:
 def texts_sent(attempt: Attempt) -> list[Any]:
     return [
         block.get("text", block["type"])
-        for message in attempt.view.messages
+        for message in attempt.state.messages
         for block in message.blocks
     ]
 
@@ -51,8 +51,8 @@ def test_failed_run_goes_on_from_its_journal(database: Database) -> None:
     assert (run.reason, run.detail, run.due_at, run.ended_at) == ("", "", NOW + 9, None)
     again = claim(database, run_id, NOW + 9)
     assert isinstance(again.effect, CallModel)
-    assert len(again.view.messages) == 3
-    assert again.view.progress.turns == 1
+    assert len(again.state.messages) == 3
+    assert again.state.turns == 1
     again.reply(text("Done."))
     assert run_row(database, run_id).state == "succeeded"
 
@@ -66,7 +66,7 @@ def test_run_cancelled_in_its_back_off_does_not_wait_again(database: Database) -
     retry(database, Target("run", run_id), NOW + 1)
     again = claim(database, run_id, NOW + 1)
     assert isinstance(again.effect, CallModel)
-    assert again.view.progress.failure is None
+    assert again.state.model.failure is None
 
 
 def test_cancelled_run_goes_on_and_its_cut_calls_are_answered(database: Database) -> None:
@@ -76,7 +76,7 @@ def test_cancelled_run_goes_on_and_its_cut_calls_are_answered(database: Database
     retry(database, Target("run", run_id), NOW)
     again = claim(database, run_id)
     assert isinstance(again.effect, CallModel)
-    result = again.view.messages[-1].blocks[0]
+    result = again.state.messages[-1].blocks[0]
     assert (result["tool_use_id"], result["is_error"]) == ("toolu_1", True)
 
 
@@ -113,7 +113,7 @@ def test_used_up_turns_need_a_higher_limit(database: Database) -> None:
             retry(database, Target("run", run_id), NOW, raised=Raised(max_turns=too_low))
     assert run_row(database, run_id).state == "stopped"
     retry(database, Target("run", run_id), NOW, raised=Raised(max_turns=2))
-    assert claim(database, run_id).view.limits.max_turns == 2
+    assert claim(database, run_id).state.limits.max_turns == 2
 
 
 def test_used_up_tokens_need_a_higher_ceiling(database: Database) -> None:
@@ -169,7 +169,7 @@ def test_fresh_run_has_the_item_and_prompt_and_nothing_else(database: Database) 
     messages, calls = database.read(lambda c: load_conversation(c, change.id, lambda snapshot: ()))
     assert [message.as_api()["content"] for message in messages] == [[text("Mend one.")]]
     assert calls == ()
-    assert new.progress["appended_bytes"] > 0
+    assert new.progress["context"]["appended_bytes"] > 0
     assert event_types(database, run_id)[-1] == "begun_afresh"
     assert event_types(database, change.id) == ["run_submitted"]
 
@@ -248,7 +248,7 @@ def test_message_to_a_run_waits_for_its_turn(database: Database) -> None:
     assert (change.state, change.changed) == ("running", True)
     assert isinstance(attempt.effect, RunTools)
     attempt.finish("one")
-    assert [block["type"] for block in attempt.view.messages[-1].blocks] == ["tool_result", "text"]
+    assert [block["type"] for block in attempt.state.messages[-1].blocks] == ["tool_result", "text"]
     assert run_row(database, run_id).queued_count == 0
 
 
@@ -321,7 +321,7 @@ def test_used_up_cost_needs_a_higher_ceiling(database: Database) -> None:
     retry(database, Target("run", run_id), NOW, raised=Raised(cost_ceiling_usd=0.5))
     again = claim(database, run_id, NOW, priced)
     assert isinstance(again.effect, CallModel)
-    assert again.view.limits.cost_ceiling_usd == 0.5
+    assert again.state.limits.cost_ceiling_usd == 0.5
 
 
 def test_used_up_cost_is_told_to_the_last_billionth(database: Database) -> None:
@@ -344,7 +344,7 @@ def test_used_up_working_time_needs_more(database: Database) -> None:
     retry(database, Target("run", run_id), NOW, raised=Raised(working_time=90.0))
     again = claim(database, run_id)
     assert isinstance(again.effect, CallModel)
-    assert again.view.limits.working_time == 90.0
+    assert again.state.limits.working_time == 90.0
 
 
 def test_raised_limits_are_told_and_go_over_to_a_fresh_run(database: Database) -> None:

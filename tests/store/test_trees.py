@@ -78,7 +78,7 @@ def test_the_commit_is_known_once_the_run_has_ended_so(work: AtWork, repository:
 
 
 def submit_result(work: AtWork, result: dict[str, object]) -> AtWork:
-    number = work.attempt.view.progress.turns + 1
+    number = work.attempt.state.turns + 1
     work.attempt.reply(tool_use(number, RESULT_TOOL, **result), stop="tool_use")
     return work
 

@@ -100,7 +100,7 @@ def call_row(database: Database) -> Row[Any]:
 
 
 def result(attempt: Attempt) -> str:
-    return str(attempt.view.messages[-1].blocks[0]["content"])
+    return str(attempt.state.messages[-1].blocks[0]["content"])
 
 
 def test_question_says_that_it_is_about_an_unknown_outcome(database: Database) -> None:
@@ -126,13 +126,13 @@ def test_view_with_a_question_is_the_same_whether_it_was_folded_or_loaded(
     unit = tool_use(1, "Bash", command="make"), tool_use(2, "keep", text="done")
     attempt = die(claim(database, run_id).reply(*unit, stop="tool_use")).locate()
     assert isinstance(attempt.effect, RunTools)
-    assert [call.asked_again for call in attempt.view.calls] == [False, True]
+    assert [call.asked_again for call in attempt.state.calls] == [False, True]
     journal = StoredJournal(database, lambda: NOW, free)
-    assert journal.load(attempt.lease) == attempt.view
+    assert journal.load(attempt.lease) == attempt.state
     (asked,) = waiting(database)
     answer(database, [asked.id], YES, NOW)
     attempt.finish("made").locate()
-    assert journal.load(attempt.lease) == attempt.view
+    assert journal.load(attempt.lease) == attempt.state
 
 
 def test_approved_call_runs_again_and_its_result_stands(database: Database) -> None:

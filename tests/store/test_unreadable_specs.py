@@ -36,8 +36,9 @@ def run_id(database: Database) -> str:
     """A run whose progress is as hard to read as its job's spec."""
     run_id = submit_one(database, spec=SPEC_WITH)
     claim(database, run_id).fail("api_error", "no \0 \ud800")
-    progress = run_row(database, run_id).progress | {"tree": "7ree", "delivered": "c0mm17"}
-    progress["failure"] = {"message": "\0"}
+    progress = run_row(database, run_id).progress
+    progress["files"]["tree"], progress["ending"]["delivered"] = "7ree", "c0mm17"
+    progress["model"]["failure"] = {"message": "\0"}
     change = update(runs).where(runs.c.id == run_id).values(progress=progress)
     database.write(lambda connection: connection.execute(change))
     return run_id

@@ -39,7 +39,7 @@ def due(database: Database, run_ids: list[str]) -> list[float | None]:
 def test_siblings_wait_five_seconds_at_most_for_the_first_run(database: Database) -> None:
     first, *others = submit(database, *"abc")
     assert due(database, [first, *others]) == [NOW, NOW + 5, NOW + 5]
-    assert run_row(database, first).progress["warms"]
+    assert run_row(database, first).progress["model"]["warms_cache"]
     assert [run_row(database, run_id).reason for run_id in others] == ["warming"] * 2
     assert ring_due(database, 9, NOW + 4.9) == [first]
     assert ring_due(database, 9, NOW + 5) == others
@@ -51,8 +51,8 @@ def test_first_reply_lets_the_siblings_start(database: Database) -> None:
     assert due(database, others) == [NOW + 5] * 2
     attempt.reply(tool_use(1), stop="tool_use")
     assert due(database, others) == [NOW + 1] * 2
-    assert not attempt.view.progress.warms
-    assert not run_row(database, first).progress["warms"]
+    assert not attempt.state.model.warms_cache
+    assert not run_row(database, first).progress["model"]["warms_cache"]
 
 
 def test_a_worker_until_all_is_done_stays_for_siblings_that_wait_for_a_moment(
@@ -88,12 +88,12 @@ def test_runs_without_a_common_prefix_to_cache_do_not_wait(
 ) -> None:
     first, *others = submit(database, *"ab", spec=spec)
     assert due(database, [first, *others]) == [NOW, NOW]
-    assert not run_row(database, first).progress["warms"]
+    assert not run_row(database, first).progress["model"]["warms_cache"]
 
 
 def test_one_run_warms_for_nobody(database: Database) -> None:
     (only,) = submit(database, "a")
-    assert not run_row(database, only).progress["warms"]
+    assert not run_row(database, only).progress["model"]["warms_cache"]
 
 
 def fails(attempt: Attempt) -> None:
@@ -138,7 +138,7 @@ def test_fresh_run_does_not_warm(database: Database) -> None:
     first, _ = submit(database, *"ab")
     cancel(database, Target("run", first), NOW)
     (change,) = retry(database, Target("run", first), NOW, fresh=True)
-    assert not run_row(database, change.id).progress["warms"]
+    assert not run_row(database, change.id).progress["model"]["warms_cache"]
 
 
 @pytest.mark.parametrize("empty_url", ["postgresql"], indirect=True)

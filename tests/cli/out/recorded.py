@@ -137,8 +137,8 @@ class AtWork:
     @property
     def tree(self) -> str:
         """The tree that was recorded last."""
-        assert self.attempt.view.progress.tree is not None
-        return self.attempt.view.progress.tree
+        assert self.attempt.state.files.tree is not None
+        return self.attempt.state.files.tree
 
     def opened(self, **options: Any) -> Snapshots:
         """The run's snapshots, taken with other options."""
@@ -167,7 +167,7 @@ class AtWork:
         self, name: str, work: Callable[[], object] = lambda: None, **arguments: Any
     ) -> AtWork:
         """A turn of one call, which does ``work`` where it runs."""
-        number = self.attempt.view.progress.turns + 1
+        number = self.attempt.state.turns + 1
         self.attempt.reply(tool_use(number, name, **arguments), stop="tool_use")
         if isinstance(self.attempt.effect, RunTools):
             (call,) = self.attempt.effect.calls
@@ -193,25 +193,25 @@ class AtWork:
         row = run_row(self.database, self.id)
         outcome = self.attempt.effect.outcome
         message = delivery.commit_message(
-            job_name=self.attempt.view.spec.name,
+            job_name=self.attempt.state.spec.name,
             job_id=row.job_id,
             run_id=self.id,
             item_key=row.item_key,
-            model=self.attempt.view.spec.model,
+            model=self.attempt.state.spec.model,
             outcome=f"{outcome.state} {outcome.reason}",
         )
         commit = delivery.deliver(self.worktree, self.branch, self.start_commit, message)
         delivery.hand_over(self.worktree, self.branch, commit, self.start_commit, self.id)
         save_delivery(self.database, self.attempt.lease, commit)
         self.attempt.append(Delivered(commit))
-        assert isinstance(self.attempt.view.outcome, Ended)
+        assert isinstance(self.attempt.state.outcome, Ended)
         return self
 
 
 def begin(database: Database, home: Path, run_id: str) -> AtWork:
     """A worker takes a run of a job over a repository and makes its workspace."""
     attempt = claim(database, run_id)
-    spec, row = attempt.view.spec, run_row(database, run_id)
+    spec, row = attempt.state.spec, run_row(database, run_id)
     assert spec.workspace is not None
     assert spec.workspace.path is not None
     commit = spec.workspace.commit

@@ -218,8 +218,8 @@ def test_a_run_whose_files_are_elsewhere_keeps_no_other_back(
     for work in (here, away):
         work.write({"a.txt": b"changed\n"}).end()
     change = update(runs).where(runs.c.id == away.id)
-    progress = {"tree": "1" * 40, "delivered": None}
-    stored = run_row(database, away.id).progress | progress
+    stored = run_row(database, away.id).progress
+    stored["files"]["tree"], stored["ending"]["delivered"] = "1" * 40, None
     database.write(lambda c: c.execute(change.values(progress=stored)))
     told = command("patch", job_id(here), "-o", "out", "--json")
     assert told.code == 1

@@ -31,7 +31,7 @@ from runner.core.run import Ended, Waiting
 from runner.core.state import Call
 from runner.core.steps import CallModel, Done, Effect, EndChildren
 from runner.permissions import Authorization, ToolContext, digest_of
-from tests.core.story import TOOLS, says
+from tests.core.story import TOOLS, changed, says
 from tests.core.world import World
 
 AGENT = Tool(AGENT_TOOL, "Start a sub-agent.", {"type": "object"}, source=AGENT_SOURCE)
@@ -135,10 +135,10 @@ class Family(World):
             replace(
                 child, held=self.grown[child.number].held, result=self.grown[child.number].result
             )
-            for child in self.view.children
+            for child in self.state.children.current
         )
         held = sum((child.held for child in self.grown.values()), Charged(0))
-        self.view = replace(self.view, children=children, held_by_children=held)
+        self.state = changed(self.state, current=children, reserved=held)
 
     def people(self) -> None:
         if self.draw(st.booleans()):
@@ -150,7 +150,7 @@ class Family(World):
 
     def die(self) -> None:
         super().die()
-        self.view = replace(self.view, children_told=False)
+        self.state = changed(self.state, cancelled=False)
         self.look_at_children()
 
     def do(self, effect: Effect) -> None:
@@ -161,32 +161,32 @@ class Family(World):
         assert not self.draining
         while self.unended() and not self.chance():
             self.end_child()
-        self.view = replace(self.view, children_told=not self.unended())
+        self.state = changed(self.state, cancelled=not self.unended())
         if self.chance():
             self.die()
 
     def take_up(self, done: Done) -> None:
         match done.outcome:
-            case Waiting("children") if self.view.children_told:
+            case Waiting("children") if self.state.children.cancelled:
                 assert not self.unended()
-                self.view = replace(self.view, outcome=None)
+                self.state = replace(self.state, outcome=None)
                 self.die()
             case Waiting("children"):
-                at_work = [child for child in self.view.children if child.result is None]
+                at_work = [child for child in self.state.children.current if child.result is None]
                 assert at_work
-                assert not self.waiting() or (len(at_work) == self.view.limits.max_agents_at_once)
+                assert not self.waiting() or (len(at_work) == self.state.limits.max_agents_at_once)
                 self.end_child()
                 while self.unended() and not self.chance():
                     self.end_child()
-                self.view = replace(self.view, outcome=None)
+                self.state = replace(self.state, outcome=None)
                 self.die()
             case Waiting("approval"):
-                pending = [call for call in self.view.calls if call.result is None]
-                assert not waiting_for_room(self.view, pending)
+                pending = [call for call in self.state.calls if call.result is None]
+                assert not waiting_for_room(self.state, pending)
                 self.answer()
                 while self.waiting() and self.draw(st.booleans()):
                     self.answer()
-                self.view = replace(self.view, outcome=None)
+                self.state = replace(self.state, outcome=None)
                 self.die()
             case _:
                 super().take_up(done)
@@ -199,42 +199,44 @@ class Family(World):
             case ChildrenStarted(children):
                 self.watch_start(children)
             case ToolsStarted():
-                assert not any(child.result is None for child in self.view.children)
+                assert not any(child.result is None for child in self.state.children.current)
             case ToolFinished(index, result):
-                call = self.view.calls[index]
+                call = self.state.calls[index]
                 numbers = self.asked_for.get(call.id, ())
-                mine = tuple(child for child in self.view.children if child.number in numbers)
+                mine = tuple(
+                    child for child in self.state.children.current if child.number in numbers
+                )
                 assert len(mine) == len(numbers)
                 if numbers:
-                    given = joined(self.view, call, mine)
+                    given = joined(self.state, call, mine)
                     assert given is not None
                     assert result.outcome == given.outcome
                     assert result.content.endswith(given.content)
             case UserMessageAdded(cause=cause):
-                assert cause == "children" or self.view.progress.split != "whole"
+                assert cause == "children" or self.state.children.split != "whole"
 
     def watch_start(self, children: tuple[NewChild, ...]) -> None:
         """What the start of sub-agents may never do."""
-        view = self.view
+        state = self.state
         assert children
-        assert view.depth < view.limits.max_agent_depth
+        assert state.depth < state.limits.max_agent_depth
         first = len(self.grown) + 1
         assert [child.number for child in children] == [*range(first, first + len(children))]
         for child in children:
-            assert view.spec.agent(child.agent_type) is not None
+            assert state.spec.agent(child.agent_type) is not None
             assert child.prompt.strip()
             assert child.tokens >= 0
-            assert view.limits.cost_ceiling is None or child.cost is not None
+            assert state.limits.cost_ceiling is None or child.cost is not None
             self.grown[child.number] = Grown(child)
-        assert len(self.unended()) <= view.limits.max_agents_at_once
-        assert view.tree_size + len(children) <= view.limits.max_agents
+        assert len(self.unended()) <= state.limits.max_agents_at_once
+        assert state.children.tree_size + len(children) <= state.limits.max_agents
         for index in {child.index for child in children}:
             if index is None:
-                assert not view.calls
+                assert not state.calls
             else:
                 assert not self.draining
                 mine = tuple(child.number for child in children if child.index == index)
-                self.watch_call(view.calls[index], mine)
+                self.watch_call(state.calls[index], mine)
 
     def watch_call(self, call: Call, numbers: tuple[int, ...]) -> None:
         """A call starts its children once, when it may, and when it is its turn."""
@@ -245,28 +247,28 @@ class Family(World):
             assert len(numbers) == 1
             assert call.decision is not None
             Authorization(
-                call.decision, call.answer, digest_of(call.input_to_run), self.view.policy
+                call.decision, call.answer, digest_of(call.input_to_run), self.state.policy
             )
-        for before in self.view.calls[: call.index]:
+        for before in self.state.calls[: call.index]:
             assert before.result is not None or before.name in (AGENT_TOOL, SPLIT_TOOL)
 
     def check_order(self, group: list[Call]) -> None:
         super().check_order(group)
-        for before in self.view.calls[: group[0].index]:
+        for before in self.state.calls[: group[0].index]:
             assert before.result is not None or before.name not in (AGENT_TOOL, SPLIT_TOOL)
 
     def check(self) -> None:
         super().check()
-        progress, limits = self.view.progress, self.view.limits
-        call = progress.open_call.reservation if progress.open_call else None
-        held = sum((child.held for child in self.grown.values()), progress.charged)
+        state, limits = self.state, self.state.limits
+        call = state.model.open_call.reservation if state.model.open_call else None
+        held = sum((child.held for child in self.grown.values()), state.money.charged)
         tokens, cost = (call.worst_case, call.worst_cost) if call else (0, 0)
         assert held.tokens + tokens <= limits.token_ceiling
         assert limits.cost_ceiling is None or held.cost + cost <= limits.cost_ceiling
-        assert progress.children == len(self.grown)
-        assert not isinstance(self.view.outcome, Ended) or not self.unended()
-        if isinstance(self.view.outcome, Ended) and self.view.outcome.state == "succeeded":
-            assert self.view.spec.coordinator is None or progress.split == "done"
+        assert state.children.started == len(self.grown)
+        assert not isinstance(self.state.outcome, Ended) or not self.unended()
+        if isinstance(self.state.outcome, Ended) and self.state.outcome.state == "succeeded":
+            assert self.state.spec.coordinator is None or state.children.split == "done"
 
     def call_model(self, step: CallModel) -> None:
         assert not self.unended(), "the model goes on without what its sub-agents give"

@@ -53,7 +53,7 @@ class Hooked(Family):
             super().do(effect)
             return
         run = effect.run
-        assert run.event == "PreToolUse" or not self.view.awaits_children
+        assert run.event == "PreToolUse" or not self.state.awaits_children
         if self.chance():
             self.die()
             return
@@ -64,7 +64,7 @@ class Hooked(Family):
         answer = HookAnswer(outcome, said if outcome == "succeeded" else None, "no", context, stops)
         updated = None
         if run.event == "PreToolUse" and run.index is not None and outcome == "succeeded":
-            name = self.view.calls[run.index].name
+            name = self.state.calls[run.index].name
             updates = [None, asks("tester"), asks("nobody")] if name == AGENT_TOOL else [None]
             updated = self.draw(st.sampled_from(updates))
         self.append(HookFinished(run.number, HookResult(answer, updated)))
@@ -86,7 +86,7 @@ class Hooked(Family):
         match entry:
             case HookStarted(number, place):
                 assert number not in self.through, "a hook that has ended runs again"
-                assert not self.begun[number] or self.view.spec.hooks[place].repeatable
+                assert not self.begun[number] or self.state.spec.hooks[place].repeatable
                 self.begun[number] += 1
             case HookFinished(number):
                 assert number in self.begun
@@ -95,4 +95,4 @@ class Hooked(Family):
             case ChildrenStarted(children):
                 for child in children:
                     if child.index is not None:
-                        assert not refuses(self.view, self.view.calls[child.index])
+                        assert not refuses(self.state, self.state.calls[child.index])

@@ -17,7 +17,7 @@ from runner.core.entries import ChildrenStarted, ModelReplied
 from runner.core.steps import CallModel, Effect
 from runner.permissions import ToolContext
 from tests.core.agents.family import SPLIT, TYPES, WITH_AGENTS, asks, splits
-from tests.core.story import Story, a_run, a_spec, uses
+from tests.core.story import Story, a_run, a_spec, changed, uses
 
 
 class Parent(Story):
@@ -26,7 +26,7 @@ class Parent(Story):
     def __init__(self, limits: Limits | None = None, **changes: Any) -> None:
         own = {name: changes.pop(name) for name in ("depth", "tree_size") if name in changes}
         spec = a_spec(**{"tools": WITH_AGENTS, "agents": TYPES} | changes)
-        super().__init__(replace(a_run(spec, limits), **own))
+        super().__init__(changed(a_run(spec, limits), **own))
 
     def ask(self, *inputs: Any, after: tuple[Block, ...] = ()) -> Effect:
         """The model asks for sub-agents with these inputs, and makes other calls after them."""
@@ -35,9 +35,9 @@ class Parent(Story):
 
     def split(self, arguments: Any, *, problem: str = "") -> Effect:
         """The model splits the task; ``problem`` is what is wrong with that."""
-        if self.view.progress.open_call is None:
+        if self.state.model.open_call is None:
             assert isinstance(self.go_on(), CallModel)
-        call = uses(SPLIT_TOOL, f"s{self.view.progress.turns}", arguments)
+        call = uses(SPLIT_TOOL, f"s{self.state.turns}", arguments)
         reply = ModelReply((call,), "tool_use", Usage(100), "a-model")
         return self.go_on(ModelReplied(reply, (ToolContext(problem=problem),)))
 
@@ -51,13 +51,13 @@ class Parent(Story):
         self, number: int, content: str = "Looks good.", outcome: Any = "succeeded"
     ) -> None:
         """A child ends, and the store shows it with the run."""
-        self.view = replace(
-            self.view,
-            children=tuple(
+        self.state = changed(
+            self.state,
+            current=tuple(
                 replace(child, held=Charged(10, 0), result=ToolResult(content, outcome))
                 if child.number == number
                 else child
-                for child in self.view.children
+                for child in self.state.children.current
             ),
         )
 

@@ -15,7 +15,7 @@ from runner.core.fold import apply
 from runner.core.model_calls import start_turn
 from runner.core.run import Ended
 from runner.core.steps import Record
-from tests.core.story import a_run, a_spec
+from tests.core.story import a_run, a_spec, changed
 
 ANY = AgentType("any", "Anything.")
 
@@ -26,44 +26,43 @@ NOTHING = Charged(0)
 def parent(
     limits: Limits, tokens: int = 0, cost: int = 0, held: Charged = NOTHING, now: float = 0.0
 ):
-    view = a_run(a_spec(limits=limits), limits)
-    progress = replace(view.progress, charged_tokens=tokens, charged_cost=cost)
-    return replace(view, progress=progress, held_by_children=held, now=now)
+    state = a_run(a_spec(limits=limits), limits)
+    return changed(state, charged_tokens=tokens, charged_cost=cost, reserved=held, now=now)
 
 
 def test_children_that_start_together_get_equal_shares_and_one_stays_with_the_parent():
-    view = parent(Limits(token_ceiling=100_000), tokens=10_000, held=Charged(30_000))
-    assert allot(view, ANY, 2).tokens == 20_000
+    state = parent(Limits(token_ceiling=100_000), tokens=10_000, held=Charged(30_000))
+    assert allot(state, ANY, 2).tokens == 20_000
 
 
 def test_a_type_with_less_gets_what_its_type_says():
     agent = replace(ANY, token_ceiling=500, cost_ceiling_usd=0.25, deadline=60.0)
-    view = parent(Limits(token_ceiling=100_000, cost_ceiling_usd=10.0, deadline=900.0), now=100.0)
-    share = allot(view, agent, 1)
+    state = parent(Limits(token_ceiling=100_000, cost_ceiling_usd=10.0, deadline=900.0), now=100.0)
+    share = allot(state, agent, 1)
     assert (share.tokens, share.cost, share.deadline) == (500, BILLIONTHS // 4, 60.0)
 
 
 def test_money_is_shared_where_the_parent_has_a_ceiling_of_it():
-    view = parent(Limits(cost_ceiling_usd=3.0), cost=BILLIONTHS, held=Charged(0, BILLIONTHS))
-    assert allot(view, ANY, 3).cost == BILLIONTHS // 4
+    state = parent(Limits(cost_ceiling_usd=3.0), cost=BILLIONTHS, held=Charged(0, BILLIONTHS))
+    assert allot(state, ANY, 3).cost == BILLIONTHS // 4
 
 
 def test_without_a_ceiling_of_money_a_type_keeps_its_own_or_has_none():
-    view = parent(Limits())
-    assert allot(view, ANY, 1).cost is None
-    assert allot(view, replace(ANY, cost_ceiling_usd=2.0), 1).cost == 2 * BILLIONTHS
+    state = parent(Limits())
+    assert allot(state, ANY, 1).cost is None
+    assert allot(state, replace(ANY, cost_ceiling_usd=2.0), 1).cost == 2 * BILLIONTHS
 
 
 def test_a_child_has_no_later_deadline_than_its_parent():
-    view = parent(Limits(deadline=900.0), now=800.0)
-    assert allot(view, ANY, 1).deadline == 100.0
-    assert allot(view, replace(ANY, deadline=5_000.0), 1).deadline == 100.0
+    state = parent(Limits(deadline=900.0), now=800.0)
+    assert allot(state, ANY, 1).deadline == 100.0
+    assert allot(state, replace(ANY, deadline=5_000.0), 1).deadline == 100.0
     assert allot(parent(Limits(), now=800.0), ANY, 1).deadline is None
 
 
 def test_a_ceiling_that_was_raised_for_the_run_is_no_more_for_a_child():
-    view = parent(Limits(token_ceiling=10_000))
-    raised = replace(view, limits=Limits(token_ceiling=10_000_000))
+    state = parent(Limits(token_ceiling=10_000))
+    raised = replace(state, limits=Limits(token_ceiling=10_000_000))
     assert allot(raised, ANY, 1).tokens == 10_000
 
 
@@ -79,8 +78,10 @@ def test_all_children_together_never_get_more_than_is_left(
     ceiling, charged, held, cost, together, own
 ):
     usd = None if cost is None else cost / BILLIONTHS
-    view = parent(Limits(token_ceiling=ceiling, cost_ceiling_usd=usd), charged, 7, Charged(held, 5))
-    share = allot(view, replace(ANY, token_ceiling=own), together)
+    state = parent(
+        Limits(token_ceiling=ceiling, cost_ceiling_usd=usd), charged, 7, Charged(held, 5)
+    )
+    share = allot(state, replace(ANY, token_ceiling=own), together)
     assert 0 <= together * share.tokens <= max(0, ceiling - charged - held)
     if cost is not None:
         assert share.cost is not None

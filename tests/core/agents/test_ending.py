@@ -28,7 +28,7 @@ from tests.core.agents.family import TYPES, WITH_AGENTS
 from tests.core.agents.hooked import Hooked
 from tests.core.agents.telling import Parent, asks
 from tests.core.agents.test_family import TARIFFS, check_end
-from tests.core.story import RULES, a_run, a_spec, outcome_of, says
+from tests.core.story import RULES, a_run, a_spec, changed, outcome_of, says
 
 HOOKS = (Hook("PreToolUse", ("Agent(tester)",), command="look"), Hook("RunEnd", command="tell"))
 RULES_THAT_ASK = (*RULES, Rule("ask", "Agent(tester)"))
@@ -38,14 +38,14 @@ STOPPED = "the PreToolUse hook `look` stops the run: enough"
 
 def answered(parent: Parent, effect: Any, edited: Any = None) -> Effect:
     """A person answers the question about the second call, and the run goes on with it."""
-    call = parent.view.calls[1]
+    call = parent.state.calls[1]
     given = Answer(effect, digest_of(edited or call.input), input=edited)
     step = parent.claim(
-        calls=(parent.view.calls[0], replace(call, answer=given, tool_context=None))
+        calls=(parent.state.calls[0], replace(call, answer=given, tool_context=None))
     )
     if isinstance(step, LocateCalls):
-        located = tuple(replace(one, tool_context=ToolContext()) for one in parent.view.calls)
-        parent.view = replace(parent.view, calls=located)
+        located = tuple(replace(one, tool_context=ToolContext()) for one in parent.state.calls)
+        parent.state = replace(parent.state, calls=located)
         step = parent.go_on()
     return step
 
@@ -103,15 +103,15 @@ ENDS = {
 @pytest.mark.parametrize(("stopped", "end"), ENDS.values(), ids=ENDS)
 def test_a_run_ends_when_its_sub_agents_are_at_rest_and_their_results_are_recorded(stopped, end):
     parent = stopped()
-    parent.view = replace(parent.view, children_told=True)
+    parent.state = changed(parent.state, cancelled=True)
     assert outcome_of(parent.go_on()) == Waiting("children")
     parent.child_ends(1, "cancelled", "failed")
-    parent.view = replace(parent.view, attempt=parent.view.attempt + 1, outcome=None)
-    parent.view = replace(parent.view, children_told=False)
+    parent.state = replace(parent.state, attempt=parent.state.attempt + 1, outcome=None)
+    parent.state = changed(parent.state, cancelled=False)
     assert parent.go_on(TreeRecorded("tree 2", "children")) == Deliver(end)
     (result,) = (entry for entry in parent.entries if isinstance(entry, ToolFinished))
     assert (result.index, result.result.content, result.tree) == (0, "cancelled", "tree 2")
-    assert not parent.view.awaits_children
+    assert not parent.state.awaits_children
     hook = parent.go_on(Delivered("commit 1"))
     assert isinstance(hook, RunHook)
     done = parent.go_on(HookFinished(hook.run.number, HookResult(HookAnswer("succeeded"))))
@@ -125,10 +125,10 @@ def test_who_dies_as_it_ends_its_sub_agents_has_the_next_attempt_end_them():
 
 def test_a_pause_and_a_shutdown_come_before_sub_agents_are_ended():
     parent = stopped_by_hook()
-    before = parent.view
-    parent.view = replace(before, pause_requested=True)
+    before = parent.state
+    parent.state = changed(before, pause_requested=True)
     assert outcome_of(parent.go_on()) == Waiting("paused")
-    parent.view, parent.draining = before, True
+    parent.state, parent.draining = before, True
     assert outcome_of(parent.go_on()) == Requeued(parent.now, "shutdown")
 
 
@@ -140,7 +140,7 @@ class Hurried(Hooked):
     ended_early: int = 0
 
     def reply(self, step: CallModel) -> ModelReply:
-        if self.view.progress.turns >= 2:
+        if self.state.turns >= 2:
             return ModelReply((says(),), "end_turn", self.usage(step), "a-model")
         types = self.draw(st.lists(st.sampled_from(["reviewer", "tester"]), min_size=2, max_size=4))
         calls = [self.use(AGENT_TOOL, asks(each)) for each in types]
@@ -161,7 +161,7 @@ def test_no_run_ends_while_its_sub_agents_are_under_way(data, mischief):
         rules=RULES_THAT_ASK,
         asking=Asking(on_timeout="stop"),
     )
-    world = Hurried(data.draw, replace(a_run(spec), tariffs=TARIFFS), mischief)
+    world = Hurried(data.draw, changed(a_run(spec), tariffs=TARIFFS), mischief)
     world.drive()
     check_end(world)
     event(f"ended {min(world.ended_early, 2)} times before its sub-agents")

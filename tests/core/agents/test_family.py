@@ -4,7 +4,6 @@ result, no child is started twice, and together they never use more than their p
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from decimal import Decimal
 
 from hypothesis import given, settings
@@ -23,7 +22,7 @@ from tests.core.agents.family import (
     Family,
 )
 from tests.core.agents.hooked import HOOKS, Hooked
-from tests.core.story import RULES, a_run, a_spec
+from tests.core.story import RULES, a_run, a_spec, changed
 
 TARIFFS = {"a-model": Tariff(Rates(*[Decimal(10)] * 5))}
 
@@ -63,8 +62,8 @@ def test_whatever_becomes_of_its_children_a_run_ends_and_keeps_its_promises(
     others = 0 if left is None else max(0, most[2] - left)
     rules = (*RULES, *(Rule("ask", name) for name in sorted(asked)))
     spec = a_spec(tools=WITH_AGENTS, agents=TYPES, rules=rules, parallel_tools=mode)
-    view = replace(a_run(spec, limits), tariffs=TARIFFS, depth=depth, tree_size=others)
-    family = Family(data.draw, view, mischief)
+    state = changed(a_run(spec, limits), tariffs=TARIFFS, depth=depth, tree_size=others)
+    family = Family(data.draw, state, mischief)
     family.drive()
     check_end(family)
     assert depth < limits.max_agent_depth or not family.grown
@@ -83,8 +82,8 @@ def test_whatever_becomes_of_its_parts_a_coordinator_ends_and_keeps_its_promises
         coordinator=Coordinator("tester"),
         parallel_tools=mode,
     )
-    view = replace(a_run(spec, limits), tariffs=TARIFFS)
-    family = Family(data.draw, view, mischief, names=NAMES_OF_COORDINATORS)
+    state = changed(a_run(spec, limits), tariffs=TARIFFS)
+    family = Family(data.draw, state, mischief, names=NAMES_OF_COORDINATORS)
     family.drive()
     check_end(family)
 
@@ -110,21 +109,21 @@ def test_hooks_around_agents_run_once_and_what_they_deny_starts_nothing(
         rules=(*RULES, *([Rule("ask", AGENT_TOOL)] if asked else [])),
         asking=Asking(on_timeout="stop" if impatient else "deny"),
     )
-    view = replace(a_run(spec, Limits(max_turns=turns)), tariffs=TARIFFS)
-    hooked = Hooked(data.draw, view, mischief, most_calls=4)
+    state = changed(a_run(spec, Limits(max_turns=turns)), tariffs=TARIFFS)
+    hooked = Hooked(data.draw, state, mischief, most_calls=4)
     hooked.drive()
     check_end(hooked)
 
 
 def check_end(family: Family) -> None:
-    assert family.view.outcome is not None
+    assert family.state.outcome is not None
     results = Counter(
         block["tool_use_id"]
-        for message in family.view.messages
+        for message in family.state.messages
         for block in message.blocks
         if block["type"] == "tool_result"
     )
     assert max(results.values(), default=1) == 1
     assert set(results) <= set(family.finished)
-    unanswered = {call.id for call in family.view.calls if call.result is None}
+    unanswered = {call.id for call in family.state.calls if call.result is None}
     assert set(family.asked_for) <= set(family.finished) | unanswered

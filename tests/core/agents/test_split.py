@@ -14,7 +14,7 @@ from runner.core.text import SPLIT_AGAIN_TEXT, SPLIT_TEXT
 from runner.permissions import Rule
 from tests.core.agents.family import SPLIT, WITH_AGENTS
 from tests.core.agents.telling import Parent, a_coordinator, asks, splits
-from tests.core.story import outcome_of, says, text_of, uses
+from tests.core.story import changed, outcome_of, says, text_of, uses
 
 CHILDREN = Waiting("children")
 BAD = {"parts": [{"description": "all", "prompt": "Do all."}]}
@@ -24,9 +24,9 @@ TOO_FEW = "parts: at least 2"
 def test_it_is_told_to_split_right_after_its_task():
     run = a_coordinator()
     assert isinstance(run.go_on(), CallModel)
-    assert text_of(run.view.messages[0].blocks) == ["Mend it.", SPLIT_TEXT]
-    assert len(run.view.messages) == 1
-    assert run.view.progress.split == "asked"
+    assert text_of(run.state.messages[0].blocks) == ["Mend it.", SPLIT_TEXT]
+    assert len(run.state.messages) == 1
+    assert run.state.children.split == "asked"
 
 
 def test_what_it_is_told_says_nothing_that_the_type_of_the_parts_decides():
@@ -37,8 +37,8 @@ def test_what_it_is_told_says_nothing_that_the_type_of_the_parts_decides():
 def test_who_is_no_coordinator_is_told_nothing():
     run = Parent(tools=(*WITH_AGENTS, SPLIT))
     run.go_on()
-    assert text_of(run.view.messages[0].blocks) == ["Mend it."]
-    assert run.view.progress.split == ""
+    assert text_of(run.state.messages[0].blocks) == ["Mend it."]
+    assert run.state.children.split == ""
 
 
 def test_a_good_split_becomes_children_of_the_coordinators_type_and_its_result_joins_theirs():
@@ -107,7 +107,7 @@ def test_it_may_look_around_before_it_splits():
     run = a_coordinator()
     run.reply("tool_use", uses("Read", "r"))
     run.finish(0)
-    assert run.view.progress.split == "asked"
+    assert run.state.children.split == "asked"
     assert outcome_of(run.split(splits("a", "b"))) == CHILDREN
 
 
@@ -122,7 +122,7 @@ def test_a_bad_split_is_told_what_is_wrong_and_asked_for_once_more():
     run = a_coordinator()
     assert isinstance(run.split(BAD, problem=TOO_FEW), CallModel)
     assert run.results()["s0"].startswith(TOO_FEW)
-    assert run.view.progress.split == "asked_again"
+    assert run.state.children.split == "asked_again"
     assert outcome_of(run.split(splits("a", "b"))) == CHILDREN
     assert len(run.started) == 2
 
@@ -143,7 +143,7 @@ def test_a_second_bad_split_gives_one_child_the_whole_task(bad):
 def test_two_bad_splits_in_one_reply_are_one_that_is_no_good():
     run = a_coordinator()
     run.reply("tool_use", uses("split_task", "s", []), uses("split_task", "t", []))
-    assert run.view.progress.split == "asked_again"
+    assert run.state.children.split == "asked_again"
     assert all("once more" in content for content in run.results().values())
     assert not run.started
 
@@ -159,7 +159,7 @@ def test_who_ends_without_a_split_is_asked_once_more_then_one_child_has_the_whol
     run.child_ends(1, "Mended {it}.")
     assert isinstance(run.claim(), CallModel)
     assert text_of(run.tail)[0].endswith("Mended {it}.")
-    assert run.view.children == ()
+    assert run.state.children.current == ()
     assert outcome_of(run.reply("end_turn", says())) == Ended("succeeded", "end_turn")
     assert len(run.started) == 1
 
@@ -239,9 +239,9 @@ def test_once_split_it_may_start_sub_agents_as_any_run():
 def test_a_split_is_looked_at_again_by_an_attempt_that_does_not_know_whether_it_fits():
     run = a_coordinator()
     run.go_on()
-    run.view = replace(run.view, pause_requested=True)
+    run.state = changed(run.state, pause_requested=True)
     assert outcome_of(run.split(BAD, problem=TOO_FEW)) == Waiting("paused")
-    calls = tuple(replace(call, tool_context=None) for call in run.view.calls)
+    calls = tuple(replace(call, tool_context=None) for call in run.state.calls)
     effect = run.claim(calls=calls)
     assert isinstance(effect, LocateCalls)
     assert [call.index for call in effect.calls] == [0]

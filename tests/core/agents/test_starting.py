@@ -25,7 +25,7 @@ from runner.core.workspace import Workspace
 from runner.permissions import Answer, Rule, ToolContext, digest_of
 from tests.core.agents.family import REVIEWER
 from tests.core.agents.telling import Parent, asks
-from tests.core.story import RULES, outcome_of, started, uses
+from tests.core.story import RULES, changed, outcome_of, started, uses
 
 CHILDREN = Waiting("children")
 ASKING = (*RULES, Rule("ask", "Agent"))
@@ -37,7 +37,7 @@ def test_neighbouring_calls_start_together_and_the_run_waits_without_a_worker():
     starts = [entry for entry in parent.entries if isinstance(entry, ChildrenStarted)]
     assert [[child.number for child in entry.children] for entry in starts] == [[1, 2]]
     assert [child.agent_type for child in parent.started] == ["reviewer", "tester"]
-    assert [call.started_by for call in parent.view.calls] == [1, 1]
+    assert [call.started_by for call in parent.state.calls] == [1, 1]
 
 
 def test_results_stand_in_the_order_asked_whatever_child_ends_first():
@@ -49,7 +49,7 @@ def test_results_stand_in_the_order_asked_whatever_child_ends_first():
     assert isinstance(parent.claim(), CallModel)
     assert list(parent.results().items()) == [("a0", "first"), ("a1", "second")]
     assert [block.get("is_error", False) for block in parent.tail] == [True, False]
-    assert parent.view.children == ()
+    assert parent.state.children.current == ()
 
 
 def test_an_attempt_that_takes_up_a_waiting_run_starts_no_child_again():
@@ -62,11 +62,11 @@ def test_an_attempt_that_takes_up_a_waiting_run_starts_no_child_again():
 
 def test_a_child_is_never_in_doubt_when_the_worker_of_its_parent_died():
     parent = Parent(workspace=Workspace("/repo", "git", on_unknown="ask"))
-    parent.view = apply(parent.view, TreeRecorded("tree 1", "created"))
+    parent.state = apply(parent.state, TreeRecorded("tree 1", "created"))
     parent.ask(asks())
     assert outcome_of(parent.claim()) == CHILDREN
-    assert in_doubt(parent.view) == ()
-    assert not undo_needed(parent.view)
+    assert in_doubt(parent.state) == ()
+    assert not undo_needed(parent.state)
 
 
 @pytest.mark.parametrize(("limits", "most"), [(Limits(), 8), (Limits(max_agents_at_once=2), 2)])
@@ -127,7 +127,7 @@ def test_who_has_to_ask_for_one_agent_starts_the_others_and_waits_for_the_answer
     assert outcome_of(parent.claim()) == Waiting("approval")
     answered = answer(parent, 0, "approved")
     assert isinstance(answered, LocateCalls)
-    parent.view = located(parent, answered)
+    parent.state = located(parent, answered)
     assert outcome_of(parent.go_on()) == CHILDREN
     assert [child.index for child in parent.started] == [1, 0]
 
@@ -146,14 +146,14 @@ def test_hooks_after_calls_run_when_no_child_is_under_way_any_more():
     """One that is cut off has the files put back, and would take back what a child has done since."""
     hooks = (Hook("PostToolUse", command="format", repeatable=True),)
     parent = Parent(workspace=Workspace("/repo", "git"), hooks=hooks)
-    parent.view = apply(parent.view, TreeRecorded("tree 1", "created"))
+    parent.state = apply(parent.state, TreeRecorded("tree 1", "created"))
     parent.ask(asks(), asks())
     parent.child_ends(1)
     assert outcome_of(parent.claim()) == CHILDREN
     assert not undo_needed(next_attempt(parent))
     parent.child_ends(2)
     assert isinstance(parent.claim(), RunHook)
-    assert [call.result is None for call in parent.view.calls] == [False, False]
+    assert [call.result is None for call in parent.state.calls] == [False, False]
     assert undo_needed(next_attempt(parent))
 
 
@@ -162,14 +162,14 @@ def test_nothing_is_put_back_while_a_child_is_under_way():
     hooks = (Hook("PreToolUse", command="look", repeatable=True),)
     rules = (*RULES, Rule("ask", "Agent(tester)"))
     parent = Parent(workspace=Workspace("/repo", "copy"), hooks=hooks, rules=rules)
-    parent.view = apply(parent.view, TreeRecorded("tree 1", "created"))
+    parent.state = apply(parent.state, TreeRecorded("tree 1", "created"))
     asked = through_hooks(parent, parent.ask(asks(), asks("tester")))
     assert outcome_of(asked) == Waiting("approval")
     answered = answer(parent, 1, "approved", asks("tester", "Run it."))
     assert isinstance(answered, LocateCalls)
-    parent.view = located(parent, answered)
+    parent.state = located(parent, answered)
     assert isinstance(parent.go_on(), RunHook)
-    assert parent.view.awaits_children
+    assert parent.state.awaits_children
     assert not undo_needed(next_attempt(parent))
     parent.child_ends(1)  # since the files were recorded
     assert not undo_needed(next_attempt(parent))
@@ -180,10 +180,10 @@ def test_a_shared_folder_is_recorded_before_a_child_starts_that_begins_with_its_
     parent = Parent(depth=1, workspace=Workspace("/repo", "shared"), agents=(REVIEWER, apart))
     assert parent.ask(asks(), asks("apart")) == RecordShared()
     assert not parent.started
-    parent.view = replace(parent.view, shared_tree="tree 1")
+    parent.state = changed(parent.state, shared_tree="tree 1")
     assert outcome_of(parent.go_on()) == CHILDREN
     assert len(parent.started) == 2
-    assert parent.view.shared_tree is None
+    assert parent.state.files.shared_tree is None
     parent.child_ends(1)
     parent.child_ends(2)
     assert isinstance(parent.claim(), CallModel)
@@ -203,7 +203,7 @@ def test_the_input_that_a_person_changed_is_what_the_child_gets():
     parent.ask(asks())
     answered = answer(parent, 0, "approved", asks("tester", "Run it."))
     assert isinstance(answered, LocateCalls)
-    parent.view = located(parent, answered)
+    parent.state = located(parent, answered)
     parent.go_on()
     (child,) = parent.started
     assert (child.agent_type, child.prompt) == ("tester", "Run it.")
@@ -246,7 +246,7 @@ def test_hooks_look_at_the_changed_input_of_an_agent_that_starts_beside_another(
     answer(parent, 2, "approved", {"command": "true"})
     step = answer(parent, 1, "approved", asks("tester", "Run it."))
     assert isinstance(step, LocateCalls)
-    parent.view = located(parent, step)
+    parent.state = located(parent, step)
     looked = parent.go_on()
     assert isinstance(looked, RunHook)
     assert (looked.run.index, looked.told["tool_input"]["prompt"]) == (1, "Run it.")
@@ -268,8 +268,8 @@ def test_a_call_cut_off_by_the_end_of_its_run_still_gets_what_its_child_gives():
     parent.ask(asks(), asks())
     parent.child_ends(1, "done in time")
     parent.child_ends(2, "cancelled: its parent has ended", "failed")
-    parent.view = replace(
-        parent.view, calls=tuple(replace(call, interrupted=True) for call in parent.view.calls)
+    parent.state = replace(
+        parent.state, calls=tuple(replace(call, interrupted=True) for call in parent.state.calls)
     )
     assert isinstance(parent.claim(), CallModel)
     assert parent.results() == {"a0": "done in time", "a1": "cancelled: its parent has ended"}
@@ -278,8 +278,8 @@ def test_a_call_cut_off_by_the_end_of_its_run_still_gets_what_its_child_gives():
 def test_a_call_cut_off_before_its_child_started_is_interrupted():
     parent = Parent(rules=ASKING)
     parent.ask(asks())
-    parent.view = replace(
-        parent.view, calls=tuple(replace(call, interrupted=True) for call in parent.view.calls)
+    parent.state = replace(
+        parent.state, calls=tuple(replace(call, interrupted=True) for call in parent.state.calls)
     )
     parent.claim()
     assert "Interrupted" in parent.results()["a0"]
@@ -293,7 +293,7 @@ def test_a_run_past_its_deadline_starts_no_children():
     parent.now = 600.0
     answered = answer(parent, 0, "approved")
     assert isinstance(answered, LocateCalls)
-    parent.view = located(parent, answered)
+    parent.state = located(parent, answered)
     ended = outcome_of(parent.go_on())
     assert isinstance(ended, Ended)
     assert ended.reason == "deadline"
@@ -303,7 +303,7 @@ def test_a_run_past_its_deadline_starts_no_children():
 def test_a_pause_comes_before_children_start():
     parent = Parent()
     parent.go_on()
-    parent.view = replace(parent.view, pause_requested=True)
+    parent.state = changed(parent.state, pause_requested=True)
     assert outcome_of(parent.ask(asks())) == Waiting("paused")
     assert not parent.started
 
@@ -311,17 +311,17 @@ def test_a_pause_comes_before_children_start():
 def test_what_children_hold_leaves_less_for_the_parent_until_they_end():
     parent = Parent(Limits(token_ceiling=100_000))
     parent.ask(asks(), asks())
-    view = parent.view
-    assert view.held_by_children.tokens == sum(child.tokens for child in parent.started)
-    assert view.used.tokens == view.progress.charged_tokens + view.held_by_children.tokens
-    assert view.tree_size == view.progress.children == 2
+    state = parent.state
+    assert state.children.reserved.tokens == sum(child.tokens for child in parent.started)
+    assert state.used.tokens == state.money.charged_tokens + state.children.reserved.tokens
+    assert state.children.tree_size == state.children.started == 2
 
 
 def test_a_start_is_an_event_with_the_childs_id_type_and_allotment():
     parent = Parent(Limits(token_ceiling=100_110, cost_ceiling_usd=3.0, deadline=2_000.0))
-    parent.view = replace(parent.view, tariffs={"a-model": FREE})
+    parent.state = changed(parent.state, tariffs={"a-model": FREE})
     parent.go_on()
-    before = parent.view
+    before = parent.state
     parent.ask(asks("tester"))
     (happened,) = [
         event
@@ -345,9 +345,9 @@ def test_a_start_is_an_event_with_the_childs_id_type_and_allotment():
 
 
 def answer(parent, index, effect, edited=None):
-    call = parent.view.calls[index]
+    call = parent.state.calls[index]
     given = Answer(effect, digest_of(edited or call.input), input=edited)
-    calls = tuple(replace(c, answer=given) if c.index == index else c for c in parent.view.calls)
+    calls = tuple(replace(c, answer=given) if c.index == index else c for c in parent.state.calls)
     calls = tuple(replace(c, tool_context=None) for c in calls)
     return parent.claim(calls=calls)
 
@@ -359,22 +359,22 @@ def through_hooks(parent, step):
             fine = HookFinished(step.run.number, HookResult(HookAnswer("succeeded")))
             step = parent.go_on(fine)
         else:
-            parent.view = located(parent, step)
+            parent.state = located(parent, step)
             step = parent.go_on()
     return step
 
 
 def next_attempt(parent):
     """The run as another attempt finds it."""
-    return replace(parent.view, attempt=parent.view.attempt + 1)
+    return replace(parent.state, attempt=parent.state.attempt + 1)
 
 
 def located(parent, step):
     indexes = {call.index for call in step.calls}
     return replace(
-        parent.view,
+        parent.state,
         calls=tuple(
             replace(call, tool_context=ToolContext()) if call.index in indexes else call
-            for call in parent.view.calls
+            for call in parent.state.calls
         ),
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from hypothesis import strategies as st
@@ -10,8 +9,8 @@ from hypothesis import strategies as st
 from runner.core.budget import Limits
 from runner.core.context import Context, estimate, estimate_text, tokens_of
 from runner.core.conversation import Block, Message
-from runner.core.state import Progress, RunView
-from tests.core.story import a_run, a_spec, says, thinks, uses
+from runner.core.state import RunState
+from tests.core.story import a_run, a_spec, changed, says, thinks, uses
 
 LENGTHS = st.sampled_from([1, 20, 900, 1_100, 5_000, 45_000]) | st.integers(1, 30_000)
 # What the characters are decides how many of them JSON writes.
@@ -51,18 +50,17 @@ def messages(draw: Any, most: int = 9, lengths: Any = LENGTHS) -> tuple[Message,
     return tuple(said)
 
 
-def a_view(said: tuple[Message, ...], window: int, context: Context, most_output: int) -> RunView:
+def a_state(said: tuple[Message, ...], window: int, context: Context, most_output: int) -> RunState:
     """A run with this conversation that has never been measured."""
     spec = a_spec(system="Be brief.", context=context)
     limits = Limits(max_output_tokens=most_output, token_ceiling=10**12, max_turns=10**6)
-    view = replace(a_run(spec, limits), messages=said, window=window, summary_window=window)
-    fullness = replace(view.progress.fullness, sent=estimated(view))
-    return replace(view, progress=replace(Progress(turns=3), fullness=fullness))
+    state = changed(a_run(spec, limits), messages=said, window=window, summary_window=window)
+    return changed(state, turns=3, estimate=estimated(state))
 
 
-def estimated(view: RunView) -> int:
+def estimated(state: RunState) -> int:
     """The estimate of everything that is sent, from scratch."""
-    per_token = view.spec.context.chars_per_token
-    fixed = estimate_text(view.spec.system or "", per_token)
-    fixed += sum(estimate(tool.definition(), per_token) for tool in view.spec.tools)
-    return fixed + tokens_of(view.sent, per_token)
+    per_token = state.spec.context.chars_per_token
+    fixed = estimate_text(state.spec.system or "", per_token)
+    fixed += sum(estimate(tool.definition(), per_token) for tool in state.spec.tools)
+    return fixed + tokens_of(state.sent, per_token)

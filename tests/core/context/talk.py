@@ -1,14 +1,12 @@
 """A run that is told until its context is full."""
 
-from dataclasses import replace
-
 from runner.core.budget import Limits
 from runner.core.compaction import summarised
 from runner.core.context import Context
 from runner.core.conversation import ModelReply, Usage
-from runner.core.state import Counted
+from runner.core.state import CountedPrompt
 from runner.core.steps import CallModel, CountTokens
-from tests.core.story import Story, a_run, a_spec, says, uses
+from tests.core.story import Story, a_run, a_spec, changed, says, uses
 
 WINDOW = 20_000
 LIMITS = Limits(
@@ -21,9 +19,9 @@ WORDS = "I think. " * 400  # what clips do not make shorter
 class Talk(Story):
     """A run whose tokens are what is estimated of it, and a model that goes on and on."""
 
-    def __init__(self, *, keep=2, limits=LIMITS, view=None, **context):
+    def __init__(self, *, keep=2, limits=LIMITS, state=None, **context):
         spec = a_spec(context=Context(keep_messages=keep, **context), limits=limits)
-        super().__init__(replace(a_run(spec), window=WINDOW, summary_window=WINDOW))
+        super().__init__(changed(a_run(spec), window=WINDOW, summary_window=WINDOW))
         self.number = 0
 
     def exchange(self, length=4_000, speech="I look."):
@@ -33,7 +31,7 @@ class Talk(Story):
             "tool_use",
             says(speech),
             uses("Bash", f"t{self.number}"),
-            prompt=self.view.progress.fullness.sent,
+            prompt=self.state.context.estimate,
         )
         return self.finish(0, f"begin {self.number} " + "x" * length + f" end {self.number}")
 
@@ -46,14 +44,14 @@ class Talk(Story):
 
     def settle_count(self, effect, tokens=None):
         if isinstance(effect, CountTokens):
-            fullness, turns = self.view.progress.fullness, self.view.progress.turns
-            self.view = replace(self.view, counted=Counted(tokens, fullness.sent, turns))
+            counted = CountedPrompt(tokens, self.state.context.estimate, self.state.turns)
+            self.state = changed(self.state, counted=counted)
             return self.go_on()
         return effect
 
     def summarise(self, text="We looked at much.", reason="end_turn"):
         reply = ModelReply((says(text),), reason, Usage(500, 0, 0, 50), "a-model")
-        return self.go_on(summarised(self.view, reply))
+        return self.go_on(summarised(self.state, reply))
 
     @staticmethod
     def is_summary(effect):
@@ -66,5 +64,5 @@ class Talk(Story):
     @property
     def sent_text(self):
         return [
-            block.get("text") or block.get("content") for m in self.view.sent for block in m.blocks
+            block.get("text") or block.get("content") for m in self.state.sent for block in m.blocks
         ]

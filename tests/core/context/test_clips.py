@@ -10,22 +10,22 @@ from runner.core.conversation import Message
 from runner.tools.output import present
 from tests.core.agents.family import WITH_AGENTS
 from tests.core.context.histories import result
-from tests.core.story import DEPLOY, a_run, a_spec, says, uses
+from tests.core.story import DEPLOY, a_run, a_spec, changed, says, uses
 
 
-def a_view(content, call_id="t0", outputs="", name="Bash", **spec):
+def a_state(content, call_id="t0", outputs="", name="Bash", **spec):
     said = (
         Message("user", (says(),)),
         Message("assistant", (uses("Read", "other"), uses(name, call_id))),
         Message("user", (result(call_id, content), says("And now?"))),
     )
-    return replace(a_run(a_spec(**spec)), messages=said, outputs=outputs)
+    return changed(a_run(a_spec(**spec)), messages=said, outputs=outputs)
 
 
 def clip(content, most=768, **more):
-    view = a_view(content, **more)
-    [found] = results_of(view)
-    return clipped(view, found, most)
+    state = a_state(content, **more)
+    [found] = results_of(state)
+    return clipped(state, found, most)
 
 
 @given(st.text(max_size=40), st.integers(151, 3_000), st.data())
@@ -88,15 +88,15 @@ def test_what_would_not_become_shorter_is_left_alone():
 
 
 def test_a_clipped_result_can_be_clipped_further_from_its_own_text():
-    view = a_view("begin " + "x" * 45_000)
-    [found] = results_of(view)
-    first = clipped(view, found, 4_000)
-    shorter = clipped(view, replace(found, sent=first.text), 500)
+    state = a_state("begin " + "x" * 45_000)
+    [found] = results_of(state)
+    first = clipped(state, found, 4_000)
+    shorter = clipped(state, replace(found, sent=first.text), 500)
     assert shorter.text.startswith("begin x")
     assert "of 45,006 characters" in shorter.text
-    assert clipped(view, replace(found, sent=first.text), 4_000) is None
+    assert clipped(state, replace(found, sent=first.text), 4_000) is None
 
 
 def test_results_that_are_no_text_are_not_touched():
-    view = a_view([{"type": "image", "source": {}}])
-    assert list(results_of(view)) == []
+    state = a_state([{"type": "image", "source": {}}])
+    assert list(results_of(state)) == []

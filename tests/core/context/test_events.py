@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 
@@ -13,11 +12,11 @@ from runner.core.conversation import ModelReply, Usage
 from runner.core.entries import ContextCompacted, ModelCallStarted, SummaryReplied
 from runner.core.events import Event, events_of
 from runner.core.fold import fold
-from tests.core.story import Story, a_run, says, uses
+from tests.core.story import Story, a_run, changed, says, uses
 
 
-def told(entries, view=None) -> list[Event]:
-    return [event for one in fold(view or a_run(), entries) for event in events_of(one)]
+def told(entries, state=None) -> list[Event]:
+    return [event for one in fold(state or a_run(), entries) for event in events_of(one)]
 
 
 def types(found):
@@ -45,7 +44,7 @@ def a_long_story():
 def test_a_compaction_tells_its_range_and_its_tokens(kind):
     compaction = a_compaction(kind, "secret")
     story = a_long_story()
-    [event] = told([ContextCompacted(compaction)], story.view)
+    [event] = told([ContextCompacted(compaction)], story.state)
     assert event.type == "context_compacted"
     assert event.data == {
         "kind": kind,
@@ -57,12 +56,12 @@ def test_a_compaction_tells_its_range_and_its_tokens(kind):
 
 
 def summary_told(compaction, why=""):
-    view = a_long_story().view
-    view = replace(view, progress=replace(view.progress, open_call=None, tries=0))
+    state = a_long_story().state
+    state = changed(state, open_call=None, tries=0)
     reservation = Reservation(500, 900, lowered=False)
     reply = ModelReply((says("secret"),), "end_turn", Usage(10, 0, 0, 5), "m", "req_1", 1.5)
     started = ModelCallStarted(3, reservation, 1_000.0, "summary")
-    return told([started, SummaryReplied(reply, compaction, why)], view)
+    return told([started, SummaryReplied(reply, compaction, why)], state)
 
 
 def test_a_summary_is_a_model_call_and_no_turn():
@@ -94,7 +93,7 @@ def test_a_call_of_a_turn_names_no_purpose():
 
 
 def test_a_run_that_waits_for_its_budget_says_so():
-    story = Story(replace(a_run(), purse=JobBudget(most_tokens=1)))
+    story = Story(changed(a_run(), budget=JobBudget(most_tokens=1)))
     story.go_on()
     [event] = only(told(story.entries), "waiting")
     assert event["reason"] == "budget"

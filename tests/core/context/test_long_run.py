@@ -4,7 +4,7 @@ its own way, and a model that summarises."""
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from random import Random
 
 import pytest
@@ -23,11 +23,11 @@ from runner.core.entries import (
 from runner.core.fold import apply, fold
 from runner.core.model_calls import next_request, summary_request, turn_request
 from runner.core.run import Ended
-from runner.core.state import Counted
+from runner.core.state import CountedPrompt
 from runner.core.steps import CallModel, CountTokens, Done, RunTools
 from tests.core.context.histories import estimated
 from tests.core.sendable import faults
-from tests.core.story import a_run, a_spec, replied, says, thinks, uses
+from tests.core.story import a_run, a_spec, changed, replied, says, thinks, uses
 
 WINDOW = 100_000
 FACT = re.compile(r"FACT-\d+ is \d+")
@@ -60,16 +60,16 @@ class Marathon:
     def __post_init__(self) -> None:
         limits = Limits(max_turns=10_000, token_ceiling=10**12, max_output_tokens=8_000)
         spec = a_spec(system="Find all facts.", limits=limits, context=Context())
-        self.first = replace(a_run(spec), window=WINDOW, summary_window=WINDOW)
-        self.view = self.first
+        self.first = changed(a_run(spec), window=WINDOW, summary_window=WINDOW)
+        self.state = self.first
 
     def run(self) -> Ended:
         happened: list[Entry] = []
         for _ in range(20 * self.turns):
             for entry in happened:
-                self.view = apply(self.view, entry)
-            decided, effect = advance(self.view, 1_000.0, draining=False)
-            self.view = decided[-1].after if decided else self.view
+                self.state = apply(self.state, entry)
+            decided, effect = advance(self.state, 1_000.0, draining=False)
+            self.state = decided[-1].after if decided else self.state
             self.entries += [*happened, *(one.entry for one in decided)]
             match effect:
                 case Done(outcome):
@@ -85,14 +85,14 @@ class Marathon:
         raise AssertionError("the run never ends")
 
     def count(self) -> list[Entry]:
-        tokens = real_tokens(next_request(self.view), self.per_estimated) if self.counts else None
-        counted = Counted(tokens, self.view.progress.fullness.sent, self.view.progress.turns)
-        self.view = replace(self.view, counted=counted)
+        tokens = real_tokens(next_request(self.state), self.per_estimated) if self.counts else None
+        counted = CountedPrompt(tokens, self.state.context.estimate, self.state.turns)
+        self.state = changed(self.state, counted=counted)
         return []
 
     def reply(self, call) -> Entry:
-        request = turn_request(self.view, call)
-        assert not faults(request.messages, self.view.compacted)
+        request = turn_request(self.state, call)
+        assert not faults(request.messages, self.state.context.compacted)
         prompt = real_tokens(request, self.per_estimated)
         assert prompt <= call.reservation.worst_case - call.reservation.max_tokens
         if prompt > WINDOW:
@@ -100,9 +100,9 @@ class Marathon:
             message = f"prompt is too long: {prompt} tokens > {WINDOW} maximum"
             return ModelCallFailed(PROMPT_TOO_LONG, message, 400, "r", 0, 1_000.0, 1_000.0)
         self.prompts.append(prompt)
-        done = self.view.progress.turns >= self.turns
+        done = self.state.turns >= self.turns
         calls = [
-            uses("Read", f"t{self.view.progress.turns}_{index}", {"path": "p" * 40})
+            uses("Read", f"t{self.state.turns}_{index}", {"path": "p" * 40})
             for index in range(0 if done else self.random.choice([1, 1, 1, 3]))
         ]
         blocks = (thinks("Hm. " * 50), says("I look further. " * 10), *calls)
@@ -115,14 +115,14 @@ class Marathon:
         return ToolFinished(index, ToolResult(f"{self.facts[-1]}.\n" + "line\n" * (length // 5)))
 
     def summary(self, call) -> Entry:
-        request = summary_request(self.view, call)
+        request = summary_request(self.state, call)
         prompt = real_tokens(request, self.per_estimated)
         assert prompt + request.max_tokens <= WINDOW
         assert prompt <= call.reservation.worst_case - call.reservation.max_tokens
         useful = self.random.random() < self.summaries
         text = "\n".join(FACT.findall(request.messages[0].blocks[0]["text"])) if useful else ""
         usage = Usage(input_tokens=prompt, output_tokens=len(text) // 4)
-        return summarised(self.view, ModelReply((says(text),), "end_turn", usage, "a-model"))
+        return summarised(self.state, ModelReply((says(text),), "end_turn", usage, "a-model"))
 
     @property
     def compactions(self) -> list[str]:
@@ -131,7 +131,7 @@ class Marathon:
 
     @property
     def sent_text(self) -> str:
-        return "\n".join(content_text(b) for m in self.view.sent for b in m.blocks)
+        return "\n".join(content_text(b) for m in self.state.sent for b in m.blocks)
 
 
 @pytest.mark.parametrize(
@@ -144,8 +144,8 @@ def test_a_long_run_stays_in_its_window_and_forgets_no_fact(turns, ratio, counts
     assert run.refusals == 0
     assert max(run.prompts) <= WINDOW
     assert set(FACT.findall(run.sent_text)) == set(run.facts)
-    assert run.view.progress.fullness.sent == estimated(run.view)
-    assert abs(run.view.progress.fullness.correction - ratio) < 0.1 * ratio + 0.05
+    assert run.state.context.estimate == estimated(run.state)
+    assert abs(run.state.context.correction - ratio) < 0.1 * ratio + 0.05
     assert {"clip", "summary"} <= set(run.compactions)
     # Each of them breaks the cache of what follows it.
     assert len(run.compactions) < turns / 4
@@ -162,11 +162,11 @@ def test_without_useful_summaries_the_run_goes_on_all_the_same(summaries, ratio)
 def test_folding_all_entries_of_a_long_run_gives_the_view_that_grew():
     run = Marathon(120)
     run.run()
-    assert fold(run.first, run.entries)[-1].after == run.view
+    assert fold(run.first, run.entries)[-1].after == run.state
 
 
 def test_parallel_calls_with_long_results_fit_a_small_window():
     run = Marathon(60, 1.5, longest=49_000)
-    run.first = run.view = replace(run.view, window=WINDOW // 2, summary_window=WINDOW // 2)
+    run.first = run.state = changed(run.state, window=WINDOW // 2, summary_window=WINDOW // 2)
     assert run.run().state == "succeeded"
     assert max(run.prompts) <= WINDOW // 2

@@ -1,7 +1,5 @@
 """When the context is made smaller, and by what."""
 
-from dataclasses import replace
-
 import pytest
 
 from runner.core.compaction import HEADING, gauge, room
@@ -13,27 +11,27 @@ from runner.core.steps import CallModel, CountTokens
 from tests.core.context.histories import estimated
 from tests.core.context.talk import ENOUGH, ROOM, WINDOW, WORDS, Talk
 from tests.core.sendable import faults
-from tests.core.story import outcome_of
+from tests.core.story import changed, outcome_of
 
 # --- the gate ---
 
 
 def test_room_is_the_window_without_its_reserve():
     talk = Talk()
-    assert room(talk.view) == ROOM
-    assert gauge(talk.view).goal == ENOUGH
+    assert room(talk.state) == ROOM
+    assert gauge(talk.state).goal == ENOUGH
 
 
 def test_nothing_happens_while_there_is_room():
     talk = Talk()
     talk.exchange(40_000)
-    assert gauge(talk.view).tokens < 0.9 * ROOM
+    assert gauge(talk.state).tokens < 0.9 * ROOM
     assert talk.kinds == []
 
 
 def test_a_reserve_that_would_leave_less_than_half_leaves_half():
     talk = Talk(reserve=19_000)
-    assert room(talk.view) == WINDOW // 2
+    assert room(talk.state) == WINDOW // 2
 
 
 def test_near_the_gate_the_api_is_asked_once_a_turn():
@@ -42,7 +40,7 @@ def test_near_the_gate_the_api_is_asked_once_a_turn():
     assert isinstance(talk.exchange(14_000), CountTokens)
     assert isinstance(talk.settle_count(CountTokens()), CallModel)
     talk.break_off(retry_at=talk.now)
-    assert talk.view.progress.open_call is not None, "a retry asks again"
+    assert talk.state.model.open_call is not None, "a retry asks again"
 
 
 def test_a_long_first_prompt_is_counted_as_nothing_has_been_measured_yet():
@@ -58,13 +56,13 @@ def test_what_the_api_counted_decides_over_the_estimate():
     talk = Talk()
     talk.exchange(40_000)
     effect = talk.exchange(14_000)
-    assert gauge(talk.view).tokens < ROOM
+    assert gauge(talk.state).tokens < ROOM
     talk.settle_count(effect, tokens=ROOM + 1)
     assert talk.kinds == ["clip"]
     talk = Talk()
     talk.exchange(40_000)
     effect = talk.exchange(20_000)
-    assert gauge(talk.view).tokens > ROOM
+    assert gauge(talk.state).tokens > ROOM
     assert isinstance(talk.settle_count(effect, tokens=ROOM), CallModel)
     assert talk.kinds == []
 
@@ -84,21 +82,21 @@ def test_first_old_results_become_a_head_a_tail_and_a_note():
     talk = Talk()
     talk.fill(12_000)
     assert talk.kinds == ["clip"]
-    old = talk.view.sent[2].blocks[0]["content"]
+    old = talk.state.sent[2].blocks[0]["content"]
     assert len(old) <= 768
     assert old.startswith("begin 1 ")
     assert old.endswith(" end 1")
     assert "characters left out to save context; run the call again" in old
-    assert talk.view.sent[-1] == talk.view.messages[-1]
-    assert talk.view.progress.fullness.sent == estimated(talk.view)
-    assert gauge(talk.view).tokens <= ENOUGH
+    assert talk.state.sent[-1] == talk.state.messages[-1]
+    assert talk.state.context.estimate == estimated(talk.state)
+    assert gauge(talk.state).tokens <= ENOUGH
 
 
 def test_a_clip_names_the_file_of_the_whole_result_where_a_tool_can_read_it():
     talk = Talk()
-    talk.view = replace(talk.view, outputs="/home/outputs/run_1")
+    talk.state = changed(talk.state, outputs="/home/outputs/run_1")
     talk.fill(12_000)
-    old = talk.view.sent[2].blocks[0]["content"]
+    old = talk.state.sent[2].blocks[0]["content"]
     assert "all of it is in /home/outputs/run_1/t1.txt: Read it" in old
 
 
@@ -106,7 +104,7 @@ def test_every_old_result_is_clipped_at_once():
     """What follows the first change is written to the cache again: the others then cost nothing."""
     talk = Talk()
     talk.fill(8_000)
-    results = [block for message in talk.view.sent[:-2] for block in message.blocks[:1]]
+    results = [block for message in talk.state.sent[:-2] for block in message.blocks[:1]]
     assert all(len(block.get("content", "")) <= 768 for block in results)
 
 
@@ -119,14 +117,14 @@ def test_results_of_one_kilobyte_are_not_clipped():
 def test_if_clips_are_not_enough_the_middle_is_summarised():
     talk = Talk()
     assert talk.is_summary(talk.fill(500, speech=WORDS))
-    tail = talk.view.messages[-2:]
+    tail = talk.state.messages[-2:]
     assert isinstance(talk.summarise("We looked."), CallModel)
     assert talk.kinds == ["summary"]
-    assert [message.role for message in talk.view.sent] == ["user", "user", "assistant", "user"]
-    assert talk.view.sent[0] == talk.view.messages[0]
-    assert talk.view.sent[1].blocks == (text_block(f"{HEADING}\n\nWe looked."),)
-    assert talk.view.sent[-2:] == tail
-    assert not faults(talk.view.sent, talk.view.compacted)
+    assert [message.role for message in talk.state.sent] == ["user", "user", "assistant", "user"]
+    assert talk.state.sent[0] == talk.state.messages[0]
+    assert talk.state.sent[1].blocks == (text_block(f"{HEADING}\n\nWe looked."),)
+    assert talk.state.sent[-2:] == tail
+    assert not faults(talk.state.sent, talk.state.context.compacted)
 
 
 @pytest.mark.parametrize(
@@ -138,10 +136,10 @@ def test_if_the_summary_is_of_no_use_the_oldest_turns_are_left_out(text, reason)
     talk.fill(500, speech=WORDS)
     assert isinstance(talk.summarise(text, reason), CallModel)
     assert talk.kinds == ["prune"]
-    assert not faults(talk.view.sent, talk.view.compacted)
-    assert gauge(talk.view).tokens <= ENOUGH
-    assert talk.view.sent[1].blocks[0]["text"].startswith(HEADING)
-    assert "are left out here" in talk.view.sent[1].blocks[0]["text"]
+    assert not faults(talk.state.sent, talk.state.context.compacted)
+    assert gauge(talk.state).tokens <= ENOUGH
+    assert talk.state.sent[1].blocks[0]["text"].startswith(HEADING)
+    assert "are left out here" in talk.state.sent[1].blocks[0]["text"]
     [useless] = [entry for entry in talk.entries if isinstance(entry, SummaryReplied)]
     assert useless.why
 
@@ -150,7 +148,7 @@ def test_no_more_turns_are_left_out_than_it_takes():
     talk = Talk()
     talk.fill(500, speech=WORDS)
     talk.summarise("")
-    assert 1 < talk.view.compacted.last < len(talk.view.messages) - 3
+    assert 1 < talk.state.context.compacted.last < len(talk.state.messages) - 3
 
 
 def test_what_the_user_said_in_left_out_turns_is_kept_in_their_words():
@@ -159,7 +157,7 @@ def test_what_the_user_said_in_left_out_turns_is_kept_in_their_words():
     talk.say('Never touch "main".')
     talk.fill(500, speech=WORDS)
     talk.summarise("")
-    assert 'The user said there: "Never touch \\"main\\"."' in talk.view.compacted.text
+    assert 'The user said there: "Never touch \\"main\\"."' in talk.state.context.compacted.text
 
 
 def test_what_stands_in_for_turns_never_takes_more_than_a_quarter_of_the_room():
@@ -170,7 +168,7 @@ def test_what_stands_in_for_turns_never_takes_more_than_a_quarter_of_the_room():
     talk.fill(500, speech=WORDS)
     talk.summarise("")
     assert talk.kinds == ["prune"]
-    text = talk.view.compacted.text
+    text = talk.state.context.compacted.text
     assert len(text) / 4 <= ROOM / 4
     assert text.startswith(HEADING)
     assert "Demand 39" in text
@@ -180,7 +178,7 @@ def test_a_summary_that_broke_off_is_used_and_says_so():
     talk = Talk()
     talk.fill(500, speech=WORDS)
     talk.summarise("We looked", "max_tokens")
-    assert talk.view.compacted.text.endswith("We looked\n[the summary was cut off here]")
+    assert talk.state.context.compacted.text.endswith("We looked\n[the summary was cut off here]")
 
 
 def test_recent_results_stay_whole_where_they_leave_little_room_but_fit():
@@ -188,9 +186,9 @@ def test_recent_results_stay_whole_where_they_leave_little_room_but_fit():
     for _ in range(6):
         talk.settle_count(talk.exchange(11_500))
     assert talk.kinds
-    newest = [message.blocks[0]["content"] for message in talk.view.sent[-8:][1::2]]
+    newest = [message.blocks[0]["content"] for message in talk.state.sent[-8:][1::2]]
     assert [len(text) > 11_500 for text in newest] == [True] * 4
-    assert ENOUGH < gauge(talk.view).tokens <= ROOM
+    assert ENOUGH < gauge(talk.state).tokens <= ROOM
 
 
 def test_a_summary_takes_no_more_than_a_quarter_of_the_room():
@@ -198,7 +196,7 @@ def test_a_summary_takes_no_more_than_a_quarter_of_the_room():
     talk.fill(500, speech=WORDS)
     talk.summarise("## Goal\n" + "So. " * 6_000 + "## Next steps\nTest it.")
     assert talk.kinds == ["summary"]
-    text = talk.view.compacted.text
+    text = talk.state.context.compacted.text
     assert len(text) < ROOM + 200
     assert "## Goal" in text
     assert "characters left out" in text
@@ -237,10 +235,10 @@ def test_a_later_summary_folds_in_the_earlier_one():
     talk.summarise("The first summary.")
     talk.entries.clear()
     talk.fill(500, speech=WORDS)
-    request = summary_request(talk.view, talk.view.progress.open_call)
+    request = summary_request(talk.state, talk.state.model.open_call)
     assert "The first summary." in request.messages[0].blocks[0]["text"]
     talk.summarise("The second summary.")
-    assert talk.view.compacted.text == f"{HEADING}\n\nThe second summary."
+    assert talk.state.context.compacted.text == f"{HEADING}\n\nThe second summary."
 
 
 def test_left_out_turns_keep_what_an_earlier_summary_says():
@@ -250,7 +248,9 @@ def test_left_out_turns_keep_what_an_earlier_summary_says():
     talk.entries.clear()
     talk.fill(500, speech=WORDS)
     talk.summarise("")
-    assert talk.view.compacted.text.startswith(f"{HEADING}\n\nThe first summary.\n\n[Messages ")
+    assert talk.state.context.compacted.text.startswith(
+        f"{HEADING}\n\nThe first summary.\n\n[Messages "
+    )
 
 
 # --- too long by itself ---
@@ -261,11 +261,11 @@ def test_a_result_larger_than_the_window_is_cut_before_it_is_sent():
     effect = talk.settle_count(talk.exchange(200_000))
     assert isinstance(effect, CallModel)
     assert talk.kinds == ["clip"]
-    [block] = talk.view.sent[-1].blocks
+    [block] = talk.state.sent[-1].blocks
     assert 30_000 < len(block["content"]) < 45_000
     assert block["content"].startswith("begin 1 ")
     assert block["content"].endswith(" end 1")
-    assert len(talk.view.messages[-1].blocks[0]["content"]) > 200_000
+    assert len(talk.state.messages[-1].blocks[0]["content"]) > 200_000
 
 
 def test_the_longest_recent_results_are_cut_first():
@@ -273,7 +273,7 @@ def test_the_longest_recent_results_are_cut_first():
     for length in (2_000, 30_000, 45_000):
         effect = talk.settle_count(talk.exchange(length))
     assert isinstance(effect, CallModel)
-    lengths = [len(message.blocks[0]["content"]) for message in talk.view.sent[2::2]]
+    lengths = [len(message.blocks[0]["content"]) for message in talk.state.sent[2::2]]
     assert lengths[0] > 2_000
     assert abs(lengths[1] - lengths[2]) < 2
     assert lengths[2] > 10_000
@@ -284,7 +284,7 @@ def test_recent_results_are_cut_before_a_recent_turn_is_left_out():
     for length in (30_000, 20_000, 20_000):
         talk.settle_count(talk.exchange(length))
     assert talk.kinds == ["clip"]
-    assert len(talk.view.sent) == len(talk.view.messages)
+    assert len(talk.state.sent) == len(talk.state.messages)
 
 
 def test_recent_turns_are_left_out_only_when_nothing_else_helps():
@@ -293,7 +293,7 @@ def test_recent_turns_are_left_out_only_when_nothing_else_helps():
         effect = talk.settle_count(talk.exchange(10, speech="I think. " * 2_300))
     assert isinstance(effect, CallModel)
     assert talk.kinds == ["prune"]
-    assert talk.view.sent[-2:] == talk.view.messages[-2:]
+    assert talk.state.sent[-2:] == talk.state.messages[-2:]
 
 
 def test_a_task_larger_than_the_window_ends_the_run_and_says_what_to_do():

@@ -8,7 +8,7 @@ from runner.core.entries import PROMPT_TOO_LONG, ContextCompacted, ModelCallFail
 from runner.core.run import Requeued
 from runner.core.steps import CallModel, CountTokens, Done
 from tests.core.context.talk import ENOUGH, LIMITS, WINDOW, WORDS, Talk
-from tests.core.story import outcome_of, says
+from tests.core.story import changed, outcome_of, says
 
 # --- what the API finds too long ---
 
@@ -25,7 +25,7 @@ def test_a_prompt_found_too_long_is_made_shorter_and_sent_again_twice():
     assert talk.kinds == []
     assert isinstance(too_long(talk), CallModel)
     assert talk.kinds == ["clip"]
-    assert gauge(talk.view).tokens <= ENOUGH
+    assert gauge(talk.state).tokens <= ENOUGH
     [clip] = [entry for entry in talk.entries if isinstance(entry, ContextCompacted)]
     assert clip.compaction.tokens_before == WINDOW, "it is as long as the window at least"
     effect = too_long(talk)
@@ -50,9 +50,9 @@ def test_a_reply_between_begins_the_count_anew():
         for _ in range(4):
             talk.exchange(6_000)
         assert not isinstance(too_long(talk), Done)
-        if talk.is_summary(CallModel(talk.view.progress.open_call)):
+        if talk.is_summary(CallModel(talk.state.model.open_call)):
             talk.summarise()
-    assert talk.view.progress.fullness.refused == 1
+    assert talk.state.context.refusals == 1
 
 
 def test_a_full_window_makes_room_and_goes_on():
@@ -62,8 +62,8 @@ def test_a_full_window_makes_room_and_goes_on():
     effect = talk.reply("model_context_window_exceeded", says("Half"), prompt=19_000, output=1_000)
     assert isinstance(talk.settle_count(effect), CallModel)
     assert talk.kinds == ["clip"]
-    assert not talk.view.progress.fullness.must_shrink
-    assert talk.view.progress.fullness.refused == 1
+    assert not talk.state.context.must_shrink
+    assert talk.state.context.refusals == 1
 
 
 def test_a_run_that_was_stopped_for_its_window_may_be_taken_up_again():
@@ -99,8 +99,7 @@ def about_to_summarise(purse):
     """A run that a summary is next for, with this purse."""
     talk = Talk()
     talk.fill(500, speech=WORDS)
-    progress = replace(talk.view.progress, open_call=None)
-    talk.view = replace(talk.view, purse=purse, progress=progress)
+    talk.state = changed(talk.state, budget=purse, open_call=None)
     talk.entries.clear()
     return talk
 
@@ -121,8 +120,8 @@ def test_a_summary_without_a_price_is_not_asked_for_where_the_cost_is_limited():
 
 def test_a_summary_that_the_ceiling_leaves_no_room_for_is_done_without():
     talk = about_to_summarise(None)
-    charged = talk.view.progress.charged_tokens
-    talk.view = replace(talk.view, limits=replace(LIMITS, token_ceiling=charged + 25_000))
+    charged = talk.state.money.charged_tokens
+    talk.state = replace(talk.state, limits=replace(LIMITS, token_ceiling=charged + 25_000))
     assert isinstance(talk.go_on(), CallModel)
     assert talk.kinds == ["prune"]
 
@@ -135,8 +134,8 @@ def test_a_summary_waits_for_what_others_have_reserved():
 def test_a_summary_counts_as_a_call_and_not_as_a_turn():
     talk = Talk()
     talk.fill(500, speech=WORDS)
-    turns, charged = talk.view.progress.turns, talk.view.progress.charged_tokens
-    assert talk.view.progress.tries == 0
+    turns, charged = talk.state.turns, talk.state.money.charged_tokens
+    assert talk.state.model.tries == 0
     talk.summarise()
-    assert (talk.view.progress.turns, talk.view.progress.tries) == (turns, 1)
-    assert talk.view.progress.charged_tokens == charged + 550
+    assert (talk.state.turns, talk.state.model.tries) == (turns, 1)
+    assert talk.state.money.charged_tokens == charged + 550

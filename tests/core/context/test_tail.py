@@ -1,7 +1,5 @@
 """Where a conversation may be cut, and what stays whole."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,9 +7,9 @@ from hypothesis import strategies as st
 from runner.core.compaction import cuts, tail_start
 from runner.core.context import Compacted, Context
 from runner.core.conversation import Message
-from tests.core.context.histories import a_view, messages, result
+from tests.core.context.histories import a_state, messages, result
 from tests.core.sendable import faults
-from tests.core.story import says, uses
+from tests.core.story import changed, says, uses
 
 PAUSED = Message("assistant", ({"type": "server_tool_use", "id": "s"},))
 SAID = (
@@ -26,27 +24,27 @@ SAID = (
 )
 
 
-def view_of(said, keep=2):
-    return a_view(said, 100_000, Context(keep_messages=keep), 1_000)
+def state_of(said, keep=2):
+    return a_state(said, 100_000, Context(keep_messages=keep), 1_000)
 
 
 def test_a_cut_parts_no_call_from_its_result_and_no_paused_turn():
-    assert cuts(view_of(SAID)) == [3, 6]
+    assert cuts(state_of(SAID)) == [3, 6]
 
 
 @pytest.mark.parametrize(("keep", "start"), [(1, 6), (2, 6), (3, 3), (5, 3), (6, 1), (99, 1)])
 def test_at_least_as_many_messages_stay_whole_as_the_job_wants(keep, start):
-    assert tail_start(view_of(SAID, keep)) == start
+    assert tail_start(state_of(SAID, keep)) == start
 
 
 def test_what_has_been_left_out_is_not_cut_again():
-    view = replace(view_of(SAID), compacted=Compacted(5, "So far.", {}, 1))
-    assert cuts(view) == [6]
+    state = changed(state_of(SAID), compacted=Compacted(5, "So far.", {}, 1))
+    assert cuts(state) == [6]
 
 
 @given(messages(lengths=st.just(5)))
 def test_whatever_is_cut_off_the_rest_is_a_valid_request(said):
-    for cut in cuts(view_of(said)):
+    for cut in cuts(state_of(said)):
         compacted = Compacted(cut - 1, "So far.", {}, 1)
         sent = (said[0], *compacted.stand_in, *said[cut:])
         assert not faults(sent, compacted)

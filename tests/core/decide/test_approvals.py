@@ -13,7 +13,7 @@ from runner.core.run import Ended, Waiting
 from runner.core.spec import Asking
 from runner.core.steps import CallModel, Done, Effect, LocateCalls, RunTools
 from runner.permissions import Answer, AnswerEffect, ResolvedPath, Rule, ToolContext, digest_of
-from tests.core.story import RULES, Story, several
+from tests.core.story import RULES, Story, changed, several
 
 PARKED = Done(Waiting("approval"))
 
@@ -25,10 +25,10 @@ def a_story(*asked: str, **spec: object) -> Story:
 
 def answer(story: Story, index: int, effect: AnswerEffect, reason: str = "") -> Effect:
     """A person answers; the run is taken up again."""
-    call = story.view.calls[index]
+    call = story.state.calls[index]
     given = Answer(effect, digest_of(call.input), "ann", reason)
-    calls = tuple(replace(c, answer=given) if c is call else c for c in story.view.calls)
-    story.view = replace(story.view, calls=calls, outcome=None, attempt=story.view.attempt + 1)
+    calls = tuple(replace(c, answer=given) if c is call else c for c in story.state.calls)
+    story.state = replace(story.state, calls=calls, outcome=None, attempt=story.state.attempt + 1)
     return story.go_on()
 
 
@@ -38,19 +38,19 @@ def running(effect: Effect) -> list[int]:
 
 
 def result(story: Story, index: int) -> str:
-    return str(story.view.messages[-1].blocks[index]["content"])
+    return str(story.state.messages[-1].blocks[index]["content"])
 
 
 def test_call_that_is_asked_parks_the_run():
     story = a_story("Bash")
     assert story.reply("tool_use", *several("Bash")) == PARKED
-    assert story.view.calls[0].decision.effect == "ask"
+    assert story.state.calls[0].decision.effect == "ask"
 
 
 def test_all_calls_of_a_reply_are_asked_at_once():
     story = a_story("Bash", "Edit")
     assert story.reply("tool_use", *several("Bash", "Edit", "Bash")) == PARKED
-    assert [call.decision.effect for call in story.view.calls] == ["ask"] * 3
+    assert [call.decision.effect for call in story.state.calls] == ["ask"] * 3
 
 
 def test_calls_before_the_question_run_and_those_after_it_wait():
@@ -105,7 +105,7 @@ def test_question_that_nobody_answered_in_time_stops_the_run_when_the_job_says_s
     assert isinstance(effect, Done)
     assert isinstance(effect.outcome, Ended)
     assert (effect.outcome.state, effect.outcome.reason) == ("stopped", "approval_timeout")
-    story.view = replace(story.view, outcome=None)  # somebody takes it up again all the same
+    story.state = replace(story.state, outcome=None)  # somebody takes it up again all the same
     assert isinstance(story.go_on(), CallModel)
     assert "Interrupted" in result(story, 0)
 
@@ -114,7 +114,7 @@ def test_approved_call_that_had_started_when_its_worker_died_is_not_run_again():
     story = a_story("Bash")
     story.reply("tool_use", *several("Bash"))
     answer(story, 0, "approved")
-    story.view = replace(story.view, attempt=story.view.attempt + 1)
+    story.state = replace(story.state, attempt=story.state.attempt + 1)
     assert isinstance(story.go_on(), CallModel)
     assert "outcome of this call is unknown" in result(story, 0)
 
@@ -123,8 +123,8 @@ def test_question_is_not_asked_again_after_the_rules_have_changed():
     """A decision is final: what a later rule means for it is an answer."""
     story = a_story("Bash")
     story.reply("tool_use", *several("Bash"))
-    policy = replace(story.view.policy, rules=(Rule("allow", "*"),), snapshot=2)
-    story.view = replace(story.view, policy=policy, outcome=None)
+    policy = replace(story.state.policy, rules=(Rule("allow", "*"),), snapshot=2)
+    story.state = replace(story.state, policy=policy, outcome=None)
     assert story.go_on() == PARKED
 
 
@@ -137,13 +137,13 @@ def test_calls_are_located_before_they_are_decided_on():
     )
     assert isinstance(effect, LocateCalls)
     assert [call.index for call in effect.calls] == [0, 1]
-    assert [call.decision for call in story.view.calls] == [None, None]
+    assert [call.decision for call in story.state.calls] == [None, None]
 
 
 def test_pause_comes_before_the_question():
     story = a_story("Bash")
     story.go_on()
-    story.view = replace(story.view, pause_requested=True)
+    story.state = changed(story.state, pause_requested=True)
     assert story.reply("tool_use", *several("Bash")) == Done(Waiting("paused"))
 
 
@@ -153,16 +153,16 @@ def test_nobody_is_asked_about_a_call_that_cannot_run():
     broken = ToolContext(problem="The input does not fit Bash: 'command' is missing.")
     reply = ModelReply(tuple(several("Bash")), "tool_use", Usage(1, output_tokens=1), "m")
     assert isinstance(story.go_on(ModelReplied(reply, (broken,))), CallModel)
-    assert story.view.messages[-1].blocks[0]["is_error"]
+    assert story.state.messages[-1].blocks[0]["is_error"]
     assert result(story, 0) == broken.problem
 
 
 def edited(story: Story, arguments: dict[str, str]) -> Effect:
     """A person approves the first call with another input; the run is taken up again."""
-    call = story.view.calls[0]
+    call = story.state.calls[0]
     given = Answer("approved", digest_of(call.input), "ann", input=arguments)
     changed = replace(call, answer=given, tool_context=None)
-    story.view = replace(story.view, calls=(changed,), outcome=None)
+    story.state = replace(story.state, calls=(changed,), outcome=None)
     return story.go_on()
 
 
@@ -172,8 +172,8 @@ def test_edited_call_is_located_anew_and_runs_with_its_new_input():
     effect = edited(story, {"command": "true"})
     assert isinstance(effect, LocateCalls)
     assert effect.calls[0].input_to_run == {"command": "true"}
-    story.view = replace(
-        story.view, calls=tuple(replace(call, tool_context=ToolContext()) for call in effect.calls)
+    story.state = replace(
+        story.state, calls=tuple(replace(call, tool_context=ToolContext()) for call in effect.calls)
     )
     assert running(story.go_on()) == [0]
 
@@ -187,7 +187,7 @@ def test_denial_holds_for_what_a_person_makes_of_a_call():
     located = (
         replace(call, tool_context=ToolContext("/work", places=places)) for call in effect.calls
     )
-    story.view = replace(story.view, calls=tuple(located))
+    story.state = replace(story.state, calls=tuple(located))
     assert isinstance(story.go_on(), CallModel)
     assert "denied by the rule deny 'Edit(//etc/**)'" in result(story, 0)
 

@@ -22,7 +22,7 @@ from runner.core.steps import CallModel, Done, LocateCalls, RunTools
 from runner.core.workspace import Workspace, result_tool
 from runner.permissions import Answer, Rule, ToolContext, digest_of
 from tests.core.sendable import faults
-from tests.core.story import BASH, DEPLOY, GREP, READ, RULES, Story, started, uses
+from tests.core.story import BASH, DEPLOY, GREP, READ, RULES, Story, changed, started, uses
 
 EDIT = Tool("Edit", "Change a file.", {"type": "object"})
 NOTE = Tool("note", "Keep a note.", {"type": "object"}, source="notes:keep@/folder")
@@ -35,7 +35,7 @@ PARKED = Done(Waiting("approval"))
 def a_story(mode="git", on_unknown="tell", external=EXTERNAL, **spec):
     workspace = Workspace("/repo", mode, external=external, on_unknown=on_unknown)
     story = Story(**{"tools": TOOLS, "workspace": workspace, **spec})
-    story.view = replace(story.view, progress=replace(story.view.progress, tree="tree 1"))
+    story.state = changed(story.state, tree="tree 1")
     return story
 
 
@@ -64,30 +64,30 @@ def run_groups(*what, **spec):
     story = a_story(**spec)
     story.reply("tool_use", *calls(*what))
     story.finish_all()
-    assert not faults(story.view.messages)
+    assert not faults(story.state.messages)
     return groups(story)
 
 
 def die(story, *, located=True):
     """The worker dies; another attempt takes the run up and looks where the calls in doubt lead."""
-    effect = story.claim(calls=tuple(replace(c, tool_context=None) for c in story.view.calls))
+    effect = story.claim(calls=tuple(replace(c, tool_context=None) for c in story.state.calls))
     while located and isinstance(effect, LocateCalls):
         effect = locate(story)
     return effect
 
 
 def locate(story):
-    found = tuple(replace(call, tool_context=ToolContext("/w")) for call in story.view.calls)
-    story.view = replace(story.view, calls=found)
+    found = tuple(replace(call, tool_context=ToolContext("/w")) for call in story.state.calls)
+    story.state = replace(story.state, calls=found)
     return story.go_on()
 
 
 def answer(story, index, effect, reason="", **more):
     """A person answers; the run is taken up again."""
-    call = story.view.calls[index]
+    call = story.state.calls[index]
     given = Answer(effect, digest_of(call.input), "ann", reason, **more)
     answered = replace(call, answer=given, tool_context=None)
-    effect = story.claim(calls=tuple(answered if c is call else c for c in story.view.calls))
+    effect = story.claim(calls=tuple(answered if c is call else c for c in story.state.calls))
     return locate(story) if isinstance(effect, LocateCalls) else effect
 
 
@@ -132,7 +132,7 @@ def test_edit_of_a_file_that_no_tree_holds_is_unknown():
 def test_command_beside_what_no_tree_holds_is_unknown_and_nothing_is_put_back():
     story = a_story()
     story.reply("tool_use", *calls("make"))
-    cut = replace(story.view, attempt=2, unrecorded={0: "vendor"})
+    cut = changed(story.state, attempt=2, unrecorded={0: "vendor"})
     assert commands_left(cut) == cut.calls
     assert not undo_needed(cut)
     assert isinstance(story.claim(unrecorded={0: "vendor"}), CallModel)
@@ -142,9 +142,9 @@ def test_command_beside_what_no_tree_holds_is_unknown_and_nothing_is_put_back():
 def test_files_beside_what_no_tree_holds_are_not_said_to_be_put_back():
     story = a_story(on_unknown="ask")
     story.reply("tool_use", *calls("git push"))
-    story.view = replace(story.view, unrecorded={0: "vendor"})
+    story.state = changed(story.state, unrecorded={0: "vendor"})
     assert die(story) == PARKED
-    assert story.view.calls[0].decision.reason.endswith("nothing is recorded of vendor")
+    assert story.state.calls[0].decision.reason.endswith("nothing is recorded of vendor")
     answer(story, 0, "denied")
     assert "vendor" in results(story)[0].content
     assert "as they were" not in results(story)[0].content
@@ -153,7 +153,7 @@ def test_files_beside_what_no_tree_holds_are_not_said_to_be_put_back():
 def test_tree_after_an_unknown_call_is_the_one_that_was_found():
     story = a_story()
     story.reply("tool_use", *calls("git push", "Deploy"))
-    story.view = replace(story.view, progress=replace(story.view.progress, tree="tree 2"))
+    story.state = changed(story.state, tree="tree 2")
     die(story)
     trees = {e.index: e.tree for e in story.entries if isinstance(e, ToolFinished)}
     assert trees == {0: "tree 2", 1: None}
@@ -182,10 +182,10 @@ def test_calls_that_may_write_in_a_recorded_workspace_change_its_tree():
     story = a_story(parallel_tools="all")
     reads, writes = "Read", "make"
     story.reply("tool_use", *calls(reads, writes))
-    read, write = story.view.calls
-    assert changes_tree(story.view, [read, write])
-    assert not changes_tree(story.view, [read])
-    shared = a_story(mode="shared").view
+    read, write = story.state.calls
+    assert changes_tree(story.state, [read, write])
+    assert not changes_tree(story.state, [read])
+    shared = a_story(mode="shared").state
     assert not changes_tree(shared, [read, write])
 
 
@@ -202,7 +202,7 @@ def asked_story(*what, **spec):
 def test_person_is_asked_about_a_call_of_unknown_outcome():
     story, effect = asked_story("git push")
     assert effect == PARKED
-    (call,) = story.view.calls
+    (call,) = story.state.calls
     assert (call.asked_again, call.started_by, call.answer) == (True, 1, None)
     assert call.decision.effect == "ask"
     assert call.decision.reason == OUTCOME_UNKNOWN
@@ -231,7 +231,7 @@ def test_question_is_asked_once_and_waits_as_long_as_it_takes():
 def test_approved_call_runs_again_with_its_result():
     story, _ = asked_story("git push")
     assert started(answer(story, 0, "approved")) == [0]
-    assert story.view.calls[0].started_by == 3
+    assert story.state.calls[0].started_by == 3
     assert isinstance(story.finish(0, "pushed"), CallModel)
     assert results(story)[0].content == "pushed"
 
@@ -240,7 +240,7 @@ def test_call_that_is_cut_off_once_more_is_asked_about_once_more():
     story, _ = asked_story("git push")
     answer(story, 0, "approved")
     assert die(story) == PARKED
-    assert story.view.calls[0].answer is None
+    assert story.state.calls[0].answer is None
     assert len([e for e in story.entries if isinstance(e, OutcomeAsked)]) == 2
     assert groups(story) == [(0,), (0,)]
 
@@ -287,8 +287,8 @@ def test_model_is_told_what_a_person_had_changed_of_a_call_of_unknown_outcome():
 
 def test_rule_that_denies_by_now_holds_for_what_a_person_lets_run_again():
     story, _ = asked_story("git push")
-    policy = replace(story.view.policy, rules=(*RULES, Rule("deny", "Bash(git push *)")))
-    story.view = replace(story.view, policy=policy)
+    policy = replace(story.state.policy, rules=(*RULES, Rule("deny", "Bash(git push *)")))
+    story.state = replace(story.state, policy=policy)
     assert isinstance(answer(story, 0, "approved"), CallModel)
     assert results(story)[0].outcome == "unknown"
     assert "denied by the rule deny 'Bash(git push *)'" in results(story)[0].content
@@ -306,7 +306,7 @@ def test_calls_behind_the_question_wait_and_those_before_it_do_not():
 
 def test_asking_does_not_outlive_the_end_of_the_run():
     story, _ = asked_story("git push")
-    cut = tuple(replace(call, interrupted=True) for call in story.view.calls)
+    cut = tuple(replace(call, interrupted=True) for call in story.state.calls)
     assert isinstance(story.claim(calls=cut), CallModel)
     assert results(story)[0].outcome == "interrupted"
 
@@ -320,7 +320,7 @@ def test_result_is_accepted_without_a_rule_and_without_running():
     assert results(story) == {0: ToolResult("The result is accepted.")}
     assert not groups(story)
     assert not any(isinstance(entry, CallsDecided) for entry in story.entries)
-    assert story.view.progress.submitted
+    assert story.state.ending.submitted
 
 
 def test_result_is_accepted_though_a_rule_denies_everything():
@@ -338,12 +338,12 @@ def test_result_that_does_not_fit_the_schema_is_an_error_for_the_model():
     assert isinstance(effect, LocateCalls)
     assert results(story) == {}
     tool_context = ToolContext(problem="'ok' is not a boolean")
-    story.view = replace(
-        story.view, calls=tuple(replace(c, tool_context=tool_context) for c in story.view.calls)
+    story.state = replace(
+        story.state, calls=tuple(replace(c, tool_context=tool_context) for c in story.state.calls)
     )
     assert isinstance(story.go_on(), CallModel)
     assert results(story)[0] == ToolResult("'ok' is not a boolean", "invalid_input")
-    assert not story.view.progress.submitted
+    assert not story.state.ending.submitted
 
 
 def test_calls_beside_a_submitted_result_still_run():

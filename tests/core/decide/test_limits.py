@@ -30,8 +30,8 @@ def test_turn_limit_is_checked_before_each_call():
         effect = story.finish(0)
     outcome = outcome_of(effect)
     assert (outcome.state, outcome.reason) == ("stopped", "max_turns")
-    assert story.view.progress.turns == 2
-    assert not faults(story.view.messages)
+    assert story.state.turns == 2
+    assert not faults(story.state.messages)
 
 
 def test_the_last_allowed_turn_may_still_succeed():
@@ -43,14 +43,14 @@ def test_parallel_calls_are_one_turn():
     story = Story()
     story.reply("tool_use", *several("Read", "Read", "Read", "Bash"))
     story.finish_all()
-    assert story.view.progress.turns == 1
+    assert story.state.turns == 1
 
 
 def test_retries_are_no_turns():
     story = with_limits(max_turns=1)
     for _ in range(5):
         story.break_off(retry_at=story.now)
-    assert story.view.progress.turns == 0
+    assert story.state.turns == 0
     assert outcome_of(story.reply("end_turn", says())).state == "succeeded"
 
 
@@ -59,7 +59,7 @@ def test_a_raised_turn_limit_goes_on():
     story.reply("tool_use", uses("Bash"))
     assert isinstance(story.finish(0), Done)
     assert isinstance(story.claim(limits=Limits(max_turns=2)), CallModel)
-    assert story.view.progress.turns == 1
+    assert story.state.turns == 1
 
 
 def test_a_run_taken_up_within_its_old_limit_stops_again_and_says_nothing_twice():
@@ -67,7 +67,7 @@ def test_a_run_taken_up_within_its_old_limit_stops_again_and_says_nothing_twice(
     story.reply("pause_turn", says())
     for _ in range(3):
         assert outcome_of(story.claim()).reason == "max_turns"
-    assert len(story.view.messages) == 2
+    assert len(story.state.messages) == 2
 
 
 # --- tokens ---
@@ -75,9 +75,9 @@ def test_a_run_taken_up_within_its_old_limit_stops_again_and_says_nothing_twice(
 
 def test_the_first_call_is_bounded_by_all_that_is_sent():
     story = Story(system="Be brief.")
-    spec = story.view.spec
+    spec = story.state.spec
     sent = len(spec.system) + sum(content_bytes(tool.definition()) for tool in spec.tools)
-    sent += content_bytes(story.view.messages[0].blocks[0])
+    sent += content_bytes(story.state.messages[0].blocks[0])
     first = reservation(story.go_on())
     assert first.worst_case - first.max_tokens >= sent + 2_000
 
@@ -125,7 +125,7 @@ def test_a_reply_cut_by_the_lowering_still_runs_its_finished_calls():
     story = with_limits(token_ceiling=20_000)
     assert isinstance(story.reply("max_tokens", uses("Bash")), RunTools)
     assert outcome_of(story.finish(0)).reason == "token_ceiling"
-    assert not faults(story.view.messages)
+    assert not faults(story.state.messages)
 
 
 def test_a_lowered_call_that_ends_by_itself_is_an_ordinary_one():
@@ -137,8 +137,8 @@ def test_a_raised_ceiling_goes_on_after_a_cut_by_the_lowering():
     story = with_limits(token_ceiling=20_000)
     story.reply("max_tokens", says("Half"))
     assert isinstance(story.claim(limits=Limits()), CallModel)
-    assert story.view.progress.charged_tokens == 110
-    assert not faults(story.view.messages)
+    assert story.state.money.charged_tokens == 110
+    assert not faults(story.state.messages)
 
 
 def test_a_raised_ceiling_goes_on_where_there_was_no_room():
@@ -151,29 +151,29 @@ def test_the_worst_case_is_stored_with_the_start():
     story = Story()
     effect = story.go_on()
     assert story.entries == [ModelCallStarted(1, effect.call.reservation, story.now)]
-    assert story.view.progress.open_call == effect.call
+    assert story.state.model.open_call == effect.call
 
 
 def test_a_call_whose_attempt_died_is_charged_at_its_worst_case():
     story = Story()
     worst = reservation(story.go_on()).worst_case
     assert isinstance(story.claim(), CallModel)
-    assert story.view.progress.charged_tokens == worst
-    assert story.view.progress.model_calls == 2
+    assert story.state.money.charged_tokens == worst
+    assert story.state.model.calls == 2
 
 
 def test_an_open_call_of_this_attempt_is_made_not_charged():
     story = Story()
     effect = story.go_on()
     assert story.go_on() == effect
-    assert story.view.progress.charged_tokens == 0
+    assert story.state.money.charged_tokens == 0
 
 
 def test_known_usage_is_charged_in_all_its_kinds():
     story = Story()
     story.reply("end_turn", says(), prompt=70, output=7)
-    assert story.view.progress.charged_tokens == 77
-    assert story.view.progress.usage.total == 77
+    assert story.state.money.charged_tokens == 77
+    assert story.state.money.usage.total == 77
 
 
 # --- time ---
@@ -190,7 +190,7 @@ def test_the_deadline_stops_the_next_call():
 
 def test_the_deadline_counts_from_the_submission():
     story = with_limits(deadline=60.0)
-    story.view = replace(story.view, submitted_at=1_000.0)
+    story.state = replace(story.state, submitted_at=1_000.0)
     assert isinstance(story.go_on(), CallModel)
 
 

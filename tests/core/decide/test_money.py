@@ -20,7 +20,7 @@ from runner.core.model_calls import BUDGET_WAIT_SECONDS
 from runner.core.prices import Rates, Tariff
 from runner.core.run import Ended, Requeued, Waiting
 from runner.core.steps import CallModel
-from tests.core.story import Story, a_run, a_spec, outcome_of, says, uses
+from tests.core.story import Story, a_run, a_spec, changed, outcome_of, says, uses
 
 TEN_USD = Tariff(Rates(*[Decimal(10)] * 5))  # for a million tokens of whatever kind
 
@@ -28,8 +28,8 @@ TEN_USD = Tariff(Rates(*[Decimal(10)] * 5))  # for a million tokens of whatever 
 def paid(purse=None, tariff=TEN_USD, **limits):
     """A run whose model has this price."""
     limits = {"max_output_tokens": 4_000, **limits}
-    view = a_run(a_spec(), Limits(**limits))
-    return Story(replace(view, purse=purse, tariffs={"a-model": tariff} if tariff else {}))
+    state = a_run(a_spec(), Limits(**limits))
+    return Story(changed(state, budget=purse, tariffs={"a-model": tariff} if tariff else {}))
 
 
 def starts(story):
@@ -40,24 +40,24 @@ def starts(story):
 
 
 def test_a_summary_is_charged_at_the_price_of_the_model_that_wrote_it():
-    view = a_run(a_spec(context=Context(summary_model="another")), Limits())
+    state = a_run(a_spec(context=Context(summary_model="another")), Limits())
     hundred = Tariff(TEN_USD.standard.times(Decimal(10)))
-    view = replace(view, tariffs={"a-model": TEN_USD, "another": hundred})
+    state = changed(state, tariffs={"a-model": TEN_USD, "another": hundred})
     call = Reservation(1_000, 5_000, False)
-    view = apply(view, ModelCallStarted(1, call, 0.0, "summary"))
+    state = apply(state, ModelCallStarted(1, call, 0.0, "summary"))
     reply = ModelReply((says("Useless."),), "end_turn", Usage(2_000, 0, 0, 500), "another")
-    assert apply(view, SummaryReplied(reply, None)).progress.charged_cost == 2_500 * 100_000
+    assert apply(state, SummaryReplied(reply, None)).money.charged_cost == 2_500 * 100_000
 
 
 def test_what_stands_in_for_messages_is_counted_in_the_bound_of_the_next_prompt():
     story = paid()
     story.reply("tool_use", uses("Bash"), prompt=3_000)
     story.finish_all()
-    before = story.view
+    before = story.state
     made = Compaction("summary", 1, 2, "x" * 9_000, (Clip(2, 0, "y" * 700),))
-    progress = apply(before, ContextCompacted(made)).progress
-    assert progress.last_prompt_tokens == before.progress.last_prompt_tokens
-    assert progress.appended_bytes >= before.progress.appended_bytes + 9_700
+    after = apply(before, ContextCompacted(made)).context
+    assert after.last_prompt_tokens == before.context.last_prompt_tokens
+    assert after.appended_bytes >= before.context.appended_bytes + 9_700
 
 
 def test_a_call_reserves_what_it_can_cost_and_is_charged_what_it_did():
@@ -66,21 +66,21 @@ def test_a_call_reserves_what_it_can_cost_and_is_charged_what_it_did():
     reservation = effect.call.reservation
     assert reservation.worst_cost == reservation.worst_case * 10_000
     story.reply("tool_use", uses("Bash"), prompt=3_000, output=500)
-    assert story.view.progress.charged_cost == 3_500 * 10_000
-    assert story.view.progress.charged_tokens == 3_500
+    assert story.state.money.charged_cost == 3_500 * 10_000
+    assert story.state.money.charged_tokens == 3_500
 
 
 def test_a_lost_call_is_charged_what_it_can_have_cost():
     story = paid()
     worst = story.go_on().call.reservation.worst_cost
     assert isinstance(story.claim(), CallModel)
-    assert story.view.progress.charged_cost == worst
+    assert story.state.money.charged_cost == worst
 
 
 def test_a_call_that_the_api_refused_costs_nothing():
     story = paid()
     story.break_off(retry_at=story.now)
-    assert story.view.progress.charged_cost == 0
+    assert story.state.money.charged_cost == 0
 
 
 def test_output_is_lowered_to_what_the_money_is_for():
@@ -134,18 +134,18 @@ def test_a_limit_of_tokens_needs_no_price():
 def test_a_call_takes_from_the_purse_and_gives_back_what_it_did_not_use():
     story = paid(purse=JobBudget(10**6, 10**12))
     reservation = story.go_on().call.reservation
-    assert story.view.purse.reserved_tokens == reservation.worst_case
-    assert story.view.purse.reserved_cost == reservation.worst_cost
+    assert story.state.money.budget.reserved_tokens == reservation.worst_case
+    assert story.state.money.budget.reserved_cost == reservation.worst_cost
     story.reply("end_turn", says(), prompt=3_000, output=500)
-    assert story.view.purse == JobBudget(10**6, 10**12, 3_500, 3_500 * 10_000)
+    assert story.state.money.budget == JobBudget(10**6, 10**12, 3_500, 3_500 * 10_000)
 
 
 def test_a_lost_call_leaves_nothing_reserved_and_its_worst_case_spent():
     story = paid(purse=JobBudget(10**6, 10**12))
     reservation = story.go_on().call.reservation
     effect = story.claim()
-    assert story.view.purse.spent_tokens == reservation.worst_case
-    assert story.view.purse.reserved_tokens == effect.call.reservation.worst_case
+    assert story.state.money.budget.spent_tokens == reservation.worst_case
+    assert story.state.money.budget.reserved_tokens == effect.call.reservation.worst_case
 
 
 def test_a_run_waits_shortly_for_what_others_have_reserved():
@@ -153,14 +153,14 @@ def test_a_run_waits_shortly_for_what_others_have_reserved():
     outcome = outcome_of(story.go_on())
     assert outcome == Requeued(story.now + BUDGET_WAIT_SECONDS, "budget")
     assert not starts(story)
-    freed = replace(story.view.purse, reserved_tokens=0)
-    assert isinstance(story.claim(purse=freed), CallModel)
+    freed = replace(story.state.money.budget, reserved_tokens=0)
+    assert isinstance(story.claim(budget=freed), CallModel)
 
 
 def test_a_run_that_waits_for_others_asks_less_and_less_often():
     story = paid(purse=JobBudget(100_000, None, reserved_tokens=99_000))
     outcomes = [outcome_of(story.go_on())]
-    outcomes += [outcome_of(story.claim(purse=story.view.purse)) for _ in range(5)]
+    outcomes += [outcome_of(story.claim(budget=story.state.money.budget)) for _ in range(5)]
     assert [outcome.due_at - story.now for outcome in outcomes] == [2, 4, 8, 16, 20, 20]
 
 
@@ -169,8 +169,8 @@ def test_a_run_waits_for_its_budget_when_the_rest_could_never_cover_its_call(spe
     story = paid(purse=JobBudget(100_000, 10**9, **spent, reserved_tokens=500))
     assert outcome_of(story.go_on()) == Waiting("budget")
     assert not starts(story)
-    raised = replace(story.view.purse, most_tokens=10**6, most_cost=10**10)
-    assert isinstance(story.claim(purse=raised), CallModel)
+    raised = replace(story.state.money.budget, most_tokens=10**6, most_cost=10**10)
+    assert isinstance(story.claim(budget=raised), CallModel)
 
 
 def test_ceilings_of_the_run_stop_it_before_its_job_is_asked():
@@ -259,8 +259,8 @@ def test_what_the_job_says_of_the_cache_holds():
 
 def test_an_hour_in_the_cache_is_paid_for_in_advance():
     dear = Tariff(Rates(*map(Decimal, (1, 2, 4, 0, 0))))
-    view = replace(a_run(a_spec()), tariffs={"a-model": dear})
-    short = Story(view).go_on().call.reservation
+    state = changed(a_run(a_spec()), tariffs={"a-model": dear})
+    short = Story(state).go_on().call.reservation
     options = {"cache_control": {"ttl": "1h"}}
-    long = Story(replace(view, spec=a_spec(model_options=options))).go_on().call.reservation
+    long = Story(replace(state, spec=a_spec(model_options=options))).go_on().call.reservation
     assert long.worst_cost == 2 * short.worst_cost

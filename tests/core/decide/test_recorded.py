@@ -53,13 +53,13 @@ def check_files(workshop):
     done = Counter(workshop.files)
     results = {
         block["tool_use_id"]: block
-        for message in workshop.view.messages
+        for message in workshop.state.messages
         for block in message.blocks
         if block["type"] == "tool_result"
     }
     names = {
         block["id"]: block["name"]
-        for message in workshop.view.messages
+        for message in workshop.state.messages
         for block in message.blocks
         if block["type"] == "tool_use"
     }

@@ -3,8 +3,6 @@ end, and what is promised of it holds after every single entry."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,7 +10,7 @@ from runner.core.budget import Limits
 from runner.core.context import Context
 from runner.core.spec import Asking
 from runner.permissions import Rule
-from tests.core.story import RULES, a_run, a_spec
+from tests.core.story import RULES, a_run, a_spec, changed
 from tests.core.world import World
 
 
@@ -40,11 +38,11 @@ def test_whatever_happens_the_run_ends_and_keeps_its_promises(
         asking=Asking(on_timeout=on_timeout),
         context=Context(keep_messages=kept),
     )
-    world = World(data.draw, replace(a_run(spec, limits), window=window), mischief)
+    world = World(data.draw, changed(a_run(spec, limits), window=window), mischief)
     outcome = world.drive()
     assert outcome.reason
-    assert world.view.outcome == outcome
-    assert not world.view.pause_requested
+    assert world.state.outcome == outcome
+    assert not world.state.inbox.pause_requested
     if outcome.reason != "approval_timeout":  # which leaves what was cut off before it
         assert set(world.started) <= set(world.finished)
 
@@ -55,10 +53,10 @@ def test_a_call_is_finished_exactly_once_in_any_run_that_is_told_to_the_end(data
     world.drive()
     asked = {
         block["id"]
-        for message in world.view.messages
+        for message in world.state.messages
         for block in message.blocks
         if block["type"] == "tool_use"
     }
-    open_calls = {call.id for call in world.view.calls if call.result is None}
+    open_calls = {call.id for call in world.state.calls if call.result is None}
     assert set(world.finished) == asked - open_calls
     assert not open_calls

@@ -32,7 +32,7 @@ def test_tools_that_were_asked_for_run_and_the_model_is_called_again(reason):
     story = Story()
     assert started(story.reply(reason, says(), uses("Bash"))) == [0]
     assert isinstance(story.finish(0), CallModel)
-    assert not faults(story.view.messages)
+    assert not faults(story.state.messages)
 
 
 def test_tool_use_without_a_call_has_a_definite_end():
@@ -71,7 +71,7 @@ def test_third_cut_in_a_row_still_answers_its_finished_calls():
         story.reply("max_tokens", uses("Bash", f"t{number}"))
         effect = story.finish(0)
     assert outcome_of(effect).reason == "max_tokens"
-    assert not faults(story.view.messages)
+    assert not faults(story.state.messages)
 
 
 def test_a_whole_reply_between_cuts_begins_the_count_anew():
@@ -86,15 +86,15 @@ def test_a_whole_reply_between_cuts_begins_the_count_anew():
 def test_a_cut_reply_of_thinking_alone_counts_as_empty():
     story = Story()
     story.reply("max_tokens", thinks())
-    assert len(story.view.messages) == 1
+    assert len(story.state.messages) == 1
     assert len(story.tail) == 2  # the prompt, and a word that it goes on
 
 
 def test_thinking_at_the_end_of_a_cut_reply_is_not_sent_back():
     story = Story()
     story.reply("max_tokens", thinks(), says("Half"), thinks())
-    assert [block["type"] for block in story.view.messages[1].blocks] == ["thinking", "text"]
-    assert not faults(story.view.messages)
+    assert [block["type"] for block in story.state.messages[1].blocks] == ["thinking", "text"]
+    assert not faults(story.state.messages)
 
 
 # --- empty replies ---
@@ -105,7 +105,7 @@ def test_thinking_at_the_end_of_a_cut_reply_is_not_sent_back():
 def test_an_empty_reply_is_nudged_and_never_stored(reason, blocks):
     story = Story()
     assert isinstance(story.reply(reason, *blocks), CallModel)
-    assert [message.role for message in story.view.messages] == ["user"]
+    assert [message.role for message in story.state.messages] == ["user"]
     assert text_of(story.tail) == ["Mend it.", NUDGE_TEXT]
 
 
@@ -136,7 +136,7 @@ def test_a_blank_text_beside_a_call_does_not_enter_the_conversation():
     story = Story()
     story.reply("tool_use", says(""), uses("Bash"))
     story.finish(0)
-    assert [block["type"] for block in story.view.messages[1].blocks] == ["tool_use"]
+    assert [block["type"] for block in story.state.messages[1].blocks] == ["tool_use"]
 
 
 def test_unknown_kinds_of_blocks_are_content():
@@ -152,7 +152,7 @@ def test_a_paused_turn_goes_back_as_it_is():
     story = Story()
     assert isinstance(story.reply("pause_turn", OPAQUE), CallModel)
     assert story.tail == (OPAQUE,)
-    assert story.view.messages[-1].role == "assistant"
+    assert story.state.messages[-1].role == "assistant"
 
 
 def test_a_paused_turn_goes_back_after_a_crash_too():
@@ -174,8 +174,8 @@ def test_a_refusal_fails_the_run_and_is_not_sent_back():
     story = Story()
     outcome = outcome_of(story.reply("refusal", says("I had begun to"), uses("Bash")))
     assert (outcome.state, outcome.reason) == ("failed", "refused")
-    assert [message.role for message in story.view.messages] == ["user"]
-    assert not story.view.calls
+    assert [message.role for message in story.state.messages] == ["user"]
+    assert not story.state.calls
 
 
 def test_a_full_window_stops_a_run_that_nothing_can_be_left_out_of():
@@ -189,7 +189,7 @@ def test_finished_calls_of_a_reply_cut_by_the_window_run_first():
     assert started(story.reply("model_context_window_exceeded", says(), uses("Bash"))) == [0]
     assert outcome_of(story.finish(0)).reason == "context_window"
     assert text_of(story.tail) == [CONTINUE_TEXT]
-    assert not faults(story.view.messages)
+    assert not faults(story.state.messages)
 
 
 def test_empty_replies_of_a_full_window_end_as_what_they_are():
@@ -219,7 +219,7 @@ def test_a_run_taken_up_again_calls_the_model_whatever_ended_it(reason, blocks):
     story = Story()
     assert isinstance(story.reply(reason, *blocks), Done)
     assert isinstance(story.claim(), CallModel)
-    assert not faults(story.view.messages)
+    assert not faults(story.state.messages)
 
 
 @pytest.mark.parametrize(("reason", "blocks"), ENDS)
@@ -229,7 +229,7 @@ def test_a_message_to_an_ended_run_is_delivered(reason, blocks):
     story.say("One thing more.")
     assert isinstance(story.claim(), CallModel)
     assert text_of(story.tail)[-1] == "One thing more."
-    assert not faults(story.view.messages)
+    assert not faults(story.state.messages)
 
 
 def test_a_succeeded_run_taken_up_without_a_message_is_told_to_go_on():
@@ -273,4 +273,4 @@ def test_a_run_stopped_by_its_cuts_may_be_continued_twice_when_taken_up():
         while not isinstance(story.reply("max_tokens", says("Half")), Done):
             pass
         story.claim()
-    assert story.view.progress.turns == 2 * (MOST_CONTINUATIONS + 1)
+    assert story.state.turns == 2 * (MOST_CONTINUATIONS + 1)

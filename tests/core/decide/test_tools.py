@@ -31,7 +31,7 @@ def contents(story):
 
 def interrupt(story):
     """What a cancel leaves: calls without results that will not be run."""
-    calls = (call if call.result else replace(call, interrupted=True) for call in story.view.calls)
+    calls = (call if call.result else replace(call, interrupted=True) for call in story.state.calls)
     return story.claim(calls=tuple(calls))
 
 
@@ -122,7 +122,7 @@ def test_success_is_not_marked_as_error():
 def run_groups(*names, **spec):
     story, _ = asked(*names, **spec)
     story.finish_all()
-    assert not faults(story.view.messages)
+    assert not faults(story.state.messages)
     return groups(story)
 
 
@@ -177,10 +177,10 @@ def test_results_are_in_the_order_asked_whatever_ended_first(order):
 def test_results_join_the_conversation_only_when_all_are_there():
     story, _ = asked("Read", "Read", "Bash")
     assert started(story.finish(1)) == [0]
-    assert story.view.messages[-1].role == "assistant"
+    assert story.state.messages[-1].role == "assistant"
     assert started(story.finish(0)) == [2]
     story.finish(2)
-    assert story.view.messages[-1].role == "user"
+    assert story.state.messages[-1].role == "user"
 
 
 def test_an_empty_result_is_a_result():
@@ -202,7 +202,7 @@ def test_a_started_call_that_is_not_repeatable_has_an_unknown_outcome():
 def test_a_started_call_that_is_repeatable_runs_again():
     story, _ = asked("Edit")
     assert started(story.claim()) == [0]
-    assert story.view.calls[0].started_by == 2
+    assert story.state.calls[0].started_by == 2
 
 
 def test_a_call_that_had_not_started_runs_as_if_nothing_had_happened():
@@ -243,7 +243,7 @@ def test_calls_that_a_cancel_cut_off_are_answered_unrun_when_the_run_goes_on():
     assert contents(story)[0] == "stored"
     assert all(text.startswith("Interrupted") for text in contents(story)[1:])
     assert groups(story) == [(0,), (1,)]
-    assert not faults(story.view.messages)
+    assert not faults(story.state.messages)
 
 
 def test_an_interrupted_result_is_an_error_for_the_model():

@@ -1,7 +1,5 @@
 """Rules 6 and 7 of the loop, and queued messages: failing, waiting, stopping, being told more."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +8,7 @@ from runner.core.entries import RunSettled
 from runner.core.run import Ended, Requeued, Waiting
 from runner.core.steps import CallModel, Done, RunTools, Sleep
 from tests.core.sendable import faults
-from tests.core.story import Story, outcome_of, says, several, text_of, uses
+from tests.core.story import Story, changed, outcome_of, says, several, text_of, uses
 
 # --- model errors ---
 
@@ -51,7 +49,7 @@ def test_a_run_that_failed_for_good_can_be_tried_again():
     story = Story()
     assert isinstance(story.break_off(retry_at=None), Done)
     assert isinstance(story.claim(), CallModel)
-    assert story.view.progress.failure is None
+    assert story.state.model.failure is None
 
 
 def test_failures_in_a_row_are_counted_from_the_first():
@@ -60,37 +58,37 @@ def test_failures_in_a_row_are_counted_from_the_first():
     first = story.now
     story.now += 30.0
     story.break_off(retry_at=story.now)
-    assert story.view.progress.failure.count == 2
-    assert story.view.progress.failure.first_at == first
+    assert story.state.model.failure.count == 2
+    assert story.state.model.failure.first_at == first
 
 
 def test_a_reply_ends_the_row_of_failures():
     story = Story()
     story.break_off(retry_at=story.now)
     story.reply("tool_use", uses("Bash"))
-    assert story.view.progress.failure is None
+    assert story.state.model.failure is None
 
 
 def test_charges_of_failed_calls_add_up():
     story = Story()
     for charged in (100, 0, 25):
         story.break_off(retry_at=story.now, charged=charged)
-    assert story.view.progress.charged_tokens == 125
+    assert story.state.money.charged_tokens == 125
 
 
 def test_a_dead_attempts_call_is_made_again_at_once():
     story = Story()
     story.go_on()
     assert isinstance(story.claim(), CallModel)
-    assert story.view.progress.failure is None, "a dead worker wears out no patience"
+    assert story.state.model.failure is None, "a dead worker wears out no patience"
 
 
 def test_time_spent_paused_does_not_wear_out_patience():
     story = Story()
     story.go_on()
-    story.view = replace(story.view, pause_requested=True)
+    story.state = changed(story.state, pause_requested=True)
     assert outcome_of(story.break_off(retry_at=story.now + 60.0)) == Waiting("paused")
-    assert story.view.progress.failure is None
+    assert story.state.model.failure is None
 
 
 # --- pausing and shutting down ---
@@ -107,14 +105,14 @@ def moments():
 
 
 def finish_in_hand(story):
-    if story.view.progress.open_call is not None:
+    if story.state.model.open_call is not None:
         return story.reply("tool_use", uses("Bash"))
-    return story.finish(0) if story.view.calls else story.go_on()
+    return story.finish(0) if story.state.calls else story.go_on()
 
 
 @pytest.mark.parametrize(("name", "story"), moments())
 def test_pausing_stops_at_the_next_step_boundary(name, story):
-    story.view = replace(story.view, pause_requested=True)
+    story.state = changed(story.state, pause_requested=True)
     assert outcome_of(finish_in_hand(story)) == Waiting("paused")
     assert not isinstance(story.claim(), Done)
 
@@ -129,9 +127,9 @@ def test_shutting_down_stops_at_the_next_step_boundary(name, story):
 
 def test_a_paused_run_does_not_pause_again_when_it_goes_on():
     story = Story()
-    story.view = replace(story.view, pause_requested=True)
+    story.state = changed(story.state, pause_requested=True)
     story.go_on()
-    assert not story.view.pause_requested
+    assert not story.state.inbox.pause_requested
     assert isinstance(story.claim(), CallModel)
 
 
@@ -139,7 +137,7 @@ def test_a_paused_run_does_not_pause_again_when_it_goes_on():
 def test_a_last_reply_ends_the_run_all_the_same(how):
     story = Story()
     story.go_on()
-    story.view = replace(story.view, pause_requested=how == "pause")
+    story.state = changed(story.state, pause_requested=how == "pause")
     story.draining = how == "drain"
     assert outcome_of(story.reply("end_turn", says())) == Ended("succeeded", "end_turn")
 
@@ -148,7 +146,7 @@ def test_a_last_reply_ends_the_run_all_the_same(how):
 def test_what_is_in_hand_is_finished_first(how):
     story = Story()
     story.reply("tool_use", *several("Read", "Read", "Bash"))
-    story.view = replace(story.view, pause_requested=how == "pause")
+    story.state = changed(story.state, pause_requested=how == "pause")
     story.draining = how == "drain"
     assert isinstance(story.finish(0), RunTools)
     assert isinstance(story.finish(1), Done)
@@ -179,11 +177,11 @@ def test_a_message_joins_behind_the_tool_results():
     story.reply("tool_use", *several("Bash", "Bash"))
     story.say("Hurry.", "And be careful.")
     story.finish(0)
-    assert story.view.messages[-1].role == "assistant"
+    assert story.state.messages[-1].role == "assistant"
     story.finish(1)
     assert [b["type"] for b in story.tail] == ["tool_result", "tool_result", "text", "text"]
     assert text_of(story.tail) == ["Hurry.", "And be careful."]
-    assert not story.view.queued
+    assert not story.state.inbox.messages
 
 
 @pytest.mark.parametrize("reason", ["end_turn", "stop_sequence", "out_of_cheese", "tool_use"])
@@ -207,7 +205,7 @@ def test_a_message_waits_until_a_paused_turn_is_whole():
     story.go_on()
     story.say("Hurry.")
     assert isinstance(story.reply("pause_turn", says()), CallModel)
-    assert story.view.queued
+    assert story.state.inbox.messages
     assert isinstance(story.reply("end_turn", says()), CallModel)
     assert text_of(story.tail) == ["Hurry."]
 
@@ -238,5 +236,5 @@ def test_a_message_never_parts_a_call_from_its_result(names, when):
         assert isinstance(effect, RunTools)
         effect = story.finish(effect.calls[-1].index)
     assert isinstance(effect, CallModel)
-    assert not faults(story.view.messages)
+    assert not faults(story.state.messages)
     assert text_of(story.tail) == ["Hurry."]

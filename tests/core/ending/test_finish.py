@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,7 +20,7 @@ from runner.core.run import Ended, Requeued, Waiting
 from runner.core.steps import CallModel, Deliver, Effect, RunTools, RunVerify
 from runner.core.text import RESULT_TEXT
 from runner.core.workspace import RESULT_TOOL, Verify, Workspace, result_tool
-from tests.core.story import TOOLS, Story, a_run, a_spec, outcome_of, says, text_of, uses
+from tests.core.story import TOOLS, Story, a_run, a_spec, changed, outcome_of, says, text_of, uses
 
 RESULT = result_tool({"type": "object"})
 WITH_RESULT = {"tools": (*TOOLS, RESULT)}
@@ -50,7 +49,7 @@ def test_a_submitted_result_ends_the_run_without_another_model_call() -> None:
     story = Story(**WITH_RESULT)
     effect = story.reply("tool_use", submits(files=3))
     assert outcome_of(effect) == Ended("succeeded", "submitted")
-    assert story.view.progress.model_calls == 1
+    assert story.state.model.calls == 1
 
 
 def test_the_other_calls_of_the_reply_that_submits_still_run() -> None:
@@ -74,7 +73,7 @@ def test_a_result_that_was_asked_for_ends_the_run() -> None:
     story = Story(**WITH_RESULT)
     story.reply("end_turn", says())
     assert outcome_of(story.reply("tool_use", submits())) == Ended("succeeded", "submitted")
-    assert story.view.progress.result_nudges == 0
+    assert story.state.ending.result_nudges == 0
 
 
 def test_a_message_that_waits_is_answered_before_the_run_ends_with_its_result() -> None:
@@ -83,7 +82,7 @@ def test_a_message_that_waits_is_answered_before_the_run_ends_with_its_result() 
     story.say("And the docs?")
     assert isinstance(story.reply("tool_use", submits()), CallModel)
     assert text_of(story.tail) == ["And the docs?"]
-    assert not story.view.progress.submitted
+    assert not story.state.ending.submitted
     assert outcome_of(story.reply("tool_use", submits("again"))) == Ended("succeeded", "submitted")
 
 
@@ -185,7 +184,7 @@ def test_one_that_is_under_way_when_the_worker_drains_is_left_for_the_next() -> 
 def test_a_run_pauses_before_it_is_verified() -> None:
     story = Story(a_run(a_spec(verify=TESTS)))
     story.go_on()
-    story.view = replace(story.view, pause_requested=True)
+    story.state = changed(story.state, pause_requested=True)
     assert outcome_of(story.reply("end_turn", says())) == Waiting("paused")
     assert story.claim() == RunVerify(1)
 
@@ -202,7 +201,7 @@ def test_the_output_is_kept_with_the_run_only_until_the_model_has_it() -> None:
     story = Story(verify=TESTS)
     story.reply("end_turn", says())
     story.go_on(verified(1, FAILED))
-    verification = story.view.progress.verification
+    verification = story.state.ending.verification
     assert verification is not None
     assert (verification.passed, verification.output) == (False, "")
 
@@ -226,7 +225,7 @@ def test_a_run_on_a_branch_commits_before_it_ends() -> None:
     outcome = Ended("succeeded", "end_turn")
     assert story.reply("end_turn", says()) == Deliver(outcome)
     assert outcome_of(story.go_on(Delivered("c0ffee"))) == outcome
-    assert story.view.progress.delivered == "c0ffee"
+    assert story.state.ending.delivered == "c0ffee"
 
 
 def test_what_failed_or_was_stopped_is_committed_too() -> None:
@@ -270,7 +269,7 @@ def test_a_run_that_goes_on_after_its_commit_commits_again_at_its_end() -> None:
     story.reply("end_turn", says())
     story.say("And the docs?")
     assert isinstance(story.go_on(Delivered("c0ffee")), CallModel)
-    assert story.view.progress.delivered is None
+    assert story.state.ending.delivered is None
     assert isinstance(story.reply("end_turn", says()), Deliver)
 
 
@@ -288,7 +287,7 @@ def test_a_workspace_that_changed_after_the_commit_is_committed_again() -> None:
     story.go_on(TreeRecorded("tree 1", "created"))
     story.reply("end_turn", says())
     for entry in (Delivered("c0ffee"), TreeRecorded("tree 2", "changed")):
-        story.view = apply(story.view, entry)
+        story.state = apply(story.state, entry)
     assert isinstance(story.claim(), Deliver)
 
 
@@ -297,6 +296,6 @@ def test_taking_up_a_run_again_forgets_what_only_its_end_counted() -> None:
     story.reply("end_turn", says())
     story.reply("tool_use", submits())
     story.go_on(verified(1, FAILED))
-    before, after = story.view.progress, rested(story.view.progress)
+    before, after = story.state.ending, rested(story.state).ending
     assert (before.verify_failures, after.verify_failures) == (1, 0)
     assert (after.result_nudges, after.submitted) == (0, False)

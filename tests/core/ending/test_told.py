@@ -15,32 +15,32 @@ from runner.core.entries import (
 )
 from runner.core.events import Event, events_of
 from runner.core.fold import Applied, apply
-from runner.core.state import RunView
+from runner.core.state import RunState
 from runner.core.workspace import Verify
 from tests.core.story import Story, says, uses
 
 
-def told(view: RunView, entry: Entry) -> list[Event]:
-    return list(events_of(Applied(view, entry, apply(view, entry))))
+def told(state: RunState, entry: Entry) -> list[Event]:
+    return list(events_of(Applied(state, entry, apply(state, entry))))
 
 
-def only(view: RunView, entry: Entry) -> dict[str, Any]:
-    (event,) = told(view, entry)
+def only(state: RunState, entry: Entry) -> dict[str, Any]:
+    (event,) = told(state, entry)
     return event.data
 
 
 def test_a_tree_is_told_with_its_cause_and_what_was_put_aside() -> None:
-    view = Story().view
-    assert only(view, TreeRecorded("t1", "created")) == {"tree": "t1", "cause": "created"}
-    data = only(view, TreeRecorded("t1", "restored", "t2"))
+    state = Story().state
+    assert only(state, TreeRecorded("t1", "created")) == {"tree": "t1", "cause": "created"}
+    data = only(state, TreeRecorded("t1", "restored", "t2"))
     assert data == {"tree": "t1", "cause": "restored", "found": "t2"}
 
 
 def test_a_result_is_told_with_the_tree_after_it() -> None:
     story = Story()
     story.reply("tool_use", uses("Bash"))
-    with_tree, *_ = told(story.view, ToolFinished(0, ToolResult("ok"), "t2"))
-    without, *_ = told(story.view, ToolFinished(0, ToolResult("ok")))
+    with_tree, *_ = told(story.state, ToolFinished(0, ToolResult("ok"), "t2"))
+    without, *_ = told(story.state, ToolFinished(0, ToolResult("ok")))
     assert with_tree.data["tree"] == "t2"
     assert "tree" not in without.data
 
@@ -49,11 +49,11 @@ def test_a_verification_is_told_as_it_begins_and_as_it_ends() -> None:
     story = Story(verify=Verify(("pytest -q",)))
     story.go_on(TreeRecorded("t1", "created"))
     story.reply("end_turn", says())
-    begun = Story(verify=Verify(("pytest -q",))).view
+    begun = Story(verify=Verify(("pytest -q",))).state
     (*_, entry) = story.entries
     assert only(begun, entry)["verification"] == 1
     result = ToolResult("\x1b[31m1 failed\n" + "x" * 200, "failed", duration=1.5)
-    data = only(story.view, Verified(1, "pytest\n-q", result))
+    data = only(story.state, Verified(1, "pytest\n-q", result))
     assert (data["verification"], data["command"]) == (1, "pytest⏎-q")
     assert (data["outcome"], data["is_error"], data["duration"]) == ("failed", True, 1.5)
     assert data["output"].startswith("␛[31m1 failed⏎")
@@ -63,10 +63,10 @@ def test_a_verification_is_told_as_it_begins_and_as_it_ends() -> None:
 def test_a_question_about_an_outcome_names_the_call_and_who_began_it() -> None:
     story = Story()
     story.reply("tool_use", uses("Bash", "t0", {"command": "git push\x07"}))
-    data = only(story.view, OutcomeAsked(0))
+    data = only(story.state, OutcomeAsked(0))
     assert (data["call_index"], data["name"], data["started_by"]) == (0, "Bash", 1)
     assert data["input"] == "git push␇"
 
 
 def test_a_commit_is_told() -> None:
-    assert only(Story().view, Delivered("c0ffee")) == {"commit": "c0ffee"}
+    assert only(Story().state, Delivered("c0ffee")) == {"commit": "c0ffee"}

@@ -18,7 +18,7 @@ from runner.core.conversation import Tool
 from runner.core.state import Call
 from runner.core.workspace import Verification, Workspace
 from runner.permissions import Answer, Rule, digest_of
-from tests.core.story import a_run, a_spec
+from tests.core.story import a_run, a_spec, changed
 
 OBJECT = {"type": "object"}
 TOOLS = (
@@ -53,21 +53,21 @@ def a_call(name, arguments=None, **more):
     return Call(0, "t0", name, arguments or INPUTS[name], **{"started_by": 1, **more})
 
 
-def a_view(*calls, mode="git", external=(), on_unknown="tell", **changes):
+def a_state(*calls, mode="git", external=(), on_unknown="tell", **changes):
     workspace = Workspace("/repo", mode, external=external, on_unknown=on_unknown)
-    view = a_run(a_spec(tools=TOOLS, workspace=workspace))
+    state = a_run(a_spec(tools=TOOLS, workspace=workspace))
     numbered = tuple(replace(call, index=index) for index, call in enumerate(calls))
-    return replace(view, attempt=2, calls=numbered, **changes)
+    return changed(state, attempt=2, calls=numbered, **changes)
 
 
 def again(name, arguments=None, **spec):
-    view = a_view(a_call(name, arguments), **spec)
-    return runs_again(view, view.calls[0])
+    state = a_state(a_call(name, arguments), **spec)
+    return runs_again(state, state.calls[0])
 
 
 def external(command, rules=EXTERNAL):
-    view = a_view(a_call("Bash", {"command": command}), external=rules)
-    return is_external(view, view.calls[0])
+    state = a_state(a_call("Bash", {"command": command}), external=rules)
+    return is_external(state, state.calls[0])
 
 
 # --- in doubt ---
@@ -84,8 +84,8 @@ def external(command, rules=EXTERNAL):
     ],
 )
 def test_only_what_an_earlier_attempt_started_and_nothing_settled_is_in_doubt(more):
-    assert in_doubt(a_view(a_call("Bash")))
-    assert not in_doubt(a_view(a_call("Bash", **more)))
+    assert in_doubt(a_state(a_call("Bash")))
+    assert not in_doubt(a_state(a_call("Bash", **more)))
 
 
 # --- what runs again ---
@@ -108,13 +108,13 @@ def test_own_tool_runs_again_only_when_it_is_repeatable():
 
 def test_edit_of_a_file_that_no_tree_holds_does_not_run_again_and_a_write_does():
     for name, expected in (("Edit", False), ("Write", True)):
-        view = a_view(a_call(name), unrecorded={0: "a"} if name == "Edit" else {})
-        assert runs_again(view, view.calls[0]) is expected
+        state = a_state(a_call(name), unrecorded={0: "a"} if name == "Edit" else {})
+        assert runs_again(state, state.calls[0]) is expected
 
 
 def test_unknown_tool_does_not_run_again():
-    view = a_view(Call(0, "t0", "Gone", {}, started_by=1))
-    assert not runs_again(view, view.calls[0])
+    state = a_state(Call(0, "t0", "Gone", {}, started_by=1))
+    assert not runs_again(state, state.calls[0])
 
 
 # --- external ---
@@ -162,8 +162,8 @@ def test_what_a_person_made_of_a_call_decides_whether_it_is_external():
     plain, push = {"command": "make"}, {"command": "git push"}
     for given, edited, expected in ((plain, push, True), (push, plain, False)):
         answer = Answer("approved", digest_of(given), "ann", input=edited)
-        view = a_view(a_call("Bash", given, answer=answer), external=EXTERNAL)
-        assert is_external(view, view.calls[0]) is expected
+        state = a_state(a_call("Bash", given, answer=answer), external=EXTERNAL)
+        assert is_external(state, state.calls[0]) is expected
 
 
 def test_effect_of_an_external_rule_does_not_matter():
@@ -175,53 +175,53 @@ def test_effect_of_an_external_rule_does_not_matter():
 
 
 def test_workspace_is_put_back_when_something_runs_again_in_it():
-    assert undo_needed(a_view(a_call("Bash")))
-    assert undo_needed(a_view(a_call("Read"), a_call("tag")))
+    assert undo_needed(a_state(a_call("Bash")))
+    assert undo_needed(a_state(a_call("Read"), a_call("tag")))
 
 
 def test_workspace_stays_as_it_is_when_only_reads_were_cut_off():
-    assert not undo_needed(a_view(a_call("Read"), a_call("Bash", started_by=None)))
+    assert not undo_needed(a_state(a_call("Read"), a_call("Bash", started_by=None)))
 
 
 def test_workspace_stays_as_an_unknown_call_left_it():
-    assert not undo_needed(a_view(a_call("note")))
-    assert not undo_needed(a_view(a_call("Bash", {"command": "curl x"}), external=EXTERNAL))
+    assert not undo_needed(a_state(a_call("note")))
+    assert not undo_needed(a_state(a_call("Bash", {"command": "curl x"}), external=EXTERNAL))
 
 
 def test_workspace_is_put_back_before_a_person_is_asked_and_never_after():
-    assert undo_needed(a_view(a_call("note"), on_unknown="ask"))
-    assert not undo_needed(a_view(a_call("note", asked_again=True), on_unknown="ask"))
+    assert undo_needed(a_state(a_call("note"), on_unknown="ask"))
+    assert not undo_needed(a_state(a_call("note", asked_again=True), on_unknown="ask"))
 
 
 def test_workspace_that_is_not_recorded_is_never_put_back():
-    assert not undo_needed(a_view(a_call("tag"), mode="shared"))
+    assert not undo_needed(a_state(a_call("tag"), mode="shared"))
 
 
 def test_person_is_asked_only_about_what_does_not_run_again():
-    view = a_view(a_call("note"), a_call("Bash"), on_unknown="ask")
-    assert [asks_about(view, call) for call in view.calls] == [True, False]
-    view = a_view(a_call("note"), on_unknown="tell")
-    assert not asks_about(view, view.calls[0])
-    without = replace(view, spec=replace(view.spec, workspace=None))
-    assert not asks_about(without, view.calls[0])
+    state = a_state(a_call("note"), a_call("Bash"), on_unknown="ask")
+    assert [asks_about(state, call) for call in state.calls] == [True, False]
+    state = a_state(a_call("note"), on_unknown="tell")
+    assert not asks_about(state, state.calls[0])
+    without = replace(state, spec=replace(state.spec, workspace=None))
+    assert not asks_about(without, state.calls[0])
 
 
 def test_files_of_edits_and_all_beside_commands_are_looked_up():
     edit = a_call("Edit", {**INPUTS["Edit"], "file_path": "b"})
     asked = a_call("Bash", asked_again=True)
     more = (a_call("Edit", started_by=2), a_call("Bash", interrupted=True))
-    view = a_view(a_call("Bash"), edit, asked, a_call("Write"), *more)
-    assert edits_left(view) == (view.calls[1],)
-    assert commands_left(view) == (view.calls[0], view.calls[2])
-    shared = a_view(edit, asked, mode="shared")
+    state = a_state(a_call("Bash"), edit, asked, a_call("Write"), *more)
+    assert edits_left(state) == (state.calls[1],)
+    assert commands_left(state) == (state.calls[0], state.calls[2])
+    shared = a_state(edit, asked, mode="shared")
     assert (edits_left(shared), commands_left(shared)) == ((), ())
 
 
 def test_what_no_tree_holds_keeps_the_workspace_as_it_was_found():
     command = a_call("Bash")
-    assert undo_needed(a_view(command))
-    assert not undo_needed(a_view(command, unrecorded={0: "vendor"}))
-    assert undo_needed(a_view(command, a_call("Write"), unrecorded={0: "vendor"}))
+    assert undo_needed(a_state(command))
+    assert not undo_needed(a_state(command, unrecorded={0: "vendor"}))
+    assert undo_needed(a_state(command, a_call("Write"), unrecorded={0: "vendor"}))
 
 
 @pytest.mark.parametrize(
@@ -230,6 +230,5 @@ def test_what_no_tree_holds_keeps_the_workspace_as_it_was_found():
 )
 def test_workspace_is_put_back_when_its_verification_was_cut_off(changes, expected):
     verification = replace(Verification(1, 5, tree="tree"), **changes)
-    view = a_view()
-    progress = replace(view.progress, turns=5, tree="tree", verification=verification)
-    assert undo_needed(replace(view, progress=progress)) is expected
+    state = changed(a_state(), turns=5, tree="tree", verification=verification)
+    assert undo_needed(state) is expected

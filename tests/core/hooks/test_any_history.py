@@ -30,7 +30,7 @@ from runner.core.hook_decisions import (
 from runner.core.hooks import Hook, Said, read_answer
 from runner.core.run import Ended, Requeued
 from runner.core.spec import Asking
-from runner.core.state import Call, RunView
+from runner.core.state import Call, RunState
 from runner.core.steps import CallModel, Effect, RunHook
 from runner.core.workspace import Verify, Workspace
 from runner.permissions import Answer, Request, Rule, evaluate
@@ -94,20 +94,20 @@ class HookedWorld(World):
 
     def people(self) -> None:
         """Who cancels a run and takes it up again finds it at rest."""
-        attempt = self.view.attempt
+        attempt = self.state.attempt
         super().people()
-        if self.view.attempt > attempt:
-            self.view = replace(self.view, progress=rested(self.view.progress))
+        if self.state.attempt > attempt:
+            self.state = rested(self.state)
 
     def run_hook(self, step: RunHook) -> None:
-        hook = self.view.spec.hooks[step.run.hook]
+        hook = self.state.spec.hooks[step.run.hook]
         if self.chance():
             self.leave_half(step)
             if self.draw(st.booleans()):
                 self.die()
             elif hook.repeatable:
                 self.append(RunSettled(Requeued(self.now, "shutdown")))
-                self.view = replace(self.view, outcome=None)
+                self.state = replace(self.state, outcome=None)
                 self.die()
             else:
                 self.end_hook(step, Said("shut_down"))
@@ -118,17 +118,17 @@ class HookedWorld(World):
         """A hook was cut off in the middle of what it does to files."""
 
     def end_hook(self, step: RunHook, said: Said) -> None:
-        result = kept_as_edited(self.view, step.run, read_answer(step.run.event, said, 60.0))
+        result = kept_as_edited(self.state, step.run, read_answer(step.run.event, said, 60.0))
         self.append(HookFinished(step.run.number, result, self.left_by(step)))
 
     def left_by(self, step: RunHook) -> str | None:
         return None
 
     def call_model(self, step: CallModel) -> None:
-        if step.call.purpose == "turn" and self.view.progress.stop is None:
-            for run in self.view.hook_runs:
+        if step.call.purpose == "turn" and self.state.model.stop is None:
+            for run in self.state.hooks.runs:
                 said = run.answer and (run.answer.decision == "block" or run.answer.context)
-                told = run.number <= self.view.progress.hooked.told
+                told = run.number <= self.state.hooks.told
                 assert not said or told or run.event == "RunEnd", "the model is not told"
         super().call_model(step)
 
@@ -138,41 +138,41 @@ class HookedWorld(World):
             case HookStarted():
                 self.watch_start(entry)
             case HookFinished(number):
-                (run,) = (run for run in self.view.hook_runs if run.number == number)
+                (run,) = (run for run in self.state.hooks.runs if run.number == number)
                 assert run.answer is None
                 self.ended_hooks[number] += 1
                 assert self.ended_hooks[number] == 1, "a hook ended twice"
             case CallsDecided(decisions):
                 for index, decision in decisions.items():
-                    self.watch_decision(self.view.calls[index], decision.effect)
+                    self.watch_decision(self.state.calls[index], decision.effect)
             case ToolsStarted(indexes):
                 for index in indexes:
-                    self.watch_tool(self.view.calls[index])
+                    self.watch_tool(self.state.calls[index])
             case TurnEnded():
                 self.watch_turn_end()
             case RunSettled(Ended()):
                 self.watch_end()
 
     def watch_start(self, entry: HookStarted) -> None:
-        hook = self.view.spec.hooks[entry.hook]
-        before = [run for run in self.view.hook_runs if run.number == entry.number]
+        hook = self.state.spec.hooks[entry.hook]
+        before = [run for run in self.state.hooks.runs if run.number == entry.number]
         assert not self.ended_hooks[entry.number], "a hook began again after it had ended"
         if before:
             assert hook.repeatable
-            assert before[0].started_by != self.view.attempt
+            assert before[0].started_by != self.state.attempt
         else:
-            assert entry.number == self.view.progress.hooked.count + 1
+            assert entry.number == self.state.hooks.started + 1
         if entry.event == "PreToolUse":
-            call = self.view.calls[entry.index]
+            call = self.state.calls[entry.index]
             assert call.decision is None or (call.is_edited and _approved(call))
             assert call.started_by is None or call.asked_again
             assert self.rules_say(call) != "deny", "a hook is asked about what rules deny"
         if entry.event == "PostToolUse":
-            call = self.view.calls[entry.index]
-            assert has_run(self.view, call)
+            call = self.state.calls[entry.index]
+            assert has_run(self.state, call)
             later = [
                 run.hook
-                for run in self.view.hook_runs
+                for run in self.state.hooks.runs
                 if run.event == "PostToolUse" and run.index == entry.index
             ]
             assert all(entry.hook <= other for other in later), "hooks after calls go in reverse"
@@ -180,15 +180,15 @@ class HookedWorld(World):
     def rules_say(self, call: Call) -> str:
         assert call.tool_context is not None
         request = Request(call.name, call.input_to_run, call.tool_context)
-        return evaluate(self.view.policy, request).effect
+        return evaluate(self.state.policy, request).effect
 
     def watch_decision(self, call: Call, effect: str) -> None:
         assert RANK[effect] <= RANK[self.rules_say(call)], "a hook has loosened a decision"
 
     def watch_tool(self, call: Call) -> None:
         said = [
-            (self.view.spec.hooks[run.hook], run.answer)
-            for run in self.view.hook_runs
+            (self.state.spec.hooks[run.hook], run.answer)
+            for run in self.state.hooks.runs
             if run.event == "PreToolUse" and run.index == call.index
         ]
         for hook, answer in said:
@@ -197,34 +197,34 @@ class HookedWorld(World):
             assert answer.outcome == "succeeded" or hook.on_failure == "continue"
             asked = answer.decision == "ask"
             assert not asked or (call.answer is not None and call.answer.effect == "approved")
-        ran = {run.hook for run in self.view.hook_runs if run.index == call.index}
-        for place, hook in hooks_of(self.view.spec, "PreToolUse"):
+        ran = {run.hook for run in self.state.hooks.runs if run.index == call.index}
+        for place, hook in hooks_of(self.state.spec, "PreToolUse"):
             located = call.tool_context is not None and call.answer is None
             assert not located or not is_matched(hook, call) or place in ran
             if call.is_edited and is_matched(hook, call):
-                since = decided_at(self.view, call)
-                looked = run_of(self.view, place, call.index, since=since)
+                since = decided_at(self.state, call)
+                looked = run_of(self.state, place, call.index, since=since)
                 assert looked is not None, "a hook was not shown what a person made of a call"
 
     def watch_turn_end(self) -> None:
-        view = self.view
-        assert all(call.result is not None for call in view.calls)
-        done = {(run.hook, run.index) for run in view.hook_runs if run.answer is not None}
-        for place, _ in hooks_of(view.spec, "TurnEnd"):
+        state = self.state
+        assert all(call.result is not None for call in state.calls)
+        done = {(run.hook, run.index) for run in state.hooks.runs if run.answer is not None}
+        for place, _ in hooks_of(state.spec, "TurnEnd"):
             assert (place, None) in done
-        for call in view.calls:
-            for place, hook in hooks_of(view.spec, "PostToolUse"):
-                due = has_run(view, call) and is_matched(hook, call)
+        for call in state.calls:
+            for place, hook in hooks_of(state.spec, "PostToolUse"):
+                due = has_run(state, call) and is_matched(hook, call)
                 assert not due or (place, call.index) in done
 
     def watch_end(self) -> None:
-        view = self.view
+        state = self.state
         done = {
             run.hook
-            for run in view.hook_runs
-            if run.answer is not None and run.number > view.progress.hooked.ended
+            for run in state.hooks.runs
+            if run.answer is not None and run.number > state.hooks.ended
         }
-        for place, _ in hooks_of(view.spec, "RunEnd"):
+        for place, _ in hooks_of(state.spec, "RunEnd"):
             assert place in done, "a run ends before its hooks have run"
 
 
@@ -244,11 +244,11 @@ class HookedWorkshop(HookedWorld, Workshop):
 
     def append(self, *entries: Entry) -> None:
         super().append(*entries)
-        tree = self.view.progress.tree or ""
+        tree = self.state.files.tree or ""
         assert self.never.isdisjoint(tree.split()), "what a hook of the end did is recorded"
 
     def run_hook(self, step: RunHook) -> None:
-        assert self.tree == self.view.progress.tree, "a hook runs on files that are not recorded"
+        assert self.tree == self.state.files.tree, "a hook runs on files that are not recorded"
         assert f"hook{step.run.number}?" not in self.files, "a hook runs on what it left half done"
         if step.run.event == "RunEnd" and not self.never and self.draw(st.booleans()):
             self.leave_half(step)
@@ -257,7 +257,7 @@ class HookedWorkshop(HookedWorld, Workshop):
         super().run_hook(step)
 
     def left_by(self, step: RunHook) -> str | None:
-        before = self.view.progress.tree
+        before = self.state.files.tree
         assert before is not None
         if step.run.event == "RunEnd":
             self.files = tuple(before.split())
@@ -271,7 +271,7 @@ def _approved(call: Call) -> bool:
     return call.answer is not None and call.answer.effect == "approved"
 
 
-def a_hooked_run(data: st.DataObject, limits: Limits, *hooks: Hook, **changes: object) -> RunView:
+def a_hooked_run(data: st.DataObject, limits: Limits, *hooks: Hook, **changes: object) -> RunState:
     drawn = tuple(data.draw(st.lists(HOOKS, min_size=1, max_size=6)))
     return a_run(a_spec(hooks=(*drawn, *hooks), **changes), limits)
 
@@ -290,7 +290,7 @@ def test_whatever_hooks_say_the_run_ends_and_keeps_its_promises(data, mode, misc
     run = a_hooked_run(data, limits, parallel_tools=mode, rules=rules, asking=Asking("ask"))
     world = HookedWorld(data.draw, run, mischief)
     outcome = world.drive()
-    assert world.view.outcome == outcome
+    assert world.state.outcome == outcome
 
 
 @settings(max_examples=100)

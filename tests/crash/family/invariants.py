@@ -211,7 +211,7 @@ def _check_money(records: Sequence[Record], served: Served) -> None:
     total = sum(record.run.charged_tokens for record in records)
     hold(total <= FAMILY.limits.token_ceiling, "the parent's ceiling was crossed", total)
     hold(served.tokens <= total, "tokens were used and not charged", served.tokens, total)
-    cost = sum(record.run.progress["charged_cost"] for record in records)
+    cost = sum(record.run.progress["money"]["charged_cost"] for record in records)
     hold(served.cost <= cost, "more was billed than charged", served.cost, cost)
     asked = sum(len(record.model_calls) for record in records)
     hold(served.asked <= asked, "a model call was made twice under one intent")

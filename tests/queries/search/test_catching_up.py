@@ -32,7 +32,7 @@ def test_results_of_one_reply_are_found_in_whatever_order_they_come(database: Da
     attempt = claim(database, run_id)
     attempt.reply(*(tool_use(number, path=f"p{number}") for number in range(3)), stop="tool_use")
     assert find(database, "walnut").total == 0
-    message = len(attempt.view.messages)
+    message = len(attempt.state.messages)
     for position in (2, 0, 1):
         _add_result(database, run_id, message, position, f"walnut {position}")
         assert f"walnut {position}" in excerpts(find(database, "walnut"))

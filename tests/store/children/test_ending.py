@@ -18,6 +18,7 @@ from runner.store.children import attend
 from runner.store.control import cancel, pause
 from runner.store.database import Database
 from runner.store.journal import StoredJournal
+from tests.core.story import changed
 from tests.store.attempts import Attempt, claim, free, run_row
 from tests.store.children.family import PARENT, asks, end, start, told, tree_of
 from tests.store.examples import NOW
@@ -37,7 +38,7 @@ def about_to_end(database: Database) -> Attempt:
     that waits for its own, and one that has ended."""
     asked = start(database, asks(1), asks(2), asks(3), asks(4, "tester"), spec=ASKING)
     assert asked.effect == Done(Waiting("approval"))
-    run_id = asked.view.run_id
+    run_id = asked.state.run_id
     assert isinstance(claim(database, f"{run_id}.1").effect, CallModel)
     claim(database, f"{run_id}.2").reply(asks(5), stop="tool_use")
     end(database, f"{run_id}.3", "Three.")
@@ -50,7 +51,7 @@ def about_to_end(database: Database) -> Attempt:
 def end_children(attempt: Attempt) -> None:
     journal = StoredJournal(attempt.database, lambda: LATER, free)
     journal.end_children(attempt.lease)
-    attempt.view = replace(attempt.view, children_told=True)
+    attempt.state = changed(attempt.state, cancelled=True)
 
 
 def states(database: Database, run_id: str) -> dict[str, str]:
@@ -73,7 +74,7 @@ def test_all_below_a_run_that_is_to_end_is_cancelled_and_it_is_taken_up_again(
     assert states(database, run_id) == {"": "queued", **cancelled}
     again = claim(database, run_id, LATER)
     assert again.effect == Done(LATE)
-    results = [call.result and call.result["content"] for call in again.view.calls]
+    results = [call.result and call.result["content"] for call in again.state.calls]
     assert [result and result.partition(" ")[0] for result in results] == [
         "The",
         "The",
@@ -90,7 +91,9 @@ def test_a_call_in_hand_of_a_sub_agent_that_is_ended_is_charged(database: Databa
     assert before.charged_tokens == 0
     end_children(attempt)
     after = run_row(database, f"{attempt.lease.run_id}.1")
-    assert after.charged_tokens == before.progress["open_call"]["reservation"]["worst_case"]
+    assert (
+        after.charged_tokens == before.progress["model"]["open_call"]["reservation"]["worst_case"]
+    )
 
 
 def test_an_attempt_that_lost_its_run_ends_no_sub_agent(database: Database) -> None:
@@ -109,9 +112,9 @@ def test_who_dies_as_it_ends_its_sub_agents_ends_with_their_results_all_the_same
 ) -> None:
     attempt = about_to_end(database)
     end_children(attempt)
-    lost = replace(attempt, view=StoredJournal(database, lambda: LATER, free).load(attempt.lease))
+    lost = replace(attempt, state=StoredJournal(database, lambda: LATER, free).load(attempt.lease))
     assert lost.append().effect == Done(LATE)
-    assert [call.result is None for call in lost.view.calls] == [False, False, False, True]
+    assert [call.result is None for call in lost.state.calls] == [False, False, False, True]
 
 
 def test_a_pause_holds_as_sub_agents_are_ended(database: Database) -> None:

@@ -38,7 +38,7 @@ def test_a_snapshot_has_what_was_said_up_to_the_call_and_a_result_for_each(
     assert own[1][0]["content"] != own[1][1]["content"]
     child = claim(database, f"{run_id}.1")
     assert isinstance(child.effect, CallModel)
-    assert (child.view.progress.turns, child.view.calls) == (0, ())
+    assert (child.state.turns, child.state.calls) == (0, ())
     child.reply(text("Fine."))
     assert run_row(database, f"{run_id}.1").state == "succeeded"
 
@@ -90,12 +90,12 @@ def test_a_snapshot_in_its_parent_s_folder_goes_on_with_its_instructions(
     thought = {"type": "thinking", "thinking": "Hm.", "signature": "s"}
     parent.reply(thought, asks(1, snapshot=True), asks(2), stop="tool_use")
     assert said_in(database, f"{run_id}.1")[1][1][0] == thought
-    snapshot, alone = (claim(database, f"{run_id}.{number}").view for number in (1, 2))
-    assert snapshot.progress.instructed
-    assert snapshot.spec.shared_texts == parent.view.spec.shared_texts
+    snapshot, alone = (claim(database, f"{run_id}.{number}").state for number in (1, 2))
+    assert snapshot.files.instructed
+    assert snapshot.spec.shared_texts == parent.state.spec.shared_texts
     assert ("Be kind." in (snapshot.spec.system or "")) == bool(files)
-    assert snapshot.progress.fullness.sent >= parent.view.progress.fullness.sent
-    assert not alone.progress.instructed  # it reads them as they are
+    assert snapshot.context.estimate >= parent.state.context.estimate
+    assert not alone.files.instructed  # it reads them as they are
 
 
 def test_a_snapshot_keeps_no_thinking_where_it_reads_instructions_of_its_own(
@@ -111,4 +111,4 @@ def test_a_snapshot_keeps_no_thinking_where_it_reads_instructions_of_its_own(
     thought = {"type": "thinking", "thinking": "Hm.", "signature": "s"}
     parent.reply(thought, asks(1, snapshot=True), stop="tool_use")
     assert [block["type"] for block in said_in(database, f"{run_id}.1")[1][1]] == ["tool_use"]
-    assert not claim(database, f"{run_id}.1").view.progress.instructed
+    assert not claim(database, f"{run_id}.1").state.files.instructed

@@ -49,41 +49,41 @@ class _CrashError(Exception):
 def test_children_are_stored_with_the_reply_that_asks_for_them(database: Database) -> None:
     parent = start(database, asks(1), asks(2, "tester", "Test it.", snapshot=False))
     assert parent.effect == WAITS
-    reviewer, tester = tree_of(database, parent.view.run_id).values()
-    assert [reviewer.id, tester.id] == [f"{parent.view.run_id}.1", f"{parent.view.run_id}.2"]
+    reviewer, tester = tree_of(database, parent.state.run_id).values()
+    assert [reviewer.id, tester.id] == [f"{parent.state.run_id}.1", f"{parent.state.run_id}.2"]
     assert (reviewer.item_key, reviewer.agent_type) == ("src/a.py+1", "reviewer")
     assert (tester.parent_run, tester.parent_message, tester.parent_position) == (
-        parent.view.run_id,
+        parent.state.run_id,
         1,
         1,
     )
-    assert (tester.root_run, tester.depth, tester.child_number) == (parent.view.run_id, 1, 2)
+    assert (tester.root_run, tester.depth, tester.child_number) == (parent.state.run_id, 1, 2)
     assert (tester.max_turns, tester.working_time) == (7, 60.0)
     assert tester.token_ceiling == 30_000
-    left = 1_000_000 - parent.view.progress.charged_tokens
+    left = 1_000_000 - parent.state.money.charged_tokens
     assert reviewer.token_ceiling == left // 3
     assert (tester.state, tester.due_at) == ("queued", NOW)
     assert said_in(database, tester.id) == [("user", [text("Test it.")])]
     (submitted,) = told(database, tester.id, "run_submitted")
     assert (
         submitted
-        | {"parent": parent.view.run_id, "agent_type": "tester", "snapshot": False, "by": "runner"}
+        | {"parent": parent.state.run_id, "agent_type": "tester", "snapshot": False, "by": "runner"}
         == submitted
     )
-    assert run_row(database, parent.view.run_id).reason == "children"
+    assert run_row(database, parent.state.run_id).reason == "children"
     assert event_types(database, tester.id) == ["run_submitted"]
 
 
 def test_a_child_works_by_its_type_and_within_what_it_was_given(database: Database) -> None:
     parent = start(database, asks(1, "tester", snapshot=False))
-    child = claim(database, f"{parent.view.run_id}.1")
+    child = claim(database, f"{parent.state.run_id}.1")
     assert isinstance(child.effect, CallModel)
-    spec, view = child.view.spec, child.view
+    spec, state = child.state.spec, child.state
     assert (spec.model, spec.system) == ("claude-other", "Test it.")
     assert [tool.name for tool in spec.tools] == ["Read", "Agent"]
-    assert (view.limits.token_ceiling, view.limits.deadline) == (30_000, 600.0)
-    assert [one.agent_type for one in view.policy.restrictions] == ["tester"]
-    assert (view.depth, view.agent_type, view.tree_size) == (1, "tester", 1)
+    assert (state.limits.token_ceiling, state.limits.deadline) == (30_000, 600.0)
+    assert [one.agent_type for one in state.policy.restrictions] == ["tester"]
+    assert (state.depth, state.agent_type, state.children.tree_size) == (1, "tester", 1)
 
 
 def test_a_crash_before_the_commit_starts_nobody_and_the_next_attempt_starts_them_once(
@@ -108,15 +108,15 @@ def test_a_crash_before_the_commit_starts_nobody_and_the_next_attempt_starts_the
 
 def test_a_crash_after_the_commit_starts_nobody_twice(database: Database) -> None:
     parent = start(database, asks(1), asks(2))
-    run_id = parent.view.run_id
+    run_id = parent.state.run_id
     end(database, f"{run_id}.1", "One.")
     end(database, f"{run_id}.2", "Two.")
     again = claim(database, run_id)
     losses.take_from(database, [WORKER], NOW)
     last = claim(database, run_id, SOON)
-    assert again.view.messages == last.view.messages
+    assert again.state.messages == last.state.messages
     assert len(tree_of(database, run_id)) == 2
-    results = last.view.messages[-1].blocks
+    results = last.state.messages[-1].blocks
     assert [block["content"] for block in results] == ["One.", "Two."]
 
 
@@ -136,22 +136,22 @@ def test_the_limits_of_a_job_hold_at_every_depth_and_for_forks_and_after_a_retry
     limits = replace(PARENT.limits, max_agent_depth=2, max_agents_at_once=2, max_agents=4)
     spec = replace(PARENT, limits=limits)
     parent = start(database, asks(1), asks(2, "tester"), asks(3), spec=spec)
-    root = parent.view.run_id
+    root = parent.state.run_id
     assert len(tree_of(database, root)) == 2
     child = claim(database, f"{root}.2").reply(asks(4), asks(5), asks(6), stop="tool_use")
     assert len(tree_of(database, root)) == 4
-    assert "4 sub-agents have been started" in child.view.calls[2].result["content"]
+    assert "4 sub-agents have been started" in child.state.calls[2].result["content"]
     grandchild = claim(database, f"{root}.2.1").reply(asks(7), stop="tool_use")
-    (refused,) = grandchild.view.messages[-1].blocks
+    (refused,) = grandchild.state.messages[-1].blocks
     assert "as deep as this one" in refused["content"]
     cancel(database, Target("run", root), NOW)
     retry(database, Target("run", root), NOW + 1)
     revived = claim(database, root, NOW + 1)
-    assert revived.view.limits == parent.view.limits == limits
-    assert revived.view.tree_size == 4
+    assert revived.state.limits == parent.state.limits == limits
+    assert revived.state.children.tree_size == 4
     forked = fork(database, root, 1, NOW + 2, text="Again.").id
     again = claim(database, forked, NOW + 2).reply(asks(8), asks(9), asks(10), stop="tool_use")
-    assert again.view.limits == replace(limits, max_turns=again.view.limits.max_turns)
+    assert again.state.limits == replace(limits, max_turns=again.state.limits.max_turns)
     assert len(tree_of(database, forked)) == 2
 
 
@@ -159,7 +159,7 @@ def test_no_more_are_started_than_a_tree_may_have_though_others_start_some_meanw
     database: Database, open_database: Callable[[], Database], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parent = start(database, asks(1), asks(2))
-    root = parent.view.run_id
+    root = parent.state.run_id
     child = claim(database, f"{root}.1")
 
     def meanwhile(connection, run_id: str) -> None:
@@ -173,7 +173,7 @@ def test_no_more_are_started_than_a_tree_may_have_though_others_start_some_meanw
     monkeypatch.setattr("runner.store.journal.lock_tree", meanwhile)
     child.reply(asks(3), stop="tool_use")
     assert isinstance(child.effect, CallModel)
-    (refused,) = child.view.messages[-1].blocks
+    (refused,) = child.state.messages[-1].blocks
     assert refused["is_error"]
     assert str(MOST_OF_TREE) in refused["content"]
     assert len(tree_of(database, root)) == MOST_OF_TREE
@@ -184,30 +184,30 @@ def test_a_child_of_a_run_with_a_model_of_its_own_has_that_model(database: Datab
     own = update(runs).where(runs.c.id == run_id).values(model="claude-own")
     database.write(lambda connection: connection.execute(own))
     start(database, asks(1), asks(2, "tester", snapshot=False), run_id=run_id)
-    assert claim(database, f"{run_id}.1").view.spec.model == "claude-own"
-    assert claim(database, f"{run_id}.2").view.spec.model == "claude-other"
+    assert claim(database, f"{run_id}.1").state.spec.model == "claude-own"
+    assert claim(database, f"{run_id}.2").state.spec.model == "claude-other"
 
 
 def test_children_of_children_have_no_tool_and_no_right_that_these_lack(database: Database) -> None:
     parent = start(database, asks(1, "tester", snapshot=False))
-    child = claim(database, f"{parent.view.run_id}.1").reply(asks(2), stop="tool_use")
+    child = claim(database, f"{parent.state.run_id}.1").reply(asks(2), stop="tool_use")
     assert child.effect == WAITS
-    grandchild = claim(database, f"{parent.view.run_id}.1.1")
-    assert [tool.name for tool in grandchild.view.spec.tools] == ["Read", "Agent"]
-    assert [one.agent_type for one in grandchild.view.policy.restrictions] == ["tester"]
-    assert grandchild.view.spec.model == "claude-test"
-    assert run_row(database, grandchild.view.run_id).item_key == "src/a.py+1+1"
+    grandchild = claim(database, f"{parent.state.run_id}.1.1")
+    assert [tool.name for tool in grandchild.state.spec.tools] == ["Read", "Agent"]
+    assert [one.agent_type for one in grandchild.state.policy.restrictions] == ["tester"]
+    assert grandchild.state.spec.model == "claude-test"
+    assert run_row(database, grandchild.state.run_id).item_key == "src/a.py+1+1"
 
 
 def test_a_decision_by_a_type_s_rule_is_read_back_as_it_was_made(database: Database) -> None:
     parent = start(database, asks(1, "tester", snapshot=False))
-    child = claim(database, f"{parent.view.run_id}.1")
+    child = claim(database, f"{parent.state.run_id}.1")
     call = tool_use(2, "Read", file_path="secret")
     child.append()
     child.reply(call, tool_use(3, "Read", file_path="a"), stop="tool_use")
     journal = StoredJournal(database, lambda: NOW, free)
     loaded = journal.load(child.lease)
-    assert loaded.calls == child.view.calls
+    assert loaded.calls == child.state.calls
     (denied, _) = loaded.calls
     assert denied.decision is not None
     assert denied.decision.rule == "Read(secret)"
@@ -217,7 +217,7 @@ def test_workers_that_know_nothing_of_types_are_told_apart(database: Database) -
     """Two types of one job share a cache and nothing else."""
     parent = start(database, asks(1), asks(2, "tester", snapshot=False))
     journal = StoredJournal(database, lambda: NOW, free)
-    leases = [claim(database, f"{parent.view.run_id}.{number}").lease for number in (1, 2)]
+    leases = [claim(database, f"{parent.state.run_id}.{number}").lease for number in (1, 2)]
     first, second = (journal.load(lease) for lease in leases)
     assert (first.spec.model, second.spec.model) == ("claude-test", "claude-other")
     assert not first.policy.restrictions
@@ -241,7 +241,7 @@ def test_while_children_work_in_a_folder_only_its_host_can_have_it(database: Dat
     assert places(database, f"{run_id}.2") == (None, None)
     first, second = (run_row(database, f"{run_id}.{number}") for number in (1, 2))
     assert (first.start_tree, second.start_tree) == (None, "7ree")
-    assert second.progress["tree"] == "7ree"
+    assert second.progress["files"]["tree"] == "7ree"
     assert assignment_of(database, f"{run_id}.1").asked == replace(workspace, mode="shared")
     assert origins(database, f"{run_id}.2") == [run_id]
     for number in (1, 2):
@@ -276,13 +276,13 @@ def test_what_children_may_use_is_held_from_their_parent_until_they_have_ended(
 ) -> None:
     """And what those below them were charged, or may use, is the parent's as well."""
     parent = start(database, asks(1), asks(2))
-    root = parent.view.run_id
-    own = parent.view.progress.charged_tokens
+    root = parent.state.run_id
+    own = parent.state.money.charged_tokens
     given = [run_row(database, f"{root}.{number}").token_ceiling for number in (1, 2)]
     assert family(database, root).held.tokens == sum(given)
     first = claim(database, f"{root}.1").reply(asks(3), stop="tool_use")
     below = run_row(database, f"{root}.1.1").token_ceiling
-    assert first.view.used.tokens == 110 + below
+    assert first.state.used.tokens == 110 + below
     assert below < given[0] - 110
     end(database, f"{root}.1.1")
     end(database, f"{root}.2")
@@ -290,8 +290,8 @@ def test_what_children_may_use_is_held_from_their_parent_until_they_have_ended(
     claim(database, f"{root}.1").reply(text("Fine."))
     assert family(database, root).held.tokens == 2 * 110 + 110 + 110
     again = claim(database, root)
-    assert again.view.used.tokens == own + 4 * 110
-    assert again.view.tree_size == 3
+    assert again.state.used.tokens == own + 4 * 110
+    assert again.state.children.tree_size == 3
 
 
 def family(database: Database, run_id: str) -> Family:

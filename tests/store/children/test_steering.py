@@ -40,7 +40,7 @@ def states(database: Database, run_id: str) -> dict[str, str]:
 
 def grown(database: Database) -> str:
     """A parent with a child that runs, one that waits for a child of its own, and one that has ended."""
-    run_id = start(database, asks(1), asks(2), asks(3)).view.run_id
+    run_id = start(database, asks(1), asks(2), asks(3)).state.run_id
     claim(database, f"{run_id}.1")
     claim(database, f"{run_id}.2").reply(asks(4), stop="tool_use")
     end(database, f"{run_id}.3")
@@ -77,7 +77,7 @@ def test_cancelling_a_child_leaves_its_siblings_and_tells_its_parent(database: D
 
 
 def test_a_child_that_is_cancelled_can_store_nothing_more(database: Database) -> None:
-    run_id = start(database).view.run_id
+    run_id = start(database).state.run_id
     child = claim(database, f"{run_id}.1")
     cancel(database, Target("run", run_id), NOW)
     with pytest.raises(LeaseLost):
@@ -88,7 +88,7 @@ def test_a_child_that_is_born_while_its_tree_is_cancelled_is_cancelled_too(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A child starts one of its own after who cancels has looked which there are."""
-    run_id = start(database, asks(1), asks(2)).view.run_id
+    run_id = start(database, asks(1), asks(2)).state.run_id
     child = claim(database, f"{run_id}.1")
     looked: list[str] = []
     real = control._with_children
@@ -108,7 +108,7 @@ def test_a_child_that_is_born_while_its_tree_is_cancelled_is_cancelled_too(
 
 
 def test_a_paused_tree_goes_on_where_it_was(database: Database) -> None:
-    run_id = start(database, asks(1), asks(2)).view.run_id
+    run_id = start(database, asks(1), asks(2)).state.run_id
     running = claim(database, f"{run_id}.1")
     pause(database, Target("run", run_id), NOW, author=ADA)
     assert run_row(database, run_id).reason == "paused"
@@ -123,11 +123,11 @@ def test_a_paused_tree_goes_on_where_it_was(database: Database) -> None:
     end(database, f"{run_id}.2", "Two.")
     again = claim(database, run_id)
     assert isinstance(again.effect, CallModel)
-    assert [block["content"] for block in again.view.messages[-1].blocks] == ["One.", "Two."]
+    assert [block["content"] for block in again.state.messages[-1].blocks] == ["One.", "Two."]
 
 
 def test_pausing_a_tree_stops_a_child_at_its_next_step(database: Database) -> None:
-    run_id = start(database).view.run_id
+    run_id = start(database).state.run_id
     running = claim(database, f"{run_id}.1")
     pause(database, Target("run", run_id), NOW)
     running.reply(tool_use(2, "Read", file_path="a"), stop="tool_use")
@@ -145,7 +145,7 @@ def test_cancelling_a_job_cancels_its_sub_agents(database: Database) -> None:
 
 
 def test_what_only_the_run_of_an_item_can_be_is_refused_of_a_child(database: Database) -> None:
-    run_id = start(database).view.run_id
+    run_id = start(database).state.run_id
     child = f"{run_id}.1"
     end(database, child)
     for refused in (
@@ -173,19 +173,19 @@ def test_a_retried_parent_is_told_that_its_children_were_cancelled(database: Dat
     retry(database, Target("run", run_id), NOW)
     again = claim(database, run_id)
     assert isinstance(again.effect, CallModel)
-    errors = [block.get("is_error", False) for block in again.view.messages[-1].blocks]
+    errors = [block.get("is_error", False) for block in again.state.messages[-1].blocks]
     assert errors == [True, True, False]
     assert len(tree_of(database, run_id)) == 4
 
 
 def test_what_children_have_used_counts_when_a_ceiling_is_raised(database: Database) -> None:
-    run_id = start(database).view.run_id
+    run_id = start(database).state.run_id
     end(database, f"{run_id}.1")
     parent = claim(database, run_id)
-    used = parent.view.used.tokens
-    assert used > parent.view.progress.charged_tokens
+    used = parent.state.used.tokens
+    assert used > parent.state.money.charged_tokens
     cancel(database, Target("run", run_id), NOW)
-    charged = run_row(database, run_id).charged_tokens + used - parent.view.progress.charged_tokens
+    charged = run_row(database, run_id).charged_tokens + used - parent.state.money.charged_tokens
     lowered = Raised(token_ceiling=charged + 100)
     with pytest.raises(UsageError, match=f"has used {charged:,} of {charged + 100:,} tokens"):
         retry(database, Target("run", run_id), NOW, raised=lowered)
@@ -195,7 +195,7 @@ def test_a_child_that_waits_for_the_budget_is_woken_at_its_own_deadline(
     database: Database,
 ) -> None:
     spec = replace(PARENT, budget=Budget(tokens=90_000))
-    run_id = start(database, asks(1, "tester", snapshot=False), spec=spec).view.run_id
+    run_id = start(database, asks(1, "tester", snapshot=False), spec=spec).state.run_id
     job_id = run_row(database, run_id).job_id
     budget.set_budget(database, job_id, NOW, author=ADA, tokens=1_000)
     child = claim(database, f"{run_id}.1")
@@ -210,13 +210,13 @@ def test_a_child_that_waits_for_the_budget_is_woken_at_its_own_deadline(
 def test_new_rules_answer_a_child_s_question_within_what_its_type_may(database: Database) -> None:
     closed = replace(PARENT.agents[0], rules=(Rule("allow", "Bash(make *)"),))
     spec = replace(PARENT, agents=(closed,))
-    run_id = start(database, asks(1), asks(2), spec=spec).view.run_id
+    run_id = start(database, asks(1), asks(2), spec=spec).state.run_id
     asking = claim(database, f"{run_id}.1")
     asking.reply(tool_use(2, "Bash", command="make all"), stop="tool_use")
     barred = claim(database, f"{run_id}.2")
     barred.reply(tool_use(3, "Bash", command="npm test"), stop="tool_use")
     assert isinstance(barred.effect, CallModel)
-    (denied,) = barred.view.messages[-1].blocks
+    (denied,) = barred.state.messages[-1].blocks
     assert "agent type 'reviewer'" in denied["content"]
     (asked,) = waiting(database)
     assert (asked.run_id, asked.agent_types) == (f"{run_id}.1", ("reviewer",))
@@ -230,7 +230,7 @@ def test_new_rules_answer_a_child_s_question_within_what_its_type_may(database: 
 
 def test_no_answer_lets_a_child_do_what_its_type_may_not(database: Database) -> None:
     """Its type's rules stand above the answer that was given before they were looked at."""
-    run_id = start(database).view.run_id
+    run_id = start(database).state.run_id
     asking = claim(database, f"{run_id}.1")
     asking.reply(tool_use(2, "Bash", command="make all"), stop="tool_use")
     (asked,) = waiting(database)

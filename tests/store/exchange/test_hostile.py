@@ -122,8 +122,16 @@ Change = Callable[[dict[str, Any]], object]
         ("runs", lambda row: row.update(turns=-1), "runs.turns is no whole number from 0 to"),
         ("runs", lambda row: row.update(pause_requested=1), "is neither true nor false"),
         ("runs", lambda row: row.update(progress={}), "runs.progress is no run's"),
-        ("runs", lambda row: row["progress"].update(tries="1"), "(tries is of another kind)"),
-        ("runs", lambda row: row["progress"].update(charged_cost=2**61), "(charged_cost is of"),
+        (
+            "runs",
+            lambda row: row["progress"]["model"].update(tries="1"),
+            "(model.tries is of",
+        ),
+        (
+            "runs",
+            lambda row: row["progress"]["money"].update(charged_cost=2**61),
+            "(money.charged_cost is of",
+        ),
         (
             "runs",
             lambda row: row.update(input_tokens=2**51),

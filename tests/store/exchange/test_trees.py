@@ -161,7 +161,7 @@ def test_a_sub_agent_that_no_call_of_its_parent_started_is_refused(
 ) -> None:
     """Its parent would wait for it without end."""
     first, second = make_database("sqlite"), make_database("sqlite")
-    run_id = start(first, asks(1), asks(2), tool_use(3, "Read", file_path="a")).view.run_id
+    run_id = start(first, asks(1), asks(2), tool_use(3, "Read", file_path="a")).state.run_id
     lines = lines_of(first, run_row(first, run_id).job_id)
     _set(column, value)(lines, f"{run_id}.2")
     with pytest.raises(UsageError, match="of no call of its parent that starts one"):
@@ -175,7 +175,7 @@ def test_a_hook_that_the_job_has_not_is_refused(
     """What a run goes by when it goes on is looked up in its job."""
     first, second = make_database("sqlite"), make_database("sqlite")
     hooks = (Hook("PreToolUse", command="check"), Hook("PostToolUse", command="look"))
-    run_id = start(first, asks(1), spec=replace(PARENT, hooks=hooks)).view.run_id
+    run_id = start(first, asks(1), spec=replace(PARENT, hooks=hooks)).state.run_id
     lines = lines_of(first, run_row(first, run_id).job_id)
     _first(lines, "hook_runs")[name] = value
     with pytest.raises(UsageError, match="no hook that the job has at that event"):
@@ -187,9 +187,9 @@ def test_a_run_that_has_decided_on_more_or_fewer_calls_than_it_made_is_refused(
     make_database: MakeDatabase, decided: list[int]
 ) -> None:
     first, second = make_database("sqlite"), make_database("sqlite")
-    run_id = start(first, asks(1), asks(2)).view.run_id
+    run_id = start(first, asks(1), asks(2)).state.run_id
     lines = lines_of(first, run_row(first, run_id).job_id)
-    _row(lines, run_id)["progress"]["hooked"]["decided"] = decided
+    _row(lines, run_id)["progress"]["hooks"]["decided"] = decided
     with pytest.raises(UsageError, match="decided is not of its last calls"):
         brought(second, signed(lines))
 
@@ -200,8 +200,8 @@ def _with_the_whole_task(database: Database) -> str:
     attempt = claim(database, submit_parent(database, spec))
     while isinstance(attempt.effect, CallModel):
         attempt.reply(text("I do not split it."))
-    assert attempt.view.progress.split == "whole"
-    return attempt.view.run_id
+    assert attempt.state.children.split == "whole"
+    return attempt.state.run_id
 
 
 def test_a_coordinator_that_has_not_split_its_task_comes_with_the_child_that_has_it(
@@ -232,7 +232,7 @@ def test_limits_of_sub_agents_come_along_with_their_job(
 ) -> None:
     first, second = make_database("sqlite"), make_database("sqlite")
     own = replace(PARENT.limits, max_agent_depth=10, max_agents_at_once=2, max_agents=9)
-    run_id = start(first, asks(1), asks(2), asks(3), spec=replace(PARENT, limits=own)).view.run_id
+    run_id = start(first, asks(1), asks(2), asks(3), spec=replace(PARENT, limits=own)).state.run_id
     cancel(first, Target("run", run_id), NOW)
     lines = lines_of(first, run_row(first, run_id).job_id)
     limits = lines[1]["row"]["spec"]["limits"]
@@ -242,7 +242,7 @@ def test_limits_of_sub_agents_come_along_with_their_job(
             del limits[name]
     brought(second, signed(lines))
     retry(second, Target("run", run_id), NOW + 1)
-    assert claim(second, run_id, NOW + 1).view.limits == (own if stored else PARENT.limits)
+    assert claim(second, run_id, NOW + 1).state.limits == (own if stored else PARENT.limits)
 
 
 @pytest.mark.parametrize("end", [".0", ".01", 11 * ".1", ".99999", ".", "..1", ".1/../x", ".²"])

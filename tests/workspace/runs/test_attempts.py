@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import select
 
 from runner.core.commands import Reply
 from runner.core.run import Ended, Lease, Outcome, Requeued, Waiting
@@ -27,7 +27,7 @@ from runner.store.database import Database
 from runner.store.journal import StoredJournal
 from runner.store.leases import DatabaseClock
 from runner.store.questions import waiting
-from runner.store.tables import blocks, events, runs, tool_calls
+from runner.store.tables import blocks, events, tool_calls
 from runner.tools.registry import resolve
 from tests.store.examples import SPEC
 from tests.workspace.repository.made import Made
@@ -156,7 +156,9 @@ def test_what_the_agent_did_is_recorded_and_ends_in_a_commit(begin_bench: Begin)
     first, second = bench.rows(tool_calls)
     run = row(bench.store, bench.lease)
     assert first.tree_before == run.start_tree != first.tree_after
-    assert second.tree_before == second.tree_after == first.tree_after == run.progress["tree"]
+    assert (
+        second.tree_before == second.tree_after == first.tree_after == run.progress["files"]["tree"]
+    )
     assert bench.committed("a.py") == "2"
     (delivered,) = bench.events("delivered")
     assert delivered["commit"] == bench.repository.git("rev-parse", "runner/Mend-it/one")
@@ -253,21 +255,6 @@ def test_a_call_beside_a_repository_of_its_own_is_not_done_again(
     assert bench.path.joinpath("vendor/log").read_text() == "1\n2\n"
     assert bench.committed("a.py") == "2", "nothing of it was undone"
     assert [data["cause"] for data in bench.events("tree_recorded")] == ["created", "changed"]
-
-
-def test_a_call_before_which_nothing_was_recorded_is_not_done_again(
-    begin_bench: Begin, tmp_path: Path
-) -> None:
-    marker = tmp_path / "marker"
-    bench = begin_bench(bash(once(marker, "echo more >> a.py")), {"text": "Done."})
-    assert bench.work_until(marker.exists, "dropped") is None
-    # As a Runner that recorded no trees would have left it.
-    progress = {**row(bench.store, bench.lease).progress, "tree": None}
-    change = update(runs).where(runs.c.id == bench.lease.run_id).values(progress=progress)
-    bench.store.write(lambda connection: connection.execute(change))
-    assert bench.work_again() == Ended("succeeded", "end_turn")
-    assert "unknown" in bench.results()[0]
-    assert bench.committed("a.py") == "1\nmore"
 
 
 def test_a_person_who_is_asked_about_such_a_call_is_not_told_of_files_put_back(

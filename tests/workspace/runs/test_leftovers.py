@@ -43,7 +43,8 @@ def end(
     delivered: str | None = None,
 ) -> None:
     """The run ends with this tree recorded, and this commit delivered."""
-    progress = {**row(store, lease).progress, "tree": tree, "delivered": delivered}
+    progress = row(store, lease).progress
+    progress["files"]["tree"], progress["ending"]["delivered"] = tree, delivered
     ended = {"state": state, "worker_id": None, "due_at": None, "progress": progress}
     change = update(runs).where(runs.c.id == lease.run_id).values(ended)
     store.write(lambda connection: connection.execute(change))
