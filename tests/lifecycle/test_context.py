@@ -204,7 +204,7 @@ def test_prefix_stays_byte_for_byte_and_breaks_only_where_it_compacted(
 
 def test_what_was_sent_in_each_turn_can_be_told_again_exactly(long: Read) -> None:
     for turn, asked in enumerate(long.turns, 1):
-        assert long.as_sent(turn) == asked.raw
+        assert long.sent_request(turn) == asked.raw
     shown = long.site.run("transcript", long.run["id"], "--as-sent", "30")
     assert shown.strip().encode() == long.turns[29].raw
 

@@ -47,7 +47,7 @@ def run_id(database: Database) -> str:
 def test_the_workspace_of_a_run_is_found(database: Database, run_id: str) -> None:
     assert assignment_of(database, run_id).asked == WORKSPACE
     (found,) = list_of_host(database, "here", [run_id])
-    assert (found.asked, found.tree, found.delivered) == (WORKSPACE, "7ree", "c0mm17")
+    assert (found.asked, found.snapshot, found.delivered) == (WORKSPACE, "7ree", "c0mm17")
 
 
 def test_the_trees_of_a_run_are_found(database: Database, run_id: str) -> None:
