@@ -319,9 +319,15 @@ def _context_of(connection: Connection, run: Row[Any]) -> dict[str, Any]:
         .group_by(compactions.c.kind)
         .order_by(compactions.c.kind)
     )
-    names = ("tokens", "measured", "correction", "window")
     return {
-        "fullness": {name: getattr(full, name) for name in names} if context.estimate else None,
+        "fullness": {
+            "tokens": context.tokens,
+            "measured": context.measured,
+            "correction": context.correction,
+            "window": context.checked_window,
+        }
+        if context.estimate
+        else None,
         "charged_cost": progress.money.charged_cost,
         "worked": progress.worked,
         "compactions": {row[0]: row[1] for row in connection.execute(counts)},
