@@ -178,7 +178,8 @@ def _coloured(row: Line) -> str:
     from rich.style import Style
 
     return "".join(
-        Style.parse(style).render(text, color_system=ColorSystem.STANDARD) for text, style in row
+        Style.parse(style).render(text, color_system=ColorSystem.STANDARD) if style else text
+        for text, style in row
     )
 
 
