@@ -7,9 +7,11 @@ people gave them, and are not.
 from __future__ import annotations
 
 import json
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
+from heapq import merge
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from runner import wiring
@@ -271,6 +273,9 @@ def _facts(
     )
 
 
+_Key = tuple[int, int, int]  # a turn, its stage, and the order in that
+
+
 class _Composer:
     """Puts what happened beside the messages of a run between them."""
 
@@ -286,8 +291,13 @@ class _Composer:
             return turns is None or turns[0] <= turn <= turns[1]
 
         run_id = run["id"]
-        messages = stored.messages_of_run(database, run_id, turns)
-        self._messages = messages if run["parent"] is None else _own_messages(messages)
+        self._database, self._run_id, self._turns = database, run_id, turns
+        compactions = stored.compactions_of_run(database, run_id)
+        self._compactions = [each for each in compactions if is_shown(each["turn"])]
+        verifications = runs.verifications_of_run(database, run_id)
+        self._verifications = [each for each in verifications if is_shown(each["turn"])]
+        events = history_of_run(database, run_id)
+        self._events = [each for each in events if is_shown(each.place.turn)]
         self._labels = database.read(lambda connection: call_labels(connection, [run_id]))
         self._children: dict[str, ChildSummary] = {each["id"]: each for each in run["children"]}
         self._child_spending = run["child_spending"]
@@ -295,12 +305,6 @@ class _Composer:
         denied, asked = decisions.denied_calls, decisions.approvals_of_run
         self._denied = {each["id"]: each for each in denied(database, run_id)}
         self._asked = {each["call_id"]: each for each in asked(database, run_id)}
-        compactions = stored.compactions_of_run(database, run_id)
-        self._compactions = deque(each for each in compactions if is_shown(each["turn"]))
-        verifications = runs.verifications_of_run(database, run_id)
-        self._verifications = deque(each for each in verifications if is_shown(each["turn"]))
-        events = history_of_run(database, run_id)
-        self._events = deque(each for each in events if is_shown(each.place.turn))
         self._spent: dict[int, list[CallCost]] = defaultdict(list)
         self._summaries: dict[int, CallCost] = {}
         for call in call_costs(database, prices, run_id):
@@ -310,34 +314,23 @@ class _Composer:
                 self._summaries[call.number] = call
 
     def parts(self) -> Iterator[Part]:
-        while self._events and self._events[0].type == "run_submitted":
-            yield from self._event(self._events.popleft())
-        for message in self._messages:
-            role, turn = message[0]["role"], message[0]["turn"]
-            is_reply = role == "assistant"
-            yield from self._events_before(turn, REPLIED if is_reply else ENDED)
-            while self._verifications and any(
-                _follows(block, self._verifications[0]) for block in message
-            ):
-                yield _verification(self._verifications.popleft())
-            while is_reply and self._compactions and self._compactions[0]["turn"] <= turn:
-                yield self._compaction(self._compactions.popleft())
-            yield self._message(message)
-            if is_reply:
-                calls = {block["call"]["id"] for block in message if block["call"]}
-                for child in self._started_by(calls):
-                    yield from self._sub_agent(child)
-        yield from map(_verification, self._verifications)
-        yield from self._events_before(None, 0)
-        yield from map(self._compaction, self._compactions)
-
-    def _events_before(self, turn: int | None, stage: int) -> Iterator[Part]:
-        """What happened before a turn was as far as ``stage``; without a turn all that is left."""
-        while self._events:
-            place = self._events[0].place
-            if turn is not None and (place.turn, place.stage) >= (turn, stage):
-                return
-            yield from self._event(self._events.popleft())
+        """Yield the parts by turn and stage; what happened in a stage comes after its message."""
+        messages = stored.messages_of_run(self._database, self._run_id, self._turns)
+        told = messages if place_of(self._run_id)["parent"] is None else _own_messages(messages)
+        streams: tuple[Iterable[tuple[_Key, Iterable[Part]]], ...] = (
+            ((_key_of_message(each), self._message(each)) for each in told),
+            ((_key_of_event(each), self._event(each)) for each in self._events),
+            (
+                ((each["turn"], ENDED, 1), map(_verification, (each,)))
+                for each in self._verifications
+            ),
+            (
+                ((each["turn"], REPLIED, -1), map(self._compaction, (each,)))
+                for each in self._compactions
+            ),
+        )
+        for _, parts in merge(*streams, key=itemgetter(0)):
+            yield from parts
 
     def _event(self, event: HistoryEvent) -> Iterator[Part]:
         note = event_note(event.type, event.data, event.attempt)
@@ -361,16 +354,20 @@ class _Composer:
         told = (child_line(child), spent, child["description"])
         return Note(", ".join(filter(None, told)), TONES.get(child["state"], "plain"))
 
-    def _message(self, message: list[StoredBlock]) -> Message:
+    def _message(self, message: list[StoredBlock]) -> Iterator[Part]:
         first = message[0]
         is_reply = first["role"] == "assistant"
-        return Message(
+        yield Message(
             role=first["role"],
             turn=first["turn"],
             at=first["created_at"],
             pieces=tuple(map(self._piece, message)),
             words=call_cost_line(self._spent.pop(first["turn"], []) if is_reply else []),
         )
+        if is_reply:
+            calls = {block["call"]["id"] for block in message if block["call"]}
+            for child in self._started_by(calls):
+                yield from self._sub_agent(child)
 
     def _piece(self, block: StoredBlock) -> Piece:
         content, call = block["content"], block["call"]
@@ -431,11 +428,19 @@ def _own_messages(messages: Iterable[list[StoredBlock]]) -> Iterator[list[Stored
         yield inherited[-1:]
 
 
-def _follows(block: StoredBlock, verification: StoredVerification) -> bool:
-    """True if a block is of a later turn than a verification, or tells the model of it."""
-    if block["turn"] != verification["turn"]:
-        return block["turn"] > verification["turn"]
-    return block["role"] == "user" and block["content"]["type"] == "text"
+def _key_of_message(message: list[StoredBlock]) -> _Key:
+    first = message[0]
+    if first["role"] == "assistant":
+        return first["turn"], REPLIED, 0
+    # A verification comes after the results of its turn, and before the text that tells of it.
+    has_text = any(block["content"]["type"] == "text" for block in message)
+    return first["turn"], ENDED, 2 if has_text else 0
+
+
+def _key_of_event(event: HistoryEvent) -> _Key:
+    if event.type == "run_submitted":
+        return -1, 0, 0
+    return event.place.turn, event.place.stage, 3
 
 
 def _verification(verification: StoredVerification) -> Verification:
