@@ -9,10 +9,10 @@ with runner.audit.open("sqlite:///.runner/runner.db") as audit:
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from datetime import datetime
 from types import TracebackType
-from typing import TYPE_CHECKING, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
 
 from sqlalchemy.exc import DBAPIError
 
@@ -23,6 +23,7 @@ from runner.queries.files import Differences
 from runner.queries.filters import Filters
 from runner.queries.find import find
 from runner.queries.rows import Column, Rows
+from runner.queries.search.search import Found, Hit
 from runner.settings import Settings
 from runner.store import migrate
 from runner.store.database import Database
@@ -32,67 +33,58 @@ if TYPE_CHECKING:
     from runner.core.search import Role, Source
     from runner.queries.costs import By
 
-
-__all__ = ["Audit", "Column", "Only", "Rows", "open"]
-
+__all__ = ["Audit", "Column", "Found", "Hit", "Only", "Rows", "open", "views"]
 
 _MOST_SECONDS = 366 * 86_400.0
-_MOST_ROWS = 2**31 - 1  # more than a database has, and a number that each takes
+MOST_ROWS = 2**31 - 1  # more than a database has, and a number that every database takes
 
 
 class Only(TypedDict, total=False):
-    """What a question is limited to: each that is given must hold.
+    """What a question is limited to. Every filter that is given must hold."""
 
-    ``job`` and ``run`` are ids, whole or as the commands take them; ``item`` is an item's key; ``tool``
-    and ``model`` are names. ``since`` and ``until`` are seconds since the epoch or a ``datetime``:
-    from ``since`` on, before ``until``.
-    """
-
-    job: str
-    run: str
-    item: str
-    since: float | datetime
-    until: float | datetime
+    job: str  # an id, whole or shortened as for the commands
+    run: str  # the same
+    item: str  # an item's key
+    since: float | datetime  # seconds since the epoch
+    until: float | datetime  # exclusive
     tool: str
     model: str
 
 
 def open(url: str | None = None) -> Audit:
-    """The record in a database. Creates nothing; use it in a ``with``, or close it.
+    """Open the record in a database, without creating anything. Use it in a ``with``, or close it.
 
     Args:
-        url: ``sqlite:///path`` or ``postgresql://…``; None: as the commands have it, from
+        url: ``sqlite:///path`` or ``postgresql://…``; None: the database of the commands, from
             RUNNER_DATABASE_URL or RUNNER_HOME.
 
     Raises:
-        UsageError: there is none, or it is not up to date; what to do. UnreachableError: no answer.
+        UsageError: there is none, or it is not up to date; what to do.
+        UnreachableError: it does not answer.
     """
-    from runner.llm.prices import load_prices
-
     settings = Settings.load(database_url=url)
     if not migrate.is_created(settings.database_url):
         raise UsageError(f"there is no database at {url or settings.home}: `runner run` makes one")
-    prices = load_prices(settings.prices)
     database = Database(settings.database_url)
     try:
         migrate.require_current(database)
+        return Audit.of(settings, database)
     except BaseException:
         database.close()
         raise
-    return Audit(database, prices, differences_in(settings, database))
 
 
 class Audit:
-    """The record. Each question gives rows; ``limit`` is how many at most, from 1, None for all.
+    """The record. Every question returns rows; ``limit`` is how many at most, from 1, None for all.
 
-    Questions raise ``UsageError`` when a limit, a time or a name cannot be one, ``NotFoundError`` when
-    ``job`` or ``run`` names nothing, and ``UnreachableError`` when the database does not answer.
+    Questions raise ``UsageError`` for an impossible limit, time or name, ``NotFoundError`` when ``job``
+    or ``run`` names nothing, and ``UnreachableError`` when the database does not answer.
 
     Args:
         database: open, and up to date.
         prices: what calls cost.
-        differences: tells what lies between the trees that were recorded around calls; None: nobody
-            knows, and ``files`` has only what tools were asked to do.
+        differences: compares the snapshots around calls; None: ``files`` has only what tools were
+            asked to do.
     """
 
     def __init__(
@@ -102,7 +94,14 @@ class Audit:
         self._prices = prices
         self._differences = differences
 
-    def __enter__(self) -> Audit:
+    @classmethod
+    def of(cls, settings: Settings, database: Database) -> Self:
+        """The record in an open database, with the prices and the snapshots of these settings."""
+        from runner.llm.prices import load_prices
+
+        return cls(database, load_prices(settings.prices), differences_in(settings, database))
+
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -130,32 +129,45 @@ class Audit:
         """Places in the conversations, the best first.
 
         Args:
-            text: words, ``"a phrase"``, ``pre*``, ``-not``. exact: a text as it stands, in words too.
+            text: words, ``"a phrase"``, ``pre*``, ``-not``.
+            exact: a text to find letter by letter, inside of words too.
             sources: ``text``, ``thinking``, ``input``, ``output``, ``system``; none: everywhere.
             role: only what the ``user`` or the ``assistant`` said.
 
         Raises:
-            UsageError: it cannot be looked for; why.
+            UsageError: it cannot be searched for; why.
         """
+        return self.find(text, exact, sources, role, _at_most(limit), offset, only).rows()
+
+    def find(
+        self,
+        text: str,
+        exact: str | None,
+        sources: Collection[Source],
+        role: Role | None,
+        limit: int | None,
+        offset: int,
+        only: Only,
+        **watched: Callable[..., None],
+    ) -> Found:
+        """``search`` for who shows excerpts; ``watched`` is ``tell`` and ``progress`` of the query."""
         from runner.core.search import parse
         from runner.queries.search.search import search
 
         filters, query = self._filters(only), parse(text, exact)
-        if not 0 <= offset <= _MOST_ROWS:
+        if not 0 <= offset <= MOST_ROWS:
             raise UsageError(f"offset={offset!r}: give how many rows are left out at first, from 0")
-        found = search(
-            self._database,
-            query,
-            filters,
-            sources=sources,
-            role=role,
-            limit=_at_most(limit),
-            offset=offset,
-        )
-        return found.rows()
+        options: Any = {
+            "sources": sources,
+            "role": role,
+            "limit": limit,
+            "offset": offset,
+            **watched,
+        }
+        return search(self._database, query, filters, **options)
 
     def tools(self, *, limit: int | None = None, **only: Unpack[Only]) -> Rows:
-        """Tools, with how often they were called and what came of it."""
+        """How often each tool was called, and with what outcome."""
         from runner.queries.calls import tool_rows
 
         return tool_rows(self._database, self._filters(only), limit=_most(limit))
@@ -163,7 +175,7 @@ class Audit:
     def commands(
         self, pattern: str | None = None, *, limit: int | None = None, **only: Unpack[Only]
     ) -> Rows:
-        """Commands of Bash, the newest first; ``pattern`` is a glob as rules have it, or words."""
+        """Commands of Bash, the newest first; ``pattern`` is a pattern as in rules, or words."""
         from runner.queries.calls import command_rows
 
         return command_rows(self._database, self._filters(only), pattern, limit=_most(limit))
@@ -171,7 +183,7 @@ class Audit:
     def files(
         self, pattern: str | None = None, *, limit: int | None = None, **only: Unpack[Only]
     ) -> Rows:
-        """Who read or changed what, in which turn."""
+        """Who read or changed which file, in which turn."""
         from runner.queries.files import file_rows
 
         filters, told = self._filters(only), self._differences
@@ -180,13 +192,13 @@ class Audit:
     def decisions(
         self, *, each: bool = False, limit: int | None = None, **only: Unpack[Only]
     ) -> Rows:
-        """What was allowed, asked about or denied, by which rule; ``each``: call by call."""
+        """What was allowed, asked about or denied, and by which rule; ``each``: call by call."""
         from runner.queries.decisions import decision_rows
 
         return decision_rows(self._database, self._filters(only), each=each, limit=_most(limit))
 
     def approvals(self, *, limit: int | None = None, **only: Unpack[Only]) -> Rows:
-        """The questions that were asked, with who answered."""
+        """The questions that were asked, and who answered."""
         from runner.queries.decisions import approval_rows
 
         return approval_rows(self._database, self._filters(only), limit=_most(limit))
@@ -198,25 +210,20 @@ class Audit:
         return limit_rows(self._database, self._filters(only), limit=_most(limit))
 
     def errors(self, *, limit: int | None = None, **only: Unpack[Only]) -> Rows:
-        """Errors, those together that are alike."""
+        """Errors, grouped when they are alike."""
         from runner.queries.problems import error_rows
 
         return error_rows(self._database, self._filters(only), limit=_most(limit))
 
     def costs(self, by: By = "job", *, limit: int | None = None, **only: Unpack[Only]) -> Rows:
-        """What model calls cost, by ``job``, ``run``, ``model``, ``day`` or ``purpose``."""
+        """What model calls cost, by ``job``, ``run``, ``tree``, ``model``, ``day`` or ``purpose``."""
         from runner.queries.costs import cost_rows
 
-        return cost_rows(
-            self._database,
-            self._filters(only),
-            self._prices,
-            by,
-            limit=_most(limit),
-        )
+        filters = self._filters(only)
+        return cost_rows(self._database, filters, self._prices, by, limit=_most(limit))
 
     def models(self, *, limit: int | None = None, **only: Unpack[Only]) -> Rows:
-        """Models, with what they were called for and cost."""
+        """What each model was called for, and what it cost."""
         from runner.queries.costs import model_rows
 
         return model_rows(self._database, self._filters(only), self._prices, limit=_most(limit))
@@ -244,54 +251,40 @@ class Audit:
             role: on Postgres, the role whose rights it has.
 
         Raises:
-            UsageError: it is no question, or it cannot be answered; why. RunnerError: it took too long
-                or too much.
+            UsageError: it is no question, or it cannot be answered; why.
+            RunnerError: it took too long, or too much memory.
         """
-        from runner.queries.sql.ask import Bounds, ask
+        from runner.queries.sql.ask import Bounds, ask, store_prices
 
         if not 0 < timeout <= _MOST_SECONDS:
             raise UsageError(f"timeout={timeout!r}: give more than 0 seconds, and a year at most")
         bounds = Bounds(seconds=timeout, rows=_most(limit))
-        note = self._keep_prices()
+        note = ""
+        try:
+            store_prices(self._database, self._prices)
+        except (DBAPIError, UnreachableError):  # a user who may only read can still ask
+            note = "v_costs has an older price list: this user may not store the newer one"
         rows = ask(self._database, sql, bounds, role)
         rows.note = "; ".join(filter(None, (rows.note, note)))
         return rows
 
-    def _keep_prices(self) -> str:
-        """Have ``v_costs`` take this list; what is to be said where that cannot be."""
-        from runner.queries.sql.ask import store_prices
-
-        try:
-            store_prices(self._database, self._prices)
-        except (DBAPIError, UnreachableError):  # who may only read can still ask
-            return "v_costs has an older price list: this user may not store the newer one"
-        return ""
-
     def _filters(self, only: Only) -> Filters:
-        return filters_of(self._database, only)
+        """Filters with whole ids.
 
-
-def filters_of(database: Database, only: Only) -> Filters:
-    """Filters with whole ids.
-
-    Raises:
-        UsageError: a name or a time cannot be one. NotFoundError: ``job`` or ``run`` names nothing.
-    """
-
-    def named(option: str) -> str | None:
-        given: str | None = only.get(option)  # type: ignore[assignment]
-        return None if given is None else _name(option, given)
-
-    job, run = named("job"), named("run")
-    return Filters(
-        job_id=None if job is None else find(database, job, "job").id,
-        run_id=None if run is None else find(database, run, "run").id,
-        item=named("item"),
-        since=_seconds(only.get("since")),
-        until=_seconds(only.get("until")),
-        tool=named("tool"),
-        model=named("model"),
-    )
+        Raises:
+            UsageError: a name or a time is impossible.
+            NotFoundError: ``job`` or ``run`` names nothing.
+        """
+        names = ("job", "run", "item", "tool", "model")
+        given = {name: _name(name, only[name]) for name in names if name in only}  # type: ignore[literal-required]
+        job, run = given.pop("job", None), given.pop("run", None)
+        return Filters(
+            job_id=None if job is None else find(self._database, job, "job").id,
+            run_id=None if run is None else find(self._database, run, "run").id,
+            since=_seconds(only.get("since")),
+            until=_seconds(only.get("until")),
+            **given,
+        )
 
 
 def _name(option: str, text: str) -> str:
@@ -310,11 +303,30 @@ def _seconds(at: float | datetime | None) -> float | None:
 
 
 def _most(limit: int | None) -> int | None:
-    """How many rows are given at most, None for all."""
     return None if limit is None else _at_most(limit)
 
 
 def _at_most(limit: int) -> int:
-    if not 1 <= limit <= _MOST_ROWS:
-        raise UsageError(f"limit={limit!r}: give 1 to {_MOST_ROWS:,}, or leave it out")
+    if not 1 <= limit <= MOST_ROWS:
+        raise UsageError(f"limit={limit!r}: give 1 to {MOST_ROWS:,}, or leave it out")
     return limit
+
+
+def views(name: str | None = None) -> Rows:
+    """The columns of the views that ``Audit.sql`` can ask, or of one view. Needs no database.
+
+    Raises:
+        UsageError: there is no such view.
+    """
+    from runner.queries.sql.views import VIEWS
+
+    names = [view.name for view in VIEWS]
+    if name is not None and name not in names:
+        raise UsageError(f"no view is named {name}: there are {', '.join(names)}")
+    rows = [
+        (view.name, column.name, column.kind, column.meaning.replace("`", ""))
+        for view in VIEWS
+        for column in view.columns
+        if name in (None, view.name)
+    ]
+    return Rows([Column(name) for name in ("view", "column", "kind", "meaning")], rows)

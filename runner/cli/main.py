@@ -12,6 +12,7 @@ import click
 import runner
 from runner.cli import (
     approvals,
+    audit,
     control,
     costs,
     exchange,
@@ -20,6 +21,7 @@ from runner.cli import (
     report,
     results,
     rules,
+    search,
     show,
     system,
     transcript,
@@ -33,8 +35,6 @@ from runner.cli import (
 from runner.cli import (
     patch as diff,
 )
-from runner.cli.audit import group as audit
-from runner.cli.audit import search
 from runner.cli.options import global_options
 from runner.cli.terminal import note, refuse
 from runner.errors import RunnerError, SpecError, UnreachableError, UsageError

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from runner.cli.audit.formats import harmless
+from runner.cli.audit import harmless
 from runner.cli.options import stored, with_settings
 from runner.cli.patch import write_file
 from runner.cli.terminal import note, say_bytes

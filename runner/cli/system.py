@@ -93,7 +93,7 @@ def reindex(settings: Settings, as_json: bool) -> None:
     Example:
       runner db reindex
     """
-    from runner.cli.audit.progress import Indexing
+    from runner.cli.search import Indexing
     from runner.queries.search.search import open_index
 
     with stored(settings) as database, Indexing() as indexing:

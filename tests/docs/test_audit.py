@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from runner.audit import Audit
-from runner.cli.audit.group import audit as group
+from runner.cli.audit import audit as group
 from runner.queries.sql.ask import Bounds, ask, store_prices
 from runner.queries.sql.views import VIEWS
 from runner.store.database import Database

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from runner.cli.audit.formats import FORMATS, say_rows
+from runner.cli.audit import FORMATS, say_rows
 from runner.queries.rows import Column, Rows
 from tests.cli.test_terminal import steers
 

@@ -12,8 +12,7 @@ from typing import Any
 import click
 import pytest
 
-from runner.cli.audit.formats import FORMATS
-from runner.cli.audit.group import audit
+from runner.cli.audit import FORMATS, audit
 from runner.store.database import Database
 from tests.cli.conftest import Result
 from tests.store.attempts import claim

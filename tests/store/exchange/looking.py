@@ -10,7 +10,7 @@ from io import StringIO
 
 from runner.app.page import page
 from runner.app.transcript import transcript_of
-from runner.cli.audit.formats import say_rows
+from runner.cli.audit import say_rows
 from runner.cli.terminal import wrapped
 from runner.cli.transcript_text import lines_of
 from runner.exchange.atif import trajectory

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
 
 import click
 
 from runner.app.humanize import cell, moment
-from runner.cli.audit.formats import format_options, say_rows
-from runner.cli.audit.options import MOST_ROWS, Narrowed, filter_options, limit_option
+from runner.cli.audit import MOST_ROWS, filter_options, format_options, limit_option, say_rows
 from runner.cli.options import stored, with_settings
 from runner.cli.terminal import console_on, note, say
 from runner.core.search import ROLES, SOURCES
 from runner.settings import Settings
 
 if TYPE_CHECKING:
-    from runner.queries.search.search import Found, Hit
+    from runner.audit import Found, Hit
+
+
+_PATIENCE_SECONDS = 1.0
+_BETWEEN_SECONDS = 0.2
+_ERASE_LINE = "\r\x1b[K"
 
 
 class _Sources(click.ParamType[tuple[str, ...]]):
@@ -55,7 +61,7 @@ def search(
     exact: str | None,
     sources: Any,
     role: Any,
-    narrowed: Narrowed,
+    only: Any,
     limit: int | None,
     offset: int,
     format: str,
@@ -72,21 +78,18 @@ def search(
       runner search 'migrat*' --in input,output --tool Bash --since 3d
       runner search --exact 'self.client_id =' --job job_01jd9k
     """
-    from runner.cli.audit.progress import Indexing
-    from runner.core.search import parse
-    from runner.queries.search.search import search as find_texts
+    from runner.audit import Audit
 
     _refuse_options(text)
-    query = parse(" ".join(text), exact)
     with stored(settings) as database, Indexing() as indexing:
-        found = find_texts(
-            database,
-            query,
-            narrowed.filters(database),
-            sources=sources or (),
-            role=role,
-            limit=limit,
-            offset=offset,
+        found = Audit.of(settings, database).find(
+            " ".join(text),
+            exact,
+            sources or (),
+            role,
+            limit,
+            offset,
+            only,
             tell=lambda line: note(cell(line)),
             progress=indexing.show,
         )
@@ -157,3 +160,41 @@ def _marked(hit: Hit) -> Any:
         shown.append(cell(text[start:end]), style="bold yellow")
         at = end
     return shown.append(cell(text[at:]))
+
+
+class Indexing:
+    """Shows progress on stderr once it takes long: in place at a terminal, else one line."""
+
+    def __init__(self) -> None:
+        self._next = time.monotonic() + _PATIENCE_SECONDS
+        self._has_begun = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def show(self, done: int, all_: int) -> None:
+        """Say how far it is, now and then.
+
+        Args:
+            done, all_: rows.
+        """
+        if time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + _BETWEEN_SECONDS
+        if sys.stderr.isatty():
+            percent = 100 * done // max(all_, 1)
+            sys.stderr.write(f"{_ERASE_LINE}indexing: {done:,} of {all_:,} texts ({percent}%)")
+            sys.stderr.flush()
+        elif not self._has_begun:
+            note(f"indexing {all_:,} texts first")
+        self._has_begun = True
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._has_begun and sys.stderr.isatty():
+            sys.stderr.write(_ERASE_LINE)
+            sys.stderr.flush()

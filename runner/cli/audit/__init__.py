@@ -1,1 +1,0 @@
-"""``runner audit`` and ``runner search``: what the record says."""
