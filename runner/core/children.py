@@ -27,7 +27,7 @@ from runner.core.agents import (
     child_id,
 )
 from runner.core.budget import Limits, billionths
-from runner.core.compaction import place_of_output, shortened
+from runner.core.compaction import truncate_text, where_output_is
 from runner.core.conversation import UNREADABLE_INPUT, Message, Tool, ToolResult
 from runner.core.entries import ChildrenStarted, UserMessageAdded
 from runner.core.run import Waiting
@@ -168,7 +168,7 @@ def fitted(state: RunState, call: Call, result: ToolResult) -> ToolResult:
     text = result.content
     if len(text) <= MOST_CHARACTERS:
         return result
-    content = shortened(text, MOST_CHARACTERS, place_of_output(state, call.id, call.name))
+    content = truncate_text(text, MOST_CHARACTERS, where_output_is(state, call.id, call.name))
     return replace(result, content=content, output=text.encode("utf-8", "replace"))
 
 
@@ -278,7 +278,7 @@ def coordinate(state: RunState) -> Step | None:
     content = child.result.content
     if len(content) > MOST_CHARACTERS:
         where = f"the conversation of {child_id(state.run_id, child.number)} has all of it"
-        content = shortened(content, MOST_CHARACTERS, where)
+        content = truncate_text(content, MOST_CHARACTERS, where)
     return Record(UserMessageAdded((WHOLE_TEXT.format(result=content),), "children"))
 
 
@@ -368,8 +368,8 @@ def _cut(state: RunState, call: Call, result: ToolResult, most: int) -> ToolResu
     """Each part's is cut by itself, so that none is left out."""
     if len(result.content) <= most:
         return result
-    where = place_of_output(state, call.id, call.name)
-    content = shortened(result.content, most, where)
+    where = where_output_is(state, call.id, call.name)
+    content = truncate_text(result.content, most, where)
     return replace(result, content=content)
 
 

@@ -1,15 +1,7 @@
-"""Making a prompt shorter without a model: results are clipped, and the oldest turns left out.
+"""Makes a prompt shorter: truncated tool results, dropped turns, or a summary by a model.
 
-Tool results that are sent shorter than they are: their head, a note and their tail.
-
-Where the most recent messages begin, which stay as they are when those before them are left out.
-
-How full the window is, in the tokens that its size is given in.
-
-What a model is asked to write of the middle of a conversation, and what is made of its answer.
-
-What it is shown is data, a JSON object a line: nothing that a tool printed can pass for the end of it
-or for a word of Runner's.
+The summarising model is shown the conversation as data, a JSON object on each line, so that nothing
+that a tool printed can pass for the end of it or for a word of Runner's.
 """
 
 from __future__ import annotations
@@ -21,13 +13,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from runner.core.context import Clip, Compaction, difference
+from runner.core.context import Compaction, TruncatedResult, difference
 from runner.core.conversation import Block, Message, ModelReply, content_text, tool_uses
 from runner.core.entries import SummaryReplied
 from runner.core.state import RunState
 from runner.core.text import OWN_TEXTS
 
-CLIPPED_ABOVE = 1_024  # characters; what is not longer is not worth a note
+TRUNCATED_ABOVE = 1_024  # characters; a shorter result is not worth a note
 OLD_RESULT = 768  # characters of an old result that stay, with its note
 MODEST_RESULT, LEAST_RESULT = 4_000, 256  # characters of a recent one, when it has to be cut
 
@@ -39,41 +31,42 @@ _FILE_NAME = re.compile(r"[A-Za-z0-9_-]{1,128}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A tool's result among the messages: ``sent`` is the text that it is sent with now."""
+    """A tool's result among the messages."""
 
-    message: int
-    position: int
+    message: int  # number of its message
+    position: int  # of its block there
     block: Block
-    sent: str
+    sent: str  # the text that is sent for it now
 
 
-def results_of(state: RunState) -> Iterator[Result]:
+def sent_results(state: RunState) -> Iterator[Result]:
     """The tool results that are sent."""
-    for number in range(state.context.compacted.last + 1, len(state.messages)):
+    compacted = state.context.compacted
+    for number in range(compacted.last + 1, len(state.messages)):
         for position, block in enumerate(state.messages[number].blocks):
             content = block.get("content")
             if block["type"] == "tool_result" and isinstance(content, str):
-                sent = state.context.compacted.clips.get((number, position), content)
+                sent = compacted.truncated.get((number, position), content)
                 yield Result(number, position, block, sent)
 
 
-def clipped(state: RunState, result: Result, most: int) -> Clip | None:
-    """The clip that leaves a result at most ``most`` characters; None when that is not shorter than
-    what is sent now."""
+def truncated(state: RunState, result: Result, most: int) -> TruncatedResult | None:
+    """A result truncated to at most ``most`` characters; None if that is not shorter than what is sent
+    now."""
     if len(result.sent) <= most:
         return None
     call_id = str(result.block["tool_use_id"])
     calls = tool_uses(state.messages[result.message - 1].blocks)
     name = next((call["name"] for call in calls if call["id"] == call_id), "")
-    where = place_of_output(state, call_id, name)
-    text = _shortened(result.block["content"], most, where)
+    where = where_output_is(state, call_id, name)
+    text = _truncate_result(result.block["content"], most, where)
     if len(text) >= len(result.sent):
         return None
-    return Clip(result.message, result.position, text)
+    return TruncatedResult(result.message, result.position, text)
 
 
-def place_of_output(state: RunState, call_id: str, name: str) -> str:
-    """How the model gets at the whole of a call's result.
+def where_output_is(state: RunState, call_id: str, name: str) -> str:
+    """Tells the model how to see the whole of a call's result.
 
     Args:
         name: of the tool that was called.
@@ -85,21 +78,21 @@ def place_of_output(state: RunState, call_id: str, name: str) -> str:
     return "run the call again to see them"
 
 
-def _shortened(content: str, most: int, where: str) -> str:
-    """Head, note and tail of a text. A note that is in it already stays, as it names the file that
-    has all of the output."""
+def _truncate_result(content: str, most: int, where: str) -> str:
+    """Head, note and tail of a text. A note that it has already is kept: it names the file with all
+    of the output."""
     own = _OWN_NOTE.search(content) if len(content) > _OWN_NOTE_ABOVE else None
     if own is None:
-        return shortened(content, most, where)
+        return truncate_text(content, most, where)
     room = max(0, most - len(own[0]))
     at_end = room // 3
     tail = content[own.end() :]
     return content[: own.start()][: room - at_end] + own[0] + tail[max(0, len(tail) - at_end) :]
 
 
-def shortened(text: str, most: int, where: str) -> str:
-    """Head and tail of a text, and a note between them that says what is missing and ``where`` it is:
-    at most ``most`` characters, if the note fits in them."""
+def truncate_text(text: str, most: int, where: str) -> str:
+    """Head and tail of a text, and between them a note on what is missing and ``where`` it is: at most
+    ``most`` characters, if the note fits."""
     longest = len(_left_out(len(text), len(text), where))
     room = max(0, most - longest)
     at_end = room // 3
@@ -111,10 +104,9 @@ def _left_out(missing: int, whole: int, where: str) -> str:
     return f"\n[… {missing:,} of {whole:,} characters left out to save context; {where} …]\n"
 
 
-def cuts(state: RunState) -> list[int]:
-    """The messages that what is kept may begin with, ascending: replies to what the user said or the
-    tools gave. Before one of them no call is parted from its result, and no paused turn from what
-    it was paused in."""
+def cut_points(state: RunState) -> list[int]:
+    """Numbers of the messages that may come first after what is dropped, ascending: replies to the user or
+    to tool results. A cut there parts no call from its result and no paused turn from its rest."""
     messages = state.messages
     return [
         number
@@ -124,64 +116,65 @@ def cuts(state: RunState) -> list[int]:
 
 
 def tail_start(state: RunState) -> int:
-    """The number of the first of the most recent messages, of which there are at least as many as the
-    job wants to keep; 1 when these are all."""
+    """Number of the first recent message. At least as many are recent as the job keeps; 1 if all are."""
     most = len(state.messages) - state.spec.context.keep_messages
-    return max((number for number in cuts(state) if number <= most), default=1)
+    return max((number for number in cut_points(state) if number <= most), default=1)
 
 
-ENOUGH = 0.75  # of the room: a compaction that leaves less free comes back too soon
-STAND_IN = 0.25  # of the room: more than that nothing takes that stands in for messages
+ENOUGH = 0.75  # of the limit: a compaction that leaves less free comes back too soon
+MOST_REPLACEMENT = 0.25  # of the limit: no replacement of messages takes more
 LEAST_CHARACTERS = 2_000
 LEAST_PER_ESTIMATED = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class Gauge:
-    """The next prompt and the room that there is for it, in real tokens as well as can be told;
-    ``sent`` is the plain estimate of the same prompt, and ``goal`` what a compaction aims at."""
+class TokenEstimate:
+    """How long the next prompt is, and how long it may be."""
 
-    tokens: int
-    sent: int
-    room: int
+    tokens: int  # real tokens, as well as they are known
+    estimate: int  # the plain estimate of the same prompt
+    limit: int  # tokens of the window that a prompt may take
     chars_per_token: float
 
     @property
     def goal(self) -> int:
-        return int(self.room * ENOUGH)
+        """The tokens that a compaction aims at."""
+        return int(self.limit * ENOUGH)
 
     @property
     def per_estimated(self) -> float:
         """Real tokens for each estimated one."""
-        return self.tokens / max(1, self.sent)
+        return self.tokens / max(1, self.estimate)
 
     def after(self, difference: int) -> int:
-        """The tokens once the plain estimate has changed by so much."""
-        return round((self.sent + difference) * self.per_estimated)
+        """The tokens once the plain estimate has changed by ``difference``."""
+        return round((self.estimate + difference) * self.per_estimated)
 
     def characters(self, share: float) -> int:
-        """The characters that fill such a share of the room, but always a few."""
-        tokens = self.room * share / max(self.per_estimated, LEAST_PER_ESTIMATED)
+        """The characters that fill a share of the limit, but always a few."""
+        tokens = self.limit * share / max(self.per_estimated, LEAST_PER_ESTIMATED)
         return max(LEAST_CHARACTERS, int(tokens * self.chars_per_token))
 
 
-def gauge(state: RunState) -> Gauge:
-    """How full the window is now. What the API has counted comes first; a prompt that it has found
-    too long is as long as the window at least, whatever the estimate says."""
+def token_estimate(state: RunState) -> TokenEstimate:
+    """How long the next prompt is. The API's count comes first. A prompt that the API found too long is as
+    long as the window at least, whatever the estimate says."""
     context = state.context
     tokens, counted = context.tokens, context.counted
     if counted is not None and counted.tokens is not None and counted.estimate == context.estimate:
         tokens = counted.tokens
     if context.must_shrink:
         tokens = max(tokens, context.window)
-    return Gauge(tokens, context.estimate, room(state), state.spec.context.chars_per_token)
+    limit, per_token = prompt_limit(state), state.spec.context.chars_per_token
+    return TokenEstimate(tokens, context.estimate, limit, per_token)
 
 
-def room(state: RunState) -> int:
-    """The tokens of the window that a prompt may take: never less than half, as a window can turn out
-    to be smaller than it was taken for."""
-    kept_free = state.spec.context.reserve_in(state.context.window, state.limits.max_output_tokens)
-    return state.context.window - min(kept_free, state.context.window // 2)
+def prompt_limit(state: RunState) -> int:
+    """The tokens of the window that a prompt may take: never less than half, as the reserve may be meant
+    for a larger window."""
+    window = state.context.window
+    reserve = state.spec.context.reserve_in(window, state.limits.max_output_tokens)
+    return window - min(reserve, window // 2)
 
 
 HEADING = "[Earlier conversation summary — treat as background context]"
@@ -189,8 +182,7 @@ _CUT = "[the summary was cut off here]"
 _USABLE = frozenset({"end_turn", "stop_sequence"})
 _CUT_OFF = frozenset({"max_tokens", "model_context_window_exceeded"})
 _MOST_OUTPUT_TOKENS, _LEAST_OUTPUT_TOKENS = 8_000, 1_024
-# Characters of a call's input or result, and half of those of what was said at once: the most that
-# there is room for.
+# Characters shown of a call's input or result, and half of those of a text: the first that fits.
 _MOST_SHOWN = (4_000, 2_000, 1_000, 500, 250)
 _OVERHEAD_TOKENS = 2_000
 
@@ -220,44 +212,43 @@ If there is an earlier summary, fold all of it that still matters into yours: it
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """A request for a summary of what is sent up to message ``last``, without the task: the system
-    prompt and the user's message, and the most tokens of the answer."""
+class SummaryQuestion:
+    """A request for a summary of what is sent, without the task."""
 
     system: str
-    text: str
-    last: int
-    most_output: int
+    text: str  # the user's message
+    last: int  # number of the last message that is summarised
+    most_output: int  # tokens of the answer
 
 
-def question(state: RunState) -> Question | None:
-    """What a model is asked to summarise: all between the task and the most recent messages; None when
-    there is nothing but an earlier summary, or when none of it fits the summary model's window."""
+def summary_question(state: RunState) -> SummaryQuestion | None:
+    """The request for a summary of all between the task and the recent messages; None if there is nothing
+    but an earlier summary, or if none of it fits the summary model's window."""
     start = tail_start(state)
     if start - 1 <= state.context.compacted.last:
         return None
     system = _SYSTEM
     if state.spec.context.summary_instructions:
         system += f"\n\nThe job asks for this besides:\n{state.spec.context.summary_instructions}"
-    most_output = max(_LEAST_OUTPUT_TOKENS, min(_MOST_OUTPUT_TOKENS, room(state) // 8))
+    most_output = max(_LEAST_OUTPUT_TOKENS, min(_MOST_OUTPUT_TOKENS, prompt_limit(state) // 8))
     most_output = min(most_output, state.limits.max_output_tokens)
     free = int(0.9 * state.context.summary_window) - most_output - _OVERHEAD_TOKENS
     per_token = state.spec.context.chars_per_token / max(
-        LEAST_PER_ESTIMATED, gauge(state).per_estimated
+        LEAST_PER_ESTIMATED, token_estimate(state).per_estimated
     )
     text = _conversation(state, start, int(max(0, free) * per_token) - len(system))
     if text is None:
         return None
-    return Question(
+    return SummaryQuestion(
         system, f"{text}\n\nWrite the summary of this conversation.", start - 1, most_output
     )
 
 
 def summarised(state: RunState, reply: ModelReply) -> SummaryReplied:
-    """What a reply to a call for a summary comes to: a compaction, or why it is of no use.
+    """The entry of a reply to a summary call: a compaction, or why the summary is useless.
 
     Args:
-        state: the run as it was when the call began.
+        state: as it was when the call began.
     """
     text = "\n\n".join(block["text"] for block in reply.blocks if block["type"] == "text").strip()
     if reply.stop_reason not in _USABLE | _CUT_OFF:
@@ -265,19 +256,19 @@ def summarised(state: RunState, reply: ModelReply) -> SummaryReplied:
     if not text:
         return SummaryReplied(reply, None, "the summary is empty")
     entry = _stood_in(state, reply, text)
-    most = gauge(state).characters(STAND_IN)
+    most = token_estimate(state).characters(MOST_REPLACEMENT)
     if entry.compaction is None:
         return entry
     if reply.stop_reason in _CUT_OFF:
         text = f"{text}\n{_CUT}"
     if len(text) > most:
         # Its end says what comes next, its beginning what it is all for.
-        text = shortened(text, most, "they are gone")
+        text = truncate_text(text, most, "they are gone")
     return _stood_in(state, reply, text)
 
 
 def _stood_in(state: RunState, reply: ModelReply, text: str) -> SummaryReplied:
-    found = gauge(state)
+    found = token_estimate(state)
     made = Compaction("summary", 1, tail_start(state) - 1, f"{HEADING}\n\n{text}")
     change = difference(state.messages, state.context.compacted, made, found.chars_per_token)
     after = found.after(change)
@@ -287,9 +278,8 @@ def _stood_in(state: RunState, reply: ModelReply, text: str) -> SummaryReplied:
 
 
 def _conversation(state: RunState, start: int, most: int) -> str | None:
-    """The task, the earlier summary and the messages before ``start`` as lines, in at most so many
-    characters: what was said and shown is cut shorter first, then the oldest messages are left out.
-    None when all of them would be."""
+    """The task, the earlier summary and the messages before ``start`` as lines of at most ``most``
+    characters. Texts are cut shorter first, then the oldest messages are dropped; None if all would be."""
     first: list[str] = []
     lines: list[str] = []
     for most_shown in _MOST_SHOWN:
@@ -356,59 +346,56 @@ def _size(line: str) -> int:
 
 
 def _short(text: str, most: int) -> str:
-    return text if len(text) <= most else shortened(text, most, "not shown here")
+    return text if len(text) <= most else truncate_text(text, most, "not shown here")
 
 
-_MOST_SAID = 2_000  # characters of what the user said at once in turns that are left out
+_MOST_SAID = 2_000  # characters quoted of a user's text in turns that are dropped
 
 
 @dataclass(frozen=True, slots=True)
-class Squeeze:
-    """What can be made of one prompt so that it has at most ``limit`` tokens. ``start`` is the message
-    that the recent ones begin with, ``cuts`` are those that what is kept may begin with."""
+class Shortening:
+    """Ways to make one prompt fit a limit, each None if it is not enough."""
 
     state: RunState
-    gauge: Gauge
-    limit: int
-    start: int
-    cuts: Sequence[int]
+    now: TokenEstimate
+    limit: int  # tokens
+    start: int  # number of the first recent message
+    cut_points: Sequence[int]
     results: Sequence[Result]
 
     @classmethod
-    def of(cls, state: RunState, gauge: Gauge, limit: int) -> Squeeze:
+    def of(cls, state: RunState, now: TokenEstimate, limit: int) -> Shortening:
         """Everything that is sent, to be made shorter."""
-        results = tuple(results_of(state))
-        return cls(state, gauge, limit, tail_start(state), cuts(state), results)
+        results = tuple(sent_results(state))
+        return cls(state, now, limit, tail_start(state), cut_points(state), results)
 
-    def clip_old(self) -> Compaction | None:
-        """Old results, each as short as it gets."""
-        return self._if_it_fits(self._made(0, None))
+    def truncate_old(self) -> Compaction | None:
+        """Truncate all old results."""
+        made = self._made(0, None)
+        return made if self._fits(made) else None
 
-    def leave_out(self) -> Compaction | None:
-        """The oldest of the turns that are not recent, as few of them as it takes."""
-        old = [cut for cut in self.cuts if cut <= self.start]
+    def drop_oldest(self) -> Compaction | None:
+        """Drop as few as possible of the oldest turns, never a recent one."""
+        old = [cut for cut in self.cut_points if cut <= self.start]
         found = bisect_left(old, True, key=lambda cut: self._fits(self._made(cut, None)))
         return self._made(old[found], None) if found < len(old) else None
 
-    def clip_recent(self) -> Compaction | None:
-        """Recent results too, the longest first, and none to less than a modest length."""
-        return self._clipped_to_fit(0, MODEST_RESULT)
+    def truncate_recent(self) -> Compaction | None:
+        """Truncate recent results too, the longest first, and none to less than a modest length."""
+        return self._truncated_to_fit(0, MODEST_RESULT)
 
-    def all_it_takes(self) -> Compaction | None:
-        """Everything but the recent messages left out and their results clipped, then ever more of
-        these messages left out, down to the last reply and what answers it."""
-        newer = [cut for cut in self.cuts if cut > self.start]
-        attempts = (self._clipped_to_fit(cut, LEAST_RESULT) for cut in (self.start, *newer))
+    def drop_and_truncate(self) -> Compaction | None:
+        """Drop all but the recent messages and truncate their results, then drop ever more of these, down
+        to the last reply and what answers it."""
+        newer = [cut for cut in self.cut_points if cut > self.start]
+        attempts = (self._truncated_to_fit(cut, LEAST_RESULT) for cut in (self.start, *newer))
         return next((made for made in attempts if made is not None), None)
 
     def _fits(self, made: Compaction | None) -> bool:
         return made is not None and made.tokens_after <= self.limit
 
-    def _if_it_fits(self, made: Compaction | None) -> Compaction | None:
-        return made if self._fits(made) else None
-
-    def _clipped_to_fit(self, cut: int, least: int) -> Compaction | None:
-        """With what is before ``cut`` left out and recent results as long as they can stay."""
+    def _truncated_to_fit(self, cut: int, least: int) -> Compaction | None:
+        """Drop what is before ``cut`` and leave recent results as long as possible."""
         if self._fits(whole := self._made(cut, None)):
             return whole
         if not self._fits(self._made(cut, least)):
@@ -419,41 +406,39 @@ class Squeeze:
         return self._made(cut, shorter[found])
 
     def _made(self, cut: int, most: int | None) -> Compaction | None:
-        """What leaves out all before message ``cut``, clips old results, and recent ones to ``most``
-        characters; None when that makes nothing shorter."""
+        """Drop all before message ``cut``, truncate old results, and recent ones to ``most`` characters;
+        None if that makes nothing shorter."""
         state = self.state
-        leaves_out = cut - 1 > state.context.compacted.last
-        clips = tuple(self._clips(cut if leaves_out else 0, most))
-        if not leaves_out and not clips:
+        drops = cut - 1 > state.context.compacted.last
+        results = tuple(self._truncated(cut if drops else 0, most))
+        if not drops and not results:
             return None
-        if leaves_out:
-            made = Compaction("prune", 1, cut - 1, self._note(cut), clips)
+        if drops:
+            made = Compaction("prune", 1, cut - 1, self._note(cut), results)
         else:
-            numbers = [clip.message for clip in clips]
-            made = Compaction("clip", min(numbers), max(numbers), clips=clips)
+            numbers = [result.message for result in results]
+            made = Compaction("clip", min(numbers), max(numbers), truncated=results)
         per_token = state.spec.context.chars_per_token
         change = difference(state.messages, state.context.compacted, made, per_token)
         if change >= 0:
             return None
-        after = self.gauge.after(change)
-        return replace(made, tokens_before=self.gauge.tokens, tokens_after=after)
+        after = self.now.after(change)
+        return replace(made, tokens_before=self.now.tokens, tokens_after=after)
 
-    def _clips(self, first: int, most: int | None) -> Iterator[Clip]:
+    def _truncated(self, first: int, most: int | None) -> Iterator[TruncatedResult]:
         for result in self.results:
-            length = len(result.sent)
-            if result.message < first:
+            length, is_old = len(result.sent), result.message < self.start
+            to = (OLD_RESULT if length > TRUNCATED_ABOVE else None) if is_old else most
+            if result.message < first or not to:
                 continue
-            if result.message < self.start:
-                clip = clipped(self.state, result, OLD_RESULT) if length > CLIPPED_ABOVE else None
-            else:
-                clip = clipped(self.state, result, most) if most and length > most else None
-            if clip is not None:
-                yield clip
+            if (shorter := truncated(self.state, result, to)) is not None:
+                yield shorter
 
     def _note(self, cut: int) -> str:
-        """What is sent for the messages before ``cut``."""
-        state, first = self.state, self.state.context.compacted.last + 1
-        left_out = state.messages[first:cut]
+        """The replacement of the messages before ``cut``."""
+        compacted = self.state.context.compacted
+        first = compacted.last + 1
+        left_out = self.state.messages[first:cut]
         calls = sum(len(tool_uses(message.blocks)) for message in left_out)
         note = (
             f"[Messages {first} to {cut - 1} are left out here to save context, with {calls} tool "
@@ -467,19 +452,15 @@ class Squeeze:
             if block["type"] == "text" and block["text"] not in OWN_TEXTS
         ]
         quoted = [f"The user said there: {_quoted(text)}" for text in said]
-        before = (
-            self._within(state.context.compacted.text, STAND_IN / 2)
-            if state.context.compacted.last
-            else HEADING
-        )
-        return self._within("\n\n".join([before, note, *quoted]), STAND_IN)
+        before = self._within(compacted.text, MOST_REPLACEMENT / 2) if compacted.last else HEADING
+        return self._within("\n\n".join([before, note, *quoted]), MOST_REPLACEMENT)
 
     def _within(self, text: str, share: float) -> str:
-        most = self.gauge.characters(share)
-        return text if len(text) <= most else shortened(text, most, "they are gone")
+        most = self.now.characters(share)
+        return text if len(text) <= most else truncate_text(text, most, "they are gone")
 
 
 def _quoted(text: str) -> str:
     if len(text) > _MOST_SAID:
-        text = shortened(text, _MOST_SAID, "ask for them if they matter")
+        text = truncate_text(text, _MOST_SAID, "ask for them if they matter")
     return json.dumps(text, ensure_ascii=False)

@@ -1,11 +1,8 @@
-"""How much room a model's window has, and how full it is: estimates that real counts correct.
+"""The context window: token estimates, compactions of what is sent, and the prompt cache.
 
-What stands in for messages in what the model is sent. Messages themselves never change.
-
-How long what a run writes to the prompt cache should live.
-
-Source: https://docs.claude.com/en/docs/build-with-claude/prompt-caching: an entry lives for five
-minutes after its last use, or for an hour at a higher price of writing.
+Messages never change; a compaction only changes what is sent for them. On the cache:
+https://docs.claude.com/en/docs/build-with-claude/prompt-caching: an entry lives for five minutes after
+its last use, or for an hour at a higher price of writing.
 """
 
 from __future__ import annotations
@@ -28,15 +25,14 @@ _OVERHEAD = 2_000
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """A job's ``[context]``. ``window`` and ``reserve`` are tokens, None for the model's and for the
-    default; ``keep_messages`` newest messages are never summarised."""
+    """A job's ``[context]``."""
 
-    window: int | None = None
-    reserve: int | None = None
+    window: int | None = None  # tokens; None: the model's
+    reserve: int | None = None  # tokens kept free for a reply; None: the default
     chars_per_token: float = 4.0
-    keep_messages: int = 8
+    keep_messages: int = 8  # newest messages that are never summarised
     compaction: Literal["auto", "off"] = "auto"
-    summary_model: str | None = None
+    summary_model: str | None = None  # None: the run's own
     summary_instructions: str | None = None
 
     def reserve_in(self, window: int, max_output_tokens: int) -> int:
@@ -59,8 +55,8 @@ def estimate_text(text: str, chars_per_token: float) -> int:
 
 
 def is_measurement(real: int, estimated: int) -> bool:
-    """Whether a reply's count of its prompt can be that of the prompt that was sent: some gateways
-    count nothing, and where the API's own tools run, it counts the prompts of all inner calls."""
+    """True if a reply's count of its prompt can be right. Some gateways count nothing, and where the API's
+    own tools run, it counts the prompts of all inner calls."""
     return estimated > 0 and _LEAST_RATIO <= real / estimated <= _MOST_RATIO
 
 
@@ -80,80 +76,76 @@ CompactionKind = Literal["clip", "summary", "prune"]
 
 
 @dataclass(frozen=True, slots=True)
-class Clip:
-    """The text that a tool's result is sent with instead of its own: block ``position`` of message
-    ``message``."""
+class TruncatedResult:
+    """A tool result that is sent with a shorter text."""
 
-    message: int
-    position: int
+    message: int  # number of the message that it is in
+    position: int  # of its block there
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Compaction:
-    """One change of what the model is sent.
+    """One change of what is sent."""
 
-    Messages ``first`` to ``last`` are meant. For ``summary`` and ``prune`` one user message, ``text``,
-    stands in for all messages from number 1 to ``last``; what stood in for some of them before is
-    folded into it. ``clips`` are tool results that are sent shorter, with ``clip`` all there is to it.
-    ``tokens_before`` and ``tokens_after`` are estimates of the whole prompt.
-    """
-
-    kind: CompactionKind
-    first: int
+    kind: CompactionKind  # "clip" only truncates results; the others replace messages
+    first: int  # messages ``first`` to ``last`` are affected
     last: int
-    text: str = ""
-    clips: tuple[Clip, ...] = ()
-    tokens_before: int = 0
+    text: str = (
+        ""  # one user message instead of messages 1 to ``last``, and of earlier replacements
+    )
+    truncated: tuple[TruncatedResult, ...] = ()
+    tokens_before: int = 0  # estimates of the whole prompt
     tokens_after: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Compacted:
-    """All compactions of a run so far, in one: ``text`` is sent for messages 1 to ``last`` (0: for
-    none), and ``clips`` for results by message and position. ``count`` is how many there were."""
+    """All compactions of a run so far, as one."""
 
-    last: int = 0
-    text: str = ""
-    clips: Mapping[tuple[int, int], str] = field(default_factory=dict)
-    count: int = 0
+    last: int = 0  # messages 1 to this one are replaced; 0: none
+    text: str = ""  # the replacement
+    truncated: Mapping[tuple[int, int], str] = field(
+        default_factory=dict
+    )  # by message and position
+    count: int = 0  # of the compactions
 
     def after(self, compaction: Compaction) -> Compacted:
         """With one more compaction."""
-        added = {(clip.message, clip.position): clip.text for clip in compaction.clips}
-        clips = {**self.clips, **added}
+        added = {(result.message, result.position): result.text for result in compaction.truncated}
+        truncated = {**self.truncated, **added}
         if compaction.kind == "clip":
-            return Compacted(self.last, self.text, clips, self.count + 1)
-        kept = {place: text for place, text in clips.items() if place[0] > compaction.last}
+            return Compacted(self.last, self.text, truncated, self.count + 1)
+        kept = {place: text for place, text in truncated.items() if place[0] > compaction.last}
         return Compacted(compaction.last, compaction.text, kept, self.count + 1)
 
     @property
-    def stand_in(self) -> tuple[Message, ...]:
+    def replacement(self) -> tuple[Message, ...]:
         """What is sent for messages 1 to ``last``."""
         return (Message("user", (text_block(self.text),)),) if self.last else ()
 
     def as_sent(self, message: Message, number: int) -> Message:
-        """A message that is sent, with its results as short as they are sent."""
-        if not any((number, position) in self.clips for position in range(len(message.blocks))):
+        """A message with its results as short as they are sent."""
+        if not any((number, position) in self.truncated for position in range(len(message.blocks))):
             return message
         return Message(
             message.role,
             tuple(
-                _with_content(block, self.clips.get((number, position)))
+                _with_content(block, self.truncated.get((number, position)))
                 for position, block in enumerate(message.blocks)
             ),
         )
 
 
 def sent_messages(messages: Sequence[Message], compacted: Compacted) -> tuple[Message, ...]:
-    """The messages as the model is sent them."""
+    """The messages as they are sent to the model."""
     if not compacted.count:
         return tuple(messages)
     rest = (
         compacted.as_sent(message, number)
         for number, message in enumerate(messages[compacted.last + 1 :], compacted.last + 1)
     )
-    return (*messages[:1], *compacted.stand_in, *rest)
+    return (*messages[:1], *compacted.replacement, *rest)
 
 
 def tokens_of(messages: Sequence[Message], chars_per_token: float) -> int:
@@ -167,14 +159,14 @@ def difference(
     compaction: Compaction,
     chars_per_token: float,
 ) -> int:
-    """How many estimated tokens longer what is sent becomes by a compaction (below 0: shorter)."""
+    """Estimated tokens that a compaction adds to what is sent; below 0 if it makes it shorter."""
     after = compacted.after(compaction)
-    changed = {clip.message for clip in compaction.clips} - {*range(after.last + 1)}
+    changed = {result.message for result in compaction.truncated} - {*range(after.last + 1)}
     left_out = range(compacted.last + 1, after.last + 1)
 
     def tokens(state: Compacted, numbers: Sequence[int]) -> int:
         sent = [state.as_sent(messages[number], number) for number in numbers]
-        return tokens_of([*state.stand_in, *sent], chars_per_token)
+        return tokens_of([*state.replacement, *sent], chars_per_token)
 
     kept = sorted(changed)
     return tokens(after, kept) - tokens(compacted, [*left_out, *kept])
@@ -194,7 +186,7 @@ WORTH_AN_HOUR = 0.07
 
 
 def paced(last_at: float | None, slow: float, at: float) -> tuple[float, float]:
-    """When the last call began and how many were slow, after one more.
+    """When the last call began and the share of slow gaps, after one more call.
 
     Args:
         last_at: when the call before began, in seconds since the epoch; None without any.
@@ -208,5 +200,5 @@ def paced(last_at: float | None, slow: float, at: float) -> tuple[float, float]:
 
 
 def is_worth_an_hour(slow: float) -> bool:
-    """Whether a run with so many slow gaps should have its cache live for an hour."""
+    """True if a cache of an hour pays for this share of slow gaps."""
     return slow > WORTH_AN_HOUR

@@ -523,7 +523,7 @@ def _summarised(state: RunState, entry: SummaryReplied) -> RunState:
 def _compacted(state: RunState, compaction: Compaction) -> RunState:
     """For the bound of the next prompt, what is sent instead of messages counts as appended."""
     context = state.context
-    texts = [compaction.text, *(clip.text for clip in compaction.clips)]
+    texts = [compaction.text, *(clip.text for clip in compaction.truncated)]
     added = sum(text_bytes(content_text(text_block(text))) for text in texts)
     per_token = state.spec.context.chars_per_token
     change = difference(state.messages, context.compacted, compaction, per_token)

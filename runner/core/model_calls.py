@@ -1,19 +1,12 @@
-"""Whether the next model call may begin: what it may use at the most, and what is left for it.
+"""Model calls: whether the next one may begin and fits the window, what it sends, when to retry it.
 
-Which failed model calls are tried again, and when.
-
-Sources: the API's error types and statuses (https://docs.claude.com/en/api/errors).
-
-What a model call sends, from what the run's journal says.
-
-Whether the next request fits the model's window, and what is done to it when it does not.
+Which failures are retried follows https://docs.claude.com/en/api/errors.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from runner.core import compaction
 from runner.core.budget import (
     Ceiling,
     JobBudget,
@@ -22,7 +15,12 @@ from runner.core.budget import (
     prompt_bound,
     reserve,
 )
-from runner.core.compaction import Gauge, Squeeze, gauge, question
+from runner.core.compaction import (
+    Shortening,
+    TokenEstimate,
+    summary_question,
+    token_estimate,
+)
 from runner.core.context import is_worth_an_hour, paced
 from runner.core.conversation import Message, ModelRequest, Purpose, text_block, text_bytes
 from runner.core.entries import (
@@ -269,7 +267,7 @@ def next_request(state: RunState) -> ModelRequest:
 def summary_request(state: RunState, call: OpenCall) -> ModelRequest:
     """The request for a summary of the middle of the conversation: without tools, and without those of
     the job's options that shape its own replies."""
-    question = compaction.question(state)
+    question = summary_question(state)
     if question is None:
         raise ValueError(f"there is nothing to summarise in {state.run_id}")
     spec = state.spec
@@ -290,8 +288,8 @@ def summary_request(state: RunState, call: OpenCall) -> ModelRequest:
 
 
 def _summary_options(spec: JobSpec) -> dict[str, Any]:
-    """How a job's calls are sent and billed, whatever they are for. Not every model has a fast mode:
-    only the job's own is asked for it."""
+    """The options that say how calls are sent and billed. Not every model has a fast mode: only the
+    job's own is asked for it."""
     names = _OPTIONS_OF_ANY_CALL
     if spec.summary_model == spec.model:
         names |= {"speed"}
@@ -323,64 +321,62 @@ _REFUSED = (
 
 
 def fit_context(state: RunState) -> Step | None:
-    """The next step towards a request that fits; None when it does.
-
-    Costs nothing that grows with the conversation as long as it fits.
-    """
+    """The next step towards a request that fits; None if it fits, at a cost that does not grow with the
+    conversation."""
     context = state.context
     if state.spec.context.compaction == "off":
         return _stopped(_OFF) if context.must_shrink else None
     if context.refusals > MOST_REFUSALS:
         return _stopped(_REFUSED.format(context.refusals))
-    found = gauge(state)
+    found = token_estimate(state)
     if not context.must_shrink:
         if _is_in_doubt(state, found):
             return CountTokens()
-        if found.tokens <= found.room:
+        if found.tokens <= found.limit:
             return None
     return _shrink(state, found)
 
 
-def _is_in_doubt(state: RunState, found: Gauge) -> bool:
-    """Whether the API is to be asked how long the prompt is: at most once a turn, so not again by an
-    attempt that only tries again or waits for a budget."""
+def _is_in_doubt(state: RunState, found: TokenEstimate) -> bool:
+    """True if the API should be asked how long the prompt is: at most once a turn, so not when a call is
+    retried or waited for a budget."""
     counted = state.context.counted
     if counted is not None and counted.turns == state.turns:
         return False
     if state.model.tries or state.money.budget_waits:
         return False
     if state.context.measured is None:
-        return found.tokens >= ESTIMATED_CLOSE * found.room
-    return abs(found.tokens - found.room) <= CLOSE * found.room
+        return found.tokens >= ESTIMATED_CLOSE * found.limit
+    return abs(found.tokens - found.limit) <= CLOSE * found.limit
 
 
-def _shrink(state: RunState, found: Gauge) -> Step:
-    """Old results are clipped; if that is not enough, the middle is summarised or, without a model,
-    its oldest turns are left out. When neither leaves enough room, it has at least to fit. Only where
-    the recent turns alone are too long are their results clipped, and last of all they go."""
-    aim, fit = (Squeeze.of(state, found, limit) for limit in (found.goal, found.room))
-    for squeeze in (aim, fit):
-        if (made := squeeze.clip_old()) is not None:
+def _shrink(state: RunState, found: TokenEstimate) -> Step:
+    """Truncate old results; if that is not enough, summarise the middle, or drop its oldest turns without a
+    model. What does not reach the goal must at least fit. Only if the recent turns alone are too long
+    are their results truncated, and last of all the turns themselves dropped."""
+    aim, fit = (Shortening.of(state, found, limit) for limit in (found.goal, found.limit))
+    for shortening in (aim, fit):
+        if (made := shortening.truncate_old()) is not None:
             return Record(ContextCompacted(made))
-        if (made := squeeze.leave_out()) is not None:
+        if (made := shortening.drop_oldest()) is not None:
             return _summary(state) or Record(ContextCompacted(made))
-    for squeeze in (aim, fit):
-        if (made := squeeze.clip_recent()) is not None:
+    for shortening in (aim, fit):
+        if (made := shortening.truncate_recent()) is not None:
             return Record(ContextCompacted(made))
-    if (made := aim.all_it_takes() or fit.all_it_takes()) is not None:
+    if (made := aim.drop_and_truncate() or fit.drop_and_truncate()) is not None:
         return _summary(state) or Record(ContextCompacted(made))
     if state.context.must_shrink:
         return _stopped(_REFUSED_WHOLE)
     return _stopped(
-        f"the window of {state.context.window:,} tokens has room for a prompt of {found.room:,}, and the "
+        f"the window of {state.context.window:,} tokens has room for a prompt of {found.limit:,}, and the "
         "task, the tools and the last turn need more: give the job a larger context.window, a "
         "smaller context.reserve or a shorter prompt"
     )
 
 
 def _summary(state: RunState) -> Step | None:
-    """The call for a summary; None when it is of no use or cannot be paid for."""
-    asked = question(state)
+    """The call for a summary; None if it is useless or cannot be paid for."""
+    asked = summary_question(state)
     if state.context.summary_failed or asked is None:
         return None
     model = state.spec.summary_model

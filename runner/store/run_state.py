@@ -26,7 +26,7 @@ from sqlalchemy import (
     select,
 )
 
-from runner.core.context import Clip, Compacted, Compaction
+from runner.core.context import Compacted, Compaction, TruncatedResult
 from runner.core.conversation import Message, Usage, tool_uses
 from runner.core.entries import HookFinished, HookStarted, InstructionsRead
 from runner.core.events import INPUT_SUMMARY_LENGTH
@@ -250,7 +250,7 @@ def compaction_row(
         "first_message": compaction.first,
         "last_message": compaction.last,
         "text": compaction.text,
-        "clips": [[clip.message, clip.position, clip.text] for clip in compaction.clips],
+        "clips": [[clip.message, clip.position, clip.text] for clip in compaction.truncated],
         "tokens_before": compaction.tokens_before,
         "tokens_after": compaction.tokens_after,
         "turn": state.turns + 1,
@@ -286,7 +286,7 @@ def load_compacted(
                 first=row.first_message,
                 last=row.last_message,
                 text=row.text,
-                clips=tuple(Clip(*clip) for clip in row.clips),
+                truncated=tuple(TruncatedResult(*clip) for clip in row.clips),
                 tokens_before=row.tokens_before,
                 tokens_after=row.tokens_after,
             )

@@ -9,9 +9,9 @@ from typing import Any
 from sqlalchemy import Row
 
 from runner.core.context import (
-    Clip,
     Compacted,
     Compaction,
+    TruncatedResult,
     sent_messages,
 )
 from runner.core.conversation import Message
@@ -108,5 +108,5 @@ def _compaction(row: Row[Any]) -> Compaction:
         row.first_message,
         row.last_message,
         row.text,
-        tuple(Clip(*clip) for clip in row.clips),
+        tuple(TruncatedResult(*clip) for clip in row.clips),
     )

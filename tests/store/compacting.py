@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from runner.core.budget import Reservation
-from runner.core.context import Clip, Compaction
+from runner.core.context import Compaction, TruncatedResult
 from runner.core.conversation import Block, ModelReply, ToolResult, Usage
 from runner.core.entries import (
     ContextCompacted,
@@ -21,7 +21,9 @@ HOSTILE = "é\u0000\ud800\x1b[31m"
 
 def clip(number: int, position: int = 0, said: str = "shorter") -> Compaction:
     """The result at ``position`` of message ``number`` is sent with other words."""
-    return Compaction("clip", number, number, "", (Clip(number, position, said),), 900, 400)
+    return Compaction(
+        "clip", number, number, "", (TruncatedResult(number, position, said),), 900, 400
+    )
 
 
 def stand_in(last: int, said: str = "summed up", kind: str = "summary") -> Compaction:

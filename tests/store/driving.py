@@ -10,7 +10,7 @@ from sqlalchemy import select
 
 from runner.core.budget import Limits, Reservation
 from runner.core.commands import Reply, Target
-from runner.core.context import Clip, Compaction
+from runner.core.context import Compaction, TruncatedResult
 from runner.core.conversation import ModelReply, ModelRequest, Tool, ToolResult, Usage
 from runner.core.entries import (
     ContextCompacted,
@@ -201,7 +201,13 @@ class Driver:
         ]
         clips = self.random.sample(results, k=len(results) // 2) if kind != "summary" else []
         return Compaction(
-            kind, first, last, said, tuple(Clip(*place, said) for place in clips), 900, 400
+            kind,
+            first,
+            last,
+            said,
+            tuple(TruncatedResult(*place, said) for place in clips),
+            900,
+            400,
         )
 
     def sum_up(self, state: RunState) -> Entry:

@@ -68,7 +68,7 @@ def test_compactions_are_read_back_as_they_were_made(
     compact(attempt, clip(4, said=said))
     compacted = attempt.state.context.compacted
     assert (compacted.count, compacted.last, compacted.text) == (3, 2, said)
-    assert compacted.clips == {(4, 0): said}
+    assert compacted.truncated == {(4, 0): said}
     read = database.read(lambda c: load_compacted(c, attempt.lease.run_id))
     assert read == compacted
     assert run_row(database, attempt.lease.run_id).compaction_count == 3
@@ -261,7 +261,7 @@ def test_run_that_was_cancelled_while_it_was_summed_up_goes_on_after_a_retry(
 
 def test_clip_of_several_results_is_one_compaction(database: Database, attempt: Attempt) -> None:
     use_tool(attempt, "a")
-    clips = (*clip(2, said="x").clips, *clip(4, said="y").clips)
-    compact(attempt, Compaction("clip", 2, 4, clips=clips))
+    clips = (*clip(2, said="x").truncated, *clip(4, said="y").truncated)
+    compact(attempt, Compaction("clip", 2, 4, truncated=clips))
     assert [m.blocks[0]["content"] for m in sent_now(attempt).messages[2::2]] == ["x", "y"]
     assert sent_request(database, attempt.lease.run_id, 3) == sent_now(attempt)

@@ -5,7 +5,13 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runner.core.compaction import STAND_IN, cuts, gauge, summarised, tail_start
+from runner.core.compaction import (
+    MOST_REPLACEMENT,
+    cut_points,
+    summarised,
+    tail_start,
+    token_estimate,
+)
 from runner.core.context import Context, estimate, tokens_of
 from runner.core.conversation import ModelReply, Usage
 from runner.core.entries import ContextCompacted, ModelCallStarted, RunSettled
@@ -56,7 +62,7 @@ def shrunk(draw, state):
                 state = answered(draw, apply(state, entry))
             case Record(ContextCompacted(compaction) as entry):
                 assert compaction.tokens_after < compaction.tokens_before
-                assert compaction.tokens_after <= gauge(state).room
+                assert compaction.tokens_after <= token_estimate(state).limit
                 state = apply(state, entry)
             case Record(RunSettled(outcome)):
                 return state, outcome
@@ -90,27 +96,29 @@ def test_any_history_gives_a_valid_request_that_fits_or_a_definite_end(data, sta
         kept = state.messages[state.context.compacted.last : state.context.compacted.last + 2]
         assert [message.role for message in kept] == ["user", "assistant"]
     if end is None:
-        assert gauge(state).tokens <= gauge(state).room
+        assert token_estimate(state).tokens <= token_estimate(state).limit
         assert not state.context.must_shrink
     else:
         assert end == Ended("stopped", "context_window", end.detail)
-        assert least_tokens(state) > gauge(state).room
+        assert least_tokens(state) > token_estimate(state).limit
 
 
 def least_tokens(state):
     """What the prompt has at the least: all but the last exchange left out, and nothing of its results
     sent. The notes that are in place of it are given as much as they can take."""
-    starts = [number for number in cuts(state) if number > state.context.compacted.last] or [1]
+    starts = [number for number in cut_points(state) if number > state.context.compacted.last] or [
+        1
+    ]
     kept = [state.messages[0], *state.messages[starts[-1] :]]
     blocks = [block for message in kept for block in message.blocks]
     bare = [{**block, "content": ""} if "content" in block else block for block in blocks]
     per_token, sent = state.spec.context.chars_per_token, state.context.estimate
     least = sent - tokens_of(state.sent, per_token) + sum(estimate(b, per_token) for b in bare)
-    notes = [*state.messages[1 : starts[-1]], *state.context.compacted.stand_in]
+    notes = [*state.messages[1 : starts[-1]], *state.context.compacted.replacement]
     spoken = [b for m in notes if m.role == "user" for b in m.blocks if b["type"] == "text"]
     slack = sum(min(estimate(b, per_token), 4_200 / per_token) for b in spoken)
     slack += (1_000 * len(bare) + 500) / per_token
-    return (least + slack) * gauge(state).per_estimated
+    return (least + slack) * token_estimate(state).per_estimated
 
 
 @settings(max_examples=50)
@@ -124,17 +132,17 @@ def test_recent_messages_stay_whole_where_leaving_out_older_ones_is_enough(data,
     # Some were touched: they are too long beside what may stand in for all that is older.
     per_token, found, counted = (
         state.spec.context.chars_per_token,
-        gauge(before),
+        token_estimate(before),
         state.context.counted,
     )
-    fixed = found.sent - tokens_of(before.messages, per_token)
+    fixed = found.estimate - tokens_of(before.messages, per_token)
     kept = fixed + tokens_of(
-        (before.messages[0], *recent, *state.context.compacted.stand_in), per_token
+        (before.messages[0], *recent, *state.context.compacted.replacement), per_token
     )
     scale = found.per_estimated
     if counted is not None and counted.tokens is not None:
         scale = max(scale, counted.tokens / counted.estimate)
-    assert (kept + 500 / per_token) * scale > found.room * (1 - STAND_IN)
+    assert (kept + 500 / per_token) * scale > found.limit * (1 - MOST_REPLACEMENT)
 
 
 @given(st.data(), states())

@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.core.compaction import clipped, results_of, shortened
+from runner.core.compaction import sent_results, truncate_text, truncated
 from runner.core.conversation import Message
 from runner.tools.output import present
 from tests.core.agents.family import WITH_AGENTS
@@ -24,8 +24,8 @@ def a_state(content, call_id="t0", outputs="", name="Bash", **spec):
 
 def clip(content, most=768, **more):
     state = a_state(content, **more)
-    [found] = results_of(state)
-    return clipped(state, found, most)
+    [found] = sent_results(state)
+    return truncated(state, found, most)
 
 
 @given(st.text(max_size=40), st.integers(151, 3_000), st.data())
@@ -33,7 +33,7 @@ def test_a_shortened_text_is_head_note_and_tail_of_the_given_length(piece, lengt
     """No part of the text is like another, as the pieces are numbered."""
     text = "".join(f"{piece}{number:04}" for number in range(length))[:length]
     most = data.draw(st.integers(150, length - 1))
-    short = shortened(text, most, "it is gone")
+    short = truncate_text(text, most, "it is gone")
     assert len(short) <= most
     head, _, rest = short.partition("\n[… ")
     note, _, tail = rest.rpartition("; it is gone …]\n")
@@ -89,14 +89,14 @@ def test_what_would_not_become_shorter_is_left_alone():
 
 def test_a_clipped_result_can_be_clipped_further_from_its_own_text():
     state = a_state("begin " + "x" * 45_000)
-    [found] = results_of(state)
-    first = clipped(state, found, 4_000)
-    shorter = clipped(state, replace(found, sent=first.text), 500)
+    [found] = sent_results(state)
+    first = truncated(state, found, 4_000)
+    shorter = truncated(state, replace(found, sent=first.text), 500)
     assert shorter.text.startswith("begin x")
     assert "of 45,006 characters" in shorter.text
-    assert clipped(state, replace(found, sent=first.text), 4_000) is None
+    assert truncated(state, replace(found, sent=first.text), 4_000) is None
 
 
 def test_results_that_are_no_text_are_not_touched():
     state = a_state([{"type": "image", "source": {}}])
-    assert list(results_of(state)) == []
+    assert list(sent_results(state)) == []

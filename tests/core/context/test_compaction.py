@@ -4,9 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.core.context import (
-    Clip,
     Compacted,
     Compaction,
+    TruncatedResult,
     difference,
     sent_messages,
     tokens_of,
@@ -39,7 +39,7 @@ def compactions(draw):
         else:
             kind = "clip"
         numbers = draw(st.lists(st.sampled_from([n for n in range(2, 13, 2) if n > last])))
-        clips = tuple(Clip(number, 0, f"shorter {number}") for number in numbers)
+        clips = tuple(TruncatedResult(number, 0, f"shorter {number}") for number in numbers)
         text = "" if kind == "clip" else draw(st.text(min_size=1, max_size=200))
         made.append(Compaction(kind, 1, last, text, clips))
     return made
@@ -67,11 +67,13 @@ def test_what_is_sent_is_the_task_the_last_text_and_the_rest_with_its_clips(made
     rest = sent[2:] if texts else sent[1:]
     assert [m.role for m in rest] == [m.role for m in SAID[compacted.last + 1 :]]
     assert compacted.count == len(made)
-    assert all(message > compacted.last for message, _ in compacted.clips)
+    assert all(message > compacted.last for message, _ in compacted.truncated)
 
 
 def test_a_clip_changes_the_content_of_its_result_and_nothing_else():
-    compacted = Compacted().after(Compaction("clip", 2, 2, clips=(Clip(2, 0, "short"),)))
+    compacted = Compacted().after(
+        Compaction("clip", 2, 2, truncated=(TruncatedResult(2, 0, "short"),))
+    )
     sent = sent_messages(SAID, compacted)
     assert sent[2].blocks == (result("t0", "short"), says("Hm."))
     assert (*sent[:2], *sent[3:]) == (*SAID[:2], *SAID[3:])

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from runner.core.budget import JobBudget, Reservation
-from runner.core.context import Clip, Compaction
+from runner.core.context import Compaction, TruncatedResult
 from runner.core.conversation import ModelReply, Usage
 from runner.core.entries import ContextCompacted, ModelCallStarted, SummaryReplied
 from runner.core.events import Event, events_of
@@ -28,7 +28,7 @@ def only(found, kind):
 
 
 def a_compaction(kind, text=""):
-    clips = (Clip(2, 0, "shorter"),) if kind == "clip" else ()
+    clips = (TruncatedResult(2, 0, "shorter"),) if kind == "clip" else ()
     return Compaction(kind, 1, 2, text, clips, tokens_before=900, tokens_after=300)
 
 

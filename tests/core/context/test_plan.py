@@ -2,7 +2,7 @@
 
 import pytest
 
-from runner.core.compaction import HEADING, gauge, room
+from runner.core.compaction import HEADING, prompt_limit, token_estimate
 from runner.core.conversation import text_block
 from runner.core.entries import SummaryReplied
 from runner.core.model_calls import summary_request
@@ -18,20 +18,20 @@ from tests.core.story import changed, outcome_of
 
 def test_room_is_the_window_without_its_reserve():
     talk = Talk()
-    assert room(talk.state) == ROOM
-    assert gauge(talk.state).goal == ENOUGH
+    assert prompt_limit(talk.state) == ROOM
+    assert token_estimate(talk.state).goal == ENOUGH
 
 
 def test_nothing_happens_while_there_is_room():
     talk = Talk()
     talk.exchange(40_000)
-    assert gauge(talk.state).tokens < 0.9 * ROOM
+    assert token_estimate(talk.state).tokens < 0.9 * ROOM
     assert talk.kinds == []
 
 
 def test_a_reserve_that_would_leave_less_than_half_leaves_half():
     talk = Talk(reserve=19_000)
-    assert room(talk.state) == WINDOW // 2
+    assert prompt_limit(talk.state) == WINDOW // 2
 
 
 def test_near_the_gate_the_api_is_asked_once_a_turn():
@@ -56,13 +56,13 @@ def test_what_the_api_counted_decides_over_the_estimate():
     talk = Talk()
     talk.exchange(40_000)
     effect = talk.exchange(14_000)
-    assert gauge(talk.state).tokens < ROOM
+    assert token_estimate(talk.state).tokens < ROOM
     talk.settle_count(effect, tokens=ROOM + 1)
     assert talk.kinds == ["clip"]
     talk = Talk()
     talk.exchange(40_000)
     effect = talk.exchange(20_000)
-    assert gauge(talk.state).tokens > ROOM
+    assert token_estimate(talk.state).tokens > ROOM
     assert isinstance(talk.settle_count(effect, tokens=ROOM), CallModel)
     assert talk.kinds == []
 
@@ -89,7 +89,7 @@ def test_first_old_results_become_a_head_a_tail_and_a_note():
     assert "characters left out to save context; run the call again" in old
     assert talk.state.sent[-1] == talk.state.messages[-1]
     assert talk.state.context.estimate == estimated(talk.state)
-    assert gauge(talk.state).tokens <= ENOUGH
+    assert token_estimate(talk.state).tokens <= ENOUGH
 
 
 def test_a_clip_names_the_file_of_the_whole_result_where_a_tool_can_read_it():
@@ -137,7 +137,7 @@ def test_if_the_summary_is_of_no_use_the_oldest_turns_are_left_out(text, reason)
     assert isinstance(talk.summarise(text, reason), CallModel)
     assert talk.kinds == ["prune"]
     assert not faults(talk.state.sent, talk.state.context.compacted)
-    assert gauge(talk.state).tokens <= ENOUGH
+    assert token_estimate(talk.state).tokens <= ENOUGH
     assert talk.state.sent[1].blocks[0]["text"].startswith(HEADING)
     assert "are left out here" in talk.state.sent[1].blocks[0]["text"]
     [useless] = [entry for entry in talk.entries if isinstance(entry, SummaryReplied)]
@@ -188,7 +188,7 @@ def test_recent_results_stay_whole_where_they_leave_little_room_but_fit():
     assert talk.kinds
     newest = [message.blocks[0]["content"] for message in talk.state.sent[-8:][1::2]]
     assert [len(text) > 11_500 for text in newest] == [True] * 4
-    assert ENOUGH < gauge(talk.state).tokens <= ROOM
+    assert ENOUGH < token_estimate(talk.state).tokens <= ROOM
 
 
 def test_a_summary_takes_no_more_than_a_quarter_of_the_room():

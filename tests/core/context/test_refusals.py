@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from runner.core.budget import JobBudget
-from runner.core.compaction import gauge
+from runner.core.compaction import token_estimate
 from runner.core.entries import PROMPT_TOO_LONG, ContextCompacted, ModelCallFailed
 from runner.core.run import Requeued
 from runner.core.steps import CallModel, CountTokens, Done
@@ -25,7 +25,7 @@ def test_a_prompt_found_too_long_is_made_shorter_and_sent_again_twice():
     assert talk.kinds == []
     assert isinstance(too_long(talk), CallModel)
     assert talk.kinds == ["clip"]
-    assert gauge(talk.state).tokens <= ENOUGH
+    assert token_estimate(talk.state).tokens <= ENOUGH
     [clip] = [entry for entry in talk.entries if isinstance(entry, ContextCompacted)]
     assert clip.compaction.tokens_before == WINDOW, "it is as long as the window at least"
     effect = too_long(talk)

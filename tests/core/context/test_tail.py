@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.core.compaction import cuts, tail_start
+from runner.core.compaction import cut_points, tail_start
 from runner.core.context import Compacted, Context
 from runner.core.conversation import Message
 from tests.core.context.histories import a_state, messages, result
@@ -29,7 +29,7 @@ def state_of(said, keep=2):
 
 
 def test_a_cut_parts_no_call_from_its_result_and_no_paused_turn():
-    assert cuts(state_of(SAID)) == [3, 6]
+    assert cut_points(state_of(SAID)) == [3, 6]
 
 
 @pytest.mark.parametrize(("keep", "start"), [(1, 6), (2, 6), (3, 3), (5, 3), (6, 1), (99, 1)])
@@ -39,13 +39,13 @@ def test_at_least_as_many_messages_stay_whole_as_the_job_wants(keep, start):
 
 def test_what_has_been_left_out_is_not_cut_again():
     state = changed(state_of(SAID), compacted=Compacted(5, "So far.", {}, 1))
-    assert cuts(state) == [6]
+    assert cut_points(state) == [6]
 
 
 @given(messages(lengths=st.just(5)))
 def test_whatever_is_cut_off_the_rest_is_a_valid_request(said):
-    for cut in cuts(state_of(said)):
+    for cut in cut_points(state_of(said)):
         compacted = Compacted(cut - 1, "So far.", {}, 1)
-        sent = (said[0], *compacted.stand_in, *said[cut:])
+        sent = (said[0], *compacted.replacement, *said[cut:])
         assert not faults(sent, compacted)
         assert [message.role for message in said[cut - 1 : cut + 1]] == ["user", "assistant"]

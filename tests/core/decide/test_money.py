@@ -6,7 +6,7 @@ from decimal import Decimal
 import pytest
 
 from runner.core.budget import JobBudget, Limits, Reservation
-from runner.core.context import Clip, Compaction, Context
+from runner.core.context import Compaction, Context, TruncatedResult
 from runner.core.conversation import ModelReply, ToolResult, Usage
 from runner.core.entries import (
     ContextCompacted,
@@ -54,7 +54,7 @@ def test_what_stands_in_for_messages_is_counted_in_the_bound_of_the_next_prompt(
     story.reply("tool_use", uses("Bash"), prompt=3_000)
     story.finish_all()
     before = story.state
-    made = Compaction("summary", 1, 2, "x" * 9_000, (Clip(2, 0, "y" * 700),))
+    made = Compaction("summary", 1, 2, "x" * 9_000, (TruncatedResult(2, 0, "y" * 700),))
     after = apply(before, ContextCompacted(made)).context
     assert after.last_prompt_tokens == before.context.last_prompt_tokens
     assert after.appended_bytes >= before.context.appended_bytes + 9_700
@@ -181,7 +181,7 @@ def test_ceilings_of_the_run_stop_it_before_its_job_is_asked():
 # --- after a compaction ---
 
 
-def shortened(**more):
+def truncate_text(**more):
     """A run whose last prompt had 50,000 tokens, all but a few of which are left out by now."""
     story = paid(**more)
     for number in (1, 2):
@@ -193,7 +193,7 @@ def shortened(**more):
 
 
 def test_as_long_as_there_is_room_the_last_prompt_bounds_the_next_one():
-    _, effect = shortened()
+    _, effect = truncate_text()
     assert effect.call.reservation.worst_case > 50_000
 
 
@@ -202,14 +202,14 @@ def test_as_long_as_there_is_room_the_last_prompt_bounds_the_next_one():
 )
 def test_what_was_left_out_is_not_reserved_for_where_that_stands_in_the_way(purse):
     ceiling = {} if purse else {"token_ceiling": 61_000}
-    _, effect = shortened(purse=purse, **ceiling)
+    _, effect = truncate_text(purse=purse, **ceiling)
     reservation = effect.call.reservation
     assert not reservation.lowered
     assert 6_000 < reservation.worst_case < 9_000
 
 
 def test_it_does_not_wait_for_what_others_have_reserved_when_it_needs_less():
-    _, effect = shortened(purse=JobBudget(most_tokens=120_000, reserved_tokens=55_000))
+    _, effect = truncate_text(purse=JobBudget(most_tokens=120_000, reserved_tokens=55_000))
     assert isinstance(effect, CallModel)
 
 
