@@ -377,9 +377,9 @@ def _say_call(call: dict[str, Any]) -> None:
         by = f"by {cell(approval['answered_by'])}"
         inputs.append((f"ran with this input instead, {by}", approval["edited_input"]))
     for heading, value in inputs:
-        say(f"\n{heading}:\n{lines(json.dumps(value, indent=2, ensure_ascii=False))}")
+        say(f"\n{heading}:\n{json.dumps(value, indent=2, ensure_ascii=False)}")
     if call["output"] is not None:
-        say(f"\noutput:\n{lines(text_of(call['output']))}")
+        say(f"\noutput:\n{text_of(call['output'])}")
 
 
 @click.command()

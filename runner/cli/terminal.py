@@ -46,18 +46,19 @@ _STATE_STYLES = {
 
 
 def say(text: str = "") -> None:
-    """Print a line of our own words on stdout; what is not ours in it has gone through ``cell``."""
-    sys.stdout.write(text + "\n")
+    """Print Runner's own words on stdout. Line breaks stay, so that a value that is not ours goes through
+    ``cell`` first; other control characters become visible here."""
+    sys.stdout.write(lines(text) + "\n")
 
 
 def note(text: str) -> None:
-    """Tell the person at the terminal, on stderr."""
-    sys.stderr.write(text + "\n")
+    """Print Runner's own words on stderr, as ``say`` does."""
+    sys.stderr.write(lines(text) + "\n")
     sys.stderr.flush()
 
 
 def refuse(reason: object) -> None:
-    """Tell in one line why a command does not do what it was asked to; no secret is shown."""
+    """Print in one line why a command refuses; secrets in it are left out."""
     line = cell(" ".join(str(reason).split("\n")))
     for secret in Settings.load().secrets():
         line = line.replace(secret, "…")
@@ -70,8 +71,8 @@ def say_json(value: Any, *, on_one_line: bool = False) -> None:
 
 
 def say_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Print a table on stdout; the first column holds ids. A piped table is cut nowhere; on a narrow
-    terminal ids are shown by their ends, which every command takes, and the last column gives way."""
+    """Print a table on stdout; the first column holds ids. A piped table is never cut. A narrow terminal
+    shows the ends of ids, which every command accepts, and cuts the last column."""
     cells = [[cell(value) for value in row] for row in rows]
     if sys.stdout.isatty():
         _draw_table(columns, cells)
@@ -110,13 +111,14 @@ def _draw_table(columns: Sequence[str], cells: Sequence[list[str]]) -> None:
 
 
 def short_id(name: str) -> str:
-    """The end of an id, which every command takes; a sub-agent's numbers are whole: ``k3x9f2ab.3.1``."""
+    """Return the end of an id, which every command accepts, with all numbers of a sub-agent:
+    ``k3x9f2ab.3.1``."""
     found = _CHILD_ID.fullmatch(name)
     return name[-_SHORT_ID:] if found is None else found[1][-_SHORT_ID:] + found[2]
 
 
 def say_fields(fields: Iterable[tuple[str, Any]]) -> None:
-    """Print names with their values, one a line; those without a value are left out."""
+    """Print names with their values, one a line; names without a value are left out."""
     shown = [(name, cell(value)) for name, value in fields if value not in (None, "", [], {})]
     width = max((len(name) for name, _ in shown), default=0)
     for name, value in shown:
@@ -124,14 +126,14 @@ def say_fields(fields: Iterable[tuple[str, Any]]) -> None:
 
 
 def console_on(stream: IO[str]) -> Console:
-    """A rich console that reads no markup and no emoji out of what it prints."""
+    """Return a rich console that finds no markup, links or emoji codes in what it prints."""
     from rich.console import Console
 
     return Console(file=stream, markup=False, emoji=False, highlight=False)
 
 
 def say_bytes(content: bytes) -> None:
-    """Print what is not ours, byte for byte; at a terminal made visible instead."""
+    """Print untrusted bytes as they are; at a terminal with control characters visible."""
     if sys.stdout.isatty():
         shown = lines(content.decode(errors="backslashreplace"))
         sys.stdout.write(shown if not content or content.endswith(b"\n") else shown + "\n")
