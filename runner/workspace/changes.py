@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Literal
 
 from runner.errors import RunnerError, WorkspaceError
-from runner.workspace.git import shown
+from runner.workspace.git import shown, split
 from runner.workspace.restore import submodules_in
 from runner.workspace.snapshot_store import (
     MANIFEST,
-    SnapshotRefs,
+    StoredSnapshots,
     has_trees,
     make_store,
     manifest_in,
@@ -60,38 +60,6 @@ class CommitText:
     message: str
 
 
-def diff(
-    store: Path,
-    before: str,
-    after: str,
-    *,
-    stat: bool = False,
-    environment: Mapping[str, str] = os.environ,
-) -> bytes:
-    """Return what changed between two snapshots or commits, as ``git apply`` takes it.
-
-    Args:
-        stat: return how much changed in each file instead, for people.
-
-    Raises:
-        GitError: one of them is neither in the store nor in its source.
-    """
-    form = ["--stat=100", "--summary"] if stat else ["--patch", "--binary", "--full-index"]
-    return _compare(store, before, after, form, environment)
-
-
-def diff_stat(
-    store: Path, before: str, after: str, *, environment: Mapping[str, str] = os.environ
-) -> DiffStat:
-    """Return how much changed between two snapshots; see ``diff``."""
-    listed = _compare(store, before, after, ["--numstat", "-z"], environment)
-    counts = [line.split(b"\t")[:2] for line in listed.split(b"\0")[:-1]]
-    added, removed = (
-        sum(int(count[column]) for count in counts if count[column] != b"-") for column in (0, 1)
-    )
-    return DiffStat(len(counts), added, removed)
-
-
 def touched(
     store: Path, pairs: Sequence[Change], environment: Mapping[str, str]
 ) -> dict[Change, list[tuple[Touch, str]]]:
@@ -127,16 +95,6 @@ def _pairs(told: bytes) -> Iterator[tuple[Change, list[tuple[Touch, str]]]]:
         yield (before, after), files
 
 
-def _compare(
-    store: Path, before: str, after: str, form: Sequence[str], environment: Mapping[str, str]
-) -> bytes:
-    return store_git(store, environment).run(
-        *("diff-tree", "-r", "--no-renames", "--src-prefix=a/", "--dst-prefix=b/", "--no-color"),
-        *("--no-ext-diff", "--no-textconv", "--no-relative", *form, before, after),
-        *_WITHOUT_MANIFEST,
-    )
-
-
 class RecordedChanges:
     """What runs have changed, by the snapshots of a home."""
 
@@ -151,22 +109,27 @@ class RecordedChanges:
         self._failures: dict[str, RunnerError] = {}
 
     def diff(self, where: Whereabouts, changes: Sequence[Change], *, stat: bool = False) -> bytes:
-        """Return what was changed, as git's diff with binary files in it.
+        """Return what was changed, as ``git apply`` takes it.
 
         Args:
             changes: the first whose snapshots can all be had is taken.
-            stat: return how much of each file was changed instead.
+            stat: return how much was changed in each file instead, for people.
 
         Raises:
             WorkspaceError: none can be had here; it says where they can.
         """
-        store, (before, after) = self._find(where, changes)
-        return diff(store, before, after, stat=stat, environment=self._environment)
+        form = ("--stat=100", "--summary") if stat else ("--patch", "--binary", "--full-index")
+        return self._compare(where, changes, *form)
 
     def stat(self, where: Whereabouts, changes: Sequence[Change]) -> DiffStat:
         """Return how much was changed; see ``diff``."""
-        store, (before, after) = self._find(where, changes)
-        return diff_stat(store, before, after, environment=self._environment)
+        listed = split(self._compare(where, changes, "--numstat", "-z"))
+        counts = [line.split(b"\t")[:2] for line in listed]
+        added, removed = (
+            sum(int(count[column]) for count in counts if count[column] != b"-")
+            for column in (0, 1)
+        )
+        return DiffStat(len(counts), added, removed)
 
     def touched(
         self, where: Whereabouts, changes: Sequence[Change]
@@ -206,6 +169,21 @@ class RecordedChanges:
         name, email, at, message = told.decode("utf-8", "replace").split("\0", 3)
         return CommitText(name, email, float(at), message)
 
+    def _compare(self, where: Whereabouts, changes: Sequence[Change], *form: str) -> bytes:
+        store, change = self._find(where, changes)
+        return store_git(store, self._environment).run(
+            *(
+                "diff-tree",
+                "-r",
+                "--no-renames",
+                "--src-prefix=a/",
+                "--dst-prefix=b/",
+                "--no-color",
+            ),
+            *("--no-ext-diff", "--no-textconv", "--no-relative", *form, *change),
+            *_WITHOUT_MANIFEST,
+        )
+
     def _find(self, where: Whereabouts, changes: Sequence[Change]) -> tuple[Path, Change]:
         """Return the store and the first change that can be had whole; fetch the run's snapshots if
         the first is not here."""
@@ -230,7 +208,7 @@ class RecordedChanges:
             try:
                 store = make_store(self._home, where.source, None, environment=self._environment)
                 for run_id in where.run_ids:
-                    SnapshotRefs(store, self._environment, run_id, 0).fetch(remote)
+                    StoredSnapshots(store, self._environment, run_id, 0).fetch(remote)
             except RunnerError as error:
                 self._failures[remote] = error
         return self._failures.get(remote)

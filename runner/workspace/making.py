@@ -24,7 +24,7 @@ from runner.workspace.child import open_snapshots
 from runner.workspace.delivery import setup_message, tip_at
 from runner.workspace.folders import copy_folder, write_whole
 from runner.workspace.repository import Repository, branch_name, clone_of
-from runner.workspace.snapshot_store import SnapshotRefs, make_store, store_git
+from runner.workspace.snapshot_store import StoredSnapshots, make_store, store_git
 from runner.workspace.snapshots import Snapshots
 from runner.workspace.worktree import NO_CHANGES, GitState, Worktree
 
@@ -268,8 +268,8 @@ class Layout:
         raise WorkspaceError(f"the recorded files of {run_id} (tree {snapshot}) are {where}")
 
     def _fetch_run(self, run_id: str, remote: str, interrupt: Interrupt) -> None:
-        refs = SnapshotRefs(self.store(), self.site.environment, run_id, self.lease.attempt)
-        self.site.retry(lambda: refs.fetch(remote, interrupt.check), interrupt)
+        theirs = StoredSnapshots(self.store(), self.site.environment, run_id, self.lease.attempt)
+        self.site.retry(lambda: theirs.fetch(remote, interrupt.check), interrupt)
 
 
 def layout_of(site: Site, asked: Workspace, lease: Lease, interrupt: Interrupt) -> Layout:

@@ -390,38 +390,48 @@ class History:
     start: Recorded | None  # what the workspace began as
 
 
-class SnapshotRefs:
-    """One attempt's commits in a store, and those of the attempts before it.
+class StoredSnapshots:
+    """The snapshots of a run in a store, recorded for one attempt. No work tree is needed.
 
-    Each attempt has a ref of its own, and each commit the one before it as a parent. No work tree is
-    needed.
+    Each is a commit with the one before it as a parent; each attempt has a ref of its own.
     """
 
     def __init__(
         self, store: Path, environment: Mapping[str, str], run_id: str, attempt: int
     ) -> None:
         self._store = store
-        self._git = store_git(store, environment)
+        self._store_git = store_git(store, environment)
         self._remote = store_git(store, environment, remote=True)
         self._run_id = run_id
         self._attempt = str(attempt)
         self._own = f"{_RUNS}/{run_id}/{attempt}"
         self._pushed: tuple[str, bytes] | None = None
 
-    def read(self) -> History:
+    def last(self) -> str | None:
+        """Return the snapshot that this host took last of the run, in any attempt."""
+        last = self.history().last
+        return None if last is None else last.tree
+
+    def last_of_attempts(self) -> set[str]:
+        """Return the snapshots that each attempt at the run took last on this host."""
+        return {recorded.tree for recorded in self._found().values()}
+
+    def history(self) -> History:
         """Return what was recorded of the run on this host."""
         found = self._found()
         attempts = [int(name) for name in found if name.isdecimal()]
         last = found[str(max(attempts))] if attempts else None
         return History(found.get(self._attempt), last, found.get(_START))
 
-    def trees(self) -> set[str]:
-        """Return what each of the run's attempts on this host recorded last."""
-        return {recorded.tree for recorded in self._found().values()}
-
     def start(self, commit: str) -> None:
-        """Record what the workspace began as: the parent of the run's first snapshot."""
-        tree = self._git.text("rev-parse", "--verify", f"{commit}^{{tree}}")
+        """Record which commit the workspace began as.
+
+        It is the first snapshot's parent, so that a remote that has it is sent little.
+
+        Raises:
+            GitError: there is no such commit.
+        """
+        tree = self._store_git.text("rev-parse", "--verify", f"{commit}^{{tree}}")
         if self._starts_at(tree):
             return
         if _is_shallow(self._store):
@@ -429,12 +439,12 @@ class SnapshotRefs:
             commit = self._commit(tree, ())
         arguments = ("update-ref", f"{_RUNS}/{self._run_id}/{_START}", commit)
         try:
-            self._git.run(*arguments)
+            self._store_git.run(*arguments)
         except GitError:
             if self._starts_at(tree):  # another attempt was faster
                 return
             self._unlock(_START)
-            self._git.run(*arguments)
+            self._store_git.run(*arguments)
 
     def add(
         self, tree: str, before: Recorded | None, keep: Sequence[str], check: Check
@@ -449,15 +459,15 @@ class SnapshotRefs:
         if not _is_shallow(self._store):
             parents += keep
         commit = self._commit(tree, parents, check)
-        self._git.run("update-ref", self._own, commit, check=check)
+        self._store_git.run("update-ref", self._own, commit, check=check)
         return Recorded(commit, tree)
 
     def unlock(self) -> None:
         """Remove the lock that a killed git left on this attempt's ref: nobody else writes it."""
         self._unlock(self._attempt)
 
-    def push(self, remote: str, check: Check) -> None:
-        """Send what this attempt recorded to a remote, under the same name.
+    def push(self, remote: str, check: Check = no_check) -> None:
+        """Send this attempt's snapshots to a remote, as ``refs/runner/runs/<run>/<attempt>``.
 
         Refs of other attempts are left alone: here may lie something else under their names than what
         their hosts recorded.
@@ -465,7 +475,7 @@ class SnapshotRefs:
         Raises:
             GitError: the remote does not take it.
         """
-        recorded = self._git.run("for-each-ref", self._own)
+        recorded = self._store_git.run("for-each-ref", self._own)
         if not recorded or self._pushed == (remote, recorded):
             return
         self._remote.run(
@@ -477,7 +487,8 @@ class SnapshotRefs:
         self._pushed = remote, recorded
 
     def fetch(self, remote: str, check: Check = no_check) -> None:
-        """Fetch all snapshots of the run that any host sent to a remote. Raises ``GitError``."""
+        """Fetch all snapshots of the run from a remote. They don't count as taken here. Raises
+        ``GitError``."""
         self._remote.run(
             *("fetch", "--quiet", "--no-tags", "--no-write-fetch-head", "--no-auto-maintenance"),
             *("--no-recurse-submodules", "--", remote),
@@ -489,19 +500,19 @@ class SnapshotRefs:
     def _found(self) -> dict[str, Recorded]:
         folder, form = f"{_RUNS}/{self._run_id}", "--format=%(refname) %(objectname) %(tree)"
         found = {}
-        for line in self._git.text("for-each-ref", form, folder).splitlines():
+        for line in self._store_git.text("for-each-ref", form, folder).splitlines():
             ref, commit, tree = line.split(" ")
             found[ref.removeprefix(f"{folder}/")] = Recorded(commit, tree)
         return found
 
     def _starts_at(self, tree: str) -> bool:
-        start = self.read().start
+        start = self.history().start
         return start is not None and start.tree == tree
 
     def _commit(self, tree: str, parents: Sequence[str], check: Check = no_check) -> str:
         named = [part for parent in dict.fromkeys(parents) for part in ("-p", parent)]
         message = f"{self._run_id} attempt {self._attempt}"
-        return self._git.text("commit-tree", tree, *named, "-m", message, check=check)
+        return self._store_git.text("commit-tree", tree, *named, "-m", message, check=check)
 
     def _unlock(self, name: str) -> None:
         lock = self._store / f"{_RUNS}/{self._run_id}/{name}.lock"

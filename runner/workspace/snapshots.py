@@ -28,9 +28,10 @@ from runner.workspace.restore import Restorer, differences, submodules_in
 from runner.workspace.snapshot_store import (
     MANIFEST,
     SOURCE_EXCLUDE,
+    History,
     Manifest,
     Recorded,
-    SnapshotRefs,
+    StoredSnapshots,
     ancestors,
     blob_of,
     has_trees,
@@ -56,8 +57,8 @@ class _Known:
     recorded: Recorded | None  # None when the index may hold another snapshot than the last
 
 
-class Snapshots:
-    """The snapshots of one attempt at a run.
+class Snapshots(StoredSnapshots):
+    """The snapshots of one attempt at a run, with its workspace.
 
     One method at a time may be called; ``take``, ``restore`` and ``holds`` need the work tree.
     """
@@ -86,11 +87,11 @@ class Snapshots:
                 is.
             aside: a folder for the index and new objects, so that the store stays as it is.
         """
+        super().__init__(git_dir, environment, run_id, attempt)
         self._work_tree = work_tree
         self._root = os.fsencode(work_tree)
         self._largest = largest_file
         self._aside = aside
-        self._refs = SnapshotRefs(git_dir, environment, run_id, attempt)
         folder = aside or _index_folder(git_dir, run_id)
         self._index = _Index(git_dir, work_tree, folder, attempt, environment, aside)
         self._reader, self._plain = self._index.reader, self._index.plain
@@ -130,11 +131,11 @@ class Snapshots:
         tree = self._index.write_tree(check)
         if self._aside is None:
             if recorded is None:
-                history = self._refs.read()
+                history = self.history()
                 before = history.last or history.start
-                recorded = history.own or self._refs.add(tree, before, keep, check)
+                recorded = history.own or self.add(tree, before, keep, check)
             if recorded.tree != tree:
-                recorded = self._refs.add(tree, recorded, keep, check)
+                recorded = self.add(tree, recorded, keep, check)
         self._known = _Known(self._index.stamp(), manifest, recorded)
         return tree
 
@@ -237,41 +238,6 @@ class Snapshots:
         ignored = self._surveyor.ignored_among([inner], check)
         return not ignored or self._surveyor.would_choose(inner, check)
 
-    def last(self) -> str | None:
-        """Return the snapshot that this host took last of the run, in any attempt."""
-        last = self._refs.read().last
-        return None if last is None else last.tree
-
-    def last_of_attempts(self) -> set[str]:
-        """Return the snapshots that each attempt at the run took last on this host."""
-        return self._refs.trees()
-
-    def start(self, commit: str) -> None:
-        """Record which commit the workspace began as.
-
-        It is the first snapshot's parent, so that a remote that has it is sent little.
-
-        Raises:
-            GitError: there is no such commit.
-        """
-        self._refs.start(commit)
-
-    def push(self, remote: str, check: Check = no_check) -> None:
-        """Send the snapshots of this attempt to a remote, as ``refs/runner/runs/<run>/<attempt>``.
-
-        Raises:
-            GitError: the remote does not take them.
-        """
-        self._refs.push(remote, check)
-
-    def fetch(self, remote: str, check: Check = no_check) -> None:
-        """Fetch all snapshots of the run from a remote. They don't count as taken here.
-
-        Raises:
-            GitError: the remote does not give them.
-        """
-        self._refs.fetch(remote, check)
-
     def _learn(self, note: str, check: Check) -> tuple[Recorded | None, bytes, bool]:
         """Update the index from the work tree.
 
@@ -295,7 +261,7 @@ class Snapshots:
             )
         if not self._work_tree.is_dir():
             raise GitError(f"the workspace {shown(self._root)} is gone: it was removed or moved")
-        self._index.make(self._refs, check)
+        self._index.make(self, check)
         stamp = self._index.stamp()
         if self._known is None or self._known.stamp != stamp:
             self._known = _Known(stamp, self._index.manifest(check), None)
@@ -359,7 +325,7 @@ class _Index:
         )
         self.plain = store_git(store, environment, objects=objects)
 
-    def make(self, refs: SnapshotRefs, check: Check) -> None:
+    def make(self, stored: StoredSnapshots, check: Check) -> None:
         """Make the index unless it is there, and remove what a killed git left of its work on it.
 
         It is made of an earlier attempt's, of the last snapshot, or of what the workspace began as,
@@ -369,7 +335,7 @@ class _Index:
             GitError: it cannot be made.
         """
         try:
-            refs.unlock()
+            stored.unlock()
             Path(f"{self._file}.lock").unlink(missing_ok=True)
             self._folder.mkdir(parents=True, exist_ok=True)
             if self._file.exists():
@@ -380,7 +346,7 @@ class _Index:
                     listed = (self._store / SOURCE_EXCLUDE).read_bytes()
                 write_whole(self._exclude, listed + _OUR_OWN)
             if not self._copy(check):
-                self._read(refs, check)
+                self._read(stored.history(), check)
         except OSError as error:
             raise GitError(f"cannot write {self._folder}: {error.strerror or error}") from error
 
@@ -432,8 +398,7 @@ class _Index:
         self._draft.replace(self._file)
         return True
 
-    def _read(self, refs: SnapshotRefs, check: Check) -> None:
-        history = refs.read()
+    def _read(self, history: History, check: Check) -> None:
         begun = history.last or history.start
         if begun is None:
             return

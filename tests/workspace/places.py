@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from runner.workspace.changes import Change, DiffStat, RecordedChanges, Whereabouts
 from runner.workspace.snapshot_store import make_store
 from runner.workspace.snapshots import Snapshots
 
@@ -95,6 +96,20 @@ class Place:
         made = Snapshots(self.store, self.work, run_id, attempt, environment=environment, **options)
         made.start(self.base)
         return made
+
+    def changes(self, before: str, after: str) -> tuple[RecordedChanges, Whereabouts, list[Change]]:
+        """What lies between two snapshots, for the methods of ``RecordedChanges``."""
+        where = Whereabouts((RUN,), str(self.source), None, None, None)
+        assert self.store.is_dir()  # it is made if need be
+        return RecordedChanges(self.home, os.environ), where, [(before, after)]
+
+    def diff(self, before: str, after: str, *, stat: bool = False) -> bytes:
+        recorded, where, changes = self.changes(before, after)
+        return recorded.diff(where, changes, stat=stat)
+
+    def diff_stat(self, before: str, after: str) -> DiffStat:
+        recorded, where, changes = self.changes(before, after)
+        return recorded.stat(where, changes)
 
     def listed(self, tree: str) -> list[str]:
         """The paths of a recorded tree."""

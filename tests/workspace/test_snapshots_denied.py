@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from runner.workspace.changes import diff
-
 from .places import Place, contents, git, make_place, write
 
 FILES = {"a.py": "one\n", "folder/b.py": "two\n"}
@@ -79,7 +77,7 @@ print(snapshots.restore(closed))
     )
     before, closed, opened, again = as_owner(place, script).split()
     assert closed != before, "it is named"
-    assert diff(place.store, before, closed) == b""
+    assert place.diff(before, closed) == b""
     assert opened == again == before, "what can be read again is all there"
     assert contents(place.work) == contents(place.source)
 

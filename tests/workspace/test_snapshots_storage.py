@@ -10,7 +10,6 @@ from threading import Barrier
 
 import pytest
 
-from runner.workspace.changes import diff, diff_stat
 from runner.workspace.git import GitError
 from runner.workspace.snapshot_store import make_store
 from runner.workspace.survey import Digests
@@ -92,7 +91,7 @@ def test_no_program_that_a_repository_names_is_run(place: Place, tmp_path: Path)
     snapshots.restore(before)
     snapshots.push(str(tmp_path / "remote.git"))
     snapshots.fetch(str(tmp_path / "remote.git"))
-    assert b"-changed" in diff(place.store, before, after)
+    assert b"-changed" in place.diff(before, after)
     assert not witness.exists()
 
 
@@ -205,7 +204,7 @@ def test_repositories_on_any_path_work(tmp_path: Path, name: str) -> None:
     after = snapshots.take()
     snapshots.restore(tree)
     assert contents(place.work) == before
-    assert diff_stat(place.store, tree, after).files == 2
+    assert place.diff_stat(tree, after).files == 2
 
 
 def test_a_repository_with_sha256_ids_works(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ from threading import Barrier
 
 import pytest
 
-from runner.workspace.changes import DiffStat, diff, diff_stat
+from runner.errors import WorkspaceError
+from runner.workspace.changes import DiffStat
 from runner.workspace.git import GitError
 from runner.workspace.snapshot_store import make_store, store_git, store_id, store_of
 from runner.workspace.snapshots import Snapshots
@@ -104,14 +105,14 @@ def test_a_diff_is_a_patch_that_git_applies(place: Place) -> None:
     (place.work / "link").symlink_to("a.py")
     (place.work / "empty").mkdir()
     after = snapshots.take()
-    patch = diff(place.store, before, after)
+    patch = place.diff(before, after)
     assert b".runner-snapshot" not in patch
     (place.source / "patch").write_bytes(patch)
     git(place.source, "apply", "patch")
     (place.source / "patch").unlink()
     (place.work / "empty").rmdir()
     assert contents(place.source) == contents(place.work)
-    assert diff(place.store, before, before) == b""
+    assert place.diff(before, before) == b""
 
 
 def test_a_diff_heeds_no_setting_and_no_attribute(place: Place) -> None:
@@ -121,20 +122,20 @@ def test_a_diff_heeds_no_setting_and_no_attribute(place: Place) -> None:
     after = snapshots.take()
     git(place.source, "config", "diff.noprefix", "true")
     git(place.source, "config", "color.ui", "always")
-    assert b"--- a/a.py\n+++ b/a.py\n@@ -1 +1 @@\n-one\n+two\n" in diff(place.store, before, after)
+    assert b"--- a/a.py\n+++ b/a.py\n@@ -1 +1 @@\n-one\n+two\n" in place.diff(before, after)
 
 
 def test_a_diff_takes_commits_of_the_source(place: Place) -> None:
     write(place.work, {"a.py": "two\n"})
     git(place.work, "commit", "-q", "-a", "-m", "x")
     commit = git(place.work, "rev-parse", "HEAD")
-    patch = diff(place.store, place.base, commit)
+    patch = place.diff(place.base, commit)
     assert patch == git_bytes(place.work, "diff", "--binary", "--full-index", place.base, commit)
 
 
 def test_a_diff_with_a_missing_tree_is_an_error(place: Place) -> None:
-    with pytest.raises(GitError, match="git diff-tree failed"):
-        diff(place.store, place.base, "1" * 40)
+    with pytest.raises(WorkspaceError, match="the files of run_1 are recorded on another host"):
+        place.diff(place.base, "1" * 40)
 
 
 def test_what_changed_is_counted(place: Place) -> None:
@@ -143,9 +144,9 @@ def test_what_changed_is_counted(place: Place) -> None:
     write(place.work, {"a.py": "1\n2\n3\n", "binary": b"\0\3", "new\nname": "z\n"})
     (place.work / "empty").mkdir()
     after = snapshots.take()
-    assert diff_stat(place.store, before, after) == DiffStat(files=3, added=4, removed=1)
-    assert diff_stat(place.store, after, after) == DiffStat()
-    stat = diff(place.store, before, after, stat=True).decode()
+    assert place.diff_stat(before, after) == DiffStat(files=3, added=4, removed=1)
+    assert place.diff_stat(after, after) == DiffStat()
+    stat = place.diff(before, after, stat=True).decode()
     assert "3 files changed, 4 insertions(+), 1 deletion(-)" in stat
     assert "create mode 100644" in stat
 
