@@ -15,8 +15,7 @@ from runner.settings import Settings
 from runner.store.database import Database
 from runner.tools.environment import tool_environment
 from runner.workspace.changes import Change, CommitText, RecordedChanges, Whereabouts
-from runner.workspace.delivery import commit_message
-from runner.workspace.repository import RUNNER, RUNNERS_ADDRESS, Repository
+from runner.workspace.repository import RUNNER, RUNNERS_ADDRESS, Repository, commit_message
 
 
 def recorded_in(settings: Settings) -> RecordedChanges:

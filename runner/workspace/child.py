@@ -15,9 +15,18 @@ from pathlib import Path
 from typing import Any
 
 from runner.errors import RunnerError
-from runner.workspace.delivery import deliver, hand_over, publish
 from runner.workspace.folders import remove_folder
-from runner.workspace.repository import Repository, update_clone
+from runner.workspace.git import REMOTE_SECONDS, GitError
+from runner.workspace.repository import (
+    BRANCHES,
+    NOWHERE,
+    Repository,
+    names_run,
+    tip_at,
+    transfer,
+    update_clone,
+)
+from runner.workspace.snapshot_store import store_git
 from runner.workspace.snapshots import Snapshots
 from runner.workspace.worktree import GitState, Worktree
 
@@ -122,6 +131,13 @@ def _restore(
     return {"snapshot": reached}
 
 
+def _worktree(repository: str, path: str) -> Worktree:
+    return Worktree(Repository(Path(repository)), Path(path))
+
+
+# --- delivery ---------------------------------------------------------------------------------------
+
+
 def _deliver(
     repository: str, path: str, branch: str, start_commit: str, message: str, base: str, owner: str
 ) -> Answer:
@@ -131,13 +147,91 @@ def _deliver(
     return {"commit": commit}
 
 
+def deliver(worktree: Worktree, branch: str, start_commit: str, message: str) -> str:
+    """Commit what is in a run's worktree on its branch, on top of the agent's own commits there.
+
+    Done again after it was cut off, it finds its commit.
+
+    Args:
+        start_commit: where the branch began, should it be gone.
+
+    Returns:
+        The commit's id.
+
+    Raises:
+        GitError, OSError: it cannot be committed; the branch is as it was.
+    """
+    worktree.unlock()
+    own = worktree.own
+    tip = own.tip(branch)
+    tree = worktree.write_tree()
+    parent = _parent(worktree, tip, start_commit)
+    if tip is not None and parent == tip and _is_commit_of(own, tip, tree, message):
+        commit = tip
+    else:
+        commit = worktree.commit(tree, parent, message)
+        own.move(branch, commit, tip or NOWHERE, "runner: delivered")
+    worktree.switch_to(branch)
+    return commit
+
+
+def hand_over(worktree: Worktree, branch: str, commit: str, base: str, run_id: str) -> None:
+    """Move the branch in the repository that the worktree is of to the run's commit.
+
+    Args:
+        base: where the branch began there.
+
+    Raises:
+        GitError: someone else has moved the branch, or has it checked out; what to do.
+    """
+    source = worktree.repository
+    before = source.tip(branch)
+    if before == commit:
+        return
+    if (where := source.checked_out(branch)) != "":
+        raise GitError(
+            f"the branch {branch} is checked out in {where}: leave it, then retry the run"
+        )
+    transfer([commit], base, worktree.own.git, source.git)
+    if before not in (None, base) and not source.is_delivery(before, run_id):
+        raise GitError(f"someone else has moved the branch {branch}: rename it, then retry the run")
+    source.move(branch, commit, before or NOWHERE, "runner: delivered")
+
+
 def _publish(store: str, remote: str, owner: str, branch: str, commit: str) -> Answer:
-    publish(Path(store), remote, owner, branch, commit)
+    """Push a run's branch to a remote, and its commit to where its snapshots are.
+
+    The store of the run's snapshots sees the commit in its source.
+    """
+    git = store_git(Path(store), os.environ, remote=True)
+    before = tip_at(git, remote, branch)
+    if before not in (None, commit):
+        fetch = ("fetch", "--quiet", "--no-tags", "--no-write-fetch-head", "--no-auto-maintenance")
+        git.run(*fetch, "--", remote, f"{BRANCHES}{branch}", seconds=REMOTE_SECONDS)
+        if not names_run(owner, git.text("log", "-1", "--format=%B", before)):
+            raise GitError(f"someone else has moved the branch {branch} at {remote}")
+    ref = f"{BRANCHES}{branch}"
+    lease = f"--force-with-lease={ref}:{before or ''}"
+    refs = (f"{commit}:{ref}", f"+{commit}:refs/runner/runs/{owner}/commit")
+    push = ("push", "--quiet", "--no-verify", "--no-signed", lease)
+    git.run(*push, "--", remote, *refs, seconds=REMOTE_SECONDS)
     return {}
 
 
-def _worktree(repository: str, path: str) -> Worktree:
-    return Worktree(Repository(Path(repository)), Path(path))
+def _parent(worktree: Worktree, tip: str | None, start_commit: str) -> str:
+    """Return the parent of the commit: HEAD, if it goes on from the branch."""
+    head = worktree.head()
+    if tip is None or head is None or head == tip:
+        return head or tip or start_commit
+    goes_on = worktree.own.git.answer("merge-base", "--is-ancestor", tip, head) is not None
+    return head if goes_on else tip
+
+
+def _is_commit_of(repository: Repository, commit: str, tree: str, message: str) -> bool:
+    """Return True if a commit has that tree and message: a delivery was cut off after it."""
+    text = repository.git.text("log", "-1", "--format=%T%n%B", commit)
+    found_tree, _, said = text.partition("\n")
+    return found_tree == tree and said.strip() == message.strip()
 
 
 _ACTIONS: dict[str, Callable[..., Answer]] = {

@@ -21,9 +21,8 @@ from runner.tools.host import Ended, Start, boot
 from runner.tools.toolbox import LocalTools
 from runner.workspace import child
 from runner.workspace.child import open_snapshots
-from runner.workspace.delivery import setup_message, tip_at
 from runner.workspace.folders import copy_folder, write_whole
-from runner.workspace.repository import Repository, branch_name, clone_of
+from runner.workspace.repository import Repository, branch_name, clone_of, setup_message, tip_at
 from runner.workspace.snapshot_store import StoredSnapshots, make_store, store_git
 from runner.workspace.snapshots import Snapshots
 from runner.workspace.worktree import NO_CHANGES, GitState, Worktree

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from runner.workspace.folders import remove_folder
-from runner.workspace.git import Git, GitError
+from runner.workspace.git import REMOTE_SECONDS, Check, Git, GitError, no_check
 from runner.workspace.snapshot_store import store_git
 
 RUNNER = "Runner"
@@ -27,6 +28,8 @@ _ALL = ("+refs/heads/*:refs/remotes/origin/*", "+refs/tags/*:refs/tags/*")
 _KEY_LENGTH = 32
 _LONGEST_NAME = 100  # bytes; a ref is a file, with `.lock` after its name while it is written
 _ID_SUFFIX = 6
+_RUN = "Runner-Run"  # the trailer with a run's id
+_BREAKS = re.compile(r"[\s\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 
 
 @dataclass(slots=True)
@@ -101,6 +104,10 @@ class Repository:
             return name
         raise GitError(f"no branch can be made for {run_id}: {failure}") from failure
 
+    def is_delivery(self, commit: str, run_id: str) -> bool:
+        """Return True if a run was delivered in a commit. Raises ``GitError``."""
+        return names_run(run_id, self.git.text("log", "-1", "--format=%B", commit))
+
     def checked_out(self, branch: str) -> str:
         """Return the folder in which a branch is checked out, or "". Raises ``GitError``."""
         return self.git.text("for-each-ref", "--format=%(worktreepath)", f"{BRANCHES}{branch}")
@@ -146,7 +153,15 @@ def transfer(commits: Sequence[str], known: str, source: Git, target: Git) -> No
     target.run("index-pack", "--stdin", given=packed)
 
 
-# --- names of branches ------------------------------------------------------------------------------
+def tip_at(git: Git, remote: str, branch: str, check: Check = no_check) -> str | None:
+    """Return the commit that a branch of a remote is at, None if it has no such branch. Raises
+    ``GitError``."""
+    named = ("ls-remote", "--heads", "--", remote, f"{BRANCHES}{branch}")
+    listed = git.run(*named, check=check, seconds=REMOTE_SECONDS)
+    return os.fsdecode(listed).split("\t")[0] or None
+
+
+# --- branches and commits of runs -------------------------------------------------------------------
 
 
 def branch_name(job: str, key: str, run_id: str = "") -> str:
@@ -174,6 +189,48 @@ def ref_part(text: str) -> str:
     if kept.endswith(".lock"):
         kept = f"{kept.removesuffix('.lock')}-lock"
     return kept or "item"
+
+
+def commit_message(
+    *,
+    job_name: str,
+    job_id: str,
+    run_id: str,
+    item_key: str,
+    model: str,
+    outcome: str = "",
+    message: str | None = None,
+) -> str:
+    """Return the message of a run's commit, with its trailers
+    (https://git-scm.com/docs/git-interpret-trailers).
+
+    Args:
+        outcome: how the run ended, like ``succeeded end_turn``; empty if it has not.
+        message: the job's template filled in for the item; by default the job's name and the key.
+    """
+    text = (message or "").strip() or f"{_line(job_name)}: {_line(item_key)}"
+    trailers = {
+        "Runner-Job": f"{job_name} {job_id}",
+        _RUN: run_id,
+        "Runner-Model": model,
+        "Runner-Outcome": outcome,
+    }
+    lines = [f"{name}: {_line(value)}" for name, value in trailers.items() if value]
+    return "\n".join([text, "", *lines, ""])
+
+
+def setup_message(job_name: str) -> str:
+    """Return the message of the commit of what setup left, which is not the agent's work."""
+    return f"Set up by job {_line(job_name)}\n"
+
+
+def names_run(run_id: str, message: str) -> bool:
+    """Return True if a commit's message has the trailer of a run."""
+    return f"{_RUN}: {run_id}" in message.strip().rpartition("\n\n")[2].splitlines()
+
+
+def _line(text: str) -> str:
+    return _BREAKS.sub(" ", text).strip()
 
 
 # --- clones -----------------------------------------------------------------------------------------

@@ -21,7 +21,6 @@ from runner.store.jobs import JobCache
 from runner.store.workspaces import SNAPSHOTS, Assignment, WorkspaceRecord
 from runner.tools.toolbox import LocalTools
 from runner.workspace.child import open_snapshots
-from runner.workspace.delivery import commit_message, is_delivery
 from runner.workspace.folders import has_id, restore_id
 from runner.workspace.git import shown
 from runner.workspace.making import (
@@ -34,7 +33,7 @@ from runner.workspace.making import (
     layout_of,
     make_workspace,
 )
-from runner.workspace.repository import Repository, transfer
+from runner.workspace.repository import Repository, commit_message, transfer
 from runner.workspace.snapshot_store import store_git, store_id
 from runner.workspace.worktree import GitState, GitStateReader
 
@@ -399,7 +398,7 @@ class _OwnWorkspace:
         # A delivery was cut off: if its commit is there, the run has been delivered in it.
         tip = worktree.own.tip(noted.branch)
         left = replace(noted, delivering=None, put_back=False)
-        if tip not in (None, noted.delivered) and is_delivery(worktree.own, tip, self._run_id):
+        if tip not in (None, noted.delivered) and worktree.own.is_delivery(tip, self._run_id):
             left = replace(left, delivered=tip, delivered_from=noted.delivering)
         self._notes.write(left)
         return left

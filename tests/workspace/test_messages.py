@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from typing import Any
 
-from runner.workspace.delivery import commit_message
+from runner.workspace.repository import commit_message
 
 RUN: dict[str, Any] = {
     "job_name": "mend",

@@ -27,8 +27,8 @@ from runner.store import jobs as jobs_store
 from runner.store.database import Database
 from runner.store.tables import runs
 from runner.store.workspaces import WorkspaceRecord, save_delivery, save_record
-from runner.workspace import delivery
-from runner.workspace.repository import Repository, branch_name
+from runner.workspace import child
+from runner.workspace.repository import Repository, branch_name, commit_message
 from runner.workspace.snapshot_store import make_store, store_id
 from runner.workspace.snapshots import Snapshots
 from runner.workspace.worktree import Worktree
@@ -192,7 +192,7 @@ class AtWork:
         assert isinstance(self.attempt.effect, Deliver), self.attempt.effect
         row = run_row(self.database, self.id)
         outcome = self.attempt.effect.outcome
-        message = delivery.commit_message(
+        message = commit_message(
             job_name=self.attempt.state.spec.name,
             job_id=row.job_id,
             run_id=self.id,
@@ -200,8 +200,8 @@ class AtWork:
             model=self.attempt.state.spec.model,
             outcome=f"{outcome.state} {outcome.reason}",
         )
-        commit = delivery.deliver(self.worktree, self.branch, self.start_commit, message)
-        delivery.hand_over(self.worktree, self.branch, commit, self.start_commit, self.id)
+        commit = child.deliver(self.worktree, self.branch, self.start_commit, message)
+        child.hand_over(self.worktree, self.branch, commit, self.start_commit, self.id)
         save_delivery(self.database, self.attempt.lease, commit)
         self.attempt.append(Delivered(commit))
         assert isinstance(self.attempt.state.outcome, Ended)
