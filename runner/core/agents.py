@@ -1,11 +1,7 @@
-"""Sub-agents: the types of them that a job has, and what a run knows of those that it has started.
+"""Types of sub-agents, their place in the tree of runs, and the tools that start them.
 
-Where a run stands in its tree, as its id says it.
-
-The tools by which a model starts sub-agents: Agent, and a coordinator's split_task.
-
-Names and arguments of Agent are those of Claude Code, which models know well; ``agent_type`` and
-``snapshot`` are ours (https://code.claude.com/docs/en/sub-agents).
+Names and arguments of the Agent tool are those of Claude Code, which models know well; ``agent_type``
+and ``snapshot`` are ours (https://code.claude.com/docs/en/sub-agents).
 """
 
 from __future__ import annotations
@@ -35,29 +31,23 @@ Split = Literal["", "asked", "asked_again", "whole", "done"]
 
 @dataclass(frozen=True, slots=True)
 class AgentType:
-    """A type of sub-agent, as ``[agents.NAME]`` has it. None: as the job has it.
-
-    ``tools`` are names of the job's own; ``rules`` can only tighten what the parent may do, and
-    ``snapshot`` says whether its children see the parent's conversation where the call does not.
-    ``workspace`` is the parent's folder, or a worktree of their own that begins with the parent's
-    files. ``result_schema`` is of a structured result that is asked of them. Limits are as in
-    ``core.budget.Limits``: a child gets no more than its parent has left.
-    """
+    """A type of sub-agent (``[agents.NAME]``). None: as the job has it, and a child never gets more than
+    its parent has left."""
 
     name: str
     description: str
     system: str | None = None
     model: str | None = None
-    tools: tuple[str, ...] | None = None
-    rules: tuple[Rule, ...] = ()
-    workspace: AgentWorkspace = "parent"
-    snapshot: bool = False
-    result_schema: Mapping[str, Any] | None = None
+    tools: tuple[str, ...] | None = None  # names of the job's tools
+    rules: tuple[Rule, ...] = ()  # only tighten what the parent may do
+    workspace: AgentWorkspace = "parent"  # its folder, or an own worktree with the parent's files
+    snapshot: bool = False  # children see the parent's conversation unless the call says otherwise
+    result_schema: Mapping[str, Any] | None = None  # of the structured result that they submit
     max_turns: int | None = None
     token_ceiling: int | None = None
     cost_ceiling_usd: float | None = None
-    working_time: float | None = None
-    deadline: float | None = None
+    working_time: float | None = None  # seconds
+    deadline: float | None = None  # seconds
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> AgentType:
@@ -74,43 +64,37 @@ class AgentType:
 
 @dataclass(frozen=True, slots=True)
 class Coordinator:
-    """``[coordinator]``: the model first splits the task into parts, each of which becomes a child of
-    type ``agent``."""
+    """``[coordinator]``: the model first splits its task into parts, each for a sub-agent."""
 
-    agent: str
-    fewest: int = 2
+    agent: str  # the type of the sub-agents
+    fewest: int = 2  # parts
     most: int = 8
 
 
 @dataclass(frozen=True, slots=True)
 class NewChild:
-    """A child about to be started. ``index`` is of the call that asks for it, None for the one that a
-    task goes to which was not split. ``number`` counts the parent's children from 1. ``tokens``,
-    ``cost`` (billionths of a USD) and ``deadline`` (seconds from now) are all that it may use, its
-    own children with it; None: without that limit."""
+    """A child that is about to start."""
 
-    number: int
-    index: int | None
+    number: int  # of the parent's children, from 1
+    index: int | None  # of the call that asks for it; None: it gets a coordinator's whole task
     agent_type: str
     description: str
     prompt: str
-    snapshot: bool
-    tokens: int
-    cost: int | None
-    deadline: float | None
+    snapshot: bool  # it begins with the parent's conversation
+    tokens: int  # all that it and its own children may use
+    cost: int | None  # billionths of a USD; None: no limit
+    deadline: float | None  # seconds from now; None: no limit
 
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """A child as its parent knows it. ``index`` as in ``NewChild``; ``held`` is what it may use, or,
-    once it has ended, what it and its own children were charged. ``result`` is what its call gives,
-    None until it has ended."""
+    """A child as its parent knows it."""
 
     number: int
-    index: int | None
+    index: int | None  # as in ``NewChild``
     agent_type: str
-    held: Charged
-    result: ToolResult | None = None
+    held: Charged  # what it may use; once it has ended, what it and its children were charged
+    result: ToolResult | None = None  # that its call gives; None until it has ended
 
 
 def child_id(run_id: str, number: int) -> str:

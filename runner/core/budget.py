@@ -19,25 +19,18 @@ Ceiling = Literal["token_ceiling", "cost_ceiling"]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """A run's limits. ``tool_timeout`` (of a call that asks for no time itself), ``deadline`` (from
-    the run's submission) and ``working_time`` (of model calls and tools alone: waiting for answers,
-    for the queue or for a model that does not answer is not counted) are seconds;
-    ``max_output_tokens`` bounds one reply.
-
-    Of sub-agents: a run at depth ``max_agent_depth`` starts none (a run of an item is at depth 0), a run
-    has at most ``max_agents_at_once`` that have not ended, and a run of an item ``max_agents`` with
-    theirs, ever."""
+    """A run's limits."""
 
     max_turns: int = 50
     token_ceiling: int = 5_000_000
-    max_output_tokens: int = 32_000
-    tool_timeout: float = 120.0
-    deadline: float | None = None
-    working_time: float | None = None
+    max_output_tokens: int = 32_000  # of one reply
+    tool_timeout: float = 120.0  # seconds, of a call that asks for no time itself
+    deadline: float | None = None  # seconds from the run's submission
+    working_time: float | None = None  # seconds of model calls and tools; waiting is not counted
     cost_ceiling_usd: float | None = None
-    max_agent_depth: int = 3
-    max_agents_at_once: int = 8
-    max_agents: int = 50
+    max_agent_depth: int = 3  # a run this deep starts no sub-agents; an item's is at depth 0
+    max_agents_at_once: int = 8  # of one run, that have not ended
+    max_agents: int = 50  # below the run of an item, ever
 
     @property
     def cost_ceiling(self) -> int | None:
@@ -59,28 +52,25 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """What a model call may use at the most: ``worst_case`` in tokens, ``worst_cost`` in billionths of
-    a USD. ``lowered`` says that ``max_tokens`` is less than the job asks for, by which ceiling; with
-    ``hour_cache`` what it writes to the cache lives for an hour."""
+    """What a model call may use at the most."""
 
-    max_tokens: int
-    worst_case: int
-    lowered: bool
+    max_tokens: int  # of its output
+    worst_case: int  # tokens
+    lowered: bool  # ``max_tokens`` is less than the job asks for
     lowered_by: Ceiling = "token_ceiling"
-    worst_cost: int = 0
-    hour_cache: bool = False
+    worst_cost: int = 0  # billionths of a USD
+    hour_cache: bool = False  # what it writes to the cache lives for an hour
 
 
 @dataclass(frozen=True, slots=True)
 class JobBudget:
-    """What the runs of a job may use together, have used, and have reserved for calls in hand. A cap
-    of None is none."""
+    """What the runs of a job may use together, and have used and reserved. A cap of None is none."""
 
     most_tokens: int | None = None
-    most_cost: int | None = None
+    most_cost: int | None = None  # costs in billionths of a USD
     spent_tokens: int = 0
     spent_cost: int = 0
-    reserved_tokens: int = 0
+    reserved_tokens: int = 0  # for calls in flight
     reserved_cost: int = 0
 
     def verdict(self, call: Reservation) -> Literal["fits", "later", "never"]:

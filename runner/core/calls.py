@@ -1,8 +1,5 @@
-"""The calls of a reply: which are decided on, which run next and together, which wait for an answer,
-and which have a result without running.
-
-Calls that were cut off in the middle: which run again from the tree before, and which may have
-reached beyond the workspace, so that their outcome is unknown.
+"""The tool calls of a reply: which are decided, which start next and together, which wait for an
+answer, which have a result without running, and what becomes of those that a crash cut off.
 """
 
 from __future__ import annotations

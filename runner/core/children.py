@@ -1,12 +1,6 @@
-"""Which calls of a reply start sub-agents, which of them may, and which are next.
+"""Sub-agents of a run: which calls start them, what each may use, and what the calls are given.
 
-What a sub-agent of a type is given of its job.
-
-What a sub-agent that has ended gives the call that asked for it.
-
-What a sub-agent may use: a share of what its parent has left.
-
-A coordinator: a run that first splits its task into parts for sub-agents, and joins what they give.
+A coordinator is a run that first splits its task into parts for sub-agents, and joins their results.
 """
 
 from __future__ import annotations

@@ -76,19 +76,14 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A tool as the job stores it: what the model is told, and how it may be run.
-
-    ``source`` is ``"builtin"`` or ``"package.module:function@/folder"``, the folder being where it is
-    imported from. ``read_only`` tools may run side by
-    side; they and ``repeatable`` ones are run again when a worker died in the middle.
-    """
+    """A tool as the job stores it."""
 
     name: str
     description: str
     input_schema: Mapping[str, Any]
-    read_only: bool = False
-    repeatable: bool = False
-    source: str = "builtin"
+    read_only: bool = False  # may run beside others, and again after a crash
+    repeatable: bool = False  # may run again after a crash
+    source: str = "builtin"  # or ``package.module:function@/folder to import it from``
 
     def definition(self) -> dict[str, Any]:
         """The tool definition as the Messages API takes it."""
@@ -101,58 +96,48 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
-    """One model call. ``options`` are passed to the API as they are (thinking, output_config …).
-
-    ``hour_cache``: what it writes to the prompt cache is to live for an hour. ``item_key``,
-    ``agent_type`` (empty for the run of an item), ``reply_number`` (0 for the conversation's first
-    reply) and ``purpose`` let a scripted model find its line; the API never sees them.
-    """
+    """One model call. A scripted model finds its line by the fields from ``item_key`` on; the API
+    never sees them."""
 
     model: str
     system: str | None
     tools: tuple[Tool, ...]
     messages: tuple[Message, ...]
     max_tokens: int
-    options: Mapping[str, Any]
+    options: Mapping[str, Any]  # passed to the API as they are (thinking, output_config …)
     run_id: str
     item_key: str
-    reply_number: int
+    reply_number: int  # 0 for the first reply of the conversation
     purpose: Purpose = "turn"
-    hour_cache: bool = False
-    agent_type: str = ""
+    hour_cache: bool = False  # what it writes to the prompt cache lives for an hour
+    agent_type: str = ""  # empty for the run of an item
 
 
 @dataclass(frozen=True, slots=True)
 class ModelReply:
-    """A whole reply: the stream ended with ``message_stop``.
+    """A whole reply: the stream ended with ``message_stop``."""
 
-    ``blocks`` are the finished ones, in order; ``cut`` is the block that ``max_tokens`` parted (kept
-    for audit, never run). A text or thinking block is finished when its ``content_block_stop`` came
-    (thinking needs its signature too), a tool call when its input is a whole JSON object. Arguments
-    that are something else although the reply was not cut stand under ``UNREADABLE_INPUT``.
-    """
-
+    # The finished blocks. A text or thinking block is finished when its ``content_block_stop`` came
+    # (thinking needs its signature too), a tool call when its input is a whole JSON object. Arguments
+    # of a whole reply that are something else stand under ``UNREADABLE_INPUT``.
     blocks: tuple[Block, ...]
     stop_reason: str
     usage: Usage
     model: str
     request_id: str | None = None
-    latency: float = 0.0
-    cut: Block | None = None
+    latency: float = 0.0  # seconds
+    cut: Block | None = None  # that ``max_tokens`` parted: kept for audit, never run
 
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What a tool call gave.
+    """What a tool call gave."""
 
-    ``content`` is what the model is shown (already capped). ``output`` is the whole output as UTF-8
-    bytes where it is longer than that, at most 10 MB, to be stored with the call.
-    """
-
-    content: str
+    content: str  # for the model, already capped
     outcome: ToolOutcome = "succeeded"
+    # The whole output as UTF-8, at most 10 MB, if it is longer than ``content``.
     output: bytes | None = field(default=None, repr=False)
-    duration: float = 0.0
+    duration: float = 0.0  # seconds
 
     @property
     def is_error(self) -> bool:

@@ -31,30 +31,25 @@ TreeCause = Literal["created", "changed", "restored", "incomplete", "children"]
 
 @dataclass(frozen=True, slots=True)
 class ModelCallStarted:
-    """``at`` is in seconds since the epoch."""
-
-    number: int
+    number: int  # of the run's model calls, from 1
     reservation: Reservation
-    at: float = 0.0
+    at: float = 0.0  # seconds since the epoch
     purpose: Purpose = "turn"
 
 
 @dataclass(frozen=True, slots=True)
 class ModelReplied:
-    """``tool_contexts`` has, for each call of the reply, where it would run. It is looked up before the
-    reply is stored, so that the same transaction decides on the calls."""
-
     reply: ModelReply
+    # Where each call of the reply would run: looked up before the reply is committed, so that the
+    # calls are decided in the same transaction.
     tool_contexts: tuple[ToolContext, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class SummaryReplied:
-    """The reply to a call for a summary. Without a ``compaction`` it was of no use: ``why``."""
-
     reply: ModelReply
-    compaction: Compaction | None
-    why: str = ""
+    compaction: Compaction | None  # None: the summary is useless
+    why: str = ""  # … for this reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,23 +61,18 @@ class ContextCompacted:
 
 @dataclass(frozen=True, slots=True)
 class TimeWorked:
-    """Seconds that the step before took, of a model's or a tool's work."""
-
-    seconds: float
+    seconds: float  # that a model or tools worked in the step before
 
 
 @dataclass(frozen=True, slots=True)
 class ModelCallFailed:
-    """``retry_at`` is None when it will not be tried again; ``charged`` is in tokens. A ``kind`` that
-    is our own doing (``OUR_OWN_FAILURES``) is tried again at once and wears out no patience."""
-
-    kind: str
+    kind: str  # one of ``OUR_OWN_FAILURES`` is retried at once and wears out no patience
     message: str
     status: int | None
     request_id: str | None
-    charged: int
-    at: float
-    retry_at: float | None
+    charged: int  # tokens
+    at: float  # seconds since the epoch
+    retry_at: float | None  # seconds since the epoch; None: not again
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,73 +87,60 @@ class ToolsStarted:
 
 @dataclass(frozen=True, slots=True)
 class ChildrenStarted:
-    """Sub-agents that calls of the last reply ask for. Nothing else starts them: their rows are stored
-    with this entry."""
+    """Sub-agents start. The store writes their rows with this entry, and nothing else starts them."""
 
     children: tuple[NewChild, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class OutcomeAsked:
-    """A person is to say what becomes of a call whose outcome is unknown. ``unrecorded`` is what it may
-    have changed that is in no tree: then nothing is put back for it."""
+    """A person is asked what becomes of a call with an unknown outcome."""
 
     index: int
-    unrecorded: str = ""
+    unrecorded: str = ""  # what it may have changed outside of every tree: that was not put back
 
 
 @dataclass(frozen=True, slots=True)
 class ToolFinished:
-    """``tree`` is the workspace's after the call, None when the call changes none."""
-
     index: int
     result: ToolResult
-    tree: str | None = None
+    tree: str | None = None  # of the workspace after the call; None: the call changes none
 
 
 @dataclass(frozen=True, slots=True)
 class HookStarted:
-    """A hook (its place in the job's ``hooks``) begins; ``index`` is of the call that it is about. The
-    number is an earlier one's when that was left in the middle and is run again."""
-
-    number: int
-    hook: int
+    number: int  # of the run's hooks, from 1; an earlier one if it runs again
+    hook: int  # its place in the job's ``hooks``
     event: HookEvent
-    index: int | None = None
+    index: int | None = None  # of the call that it is about
 
 
 @dataclass(frozen=True, slots=True)
 class HookFinished:
-    """``tree`` is the workspace's after the hook, None when that is as it was."""
-
     number: int
     result: HookResult
-    tree: str | None = None
+    tree: str | None = None  # of the workspace after the hook; None: unchanged
 
 
 @dataclass(frozen=True, slots=True)
 class TurnEnded:
-    """The hooks of a turn are through: the results of its calls join the conversation. In jobs without
+    """The hooks of a turn are through, and the results of its calls join the conversation. Without
     such hooks the last result does that."""
 
 
 @dataclass(frozen=True, slots=True)
 class InstructionsRead:
-    """What the run's system prompt goes on with. ``left_out`` says of files why they are not among
-    them, a line each."""
-
-    files: tuple[Instructions, ...]
-    left_out: tuple[str, ...] = ()
+    files: tuple[Instructions, ...]  # that join the system prompt
+    left_out: tuple[str, ...] = ()  # why other files are not among them, a line each
 
 
 @dataclass(frozen=True, slots=True)
 class TreeRecorded:
-    """The workspace's tree as an attempt found or made it when it began; ``found`` is one that was
-    put aside for it, or, where it is ``incomplete``, the one that names what could not be put back."""
+    """The workspace as an attempt found or made it when it began."""
 
     tree: str
     cause: TreeCause
-    found: str | None = None
+    found: str | None = None  # a tree that was put aside, or names what could not be put back
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,28 +150,23 @@ class VerificationStarted:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """How a verification ended: ``result`` is of the last command that ran, which is ``command``."""
-
     number: int
-    command: str
-    result: ToolResult
+    command: str  # the last one that ran
+    result: ToolResult  # of that command
 
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """The commit that the run ends with, on its branch."""
-
-    commit: str
+    commit: str  # that the run ends with, on its branch
 
 
 @dataclass(frozen=True, slots=True)
 class UserMessageAdded:
-    """Texts for the model that are no tool results. ``queued_ids`` names the queued messages among
-    them."""
+    """Texts for the model that are no tool results."""
 
     texts: tuple[str, ...]
     cause: MessageCause
-    queued_ids: tuple[int, ...] = ()
+    queued_ids: tuple[int, ...] = ()  # the queued messages among them
 
 
 @dataclass(frozen=True, slots=True)

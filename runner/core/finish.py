@@ -1,6 +1,4 @@
-"""How a run that has done its work comes to its end: its result is there, it is verified, what it
-leaves is committed.
-"""
+"""What comes before a run succeeds: its result, its verification, the commit of its files."""
 
 from __future__ import annotations
 

@@ -1,11 +1,4 @@
-"""How the run state changes with each entry.
-
-How the run state changes as sub-agents start and end.
-
-How the run state changes with what is recorded of the workspace and of the run's end.
-
-How the run state changes with hooks and with the workspace's instructions.
-"""
+"""How the run state changes with each entry."""
 
 from __future__ import annotations
 

@@ -1,14 +1,7 @@
-"""Which hook is next: each runs once, and what an attempt left in the middle is not run again unless
-it may be.
+"""Which hook runs next, what hooks are told, and what follows from their answers.
 
-Which of a job's hooks there are, what has run of them, and which calls they are about.
-
-What hooks said, put together: whether a call may run, and what the model is told.
-
-What a hook is told, as JSON on its standard input.
-
-The names are Claude Code's where it has the same thing (https://code.claude.com/docs/en/hooks), and
-Runner's own words for the rest.
+The payload uses Claude Code's names where it has the same thing (https://code.claude.com/docs/en/hooks).
+A hook that an attempt left unfinished runs again only if it is repeatable.
 """
 
 from __future__ import annotations

@@ -1,13 +1,7 @@
-"""Hooks: commands and functions of a job's own that are told what a run does, and may tighten it.
+"""Hooks: a job's own commands and functions that watch a run and may restrict it.
 
-Source: https://code.claude.com/docs/en/hooks.
-
-What a run knows of the hooks that have run for it.
-
-What a hook answers, by Claude Code's protocol.
-
-Exit code 0: what it printed may be a JSON object. 2: it objects, and stderr says why. Anything else: it
-has failed. Source: https://code.claude.com/docs/en/hooks.
+They follow the protocol of Claude Code (https://code.claude.com/docs/en/hooks). Exit code 0: what was
+printed may be a JSON object. 2: the hook objects, and stderr says why. Anything else: it has failed.
 """
 
 from __future__ import annotations
@@ -28,21 +22,15 @@ FOLDER_NAME = "CLAUDE_PROJECT_DIR"
 
 @dataclass(frozen=True, slots=True)
 class Hook:
-    """A hook as the job has it: either ``command``, for bash, or ``function``
-    (``package.module:function@/folder``). ``matcher`` are texts of rules, one of which has to match the
-    call (empty: every call; PreToolUse and PostToolUse only). ``timeout`` is in seconds.
-
-    ``on_failure`` says what a PreToolUse hook that fails, times out or was cut off means for the call.
-    A ``repeatable`` one is run again when its worker died in the middle of it.
-    """
+    """A hook as the job has it: a ``command`` for bash or a ``function``."""
 
     event: HookEvent
-    matcher: tuple[str, ...] = ()
+    matcher: tuple[str, ...] = ()  # rules, one of which has to match the call; empty: every call
     command: str | None = None
-    function: str | None = None
+    function: str | None = None  # ``package.module:function@/folder``
     timeout: float = HOOK_SECONDS
-    on_failure: OnHookFailure = "deny"
-    repeatable: bool = False
+    on_failure: OnHookFailure = "deny"  # what a failed PreToolUse hook means for the call
+    repeatable: bool = False  # runs again if its worker died in the middle of it
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Hook:
@@ -58,42 +46,37 @@ HookDecision = Literal["allow", "ask", "deny", "block"]
 
 @dataclass(frozen=True, slots=True)
 class HookAnswer:
-    """What a hook said. ``decision`` is allow, ask or deny of a PreToolUse hook and block of the others;
-    ``reason`` is for it, or says what went wrong. ``context`` is for the model; ``stops``: the run is
-    to end."""
+    """What a hook said."""
 
     outcome: HookOutcome
-    decision: HookDecision | None = None
-    reason: str = ""
-    context: str = ""
-    stops: bool = False
+    decision: HookDecision | None = None  # PreToolUse: allow, ask or deny; others: block
+    reason: str = ""  # for the decision, or what went wrong
+    context: str = ""  # for the model
+    stops: bool = False  # the run is to end
 
 
 @dataclass(frozen=True, slots=True)
 class HookResult:
-    """What came of running a hook. ``updated_input`` is what it made of the call's; ``output`` and
-    ``errors`` are what it printed, as far as that is kept; ``duration`` is in seconds."""
+    """What came of running a hook."""
 
     answer: HookAnswer
-    updated_input: Mapping[str, Any] | None = None
-    output: str = ""
+    updated_input: Mapping[str, Any] | None = None  # what it changed the call's input to
+    output: str = ""  # what it printed, as far as that is kept
     errors: str = ""
     exit_code: int | None = None
-    duration: float = 0.0
+    duration: float = 0.0  # seconds
 
 
 @dataclass(frozen=True, slots=True)
 class HookRun:
-    """A hook that was started: its ``number`` in the run, from 1, and its place in the job's ``hooks``.
-    ``index`` is of the call of the last reply that it is about. ``started_by`` is the attempt; without
-    an ``answer`` it has not ended."""
+    """A hook that was started."""
 
-    number: int
-    hook: int
+    number: int  # of the run's hooks, from 1
+    hook: int  # its place in the job's ``hooks``
     event: HookEvent
-    index: int | None
-    started_by: int
-    answer: HookAnswer | None = None
+    index: int | None  # of the call of the last reply that it is about
+    started_by: int  # the attempt
+    answer: HookAnswer | None = None  # None: it has not ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,16 +109,14 @@ End = Literal["exited", "timed_out", "not_started", "lost", "shut_down"]
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """How a hook's process ended, and what it printed. ``exit_code`` is negative for a signal; ``cut``:
-    there was more output than was kept. ``lost``: it was killed from outside. ``duration`` is in
-    seconds."""
+    """How a hook's process ended, and what it printed."""
 
-    end: End
-    exit_code: int = 0
+    end: End  # ``lost``: it was killed from outside
+    exit_code: int = 0  # negative for a signal
     output: bytes = b""
     errors: bytes = b""
-    cut: bool = False
-    duration: float = 0.0
+    cut: bool = False  # there was more output than was kept
+    duration: float = 0.0  # seconds
 
 
 class _Unfit(Exception):  # noqa: N818 - what is wrong with the answer, for who wrote the hook

@@ -1,11 +1,4 @@
-"""Untrusted text made harmless to show.
-
-JSON as RFC 8259 has it: what Python's own reader takes beyond that, no database and no API takes.
-
-What Runner itself says to the model, as the user.
-
-What failures have in common: their words without what differs from run to run.
-"""
+"""Texts: made harmless to show, read as strict JSON, prompts of Runner's own, signatures of failures."""
 
 from __future__ import annotations
 

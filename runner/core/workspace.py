@@ -1,13 +1,4 @@
-"""Where a job's runs work, as its spec holds it.
-
-A repository as a job asks for it, and as it was found when the job was submitted.
-
-What says whether a run has succeeded, beside the model.
-
-The structured result that a job can ask of its runs: a tool that the model calls to submit it.
-
-What a workspace says to agents: files that join the system prompt of the runs in it.
-"""
+"""A job's workspace, its verification and its structured result, as the spec holds them."""
 
 from __future__ import annotations
 
@@ -27,34 +18,20 @@ SETUP_SECONDS = 1_800.0
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """Where the job's runs work.
+    """Where the job's runs work."""
 
-    ``path`` is an absolute folder: used as it is ("shared"), copied for each run ("copy"), or the
-    repository of which each run gets a worktree ("git"; None when it is cloned from ``url``).
-    ``base`` is the ref as the job has it, and ``commit`` what it was at the submission.
-
-    ``setup`` are shell commands that each new workspace is made ready with, ``setup_timeout`` in
-    seconds each. ``remote`` is the URL or path of a git repository that snapshots are pushed to.
-    ``snapshot_ignored`` are glob patterns of ignored files that are recorded all the same;
-    of files over ``largest_file`` bytes only the digest is.
-
-    ``external`` are rules of the tool calls whose effects leave the workspace: they are never run
-    again by themselves. ``on_unknown`` says who decides when the outcome of a call is unknown: the
-    model, which is told so, or a person.
-    """
-
-    path: str | None = None
-    mode: WorkspaceMode = "shared"
+    path: str | None = None  # absolute folder or repository; None: cloned from ``url``
+    mode: WorkspaceMode = "shared"  # the folder as it is, a copy, or a worktree for each run
     url: str | None = None
-    base: str = "HEAD"
-    commit: str = ""
-    setup: tuple[str, ...] = ()
-    setup_timeout: float = SETUP_SECONDS
-    remote: str | None = None
-    snapshot_ignored: tuple[str, ...] = ()
-    largest_file: int = LARGEST_FILE
-    external: tuple[Rule, ...] = ()
-    on_unknown: OnUnknown = "tell"
+    base: str = "HEAD"  # the ref that the job names
+    commit: str = ""  # of ``base`` at the submission
+    setup: tuple[str, ...] = ()  # shell commands that prepare each new workspace
+    setup_timeout: float = SETUP_SECONDS  # of each
+    remote: str | None = None  # URL or path of the repository that snapshots are pushed to
+    snapshot_ignored: tuple[str, ...] = ()  # globs of ignored files that are recorded all the same
+    largest_file: int = LARGEST_FILE  # bytes; of a larger file only the digest is recorded
+    external: tuple[Rule, ...] = ()  # calls with effects elsewhere: never run again by themselves
+    on_unknown: OnUnknown = "tell"  # who decides on an unknown outcome: the model, or a person
 
     @property
     def is_recorded(self) -> bool:
@@ -85,34 +62,26 @@ Accepted = Literal["submodules", "lfs", "links", "case"]
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """``job`` is the job's name. ``source`` is a URL, or an absolute path (``is_url``). ``base`` is
-    where runs begin, None when the job doesn't say: at HEAD then. ``uncommitted`` adds what is changed
-    there and not committed. ``remote`` is the URL or absolute path of the repository that snapshots
-    are pushed to."""
+    """The repository that a job asks for."""
 
-    job: str
-    source: str
+    job: str  # the job's name
+    source: str  # a URL or an absolute path
     is_url: bool
-    base: str | None = None
-    uncommitted: bool = False
-    remote: str | None = None
+    base: str | None = None  # where runs begin; None: at HEAD
+    uncommitted: bool = False  # with what is changed there and not committed
+    remote: str | None = None  # URL or path of the repository that snapshots are pushed to
     accepted: frozenset[Accepted] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """``path`` is the repository's folder with links resolved, None for a URL. ``commit`` is what
-    runs begin at, and ``files`` the paths of its files, sorted.
+    """The repository as it was found at the submission. With ``problems``, the rest says nothing."""
 
-    ``problems`` are keys of ``[workspace]`` and what is wrong there; with one, the rest says nothing.
-    ``notes`` are for whoever submits the job, one line each.
-    """
-
-    path: str | None = None
-    commit: str = ""
-    files: tuple[str, ...] = ()
-    problems: tuple[tuple[str, str], ...] = ()
-    notes: tuple[str, ...] = ()
+    path: str | None = None  # its folder with links resolved; None for a URL
+    commit: str = ""  # where runs begin
+    files: tuple[str, ...] = ()  # sorted
+    problems: tuple[tuple[str, str], ...] = ()  # key of ``[workspace]`` and what is wrong there
+    notes: tuple[str, ...] = ()  # for whoever submits the job, one line each
 
 
 LookAtRepository = Callable[[Asked], Found]
@@ -126,14 +95,12 @@ VERIFY_SECONDS = 1_800.0
 
 @dataclass(frozen=True, slots=True)
 class Verify:
-    """Shell commands that run in the workspace, one after the other, when the agent has ended; the
-    first that fails is what failed. ``rounds`` is how often its output goes back to the agent;
-    ``timeout`` is in seconds, for each command."""
+    """Shell commands that verify the run's work, in order, up to the first that fails."""
 
     commands: tuple[str, ...]
     on_failure: OnFailure = "feedback"
-    rounds: int = VERIFY_ROUNDS
-    timeout: float = VERIFY_SECONDS
+    rounds: int = VERIFY_ROUNDS  # how often a failure goes back to the agent
+    timeout: float = VERIFY_SECONDS  # of each command
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Verify:
@@ -143,16 +110,14 @@ class Verify:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """The newest verification of a run: its number, the turn after which it began, and whether it
-    passed (None: it has not ended). ``command`` is the one that failed, and ``output`` what the model
-    is shown of it until it was told. ``tree`` is the workspace's that is verified."""
+    """The newest verification of a run."""
 
     number: int
-    turn: int
-    passed: bool | None = None
-    command: str = ""
-    output: str = ""
-    tree: str | None = None
+    turn: int  # after which it began
+    passed: bool | None = None  # None: it has not ended
+    command: str = ""  # that failed
+    output: str = ""  # of that command, until the model was told
+    tree: str | None = None  # of the workspace that is verified
 
     def is_of(self, turns: int, tree: str | None) -> bool:
         """Whether it is of a run as it stands: after so many turns, with this tree of its workspace."""
@@ -187,12 +152,11 @@ _PART = "# {path} of the workspace\n\n{text}"
 
 @dataclass(frozen=True, slots=True)
 class Instructions:
-    """A file of instructions as a run has read it: ``sha256`` in hex, of the bytes of the file; ``text``
-    is without a byte order mark, and its control characters are written as escapes."""
+    """A file of instructions as a run has read it."""
 
     path: str
-    sha256: str
-    text: str
+    sha256: str  # hex, of the bytes of the file
+    text: str  # without a byte order mark, control characters escaped
 
 
 def with_instructions(system: str | None, files: Sequence[Instructions]) -> str | None:
