@@ -61,12 +61,11 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Tariff:
-    """What the calls of one model cost a job, in whole billionths of a USD, rounded up. ``long`` are
-    the rates of calls whose prompt has more than ``long_above`` tokens; None: there are none."""
+    """What the calls of one model cost a job, in whole billionths of a USD, rounded up."""
 
     standard: Rates
-    long: Rates | None = None
-    long_above: int = 0
+    long: Rates | None = None  # of calls with a longer prompt than ``long_above``, if they differ
+    long_above: int = 0  # tokens
 
     def cost(self, usage: Usage, *, hour_cache: bool) -> int:
         """What a call cost that used this."""
@@ -115,15 +114,13 @@ def _rounded_up(usd: Decimal) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """A model's rates: ``fast`` are those of fast mode, ``long`` those of calls whose prompt (input,
-    cache reads and cache writes) has more than ``long_above`` tokens. None: there are none.
-    ``window`` is the model's, in tokens; None: the list does not say."""
+    """What a model costs. None: the list has no such rates."""
 
     standard: Rates
-    fast: Rates | None = None
-    long: Rates | None = None
-    long_above: int = 0
-    window: int | None = None
+    fast: Rates | None = None  # in fast mode
+    long: Rates | None = None  # of calls with a longer prompt than ``long_above``
+    long_above: int = 0  # tokens: input, cache reads and cache writes
+    window: int | None = None  # tokens; None: the list does not say
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,13 +153,12 @@ FREE = Tariff(Rates(*(Decimal(0),) * 5))
 
 @dataclass(frozen=True, slots=True)
 class PriceList:
-    """Prices by model id as of a day. ``us_inference`` multiplies those of calls that may only be
-    worked in the US; ``source`` says where the prices are from."""
+    """Prices by model id as of a day."""
 
     date: date
-    source: str
+    source: str  # where the prices are from
     models: Mapping[str, Price]
-    us_inference: Decimal = Decimal(1)
+    us_inference: Decimal = Decimal(1)  # factor for calls that may only be worked in the US
 
     def price(self, model: str) -> Price | None:
         """A model's price, or None. A model that has none goes by its id without a date or ``-latest``
@@ -210,39 +206,29 @@ class PriceList:
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """Calls of one model that are billed alike, in sums.
-
-    Args:
-        above: as in ``PriceList.rates``.
-        count: all of them; those that the API refused used nothing.
-        usage: of those whose usage is known.
-        unknown: how many were charged at their worst case, as nobody knows what they used; with the
-            bounds of their tokens.
-    """
+    """Calls of one model that are billed alike, in sums."""
 
     model: str
     terms: Terms
-    above: int
-    count: int
-    usage: Usage
-    unknown: int = 0
-    unknown_prompt: int = 0
+    above: int  # as in ``PriceList.rates``
+    count: int  # of all of them; those that the API refused used nothing
+    usage: Usage  # of those whose usage is known
+    unknown: int = 0  # calls that were charged at their worst case
+    unknown_prompt: int = 0  # bounds of their tokens
     unknown_output: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Spending:
-    """What calls used and cost. ``usd`` is the cost of those whose usage is known and whose model has
-    a price, ``at_most`` bounds the cost of the ``unknown`` ones, which ``usd`` leaves out, and
-    ``unpriced`` names the models that have no price: what they cost is in neither."""
+    """What calls used and cost."""
 
     calls: int = 0
     scripted: int = 0
     usage: Usage = field(default_factory=Usage)
-    usd: Decimal = _NO_USD
-    unknown: int = 0
-    at_most: Decimal = _NO_USD
-    unpriced: frozenset[str] = frozenset()
+    usd: Decimal = _NO_USD  # of the calls whose usage is known and whose model has a price
+    unknown: int = 0  # calls of unknown usage, which ``usd`` leaves out
+    at_most: Decimal = _NO_USD  # bound of what those cost
+    unpriced: frozenset[str] = frozenset()  # models without a price: in neither sum
 
     def __add__(self, other: Spending) -> Spending:
         return Spending(

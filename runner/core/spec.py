@@ -40,28 +40,24 @@ ANY_ITEM, OF_AGENT, SUMMARY = "*", "@", "summary"
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """What happens when no rule allows or denies a call, and when one asks: ``timeout`` is in
-    seconds (None: the run waits as long as it takes), ``notify`` a shell command."""
+    """What happens when no rule allows or denies a call, and when one asks."""
 
     default: Default = "deny"
-    timeout: float | None = None
+    timeout: float | None = None  # seconds; None: the run waits as long as it takes
     on_timeout: OnTimeout = "deny"
-    notify: str | None = None
+    notify: str | None = None  # shell command
 
 
 @dataclass(frozen=True, slots=True)
 class JobSpec:
-    """What every run of a job shares. ``rules`` are those that the job began with: the ones that hold
-    are rows of their own. ``script`` maps an item's key to its scripted replies (``provider =
-    "scripted"`` only); the rendered prompts and the items are the runs' own. ``instructions``: the
-    system prompt goes on with AGENTS.md and CLAUDE.md of the workspace."""
+    """What every run of a job shares. Rendered prompts and items are the runs' own."""
 
     name: str
     model: str
     provider: Provider = "anthropic"
     system: str | None = None
     tools: tuple[Tool, ...] = ()
-    rules: tuple[Rule, ...] = ()
+    rules: tuple[Rule, ...] = ()  # that the job began with: those in force are rows of their own
     asking: Asking = field(default_factory=Asking)
     limits: Limits = field(default_factory=Limits)
     budget: Budget = field(default_factory=Budget)
@@ -71,11 +67,11 @@ class JobSpec:
     parallel_tools: ParallelTools = "safe"
     workspace: Workspace | None = None
     verify: Verify | None = None
-    script: Mapping[str, Any] | None = None
+    script: Mapping[str, Any] | None = None  # scripted replies by item key (provider "scripted")
     agents: tuple[AgentType, ...] = ()
     coordinator: Coordinator | None = None
     hooks: tuple[Hook, ...] = ()
-    instructions: bool = False
+    instructions: bool = False  # AGENTS.md and CLAUDE.md of the workspace join the system prompt
 
     def tool(self, name: str) -> Tool | None:
         """The job's tool of that name, or None."""
@@ -172,22 +168,21 @@ class JobSpec:
 
 @dataclass(frozen=True, slots=True)
 class NewRun:
-    """A run to be created: its item's key (unique in the job), the item, its rendered prompt, and the
-    rendered message of the commit that it ends with (empty: one is made up)."""
+    """A run to be created."""
 
-    key: str
+    key: str  # of its item, unique in the job
     item: Any
-    prompt: str
-    commit_message: str = ""
+    prompt: str  # rendered
+    commit_message: str = ""  # rendered, of the commit that it ends with; empty: one is made up
 
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A job file, read and checked whole: its text as submitted, and what it asks for. ``notes`` say
-    what of it was left out, one line each, for whoever submits it."""
+    """A job file, read and checked whole."""
 
     source: str
-    text: str
+    text: str  # as submitted
     spec: JobSpec
     runs: tuple[NewRun, ...]
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # what was left out of it, a line each, for whoever submits it
+
