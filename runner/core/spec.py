@@ -185,4 +185,3 @@ class Submission:
     spec: JobSpec
     runs: tuple[NewRun, ...]
     notes: tuple[str, ...] = ()  # what was left out of it, a line each, for whoever submits it
-
