@@ -6,28 +6,14 @@ seconds since the epoch, beside them text in UTC; booleans are 1 or 0; JSON is t
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
+import sqlalchemy as sa
 from alembic import op
-from sqlalchemy import (
-    JSON,
-    BigInteger,
-    Boolean,
-    CheckConstraint,
-    Column,
-    Float,
-    ForeignKey,
-    Index,
-    Integer,
-    LargeBinary,
-    Text,
-    text,
-)
 
 revision = "r01"
 down_revision = None
-branch_labels = None
-depends_on = None
 
 
 def upgrade() -> None:
@@ -42,157 +28,150 @@ def upgrade() -> None:
             op.execute(statement)
 
 
-def _optional(kind: Any, *names: str) -> list[Column[Any]]:
-    return [Column(name, kind) for name in names]
+def _optional(kind: Any, *names: str) -> list[sa.Column[Any]]:
+    return [sa.Column(name, kind) for name in names]
 
 
-def _required(kind: Any, *names: str, default: str | None = None) -> list[Column[Any]]:
-    return [Column(name, kind, nullable=False, server_default=default) for name in names]
+def _required(kind: Any, *names: str, default: str | None = None) -> list[sa.Column[Any]]:
+    return [sa.Column(name, kind, nullable=False, server_default=default) for name in names]
 
 
-def _key(reference: str, *numbers: str) -> list[Column[Any]]:
+def _key(reference: str, *numbers: str) -> list[sa.Column[Any]]:
     """A primary key of a reference such as ``runs.id``, in column ``run_id``, and of numbers."""
     name = reference.replace("s.", "_")
-    first: Column[Any] = Column(name, Text, ForeignKey(reference), primary_key=True)
-    return [first, *(Column(number, Integer, primary_key=True) for number in numbers)]
+    first: sa.Column[Any] = sa.Column(name, sa.Text, sa.ForeignKey(reference), primary_key=True)
+    return [first, *(sa.Column(number, sa.Integer, primary_key=True) for number in numbers)]
 
 
-def _index(*columns: str, where: str) -> Index:
+def _index(*columns: str, where: str) -> sa.Index:
     """An index of the rows that meet a condition."""
-    return Index(None, *columns, sqlite_where=text(where), postgresql_where=text(where))
+    return sa.Index(None, *columns, sqlite_where=sa.text(where), postgresql_where=sa.text(where))
+
+
+def _one_of(column: str, values: str, name: str | None = None) -> sa.CheckConstraint:
+    listed = ", ".join(f"'{value}'" for value in values.split())
+    return sa.CheckConstraint(f"{column} IN ({listed})", name=name or column)
+
+
+# Large columns come last: on SQLite, reading a column behind a large one reads all of that.
 
 
 def _create_jobs() -> None:
     op.create_table(
         "jobs",
-        Column("id", Text, primary_key=True),
-        Column("key", Text, unique=True),
-        *_required(Text, "name", "source", "spec_text", "spec_digest"),
-        *_required(JSON, "spec"),
-        *_optional(Text, "workspace_id"),
-        *_required(Float, "created_at"),
-        *_required(Integer, "rules_snapshot", default="1"),
+        sa.Column("id", sa.Text, primary_key=True),
+        sa.Column("key", sa.Text, unique=True),
+        *_required(sa.Float, "created_at"),
+        *_required(sa.Integer, "rules_snapshot", default="1"),
+        *_required(sa.Text, "name", "source", "spec_digest"),
+        *_optional(sa.Text, "workspace_id"),
+        *_required(sa.Text, "spec_text"),
+        *_required(sa.JSON, "spec"),
         _index("rules_snapshot", where="rules_snapshot > 1"),
     )
     op.create_table(
         "purses",
         *_key("jobs.id"),
-        *_optional(Float, "budget_usd"),
-        *_optional(BigInteger, "budget_tokens"),
-        *_required(BigInteger, "spent_tokens", "spent_cost", default="0"),
-        *_required(BigInteger, "reserved_tokens", "reserved_cost", default="0"),
+        *_optional(sa.Float, "budget_usd"),
+        *_optional(sa.BigInteger, "budget_tokens"),
+        *_required(sa.BigInteger, "spent_tokens", "spent_cost", default="0"),
+        *_required(sa.BigInteger, "reserved_tokens", "reserved_cost", default="0"),
     )
     op.create_table(
         "job_events",
         *_key("jobs.id", "number"),
-        *_required(Float, "at"),
-        *_required(Text, "type"),
-        *_required(JSON, "data"),
+        *_required(sa.Float, "at"),
+        *_required(sa.Text, "type"),
+        *_required(sa.JSON, "data"),
         sqlite_with_rowid=False,
     )
     op.create_table(
         "prices",
-        Column("model", Text, primary_key=True),
-        Column("fast", Integer, primary_key=True),
-        Column("above", BigInteger, primary_key=True),
-        *_optional(BigInteger, "up_to"),
-        *_required(Float, "input", "cache_write_5m", "cache_write_1h", "cache_read", "output"),
-        *_required(Float, "us_inference"),
+        sa.Column("model", sa.Text, primary_key=True),
+        sa.Column("fast", sa.Integer, primary_key=True),
+        sa.Column("above", sa.BigInteger, primary_key=True),
+        *_optional(sa.BigInteger, "up_to"),
+        *_required(sa.Float, "input", "cache_write_5m", "cache_write_1h", "cache_read", "output"),
+        *_required(sa.Float, "us_inference"),
     )
 
 
 def _create_runs() -> None:
     op.create_table(
         "runs",
-        Column("id", Text, primary_key=True),
-        Column("job_id", Text, ForeignKey("jobs.id"), nullable=False),
-        *_required(Text, "item_key"),
-        Column("fresh_of", Text, ForeignKey("runs.id")),
-        *_required(Text, "state"),
-        *_required(Text, "reason", "detail", default=""),
-        *_required(Float, "created_at"),
-        *_optional(Float, "started_at", "ended_at", "due_at", "rung_at"),
-        *_required(Integer, "attempt", default="0"),
-        *_optional(Text, "worker_id", "last_worker_id"),
-        *_required(Integer, "lost_leases", "bugs", default="0"),
-        *_required(Boolean, "pause_requested", default="0"),
-        *_required(Integer, "max_turns"),
-        *_required(BigInteger, "token_ceiling"),
-        *_optional(Text, "workspace_path", "workspace_id"),
-        *_required(Integer, "revision", "event_count", "message_count", default="0"),
-        *_required(Integer, "queued_count", "turns", "denials", default="0"),
-        *_required(BigInteger, "input_tokens", "cache_read_tokens", default="0"),
-        *_required(BigInteger, "cache_creation_tokens", "output_tokens", default="0"),
-        *_required(BigInteger, "charged_tokens", default="0"),
-        *_required(JSON, "progress"),
-        *_required(Integer, "answer_count", default="0"),
-        *_optional(Float, "cost_ceiling_usd", "working_time"),
-        *_required(Integer, "compaction_count", default="0"),
-        *_optional(Text, "model", "fork_of"),
-        *_optional(Integer, "fork_turn"),
-        *_optional(Text, "start_tree", "parent_run"),
-        *_optional(Integer, "parent_message", "parent_position"),
-        *_optional(Text, "root_run"),
-        *_required(Integer, "depth", default="0"),
-        *_optional(Integer, "child_number"),
-        *_optional(Text, "agent_type"),
-        *_optional(Float, "deadline"),
-        CheckConstraint(
-            "state IN ('queued', 'running', 'waiting', 'succeeded', 'failed', 'cancelled', "
-            "'stopped')",
-            name="state",
+        sa.Column("id", sa.Text, primary_key=True),
+        sa.Column("job_id", sa.Text, sa.ForeignKey("jobs.id"), nullable=False),
+        sa.Column("fresh_of", sa.Text, sa.ForeignKey("runs.id")),
+        *_required(sa.Text, "item_key", "state"),
+        *_required(sa.Text, "reason", "detail", default=""),
+        *_required(sa.Float, "created_at"),
+        *_optional(sa.Float, "started_at", "ended_at", "due_at", "rung_at", "deadline"),
+        *_optional(sa.Text, "worker_id", "last_worker_id", "workspace_path", "workspace_id"),
+        *_required(sa.Integer, "attempt", "lost_leases", "bugs", "depth", default="0"),
+        *_required(sa.Boolean, "pause_requested", default="0"),
+        *_required(sa.Integer, "max_turns"),
+        *_required(sa.BigInteger, "token_ceiling"),
+        *_optional(sa.Float, "cost_ceiling_usd", "working_time"),
+        *_required(sa.Integer, "revision", "turns", "denials", "answer_count", default="0"),
+        *_required(sa.Integer, "event_count", "message_count", "queued_count", default="0"),
+        *_required(sa.Integer, "compaction_count", default="0"),
+        *_required(sa.BigInteger, "input_tokens", "cache_read_tokens", default="0"),
+        *_required(sa.BigInteger, "cache_creation_tokens", "output_tokens", default="0"),
+        *_required(sa.BigInteger, "charged_tokens", default="0"),
+        *_optional(
+            sa.Text, "model", "start_tree", "fork_of", "parent_run", "root_run", "agent_type"
         ),
-        CheckConstraint("(state = 'running') = (worker_id IS NOT NULL)", name="held"),
-        CheckConstraint("(state = 'queued') = (due_at IS NOT NULL)", name="due"),
-        Index(None, "job_id", "state"),
-        Index(None, "state", "due_at"),
-        Index(None, "worker_id"),
+        *_optional(sa.Integer, "fork_turn", "parent_message", "parent_position", "child_number"),
+        *_required(sa.JSON, "progress"),
+        _one_of("state", "queued running waiting succeeded failed cancelled stopped"),
+        sa.CheckConstraint("(state = 'running') = (worker_id IS NOT NULL)", name="held"),
+        sa.CheckConstraint("(state = 'queued') = (due_at IS NOT NULL)", name="due"),
+        sa.Index(None, "job_id", "state"),
+        sa.Index(None, "state", "due_at"),
+        sa.Index(None, "worker_id"),
         _index("root_run", where="root_run IS NOT NULL"),
         _index("state", "parent_run", where="parent_run IS NOT NULL"),
     )
     op.create_table(
         "run_items",
         *_key("runs.id"),
-        *_required(JSON, "item"),
-        *_optional(Text, "commit_message"),
+        *_optional(sa.Text, "commit_message"),
+        *_required(sa.JSON, "item"),
     )
     op.create_table(
         "run_workspaces",
         *_key("runs.id"),
-        *_required(Text, "store_id", "path"),
-        *_optional(Text, "branch", "start_commit", "commit_id"),
-        *_required(Float, "created_at"),
+        *_required(sa.Text, "store_id", "path"),
+        *_optional(sa.Text, "branch", "start_commit", "commit_id"),
+        *_required(sa.Float, "created_at"),
     )
     op.create_table(
         "run_instructions",
         *_key("runs.id", "position"),
-        *_required(Text, "path", "sha256"),
-        *_required(Integer, "size"),
-        *_required(Text, "text"),
+        *_required(sa.Integer, "size"),
+        *_required(sa.Text, "path", "sha256", "text"),
     )
     op.create_table(
         "permission_rules",
         *_key("jobs.id", "position"),
-        *_required(Text, "effect", "rule"),
-        *_required(Text, "why", default=""),
-        *_required(Text, "origin", default="job"),
-        Column("run_id", Text, ForeignKey("runs.id")),
-        *_required(Text, "author", default=""),
-        *_optional(Float, "created_at"),
-        *_required(Integer, "added_in", default="1"),
-        *_optional(Integer, "revoked_in"),
-        *_optional(Text, "revoked_by"),
-        *_optional(Float, "revoked_at"),
-        CheckConstraint("effect IN ('allow', 'ask', 'deny')", name="effect"),
+        sa.Column("run_id", sa.Text, sa.ForeignKey("runs.id")),
+        *_required(sa.Text, "effect", "rule"),
+        *_required(sa.Text, "why", "author", default=""),
+        *_required(sa.Text, "origin", default="job"),
+        *_required(sa.Integer, "added_in", default="1"),
+        *_optional(sa.Integer, "revoked_in"),
+        *_optional(sa.Text, "revoked_by"),
+        *_optional(sa.Float, "created_at", "revoked_at"),
+        _one_of("effect", "allow ask deny"),
     )
     op.create_table(
         "workers",
-        Column("id", Text, primary_key=True),
-        *_required(Text, "host_id", "hostname"),
-        *_required(Integer, "pid", "slots"),
-        *_required(Float, "started_at", "lease_expires_at"),
-        *_optional(Float, "ended_at"),
-        Index(None, "ended_at"),
+        sa.Column("id", sa.Text, primary_key=True),
+        *_required(sa.Text, "host_id", "hostname"),
+        *_required(sa.Integer, "pid", "slots"),
+        *_required(sa.Float, "started_at", "lease_expires_at"),
+        *_optional(sa.Float, "ended_at"),
+        sa.Index(None, "ended_at"),
     )
 
 
@@ -200,33 +179,31 @@ def _create_conversations() -> None:
     op.create_table(
         "blocks",
         *_key("runs.id", "message", "position"),
-        *_required(Text, "role", "type"),
-        *_required(Integer, "turn"),
-        *_required(JSON, "content"),
-        *_required(Float, "created_at"),
-        CheckConstraint("role IN ('user', 'assistant')", name="role"),
+        *_required(sa.Text, "role", "type"),
+        *_required(sa.Integer, "turn"),
+        *_required(sa.Float, "created_at"),
+        *_required(sa.JSON, "content"),
+        _one_of("role", "user assistant"),
     )
     op.create_table(
         "queued_messages",
-        Column("id", Integer, primary_key=True, autoincrement=True),
-        Column("run_id", Text, ForeignKey("runs.id"), nullable=False),
-        *_required(Text, "text"),
-        *_required(Float, "created_at"),
-        *_optional(Integer, "delivered_message"),
-        Index(None, "run_id"),
+        sa.Column("id", sa.Integer, primary_key=True, autoincrement=True),
+        sa.Column("run_id", sa.Text, sa.ForeignKey("runs.id"), nullable=False),
+        *_required(sa.Float, "created_at"),
+        *_optional(sa.Integer, "delivered_message"),
+        *_required(sa.Text, "text"),
+        sa.Index(None, "run_id"),
     )
     op.create_table(
         "compactions",
         *_key("runs.id", "number"),
-        *_required(Text, "kind"),
-        *_required(Integer, "first_message", "last_message"),
-        *_required(JSON, "text", "clips"),
-        *_required(BigInteger, "tokens_before", "tokens_after"),
-        *_required(Integer, "turn"),
-        *_optional(Integer, "made_by_call"),
-        *_required(Integer, "first_sent_in"),
-        *_required(Float, "created_at"),
-        CheckConstraint("kind IN ('clip', 'summary', 'prune')", name="kind"),
+        *_required(sa.Text, "kind"),
+        *_required(sa.Integer, "first_message", "last_message", "turn", "first_sent_in"),
+        *_optional(sa.Integer, "made_by_call"),
+        *_required(sa.BigInteger, "tokens_before", "tokens_after"),
+        *_required(sa.Float, "created_at"),
+        *_required(sa.JSON, "text", "clips"),
+        _one_of("kind", "clip summary prune"),
     )
 
 
@@ -234,49 +211,40 @@ def _create_calls() -> None:
     op.create_table(
         "tool_calls",
         *_key("runs.id", "message", "position"),
-        *_required(Integer, "turn"),
-        *_required(Text, "tool_use_id", "name"),
-        *_optional(Text, "decision", "rule"),
-        *_optional(Integer, "started_attempt"),
-        *_optional(Float, "started_at", "ended_at", "duration"),
-        *_optional(Text, "outcome"),
-        *_required(Boolean, "interrupted", default="0"),
-        *_optional(Integer, "decision_snapshot", "rule_position"),
-        *_optional(Text, "matched", "decision_reason", "denial", "tree_before", "tree_after"),
-        *_required(Boolean, "asked_again", default="0"),
-        *_optional(JSON, "updated_input"),
+        *_required(sa.Integer, "turn"),
+        *_required(sa.Text, "tool_use_id", "name"),
+        *_optional(sa.Text, "decision", "rule", "matched", "decision_reason", "denial", "outcome"),
+        *_optional(sa.Integer, "decision_snapshot", "rule_position", "started_attempt"),
+        *_optional(sa.Float, "started_at", "ended_at", "duration"),
+        *_required(sa.Boolean, "interrupted", "asked_again", default="0"),
+        *_optional(sa.Text, "tree_before", "tree_after"),
+        *_optional(sa.JSON, "updated_input"),
         sqlite_with_rowid=False,
     )
     op.create_table(
         "tool_outputs",
         *_key("runs.id", "message", "position"),
-        *_required(BigInteger, "size"),
-        *_required(LargeBinary, "compressed"),
+        *_required(sa.BigInteger, "size"),
+        *_required(sa.LargeBinary, "compressed"),
     )
     op.create_table(
         "approvals",
         *_key("runs.id", "message", "position"),
-        Column("job_id", Text, ForeignKey("jobs.id"), nullable=False),
-        Column("id", Text, nullable=False, unique=True),
-        *_required(Integer, "turn"),
-        *_required(Text, "tool", "input_digest"),
-        *_required(JSON, "setting"),
-        *_required(Integer, "checked_snapshot"),
-        *_required(Text, "summary", "group_key", "suggested_rule"),
-        *_required(Float, "asked_at"),
-        *_optional(Float, "expires_at", "notified_at"),
-        *_optional(Text, "answer"),
-        *_optional(Float, "answered_at"),
-        *_optional(Text, "answered_by", "answered_via"),
-        *_required(Text, "reason", default=""),
-        *_optional(JSON, "edited_input"),
-        *_optional(Integer, "remembered"),
-        *_required(Boolean, "by_hook", default="0"),
-        CheckConstraint("answer IN ('approved', 'denied', 'expired', 'cancelled')", name="answer"),
-        CheckConstraint(
-            "answered_via IN ('person', 'rule', 'timeout', 'cancel', 'end')", name="via"
-        ),
-        CheckConstraint("(answer IS NULL) = (answered_at IS NULL)", name="answered"),
+        sa.Column("job_id", sa.Text, sa.ForeignKey("jobs.id"), nullable=False),
+        sa.Column("id", sa.Text, nullable=False, unique=True),
+        *_required(sa.Integer, "turn", "checked_snapshot"),
+        *_optional(sa.Integer, "remembered"),
+        *_required(sa.Boolean, "by_hook", default="0"),
+        *_required(sa.Float, "asked_at"),
+        *_optional(sa.Float, "expires_at", "notified_at", "answered_at"),
+        *_optional(sa.Text, "answer", "answered_by", "answered_via"),
+        *_required(sa.Text, "reason", default=""),
+        *_required(sa.Text, "tool", "input_digest", "summary", "group_key", "suggested_rule"),
+        *_required(sa.JSON, "setting"),
+        *_optional(sa.JSON, "edited_input"),
+        _one_of("answer", "approved denied expired cancelled"),
+        _one_of("answered_via", "person rule timeout cancel end", name="via"),
+        sa.CheckConstraint("(answer IS NULL) = (answered_at IS NULL)", name="answered"),
         _index("job_id", "checked_snapshot", where="answer IS NULL"),
         _index("expires_at", where="answer IS NULL"),
         _index("asked_at", where="answer IS NULL AND notified_at IS NULL"),
@@ -284,19 +252,17 @@ def _create_calls() -> None:
     op.create_table(
         "model_calls",
         *_key("runs.id", "number"),
-        *_required(Integer, "attempt", "turn"),
-        *_required(Text, "model"),
-        *_required(Integer, "max_tokens"),
-        *_required(BigInteger, "worst_case"),
-        *_required(Float, "started_at"),
-        *_optional(Float, "ended_at", "latency"),
-        *_optional(Text, "request_id", "stop_reason"),
-        *_optional(BigInteger, "input_tokens", "cache_read_tokens", "cache_creation_tokens"),
-        *_optional(BigInteger, "output_tokens", "charged_tokens"),
-        *_optional(Text, "error"),
-        *_optional(JSON, "cut"),
-        *_required(Text, "purpose", default="turn"),
-        *_optional(Boolean, "hour_cache"),
+        *_required(sa.Integer, "attempt", "turn", "max_tokens"),
+        *_required(sa.Text, "purpose", default="turn"),
+        *_required(sa.Text, "model"),
+        *_required(sa.Float, "started_at"),
+        *_optional(sa.Float, "ended_at", "latency"),
+        *_optional(sa.Text, "request_id", "stop_reason", "error"),
+        *_optional(sa.Boolean, "hour_cache"),
+        *_required(sa.BigInteger, "worst_case"),
+        *_optional(sa.BigInteger, "input_tokens", "cache_read_tokens", "cache_creation_tokens"),
+        *_optional(sa.BigInteger, "output_tokens", "charged_tokens"),
+        *_optional(sa.JSON, "cut"),
         sqlite_with_rowid=False,
     )
 
@@ -305,47 +271,37 @@ def _create_records() -> None:
     op.create_table(
         "events",
         *_key("runs.id", "number"),
-        *_required(Float, "at"),
-        *_required(Integer, "attempt"),
-        *_required(Text, "type"),
-        *_required(JSON, "data"),
+        *_required(sa.Float, "at"),
+        *_required(sa.Integer, "attempt"),
+        *_required(sa.Text, "type"),
+        *_required(sa.JSON, "data"),
         _index("at", where="type = 'limit_reached'"),
         sqlite_with_rowid=False,
     )
     op.create_table(
         "verifications",
         *_key("runs.id", "number"),
-        *_required(Integer, "turn"),
-        *_optional(Text, "tree"),
-        *_required(Integer, "attempt"),
-        *_required(Float, "started_at"),
-        *_optional(Float, "ended_at", "duration"),
-        *_optional(Text, "outcome", "command"),
-        *_optional(JSON, "content"),
-        *_optional(BigInteger, "size"),
-        *_optional(LargeBinary, "compressed"),
+        *_required(sa.Integer, "turn", "attempt"),
+        *_required(sa.Float, "started_at"),
+        *_optional(sa.Float, "ended_at", "duration"),
+        *_optional(sa.Text, "tree", "outcome", "command"),
+        *_optional(sa.BigInteger, "size"),
+        *_optional(sa.JSON, "content"),
+        *_optional(sa.LargeBinary, "compressed"),
     )
     op.create_table(
         "hook_runs",
         *_key("runs.id", "number"),
-        *_required(Integer, "hook"),
-        *_required(Text, "event", "name"),
-        *_required(Integer, "turn"),
-        *_optional(Integer, "message", "position"),
-        *_required(Integer, "attempt"),
-        *_required(Float, "started_at"),
-        *_optional(Float, "ended_at", "duration"),
-        *_optional(Text, "outcome"),
-        *_optional(Integer, "exit_code"),
-        *_optional(Text, "decision"),
-        *_required(Text, "reason", "context", default=""),
-        *_required(Boolean, "stops", default="0"),
-        *_required(Text, "output", "errors", default=""),
-        *_optional(Text, "tree_before", "tree_after"),
-        CheckConstraint(
-            "event IN ('RunStart', 'PreToolUse', 'PostToolUse', 'TurnEnd', 'RunEnd')", name="event"
-        ),
-        CheckConstraint("decision IN ('allow', 'ask', 'deny', 'block')", name="decision"),
+        *_required(sa.Integer, "hook", "turn", "attempt"),
+        *_optional(sa.Integer, "message", "position", "exit_code"),
+        *_required(sa.Text, "event", "name"),
+        *_required(sa.Float, "started_at"),
+        *_optional(sa.Float, "ended_at", "duration"),
+        *_required(sa.Boolean, "stops", default="0"),
+        *_optional(sa.Text, "outcome", "decision", "tree_before", "tree_after"),
+        *_required(sa.Text, "reason", "context", "output", "errors", default=""),
+        _one_of("event", "RunStart PreToolUse PostToolUse TurnEnd RunEnd"),
+        _one_of("decision", "allow ask deny block"),
     )
 
 
@@ -364,17 +320,17 @@ _OF_NO_RUN = """CAST(NULL AS TEXT) AS root_run, CAST(NULL AS TEXT) AS parent_run
 def _create_views() -> None:
     connection = op.get_bind()
     views = _Views(connection.dialect.name == "sqlite")
-    for name, query in (
-        ("v_runs", views.runs()),
-        ("v_turns", views.turns()),
-        ("v_messages", views.messages()),
-        ("v_tool_calls", views.tool_calls()),
-        ("v_decisions", views.decisions()),
-        ("v_costs", views.costs()),
-        ("v_events", views.events()),
-        ("v_hooks", views.hooks()),
+    for name in (
+        "runs",
+        "turns",
+        "messages",
+        "tool_calls",
+        "decisions",
+        "costs",
+        "events",
+        "hooks",
     ):
-        connection.exec_driver_sql(f"CREATE VIEW {name} AS {query}")
+        connection.exec_driver_sql(f"CREATE VIEW v_{name} AS {getattr(views, name)()}")
 
 
 class _Views:
@@ -513,10 +469,7 @@ class _Views:
         from_parent = """(r.depth > 0 AND b.turn = 0 AND EXISTS (SELECT 1 FROM blocks later
             WHERE later.run_id = b.run_id AND later.turn = 0
                 AND (later.message, later.position) > (b.message, b.position)))"""
-
-        def text(*path: str) -> str:
-            return self._text(said, *path)
-
+        text = partial(self._text, said)
         return f"""
         SELECT b.run_id, r.job_id, r.item_key AS item, b.message, b.position, b.turn, b.role, b.type,
             {self._time("b.created_at", "at")},

@@ -25,6 +25,7 @@ from tests.store.examples import NOW
 pytestmark = pytest.mark.dialect
 
 FOLDER = Path(__file__).parents[2] / "migrations"
+ALLOWED = {"__future__", "alembic", "functools", "sqlalchemy", "typing"}
 _DEFINITIONS = {
     "sqlite": "SELECT name, sql FROM sqlite_master"
     " WHERE tbl_name <> 'alembic_version' AND type <> 'view'",
@@ -134,7 +135,7 @@ def test_migrations_import_nothing_of_runner_but_the_tables_in_env() -> None:
         for path in FOLDER.rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text()))
         for module in imported_by(node)
-        if module.partition(".")[0] not in {"__future__", "alembic", "sqlalchemy", "typing"}
+        if module.partition(".")[0] not in ALLOWED
     }
     assert imported == {("env.py", "runner.store.tables")}
 
