@@ -122,13 +122,13 @@ def _bring(
 def _bring_one(
     database: Database, name: str, shape: ImportFormat | None, author: Author
 ) -> Sequence[Any]:
-    from runner.store.imports import bring_in
+    from runner.store.imports import import_file
 
     source = "stdin" if name == _STDIN else name
     now = measured_now(database)
     with _opened(name) as file:
         if (shape or _shape_of(file, source)) == "jsonl":
-            return bring_in(database, file, source, author, now)
+            return import_file(database, file, source, author, now)
         return _bring_session(database, file, source, author, now)
 
 
@@ -136,7 +136,7 @@ def _bring_session(
     database: Database, file: IO[bytes], source: str, author: Author, now: float
 ) -> Sequence[Any]:
     from runner.exchange.session_runs import read_sessions, session_file
-    from runner.store.imports import bring_in_sessions
+    from runner.store.imports import import_sessions
 
     reading = session_file(file)
     try:
@@ -147,7 +147,7 @@ def _bring_session(
         ) from error
     if session.is_torn:
         note(f"{source}: its last line is not whole and was left out: import it again later")
-    return bring_in_sessions(database, session, source, author, now)
+    return import_sessions(database, session, source, author, now)
 
 
 def _shape_of(file: IO[bytes], source: str) -> ImportFormat:

@@ -1,60 +1,56 @@
-"""Runner's own export: a file of lines, each a JSON object.
+"""Runner's own export format: a file of lines, each a JSON object.
 
-    {"runner_export": 1, "job": "job_…", "run": null}     what it is of: a job, or one run of it
-    {"table": "jobs", "row": {…}}                         a section for the job, then one for each run
+    {"runner_export": 1, "job": "job_…", "run": null}     the header: a whole job, or one run of it
+    {"table": "jobs", "row": {…}}                         the rows of the job, then those of each run
     {"end": {"rows": 2731, "sha256": "…"}}                the digest of all bytes before this line
 
-The same rows give the same bytes. A file without its end was cut off.
+The same rows give the same bytes. A file without its last line was cut off.
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import IO, Any
 
+from sqlalchemy import JSON, BigInteger, Column, Table
+
 from runner.core.text import DEEPEST, read_json
 
 VERSION = 1
 LONGEST_LINE = 256 * 1024 * 1024  # bytes; a tool's whole output is at most 10 MB
-# What a line holds may have come as JSON that was as deep as can be, and lies in other objects here.
+# A value in a row may be as deep as JSON can be, and the objects around it add to that.
 _DEEPEST_LINE = DEEPEST + 20
 _ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a file is of: a job, or of that job one run and those that it came from."""
-
     job_id: str
+    # None: the whole job; else this run and those that it came from.
     run_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A row of a table, as the file has it. ``start`` is where its line begins, in bytes."""
+    """A row as a file has it, unchecked."""
 
-    number: int
-    start: int
+    start: int  # of the line in the file, in bytes
     table: str
     row: Any
 
 
 def encoded(value: Any) -> bytes:
-    """A value as one line of JSON. ASCII only: no terminal obeys what is in it, and half a surrogate
-    pair is no obstacle."""
+    """Return a value as one line of JSON, in ASCII: no terminal obeys its content, and half of a
+    surrogate pair can be written."""
     return _ENCODER.encode(value).encode("ascii") + b"\n"
 
 
-def encoded_row(table: str, row: Mapping[str, Any]) -> bytes:
-    """A row, as its shape gives it for a file, as a line."""
-    return encoded({"table": table, "row": row})
-
-
-class Writing:
-    """Writes the lines of a file.
+class Writer:
+    """Writes a file.
 
     Args:
         write: takes bytes, in order.
@@ -63,39 +59,30 @@ class Writing:
     def __init__(self, write: Callable[[bytes], object], header: Header) -> None:
         self._write = write
         self._digest = hashlib.sha256()
-        self.rows = 0
+        self._rows = 0
         self._put(
             encoded({"runner_export": VERSION, "job": header.job_id, "run": header.run_id}),
         )
 
-    def row(self, table: str, row: Mapping[str, Any]) -> None:
-        """Add a row."""
-        self.rows += 1
-        self._put(encoded_row(table, row))
+    def add(self, line: bytes) -> None:
+        """Write a row, as ``TableFormat.line`` returns it."""
+        self._rows += 1
+        self._put(line)
 
     def end(self) -> None:
-        """Add the last line."""
-        self._write(encoded({"end": {"rows": self.rows, "sha256": self._digest.hexdigest()}}))
+        """Write the last line."""
+        self._write(encoded({"end": {"rows": self._rows, "sha256": self._digest.hexdigest()}}))
 
     def _put(self, line: bytes) -> None:
         self._digest.update(line)
         self._write(line)
 
 
-def is_export(first_line: bytes) -> bool:
-    """Whether a file that begins so is one of these."""
-    try:
-        value = read_json(first_line.decode("utf-8"))
-    except (ValueError, RecursionError):
-        return False
-    return isinstance(value, dict) and "runner_export" in value
-
-
-class Reading:
-    """Reads a file: its header at once, then its rows, then that its end is right.
+class Reader:
+    """Reads a file: the header at once, then its rows. ``number`` is the line that was read last.
 
     Raises:
-        ValueError: what is wrong; ``number`` is the line.
+        ValueError: what is wrong with that line.
     """
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -103,46 +90,50 @@ class Reading:
         self._digest = hashlib.sha256()
         self._next = 0
         self.number = 0
-        self.header = _header(self._value(self._line()))
+        self.header = _header(self._value())
 
     def rows(self) -> Iterator[Line]:
-        """The rows in order."""
+        """Yield the rows in order, then check the last line."""
         count = 0
         while True:
             digest, start = self._digest.hexdigest(), self._next
-            value = self._value(self._line())
-            if isinstance(value, dict) and value.keys() == {"table", "row"}:
-                count += 1
-                yield Line(self.number, start, _name(value["table"]), value["row"])
-                continue
-            if not (isinstance(value, dict) and value.keys() == {"end"}):
-                raise ValueError("it is neither a row nor the end of an export")
-            if value["end"] != {"rows": count, "sha256": digest}:
-                raise ValueError(
-                    "it does not fit what is before it: the file was changed or damaged (export it anew)"
-                )
-            break
+            value = self._value()
+            if not (isinstance(value, dict) and value.keys() == {"table", "row"}):
+                break
+            if not isinstance(value["table"], str):
+                raise ValueError("names no table")
+            count += 1
+            yield Line(start, value["table"], value["row"])
+        if not (isinstance(value, dict) and value.keys() == {"end"}):
+            raise ValueError("it is neither a row nor the end of an export")
+        if value["end"] != {"rows": count, "sha256": digest}:
+            raise ValueError(
+                "it does not fit what is before it: the file was changed or damaged (export it anew)"
+            )
         if self._file.read(1):
             self.number += 1
             raise ValueError("it comes after the end of the export")
 
-    def _line(self) -> bytes:
+    def _value(self) -> Any:
         self.number += 1
-        line = self._file.readline(LONGEST_LINE + 1)
-        if len(line) > LONGEST_LINE:
-            raise ValueError(f"it is longer than {LONGEST_LINE:,} bytes")
+        line = read_line(self._file)
         if not line.endswith(b"\n"):
             raise ValueError("it is missing or cut off: the export is not whole")
         self._digest.update(line)
         self._next += len(line)
-        return line
-
-    def _value(self, line: bytes) -> Any:
         return parsed(line)
 
 
+def read_line(file: IO[bytes]) -> bytes:
+    """Read the next line. Raises ``ValueError`` if it is longer than any line can be."""
+    line = file.readline(LONGEST_LINE + 1)
+    if len(line) > LONGEST_LINE:
+        raise ValueError(f"it is longer than {LONGEST_LINE:,} bytes")
+    return line
+
+
 def parsed(line: bytes) -> Any:
-    """The value of a line of JSON. Raises ``ValueError``."""
+    """Return the value of a line of JSON. Raises ``ValueError``."""
     try:
         return read_json(line.decode("utf-8"), _DEEPEST_LINE)
     except UnicodeDecodeError as error:
@@ -151,6 +142,15 @@ def parsed(line: bytes) -> Any:
         raise ValueError("it is nested too deeply") from error
     except ValueError as error:
         raise ValueError(f"it is not JSON ({error})") from error
+
+
+def is_export(first_line: bytes) -> bool:
+    """True if a file that begins with this line is an export of Runner's own."""
+    try:
+        value = parsed(first_line)
+    except ValueError:
+        return False
+    return isinstance(value, dict) and "runner_export" in value
 
 
 def _header(value: Any) -> Header:
@@ -167,7 +167,127 @@ def _header(value: Any) -> Header:
     return Header(job_id, run_id)
 
 
-def _name(value: Any) -> str:
+_NO_DEFAULT = object()
+_MOST_REAL = 1e11  # the year 5138; no time, duration or amount is larger
+# SQLite keeps a whole JSON number that stands alone without its ".0".
+_WHOLE_BELOW = 2**53
+_LONGEST_NAME = 60
+# Sums over many rows must stay within 64 bits: tokens and sizes, and the billionths of a USD of a job.
+_MOST_TOKENS = 2**50
+_MOST = {"purses": 2**60}
+# Other numbers are not negative. An exit code is, for a signal.
+_LEAST = {"hook_runs.exit_code": -(2**31)}
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    name: str
+    kind: type  # of a value in Python; ``dict`` is any JSON, ``bytes`` is base64 in the file
+    nullable: bool
+    default: Any  # in rows of an older Runner, which do not have the column
+    least: int  # of whole numbers
+    most: int
+
+    @classmethod
+    def of(cls, column: Column[Any]) -> _Column:
+        kind = dict if isinstance(column.type, JSON) else column.type.python_type
+        default: Any = None if column.nullable else _NO_DEFAULT
+        if column.server_default is not None:
+            text = str(column.server_default.arg)  # type: ignore[attr-defined]  # a plain value
+            default = kind(int(text)) if kind in (int, bool) else text
+        is_long = isinstance(column.type, BigInteger)
+        most = _MOST.get(column.table.name, _MOST_TOKENS) if is_long else 2**31 - 1
+        least = _LEAST.get(str(column), 0)
+        return cls(column.name, kind, bool(column.nullable), default, least, most)
+
+    def to_file(self, value: Any) -> Any:
+        if self.kind is bytes and value is not None:
+            return base64.b64encode(value).decode("ascii")
+        if self.kind is dict and isinstance(value, float) and abs(value) < _WHOLE_BELOW:
+            return int(value) if value.is_integer() else value
+        return value
+
+    def from_file(self, value: Any) -> Any:
+        """Return a value as the database takes it. Raises ``ValueError``."""
+        kind = self.kind
+        if kind is dict or (value is None and self.nullable):
+            return value
+        if value is None:
+            raise ValueError("is null")
+        if kind is int and (type(value) is not int or not self.least <= value <= self.most):
+            raise ValueError(f"is no whole number from {self.least} to {self.most}")
+        if kind is bool and type(value) is not bool:
+            raise ValueError("is neither true nor false")
+        if kind is str:
+            _check_text(value)
+        if kind is float:
+            if type(value) not in (int, float) or not 0 <= value <= _MOST_REAL:
+                raise ValueError(f"is no number from 0 to {_MOST_REAL:g}")
+            return float(value)
+        return _decoded(value) if kind is bytes else value
+
+
+class TableFormat:
+    """How the rows of a table are written to a file and read again, by the types of its columns."""
+
+    def __init__(self, table: Table) -> None:
+        # A database numbers some rows itself; those keep the order that they have in the file.
+        numbered = [column for column in table.c if column.autoincrement is True]
+        self.table = table
+        self.name = table.name
+        # The columns that order the rows; empty for rows that the database numbers.
+        self.key = () if numbered else tuple(column.name for column in table.primary_key)
+        self._columns = tuple(_Column.of(each) for each in table.c if each not in set(numbered))
+
+    def line(self, row: Mapping[str, Any]) -> bytes:
+        """Return a row of the database as a line."""
+        values = {column.name: column.to_file(row[column.name]) for column in self._columns}
+        return encoded({"table": self.name, "row": values})
+
+    def row(self, values: Any) -> dict[str, Any]:
+        """Return a row of a file as the database takes it.
+
+        Raises:
+            ValueError: what is wrong with which column.
+        """
+        if not isinstance(values, dict):
+            raise ValueError(f"a row of {self.name} is an object")
+        unknown = values.keys() - {column.name for column in self._columns}
+        if unknown:
+            raise ValueError(
+                f"{self.name} has no column {min(unknown)[:_LONGEST_NAME]!a}: the file may be of a "
+                "newer Runner"
+            )
+        row = {}
+        for column in self._columns:
+            try:
+                if column.name in values:
+                    row[column.name] = column.from_file(values[column.name])
+                elif column.default is _NO_DEFAULT:
+                    raise ValueError("is missing")
+                else:
+                    row[column.name] = column.default
+            except ValueError as error:
+                raise ValueError(f"{self.name}.{column.name} {error}") from error
+        return row
+
+
+def _check_text(value: Any) -> None:
     if not isinstance(value, str):
-        raise ValueError("names no table")
-    return value
+        raise ValueError("is no text")
+    try:
+        value.encode()
+        is_storable = "\0" not in value
+    except UnicodeEncodeError:  # half of a surrogate pair
+        is_storable = False
+    if not is_storable:
+        raise ValueError("has a character that no database can hold")
+
+
+def _decoded(value: Any) -> bytes:
+    if not isinstance(value, str):
+        raise ValueError("is no base64")
+    try:
+        return base64.b64decode(value, validate=True)
+    except ValueError as error:  # characters beyond ASCII, or binascii.Error
+        raise ValueError("is no base64") from error

@@ -1,45 +1,17 @@
-"""Taking a job or a run out of the database, row by row, in one view of the data.
-
-The tables of an export, in their order, as files have them.
-
-A run with all that other formats are made of, read in one view of the data.
-"""
+"""Reads what is exported, each time in one view of the data: jobs and runs row by row, for Runner's own
+format, and a run as one value, for all other formats."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from sqlalchemy import (
-    JSON,
-    BigInteger,
-    Boolean,
-    ColumnElement,
-    Connection,
-    Float,
-    Integer,
-    LargeBinary,
-    Table,
-    Text,
-    literal,
-    or_,
-    select,
-    true,
-    tuple_,
-)
-from sqlalchemy import Column as SqlColumn
+from sqlalchemy import ColumnElement, Connection, Table, literal, or_, select, true, tuple_
 
 from runner.core.agents import lineage, tree_order
 from runner.core.prices import PriceList
 from runner.errors import NotFoundError
-from runner.exchange.checks import (
-    NO_DEFAULT,
-    Column,
-    Kind,
-    Shape,
-)
-from runner.exchange.lines import Header, Writing, encoded_row
+from runner.exchange.lines import Header, TableFormat, Writer
 from runner.exchange.recorded import Recorded
 from runner.store.conditions import in_tree
 from runner.store.database import Database
@@ -65,10 +37,10 @@ from runner.store.tables import (
     verifications,
 )
 
-# What is of the job as a whole; of its rules those that hold for all of its runs.
+# The tables of a job as a whole, in the order of a file; of the rules those that hold for all runs.
 JOB_TABLES = (jobs, purses, permission_rules, job_events)
-# What is of one run; of the rules those that are remembered for it alone. Calls come after the blocks
-# that ask for them, and what belongs to calls after those.
+# The tables of a run; of the rules those that hold for it alone. Tool calls follow the blocks that ask
+# for them and precede what belongs to them.
 RUN_TABLES = (
     runs,
     run_items,
@@ -86,66 +58,11 @@ RUN_TABLES = (
     events,
     queued_messages,
 )
-# A database gives its own.
-_NUMBERED_HERE = frozenset({queued_messages.c.id})
-# What each database says of a job for itself: that it was brought in.
+FORMATS = {table.name: TableFormat(table) for table in (*JOB_TABLES, *RUN_TABLES)}
+# The type of the event that a database adds to a job that it imports. It is not exported again.
 IMPORTED = "imported"
 
-# Tokens and sizes are summed over many rows, and what a job spent is in billionths of a USD: no sum of
-# what someone writes into a file is to leave 64 bits.
-_MOST_TOKENS = 2**50
-_MOST = {purses.name: 2**60}
-# The others hold no numbers below nothing: an exit code is negative for a signal.
-_LEAST = {hook_runs.c.exit_code: -(2**31)}
-
-_KINDS: tuple[tuple[type[Any], Kind], ...] = (
-    (BigInteger, "long"),
-    (Integer, "integer"),
-    (Float, "real"),
-    (Boolean, "boolean"),
-    (JSON, "json"),
-    (LargeBinary, "bytes"),
-    (Text, "text"),
-)
-
-
-def _shape(table: Table) -> Shape:
-    columns = tuple(_column(column) for column in table.c if column not in _NUMBERED_HERE)
-    numbered = any(column in _NUMBERED_HERE for column in table.c)
-    key = () if numbered else tuple(column.name for column in table.primary_key)
-    return Shape(table.name, columns, key)
-
-
-def _column(column: SqlColumn[Any]) -> Column:
-    kind = next(kind for known, kind in _KINDS if isinstance(column.type, known))
-    nullable = bool(column.nullable)
-    most = 2**31 - 1 if kind == "integer" else _MOST.get(column.table.name, _MOST_TOKENS)
-    return Column(column.name, kind, nullable, _default(column, kind), _LEAST.get(column, 0), most)
-
-
-def _default(column: SqlColumn[Any], kind: Kind) -> Any:
-    """What a row has that an older Runner wrote, which knew no such column."""
-    if column.server_default is None:
-        return None if column.nullable else NO_DEFAULT
-    text = str(column.server_default.arg)  # type: ignore[attr-defined]  # all are plain values
-    match kind:
-        case "integer" | "long":
-            return int(text)
-        case "boolean":
-            return text != "0"
-        case _:
-            return text
-
-
-SHAPES: dict[str, Shape] = {
-    table.name: _shape(table) for table in dict.fromkeys((*JOB_TABLES, *RUN_TABLES))
-}
-TABLES: dict[str, Table] = {table.name: table for table in (*JOB_TABLES, *RUN_TABLES)}
-
-
 _ROWS_AT_ONCE = 100
-
-FileRow = dict[str, Any]
 
 
 def export(
@@ -155,85 +72,73 @@ def export(
     run_id: str | None = None,
     write: Callable[[bytes], object],
 ) -> list[str]:
-    """Write a job with all of its runs, or one run with those that it came from, as Runner's own
-    export: the same rows give the same bytes. A run comes with all that it has started, a sub-agent
-    with those that it works for, too.
+    """Write a job with all of its runs, or one run with the runs that it came from, in Runner's own
+    format: the same rows give the same bytes. A run comes with its sub-agents, and a sub-agent with the
+    runs above it.
 
     Args:
         job_id, run_id: the whole id of one of them.
         write: takes the bytes, in order.
 
     Returns:
-        The runs that were written.
+        The ids of the runs that were written.
 
     Raises:
         NotFoundError: there is no such job or run. UnreachableError: the database does not answer.
     """
 
     def work(connection: Connection) -> list[str]:
-        of_job, run_ids = _meant(connection, job_id, run_id)
-        writing = Writing(write, Header(of_job, run_id))
-        for table, row in job_rows(connection, of_job):
-            writing.row(table, row)
+        of_job, run_ids = _selected(connection, job_id, run_id)
+        writer = Writer(write, Header(of_job, run_id))
+        for line in job_lines(connection, of_job):
+            writer.add(line)
         for each in run_ids:
-            for table, row in run_rows(connection, each):
-                writing.row(table, row)
-        writing.end()
+            for line in run_lines(connection, each):
+                writer.add(line)
+        writer.end()
         return run_ids
 
     return database.read(work)
 
 
-def job_rows(connection: Connection, job_id: str) -> Iterator[tuple[str, FileRow]]:
-    """The rows of a job as a whole, as a file has them, each with its table."""
+def job_lines(connection: Connection, job_id: str) -> Iterator[bytes]:
+    """Yield the rows of a job as a whole as lines of a file."""
     for table in JOB_TABLES:
-        key = table.c.id if table.name == "jobs" else table.c.job_id
-        conditions = [key == job_id]
+        conditions = [(table.c.id if table is jobs else table.c.job_id) == job_id]
         if table is permission_rules:
             conditions.append(permission_rules.c.run_id.is_(None))
         if table is job_events:
             conditions.append(job_events.c.type != IMPORTED)
-        yield from _rows(connection, table, *conditions)
+        yield from _lines(connection, table, *conditions)
 
 
-def run_rows(connection: Connection, run_id: str) -> Iterator[tuple[str, FileRow]]:
-    """The rows of a run, as a file has them, each with its table."""
+def run_lines(connection: Connection, run_id: str) -> Iterator[bytes]:
+    """Yield the rows of a run as lines of a file."""
     for table in RUN_TABLES:
         key = table.c.id if table is runs else table.c.run_id
-        yield from _rows(connection, table, key == run_id)
+        yield from _lines(connection, table, key == run_id)
 
 
-def digest_of(rows: Iterator[tuple[str, FileRow]]) -> str:
-    """The SHA-256 of rows as lines of a file."""
-    digest = hashlib.sha256()
-    for table, row in rows:
-        digest.update(encoded_row(table, row))
-    return digest.hexdigest()
-
-
-def _rows(
+def _lines(
     connection: Connection, table: Table, *conditions: ColumnElement[bool]
-) -> Iterator[tuple[str, FileRow]]:
-    """In pages, as there may be many rows, and large ones."""
-    shape = SHAPES[table.name]
-    order = [table.c[name] for name in shape.key] or [queued_messages.c.id]
-    columns = [table.c[column.name] for column in shape.columns]
-    query = select(*columns, *(column.label(f"order_{column.name}") for column in order))
-    query = query.where(*conditions).order_by(*order).limit(_ROWS_AT_ONCE)
+) -> Iterator[bytes]:
+    """Read the rows of a table in pages: there may be many, and large ones."""
+    order = list(table.primary_key)
+    query = select(table).where(*conditions).order_by(*order).limit(_ROWS_AT_ONCE)
     after: ColumnElement[bool] = true()
     while True:
         page = connection.execute(query.where(after)).mappings().all()
-        for row in page:
-            yield table.name, shape.to_file(row)  # type: ignore[arg-type]  # its keys are names
+        yield from map(FORMATS[table.name].line, page)  # type: ignore[arg-type]  # keys are names
         if len(page) < _ROWS_AT_ONCE:
             return
-        last = [row[f"order_{column.name}"] for column in order]
-        after = tuple_(*order) > tuple_(*map(literal, last))
+        after = tuple_(*order) > tuple_(*(literal(page[-1][column]) for column in order))
 
 
-def _meant(connection: Connection, job_id: str | None, run_id: str | None) -> tuple[str, list[str]]:
-    """The job, and the runs in the order of their ids: an older one comes before what came of it, and
-    each before what it has started."""
+def _selected(
+    connection: Connection, job_id: str | None, run_id: str | None
+) -> tuple[str, list[str]]:
+    """Return the job, and the runs in the order of their ids: a run follows those that it came from,
+    and a sub-agent those above it."""
     if run_id is None:
         query = select(runs.c.id).where(runs.c.job_id == job_id)
         return str(job_id), sorted(connection.execute(query).scalars(), key=tree_order)
@@ -254,35 +159,34 @@ def _meant(connection: Connection, job_id: str | None, run_id: str | None) -> tu
 
 
 def load_recorded(database: Database, run_id: str, prices: PriceList) -> Recorded:
-    """A run as it is recorded.
+    """Return a run as it is recorded.
 
     Args:
-        prices: what its model calls are priced by.
+        prices: of its model calls.
 
     Raises:
         NotFoundError: there is no such run. UnreachableError: the database does not answer.
     """
 
     def work(connection: Connection) -> Recorded:
-        run = _one(connection, runs, runs.c.id == run_id)
-        if run is None:
+        found = _rows(connection, runs, runs.c.id == run_id)
+        if not found:
             raise NotFoundError(f"no run is named {run_id}: look with `runner list`")
-        job = _one(connection, jobs, jobs.c.id == run["job_id"])
-        item = _one(connection, run_items, run_items.c.run_id == run_id)
-        assert job is not None
+        of_run = {
+            table: _rows(connection, table, table.c.run_id == run_id)
+            for table in (run_items, blocks, tool_calls, model_calls, compactions, verifications)
+        }
+        (job,) = _rows(connection, jobs, jobs.c.id == found[0]["job_id"])
         return Recorded(
-            run=run,
-            item=None if item is None else item["item"],
+            run=found[0],
+            item=of_run[run_items][0]["item"] if of_run[run_items] else None,
             job_name=job["name"],
-            spec=JobCache().on(connection).spec_of_run(run["job_id"], run_id),
-            blocks=_all(connection, blocks, run_id),
-            calls={
-                (row["message"], row["position"]): row
-                for row in _all(connection, tool_calls, run_id)
-            },
-            model_calls=_all(connection, model_calls, run_id),
-            compactions=_all(connection, compactions, run_id),
-            verifications=_all(connection, verifications, run_id),
+            spec=JobCache().on(connection).spec_of_run(job["id"], run_id),
+            blocks=of_run[blocks],
+            calls={(row["message"], row["position"]): row for row in of_run[tool_calls]},
+            model_calls=of_run[model_calls],
+            compactions=of_run[compactions],
+            verifications=of_run[verifications],
             prices=prices,
             children=_children(connection, run_id),
         )
@@ -291,7 +195,7 @@ def load_recorded(database: Database, run_id: str, prices: PriceList) -> Recorde
 
 
 def run_ids(database: Database, job_id: str) -> Sequence[tuple[str, str]]:
-    """The ids of a job's runs with their keys, in order, each before those that it has started."""
+    """Return the ids of a job's runs with their item keys, in order, sub-agents below their run."""
     query = select(runs.c.id, runs.c.item_key).where(runs.c.job_id == job_id)
     rows = database.read(lambda connection: connection.execute(query).all())
     return sorted(((row.id, row.item_key) for row in rows), key=lambda run: tree_order(run[0]))
@@ -307,12 +211,9 @@ def _children(connection: Connection, run_id: str) -> dict[tuple[int, int] | Non
     return found
 
 
-def _one(connection: Connection, table: Table, condition: Any) -> dict[str, Any] | None:
-    row = connection.execute(select(table).where(condition)).mappings().one_or_none()
-    return None if row is None else dict(row)
-
-
-def _all(connection: Connection, table: Table, run_id: str) -> tuple[dict[str, Any], ...]:
+def _rows(
+    connection: Connection, table: Table, condition: ColumnElement[bool]
+) -> tuple[dict[str, Any], ...]:
     columns = [column for column in table.c if column.name != "compressed"]
-    query = select(*columns).where(table.c.run_id == run_id).order_by(*table.primary_key)
+    query = select(*columns).where(condition).order_by(*table.primary_key)
     return tuple(map(dict, connection.execute(query).mappings()))

@@ -1,22 +1,18 @@
-"""Bringing an export of Runner's own into the database.
+"""Imports exports of Runner's own, and sessions of Claude Code.
 
-The file is read twice: once to look at every line and at what is here already, before anything is
-written, and then run by run, each in one transaction. Who is cut off brings it in again: what is here
-already is left as it is.
-
-Looking through an export of Runner's own before any of it is stored.
-
-Bringing sessions of Claude Code's into the database, as runs of one job.
+An export is read twice: first every line is checked, and what the database has of it, before anything
+is written; then it is stored run by run, each in one transaction. An import that was cut off is done
+again: what is stored already is left as it is.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import groupby
+from itertools import groupby, islice
 from types import SimpleNamespace
 from typing import IO, Any, Literal
 
@@ -29,8 +25,8 @@ from runner.core.spec import JobSpec
 from runner.core.state import ModelState, Progress
 from runner.core.text import shorten
 from runner.errors import UsageError
-from runner.exchange.checks import JobCheck, Place, RunCheck, Shape, check_id, misfit
-from runner.exchange.lines import Line, Reading, encoded_row, parsed
+from runner.exchange.checks import Place, RunCheck, check_id, check_row, check_value, spec_of
+from runner.exchange.lines import Header, Line, Reader, TableFormat, parsed
 from runner.exchange.session_runs import (
     Happened,
     SessionFile,
@@ -43,16 +39,7 @@ from runner.store import ids
 from runner.store.control import cancel_locked, store_change
 from runner.store.database import Database
 from runner.store.entries import add_job_events
-from runner.store.exports import (
-    IMPORTED,
-    JOB_TABLES,
-    RUN_TABLES,
-    SHAPES,
-    TABLES,
-    digest_of,
-    job_rows,
-    run_rows,
-)
+from runner.store.exports import FORMATS, IMPORTED, JOB_TABLES, RUN_TABLES, job_lines, run_lines
 from runner.store.jobs import SESSIONS
 from runner.store.run_state import progress_from_row, progress_to_json, tool_context_from_json
 from runner.store.statements import Writes
@@ -70,237 +57,217 @@ from runner.store.tables import (
     tool_outputs,
 )
 
-_JOB_ORDER = {table.name: number for number, table in enumerate(JOB_TABLES)}
-_RUN_ORDER = {table.name: number for number, table in enumerate(RUN_TABLES)}
+ImportOutcome = Literal["imported", "there", "continued"]
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedRun:
+    """What an import did with a run of a file."""
+
+    run_id: str
+    job_id: str
+    # ``there``: the database had the run already. ``continued``: it had less of the session.
+    what: ImportOutcome
+    state: str  # here
+
+
+# --- Checking a file ---
 
 
 @dataclass(eq=False)
 class Section:
-    """The rows of a job as a whole, or of one run: where they are in the file, from a byte and a line
-    on, and their digest. ``state`` is the run's, ``questions`` the ids of what was asked in it."""
+    """The rows of a job as a whole, or of one run, in a file."""
 
     kind: Literal["job", "run"]
     id: str
-    start: int
-    line: int
+    start: int  # in the file, in bytes
     rows: int = 0
-    digest: str = ""
+    digest: str = ""  # of the rows as lines
+    # Of a run:
     state: str = ""
     has_ended: bool = True
-    questions: list[str] = field(default_factory=list)
+    approvals: list[str] = field(default_factory=list)  # their ids
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a file holds. ``key`` is the job's, if its submitter gave it one."""
+    """What a file holds."""
 
-    source: str
+    source: str  # the name of the file for errors
     job: Section
     runs: tuple[Section, ...]
-    key: str | None
+    key: str | None  # the job's, if its submitter gave it one
 
 
-def look_through(file: IO[bytes], source: str) -> Plan:
-    """Look at every line of a file.
+def check_file(file: IO[bytes], source: str) -> Plan:
+    """Check every line of a file.
 
     Args:
-        source: what it is called in errors.
+        source: the name of the file for errors.
 
     Raises:
         UsageError: what is wrong, and in which line.
     """
     file.seek(0)
-    looking = _Looking()
-    reading: Reading | None = None
+    reader: Reader | None = None
     try:
-        reading = Reading(file)
-        looking.begin(reading)
-        for line in reading.rows():
-            looking.add(line)
-        return looking.end(source)
+        reader = Reader(file)
+        check = _FileCheck(reader.header)
+        for line in reader.rows():
+            check.add(line)
+        return check.end(source)
     except ValueError as error:
-        number = 1 if reading is None else reading.number
+        number = 1 if reader is None else reader.number
         raise UsageError(f"{source}, line {number}: {error}; nothing was imported") from error
 
 
-def shape_of(line: Line) -> Shape:
-    """The shape of a row's table. Raises ``ValueError``."""
-    shape = SHAPES.get(line.table)
-    if shape is None:
-        raise ValueError(
-            f"there is no table {line.table[:60]!a}: the file may be of a newer Runner"
-        )
-    return shape
+class _FileCheck:
+    """Checks the rows of a file in order."""
 
-
-class _Looking:
-    """Looks at the rows of a file in order."""
-
-    def __init__(self) -> None:
-        self._run_wanted: str | None = None
-        self._job: Section | None = None
-        self._job_id = ""
+    def __init__(self, header: Header) -> None:
+        check_id(header.job_id, "job")
+        self._header = header
         self._key: str | None = None
-        self._runs: list[Section] = []
-        self._known: dict[str, frozenset[Place]] = {}
         self._spec: JobSpec | None = None
-        self._waiting: set[str] = set()  # for the sub-agent that has their whole task
-        self._at: Section | None = None
-        self._check: JobCheck | RunCheck | None = None
+        self._sections: list[Section] = []
+        self._run: RunCheck | None = None  # of the section that is read
+        self._known: dict[str, set[Place]] = {}  # the runs, with the calls that start sub-agents
+        self._delegating: set[str] = set()  # runs whose sub-agent for the whole task is to come
         self._digest = hashlib.sha256()
-        self._place: tuple[int, list[Any]] = (-1, [])
-
-    def begin(self, reading: Reading) -> None:
-        self._job_id, self._run_wanted = reading.header.job_id, reading.header.run_id
-        check_id(self._job_id, "job")
+        self._last: tuple[int, list[Any]] = (-1, [])  # the table and the key of the last row
 
     def add(self, line: Line) -> None:
-        shape = shape_of(line)
-        table = shape.table
+        """Check the next row. Raises ``ValueError``."""
+        format = FORMATS.get(line.table)
+        if format is None:
+            raise ValueError(
+                f"there is no table {line.table[:60]!a}: the file may be of a newer Runner"
+            )
+        table = format.name
         if table in ("jobs", "runs"):
-            self._finish_section()
-            self._begin_section(line, table)
-        if self._at is None or self._check is None:
+            self._begin_section(line)
+        elif not self._sections:
             raise ValueError("the first row is not the job's")
-        row = shape.from_file(line.row)
-        self._check_order(table, [row[name] for name in shape.key])
-        self._check.add(table, row)
-        self._note(table, row)
-        self._at.rows += 1
-        self._digest.update(encoded_row(table, shape.to_file(row)))
+        row = format.row(line.row)
+        self._check_order(format, row)
+        check_row(table, row)
+        if row.get("job_id", self._header.job_id) != self._header.job_id:
+            raise ValueError(f"{table}.job_id is not {self._header.job_id}")
+        section = self._sections[-1]
+        if table == "jobs":
+            self._add_job(row)
+        elif table == "runs":
+            self._add_run(row)
+        elif self._run is not None:
+            self._run.add(table, row)
+        elif row.get("run_id") is not None:
+            raise ValueError(f"{table}.run_id does not belong here")
+        if table == "approvals":
+            section.approvals.append(row["id"])
+            what = "approvals.setting is none"
+            check_value(row["setting"], tool_context_from_json, ToolContext, what)
+        section.rows += 1
+        self._digest.update(format.line(row))
 
     def end(self, source: str) -> Plan:
-        self._finish_section()
-        if self._job is None:
+        """Check the file as a whole. Raises ``ValueError``."""
+        self._end_section()
+        if not self._sections:
             raise ValueError("there is no row in it")
-        if self._run_wanted is not None and self._run_wanted not in self._known:
-            raise ValueError(f"the run {self._run_wanted[:60]!a} that it is of is not in it")
-        if self._waiting:
-            without = f"{min(self._waiting)} has given its whole task to a sub-agent"
-            raise ValueError(f"{without}, which is not in the file")
-        return Plan(source, self._job, tuple(self._runs), self._key)
+        wanted = self._header.run_id
+        if wanted is not None and wanted not in self._known:
+            raise ValueError(f"the run {wanted[:60]!a} that it is of is not in it")
+        if self._delegating:
+            run_id = min(self._delegating)
+            raise ValueError(
+                f"{run_id} has given its whole task to a sub-agent, which is not in the file"
+            )
+        job, *of_runs = self._sections
+        return Plan(source, job, tuple(of_runs), self._key)
 
-    def _begin_section(self, line: Line, table: str) -> None:
-        if (table == "jobs") == (self._job is not None):
+    def _begin_section(self, line: Line) -> None:
+        self._end_section()
+        if (line.table == "jobs") == bool(self._sections):
             raise ValueError("a file has one job, and its row comes first")
         id_ = line.row.get("id") if isinstance(line.row, dict) else None
         if not isinstance(id_, str):
-            raise ValueError(f"{table}.id is no text")
-        self._place = (-1, [])
+            raise ValueError(f"{line.table}.id is no text")
+        kind: Literal["job", "run"] = "job" if line.table == "jobs" else "run"
+        self._sections.append(Section(kind, id_, line.start))
+        self._last = (-1, [])
         self._digest = hashlib.sha256()
-        if table == "jobs":
-            self._job = self._at = Section("job", id_, line.start, line.number)
-            self._check = JobCheck(self._job_id)
-        else:
-            self._at = Section("run", id_, line.start, line.number)
-            assert self._spec is not None, "the job's row comes first"
-            self._check = RunCheck(self._job_id, self._spec, self._known)
 
-    def _finish_section(self) -> None:
-        section, check = self._at, self._check
-        if section is None:
+    def _end_section(self) -> None:
+        if not self._sections:
             return
+        section = self._sections[-1]
         section.digest = self._digest.hexdigest()
-        if isinstance(check, RunCheck):
-            check.end()
-            section.has_ended = check.has_ended
-            self._runs.append(section)
-            self._known[section.id] = check.starts
-        elif check is not None:
-            self._spec = check.spec
+        if self._run is not None:
+            self._run.end()
+            section.has_ended = self._run.has_ended
+            self._known[section.id] = self._run.starts
 
-    def _check_order(self, table: str, key: Sequence[Any]) -> None:
-        """Each row once, and in the order in which they are written."""
-        order = _JOB_ORDER if isinstance(self._check, JobCheck) else _RUN_ORDER
-        if table not in order:
-            raise ValueError(f"a row of {table} does not belong here")
-        last, last_key = self._place
-        place = order[table]
-        in_order = place > last or (place == last and (not key or list(last_key) < list(key)))
-        if not in_order:
-            raise ValueError(f"the row of {table} is there twice, or is not in its place")
-        self._place = (place, list(key))
+    def _check_order(self, format: TableFormat, row: dict[str, Any]) -> None:
+        """Check that a row is in its section once and in the order in which exports are written."""
+        tables = JOB_TABLES if self._sections[-1].kind == "job" else RUN_TABLES
+        if format.table not in tables:
+            raise ValueError(f"a row of {format.name} does not belong here")
+        last, last_key = self._last
+        place, key = tables.index(format.table), [row[name] for name in format.key]
+        if place < last or (place == last and key and key <= last_key):
+            raise ValueError(f"the row of {format.name} is there twice, or is not in its place")
+        self._last = (place, key)
 
-    def _note(self, table: str, row: dict[str, Any]) -> None:
-        """What is needed later, and what only the store can look at."""
-        assert self._at is not None
-        match table:
-            case "jobs":
-                self._key = row["key"]
-            case "runs":
-                self._at.state = row["state"]
-                if _checked_progress(row).children.split == "whole":
-                    self._waiting.add(row["id"])
-                if row["parent_position"] is None:
-                    self._waiting.discard(row["parent_run"])
-            case "approvals":
-                self._at.questions.append(row["id"])
-                _check_setting(row)
-            case "permission_rules":
-                if (row["run_id"] is None) != (self._at.kind == "job"):
-                    raise ValueError("permission_rules.run_id does not belong here")
+    def _add_job(self, row: dict[str, Any]) -> None:
+        if row["id"] != self._header.job_id:
+            raise ValueError(f"it is of another job than {self._header.job_id}")
+        self._key = row["key"]
+        self._spec = spec_of(row)
+
+    def _add_run(self, row: dict[str, Any]) -> None:
+        assert self._spec is not None, "the job's row comes first"
+        self._run = RunCheck(row, self._spec, self._known)
+        self._sections[-1].state = row["state"]
+        what = "runs.progress is no run's"
+        progress: Progress = check_value(row, _progress, Progress, what)
+        if progress.children.split == "whole":
+            self._delegating.add(row["id"])
+        if row["parent_position"] is None:
+            self._delegating.discard(row["parent_run"])
 
 
-def _checked_progress(row: dict[str, Any]) -> Progress:
-    try:
-        progress = progress_from_row(SimpleNamespace(**row))
-    except (TypeError, KeyError, ValueError, AttributeError) as error:
-        raise ValueError(f"runs.progress is no run's ({type(error).__name__}: {error})") from error
-    wrong = misfit(progress, Progress)
-    if wrong is not None:
-        raise ValueError(f"runs.progress is no run's ({wrong} is of another kind)")
-    return progress
+def _progress(row: dict[str, Any]) -> Progress:
+    return progress_from_row(SimpleNamespace(**row))
 
 
-def _check_setting(row: dict[str, Any]) -> None:
-    try:
-        tool_context = tool_context_from_json(row["setting"])
-    except (TypeError, KeyError, ValueError, AttributeError) as error:
-        raise ValueError(f"approvals.setting is none ({type(error).__name__}: {error})") from error
-    wrong = misfit(tool_context, ToolContext)
-    if wrong is not None:
-        raise ValueError(f"approvals.setting is none ({wrong} is of another kind)")
-
+# --- Storing an export ---
 
 _ROWS_AT_ONCE = 64
 
-ImportOutcome = Literal["imported", "there"]
 
-
-@dataclass(frozen=True, slots=True)
-class Brought:
-    """What became of a run of a file: it was brought in, or was there already. ``state`` is the one
-    that it has here."""
-
-    run_id: str
-    job_id: str
-    what: ImportOutcome
-    state: str
-
-
-def bring_in(
+def import_file(
     database: Database, file: IO[bytes], source: str, author: Author, now: float
-) -> list[Brought]:
+) -> list[ImportedRun]:
     """Store an export of Runner's own. A run that had not ended where it was exported is cancelled
-    here, in the transaction that stores it: it goes on there, if at all.
+    in the transaction that stores it: it goes on there, if at all.
 
     Args:
         file: can be read twice.
-        source: what it is called in errors.
-        author: who brings it in. now: seconds since the epoch.
+        source: the name of the file for errors.
+        author: who imports it. now: seconds since the epoch.
 
     Raises:
-        UsageError: which line is wrong, or which job or run is here already and is another; nothing
+        UsageError: a line is wrong, or the database has the job or a run with other content; nothing
             was stored. UnreachableError: the database does not answer; what was stored is whole.
     """
-    plan = look_through(file, source)
-    with alone(source):
-        return _bring_in(database, file, plan, author, now)
+    plan = check_file(file, source)
+    with _refusing_conflicts(source):
+        return _store_file(database, file, plan, author, now)
 
 
 @contextmanager
-def alone(source: str) -> Iterator[None]:
-    """What is stored by someone else in the same moment is refused, and not stored twice."""
+def _refusing_conflicts(source: str) -> Iterator[None]:
+    """Raise ``UsageError`` if someone else stores the same at the same time."""
     try:
         yield
     except IntegrityError as error:
@@ -311,30 +278,35 @@ def alone(source: str) -> Iterator[None]:
         ) from error
 
 
-def _bring_in(
+def _store_file(
     database: Database, file: IO[bytes], plan: Plan, author: Author, now: float
-) -> list[Brought]:
+) -> list[ImportedRun]:
     missing = database.read(lambda connection: _missing(connection, plan))
-    brought = []
+    imported = []
     if plan.job in missing:
         database.write(lambda connection: _store_job(connection, file, plan, author, now))
     for section in plan.runs:
         if section in missing:
-            database.write(
-                partial(_store_run, file=file, plan=plan, of=section, by=author, now=now)
-            )
+            store = partial(_store_run, file=file, plan=plan, section=section, by=author, now=now)
+            database.write(store)
             state = section.state if section.has_ended else "cancelled"
-            brought.append(Brought(section.id, plan.job.id, "imported", state))
+            imported.append(ImportedRun(section.id, plan.job.id, "imported", state))
         else:
-            brought.append(Brought(section.id, plan.job.id, "there", _state(database, section.id)))
-    return brought
+            state = _state(database, section.id)
+            imported.append(ImportedRun(section.id, plan.job.id, "there", state))
+    return imported
+
+
+def _state(database: Database, run_id: str) -> str:
+    query = select(runs.c.state).where(runs.c.id == run_id)
+    return str(database.read(lambda connection: connection.execute(query).scalar_one()))
 
 
 def _missing(connection: Connection, plan: Plan) -> set[Section]:
-    """The sections that are not here.
+    """Return the sections that the database does not have.
 
     Raises:
-        UsageError: one is here, and is another.
+        UsageError: it has one with other content, or something else where the file needs to be alone.
     """
     missing = set()
     for section in (plan.job, *plan.runs):
@@ -347,60 +319,62 @@ def _missing(connection: Connection, plan: Plan) -> set[Section]:
                 f"{plan.source}: {section.id} is here already and is not the same: a job or run is "
                 "not changed by an import (export it anew, or import it into another database)"
             )
-    _refuse_taken(connection, plan, missing)
-    return missing
-
-
-def _refuse_taken(connection: Connection, plan: Plan, missing: set[Section]) -> None:
-    """Refuse what must be unique in a database and is another's here."""
     if plan.key is not None and plan.job in missing:
         holder = connection.execute(select(jobs.c.id).where(jobs.c.key == plan.key)).scalar()
         if holder is not None:
             raise UsageError(f"{plan.source}: {holder} has the key {plan.key[:60]!a} here already")
     for section in plan.runs:
-        if section in missing and section.questions:
-            query = select(approvals.c.id).where(approvals.c.id.in_(section.questions)).limit(1)
+        if section in missing and section.approvals:
+            query = select(approvals.c.id).where(approvals.c.id.in_(section.approvals)).limit(1)
             taken = connection.execute(query).scalar()
             if taken is not None:
                 raise UsageError(f"{plan.source}: {taken} is a question of another run here")
+    return missing
 
 
 def _is_same(connection: Connection, section: Section) -> bool:
-    """Whether what is here is what the file has, or came from it."""
-    of_job = section.kind == "job"
-    rows = job_rows(connection, section.id) if of_job else run_rows(connection, section.id)
-    if digest_of(rows) == section.digest:
+    """True if the database has the section as the file does, or imported it from such a file."""
+    is_job = section.kind == "job"
+    lines = job_lines(connection, section.id) if is_job else run_lines(connection, section.id)
+    if _digest_of(lines) == section.digest:
         return True
-    table, key = (job_events, job_events.c.job_id) if of_job else (events, events.c.run_id)
+    table, key = (job_events, job_events.c.job_id) if is_job else (events, events.c.run_id)
     query = select(table.c.data).where(key == section.id, table.c.type == IMPORTED)
     return any(data.get("sha256") == section.digest for data in connection.execute(query).scalars())
+
+
+def _digest_of(lines: Iterable[bytes]) -> str:
+    digest = hashlib.sha256()
+    for line in lines:
+        digest.update(line)
+    return digest.hexdigest()
 
 
 def _store_job(
     connection: Connection, file: IO[bytes], plan: Plan, author: Author, now: float
 ) -> None:
-    _insert(connection, file, plan, plan.job)
+    _insert_section(connection, file, plan, plan.job)
     new = {"source": shorten(plan.source, 200), "runs": len(plan.runs)}
     event = signed_event("imported", author, {"sha256": plan.job.digest}, new=new)
     add_job_events(connection, plan.job.id, [event], now)
 
 
 def _store_run(
-    connection: Connection, file: IO[bytes], plan: Plan, of: Section, by: Author, now: float
+    connection: Connection, file: IO[bytes], plan: Plan, section: Section, by: Author, now: float
 ) -> None:
-    _insert(connection, file, plan, of)
-    if of.has_ended:
+    _insert_section(connection, file, plan, section)
+    if section.has_ended:
         return
-    run = _locked(connection, of.id)
-    data = {"state": run.state, "reason": run.reason, "sha256": of.digest}
+    run = _locked(connection, section.id)
+    data = {"state": run.state, "reason": run.reason, "sha256": section.digest}
     store_change(connection, run, now, [signed_event("imported", by, data)])
-    run = _locked(connection, of.id)
+    run = _locked(connection, section.id)
     if run.state not in ENDED:
         cancel_locked(connection, run, now, by)
-    # Questions of a run that has ended: nobody is to be asked, or told, about them here.
+    # A run that has ended may have open approvals: nobody is asked or told about them here.
     connection.execute(
         update(approvals)
-        .where(approvals.c.run_id == of.id, approvals.c.answer.is_(None))
+        .where(approvals.c.run_id == section.id, approvals.c.answer.is_(None))
         .values(answer="cancelled", answered_at=now, answered_by=by.name, answered_via="end")
     )
 
@@ -409,66 +383,51 @@ def _locked(connection: Connection, run_id: str) -> Row[Any]:
     return connection.execute(select(runs).where(runs.c.id == run_id).with_for_update()).one()
 
 
-def _insert(connection: Connection, file: IO[bytes], plan: Plan, section: Section) -> None:
-    for name, rows in groupby(_rows_of(file, plan, section), key=lambda row: row[0]):
-        waiting: list[dict[str, Any]] = []
-        for _, row in rows:
-            waiting.append(row)
-            if len(waiting) == _ROWS_AT_ONCE:
-                _insert_all(connection, name, waiting)
-                waiting = []
-        _insert_all(connection, name, waiting)
+def _insert_section(connection: Connection, file: IO[bytes], plan: Plan, section: Section) -> None:
+    rows = _rows_of(file, plan, section)
+    for table, of_table in groupby(rows, key=lambda each: each[0]):
+        values = (row for _, row in of_table)
+        while batch := list(islice(values, _ROWS_AT_ONCE)):
+            connection.execute(insert(table), batch)
 
 
-def _insert_all(connection: Connection, name: str, rows: Sequence[dict[str, Any]]) -> None:
-    if rows:
-        connection.execute(insert(TABLES[name]), rows)
-
-
-def _rows_of(file: IO[bytes], plan: Plan, section: Section) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The rows of a section as the database takes them: the very ones that were looked through."""
+def _rows_of(
+    file: IO[bytes], plan: Plan, section: Section
+) -> Iterator[tuple[Table, dict[str, Any]]]:
+    """Yield the rows of a section as the database takes them. Raises ``UsageError`` at the end unless
+    they are the ones that were checked."""
     digest = hashlib.sha256()
     file.seek(section.start)
     try:
         for _ in range(section.rows):
             value = parsed(file.readline())
-            shape = SHAPES[value["table"]]
-            row = shape.from_file(value["row"])
-            digest.update(encoded_row(shape.table, shape.to_file(row)))
-            yield shape.table, row
+            format = FORMATS[value["table"]]
+            row = format.row(value["row"])
+            digest.update(format.line(row))
+            yield format.table, row
     except (ValueError, KeyError, TypeError):
         digest.update(b"changed")
     if digest.hexdigest() != section.digest:
         raise UsageError(f"{plan.source}: the file changed while it was imported: import it again")
 
 
-def _state(database: Database, run_id: str) -> str:
-    query = select(runs.c.state).where(runs.c.id == run_id)
-    return str(database.read(lambda connection: connection.execute(query).scalar_one()))
-
+# --- Sessions of Claude Code ---
 
 # What a session that goes on may change of what it was; all else it can only add to.
 _CHANGING = (tool_calls, model_calls, compactions)
 _TABLES = (blocks, tool_calls, tool_outputs, model_calls, compactions)
 
-SessionOutcome = Literal["imported", "there", "continued"]
-
 
 @dataclass(frozen=True, slots=True)
-class BroughtSession:
-    """What became of a session, or of an agent's part of one: it was brought in, was there already, or
-    was there and has gone on since."""
+class ImportedSession(ImportedRun):
+    """What an import did with a session, or with an agent's part of one."""
 
-    run_id: str
-    job_id: str
-    what: SessionOutcome
-    state: str
     project: str
 
 
-def bring_in_sessions(
+def import_sessions(
     database: Database, session: SessionFile, source: str, author: Author, now: float
-) -> list[BroughtSession]:
+) -> list[ImportedSession]:
     """Store the runs of a session file, in one transaction. What is there already stays; of a session
     that has gone on since, what is new is added.
 
@@ -481,12 +440,12 @@ def bring_in_sessions(
         UnreachableError: the database does not answer.
     """
 
-    def work(connection: Connection) -> list[BroughtSession]:
+    def work(connection: Connection) -> list[ImportedSession]:
         job_id = _job(connection, author, now)
         brought = []
         for run in session.runs:
             what = _store(connection, job_id, run, source)
-            brought.append(BroughtSession(run.id, job_id, what, run.state, run.project))
+            brought.append(ImportedSession(run.id, job_id, what, run.state, run.project))
         stored = [each.run_id for each in brought if each.what != "there"]
         if stored:
             new = {"source": shorten(source, 200), "runs": len(stored)}
@@ -494,7 +453,7 @@ def bring_in_sessions(
             add_job_events(connection, job_id, [event], now)
         return brought
 
-    with alone(source):
+    with _refusing_conflicts(source):
         return database.write(work)
 
 
@@ -526,7 +485,7 @@ def _job(connection: Connection, author: Author, now: float) -> str:
     return job_id
 
 
-def _store(connection: Connection, job_id: str, run: SessionRun, source: str) -> SessionOutcome:
+def _store(connection: Connection, job_id: str, run: SessionRun, source: str) -> ImportOutcome:
     query = select(runs).where(runs.c.id == run.id).with_for_update()
     there = connection.execute(query).one_or_none()
     if there is None:

@@ -29,7 +29,7 @@ from runner.store.approvals import answer
 from runner.store.control import cancel, pause, resume
 from runner.store.database import Database
 from runner.store.fork import fork
-from runner.store.imports import bring_in, bring_in_sessions
+from runner.store.imports import import_file, import_sessions
 from runner.store.questions import waiting
 from tests.exchange.samples import usual
 from tests.store.asked import ASKING, BASH
@@ -204,12 +204,12 @@ def be_imported(database: Database) -> None:
     run_id = submit_one(database)
     claim(database, run_id)
     file = signed(renamed(lines_of(database, run_row(database, run_id).job_id)))
-    bring_in(database, BytesIO(file), "run.jsonl", Author("ada"), NOW)
+    import_file(database, BytesIO(file), "run.jsonl", Author("ada"), NOW)
 
 
 def be_a_session(database: Database) -> None:
     session = usual()
     for _ in range(2):
         found = read_sessions(ReadingSession(session.file()))
-        bring_in_sessions(database, found, "session.jsonl", Author("ada"), NOW)
+        import_sessions(database, found, "session.jsonl", Author("ada"), NOW)
         session.user("And now?")

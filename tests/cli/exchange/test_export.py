@@ -180,7 +180,7 @@ def test_an_export_that_fails_on_its_way_leaves_no_half_file(
     def fail(*arguments: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("runner.exchange.lines.Writing.end", fail)
+    monkeypatch.setattr("runner.exchange.lines.Writer.end", fail)
     assert command("export", run_id, "-o", "run.jsonl").code == 130
     assert (folder / "run.jsonl").read_text() == "the one before"
     assert [path.name for path in folder.iterdir() if path.name != ".runner"] == ["run.jsonl"]

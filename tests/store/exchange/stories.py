@@ -13,7 +13,7 @@ from runner.exchange.checks import check_event
 from runner.permissions import ToolContext
 from runner.store import ids
 from runner.store.database import Database
-from runner.store.exports import TABLES
+from runner.store.exports import FORMATS
 from runner.store.run_state import progress_to_json, tool_context_to_json
 from tests.store.examples import SPEC
 
@@ -84,7 +84,7 @@ def rows_of(rows: Rows, table: str) -> list[dict[str, Any]]:
 def store(database: Database, rows: Rows) -> None:
     def work(connection: Connection) -> None:
         for name, row in rows:
-            connection.execute(insert(TABLES[name]).values(row))
+            connection.execute(insert(FORMATS[name].table).values(row))
 
     database.write(work)
 

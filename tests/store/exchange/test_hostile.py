@@ -20,7 +20,7 @@ from runner.errors import UsageError
 from runner.queries import decisions
 from runner.store.database import Database
 from runner.store.exports import export
-from runner.store.imports import bring_in
+from runner.store.imports import import_file
 from runner.store.tables import jobs, runs
 from tests.store.asked import ask, run_ids, submit_asking
 from tests.store.attempts import claim, text
@@ -91,7 +91,7 @@ def count(database: Database, table: Table) -> int:
 def refusal(database: Database, content: bytes) -> str:
     """Why a file is refused; nothing of it may have been stored."""
     with pytest.raises(UsageError) as refused:
-        bring_in(database, BytesIO(content), "theirs.jsonl", ANN, NOW)
+        import_file(database, BytesIO(content), "theirs.jsonl", ANN, NOW)
     assert (count(database, jobs), count(database, runs)) == (0, 0)
     return str(refused.value)
 
@@ -235,7 +235,7 @@ def test_an_event_that_no_runner_wrote_is_refused(
 
 def test_an_event_of_a_newer_runner_is_read_like_any_other(target: Database, sample: Lines) -> None:
     row(sample, "events").update(type="of_a_newer_runner", data={"new": {}, "colour": ["red"]})
-    for each in bring_in(target, BytesIO(signed(sample)), "theirs.jsonl", ANN, NOW):
+    for each in import_file(target, BytesIO(signed(sample)), "theirs.jsonl", ANN, NOW):
         look_everywhere(target, each.run_id)
 
 
@@ -290,18 +290,18 @@ def test_a_row_that_is_there_twice_or_not_in_its_place_is_refused(
 
 def test_an_ended_run_with_an_open_question_asks_nobody(target: Database, sample: Lines) -> None:
     row(sample, "runs", 1).update(state="stopped")
-    bring_in(target, BytesIO(signed(sample)), "theirs.jsonl", ANN, NOW)
+    import_file(target, BytesIO(signed(sample)), "theirs.jsonl", ANN, NOW)
     (asked,) = decisions.approvals_of_run(target, row(sample, "runs", 1)["id"])
     assert (asked["answer"], asked["answered_by"]) == ("cancelled", "ann")
 
 
 def test_a_question_of_another_run_here_is_refused(target: Database, sample: Lines) -> None:
-    bring_in(target, BytesIO(signed(sample)), "theirs.jsonl", ANN, NOW)
+    import_file(target, BytesIO(signed(sample)), "theirs.jsonl", ANN, NOW)
     known = row(sample, "approvals")["id"]
     again = renamed(sample)
     row(again, "approvals").update(id=known)
     with pytest.raises(UsageError, match=f"{known} is a question of another run here"):
-        bring_in(target, BytesIO(signed(again)), "theirs.jsonl", ANN, NOW)
+        import_file(target, BytesIO(signed(again)), "theirs.jsonl", ANN, NOW)
     assert (count(target, jobs), count(target, runs)) == (1, 2)
 
 
@@ -322,7 +322,7 @@ def test_a_file_that_changes_while_it_is_imported_leaves_no_half_run(
     target: Database, sample: Lines
 ) -> None:
     with pytest.raises(UsageError, match="the file changed while it was imported"):
-        bring_in(target, Changing(signed(sample)), "theirs.jsonl", ANN, NOW)
+        import_file(target, Changing(signed(sample)), "theirs.jsonl", ANN, NOW)
     query = select(runs.c.item_key)
     keys = target.read(lambda connection: connection.execute(query).scalars().all())
     assert keys == ["a"]
@@ -337,9 +337,9 @@ def test_an_import_that_was_cut_off_goes_on_where_it_stopped(
     with monkeypatch.context() as patched:
         patched.setattr("runner.store.imports.cancel_locked", die)
         with pytest.raises(KeyboardInterrupt):
-            bring_in(target, BytesIO(signed(sample)), "theirs.jsonl", ANN, NOW)
+            import_file(target, BytesIO(signed(sample)), "theirs.jsonl", ANN, NOW)
     assert (count(target, jobs), count(target, runs)) == (1, 1)
-    found = bring_in(target, BytesIO(signed(sample)), "theirs.jsonl", ANN, NOW)
+    found = import_file(target, BytesIO(signed(sample)), "theirs.jsonl", ANN, NOW)
     assert [each.what for each in found] == ["there", "imported"]
 
 
@@ -387,7 +387,7 @@ def test_whatever_is_changed_in_a_file_it_is_refused_whole_or_can_be_read_like_a
     for change in changed:
         change(lines)
     try:
-        found = bring_in(target, BytesIO(signed(lines)), "theirs.jsonl", ANN, NOW)
+        found = import_file(target, BytesIO(signed(lines)), "theirs.jsonl", ANN, NOW)
     except UsageError:
         assert (count(target, jobs), count(target, runs)) == before
         return

@@ -19,7 +19,7 @@ from runner.store import imports as bringing
 from runner.store.database import Database
 from runner.store.exports import export
 from runner.store.fork import fork
-from runner.store.imports import Plan, Section, bring_in
+from runner.store.imports import Plan, Section, import_file
 from runner.store.jobs import submit
 from runner.store.retry import retry, say
 from runner.store.runs import ring_due
@@ -45,7 +45,7 @@ def exported(database: Database, **of: str) -> bytes:
 
 
 def brought(database: Database, content: bytes) -> list[tuple[str, str]]:
-    found = bring_in(database, BytesIO(content), "runs.jsonl", ANN, NOW + 900)
+    found = import_file(database, BytesIO(content), "runs.jsonl", ANN, NOW + 900)
     return [(each.what, each.state) for each in found]
 
 

@@ -27,7 +27,7 @@ from runner.queries.jobs import show_job, show_run
 from runner.store.database import Database
 from runner.store.exports import load_recorded
 from runner.store.fork import fork
-from runner.store.imports import BroughtSession, bring_in_sessions
+from runner.store.imports import ImportedSession, import_sessions
 from runner.store.jobs import submit
 from runner.store.retry import retry, say
 from runner.store.tables import blocks, job_events, jobs, runs, tool_calls
@@ -47,8 +47,8 @@ def read(session: Session) -> SessionFile:
     return read_sessions(ReadingSession(session.file()))
 
 
-def bring(database: Database, session: Session) -> list[BroughtSession]:
-    return bring_in_sessions(database, read(session), "session.jsonl", ANN, NOW)
+def bring(database: Database, session: Session) -> list[ImportedSession]:
+    return import_sessions(database, read(session), "session.jsonl", ANN, NOW)
 
 
 def rows(database: Database, table: Table) -> list[dict[str, Any]]:
@@ -193,7 +193,7 @@ def test_a_run_of_ours_comes_back_from_a_session_with_all_that_was_said(
     recorded = load_recorded(database, run_id, PRICES)
     lines = list(session_lines(recorded, "1"))
     found = read_sessions(ReadingSession(file_of(lines)))
-    (brought,) = bring_in_sessions(database, found, "session.jsonl", ANN, NOW)
+    (brought,) = import_sessions(database, found, "session.jsonl", ANN, NOW)
     again = load_recorded(database, brought.run_id, PRICES)
     assert said(again.blocks) == said(recorded.blocks)
     for name in ("input_tokens", "output_tokens", "model", "stop_reason", "turn"):
@@ -237,7 +237,7 @@ def test_whatever_was_said_in_a_session_is_stored_and_exported_as_it_was(
             for n, (_, result) in enumerate(calls):
                 session.result(f"{tool}{number}.{n}", result)
         found = read_sessions(ReadingSession(BytesIO(b"".join(map(encoded, session.lines)))))
-        (brought,) = bring_in_sessions(target, found, "session.jsonl", ANN, NOW)
+        (brought,) = import_sessions(target, found, "session.jsonl", ANN, NOW)
         recorded = load_recorded(target, brought.run_id, PRICES)
         again = BytesIO(b"".join(map(encoded, session_lines(recorded, "1"))))
         assert said(read_sessions(ReadingSession(again)).runs[0].rows["blocks"]) == said(
