@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import takewhile
 from typing import Any, TypeVar
 
@@ -169,28 +169,35 @@ def fitted(state: RunState, call: Call, result: ToolResult) -> ToolResult:
 N = TypeVar("N", int, float)
 
 
-@dataclass(frozen=True, slots=True)
-class Allotment:
-    """All that a child and its own children may use: tokens, billionths of a USD and seconds from
-    now. None: without that limit."""
-
-    tokens: int
-    cost: int | None
-    deadline: float | None
-
-
-def allot(state: RunState, agent: AgentType, together: int) -> Allotment:
-    """What one of several children that start together may use: what its type says, and no more than
-    an equal share of what the parent has left, of which one share stays with the parent.
+def new_child(
+    state: RunState,
+    agent: AgentType,
+    *,
+    number: int,
+    index: int | None,
+    description: str,
+    prompt: str,
+    snapshot: bool | None = None,
+    together: int,
+) -> NewChild:
+    """One of several children that start together. Each may use what its type says, and no more than an
+    equal share of what the parent has left, of which one share stays with the parent.
 
     Args:
+        snapshot: what the call for it says; None: nothing.
         together: how many start together.
     """
     limits, used, shares = state.spec.limits, state.used, together + 1
     tokens = limits.token_ceiling if agent.token_ceiling is None else agent.token_ceiling
     usd = limits.cost_ceiling_usd if agent.cost_ceiling_usd is None else agent.cost_ceiling_usd
     ceiling = state.limits.cost_ceiling
-    return Allotment(
+    return NewChild(
+        number,
+        index,
+        agent.name,
+        description,
+        prompt,
+        takes_snapshot(state.spec, agent, snapshot),
         tokens=min(tokens, max(0, state.limits.token_ceiling - used.tokens) // shares),
         cost=_least(
             None if usd is None else billionths(usd),
@@ -231,10 +238,10 @@ def parts_of(state: RunState, call: Call) -> tuple[NewChild, ...]:
     is no good."""
     if _problem(call):
         return (_whole(state, call.index),)
-    parts = call.input_to_run["parts"]
+    parts, first = call.input_to_run["parts"], state.children.started + 1
     return tuple(
-        _child(state, offset, call.index, part["description"], part["prompt"], len(parts))
-        for offset, part in enumerate(parts)
+        _part(state, number, call.index, part["description"], part["prompt"], len(parts))
+        for number, part in enumerate(parts, first)
     )
 
 
@@ -330,31 +337,23 @@ def _is_bad_split(state: RunState, call: Call) -> bool:
 
 def _whole(state: RunState, index: int | None) -> NewChild:
     task: str = state.messages[0].blocks[0]["text"]
-    return _child(state, 0, index, "the whole task", task, 1)
+    return _part(state, state.children.started + 1, index, "the whole task", task, 1)
 
 
-def _child(
-    state: RunState,
-    offset: int,
-    index: int | None,
-    description: str,
-    prompt: str,
-    together: int,
+def _part(
+    state: RunState, number: int, index: int | None, title: str, prompt: str, together: int
 ) -> NewChild:
     coordinator = state.spec.coordinator
     agent = state.spec.agent(coordinator.agent) if coordinator is not None else None
     assert agent is not None, "a job with a coordinator has the type of its children"
-    share = allot(state, agent, together)
-    return NewChild(
-        state.children.started + 1 + offset,
-        index,
-        agent.name,
-        description,
-        prompt,
-        takes_snapshot(state.spec, agent, None),
-        share.tokens,
-        share.cost,
-        share.deadline,
+    return new_child(
+        state,
+        agent,
+        number=number,
+        index=index,
+        description=title,
+        prompt=prompt,
+        together=together,
     )
 
 
@@ -453,12 +452,12 @@ def next_children(state: RunState, pending: Sequence[Call]) -> tuple[NewChild, .
     block = _next_block(state, pending)
     if block and state.spec.splits(block[0].name):
         return parts_of(state, block[0])
-    unended = sum(child.result is None for child in state.children.current)
     limits = state.limits
-    room = max(
-        0, min(limits.max_agents_at_once - unended, limits.max_agents - state.children.tree_size)
+    free = min(
+        limits.max_agents_at_once - len(state.children.running),
+        limits.max_agents - state.children.tree_size,
     )
-    return tuple(_new_children(state, waiting_for_room(state, pending)[:room]))
+    return tuple(_new_children(state, waiting_for_room(state, pending)[: max(0, free)]))
 
 
 def waiting_for_room(state: RunState, pending: Sequence[Call]) -> Sequence[Call]:
@@ -478,21 +477,17 @@ def _next_block(state: RunState, pending: Sequence[Call]) -> Sequence[Call]:
 
 
 def _new_children(state: RunState, calls: Sequence[Call]) -> Iterator[NewChild]:
-    first = state.children.started + 1
-    for number, call in enumerate(calls, first):
+    for number, call in enumerate(calls, state.children.started + 1):
         arguments: Mapping[str, Any] = call.input_to_run
-        agent = _type_of(state, arguments)
-        share = allot(state, agent, len(calls))
-        yield NewChild(
-            number,
-            call.index,
-            agent.name,
-            str(arguments.get("description", "")),
-            str(arguments["prompt"]),
-            takes_snapshot(state.spec, agent, arguments.get("snapshot")),
-            share.tokens,
-            share.cost,
-            share.deadline,
+        yield new_child(
+            state,
+            _type_of(state, arguments),
+            number=number,
+            index=call.index,
+            description=str(arguments.get("description", "")),
+            prompt=str(arguments["prompt"]),
+            snapshot=arguments.get("snapshot"),
+            together=len(calls),
         )
 
 

@@ -98,7 +98,7 @@ def children_started(state: RunState, entry: ChildrenStarted) -> RunState:
             children,
             started=children.started + len(new),
             current=(*children.current, *new),
-            reserved=sum((child.held for child in new), children.reserved),
+            reserved=sum((child.reserved for child in new), children.reserved),
             tree_size=children.tree_size + len(new),
             split=_split_by(state, indexes),
         ),

@@ -122,7 +122,7 @@ class _Member:
     ``rests``: it has ended, and so has all below it."""
 
     row: Any
-    held: Charged
+    reserved: Charged
     rests: bool
 
 
@@ -135,9 +135,9 @@ class Family:
     tree_size: int
 
     @property
-    def held(self) -> Charged:
+    def reserved(self) -> Charged:
         """What all of them hold."""
-        return sum((child.held for child in self.children), Charged(0))
+        return sum((child.reserved for child in self.children), Charged(0))
 
 
 def family_of(connection: Connection, run_id: str) -> Family:
@@ -148,7 +148,7 @@ def family_of(connection: Connection, run_id: str) -> Family:
         by_parent.setdefault(row.parent_run, []).append(row)
     children = by_parent.get(run_id, ())
     members = (
-        _Member(child, _held(child, by_parent), _rests(child, by_parent)) for child in children
+        _Member(child, _reserved(child, by_parent), _rests(child, by_parent)) for child in children
     )
     return Family([*members], len(tree))
 
@@ -158,13 +158,13 @@ def _rests(run: Any, by_parent: Mapping[str, Sequence[Any]]) -> bool:
     return run.state in ENDED and all(_rests(child, by_parent) for child in below)
 
 
-def _held(run: Any, by_parent: Mapping[str, Sequence[Any]]) -> Charged:
+def _reserved(run: Any, by_parent: Mapping[str, Sequence[Any]]) -> Charged:
     """Who has ended may have children that have not: they are about to be cancelled."""
     if run.state not in ENDED:
         ceiling = run.cost_ceiling_usd
         return Charged(run.token_ceiling, 0 if ceiling is None else billionths(ceiling))
     charged = Charged(run.charged_tokens, run.progress["money"]["charged_cost"])
-    return sum((_held(child, by_parent) for child in by_parent.get(run.id, ())), charged)
+    return sum((_reserved(child, by_parent) for child in by_parent.get(run.id, ())), charged)
 
 
 def children_waited_for(
@@ -182,7 +182,7 @@ def children_waited_for(
             number=child.row.child_number,
             index=child.row.parent_position,
             agent_type=child.row.agent_type,
-            held=child.held,
+            reserved=child.reserved,
             result=_result(connection, child.row) if child.rests else None,
         )
         for child in family.children

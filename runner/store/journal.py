@@ -268,7 +268,7 @@ def _with_children(connection: Connection, state: RunState) -> RunState:
 
 def _with_family(state: RunState, family: Family) -> RunState:
     """The state with what its children use by now, and how many runs its tree has."""
-    children = replace(state.children, reserved=family.held, tree_size=family.tree_size)
+    children = replace(state.children, reserved=family.reserved, tree_size=family.tree_size)
     return replace(state, children=children)
 
 

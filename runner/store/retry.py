@@ -179,8 +179,10 @@ def _taken_up(
     """
     progress = progress_from_row(run)
     own = raised.of(run)
-    held = family_of(connection, run.id).held if progress.children.started else budget.Charged(0)
-    _refuse_used_up(run, progress, progress.money.charged + held, replace(spec.limits, **own), now)
+    used = progress.money.charged
+    if progress.children.started:
+        used += family_of(connection, run.id).reserved
+    _refuse_used_up(run, progress, used, replace(spec.limits, **own), now)
     progress = rested(progress)
     progress = replace(progress, ending=replace(progress.ending, delivered=None))
     return {

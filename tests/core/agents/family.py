@@ -70,7 +70,7 @@ class Grown:
     result: ToolResult | None = None
 
     @property
-    def held(self) -> Charged:
+    def reserved(self) -> Charged:
         return Charged(self.new.tokens, self.new.cost or 0) if self.result is None else self.used
 
 
@@ -133,11 +133,13 @@ class Family(World):
         """What the store reads with the run."""
         children = tuple(
             replace(
-                child, held=self.grown[child.number].held, result=self.grown[child.number].result
+                child,
+                reserved=self.grown[child.number].reserved,
+                result=self.grown[child.number].result,
             )
             for child in self.state.children.current
         )
-        held = sum((child.held for child in self.grown.values()), Charged(0))
+        held = sum((child.reserved for child in self.grown.values()), Charged(0))
         self.state = changed(self.state, current=children, reserved=held)
 
     def people(self) -> None:
@@ -261,7 +263,7 @@ class Family(World):
         super().check()
         state, limits = self.state, self.state.limits
         call = state.model.open_call.reservation if state.model.open_call else None
-        held = sum((child.held for child in self.grown.values()), state.money.charged)
+        held = sum((child.reserved for child in self.grown.values()), state.money.charged)
         tokens, cost = (call.worst_case, call.worst_cost) if call else (0, 0)
         assert held.tokens + tokens <= limits.token_ceiling
         assert limits.cost_ceiling is None or held.cost + cost <= limits.cost_ceiling

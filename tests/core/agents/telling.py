@@ -54,7 +54,7 @@ class Parent(Story):
         self.state = changed(
             self.state,
             current=tuple(
-                replace(child, held=Charged(10, 0), result=ToolResult(content, outcome))
+                replace(child, reserved=Charged(10, 0), result=ToolResult(content, outcome))
                 if child.number == number
                 else child
                 for child in self.state.children.current

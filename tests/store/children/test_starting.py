@@ -279,16 +279,16 @@ def test_what_children_may_use_is_held_from_their_parent_until_they_have_ended(
     root = parent.state.run_id
     own = parent.state.money.charged_tokens
     given = [run_row(database, f"{root}.{number}").token_ceiling for number in (1, 2)]
-    assert family(database, root).held.tokens == sum(given)
+    assert family(database, root).reserved.tokens == sum(given)
     first = claim(database, f"{root}.1").reply(asks(3), stop="tool_use")
     below = run_row(database, f"{root}.1.1").token_ceiling
     assert first.state.used.tokens == 110 + below
     assert below < given[0] - 110
     end(database, f"{root}.1.1")
     end(database, f"{root}.2")
-    assert family(database, root).held.tokens == given[0] + 110
+    assert family(database, root).reserved.tokens == given[0] + 110
     claim(database, f"{root}.1").reply(text("Fine."))
-    assert family(database, root).held.tokens == 2 * 110 + 110 + 110
+    assert family(database, root).reserved.tokens == 2 * 110 + 110 + 110
     again = claim(database, root)
     assert again.state.used.tokens == own + 4 * 110
     assert again.state.children.tree_size == 3
