@@ -402,66 +402,72 @@ def budget(
             woken = patiently(
                 lambda: set_budget(database, job_id, now, author=author, usd=usd, tokens=tokens)
             )
-        purse = budget_of(database, job_id) or JobBudget()
+        job_budget = budget_of(database, job_id) or JobBudget()
         runs = list_runs(database, job_id, "waiting", whole_trees=True)
         waiting = sum(run["reason"] == "budget" for run in runs)
         if as_json:
-            say_json(_budget_as_json(job_id, purse, waiting, woken))
+            say_json(_budget_as_json(job_id, job_budget, waiting, woken))
         else:
-            _say_budget(job_id, purse, waiting)
-        _note_what_follows(purse, woken)
+            _say_budget(job_id, job_budget, waiting)
+        _note_what_follows(job_budget, woken)
         if woken:
             say_who_works(database, woken[0].id, now)
 
 
 def _budget_as_json(
-    job_id: str, purse: JobBudget, waiting: int, woken: Sequence[Change]
+    job_id: str, job_budget: JobBudget, waiting: int, woken: Sequence[Change]
 ) -> dict[str, Any]:
     return {
         "job": job_id,
-        "budget_usd": None if purse.most_cost is None else purse.most_cost / 1e9,
-        "spent_usd": None if purse.most_cost is None else purse.spent_cost / 1e9,
-        "reserved_usd": None if purse.most_cost is None else purse.reserved_cost / 1e9,
-        "budget_tokens": purse.most_tokens,
-        "spent_tokens": None if purse == JobBudget() else purse.spent_tokens,
-        "reserved_tokens": None if purse == JobBudget() else purse.reserved_tokens,
+        "budget_usd": None if job_budget.most_cost is None else job_budget.most_cost / 1e9,
+        "spent_usd": None if job_budget.most_cost is None else job_budget.spent_cost / 1e9,
+        "reserved_usd": None if job_budget.most_cost is None else job_budget.reserved_cost / 1e9,
+        "budget_tokens": job_budget.most_tokens,
+        "spent_tokens": None if job_budget == JobBudget() else job_budget.spent_tokens,
+        "reserved_tokens": None if job_budget == JobBudget() else job_budget.reserved_tokens,
         "waiting_runs": waiting,
         "woken": [asdict(change) for change in woken],
     }
 
 
-def _say_budget(job_id: str, purse: JobBudget, waiting: int) -> None:
+def _say_budget(job_id: str, job_budget: JobBudget, waiting: int) -> None:
     from runner.app.show import how_to_raise
 
-    lines = dict(_lines(purse)) or {"budget": "none: each run has its own limits, the job has none"}
+    lines = dict(_lines(job_budget)) or {
+        "budget": "none: each run has its own limits, the job has none"
+    }
     waits = (
-        f"{plural(waiting, 'run waits', 'runs wait')} for it: {how_to_raise(job_id, purse)}"
+        f"{plural(waiting, 'run waits', 'runs wait')} for it: {how_to_raise(job_id, job_budget)}"
         if waiting
         else None
     )
     say_fields((("job", job_id), *lines.items(), ("waiting", waits)))
 
 
-def _lines(purse: JobBudget) -> Iterable[tuple[str, str]]:
-    if purse.most_cost is not None:
-        reserved = f", {usd_of(purse.reserved_cost)} reserved" if purse.reserved_cost else ""
-        spent = f"{usd_of(purse.spent_cost)} of {usd_of(purse.most_cost)} used"
+def _lines(job_budget: JobBudget) -> Iterable[tuple[str, str]]:
+    if job_budget.most_cost is not None:
+        reserved = (
+            f", {usd_of(job_budget.reserved_cost)} reserved" if job_budget.reserved_cost else ""
+        )
+        spent = f"{usd_of(job_budget.spent_cost)} of {usd_of(job_budget.most_cost)} used"
         yield "budget", spent + reserved
-    if purse.most_tokens is not None:
-        reserved = f", {purse.reserved_tokens:,} reserved" if purse.reserved_tokens else ""
-        spent = f"{purse.spent_tokens:,} of {purse.most_tokens:,} tokens used"
-        yield "budget" if purse.most_cost is None else "and", spent + reserved
+    if job_budget.most_tokens is not None:
+        reserved = (
+            f", {job_budget.reserved_tokens:,} reserved" if job_budget.reserved_tokens else ""
+        )
+        spent = f"{job_budget.spent_tokens:,} of {job_budget.most_tokens:,} tokens used"
+        yield "budget" if job_budget.most_cost is None else "and", spent + reserved
 
 
-def _note_what_follows(purse: JobBudget, woken: Sequence[Change]) -> None:
+def _note_what_follows(job_budget: JobBudget, woken: Sequence[Change]) -> None:
     if woken:
         note(f"{len(woken)} {'run goes' if len(woken) == 1 else 'runs go'} on")
     cost, tokens = (
-        purse.spent_cost + purse.reserved_cost,
-        purse.spent_tokens + purse.reserved_tokens,
+        job_budget.spent_cost + job_budget.reserved_cost,
+        job_budget.spent_tokens + job_budget.reserved_tokens,
     )
-    over_cost = purse.most_cost is not None and cost > purse.most_cost
-    over_tokens = purse.most_tokens is not None and tokens > purse.most_tokens
+    over_cost = job_budget.most_cost is not None and cost > job_budget.most_cost
+    over_tokens = job_budget.most_tokens is not None and tokens > job_budget.most_tokens
     if over_cost or over_tokens:
         note("calls in hand may still use what they have reserved, over this budget; none begins")
 

@@ -124,14 +124,14 @@ def start(state: RunState, model: str, call: Reservation, purpose: Purpose) -> S
     return Record(ModelCallStarted(number, call, state.now, purpose))
 
 
-def _lacking(purse: JobBudget, call: Reservation) -> str:
+def _lacking(job_budget: JobBudget, call: Reservation) -> str:
     """What the next call may use, and what the caps leave for it."""
     parts = []
-    if purse.most_tokens is not None:
-        left = max(0, purse.most_tokens - purse.spent_tokens)
+    if job_budget.most_tokens is not None:
+        left = max(0, job_budget.most_tokens - job_budget.spent_tokens)
         parts.append(f"{call.worst_case:,} tokens, and {left:,} are left")
-    if purse.most_cost is not None:
-        left = max(0, purse.most_cost - purse.spent_cost)
+    if job_budget.most_cost is not None:
+        left = max(0, job_budget.most_cost - job_budget.spent_cost)
         parts.append(f"{in_usd(call.worst_cost)}, and {in_usd(left)} is left")
     return f"its next call may use {'; '.join(parts)}"
 

@@ -1,19 +1,16 @@
-"""What the runs of a job may use together, have used and have reserved: the job's purse.
+"""Job budgets, and the cache warm-up that lets the first run of a job pay for the common prefix.
 
-Only jobs with a budget have one. It changes in the transaction in which a call of
-one of its runs begins or ends. So at every commit what is reserved are the open calls' reservations,
-what is spent is what the runs were charged, and both together are no more than a cap.
+A budget changes in the transaction in which a call of one of the job's runs begins or ends. At every
+commit, what is reserved are the reservations of open calls, what is spent is what the runs were
+charged, and both together are within the caps.
 
 **The order of locks.** Who locks several rows takes workers first, then runs, then jobs and their
-purses, and of each kind by id: an attempt has its run when it comes for the purse, and who cancels,
-answers or takes runs from a dead worker has all of its runs. Nobody who holds a job or a purse waits
-for a run.
+budgets, each kind by id. An attempt holds its run when it locks the budget; who cancels, answers or
+takes runs from a dead worker holds all of its runs. Nobody who holds a job or a budget waits for a run.
 
-The first run of a job has the prefix that all share cached before its siblings send it.
-
-The API keeps a prefix from when the reply to it begins
-(https://docs.claude.com/en/docs/build-with-claude/prompt-caching): of runs that start together, each
-would pay for writing it.
+**Cache warm-up.** The API keeps a prefix from when the reply to it begins
+(https://docs.claude.com/en/docs/build-with-claude/prompt-caching). Of runs that start together each
+would pay for writing it, so the siblings wait for the first run's first reply.
 """
 
 from __future__ import annotations
@@ -36,16 +33,16 @@ _LOCKED_PURSE = _PURSE.with_for_update()
 
 
 def look_into(connection: Connection, job_id: str) -> JobBudget | None:
-    """A job's purse as it stands; None without a budget."""
-    return _purse(execute(connection, _PURSE, {"job": job_id}))
+    """A job's budget as it stands; None without a budget."""
+    return _budget_of(execute(connection, _PURSE, {"job": job_id}))
 
 
 def lock(connection: Connection, job_id: str) -> JobBudget | None:
-    """A job's purse, locked until the transaction ends; None without a budget."""
-    return _purse(execute(connection, _LOCKED_PURSE, {"job": job_id}))
+    """A job's budget, locked until the transaction ends; None without a budget."""
+    return _budget_of(execute(connection, _LOCKED_PURSE, {"job": job_id}))
 
 
-def _purse(rows: list[Any]) -> JobBudget | None:
+def _budget_of(rows: list[Any]) -> JobBudget | None:
     if not rows:
         return None
     (row,) = rows
@@ -56,9 +53,9 @@ def _purse(rows: list[Any]) -> JobBudget | None:
     )
 
 
-def sums(purse: JobBudget) -> dict[str, int]:
-    """What of a purse changes with its runs' calls, as columns."""
-    return {name: getattr(purse, name) for name in _SUMS}
+def sums(job_budget: JobBudget) -> dict[str, int]:
+    """What of a budget changes with its runs' calls, as columns."""
+    return {name: getattr(job_budget, name) for name in _SUMS}
 
 
 def charge_open_call(

@@ -354,8 +354,8 @@ def set_budget(
         raise UsageError("say what the budget is to be: --usd N, --tokens N or both")
     setting = partial(_set, job_id=job_id, usd=usd, tokens=tokens, author=author, now=now)
     before, after = database.write(setting)
-    # Whoever saw the old caps under the purse's lock is waiting by now, and whoever comes sees the new
-    # ones. Runs are not locked before: who holds a purse does not wait for a run.
+    # Whoever saw the old caps under the budget's lock is waiting by now, and whoever comes sees the new
+    # ones. Runs are not locked before: who holds a budget does not wait for a run.
     woken = _Woken("budget", author, *_difference(before, after))
     return [
         change
@@ -436,8 +436,8 @@ def _set(
     now: float,
 ) -> tuple[Budget, Budget]:
     lock_rules(connection, job_id)
-    purse = money.lock(connection, job_id)
-    if purse is None:
+    job_budget = money.lock(connection, job_id)
+    if job_budget is None:
         raise UsageError(
             f"{job_id} has no budget that could be changed: give its file a budget_usd or "
             "budget_tokens under [limits] and submit it again"
@@ -445,10 +445,10 @@ def _set(
     query = select(purses.c.budget_usd, purses.c.budget_tokens).where(purses.c.job_id == job_id)
     before = Budget(*connection.execute(query).one())
     if usd is not None:
-        _refuse_usd(job_id, purse, usd)
-    if tokens is not None and tokens < purse.spent_tokens:
+        _refuse_usd(job_id, job_budget, usd)
+    if tokens is not None and tokens < job_budget.spent_tokens:
         raise UsageError(
-            f"{job_id} has used {purse.spent_tokens:,} tokens: its budget cannot be less"
+            f"{job_id} has used {job_budget.spent_tokens:,} tokens: its budget cannot be less"
         )
     after = replace(
         before,
@@ -471,14 +471,14 @@ def _difference(before: Budget, after: Budget) -> tuple[dict[str, Any], dict[str
     return {name: old[name] for name in differ}, {name: new[name] for name in differ}
 
 
-def _refuse_usd(job_id: str, purse: JobBudget, usd: float) -> None:
-    if purse.most_cost is None:
+def _refuse_usd(job_id: str, job_budget: JobBudget, usd: float) -> None:
+    if job_budget.most_cost is None:
         raise UsageError(
             f"{job_id} has a budget in tokens only: raise that with "
             f"`runner budget {job_id} --tokens N`, or submit it again with a budget_usd"
         )
-    if billionths(usd) < purse.spent_cost:
-        spent = in_usd(purse.spent_cost)
+    if billionths(usd) < job_budget.spent_cost:
+        spent = in_usd(job_budget.spent_cost)
         raise UsageError(f"{job_id} has spent {spent}: its budget cannot be less")
 
 

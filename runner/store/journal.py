@@ -2,7 +2,7 @@
 
 One transaction holds the guard (this attempt still has the run), what happened, and what the caller
 decides next, with the queued messages, the rules, the pause flag and the job's budget as they stand there.
-The guard locks the run; after it the job's budget is locked, in the order that ``store.job.purse`` gives.
+The guard locks the run, then the job's budget: the order of locks is in ``store.budgets``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The permission rules of a job, in numbered snapshots: each change of them makes a new one.
 
 Whoever adds a rule or revokes one locks the rows of runs first, if any, then the job's
-(``store.purse`` has the whole order).
+(``store.budgets`` has the whole order).
 
 Of which types of sub-agents a run and those that it works for are.
 """
