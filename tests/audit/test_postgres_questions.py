@@ -206,10 +206,52 @@ def test_question_is_asked_in_a_transaction_that_is_read_only(record: Database) 
     assert row == {"a": "on"}
 
 
-def test_question_of_a_superuser_has_no_more_rights_than_to_read(record: Database) -> None:
-    sql = "SELECT current_user AS a, session_user AS b, current_setting('is_superuser') AS c"
-    (row,) = ask(record, sql, QUICK)
+WHO = "SELECT current_user AS a, session_user AS b, current_setting('is_superuser') AS c"
+
+
+def test_question_of_a_superuser_has_a_login_of_its_own_that_may_only_read(
+    record: Database,
+) -> None:
+    (row,) = ask(record, WHO, QUICK)
+    assert (row["a"], row["c"]) == ("pg_read_all_data", "off")
+    assert row["b"].startswith("runner_question_")
+    assert question_roles(record) == []
+
+
+def question_roles(database: Database) -> list[str]:
+    query = text("SELECT rolname FROM pg_roles WHERE rolname ~ '^runner_question_'")
+    return list(database.read(lambda connection: connection.execute(query).scalars().all()))
+
+
+@pytest.fixture
+def without_login(record: Database) -> Iterator[Database]:
+    """The record in a database that lets in nobody but superusers."""
+    url = record.url.render_as_string(hide_password=False)
+    execute(url, f"REVOKE CONNECT ON DATABASE {record.url.database} FROM PUBLIC")
+    yield record
+    execute(url, f"GRANT CONNECT ON DATABASE {record.url.database} TO PUBLIC")
+
+
+def test_question_without_a_login_of_its_own_has_no_more_rights(without_login: Database) -> None:
+    (row,) = ask(without_login, WHO, QUICK)
     assert row == {"a": "pg_read_all_data", "b": "postgres", "c": "off"}
+    assert question_roles(without_login) == []
+    before = state(without_login)
+    for sql in ("DELETE FROM runs", "SELECT set_config('role', 'postgres', false)"):
+        with pytest.raises(UsageError):
+            ask(without_login, sql, QUICK)
+    assert state(without_login) == before
+
+
+def test_logins_that_were_left_behind_are_dropped_by_the_next_question(record: Database) -> None:
+    url = record.url.render_as_string(hide_password=False)
+    execute(url, "CREATE ROLE runner_question_0a LOGIN VALID UNTIL '2001-01-01'")
+    execute(url, "CREATE ROLE runner_question_0b LOGIN VALID UNTIL 'infinity'")
+    try:
+        assert list(ask(record, "SELECT 1 AS a", QUICK)) == [{"a": 1}]
+        assert question_roles(record) == ["runner_question_0b"]
+    finally:
+        execute(url, "DROP ROLE runner_question_0b")
 
 
 @pytest.mark.usefixtures("begun_anew")

@@ -4,6 +4,8 @@ what somebody has put into the database."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
@@ -107,13 +109,23 @@ def test_operator_by_another_name_is_what_it_calls(record: Database) -> None:
         "SELECT set_config($q$session_authorization$q$, $q$postgres$q$, false)",
     ],
 )
+@pytest.mark.parametrize("login", ["its own", "the user's"])
 def test_role_is_not_changed_back_by_what_a_question_calls(
-    record: Database, statement: str
+    record: Database, statement: str, login: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not even by a function that lies about what it does."""
+    if login == "the user's":
+        monkeypatch.setattr("runner.queries.sql.login.login_for_question", _of_the_user)
     for function in ("run", "run_when_planned"):
         with pytest.raises(UsageError, match=r"within security-definer|non-volatile function"):
             ask(record, f"SELECT made.{function}('{statement}')", QUICK, role=READER)
+
+
+@contextmanager
+def _of_the_user(
+    arguments: dict[str, Any], role: str | None, _seconds: float
+) -> Iterator[tuple[dict[str, Any], str | None]]:
+    yield arguments, role
 
 
 def test_what_a_question_calls_has_no_more_rights_than_to_read(record: Database) -> None:

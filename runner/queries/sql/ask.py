@@ -1,8 +1,8 @@
-"""Asking a question in SQL: in a process of its own, which is limited in what it can do.
+"""Asks a question in SQL, in a process of its own that is limited in what it can do.
 
-What keeps a question from changing anything is not how its text looks but where it runs: see ``child``,
-``sqlite`` and ``postgres``. One that takes too long, or too much memory, is killed with its
-process, wherever in the database's code it is.
+A question changes nothing because of where it runs, not because of how its text looks: see ``child``,
+``sqlite``, ``postgres`` and ``login``. A question that takes too long or too much memory is killed with
+its process, wherever in the database's code it is.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from sqlalchemy import Connection, delete, insert, select, text
 
-from runner.core.prices import Price, PriceList, Rates
+from runner.core.prices import Price, PriceList
 from runner.core.text import visible
 from runner.errors import RunnerError, UsageError
 from runner.queries.rows import Column, Kind, Rows
@@ -32,37 +32,45 @@ _CHILD = "runner.queries.sql.child"
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a question may take.
-
-    Args:
-        seconds: how long it may take, all in all.
-        rows: how many are given at most; what is left out is said. None: all of them.
-        answer_bytes: how large the answer may be, about.
-        memory_bytes: what its process may have, where the system can bound it (Linux).
-    """
+    """What a question may take."""
 
     seconds: float = 30.0
-    rows: int | None = None
-    answer_bytes: int = 256 << 20
-    memory_bytes: int = 1 << 30
+    rows: int | None = None  # None: all; a note says when rows are left out
+    answer_bytes: int = 256 << 20  # roughly
+    memory_bytes: int = 1 << 30  # of its process; enforced on Linux
 
 
 def ask(database: Database, sql: str, bounds: Bounds, role: str | None = None) -> Rows:
-    """Ask the database one question, a SELECT, over the views of docs/audit.md or what else is there.
+    """Ask one question, a SELECT over the views of docs/audit.md or any other table.
 
     Args:
-        role: on Postgres, whose rights the question has; None: the user's own, and where that is a
-            superuser those of ``pg_read_all_data``.
+        role: on Postgres, the role whose rights the question has. None: ``pg_read_all_data`` where the
+            user may create a login with it, else the user's own rights.
 
     Returns:
-        The answer, which has been read whole. Values are numbers, text or None: what is true or false
-        is 1 or 0, and bytes are text in base 16, on both databases.
+        The whole answer. Values are numbers, text or None: booleans are 1 or 0, and bytes are text in
+        base 16, on both databases.
 
     Raises:
         UsageError: it is no question, or the database cannot answer it; what is wrong, in one line.
-        RunnerError: it took too long or too much.
+        RunnerError: it took too long, or too much memory.
     """
-    request = {"sql": sql, "role": role, **_place(database, role), **_as_json(bounds)}
+    request = {"sql": sql, "role": role, **asdict(bounds)}
+    if database.dialect == "sqlite":
+        if role is not None:
+            raise UsageError("SQLite has no roles: leave --role out")
+        path = str(Path(str(database.url.database)).absolute())
+        return _ask({**request, "sqlite": path}, bounds)
+    from runner.queries.sql.login import login_for_question
+
+    _, given = database.reader.dialect.create_connect_args(database.url)
+    arguments = {name: value for name, value in given.items() if isinstance(value, str | int)}
+    with login_for_question(arguments, role, bounds.seconds) as (login, rights):
+        named = {"role": rights, "any_function": role is not None}
+        return _ask({**request, "postgres": login, **named}, bounds)
+
+
+def _ask(request: dict[str, Any], bounds: Bounds) -> Rows:
     process = subprocess.Popen(
         [
             *(sys.executable, "-P", "-c"),
@@ -79,7 +87,7 @@ def ask(database: Database, sql: str, bounds: Bounds, role: str | None = None) -
         _tell(process.stdin, request)
         answer = _Answer(process.stdout)
     finally:
-        process.kill()  # it has said all that it will, or nobody listens any more
+        process.kill()  # it has answered, or nobody listens any more
         process.stdout.close()
         process.wait()
     if answer.error is not None:
@@ -90,35 +98,17 @@ def ask(database: Database, sql: str, bounds: Bounds, role: str | None = None) -
     return answer.rows(bounds)
 
 
-def _place(database: Database, role: str | None) -> dict[str, Any]:
-    if database.dialect == "sqlite":
-        if role is not None:
-            raise UsageError("SQLite has no roles: leave --role out")
-        return {"sqlite": str(Path(str(database.url.database)).absolute())}
-    _, arguments = database.reader.dialect.create_connect_args(database.url)
-    return {"postgres": {k: v for k, v in arguments.items() if isinstance(v, str | int)}}
-
-
-def _as_json(bounds: Bounds) -> dict[str, Any]:
-    return {
-        "seconds": bounds.seconds,
-        "rows": bounds.rows,
-        "answer_bytes": bounds.answer_bytes,
-        "memory_bytes": bounds.memory_bytes,
-    }
-
-
 def _tell(stream: IO[bytes], request: dict[str, Any]) -> None:
-    """Not by its arguments, which every user of the machine could see: they may hold a password."""
+    """Send the request on stdin: it may hold a password, and every user can see arguments."""
     try:
         with stream:
             stream.write(json.dumps(request).encode())
     except BrokenPipeError:
-        return  # it has ended: by what it said, or did not say, it is told why
+        return  # it has ended, and its answer or exit code tells why
 
 
 class _Answer:
-    """What the process says: a line with the columns' names, one for each row, and one at the end."""
+    """The answer of the process: a line with the columns' names, one for each row, and one at the end."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self.error: str | None = None
@@ -151,7 +141,7 @@ class _Answer:
 
 
 def _distinct(names: list[str]) -> list[str]:
-    """The names, each only once: a second ``id`` is ``id_2``. A name steers no terminal."""
+    """Unique names without control characters: a second ``id`` becomes ``id_2``."""
     found: list[str] = []
     for name in map(visible, names):
         number, new = 1, name
@@ -182,8 +172,8 @@ _KNOWN: dict[str, Kind] = {
 
 
 def kinds_of(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[Kind]:
-    """The kinds of the columns: times, durations and costs by their names, as the views have them, and
-    the others by their values."""
+    """The kinds of the columns: of times, durations and costs by the names in the views, of others by
+    their values."""
     return [_kind(name, (row[at] for row in rows)) for at, name in enumerate(names)]
 
 
@@ -199,7 +189,7 @@ def _kind(name: str, values: Iterable[Any]) -> Kind:
 
 
 def store_prices(database: Database, prices: PriceList) -> None:
-    """Have ``v_costs`` say what calls cost by this list. Writes only where the list has changed."""
+    """Store the price list that ``v_costs`` multiplies with, if it has changed."""
     rows = [
         row for model, price in prices.models.items() for row in _price_rows(prices, model, price)
     ]
@@ -209,7 +199,7 @@ def store_prices(database: Database, prices: PriceList) -> None:
         return sorted(found, key=_price_key) == sorted(rows, key=_price_key)
 
     def write(connection: Connection) -> None:
-        if database.dialect == "postgresql":  # what another process is writing is to be seen
+        if database.dialect == "postgresql":  # wait for another process that is writing
             connection.execute(text("LOCK TABLE prices IN SHARE ROW EXCLUSIVE MODE"))
         connection.execute(delete(price_table))
         if rows:
@@ -225,32 +215,18 @@ def _price_key(row: dict[str, Any]) -> tuple[Any, ...]:
 
 def _price_rows(prices: PriceList, model: str, price: Price) -> Iterator[dict[str, Any]]:
     """The same choice as ``PriceList.rates``: fast mode has one price for prompts of any length."""
-    above = price.long_above if price.long is not None else None
-    yield _price_row(prices, model, price.standard, up_to=above)
-    if price.long is not None:
-        yield _price_row(prices, model, price.long, above=price.long_above)
-    if price.fast is not None:
-        yield _price_row(prices, model, price.fast, fast=1)
-
-
-def _price_row(
-    prices: PriceList,
-    model: str,
-    rates: Rates,
-    *,
-    fast: int = 0,
-    above: int = -1,
-    up_to: int | None = None,
-) -> dict[str, Any]:
-    return {
-        "model": model,
-        "fast": fast,
-        "above": above,
-        "up_to": up_to,
-        "input": float(rates.input),
-        "cache_write_5m": float(rates.cache_write_5m),
-        "cache_write_1h": float(rates.cache_write_1h),
-        "cache_read": float(rates.cache_read),
-        "output": float(rates.output),
-        "us_inference": float(prices.us_inference),
-    }
+    long_above = price.long_above if price.long is not None else None
+    for rates, fast, above, up_to in (
+        (price.standard, 0, -1, long_above),
+        (price.long, 0, price.long_above, None),
+        (price.fast, 1, -1, None),
+    ):
+        if rates is not None:
+            yield {
+                "model": model,
+                "fast": fast,
+                "above": above,
+                "up_to": up_to,
+                **{name: float(value) for name, value in asdict(rates).items()},
+                "us_inference": float(prices.us_inference),
+            }

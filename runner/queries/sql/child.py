@@ -1,7 +1,7 @@
-"""The process of one question: ``main`` reads it from stdin and answers on stdout, a line of JSON each.
+"""The process of one question: ``main`` reads it from stdin and answers on stdout, one line of JSON each.
 
-It limits itself before it looks at the SQL: its time (the kernel ends it, also when the one who asked is
-gone), its memory, and that it writes to no file.
+Before it looks at the SQL it limits itself: its time, which the kernel enforces even when the parent is
+gone, its memory, and that it writes to no file.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from runner.errors import UsageError
 
 _MOST_SQL = 1_000_000  # characters
-_GRACE_SECONDS = 2.0  # Postgres says itself that it took too long
+_GRACE_SECONDS = 2.0  # Postgres reports its own timeout first
 
 
 def main() -> None:
@@ -45,7 +45,7 @@ def _bound(request: dict[str, Any]) -> None:
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
     signal.setitimer(signal.ITIMER_REAL, seconds)
-    if sys.platform == "linux":  # elsewhere the kernel does not hold a process to it
+    if sys.platform == "linux":  # other kernels do not enforce it
         resource.setrlimit(resource.RLIMIT_AS, (request["memory_bytes"],) * 2)
 
 
@@ -64,7 +64,7 @@ def _answer(request: dict[str, Any]) -> None:
 
 
 def _say_rows(rows: Iterator[list[Any]], most: int | None, most_bytes: int) -> bool:
-    """Say rows; whether there are more than the most that are wanted."""
+    """Write rows. Return True if there are more than are wanted."""
     said = 0
     for count, row in enumerate(rows):
         if count == most:

@@ -1,12 +1,12 @@
-"""A question to Postgres, over a connection of its own, in a process of its own.
+"""A question to Postgres, in a process of its own, usually over a login of its own (``login``).
 
-What it can do is bounded by the server itself. Its text becomes a temporary view: by the grammar that is
-one SELECT and nothing else, which has not run yet. The view, as the server has parsed it, says which
-functions it calls, and one that can do more than read is refused, whoever asks. Then it runs in a
-transaction that is read-only, for a bounded time, and that is rolled back with the view.
+The server bounds what it can do. Its text becomes the definition of a temporary view: the grammar takes
+exactly one SELECT there, and does not run it. The parsed view names the functions that the question
+calls, and functions that can do more than read are refused. Then the question runs in a READ ONLY
+transaction, for a bounded time, and the transaction is rolled back with the view.
 
-It runs inside a SECURITY DEFINER function of the role whose rights it has. There Postgres refuses to
-change the role, so that nothing that it calls gets back what the role has given up
+It runs inside a SECURITY DEFINER function of the role whose rights it has. Postgres refuses to change
+the role there, so that nothing that it calls regains what the role has given up
 (https://www.postgresql.org/docs/current/sql-set-role.html#SQL-SET-ROLE-NOTES).
 """
 
@@ -54,15 +54,15 @@ def answer(request: dict[str, Any]) -> tuple[list[str], Iterator[list[Any]]]:
     server = _Server(connection.pgconn)
     server.begin(request["seconds"])
     server.become(request["role"])
-    names = server.look_at(request["sql"], any_function=request["role"] is not None)
+    names = server.look_at(request["sql"], any_function=request["any_function"])
     query = server.guard(len(names), request["rows"])
     server.run("SET TRANSACTION READ ONLY")
-    # The connection goes with its process, and with it the transaction.
+    # The transaction ends with the connection, and that with the process.
     return names, server.rows(query, connection)
 
 
 class _Server:
-    """One statement at a time: this protocol has no room for a second one in the same text
+    """Runs statements in the extended protocol, which takes one statement at a time
     (https://www.postgresql.org/docs/current/protocol-flow.html#PROTOCOL-FLOW-EXT-QUERY)."""
 
     def __init__(self, pgconn: PGconn) -> None:
@@ -80,14 +80,14 @@ class _Server:
         settings = {
             "statement_timeout": str(min(math.ceil(seconds * 1000), _LONGEST_TIMEOUT)),
             "lock_timeout": f"{_LOCK_SECONDS}s",
-            "client_connection_check_interval": "1s",  # the process may be killed
+            "client_connection_check_interval": "1s",  # this process may be killed
             "client_encoding": "UTF8",
             "TimeZone": "UTC",
             "DateStyle": "ISO",
             "IntervalStyle": "iso_8601",
             "bytea_output": "hex",
             "extra_float_digits": "1",
-            "jit": "off",  # it compiles longer than most questions take
+            "jit": "off",  # compiling takes longer than most questions
         }
         if self._is_superuser():
             settings["temp_file_limit"] = str(_TEMPORARY_KB)
@@ -95,12 +95,12 @@ class _Server:
             self.run(f"SET LOCAL {name} = '{value}'")
 
     def become(self, role: str | None) -> None:
-        """Take a role's rights: what is left to a superuser is to read."""
+        """Take the rights of a role; a superuser without one can only read."""
         if role is None and self._is_superuser():
             role = _READER
         if role is None:
             return
-        if role.lower() == "none":  # Postgres takes it, in quotes as well, for no role at all
+        if role.lower() == "none":  # to Postgres this is no role, even in quotes
             raise UsageError(f"--role {role} gives up no rights: name a role")
         name = Escaping(self._pgconn).escape_identifier(role.encode("utf-8", "replace"))
         self.run(f"SET LOCAL ROLE {bytes(name).decode()}")
@@ -111,11 +111,13 @@ class _Server:
         return self.run("SELECT pg_catalog.current_setting('is_superuser')") == [["on"]]
 
     def look_at(self, sql: str, *, any_function: bool) -> list[str]:
-        """Have the server parse a question, as the temporary view ``runner_question``; the names of its
-        columns. Nothing of it runs.
+        """Let the server parse a question as the temporary view ``runner_question``, without running it.
 
         Args:
-            any_function: whether it may call functions that are not Postgres' own.
+            any_function: it may call functions that are not Postgres' own.
+
+        Returns:
+            The names of its columns.
         """
         self._checked(self._pgconn.prepare(b"", sql.encode()))
         parsed = self._checked(self._pgconn.describe_prepared(b""))
@@ -131,13 +133,13 @@ class _Server:
         return names
 
     def guard(self, columns: int, rows: int | None) -> str:
-        """Have the question asked in a function whose role nothing in it can change.
+        """Wrap the question in a function whose role nothing in it can change.
 
         Args:
-            rows: how many are wanted; there is one more where there are more. None: all.
+            rows: how many are wanted; one more is queried. None: all.
 
         Returns:
-            The query that asks it, whose rows come as they are found.
+            The query that runs it, whose rows come as they are found.
         """
         limit = "" if rows is None else f" LIMIT {rows + 1}"
         self.run(
@@ -145,16 +147,12 @@ class _Server:
             "LANGUAGE sql STABLE SECURITY DEFINER "
             f"AS 'SELECT * FROM pg_temp.runner_question{limit}'"
         )
-        # In FROM, a function is asked for all of its rows before the first is given.
+        # In FROM, the function would compute all of its rows before the first is sent.
         values = ", ".join(f"(answer).c{number}" for number in range(columns))
         return f"SELECT {values} FROM (SELECT pg_temp.runner_answer() AS answer) AS answers"
 
     def rows(self, query: str, connection: object) -> Iterator[list[Any]]:
-        """The rows as they come.
-
-        Args:
-            connection: what must live until then.
-        """
+        """The rows as they come; ``connection`` has to live that long."""
         self._pgconn.send_query_params(query.encode(), [])
         self._pgconn.set_single_row_mode()
         while (result := self._pgconn.get_result()) is not None:
@@ -170,13 +168,13 @@ class _Server:
     def _checked(self, result: PGresult) -> PGresult:
         if result.status not in _DONE:
             if result.error_field(DiagnosticField.SQLSTATE) is None and "memory" in _said(result):
-                raise MemoryError  # it is this process that has no room for what the server sends
+                raise MemoryError  # this process has no room for what the server sends
             raise UsageError(f"Postgres says: {_reason(result)}")
         return result
 
 
 def _in_their_names(reason: str, names: list[str]) -> str:
-    """What Postgres says of columns that are named by their numbers, as the question names them."""
+    """Postgres' words with the question's names of columns instead of the view's."""
 
     def name(found: re.Match[str]) -> str:
         return f'column {int(found[1]) + 1} ("{names[int(found[1])]}")'
@@ -209,7 +207,7 @@ def _text(raw: bytes | None) -> str | None:
 
 
 def _value(kind: int, text: str | None) -> Any:
-    """A value as SQLite would give it, from Postgres' text."""
+    """A value in the type that SQLite would return, from Postgres' text."""
     if text is None:
         return None
     if kind in _INTEGERS:
@@ -226,7 +224,7 @@ def _value(kind: int, text: str | None) -> Any:
 
 
 def _number(text: str) -> Any:
-    """A number of any length; one that no column of whole numbers holds stays text."""
+    """A number of any length; it stays text if no integer column could hold it."""
     if not text.lstrip("-").isdigit():
         return float(text)
     number = int(text) if len(text) <= _MOST_DIGITS else _MOST + 1
@@ -235,11 +233,14 @@ def _number(text: str) -> Any:
 
 Run = Callable[[str], list[list[str | None]]]
 
-# They are volatile as they give another value each time, and do nothing else.
+# Postgres marks functions that can do more than compute or read as volatile
+# (https://www.postgresql.org/docs/current/xfunc-volatility.html): pg_terminate_backend, lo_export,
+# set_config, pg_read_file, query_to_xml (which runs SQL of its own) and so on. A function that is not
+# Postgres' own can lie about it. These are volatile only because they return another value each time.
 _HARMLESS = "'random', 'random_normal', 'clock_timestamp', 'timeofday', 'gen_random_uuid'"
-# They are stable, and read tables that the question does not name.
+# These are stable, and read tables that the question does not name.
 _READS_ANYTHING = r"'^(table|schema|database)_to_xml(_and_xmlschema)?$'"
-# They hold passwords, or what they are checked with: of users, of other servers.
+# These hold passwords of users and other servers, or hashes of them.
 _SECRETS = "'pg_authid', 'pg_shadow', 'pg_user_mapping', 'pg_subscription'"
 
 # How a stored query names functions, operators and relations: the nodes of Postgres'
@@ -252,7 +253,7 @@ _RELATION = re.compile(r" :relid (\d+)(?![^ )}])")
 
 @dataclass(slots=True)
 class _Named:
-    """The numbers of what queries name."""
+    """The object ids that queries name."""
 
     functions: set[str] = field(default_factory=set)
     operators: set[str] = field(default_factory=set)
@@ -266,12 +267,11 @@ class _Named:
 
 
 def refuse_more_than_reading(run: Run, *, any_function: bool) -> None:
-    """Raise ``UsageError`` when the temporary view ``runner_question`` names what it may not.
+    """Raise ``UsageError`` if the temporary view ``runner_question`` names anything that it may not.
 
     Args:
-        run: runs a statement in the view's transaction, and gives its rows as text.
-        any_function: whether it may call functions that are not Postgres' own, where these say that
-            they only read.
+        run: runs a statement in the view's transaction, and returns its rows as text.
+        any_function: it may call functions that are not Postgres' own, if they claim only to read.
     """
     _refuse_unknown_words(run)
     named = _named(run, "runner_question")
@@ -311,7 +311,7 @@ def _names(run: Run, query: str) -> str:
 
 
 def _refuse_unknown_words(run: Run) -> None:
-    """Should a Postgres to come describe queries in other words, nothing would be found in them."""
+    """Refuse a future Postgres that stores queries in another notation, in which nothing would be found."""
     run(
         "CREATE TEMPORARY VIEW runner_known AS SELECT pg_catalog.random() + 1.0::float8 AS known "
         "FROM pg_catalog.pg_class"
@@ -332,7 +332,7 @@ _QUERIES = """
     JOIN pg_catalog.pg_class c ON c.oid = r.ev_class WHERE
 """
 _OF_TEMPORARY = "c.relname = '{view}' AND c.relnamespace = pg_catalog.pg_my_temp_schema()"
-# What Postgres' own views do is for Postgres to answer for: the one who asks has no more rights there.
+# Postgres' own views are not looked into: they give nobody more rights.
 _OF_VIEWS = """
     c.oid IN ({views}) AND c.relkind = 'v'
     AND NOT (c.oid < 16384 AND c.relnamespace IN (
@@ -345,7 +345,7 @@ def _queries(run: Run, condition: str) -> list[str]:
 
 
 def _named(run: Run, view: str) -> _Named:
-    """What a temporary view names, and the views that it names, and so on."""
+    """What a temporary view names, and the views that it names, recursively."""
     found, looked_into = _Named(), set[str]()
     queries = _queries(run, _OF_TEMPORARY.format(view=view))
     while queries:

@@ -1,8 +1,8 @@
 """A question to SQLite, in a process of its own.
 
-The file is opened for reading only. While SQL is compiled, SQLite asks about each thing that it would
-do (https://sqlite.org/c3ref/set_authorizer.html): only reading and well-known functions are allowed.
-And from its first byte on, the process can open no file and write to none.
+The file is opened with ``mode=ro``. While SQLite compiles the SQL, it asks an authorizer about every
+action (https://sqlite.org/c3ref/set_authorizer.html): only reading and well-known functions are allowed.
+From then on the process can open no file and write to none.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _LIMITS = {
     sqlite3.SQLITE_LIMIT_ATTACHED: 0,
     sqlite3.SQLITE_LIMIT_WORKER_THREADS: 0,
 }
-# Those that compute, and nothing else, as of https://sqlite.org/lang_corefunc.html and the pages beside
-# it. Left out: load_extension, fts3_tokenizer (it takes an address in memory) and the like.
+# Functions that only compute (https://sqlite.org/lang_corefunc.html and the pages beside it), without
+# load_extension, fts3_tokenizer (it takes an address in memory) and the like.
 _FUNCTION_NAMES = """
 abs char coalesce concat concat_ws format glob hex if ifnull iif instr length like likelihood
 likely lower ltrim max min nullif octet_length printf quote random randomblob replace round
@@ -48,7 +48,7 @@ def answer(request: dict[str, Any]) -> tuple[list[str], Iterator[list[Any]]]:
     """The names of the columns, and the rows as they come.
 
     Raises:
-        UsageError: SQLite cannot answer it, or may not.
+        UsageError: SQLite cannot answer it, or must not.
     """
     try:
         connection = _opened(request["sqlite"], request["memory_bytes"] // _HEAP_SHARE)
@@ -82,7 +82,7 @@ def _opened(path: str, heap_bytes: int) -> sqlite3.Connection:
     for category, most in _LIMITS.items():
         connection.setlimit(category, most)
     connection.execute("BEGIN")
-    # Every file is open after it, and what a table-valued function declares of itself is declared.
+    # This opens every file, and lets table-valued functions declare themselves.
     connection.execute("SELECT 1 FROM sqlite_master, json_each('[]'), json_tree('[]')").fetchall()
     connection.set_authorizer(_authorize)
     for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE):

@@ -1,6 +1,6 @@
 """The views of the record, as docs/audit.md lists them: their names, columns and what these mean.
 
-Migrations 0006 and 0010 create them. They are stable: a column keeps its name, its kind and its
+The initial migration creates them. They are stable: a column keeps its name, its kind and its
 meaning.
 """
 
@@ -27,7 +27,7 @@ class View:
 
 
 def _columns(text: str) -> Iterator[ViewColumn]:
-    """A column a line: its name, its kind and its meaning. A time has its text in UTC beside it."""
+    """Columns, one a line: name, kind and meaning. A time has its text in UTC beside it."""
     for line in text.strip().splitlines():
         name, kind, meaning = line.split(maxsplit=2)
         yield ViewColumn(name, kind, meaning)  # type: ignore[arg-type]  # a test reads them all
