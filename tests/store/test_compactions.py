@@ -135,7 +135,7 @@ def test_calls_say_what_they_are_for_and_how_long_their_cache_lives(
     assert [call.hour_cache for call in calls] == [True, False]
 
 
-def test_every_turn_can_be_shown_as_it_wsent_request(database: Database, attempt: Attempt) -> None:
+def test_every_turn_can_be_shown_as_it_was_sent(database: Database, attempt: Attempt) -> None:
     sent = [sent_now(attempt)]
     steps = (
         lambda: use_tool(attempt, "a"),
