@@ -1,69 +1,39 @@
-"""``cancel``, ``pause``, ``resume``, ``retry`` and ``say``: changing what runs do.
-
-``fork``: going on from an earlier turn of a run, as another run.
-
-``budget``: what all runs of a job may use together, and what they wait for when it is used up.
-"""
+"""``cancel``, ``pause``, ``resume``, ``retry``, ``say``, ``fork`` and ``budget``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
-from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from runner.app.humanize import cell
-from runner.cli.costs import refuse_without_price
-from runner.cli.options import Dollars, Duration, json_option, signed, stored, with_settings
-from runner.cli.terminal import note, say_json, say_table
+from runner.app.humanize import cell, dollars, plural
+from runner.cli.options import Dollars, Duration, json_option, signed, with_app
+from runner.cli.terminal import note, say_fields, say_json, say_table
 from runner.cli.terminal import say as say_line
+from runner.core.budget import JobBudget, billionths
 from runner.core.run import Author
-from runner.errors import UnreachableError
-from runner.settings import Settings
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from runner.core.commands import Change, Target
-    from runner.store.database import Database
-from typing import TYPE_CHECKING
-
 from runner.errors import UsageError
 
 if TYPE_CHECKING:
-    from runner.store.database import Database
-from collections.abc import Iterable, Mapping
-from decimal import Decimal
-from typing import TYPE_CHECKING
-
-from runner.app.humanize import dollars, plural
-from runner.cli.terminal import say_fields
-from runner.core.budget import JobBudget, billionths
-
-if TYPE_CHECKING:
-    from runner.core.commands import Change
-
+    from runner.app.control import BudgetStatus, Outcome
+    from runner.app.handle import App
 
 _id_argument = click.argument("id", metavar="ID")
 _limit = click.IntRange(1, 2**31 - 1)
 _ceiling = click.IntRange(1, 2**63 - 1)
-_TRIES = 5
-# Serialization failure and deadlock, both rolled back whole
-# (https://www.postgresql.org/docs/current/errcodes-appendix.html).
-_GAVE_WAY = ("40001", "40P01")
-
-Changed = TypeVar("Changed")
+_tokens = click.IntRange(1, 10**12)
+_MOST_DIGITS = 9  # that an INTEGER of the database can hold
 
 
 @click.command()
 @_id_argument
 @signed
 @json_option
-@with_settings
-def cancel(settings: Settings, id: str, author: Author, as_json: bool) -> None:
+@with_app
+def cancel(app: App, id: str, author: Author, as_json: bool) -> None:
     """End a run, or all runs of a job that have not ended. What they stored stays.
 
     A running model call or tool is cut within two seconds.
@@ -72,19 +42,17 @@ def cancel(settings: Settings, id: str, author: Author, as_json: bool) -> None:
     Example:
       runner cancel job_01jd9k --reason "The wrong branch."
     """
-    from runner.store import control
+    from runner.app import control
 
-    with _target(settings, id) as (database, target, now):
-        act = partial(control.cancel, database, target, now, author=author)
-        _print(target, patiently(act), as_json)
+    _print(control.cancel(app, id, author), as_json)
 
 
 @click.command()
 @_id_argument
 @signed
 @json_option
-@with_settings
-def pause(settings: Settings, id: str, author: Author, as_json: bool) -> None:
+@with_app
+def pause(app: App, id: str, author: Author, as_json: bool) -> None:
     """Let a run, or all runs of a job, wait until they are resumed.
 
     A running one finishes its step first.
@@ -93,19 +61,17 @@ def pause(settings: Settings, id: str, author: Author, as_json: bool) -> None:
     Example:
       runner pause job_01jd9k
     """
-    from runner.store import control
+    from runner.app import control
 
-    with _target(settings, id) as (database, target, now):
-        act = partial(control.pause, database, target, now, author=author)
-        _print(target, patiently(act), as_json)
+    _print(control.pause(app, id, author), as_json)
 
 
 @click.command()
 @_id_argument
 @signed
 @json_option
-@with_settings
-def resume(settings: Settings, id: str, author: Author, as_json: bool) -> None:
+@with_app
+def resume(app: App, id: str, author: Author, as_json: bool) -> None:
     """Let a paused run, or all paused runs of a job, go on.
 
     Runs that wait for a person, or for their job's budget, go on with `runner approve` and
@@ -118,15 +84,9 @@ def resume(settings: Settings, id: str, author: Author, as_json: bool) -> None:
     Example:
       runner resume job_01jd9k
     """
-    from runner.store import control
-    from runner.wiring import mend_workspaces
+    from runner.app import control
 
-    with _target(settings, id) as (database, target, now):
-        for path in mend_workspaces(database, target.id):
-            note(f"the workspace {path} had lost its id: it is written again")
-        changes = patiently(partial(control.resume, database, target, now, author=author))
-        _print(target, changes, as_json)
-        say_who_works(database, _first_queued(changes), now)
+    _print(control.resume(app, id, author), as_json)
 
 
 @click.command()
@@ -137,22 +97,15 @@ def resume(settings: Settings, id: str, author: Author, as_json: bool) -> None:
 )
 @click.option("--max-turns", type=_limit, metavar="N", help="New limit of turns.")
 @click.option("--token-ceiling", type=_ceiling, metavar="N", help="New limit of tokens.")
-@click.option("--cost-ceiling", type=Dollars(), metavar="USD", help="New limit of cost.")
+@click.option(
+    "--cost-ceiling", "cost_ceiling_usd", type=Dollars(), metavar="USD", help="New limit of cost."
+)
 @click.option("--working-time", type=Duration(), metavar="D", help="New limit of working time: 8h.")
 @signed
 @json_option
-@with_settings
+@with_app
 def retry(
-    settings: Settings,
-    id: str,
-    failed: bool,
-    fresh: bool,
-    max_turns: int | None,
-    token_ceiling: int | None,
-    cost_ceiling: float | None,
-    working_time: float | None,
-    author: Author,
-    as_json: bool,
+    app: App, id: str, failed: bool, fresh: bool, author: Author, as_json: bool, **limits: Any
 ) -> None:
     """Let runs go on that failed, were cancelled or stopped by a limit.
 
@@ -163,25 +116,11 @@ def retry(
       runner retry job_01jd9k --failed
       runner retry k3x9f2 --max-turns 100
     """
+    from runner.app import control
     from runner.core.commands import Raised
-    from runner.store.retry import retry as retry_runs
 
-    with _target(settings, id) as (database, target, now):
-        if cost_ceiling is not None:
-            refuse_without_price(settings, database, target)
-        raised = Raised(max_turns, token_ceiling, cost_ceiling, working_time)
-        changes = patiently(
-            partial(
-                retry_runs,
-                *(database, target, now),
-                raised=raised,
-                fresh=fresh,
-                only_failed=failed,
-                author=author,
-            )
-        )
-        _print(target, changes, as_json)
-        say_who_works(database, _first_queued(changes), now)
+    raised = Raised(**limits)
+    _print(control.retry(app, id, author, raised, fresh=fresh, only_failed=failed), as_json)
 
 
 @click.command()
@@ -189,60 +128,29 @@ def retry(
 @click.argument("text")
 @signed
 @json_option
-@with_settings
-def say(settings: Settings, run: str, text: str, author: Author, as_json: bool) -> None:
+@with_app
+def say(app: App, run: str, text: str, author: Author, as_json: bool) -> None:
     """Send a message to a run. It reads it at its next turn; one that has ended starts again.
 
     \b
     Example:
       runner say k3x9f2 "Leave the tests as they are."
     """
-    from runner.queries.find import find
-    from runner.store.retry import say as queue_message
+    from runner.app import control
 
-    with stored(settings) as database:
-        now = measured_now(database)
-        run_id = find(database, run, "run").id
-        change = patiently(partial(queue_message, database, run_id, text, now, author=author))
-        if as_json:
-            say_json(asdict(change))
-        else:
-            say_line(f"{change.id}: {change.detail}")
-        say_who_works(database, _first_queued([change]), now)
+    outcome = control.say(app, run, text, author)
+    (change,) = outcome.changes
+    if as_json:
+        say_json(asdict(change))
+    else:
+        say_line(f"{change.id}: {change.detail}")
+    note_unworked(outcome.unworked_job)
 
 
-def patiently(change: Callable[[], Changed]) -> Changed:
-    """Make a change, again when Postgres gave it up in favour of another transaction."""
-    for _ in range(_TRIES - 1):
-        try:
-            return change()
-        except UnreachableError as error:
-            if getattr(getattr(error.__cause__, "orig", None), "sqlstate", None) not in _GAVE_WAY:
-                raise
-    return change()
-
-
-@contextmanager
-def _target(settings: Settings, text: str) -> Iterator[tuple[Database, Target, float]]:
-    from runner.core.commands import Target
-    from runner.queries.find import find
-
-    with stored(settings) as database:
-        found = find(database, text, "job", "run")
-        kind: Any = found.kind
-        yield database, Target(kind, found.id), measured_now(database)
-
-
-def measured_now(database: Database) -> float:
-    """The database's time, in seconds since the epoch."""
-    from runner.store.leases import DatabaseClock
-
-    clock = DatabaseClock(database)
-    clock.measure()
-    return clock.now()
-
-
-def _print(target: Target, changes: Sequence[Change], as_json: bool) -> None:
+def _print(outcome: Outcome, as_json: bool) -> None:
+    for path in outcome.mended:
+        note(f"the workspace {path} had lost its id: it is written again")
+    target, changes = outcome.target, outcome.changes
     if as_json:
         found = [asdict(change) for change in changes]
         say_json(found[0] if target.kind == "run" else found)
@@ -256,27 +164,13 @@ def _print(target: Target, changes: Sequence[Change], as_json: bool) -> None:
         note(f"{count} of {len(changes)} runs changed")
     else:
         note(f"{target.id}: no run to do that to")
+    note_unworked(outcome.unworked_job)
 
 
-def say_who_works(database: Database, queued: str | None, now: float) -> None:
-    """Say how to go on when a run was queued and no worker is there to work it.
-
-    Args:
-        queued: one of the runs that were queued, None for none.
-    """
-    from runner.queries.jobs import show_run
-    from runner.store import leases
-
-    if queued is not None and not leases.live(database, now):
-        job_id = show_run(database, queued)["job_id"]
+def note_unworked(job_id: str | None) -> None:
+    """Say how to go on with a job that has queued runs while no worker is alive, if there is one."""
+    if job_id is not None:
         note(f"no worker is running: go on with `runner run --resume {job_id}`")
-
-
-def _first_queued(changes: Sequence[Change]) -> str | None:
-    return next((each.id for each in changes if each.changed and each.state == "queued"), None)
-
-
-_MOST_DIGITS = 9  # of what an INTEGER can hold
 
 
 @click.command()
@@ -285,14 +179,9 @@ _MOST_DIGITS = 9  # of what an INTEGER can hold
 @click.option("--model", metavar="MODEL", help="The model that the new run calls.")
 @signed
 @json_option
-@with_settings
+@with_app
 def fork(
-    settings: Settings,
-    turn: str,
-    text: str | None,
-    model: str | None,
-    author: Author,
-    as_json: bool,
+    app: App, turn: str, text: str | None, model: str | None, author: Author, as_json: bool
 ) -> None:
     """Go on from a turn of a run as another run, with its messages and its files.
 
@@ -305,29 +194,22 @@ def fork(
       runner fork k3x9f2@12 --say "Try it without a cache."
       runner fork k3x9f2@0 --model claude-opus-4-5
     """
-    from runner.queries.find import find
-    from runner.store.fork import fork as fork_run
+    from runner.app import control
 
-    name, number = _read(turn)
-    with stored(settings) as database:
-        run_id = find(database, name, "run").id
-        if model is not None:
-            _refuse_without_price(settings, database, run_id, model)
-        now = measured_now(database)
-        change = patiently(
-            partial(fork_run, database, run_id, number, now, text=text, model=model, author=author)
-        )
-        if as_json:
-            say_json({**asdict(change), "fork_of": run_id, "fork_turn": number})
-        else:
-            say_line(f"{change.id} ({cell(change.item_key)}): {change.detail}")
-        if _is_shared(database, run_id):
-            note("its workspace is shared with other runs: its files are as they are now")
-        say_who_works(database, change.id, now)
+    name, number = _run_and_turn(turn)
+    forked = control.fork(app, name, number, author, text=text, model=model)
+    change = forked.change
+    if as_json:
+        say_json(forked.as_json())
+    else:
+        say_line(f"{change.id} ({cell(change.item_key)}): {change.detail}")
+    if forked.is_shared:
+        note("its workspace is shared with other runs: its files are as they are now")
+    note_unworked(forked.unworked_job)
 
 
-def _read(text: str) -> tuple[str, int]:
-    """The run and the turn that ``RUN@TURN`` names. Raises UsageError."""
+def _run_and_turn(text: str) -> tuple[str, int]:
+    """Return the run and the turn that ``RUN@TURN`` names. Raises ``UsageError``."""
     name, at, number = text.rpartition("@")
     if not (at and name and number.isascii() and number.isdigit() and len(number) <= _MOST_DIGITS):
         raise UsageError(
@@ -337,48 +219,15 @@ def _read(text: str) -> tuple[str, int]:
     return name, int(number)
 
 
-def _refuse_without_price(settings: Settings, database: Database, run_id: str, model: str) -> None:
-    """Refuse a model without a price where the cost of the run or its job is limited."""
-    from runner import wiring
-    from runner.core.spec import JobSpec
-    from runner.jobfile.fit import missing_prices
-    from runner.queries.jobs import show_job, show_run
-
-    run = show_run(database, run_id)
-    job = show_job(database, run["job_id"])
-    if run["cost_ceiling_usd"] is None and job["budget_usd"] is None:
-        return
-    spec, prices = JobSpec.from_json(job["spec"]), wiring.load_prices(settings)
-    for message in missing_prices(prices, spec.provider, model, spec.model_options, spec.context):
-        raise UsageError(message)
-
-
-def _is_shared(database: Database, run_id: str) -> bool:
-    from runner.core.spec import JobSpec
-    from runner.queries.jobs import show_job, show_run
-
-    job = show_job(database, show_run(database, run_id)["job_id"])
-    workspace = JobSpec.from_json(job["spec"]).workspace
-    return workspace is not None and workspace.mode == "shared"
-
-
-_tokens = click.IntRange(1, 10**12)
-
-
 @click.command()
 @click.argument("job")
 @click.option("--usd", type=Dollars(), metavar="N", help="The new budget in USD.")
 @click.option("--tokens", type=_tokens, metavar="N", help="The new budget in tokens.")
 @signed
 @json_option
-@with_settings
+@with_app
 def budget(
-    settings: Settings,
-    job: str,
-    usd: float | None,
-    tokens: int | None,
-    author: Author,
-    as_json: bool,
+    app: App, job: str, usd: float | None, tokens: int | None, author: Author, as_json: bool
 ) -> None:
     """Show what a job may use, has used and has reserved, or raise it.
 
@@ -390,109 +239,58 @@ def budget(
       runner budget job_01jd9k
       runner budget job_01jd9k --usd 40
     """
-    from runner.queries.find import find
-    from runner.queries.jobs import list_runs
-    from runner.store.control import budget_of, set_budget
+    from runner.app import control
 
-    with stored(settings) as database:
-        job_id = find(database, job, "job").id
-        woken: Sequence[Change] = []
-        now = measured_now(database)
-        if usd is not None or tokens is not None:
-            woken = patiently(
-                lambda: set_budget(database, job_id, now, author=author, usd=usd, tokens=tokens)
-            )
-        job_budget = budget_of(database, job_id) or JobBudget()
-        runs = list_runs(database, job_id, "waiting", whole_trees=True)
-        waiting = sum(run["reason"] == "budget" for run in runs)
-        if as_json:
-            say_json(_budget_as_json(job_id, job_budget, waiting, woken))
-        else:
-            _say_budget(job_id, job_budget, waiting)
-        _note_what_follows(job_budget, woken)
-        if woken:
-            say_who_works(database, woken[0].id, now)
+    status = control.budget(app, job, author, usd=usd, tokens=tokens)
+    if as_json:
+        say_json(status.as_json())
+    else:
+        _say_budget(status)
+    if status.woken:
+        note(plural(len(status.woken), "run goes on", "runs go on"))
+    if status.is_overdrawn:
+        note("calls in hand may still use what they have reserved, over this budget; none begins")
+    note_unworked(status.unworked_job)
 
 
-def _budget_as_json(
-    job_id: str, job_budget: JobBudget, waiting: int, woken: Sequence[Change]
-) -> dict[str, Any]:
-    return {
-        "job": job_id,
-        "budget_usd": None if job_budget.most_cost is None else job_budget.most_cost / 1e9,
-        "spent_usd": None if job_budget.most_cost is None else job_budget.spent_cost / 1e9,
-        "reserved_usd": None if job_budget.most_cost is None else job_budget.reserved_cost / 1e9,
-        "budget_tokens": job_budget.most_tokens,
-        "spent_tokens": None if job_budget == JobBudget() else job_budget.spent_tokens,
-        "reserved_tokens": None if job_budget == JobBudget() else job_budget.reserved_tokens,
-        "waiting_runs": waiting,
-        "woken": [asdict(change) for change in woken],
-    }
-
-
-def _say_budget(job_id: str, job_budget: JobBudget, waiting: int) -> None:
+def _say_budget(status: BudgetStatus) -> None:
     from runner.app.show import how_to_raise
 
-    lines = dict(_lines(job_budget)) or {
+    lines = dict(_budget_lines(status.budget)) or {
         "budget": "none: each run has its own limits, the job has none"
     }
-    waits = (
-        f"{plural(waiting, 'run waits', 'runs wait')} for it: {how_to_raise(job_id, job_budget)}"
-        if waiting
-        else None
-    )
-    say_fields((("job", job_id), *lines.items(), ("waiting", waits)))
+    waits = None
+    if status.waiting:
+        waits = plural(status.waiting, "run waits", "runs wait")
+        waits += f" for it: {how_to_raise(status.job_id, status.budget)}"
+    say_fields((("job", status.job_id), *lines.items(), ("waiting", waits)))
 
 
-def _lines(job_budget: JobBudget) -> Iterable[tuple[str, str]]:
-    if job_budget.most_cost is not None:
-        reserved = (
-            f", {usd_of(job_budget.reserved_cost)} reserved" if job_budget.reserved_cost else ""
-        )
-        spent = f"{usd_of(job_budget.spent_cost)} of {usd_of(job_budget.most_cost)} used"
+def _budget_lines(budget: JobBudget) -> Iterable[tuple[str, str]]:
+    if budget.most_cost is not None:
+        reserved = f", {usd_of(budget.reserved_cost)} reserved" if budget.reserved_cost else ""
+        spent = f"{usd_of(budget.spent_cost)} of {usd_of(budget.most_cost)} used"
         yield "budget", spent + reserved
-    if job_budget.most_tokens is not None:
-        reserved = (
-            f", {job_budget.reserved_tokens:,} reserved" if job_budget.reserved_tokens else ""
-        )
-        spent = f"{job_budget.spent_tokens:,} of {job_budget.most_tokens:,} tokens used"
-        yield "budget" if job_budget.most_cost is None else "and", spent + reserved
-
-
-def _note_what_follows(job_budget: JobBudget, woken: Sequence[Change]) -> None:
-    if woken:
-        note(f"{len(woken)} {'run goes' if len(woken) == 1 else 'runs go'} on")
-    cost, tokens = (
-        job_budget.spent_cost + job_budget.reserved_cost,
-        job_budget.spent_tokens + job_budget.reserved_tokens,
-    )
-    over_cost = job_budget.most_cost is not None and cost > job_budget.most_cost
-    over_tokens = job_budget.most_tokens is not None and tokens > job_budget.most_tokens
-    if over_cost or over_tokens:
-        note("calls in hand may still use what they have reserved, over this budget; none begins")
+    if budget.most_tokens is not None:
+        reserved = f", {budget.reserved_tokens:,} reserved" if budget.reserved_tokens else ""
+        spent = f"{budget.spent_tokens:,} of {budget.most_tokens:,} tokens used"
+        yield "budget" if budget.most_cost is None else "and", spent + reserved
 
 
 def budget_fields(job: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """A job's budget, in lines for people.
+    """Return the budget of a job in lines for people.
 
     Args:
-        job: as ``queries.jobs.show_job`` gives it.
+        job: as ``queries.jobs.show_job`` returns it.
     """
     usd = job["budget_usd"]
-    return list(
-        _lines(
-            JobBudget(
-                job["budget_tokens"],
-                None if usd is None else billionths(usd),
-                job["spent_tokens"],
-                job["spent_cost"],
-                job["reserved_tokens"],
-                job["reserved_cost"],
-            )
-        )
+    sums = (
+        job[name] for name in ("spent_tokens", "spent_cost", "reserved_tokens", "reserved_cost")
     )
+    most_cost = None if usd is None else billionths(usd)
+    return list(_budget_lines(JobBudget(job["budget_tokens"], most_cost, *sums)))
 
 
 def usd_of(billionths: int) -> str:
-    """An amount in billionths of a USD, as it is said."""
+    """Return an amount in billionths of a USD, in words."""
     return dollars(Decimal(billionths).scaleb(-9))

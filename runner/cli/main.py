@@ -17,9 +17,8 @@ from runner.cli import (
     costs,
     exchange,
     exit_codes,
-    patch,
+    outputs,
     report,
-    results,
     rules,
     search,
     show,
@@ -27,13 +26,6 @@ from runner.cli import (
     transcript,
     work,
     workspaces,
-)
-from runner.cli import control as budget
-from runner.cli import (
-    control as fork,
-)
-from runner.cli import (
-    patch as diff,
 )
 from runner.cli.options import global_options
 from runner.cli.terminal import note, refuse
@@ -60,9 +52,9 @@ def cli() -> None:
 for command in (
     *(work.run, work.submit, work.worker),
     *(show.list_, show.show, transcript.transcript, show.events),
-    *(diff.diff, patch.patch, report.report, results.results, workspaces.workspace),
-    *(costs.costs, budget.budget),
-    *(control.cancel, control.pause, control.resume, control.retry, control.say, fork.fork),
+    *(outputs.diff, outputs.patch, outputs.results, report.report, workspaces.workspace),
+    *(costs.costs, control.budget),
+    *(control.cancel, control.pause, control.resume, control.retry, control.say, control.fork),
     *(approvals.approvals, approvals.approve, approvals.deny, rules.rules),
     *(audit.audit, search.search, exchange.export, exchange.import_),
     *(system.db, system.doctor, system.schema),

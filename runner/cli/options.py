@@ -1,13 +1,12 @@
-"""What the commands share: global options, ids, and opening the database.
-
-Who changes something, for the record: ``--as`` and ``--reason``, which every command has that
-changes what is stored.
-
-What workers log goes to stderr, a line at a time, with no secret and no control character.
-"""
+"""What the commands share: global options, opening the app, who changes something, and the log."""
 
 from __future__ import annotations
 
+import getpass
+import logging
+import os
+import sys
+import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
@@ -16,28 +15,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from runner.app.humanize import cell
+from runner.app.humanize import cell, lines
 from runner.cli.terminal import note
-from runner.core.run import STATES
+from runner.core.run import LONGEST_NAME, LONGEST_WHY, RUNNERS_NAME, STATES, Author
 from runner.errors import UsageError
 from runner.settings import Settings
 
 if TYPE_CHECKING:
     from runner.core.spec import Submission
     from runner.store.database import Database
-import getpass
-import logging
-import os
-import sys
-import unicodedata
-
-from runner.app.humanize import lines
-from runner.core.run import (
-    LONGEST_NAME,
-    LONGEST_WHY,
-    RUNNERS_NAME,
-    Author,
-)
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -50,7 +36,7 @@ def _remember(context: click.Context, parameter: click.Parameter, value: str | N
 
 
 def global_options(command: Command) -> Command:
-    """Where the state lives: accepted before and after the subcommand, the latter wins."""
+    """Take the options that say where the state is, before or after the subcommand; the latter win."""
     for name, metavar, text in (
         (
             "--redis-url",
@@ -71,13 +57,30 @@ def with_settings(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(command)
     def run(*arguments: Any, **options: Any) -> Any:
-        return command(chosen_settings(), *arguments, **options)
+        return command(_chosen_settings(), *arguments, **options)
 
     return global_options(run)
 
 
-def chosen_settings() -> Settings:
-    """The settings as the options of the command that runs say."""
+def with_app(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the opened app as first argument, and take the global options.
+
+    Raises:
+        UsageError: there is no database yet, or it is not up to date; says what to do.
+        UnreachableError: it does not answer.
+    """
+
+    @wraps(command)
+    def run(*arguments: Any, **options: Any) -> Any:
+        from runner.app.handle import open_app
+
+        with open_app(_chosen_settings()) as app:
+            return command(app, *arguments, **options)
+
+    return global_options(run)
+
+
+def _chosen_settings() -> Settings:
     return Settings.load(**click.get_current_context().meta.get(_CHOSEN, {}))
 
 
@@ -96,7 +99,7 @@ slots_option = click.option(
 
 
 class Dollars(click.ParamType[float]):
-    """A sum in USD, within the bounds that a job file has."""
+    """A sum in USD, within the bounds of a job file."""
 
     name = "USD"
 
@@ -133,33 +136,22 @@ class Duration(click.ParamType[float]):
 
 @contextmanager
 def stored(settings: Settings) -> Iterator[Database]:
-    """The database, for a command that looks at or changes what is there. Creates nothing.
+    """The database of ``with_app``, for a command that takes no app."""
+    from runner.app.handle import open_app
 
-    Raises:
-        UsageError: there is none yet, or it is not up to date; what to do.
-        UnreachableError: it does not answer.
-    """
-    from runner import wiring
-    from runner.store import migrate
-
-    if not migrate.is_created(settings.database_url):
-        raise UsageError(f"no jobs yet in {settings.home}: start one with `runner run SPEC`")
-    database = wiring.open_database(settings)
-    try:
-        yield database
-    finally:
-        database.close()
+    with open_app(settings) as app:
+        yield app.database
 
 
-def loaded(settings: Settings, spec: Path) -> Submission:
-    """A job file as it would be submitted; what it left out is said on stderr.
+def load_job(settings: Settings, spec: Path) -> Submission:
+    """Return a job file as it would be submitted, and say on stderr what it left out.
 
     Raises:
         SpecError: with everything that is wrong in it.
     """
-    from runner import wiring
+    from runner.app import work
 
-    submission = wiring.load_submission(spec, settings)
+    submission = work.load_job(settings, spec)
     for line in submission.notes:
         note(f"warning: {cell(line)}")
     return submission
@@ -169,18 +161,18 @@ _WHY = "Why, for the record."
 
 
 def signed(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options, and the ``author`` that they name as an argument of that name."""
+    """Give a command ``--as`` and ``--reason``, and the ``author`` that they make as an argument."""
     return signed_with(_WHY, LONGEST_WHY)(command)
 
 
 def signed_with(
     reason_help: str, longest: int | None = None
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """``signed`` for a command whose reason is read by others as well.
+    """``signed`` for a command whose reason is not only for the record.
 
     Args:
-        reason_help: what the help says of ``--reason``.
-        longest: the most characters that a reason may have; None where it is stored whole.
+        reason_help: the help of ``--reason``.
+        longest: the most characters of a reason; None: any number.
     """
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -205,10 +197,10 @@ def signed_with(
 
 
 def name_of(given: str | None) -> str:
-    """Who does it: the name that was given, or that of the user of the operating system.
+    """Return the given name, or that of the user of the operating system.
 
     Raises:
-        UsageError: the name is blank or too long, could steer a terminal, or is Runner's own.
+        UsageError: the name is blank, too long, not printable, or Runner's own.
     """
     name = _user() if given is None else given.strip()
     if not name or not name.isprintable() or len(name) > LONGEST_NAME:
@@ -230,8 +222,7 @@ def _user() -> str:
 
 
 def _is_runners(name: str) -> bool:
-    """Whether a reader could take a name for what Runner calls itself: also ``Runner``, or in the wide
-    letters that look the same."""
+    """True if a reader could take a name for Runner's own: ``Runner``, or one in wide letters."""
     return unicodedata.normalize("NFKC", name).casefold() == RUNNERS_NAME
 
 
@@ -262,7 +253,7 @@ class _OurLines(logging.Formatter):
 
 
 class _Stderr(logging.StreamHandler):  # type: ignore[type-arg]
-    """Writes where stderr is now: a progress display puts itself in between while it draws."""
+    """Writes to the stderr of the moment: a progress display replaces it while it draws."""
 
     def emit(self, record: logging.LogRecord) -> None:
         self.stream = sys.stderr
@@ -270,7 +261,8 @@ class _Stderr(logging.StreamHandler):  # type: ignore[type-arg]
 
 
 def log_to_stderr(settings: Settings, level: int) -> None:
-    """Show what this process logs: Runner's own from ``level`` on, that of libraries from warnings."""
+    """Show the log without secrets and control characters: Runner's from ``level`` on, that of
+    libraries from warnings."""
     handler = _Stderr()
     handler.setFormatter(_OurLines(settings.secrets()))
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)

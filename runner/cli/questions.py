@@ -10,21 +10,16 @@ import termios
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
+from runner.app import approvals
+from runner.app.handle import App
 from runner.app.humanize import cell, decider, duration, input_lines
-from runner.cli.approvals import labels_of
-from runner.cli.control import measured_now, patiently
 from runner.cli.terminal import refuse
 from runner.core.agents import place_of
+from runner.core.commands import Question, Reply
 from runner.core.text import shorten
 from runner.errors import UsageError
-from runner.queries import decisions
-from runner.store.database import Database
-
-if TYPE_CHECKING:
-    from runner.core.commands import Question, Reply
-
 
 _LOOK_SECONDS = 0.25
 _STILL_OPEN_SECONDS = 1.0
@@ -87,7 +82,7 @@ class Terminal:
         return read
 
 
-def asker_at_terminal(database: Database, author: str) -> Asker | None:
+def asker_at_terminal(app: App, author: str) -> Asker | None:
     """Who asks the person at the terminal of this process; None when there is none: standard input,
     output and error must be a terminal.
 
@@ -96,14 +91,14 @@ def asker_at_terminal(database: Database, author: str) -> Asker | None:
     """
     if not all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):
         return None
-    return Asker(database, Terminal(sys.stdin.fileno(), sys.stderr), author)
+    return Asker(app, Terminal(sys.stdin.fileno(), sys.stderr), author)
 
 
 class Asker:
     """Asks one person about a job's calls, one after the other, the oldest first."""
 
-    def __init__(self, database: Database, terminal: Terminal, author: str) -> None:
-        self._database = database
+    def __init__(self, app: App, terminal: Terminal, author: str) -> None:
+        self._app = app
         self._terminal = terminal
         self._author = author
         self._gave_up = False
@@ -138,11 +133,7 @@ class Asker:
                 waiting = self._waiting(job_id)
 
     def _waiting(self, job_id: str) -> Sequence[Question]:
-        from runner.core.commands import Target
-        from runner.store.questions import waiting
-
-        found = waiting(self._database, Target("job", job_id))
-        return sorted(found, key=lambda each: (each.asked_at, each.id))
+        return approvals.questions_of_job(self._app, job_id)
 
     def _let_go(self, job_id: str, is_to_end: Ends) -> None:
         """A question went away while the person may be typing the answer to it, which must not
@@ -176,22 +167,22 @@ class Asker:
                 return True
 
     def _is_over(self, one: Question, is_to_end: Ends) -> Ends:
-        gone = _seldom(lambda: not decisions.is_approval_open(self._database, one.id))
+        gone = _seldom(lambda: not approvals.is_open(self._app, one))
         return lambda: is_to_end() or gone()
 
     def _question(self, one: Question, others: int) -> Iterator[str]:
-        waited = duration(max(measured_now(self._database) - one.asked_at, 0))
+        waited = duration(max(self._app.now() - one.asked_at, 0))
         item, tool = shorten(one.item_key, _LONGEST_NAME), shorten(one.tool, _LONGEST_NAME)
         wish = f"was cut off in the middle of {tool}" if one.asked_again else f"asks to use {tool}"
         place = ""
         if place_of(one.run_id)["depth"]:
-            place = f" as {labels_of(self._database, [one])[one.id]} of its tree"
+            place = f" as {approvals.call_labels_of(self._app, [one])[one.id]} of its tree"
         yield f"\n{item}{place} {wish} ({one.run_id}, waiting {waited})"
         lines = _broken(input_lines(one.input))
         yield from lines[:_MOST_LINES]
         if len(lines) > _MOST_LINES:
             yield f"  … {len(lines) - _MOST_LINES} more lines are NOT shown: s shows all"
-        why = decisions.whys(self._database, [one.id]).get(one.id)
+        why = approvals.why_asked(self._app, one)
         if why is not None:
             yield from _broken([decider(why)], "  asked by: ")
         if one.suggested_rule:
@@ -201,8 +192,6 @@ class Asker:
 
     def _reply(self, line: str, one: Question, until: Ends) -> Reply | None:
         """What the person's words say; None when they say nothing that can be done."""
-        from runner.core.commands import Reply
-
         word, _, rest = line.partition(" ")
         match word.lower():
             case "y" | "yes" if not rest:
@@ -220,11 +209,8 @@ class Asker:
         return None
 
     def _answer(self, one: Question, reply: Reply) -> bool:
-        from runner.store.approvals import answer
-
         try:
-            now = measured_now(self._database)
-            answered = patiently(lambda: answer(self._database, [one.id], reply, now))
+            answered = approvals.answer(self._app, [one.id], reply)
         except UsageError as error:
             refuse(error)
             return False

@@ -11,8 +11,8 @@ import click
 
 from runner.app.humanize import cell, cost_line, denier, duration, first_line, plural
 from runner.cli.exit_codes import exit_code
+from runner.cli.files import write_file
 from runner.cli.options import stored, with_settings
-from runner.cli.patch import write_file
 from runner.cli.terminal import note, say, say_bytes, say_json, say_table
 from runner.settings import Settings
 

@@ -157,7 +157,7 @@ def _say_request(body: bytes) -> None:
 
 def _write_page(found: Transcript, path: Path) -> None:
     from runner.app.page import page
-    from runner.cli.exchange import output
+    from runner.cli.files import output
 
     with output(None if str(path) == "-" else path) as write:
         for piece in page(found):

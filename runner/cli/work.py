@@ -1,4 +1,4 @@
-"""``run``, ``submit`` and ``worker``: work jobs, ``run`` in this process and with live progress."""
+"""``run``, ``submit`` and ``worker``: submitting jobs, working them, and showing the progress."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,27 +19,39 @@ import click
 
 from runner.app.humanize import cell, duration
 from runner.cli import exit_codes
-from runner.cli.options import json_option, loaded, signed, slots_option, stored, with_settings
+from runner.cli.options import (
+    json_option,
+    load_job,
+    log_to_stderr,
+    signed,
+    slots_option,
+    with_app,
+    with_settings,
+)
 from runner.cli.terminal import console_on, note, refuse, say, say_json
 from runner.core.run import ENDED, Author, RunStatus
-from runner.errors import RunnerError, UnreachableError, UsageError
+from runner.errors import UnreachableError, UsageError
 from runner.settings import Settings
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.live import Live
 
+    from runner.app.handle import App
     from runner.cli.questions import Asker
     from runner.engine.worker import Worker
-    from runner.queries.jobs import RunSummary
-    from runner.store.database import Database
 
+_LOOK_SECONDS = 0.5
+_LOOK_SECONDS_PER_RUN = 0.001
+_QUIT_SECONDS = 2.0
+_STILL_ALIVE_SECONDS = 60.0
+_MOST_SHOWN = 12
 
-_spec_argument = click.argument("spec", type=click.Path(path_type=Path), required=False)
+Run = Mapping[str, Any]  # a run, as ``queries.jobs.RunSummary`` describes it
 
 
 @click.command()
-@_spec_argument
+@click.argument("spec", type=click.Path(path_type=Path), required=False)
 @click.option("--resume", "resumed", metavar="JOB", help="Go on with a job instead of a new one.")
 @click.option("--no-input", is_flag=True, help="Ask nothing here: runs wait for their answers.")
 @slots_option
@@ -71,54 +83,41 @@ def run(
       runner run jobs/quickstart.toml
       runner run --resume job_01jd9k
     """
-    from runner import wiring
+    from runner.app import work
+    from runner.app.handle import check_prices, open_app
 
     if (spec is None) == (resumed is None):
         raise UsageError("give a job file, or --resume and a job")
     if resumed is not None and author.why:
         raise UsageError("--reason says why a job is submitted: leave it out with --resume")
     asked = None if no_input else author.name
-    wiring.load_prices(settings)  # refuses a bad list before the work begins
-    if spec is None:
-        from runner.queries.find import find
-
-        with stored(settings) as database:
-            job_id = find(database, str(resumed), "job").id
-            for path in wiring.mend_workspaces(database, job_id):
+    check_prices(settings)
+    submission = None if spec is None else load_job(settings, spec)
+    with open_app(settings, create=submission is not None) as app:
+        if submission is not None:
+            job_id = work.submit(app, submission, author)
+        else:
+            job_id, mended = work.take_up(app, str(resumed))
+            for path in mended:
                 note(f"the workspace {path} had lost its id: it is written again")
-            return _work(settings, database, job_id, slots, as_json, asked)
-    submission = loaded(settings, spec)
-    database = wiring.open_database(settings, upgrade=True)
-    try:
-        job_id = wiring.submit(database, submission, author=author)
-        return _work(settings, database, job_id, slots, as_json, asked)
-    finally:
-        database.close()
+        return _work(app, job_id, slots, as_json, asked)
 
 
-def _work(
-    settings: Settings,
-    database: Database,
-    job_id: str,
-    slots: int,
-    as_json: bool,
-    asked: str | None,
-) -> int:
+def _work(app: App, job_id: str, slots: int, as_json: bool, asked: str | None) -> int:
     """Work a job to its end, and ask the person who is ``asked``, if anybody is."""
     from runner.app.report import report_on
-    from runner.cli.options import log_to_stderr
     from runner.cli.questions import asker_at_terminal
     from runner.cli.report import summarise
 
-    log_to_stderr(settings, logging.WARNING)
+    log_to_stderr(app.settings, logging.WARNING)
     note(f"working {job_id}")
     how_to_go_on = f"interrupted; go on with `runner run --resume {job_id}`"
     interruption = Interruption(how_to_go_on)
     try:
-        asker = None if asked is None else asker_at_terminal(database, asked)
-        work_job(settings, database, job_id, slots, interruption, asker)
+        asker = None if asked is None else asker_at_terminal(app, asked)
+        work_job(app, job_id, slots, interruption, asker)
         cut_short = interruption.cut_short
-        outcome = report_on(settings, database, job_id, time.time(), with_changes=False)
+        outcome = report_on(app.settings, app.database, job_id, time.time(), with_changes=False)
         code = summarise(outcome, interrupted=cut_short, as_json=as_json)
     except UnreachableError as error:
         refuse(error)
@@ -141,27 +140,24 @@ def submit(settings: Settings, spec: Path, key: str | None, author: Author, as_j
     Example:
       runner submit jobs/refactor.toml --key nightly-2026-11-22
     """
-    from runner import wiring
-    from runner.queries.jobs import show_job
+    from runner.app import work
+    from runner.app.handle import open_app
 
-    submission = loaded(settings, spec)
-    database = wiring.open_database(settings, upgrade=True)
-    try:
-        job_id = wiring.submit(database, submission, key, author=author)
+    submission = load_job(settings, spec)
+    with open_app(settings, create=True) as app:
+        job_id = work.submit(app, submission, author, key)
         if as_json:
-            say_json(show_job(database, job_id))
+            say_json(work.job_as_json(app, job_id))
         else:
             say(job_id)
-    finally:
-        database.close()
 
 
 @click.command()
 @slots_option
 @click.option("--burst", is_flag=True, help="End when nothing is due.")
 @click.option("--only", metavar="RUN", hidden=True, help="Work this one run and end.")
-@with_settings
-def worker(settings: Settings, slots: int, burst: bool, only: str | None) -> int:
+@with_app
+def worker(app: App, slots: int, burst: bool, only: str | None) -> int:
     """Work what is due, of all jobs, until told to stop.
 
     SIGTERM or Ctrl-C: it takes nothing new, ends the steps in hand (ten seconds at most, then leaves
@@ -171,23 +167,14 @@ def worker(settings: Settings, slots: int, burst: bool, only: str | None) -> int
     Example:
       runner worker -c 32
     """
-    from runner import wiring
-    from runner.cli.options import log_to_stderr
+    from runner.app import work
 
-    log_to_stderr(settings, logging.INFO)
-    with stored(settings) as database:
-        with Interruption() as interruption:
-            working = wiring.start_worker(settings, database, slots=slots, burst=burst, only=only)
-            interruption.watch(working)
-            wait_for_end(working)
-        return exit_codes.SUCCEEDED
-
-
-_LOOK_SECONDS = 0.5
-_LOOK_SECONDS_PER_RUN = 0.001
-_QUIT_SECONDS = 2.0
-_STILL_ALIVE_SECONDS = 60.0
-_MOST_SHOWN = 12
+    log_to_stderr(app.settings, logging.INFO)
+    with Interruption() as interruption:
+        working = work.start_worker(app, slots=slots, burst=burst, only=only)
+        interruption.watch(working)
+        work.wait_for_end(working)
+    return exit_codes.SUCCEEDED
 
 
 class Interruption:
@@ -246,12 +233,7 @@ class Interruption:
 
 
 def work_job(
-    settings: Settings,
-    database: Database,
-    job_id: str,
-    slots: int,
-    interruption: Interruption,
-    asker: Asker | None = None,
+    app: App, job_id: str, slots: int, interruption: Interruption, asker: Asker | None = None
 ) -> None:
     """Work a job in this process until every run of it has ended or waits, or it is interrupted.
 
@@ -261,39 +243,26 @@ def work_job(
     Raises:
         UnreachableError: a part was away when the worker started or had to end.
     """
-    from runner import wiring
+
+    from runner.app import work
 
     with interruption:
-        worker = wiring.start_worker(settings, database, slots=slots)
+        worker = work.start_worker(app, slots=slots)
         interruption.watch(worker)
         with show_progress() as progress:
-            watched = _Watched(database, worker, job_id, interruption, asker)
+            watched = _Watched(app, worker, job_id, interruption, asker)
             interruption.came_too_late = _watch(watched, progress)
             worker.drain()
             if interruption.cut_short:
                 progress.say("stopping: the steps in hand are ended or left to resume")
-            wait_for_end(worker)
-
-
-def wait_for_end(worker: Worker) -> None:
-    """Wait until a worker has drained; signals are handled meanwhile.
-
-    Raises:
-        RunnerError: what made it end.
-    """
-    while not worker.wait(_LOOK_SECONDS):
-        pass
-    if isinstance(worker.failure, RunnerError):
-        raise worker.failure
-    if worker.failure is not None:
-        raise RunnerError(f"the worker failed: {worker.failure!r}") from worker.failure
+            work.wait_for_end(worker)
 
 
 @dataclass(frozen=True, slots=True)
 class _Watched:
     """A job that is worked here, and who is asked about its calls."""
 
-    database: Database
+    app: App
     worker: Worker
     job_id: str
     interruption: Interruption
@@ -302,59 +271,42 @@ class _Watched:
     def is_to_end(self) -> bool:
         return self.interruption.happened or self.worker.wait(0)
 
-    def is_at_rest(self, runs: Sequence[RunSummary]) -> bool:
-        return rests(runs, asks=self.asker is not None and self.asker.can_ask)
-
-
-def rests(runs: Sequence[RunSummary], *, asks: bool) -> bool:
-    """Whether nothing is left to do of a job, and nothing to ask. A run that waits for its sub-agents
-    rests when these do: once the last of them has ended it goes on.
-
-    Args:
-        runs: all of the job, those of sub-agents included.
-        asks: a person is there who is asked what runs wait for.
-    """
-    unended = [run for run in runs if run["state"] not in ENDED]
-    waited_for = {run["parent"] for run in unended}
-    return all(
-        run["state"] == "waiting"
-        and not (asks and run["reason"] == "approval")
-        and (run["reason"] != "children" or run["id"] in waited_for)
-        for run in unended
-    )
+    @property
+    def can_ask(self) -> bool:
+        return self.asker is not None and self.asker.can_ask
 
 
 def _watch(watched: _Watched, progress: Progress) -> bool:
     """Show the job until it rests (True) or the worker is to end (False)."""
-    from runner.queries.jobs import current_runs, list_runs
+    from runner.app.work import progress_of
 
     pause = _LOOK_SECONDS
     while not watched.interruption.happened and not watched.worker.wait(pause):
         try:
             if watched.asker is not None:
                 watched.asker.ask(watched.job_id, watched.is_to_end, progress.paused)
-            runs = list_runs(watched.database, watched.job_id, whole_trees=True)
+            job = progress_of(watched.app, watched.job_id)
         except UnreachableError as error:
             progress.say(f"waiting: {cell(error)}")
             continue
-        progress.update([run for run in current_runs(runs) if not run["depth"]])
-        if watched.is_at_rest(runs):
+        progress.update(job.items)
+        if job.rests(asks=watched.can_ask):
             return True
-        pause = _LOOK_SECONDS + len(runs) * _LOOK_SECONDS_PER_RUN
+        pause = _LOOK_SECONDS + len(job.runs) * _LOOK_SECONDS_PER_RUN
     return False
 
 
 class Progress(Protocol):
     def __enter__(self) -> Progress: ...
     def __exit__(self, *error: Any) -> None: ...
-    def update(self, runs: Sequence[RunSummary]) -> None:
-        """The runs of the job's items as they are now."""
+    def update(self, runs: Sequence[Run]) -> None:
+        """Show the runs of the job's items."""
 
     def say(self, text: str) -> None:
-        """Something that is worth a line."""
+        """Show a line."""
 
     def paused(self) -> AbstractContextManager[None]:
-        """Nothing is drawn while inside: somebody else has the terminal."""
+        """Draw nothing while inside: somebody else has the terminal."""
 
 
 def show_progress() -> Progress:
@@ -374,7 +326,7 @@ class _Lines:
     def __exit__(self, *error: Any) -> None:
         return
 
-    def update(self, runs: Sequence[RunSummary]) -> None:
+    def update(self, runs: Sequence[Run]) -> None:
         for run in runs:
             before, self._states[run["id"]] = self._states.get(run["id"]), run["state"]
             rests = run["state"] in ENDED or (run["state"] == "waiting" and not _goes_on(run))
@@ -405,7 +357,7 @@ class _Drawing:
     def __exit__(self, *error: Any) -> None:
         self._live.stop()
 
-    def update(self, runs: Sequence[RunSummary]) -> None:
+    def update(self, runs: Sequence[Run]) -> None:
         from rich.text import Text
 
         running = [run for run in runs if run["state"] == "running" or _goes_on(run)]
@@ -429,8 +381,8 @@ class _Drawing:
             self._live.start()
 
 
-def _goes_on(run: RunSummary) -> bool:
-    """Whether a run waits for nobody but its sub-agents."""
+def _goes_on(run: Run) -> bool:
+    """True if a run waits only for its sub-agents."""
     return (run["state"], run["reason"]) == ("waiting", "children")
 
 
@@ -440,7 +392,7 @@ def _live_on(console: Console) -> Live:
     return Live(console=console, auto_refresh=False, transient=True)
 
 
-def _job_in_words(runs: Sequence[RunSummary]) -> str:
+def _job_in_words(runs: Sequence[Run]) -> str:
     by_state: dict[str, int] = {}
     for run in runs:
         by_state[run["state"]] = by_state.get(run["state"], 0) + 1
@@ -451,7 +403,7 @@ def _job_in_words(runs: Sequence[RunSummary]) -> str:
     return ", ".join(words) + f"; {tokens:,} tokens"
 
 
-def _run_in_words(run: RunSummary) -> str:
+def _run_in_words(run: Run) -> str:
     why = f" ({cell(run['reason'])})" if run["reason"] not in ("", "end_turn") else ""
     took = ""
     if run["ended_at"] is not None and run["started_at"] is not None:

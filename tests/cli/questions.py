@@ -7,9 +7,11 @@ from typing import Any
 
 from sqlalchemy import Connection, insert, select, update
 
+from runner.app.handle import App
 from runner.core.conversation import Tool
 from runner.core.events import summarise_input
 from runner.permissions import Rule, ToolContext, digest_of
+from runner.settings import Settings
 from runner.store import ids
 from runner.store import jobs as jobs_store
 from runner.store.database import Database
@@ -29,6 +31,11 @@ ASKING = replace(
         Rule("ask", "Write"),
     ),
 )
+
+
+def app_on(database: Database) -> App:
+    """The app on a database that a test has opened."""
+    return App(Settings.load(), database)
 
 
 def submit_runs(database: Database, *keys: str) -> list[str]:

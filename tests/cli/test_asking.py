@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
+from runner.app.work import progress_of
 from runner.cli.questions import Asker, asker_at_terminal
 from runner.cli.work import _Watched
 from runner.core.commands import Reply, Target
-from runner.queries.jobs import list_runs
 from runner.store.approvals import answer
 from runner.store.control import cancel
 from runner.store.database import Database
 from runner.store.rules import list_rules
 from tests.cli.person import OurTerminal, Person
-from tests.cli.questions import approval_row, ask, job_of, submit_runs
+from tests.cli.questions import app_on, approval_row, ask, job_of, submit_runs
 from tests.cli.test_look import STORABLE_HOSTILE
 from tests.cli.test_terminal import HOSTILE, steers
 from tests.store.examples import NOW
@@ -35,7 +35,7 @@ def person() -> Iterator[Person]:
 
 @pytest.fixture
 def asker(database: Database, person: Person) -> Asker:
-    return Asker(database, OurTerminal(person.keyboard, person.screen), "lena")
+    return Asker(app_on(database), OurTerminal(person.keyboard, person.screen), "lena")
 
 
 def let_ask(asker: Asker, job_id: str, is_to_end: Callable[[], bool] = lambda: False) -> None:
@@ -230,7 +230,7 @@ def test_without_a_whole_terminal_nobody_is_asked(
 ) -> None:
     for name in ("stdin", "stdout", "stderr"):
         monkeypatch.setattr(f"sys.{name}.isatty", lambda name=name: name != missing, raising=False)
-    assert asker_at_terminal(database, "ada") is None
+    assert asker_at_terminal(app_on(database), "ada") is None
 
 
 @pytest.mark.parametrize(("asks", "rests"), [(True, False), (False, True), (None, True)])
@@ -244,12 +244,10 @@ def test_job_rests_only_when_nobody_can_be_asked_what_it_waits_for(
     runs = submit_runs(database, "a", "b")
     ask(database, runs[0])
     cancel(database, Target("run", runs[1]), NOW)
-    listed = list_runs(database, job_of(database, runs[0]))
+    job = progress_of(app_on(database), job_of(database, runs[0]))
     nobody: Any = None
-    watched = _Watched(
-        database, nobody, "job_1", nobody, nobody if asks is None else Somebody(asks)
-    )
-    assert watched.is_at_rest(listed) is rests
+    watched = _Watched(nobody, nobody, "job_1", nobody, nobody if asks is None else Somebody(asks))
+    assert job.rests(asks=watched.can_ask) is rests
 
 
 def test_answer_typed_for_a_question_that_went_away_is_not_the_next_ones(

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from runner.cli.work import rests
+from runner.app.work import Progress
 
 
 def run(id_: str, state: str, reason: str = "") -> dict[str, Any]:
@@ -34,10 +34,10 @@ WAITS = run("run_a", "waiting", "children")
 def test_a_run_that_waits_for_its_sub_agents_rests_when_they_do(
     runs: list[dict[str, Any]], is_at_rest: bool
 ) -> None:
-    assert rests(cast(Any, runs), asks=False) is is_at_rest
+    assert Progress(cast(Any, runs)).rests(asks=False) is is_at_rest
 
 
 def test_a_question_in_a_sub_agent_is_asked_before_the_job_rests() -> None:
-    runs = cast(Any, [WAITS, run("run_a.1", "waiting", "approval")])
-    assert rests(runs, asks=False)
-    assert not rests(runs, asks=True)
+    job = Progress(cast(Any, [WAITS, run("run_a.1", "waiting", "approval")]))
+    assert job.rests(asks=False)
+    assert not job.rests(asks=True)

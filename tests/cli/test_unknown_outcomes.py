@@ -15,7 +15,7 @@ from runner.store.database import Database
 from runner.store.tables import tool_calls
 from tests.cli.conftest import Result
 from tests.cli.person import OurTerminal, Person
-from tests.cli.questions import approval_row, ask, job_of, submit_runs
+from tests.cli.questions import app_on, approval_row, ask, job_of, submit_runs
 
 Command = Callable[..., Result]
 
@@ -89,7 +89,7 @@ def test_person_at_the_terminal_is_asked_whether_it_runs_again(database: Databas
     approval_id = ask_again(database, run_id)
     with closing(Person()) as person:
         acting = person.answers(("run it again? y(es), n(o), s(how all): ", "n it went through\n"))
-        asker = Asker(database, OurTerminal(person.keyboard, person.screen), "ada")
+        asker = Asker(app_on(database), OurTerminal(person.keyboard, person.screen), "ada")
         asker.ask(job_of(database, run_id), lambda: False, nullcontext)
         acting.join()
     assert "a was cut off in the middle of Bash" in person.screen.getvalue()

@@ -14,9 +14,9 @@ from sqlalchemy import DDL, Connection, text
 
 import runner
 from runner import diagnosis, settings, wiring
+from runner.app.control import BudgetStatus
 from runner.app.show import cost_fields
 from runner.cli import exit_codes
-from runner.cli.control import _budget_as_json as budget_as_json
 from runner.core import context, model_calls
 from runner.core.budget import Ceiling, JobBudget
 from runner.core.prices import Spending
@@ -182,7 +182,7 @@ def test_the_fields_of_a_cost_are_listed_and_the_example_of_a_price_list_is_one(
 
 def test_the_fields_of_a_budget_are_listed() -> None:
     listed = [codes(row[0])[0] for row in rows(section(PAGE, "## Budgets"))]
-    assert listed == list(budget_as_json("job_1", JobBudget(), 0, ()))
+    assert listed == list(BudgetStatus("job_1", JobBudget(), 0).as_json())
 
 
 def test_a_worker_has_sixteen_slots_by_default() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from runner.cli.patch import as_mail
+from runner.app.outputs import as_mail
 from runner.workspace.changes import CommitText
 
 AT = 1_700_000_000.0

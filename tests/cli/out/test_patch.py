@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import update
 
-from runner.cli.patch import file_names
+from runner.app.outputs import file_names
 from runner.core.commands import Target
 from runner.core.conversation import ToolResult
 from runner.core.entries import ToolFinished, TreeRecorded

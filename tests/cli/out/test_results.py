@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import select
 
-from runner.cli.results import _cell
+from runner.cli.outputs import _cell
 from runner.core.commands import Target
 from runner.core.spec import JobSpec
 from runner.core.workspace import RESULT_TOOL, result_tool

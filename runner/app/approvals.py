@@ -1,0 +1,316 @@
+"""Questions that wait for a person: grouped, named by parts of ids, and answered."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from runner.app.handle import App
+from runner.core.agents import is_within, place_of
+from runner.core.commands import Answered, Question, Reply, Target
+from runner.errors import NotFoundError, UsageError
+from runner.queries import decisions
+from runner.queries.decisions import Why
+from runner.queries.find import SHORTEST_SUFFIX, call_labels
+from runner.queries.jobs import list_runs, show_job, show_run
+from runner.store import ids
+from runner.store.approvals import answer as store_answer
+from runner.store.questions import waiting
+from runner.tools.checking import InputCheck
+
+_ID_LENGTH = 10
+_MOST_CANDIDATES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Questions of one job that ask for the same, the oldest first."""
+
+    key: str
+    questions: tuple[Question, ...]
+    # The names of their calls in their trees (3.2), by the ids of the questions.
+    labels: Mapping[str, str] = field(default_factory=dict)
+    why: Why | None = None  # the first was asked
+
+    @property
+    def id(self) -> str:
+        """``grp_…``; it stays the same as long as the group has questions."""
+        one = self.questions[0]
+        named = "\0".join((one.job_id, one.tool, self.key)).encode(errors="surrogatepass")
+        return f"grp_{hashlib.sha256(named).hexdigest()[:_ID_LENGTH]}"
+
+    @property
+    def run_count(self) -> int:
+        return len({each.run_id for each in self.questions})
+
+    @property
+    def expires_at(self) -> float | None:
+        """When the first question expires; None if none does."""
+        return min((each.expires_at for each in self.questions if each.expires_at), default=None)
+
+    @property
+    def suggested_rule(self) -> str | None:
+        """The rule that would answer all questions; None if they differ or there is none."""
+        rules = {each.suggested_rule for each in self.questions}
+        return (rules.pop() or None) if len(rules) == 1 else None
+
+    @property
+    def by_input(self) -> list[list[Question]]:
+        """The questions by their input, the most frequent first."""
+        found: dict[str, list[Question]] = {}
+        for each in self.questions:
+            found.setdefault(each.input_digest, []).append(each)
+        return sorted(found.values(), key=len, reverse=True)
+
+    @staticmethod
+    def call_id(question: Question) -> str:
+        """Return the id of the tool call of a question."""
+        return ids.call_id(question.run_id, question.turn, question.position)
+
+    @staticmethod
+    def is_nested(question: Question) -> bool:
+        """True if a sub-agent made the call."""
+        return place_of(question.run_id)["depth"] > 0
+
+    def as_json(self) -> dict[str, Any]:
+        one = self.questions[0]
+        return {
+            "id": self.id,
+            "group_key": self.key,
+            "job_id": one.job_id,
+            "job_name": one.job_name,
+            "tool": one.tool,
+            "runs": self.run_count,
+            "asked_at": one.asked_at,
+            "expires_at": self.expires_at,
+            "suggested_rule": self.suggested_rule,
+            "calls": [self._call_as_json(each) for each in self.questions],
+        }
+
+    def _call_as_json(self, question: Question) -> dict[str, Any]:
+        names = [
+            *("item_key", "turn", "input", "input_digest", "summary", "asked_again"),
+            *("suggested_rule", "asked_at", "expires_at"),
+        ]
+        return {
+            "id": question.id,
+            "call_id": self.call_id(question),
+            "run_id": question.run_id,
+            **place_of(question.run_id),
+            "label": self.labels[question.id],
+            **{name: getattr(question, name) for name in names},
+        }
+
+
+def waiting_groups(app: App, name: str | None = None) -> list[Group]:
+    """Return the questions that wait, grouped; the group with the oldest question first.
+
+    Args:
+        name: only those of this job, or of this run and its sub-agents.
+    """
+    questions = _waiting(app, name)
+    groups, labels = grouped(questions), call_labels_of(app, questions)
+    reasons = decisions.whys(app.database, [group.questions[0].id for group in groups])
+    return [
+        replace(group, labels=labels, why=reasons.get(group.questions[0].id)) for group in groups
+    ]
+
+
+def _waiting(app: App, name: str | None) -> Sequence[Question]:
+    if name is None:
+        return waiting(app.database)
+    found = app.find(name, "job", "run")
+    if found.kind == "job":
+        return waiting(app.database, Target("job", found.id))
+    job_id = show_run(app.database, found.id)["job_id"]
+    of_job = waiting(app.database, Target("job", job_id))
+    return [each for each in of_job if is_within(each.run_id, found.id)]
+
+
+def grouped(questions: Iterable[Question]) -> list[Group]:
+    """Group questions by job, tool and what they ask for."""
+    found: dict[tuple[str, str, str], list[Question]] = {}
+    for each in sorted(questions, key=lambda each: (each.asked_at, each.id)):
+        found.setdefault((each.job_id, each.tool, each.group_key), []).append(each)
+    return [Group(key, tuple(group)) for (_, _, key), group in found.items()]
+
+
+def call_labels_of(app: App, questions: Iterable[Question]) -> dict[str, str]:
+    """Return the names of the calls of questions in their trees (3.2), by the questions' ids."""
+    questions = list(questions)
+    run_ids = {each.run_id for each in questions}
+    labels = app.database.read(lambda connection: call_labels(connection, run_ids))
+    return {each.id: labels[each.run_id, each.turn, each.position] for each in questions}
+
+
+# One question after the other, as a person at a terminal is asked
+
+
+def questions_of_job(app: App, job_id: str) -> list[Question]:
+    """Return the questions of a job that wait, oldest first."""
+    found = waiting(app.database, Target("job", job_id))
+    return sorted(found, key=lambda each: (each.asked_at, each.id))
+
+
+def is_open(app: App, question: Question) -> bool:
+    """True if a question still waits for its answer."""
+    return decisions.is_approval_open(app.database, question.id)
+
+
+def why_asked(app: App, question: Question) -> Why | None:
+    """Return why a question was asked."""
+    return decisions.whys(app.database, [question.id]).get(question.id)
+
+
+def answer(app: App, question_ids: Sequence[str], reply: Reply) -> list[Answered]:
+    """Answer questions, and by the rule that is remembered all others that it covers.
+
+    Raises:
+        UsageError: the reply does not fit the questions. No answer is stored then.
+    """
+    return app.change(lambda now: store_answer(app.database, question_ids, reply, now))
+
+
+# Answers to questions that a person names
+
+
+def answer_named(
+    app: App,
+    names: Sequence[str],
+    group_key: str | None,
+    reply: Reply,
+    edit: str | None = None,
+) -> tuple[list[Answered], str | None]:
+    """Answer the questions that ``choose`` returns.
+
+    Args:
+        edit: the input to run the call with instead: JSON, or the command of Bash.
+
+    Returns:
+        The outcome for each question, and the first job that goes on while no worker is alive.
+
+    Raises:
+        UsageError: nothing is named, or the reply does not fit. NotFoundError: see ``choose``.
+    """
+    questions = waiting(app.database)
+    chosen = choose(app, questions, names, group_key)
+    by_id = {each.id: each for each in questions}
+    if edit is not None:
+        edited = _edited_input(app, [by_id[id] for id in chosen if id in by_id], edit)
+        reply = replace(reply, edited=edited)
+    # An edited input is for one call at a time.
+    lots = [chosen] if reply.edited is None else [[id] for id in chosen]
+    answered = [each for lot in filter(None, lots) for each in answer(app, lot, reply)]
+    jobs = sorted({by_id[each.id].job_id for each in answered if each.changed and each.id in by_id})
+    queued = (list_runs(app.database, job, "queued", whole_trees=True) for job in jobs)
+    first = next((runs[0]["id"] for runs in queued if runs), None)
+    return answered, app.job_without_worker(first)
+
+
+def choose(
+    app: App, questions: Sequence[Question], names: Sequence[str], group_key: str | None
+) -> list[str]:
+    """Return the ids of the questions that a person names, each once.
+
+    Args:
+        questions: all that wait.
+        names: ids, or their beginnings or endings, of groups, approvals, tool calls, runs (with
+            their sub-agents) or jobs; without any, all that wait in ``group_key``.
+        group_key: only questions that ask for this, as ``runner approvals`` shows it.
+
+    Returns:
+        In the order of ``names``. An answered question is among them if it is named itself.
+
+    Raises:
+        UsageError: there is neither a name nor a group.
+        NotFoundError: a name fits nothing or more than one thing; nothing waits in the group.
+    """
+    if not names and group_key is None:
+        raise UsageError("say which: an id that `runner approvals` shows, a run, a job, or --group")
+    members = {each.id for each in questions if group_key in (None, each.group_key)}
+    if group_key is not None and not members:
+        raise NotFoundError(f"nothing waits in a group {group_key[:60]!a}: see `runner approvals`")
+    if not names:
+        return [each.id for each in questions if each.id in members]
+    found = [id for name in names for id in _named(app, questions, name)]
+    if group_key is not None:
+        found = [id for id in found if id in members]
+    return list(dict.fromkeys(found))
+
+
+def _named(app: App, questions: Sequence[Question], name: str) -> list[str]:
+    candidates = _candidates(questions, name)
+    if len(candidates) == 1:
+        return next(iter(candidates.values()))
+    if candidates:
+        names = ", ".join(list(candidates)[:_MOST_CANDIDATES])
+        raise NotFoundError(f"{name[:60]!a} could be {names}: give more of it")
+    if name.startswith("grp_"):
+        raise NotFoundError(f"nothing waits in a group {name[:60]!a}: see `runner approvals`")
+    if name.startswith("apr_"):
+        answered = decisions.find_approval(app.database, name)
+        if answered is None:
+            raise NotFoundError(f"no approval is named {name[:60]!a}: see `runner approvals`")
+        return [answered]
+    thing = app.find(name, "job", "run", "call")
+    if thing.kind == "call":
+        about = decisions.find_approval(app.database, thing.id)
+        if about is None:
+            raise UsageError(f"nobody was asked about {thing.id}: see `runner show {thing.id}`")
+        return [about]
+    if thing.kind == "job":
+        return [each.id for each in questions if each.job_id == thing.id]
+    return [each.id for each in questions if is_within(each.run_id, thing.id)]
+
+
+def _candidates(questions: Sequence[Question], name: str) -> dict[str, list[str]]:
+    """The approvals and groups with this name, beginning or ending, with their approvals."""
+    names = {each.id: [each.id] for each in questions}
+    names |= {group.id: [each.id for each in group.questions] for group in grouped(questions)}
+    if name in names:
+        return {name: names[name]}
+    short = name.lower()
+    beginning = {
+        each: of for each, of in names.items() if len(short) > 4 and each.startswith(short)
+    }
+    if beginning or len(short) < SHORTEST_SUFFIX:
+        return beginning
+    return {each: of for each, of in names.items() if each.endswith(short)}
+
+
+def _edited_input(app: App, questions: Sequence[Question], text: str) -> dict[str, Any]:
+    """The edited input of questions whose calls all have the same input.
+
+    Raises:
+        UsageError: their inputs differ, or the text is no input for their tool.
+    """
+    if not questions:
+        raise UsageError("no call that waits is named: there is nothing to edit")
+    if len({(each.tool, each.input_digest) for each in questions}) > 1:
+        raise UsageError(
+            f"{len(questions)} calls with different inputs are not edited alike: name one of them"
+        )
+    one = questions[0]
+    value = _parsed(text)
+    if not isinstance(value, dict):
+        if one.tool != "Bash" or not isinstance(value, str):
+            raise UsageError(f"--edit: the input of {one.tool} is a JSON object")
+        value = {**one.input, "command": value}
+    tools = show_job(app.database, one.job_id)["spec"]["tools"]
+    schema = next(tool["input_schema"] for tool in tools if tool["name"] == one.tool)
+    problem = InputCheck().problem(one.tool, schema, value)
+    if problem is not None:
+        raise UsageError(f"--edit: {problem}")
+    return value
+
+
+def _parsed(text: str) -> Any:
+    """The JSON of a text, or the text itself if it is a command; None if it is neither."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return text if text.strip() and not text.lstrip().startswith('{"') else None
+    return text if isinstance(value, bool) else value if isinstance(value, dict) else None

@@ -1,0 +1,168 @@
+"""Exports of runs and jobs, and imports of them and of Claude Code's sessions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import IO, Any, Literal
+
+import runner
+from runner.app.handle import App
+from runner.app.outputs import file_names
+from runner.core.agents import place_of, tree_order
+from runner.core.run import Author
+from runner.errors import UsageError
+from runner.exchange.atif import trajectory
+from runner.exchange.claude_code import agent_id, session_id, session_lines
+from runner.exchange.lines import LONGEST_LINE, encoded, is_export
+from runner.exchange.recorded import Recorded
+from runner.exchange.session_runs import read_sessions, session_file
+from runner.exchange.sessions import looks_like_a_session
+from runner.queries.find import Found
+from runner.queries.transcript import api_messages
+from runner.store import exports
+from runner.store.imports import import_file as store_file
+from runner.store.imports import import_sessions
+
+ImportFormat = Literal["jsonl", "claude-code"]
+ExportFormat = Literal["messages", "atif", "claude-code"]
+
+_SUFFIXES: Mapping[ExportFormat, str] = {
+    "messages": ".json",
+    "atif": ".json",
+    "claude-code": ".jsonl",
+}
+
+
+# Imports
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """The outcome of an import."""
+
+    runs: Sequence[Mapping[str, Any]]  # what became of each run
+    is_torn: bool = False  # the last line of a session is not whole, and was left out
+
+
+def import_file(
+    app: App, file: IO[bytes], source: str, format: ImportFormat | None, author: Author
+) -> Imported:
+    """Import the runs of an export of Runner's, or of a session of Claude Code's.
+
+    Args:
+        file: is read twice.
+        source: its name, for messages.
+        format: None: what its first line looks like.
+
+    Raises:
+        UsageError: a line is bad, or the format is not known. Nothing is stored then.
+    """
+    now = app.now()
+    if (format or _format_of(file, source)) == "jsonl":
+        runs: Sequence[Any] = store_file(app.database, file, source, author, now)
+        return Imported([asdict(each) for each in runs])
+    reading = session_file(file)
+    try:
+        session = read_sessions(reading)
+    except ValueError as error:
+        where = f"{source}, line {reading.number}"
+        raise UsageError(f"{where}: {error}; nothing was imported") from error
+    runs = import_sessions(app.database, session, source, author, now)
+    return Imported([asdict(each) for each in runs], session.is_torn)
+
+
+def _format_of(file: IO[bytes], source: str) -> ImportFormat:
+    """The format of a file, by its first line. Raises ``UsageError`` if it is not known."""
+    first = file.readline(LONGEST_LINE)
+    file.seek(0)
+    if is_export(first):
+        return "jsonl"
+    if looks_like_a_session(first):
+        return "claude-code"
+    raise UsageError(
+        f"{source} is neither an export of Runner's nor a session of Claude Code's: its first line "
+        "is neither's (say with --format what it is)"
+    )
+
+
+# Exports
+
+
+def export_whole(app: App, found: Found, write: Callable[[bytes], object]) -> Sequence[str]:
+    """Write all that is stored of a job or a run, and return the ids of the runs."""
+    if found.kind == "job":
+        return exports.export(app.database, job_id=found.id, write=write)
+    return exports.export(app.database, run_id=found.id, write=write)
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedRun:
+    """A run in a format of another program."""
+
+    run_id: str
+    name: str  # for a file
+    parts: Iterator[bytes]  # of the content
+
+
+def export_runs(app: App, found: Found, format: ExportFormat) -> Iterator[ExportedRun]:
+    """Yield a run, or the runs of a job. A trajectory has those of its sub-agents in it.
+
+    Raises:
+        UsageError: two runs would have the same name: they are the same session.
+    """
+    prices = app.prices()
+    if found.kind == "run":
+        recorded = exports.load_recorded(app.database, found.id, prices)
+        keys = [(found.id, str(recorded.run["item_key"]))]
+    else:
+        keys = [
+            (run_id, key)
+            for run_id, key in exports.run_ids(app.database, found.id)
+            if format != "atif" or place_of(run_id)["parent"] is None
+        ]
+    names, written = file_names(keys, _SUFFIXES[format]), set[str]()
+    for run_id, _ in keys:
+        recorded = exports.load_recorded(app.database, run_id, prices)
+        name = _name(recorded, format, names)
+        if name in written:
+            raise UsageError(
+                f"{run_id} says that it is the same session as another run, {name}: export it "
+                "alone, into another folder"
+            )
+        written.add(name)
+        yield ExportedRun(run_id, name, _parts(app, recorded, format))
+
+
+def _name(recorded: Recorded, format: ExportFormat, names: dict[str, str]) -> str:
+    """Claude Code finds a session by its file's name."""
+    if format != "claude-code":
+        return names[recorded.id]
+    if recorded.run["parent_run"] is not None:
+        return f"agent-{agent_id(recorded)}.jsonl"
+    agent = agent_id(recorded)
+    return f"agent-{names[recorded.id]}" if agent else f"{session_id(recorded)}.jsonl"
+
+
+def _parts(app: App, recorded: Recorded, format: ExportFormat) -> Iterator[bytes]:
+    """The content in ASCII only: no terminal obeys it."""
+    match format:
+        case "atif":
+            yield json.dumps(_trajectory(app, recorded), indent=2).encode() + b"\n"
+        case "claude-code":
+            yield from map(encoded, session_lines(recorded, runner.__version__))
+        case _:
+            yield json.dumps(api_messages(app.database, recorded.id), indent=2).encode() + b"\n"
+
+
+def _trajectory(app: App, recorded: Recorded) -> dict[str, Any]:
+    """The trajectory of a run, with those of its sub-agents."""
+    children = sorted(
+        (child for started in recorded.children.values() for child in started), key=tree_order
+    )
+    below = [
+        _trajectory(app, exports.load_recorded(app.database, child, recorded.prices))
+        for child in children
+    ]
+    return trajectory(recorded, runner.__version__, below)

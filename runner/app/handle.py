@@ -1,0 +1,102 @@
+"""The handle that every use case takes: settings, and the database that they name, open."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+from runner import wiring
+from runner.core.prices import PriceList
+from runner.errors import UnreachableError, UsageError
+from runner.queries.find import Found, Kind, find
+from runner.queries.jobs import show_run
+from runner.settings import Settings
+from runner.store import leases, migrate
+from runner.store.database import Database
+
+Changed = TypeVar("Changed")
+
+_TRIES = 5
+# Serialization failure and deadlock: Postgres rolled the transaction back
+# (https://www.postgresql.org/docs/current/errcodes-appendix.html).
+_ROLLED_BACK = ("40001", "40P01")
+
+
+@dataclass(frozen=True, slots=True)
+class App:
+    """Settings, and the database that they name. It stays open until ``open_app`` ends."""
+
+    settings: Settings
+    database: Database
+
+    def now(self) -> float:
+        """Return the time of the database, in seconds since the epoch."""
+        clock = leases.DatabaseClock(self.database)
+        clock.measure()
+        return clock.now()
+
+    def prices(self) -> PriceList:
+        """Return what models cost. Raises ``UsageError`` if the user's own list is not valid."""
+        return wiring.load_prices(self.settings)
+
+    def find(self, name: str, *kinds: Kind) -> Found:
+        """Return the one thing of these kinds that an id, or a part of it, names.
+
+        Raises:
+            NotFoundError: nothing has this name, or more than one thing.
+        """
+        return find(self.database, name, *kinds)
+
+    def find_job(self, name: str) -> str:
+        """Return the id of a job by a part of it. Raises ``NotFoundError``."""
+        return self.find(name, "job").id
+
+    def change(self, work: Callable[[float], Changed]) -> Changed:
+        """Change the database: again if Postgres rolled it back in favour of another transaction.
+
+        Args:
+            work: makes the change; takes the time of the database.
+        """
+        now = self.now()
+        for _ in range(_TRIES - 1):
+            try:
+                return work(now)
+            except UnreachableError as error:
+                state = getattr(getattr(error.__cause__, "orig", None), "sqlstate", None)
+                if state not in _ROLLED_BACK:
+                    raise
+        return work(now)
+
+    def job_without_worker(self, queued_run: str | None) -> str | None:
+        """Return the job of a run that was queued while no worker is alive; None if one is."""
+        if queued_run is None or leases.live(self.database, self.now()):
+            return None
+        job_id: str = show_run(self.database, queued_run)["job_id"]
+        return job_id
+
+
+def check_prices(settings: Settings) -> None:
+    """Raise ``UsageError`` if the user's own list of prices is not valid."""
+    wiring.load_prices(settings)
+
+
+@contextmanager
+def open_app(settings: Settings, *, create: bool = False) -> Iterator[App]:
+    """Open the database, and close it in the end.
+
+    Args:
+        create: create the database, or bring it up to date, if need be.
+
+    Raises:
+        UsageError: there is no database yet, or it is not up to date; says what to do.
+        UnreachableError: it does not answer.
+    """
+    if not create and not migrate.is_created(settings.database_url):
+        raise UsageError(f"no jobs yet in {settings.home}: start one with `runner run SPEC`")
+    database = wiring.open_database(settings, upgrade=create)
+    try:
+        yield App(settings, database)
+    finally:
+        database.close()

@@ -1,0 +1,336 @@
+"""What runs leave: their changes as diffs, patches and predictions, and their results."""
+
+from __future__ import annotations
+
+import binascii
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import format_datetime
+from typing import Any, Literal
+
+from runner.app.handle import App
+from runner.app.snapshots import (
+    commit_text,
+    delivered_or_recorded,
+    recorded_in,
+    refuse_unrecorded,
+    whereabouts,
+)
+from runner.core.run import ENDED, RunStatus
+from runner.core.spec import JobSpec
+from runner.errors import RunnerError, UsageError
+from runner.queries.jobs import show_job
+from runner.queries.runs import (
+    RunResult,
+    RunSnapshots,
+    items_of_runs,
+    results_of_job,
+    snapshots_around_turn,
+    snapshots_of_job,
+    snapshots_of_run,
+)
+from runner.workspace.changes import CommitText
+
+_LONGEST_NAME = 100
+_PREDICTIONS = "preds.json"
+_NOTHING = "nothing was changed"
+
+WriteFile = Callable[[str, bytes], None]  # takes the name of a file and its content
+
+
+# Results
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """The structured results that the runs of a job submitted."""
+
+    runs: Sequence[RunResult]
+    schema: Mapping[str, Any]  # the JSON Schema that each result follows
+
+    @property
+    def submitted(self) -> int:
+        """The number of runs with a result."""
+        return sum(each.result is not None for each in self.runs)
+
+
+def results_of(app: App, job: str) -> Results:
+    """Return the results of a job. Raises ``UsageError`` if it asks for none."""
+    job_id = app.find_job(job)
+    spec = JobSpec.from_json(show_job(app.database, job_id)["spec"])
+    if spec.result_tool is None:
+        raise UsageError(f"{job_id} asks for no result: a job does with output_schema")
+    return Results(results_of_job(app.database, job_id), spec.result_tool.input_schema)
+
+
+# Changes
+
+
+@dataclass(frozen=True, slots=True)
+class Diff:
+    """What a run changed in its workspace."""
+
+    content: bytes
+    too_large: Sequence[str] = ()  # paths that are too large to be recorded whole
+    unrecorded: Sequence[str] = ()  # paths of which nothing is recorded
+
+
+def diff_of(app: App, name: str, turn: int | None = None, *, stat: bool = False) -> Diff:
+    """Return what a run changed, as it is recorded now.
+
+    Args:
+        turn: only what it changed in this turn.
+        stat: only how many lines of which files.
+
+    Raises:
+        UsageError: nothing is recorded of the run.
+    """
+    found = snapshots_of_run(app.database, app.find(name, "run").id)
+    refuse_unrecorded(found)
+    change: tuple[str, str] | None = (str(found.start_tree), str(found.tree))
+    if turn is not None:
+        change = snapshots_around_turn(app.database, found.run_id, turn)
+    if change is None:
+        return Diff(b"")
+    recorded, where = recorded_in(app.settings), whereabouts(app.database, found)
+    return Diff(
+        recorded.diff(where, [change], stat=stat),
+        recorded.too_large(where, change),
+        recorded.unrecorded(where, change[1]),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """The outcome of writing the changes of a run."""
+
+    run_id: str
+    item_key: str
+    state: RunStatus
+    file: str | None  # that the changes are in
+    why: str = ""  # there is no file, or nothing in it
+    failed: bool = False
+
+
+def runs_to_patch(app: App, name: str, state: RunStatus | None) -> list[RunSnapshots]:
+    """Return a run, or those of a job that are in the state, or have ended.
+
+    Raises:
+        UsageError: there is none, or their workspaces are not recorded.
+    """
+    found = app.find(name, "job", "run")
+    if found.kind == "run":
+        run = snapshots_of_run(app.database, found.id)
+        refuse_unrecorded(run)
+        return [run]
+    runs = snapshots_of_job(app.database, found.id)
+    if runs and not runs[0].is_recorded:
+        refuse_unrecorded(runs[0])
+    wanted = ENDED if state is None else {state}
+    runs = [run for run in runs if run.state in wanted]
+    if not runs:
+        what = f"is {state}" if state else "has ended"
+        raise UsageError(f"no run of {found.id} {what}: look with `runner list {found.id}`")
+    return runs
+
+
+def write_patches(
+    app: App,
+    runs: Sequence[RunSnapshots],
+    format: Literal["am", "preds"],
+    write_file: WriteFile,
+) -> list[Written]:
+    """Write what runs changed: a mail for ``git am`` each, or one file of SWE-bench predictions."""
+    write = _patches if format == "am" else _predictions
+    return write(app, runs, write_file)
+
+
+def _patches(app: App, runs: Sequence[RunSnapshots], write_file: WriteFile) -> list[Written]:
+    """Write a mail for each run that changed anything."""
+    names = file_names(((run.run_id, run.item_key) for run in runs), ".patch")
+
+    def write(run: RunSnapshots, changes: bytes) -> Written:
+        if not changes:
+            return _written(run, None, _NOTHING)
+        mail = as_mail(commit_text(app.settings, app.database, run), changes)
+        write_file(names[run.run_id], mail)
+        return _written(run, names[run.run_id])
+
+    return _each(app, runs, write)
+
+
+def _predictions(app: App, runs: Sequence[RunSnapshots], write_file: WriteFile) -> list[Written]:
+    """Write one array of predictions, as SWE-bench reads it
+    (https://www.swebench.com/SWE-bench/guides/evaluation/). An instance has one prediction: that of
+    a run goes before those of its forks."""
+    items = items_of_runs(app.database, [run.run_id for run in runs])
+    predictions: dict[str, dict[str, str]] = {}
+
+    def write(run: RunSnapshots, changes: bytes) -> Written:
+        instance = _instance(run, items.get(run.run_id))
+        if instance in predictions:
+            return _written(run, None, f"{instance} has a prediction already")
+        try:
+            text = changes.decode()
+        except UnicodeDecodeError:
+            return _failed(run, "its changes are not UTF-8, which JSON needs: use --format am")
+        predictions[instance] = {
+            "instance_id": instance,
+            "model_name_or_path": run.model,
+            "model_patch": text,
+        }
+        return _written(run, _PREDICTIONS, "" if changes else _NOTHING)
+
+    originals_first = sorted(runs, key=lambda run: run.fork_of is not None)
+    written = _each(app, originals_first, write)
+    content = json.dumps(list(predictions.values()), indent=2) + "\n"
+    write_file(_PREDICTIONS, content.encode())
+    return written
+
+
+def _each(
+    app: App,
+    runs: Sequence[RunSnapshots],
+    write: Callable[[RunSnapshots, bytes], Written],
+) -> list[Written]:
+    """Write the changes of each run. A run whose changes cannot be read does not stop the others."""
+    recorded = recorded_in(app.settings)
+    written = []
+    for run in runs:
+        changes = delivered_or_recorded(run)
+        if not changes:
+            written.append(_written(run, None, "it was never begun"))
+            continue
+        try:
+            content = recorded.diff(whereabouts(app.database, run), changes)
+        except UsageError:
+            raise
+        except RunnerError as error:
+            written.append(_failed(run, str(error)))
+        else:
+            written.append(write(run, content))
+    return written
+
+
+def _instance(run: RunSnapshots, item: Any) -> str:
+    """The item's own instance id, else its key."""
+    own = item.get("instance_id") if isinstance(item, dict) else None
+    return own if isinstance(own, str) and own else run.item_key
+
+
+def _written(run: RunSnapshots, file: str | None, why: str = "") -> Written:
+    return Written(run.run_id, run.item_key, run.state, file, why)
+
+
+def _failed(run: RunSnapshots, why: str) -> Written:
+    return Written(run.run_id, run.item_key, run.state, None, why, failed=True)
+
+
+# The names of files
+
+
+def file_names(runs: Iterable[tuple[str, str]], suffix: str) -> dict[str, str]:
+    """Return a name for the file of each run: the item's key, and the end of the run's id if two
+    would have the same name.
+
+    Args:
+        runs: ids with the items' keys.
+        suffix: the end of each name, with its dot.
+
+    Returns:
+        Names by the runs' ids. None has a separator, a blank or a leading dot, and no two are the
+        same on a file system that ignores case.
+    """
+    stems = {run_id: _stem(key) for run_id, key in runs}
+    same = Counter(stem.casefold() for stem in stems.values())
+    return {
+        run_id: f"{stem}{suffix}" if same[stem.casefold()] == 1 else f"{stem}-{run_id[-8:]}{suffix}"
+        for run_id, stem in stems.items()
+    }
+
+
+def _stem(key: str) -> str:
+    safe = re.sub(r"[^A-Za-z0-9._-]+", "-", key).strip("-.")
+    return safe[:_LONGEST_NAME].rstrip("-.") or "run"
+
+
+# A patch as a mail that `git am` takes, whatever its message and its lines are
+# (https://git-scm.com/docs/git-mailinfo, https://git-scm.com/docs/git-mailsplit)
+
+# What a message of an mbox begins with; git looks only at the form of it.
+_SEPARATOR = b"From 0000000000000000000000000000000000000000 Mon Sep 17 00:00:00 2001\n"
+
+# Of a message's lines: what git takes for the beginning of the patch, or of the next mail.
+_ENDS_THE_MESSAGE = re.compile(r"diff -|Index: |---(\s*$| \S)|>*From .*\d:\d\d")
+# Of its first lines: what git takes for headers of the mail, or takes out of a subject.
+_LOOKS_LIKE_A_HEADER = re.compile(r"(from|date|subject):|>From\s|\[PATCH\]\s", re.IGNORECASE)
+_CUT_FROM_A_SUBJECT = re.compile(r"\s|:|\[|re:|.*(\s\s|[\t\x0b\x0c]|=\?)", re.IGNORECASE)
+
+_SPECIALS = re.compile(r'[()<>\[\]:;@\\,."]')
+
+
+def as_mail(text: CommitText, patch: bytes) -> bytes:
+    """Return a patch as a mail, of which ``git am`` makes a commit with this author, time and message.
+
+    Lines of the message that git would read as the beginning of a patch or of another mail are
+    indented by a space. Where lines of the patch end in a carriage return, which git would take
+    off, the mail is in quoted-printable.
+    """
+    author = _author(text)
+    headers = [f"From: {author}", f"Date: {_date(text.at)}"]
+    lines = _lines(text.message)
+    if _fits_a_subject(lines):
+        headers.append(f"Subject: [PATCH] {lines[0]}")
+        body = lines[2:]
+    else:
+        # A header in the body ends what git reads as headers there: all that follows is the message.
+        body = [f"From: {author}", "", *lines]
+    said = "\n".join([*body, "---", "", ""]).encode()
+    quoted = b"\r\n" in patch
+    headers += [
+        "MIME-Version: 1.0",
+        "Content-Type: text/plain; charset=UTF-8",
+        f"Content-Transfer-Encoding: {'quoted-printable' if quoted else '8bit'}",
+    ]
+    head = "\n".join([*headers, "", ""]).encode()
+    content = said + patch
+    return _SEPARATOR + head + (_quoted(content) if quoted else content)
+
+
+def _lines(message: str) -> list[str]:
+    """The lines of a message, escaped for a mail."""
+    whole = message.replace("\r\n", "\n").replace("\r", "\n").replace("\x00", "\ufffd")
+    readable = whole.encode(errors="replace").decode()
+    lines = [line.rstrip() for line in readable.strip("\n").split("\n")]
+    return [f" {line}" if _ENDS_THE_MESSAGE.match(line) else line for line in lines]
+
+
+def _fits_a_subject(lines: list[str]) -> bool:
+    """True if git takes the first line as it is, and none after it for a header."""
+    first, *rest = lines
+    if not first or _CUT_FROM_A_SUBJECT.match(first) or (rest and rest[0]):
+        return False
+    told = next((line for line in rest if line), "")
+    return not _LOOKS_LIKE_A_HEADER.match(told)
+
+
+def _author(text: CommitText) -> str:
+    name = " ".join(re.sub(r"[\x00-\x1f\x7f]", " ", text.name).split())
+    email = re.sub(r"[\x00-\x20\x7f<>]", "", text.email) or "unknown"
+    if _SPECIALS.search(name):
+        name = '"' + re.sub(r'(["\\])', r"\\\1", name) + '"'
+    return f"{name} <{email}>".encode(errors="replace").decode().lstrip()
+
+
+def _date(at: float) -> str:
+    return format_datetime(datetime.fromtimestamp(int(at), tz=UTC))
+
+
+def _quoted(content: bytes) -> bytes:
+    """In quoted-printable (https://www.rfc-editor.org/rfc/rfc2045#section-6.7): all that is no
+    printable ASCII is escaped, the ends of lines apart."""
+    return b"\n".join(binascii.b2a_qp(line, istext=False) for line in content.split(b"\n"))

@@ -1,0 +1,109 @@
+"""Getting jobs worked: checking and submitting a job file, a worker, and the progress of a job."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from runner import wiring
+from runner.app.handle import App
+from runner.core.run import ENDED, Author
+from runner.core.spec import Submission
+from runner.errors import RunnerError
+from runner.queries.jobs import RunSummary, current_runs, list_runs, show_job
+from runner.settings import Settings
+
+if TYPE_CHECKING:
+    from runner.engine.worker import Worker
+
+_LOOK_SECONDS = 0.5
+
+
+def load_job(settings: Settings, path: Path) -> Submission:
+    """Return a job file as it would be submitted. Raises ``SpecError`` with all that is wrong."""
+    return wiring.load_submission(path, settings)
+
+
+def submit(app: App, submission: Submission, author: Author, key: str | None = None) -> str:
+    """Submit a job, and return its id; that of the first job with the same ``key``.
+
+    Raises:
+        UsageError: its workspace cannot be marked, or the commit that it begins at not be kept.
+    """
+    return wiring.submit(app.database, submission, key, author=author)
+
+
+def job_as_json(app: App, job_id: str) -> dict[str, Any]:
+    """Return a job as it was submitted, and how far it is."""
+    return show_job(app.database, job_id)
+
+
+def take_up(app: App, job: str) -> tuple[str, Sequence[str]]:
+    """Return the id of a job that is to go on, and the paths of the workspaces that had lost their ids,
+    which are written again."""
+    job_id = app.find_job(job)
+    return job_id, wiring.mend_workspaces(app.database, job_id)
+
+
+def start_worker(app: App, *, slots: int, burst: bool = False, only: str | None = None) -> Worker:
+    """Start a worker in threads of this process.
+
+    Args:
+        slots: runs at once.
+        burst: the worker ends when nothing is due.
+        only: the worker works this run and ends.
+
+    Raises:
+        UnreachableError: the database or the queue does not answer.
+    """
+    return wiring.start_worker(app.settings, app.database, slots=slots, burst=burst, only=only)
+
+
+def wait_for_end(worker: Worker) -> None:
+    """Wait until a worker has drained; signals are handled meanwhile.
+
+    Raises:
+        RunnerError: what made it end.
+    """
+    while not worker.wait(_LOOK_SECONDS):
+        pass
+    if isinstance(worker.failure, RunnerError):
+        raise worker.failure
+    if worker.failure is not None:
+        raise RunnerError(f"the worker failed: {worker.failure!r}") from worker.failure
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a job is."""
+
+    runs: Sequence[RunSummary]  # all runs, those of sub-agents included
+
+    @property
+    def items(self) -> list[RunSummary]:
+        """The run of each item; the newest, where one was begun afresh."""
+        return [run for run in current_runs(self.runs) if not run["depth"]]
+
+    def rests(self, *, asks: bool) -> bool:
+        """True if nothing is left to do, and nothing to ask.
+
+        A run that waits for its sub-agents rests when these do: it goes on when the last has ended.
+
+        Args:
+            asks: a person is there who is asked what runs wait for.
+        """
+        unended = [run for run in self.runs if run["state"] not in ENDED]
+        waited_for = {run["parent"] for run in unended}
+        return all(
+            run["state"] == "waiting"
+            and not (asks and run["reason"] == "approval")
+            and (run["reason"] != "children" or run["id"] in waited_for)
+            for run in unended
+        )
+
+
+def progress_of(app: App, job_id: str) -> Progress:
+    """Return how far a job is."""
+    return Progress(list_runs(app.database, job_id, whole_trees=True))
