@@ -1,7 +1,7 @@
-"""Every worker's dispatcher: takes the runs of dead workers, attends to those that wait, and rings for
-those that are due.
+"""The dispatcher thread of every worker.
 
-Questions that wait for a person: in each pass they expire, are answered by new rules, are told of.
+In each pass it takes over the runs of dead workers, continues runs whose wait is over, expires,
+answers and announces questions, and notifies workers of due runs.
 """
 
 from __future__ import annotations

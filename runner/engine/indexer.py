@@ -1,7 +1,7 @@
-"""A worker's indexer: adds to the index of texts what runs say and do, a batch at a time.
+"""The indexer thread of a worker: adds what runs say and do to the search index, in small batches.
 
-Nobody waits for it: a search adds what is still missing. So it is in no hurry, and takes only a small
-part of its process's time.
+Nobody waits for it, because a search adds what is missing. So it uses only a small part of its
+process's time.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
-"""What a worker's process needs of its host before it works: open files, and its folder.
+"""Process limits and hardening, and the lock file that tells a living worker from a dead one.
 
-Keeps this process's memory and environment from other processes of the same user.
-
-Who is alive on this host: each worker locks a file of its own in a folder that is local to it.
-
-The folder's ``host-id`` names what its users share; containers with folders of their own are
-different hosts. The kernel frees a lock when its holder dies, however it dies.
+Each worker locks a file of its own in a folder that is local to its host; the kernel frees the lock
+when the worker dies. The folder's ``host-id`` names the host: containers with folders of their own
+are different hosts.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
-"""Model calls over the Messages API, streamed, each cut at once when it is interrupted or stalls.
+"""Model calls over the Messages API, streamed; each ends at once when it is interrupted or stalls.
 
-What is asked beside them (how long a prompt is, a model's window) is worth a few seconds and never
-fails a run: https://docs.claude.com/en/api/messages-count-tokens, https://docs.claude.com/en/api/models.
-
-A model call as the Messages API takes it: the body's bytes, and the headers beside it.
-
-Source: https://docs.claude.com/en/api/messages; prompt caching:
-https://docs.claude.com/en/docs/build-with-claude/prompt-caching.
+Sources: https://docs.claude.com/en/api/messages; prompt caching:
+https://docs.claude.com/en/docs/build-with-claude/prompt-caching; counting tokens and listing
+models, which never fail a run: https://docs.claude.com/en/api/messages-count-tokens,
+https://docs.claude.com/en/api/models.
 """
 
 from __future__ import annotations

@@ -1,17 +1,10 @@
-"""Connections that another thread can cut at any moment: while connecting, in the TLS handshake,
-waiting for an answer, in a stream.
+"""The SDK's clients of this process, over connections that another thread can cut at any moment.
 
 ``close()`` from another thread blocks while a read is under way; ``shutdown()`` of the socket ends
-the read at once. A connection outlives the call that opened it (keep-alive), so each notes whose
-call it serves when that call writes its request.
-
-The SDK's clients of this process, with connections that can be cut.
-
-This module imports anthropic, which takes over a second: import it late.
-
-Cuts calls that make no progress or take too long: one thread for all calls of a process.
-
-Read timeouts do not do: pings keep a stalled stream alive for ever.
+the read at once. A kept-alive connection outlives the call that opened it, so it notes whose call
+it serves when that call writes its request. One thread watches all calls: read timeouts do not
+suffice, because pings keep a stalled stream alive for ever. This module imports anthropic, which
+takes over a second: import it late.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A model that plays a script: for demos, rehearsals and tests, without a key and without cost.
 
-It keeps nothing between calls. The reply follows from the item and the number of replies that the
-conversation has, so a run that was interrupted goes on exactly where it was.
+It keeps nothing between calls. The reply follows from the item and the number of replies in the
+conversation, so an interrupted run continues exactly where it was.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
-"""From the events of a streamed message to a whole reply: pure accumulation.
+"""Assemble a reply from the events of a streamed message, and classify the SDK's errors. Pure.
 
-Source: https://docs.claude.com/en/docs/build-with-claude/streaming. Blocks are kept as the API sent
-them, so that they can be sent back; nothing depends on a block's type being known.
-
-What a failed call of the SDK means for the run.
-
-Sources: https://docs.claude.com/en/api/errors; the exceptions of anthropic 2.12 and httpx2.
+Blocks are kept as the API sent them, so that they can be sent back; nothing depends on a block's
+type. Sources: https://docs.claude.com/en/docs/build-with-claude/streaming,
+https://docs.claude.com/en/api/errors, and the exceptions of anthropic 2.12 and httpx2.
 """
 
 from __future__ import annotations

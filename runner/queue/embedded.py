@@ -1,7 +1,7 @@
-"""A Redis-compatible server of Runner's own, for whoever has none: started, shared and ended here.
+"""A Redis-compatible server of Runner's own: started, shared and ended here.
 
-Every process that uses it holds a shared lock on its folder, so a process that is killed lets go of
-it too. The last one out shuts the server down. It keeps nothing on disk: it is a doorbell.
+Every process that uses it holds a shared lock on its folder, which the kernel drops when the
+process is killed. The last one out shuts the server down. It keeps nothing on disk.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Puts wake-ups into the RQ queue.
-
-What a wake-up looks like in the queue, and how one is read without trusting it.
-"""
+"""Put queue messages into RQ, and read them without trusting them."""
 
 from __future__ import annotations
 

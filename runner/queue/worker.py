@@ -1,9 +1,7 @@
-"""Takes wake-ups from the RQ queue and runs up to N of them at once, in threads.
+"""Take queue messages from RQ and work up to N of them at once, in threads.
 
-What RQ's own tools see of a worker: that it lives, what it works on, how much it has done.
-
-Runner needs none of it. ``rq info`` and the RQ dashboards read it, so it is written in RQ's format,
-by one thread that nobody waits for: when Redis is away it is dropped and written anew later.
+``rq info`` and the RQ dashboards read what the worker writes about itself. Runner needs none of it:
+one thread writes it, nobody waits for that thread, and it is dropped while Redis is away.
 """
 
 from __future__ import annotations

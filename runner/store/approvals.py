@@ -1,10 +1,6 @@
-"""Answering the questions that runs wait with: by people, by what they remember, by time.
+"""Answer the questions that runs wait with: by people, by remembered rules, by expiry.
 
 One answer wins: it is stored only where there is none, with the run's row locked.
-
-Rules that were remembered or revoked answer the questions that wait.
-
-Answering the questions that nobody answered in time.
 """
 
 from __future__ import annotations

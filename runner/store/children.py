@@ -1,13 +1,9 @@
-"""What a run sees of the runs that it has started: what they may use, and what those that have ended
-give it.
+"""What a run sees of its sub-agents: what they may use, and their results; and queueing a parent
+again.
 
-Which runs that wait for their sub-agents have something to do, as the database is asked for them.
-
-Waking runs when their sub-agents have ended, and ending the sub-agents of runs that have.
-
-A child does not touch its parent's row while it holds its own: runs are locked in the order of their
-ids. So a parent is woken after the child's end is stored. Should nobody come to that, every worker's
-dispatcher looks for such parents.
+A child never touches its parent's row while it holds its own, because runs are locked in the order
+of their ids. So the parent is queued in a transaction after the child's end. If that is lost, a
+dispatcher finds the parent.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Cancelling, pausing and resuming runs, and all that they have started, from outside their attempts.
+"""Cancel, pause and resume runs with their sub-agents, and change job budgets, from outside their
+attempts.
 
-Each takes runs in lots: a transaction locks them, looks at their states, and writes what changes with
-its events.
-
-Budgets of jobs: what they are, and changing them from outside.
+Runs are changed in batches: a transaction locks them, checks their states, and writes changes with
+their events.
 """
 
 from __future__ import annotations

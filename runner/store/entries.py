@@ -1,13 +1,4 @@
-"""What an attempt's entries are as rows: collected in memory, then written table by table.
-
-Calls of the model as rows: what is stored when one begins, and what its end adds.
-
-Verifications as rows: when each began, of what, and what it gave.
-
-The questions about tool calls that one transaction asks, or that nobody will answer any more.
-
-What happened to a job as a whole, for the record.
-"""
+"""The rows of an attempt's entries: collected in memory, then written table by table."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Forking: a new run that goes on from a turn of another, with its messages and its files.
+"""Fork a run: a new run that continues from a turn of another, with its messages and files.
 
-What is copied is copied as it is, to the byte: so the API finds the prompt in its cache, and accepts
-the thinking in it, which is signed together with all that was sent before it
-(https://platform.claude.com/docs/en/build-with-claude/preserved-thinking).
+Messages are copied to the byte, so the API finds the prompt in its cache and accepts the signed
+thinking (https://platform.claude.com/docs/en/build-with-claude/preserved-thinking).
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Identifiers: they say what they name, sort by time, and come from no counter.
+"""Ids: they say what they name, sort by time, and need no counter.
 
-26 characters of Crockford's base 32, lower case, as in a ULID (https://github.com/ulid/spec): 48 bits
-of milliseconds, 80 random ones that count up within a millisecond, so that ids made one after the
-other sort so.
+26 characters of Crockford's base 32, lower case, as in a ULID (https://github.com/ulid/spec): 48
+bits of milliseconds and 80 random bits that count up within a millisecond.
 """
 
 from __future__ import annotations

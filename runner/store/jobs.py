@@ -1,6 +1,5 @@
-"""Submitting a job: its rows, its runs and their first messages, in one transaction.
-
-What runs of the same job share: its spec, which never changes, and the rules of each snapshot.
+"""Submit a job in one transaction, and cache what its runs share: the spec and the rules of each
+snapshot.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""Attempts that ended without an outcome: their runs are queued again, or failed.
+"""Leases: one row per worker, and taking over the runs of a worker whose lease has expired.
 
-A model call that they leave behind is charged at its reserve: a run that then waits for hours must
-not keep from its siblings what it will never use.
-
-Workers in the database: one row each, whose expiry is that of all the leases it holds.
+A model call that a lost attempt leaves open is charged its reservation at once: otherwise a run
+that then waits for hours would withhold budget from its siblings.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
-"""Storing sub-agents, in the transaction of the step that starts them.
+"""Store sub-agents in the transaction that starts them, with the conversation that they start with.
 
-How a sub-agent's conversation begins: with its prompt alone, or with its parent's up to there.
-
-Some models refuse thinking whose system prompt, tools or messages before it have changed
-(https://platform.claude.com/docs/en/build-with-claude/preserved-thinking), so a child that has others
-than its parent is given none of it. Not so where ``model_options`` give thinking a budget: there the
-API asks for some in the newest reply, and looks at nothing else.
+Some models refuse thinking if the system prompt, tools or messages before it have changed
+(https://platform.claude.com/docs/en/build-with-claude/preserved-thinking), so a child that has
+others than its parent gets none. The exception: if ``model_options`` give thinking a budget, the
+API wants thinking in the newest reply and checks nothing else.
 """
 
 from __future__ import annotations

@@ -1,9 +1,6 @@
-"""Questions about tool calls that wait for an answer, and storing one.
+"""The questions about tool calls that wait for an answer, and those that nobody was told about.
 
-Whoever answers locks the rows of the runs first (and after them, when rules change, the jobs'): so
-do the workers, and of two answers at the same time one finds the other's.
-
-What to tell people of: questions that nobody has been told of yet.
+Whoever answers locks the runs first, then, if rules change, the jobs, as the workers do.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Taking ended runs up again: retrying, beginning afresh, and saying something to them.
+"""Continue ended runs: retry, restart, and send a message.
 
-All go on from the journal as it stands; nothing that is stored is changed or done twice.
+All continue from what is stored; nothing is changed or done twice.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""The permission rules of a job, in numbered snapshots: each change of them makes a new one.
+"""The permission rules of a job, in numbered snapshots: each change makes a new one.
 
-Whoever adds a rule or revokes one locks the rows of runs first, if any, then the job's
-(``store.budgets`` has the whole order).
-
-Of which types of sub-agents a run and those that it works for are.
+Whoever adds or revokes a rule locks runs first, if any, then the job (order of locks:
+``store.budgets``).
 """
 
 from __future__ import annotations

@@ -1,13 +1,4 @@
-"""A run's messages, and what is known of the calls of its last reply.
-
-``Progress`` as the row of a run holds it.
-
-What is sent to the model in place of messages, as rows: ``core.context.compaction``.
-
-Hooks that ran for a run, and the instructions that it read, as rows.
-
-Rows of a run, copied for another.
-"""
+"""Load and store the parts of a run's state: conversation, calls, progress, compactions, hooks."""
 
 from __future__ import annotations
 

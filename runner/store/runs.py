@@ -1,7 +1,4 @@
-"""Claiming runs, and finding those that are due.
-
-Which runs have ended, and how.
-"""
+"""Claim runs and find those that are due."""
 
 from __future__ import annotations
 

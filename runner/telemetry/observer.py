@@ -1,7 +1,4 @@
-"""Tells a collector what attempts have stored: a span for each run, model call and tool call.
-
-What is measured of all runs together: tokens, and the time of model calls and tools.
-"""
+"""Send a span for each run, model call and tool call, and metrics of tokens and durations."""
 
 from __future__ import annotations
 

@@ -1,17 +1,10 @@
-"""Spans of runs: every worker gives the trace of a run and of all below it the same id, and a span the
-id of what it tells.
+"""The ids, attributes and content of spans.
 
-So the parts that several workers told are one trace, and what is told twice is one span. The span of a
-sub-agent is below that of the tool call which it is the work of.
-
-What spans and metrics say: the attributes of the GenAI conventions, and Runner's own.
-
-Source: https://github.com/open-telemetry/semantic-conventions-genai, docs/gen-ai.
-
-What was said, as the conventions write messages: told only where it is asked for.
-
-Source: https://github.com/open-telemetry/semantic-conventions-genai, docs/gen-ai/gen-ai-input-messages.json
-and gen-ai-output-messages.json.
+Every worker derives the trace id from the root run and the span id from what the span is about. So
+the parts sent by several workers are one trace, and a span that is sent twice is one span. The span
+of a sub-agent is below that of its tool call. Source:
+https://github.com/open-telemetry/semantic-conventions-genai, docs/gen-ai (content:
+gen-ai-input-messages.json and gen-ai-output-messages.json).
 """
 
 from __future__ import annotations

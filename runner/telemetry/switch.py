@@ -1,4 +1,4 @@
-"""Whether to tell a collector anything, and what: the environment says so.
+"""Read from the environment whether to send telemetry, and what.
 
 Sources: https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables/ and
 https://opentelemetry.io/docs/specs/otel/protocol/exporter/.

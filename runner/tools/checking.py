@@ -1,7 +1,6 @@
-"""Checks input in a child that can be killed: a schema with a pattern in it can take for ever, and
-holds the interpreter that long.
+"""Check a tool call's input against the tool's schema, in a child process that can be killed.
 
-Does the input of a call fit the tool's schema? Said so that the model can mend it.
+A schema may hold a regular expression that never ends, and Python holds its lock meanwhile.
 """
 
 from __future__ import annotations

@@ -1,12 +1,8 @@
-"""Which files the file tools may touch, and opening them without ever waiting.
+"""Decide which files the file tools may touch, and open them without ever waiting.
 
-A path is judged by where it leads, symlinks resolved, and opened by what it was judged as: an opened
-file that is not where it was expected, because a symlink changed in between, is refused too.
-
-How a tool says that it could not do what it was asked.
-
-Where the paths of calls lead, as permission rules see them: before a call is decided on, and again
-when a file tool is about to open what was decided on.
+A path is judged by where it leads, with symlinks resolved. If the opened file is not the one that
+was judged, because a symlink changed in between, the call is refused. Permission rules see the same
+resolved paths: before a call is decided on, and again when the file is opened.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Write and Edit: whole files, replaced in one step, byte for byte what was asked.
+"""Read, Write and Edit.
 
-Read: a file's lines, numbered; only what is shown is kept in memory.
+Write and Edit replace whole files in one step, byte for byte. Read numbers lines and keeps only
+what it shows in memory.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Hooks of a job, run once each: commands with bash, functions in a child of their own.
+"""Run the hooks of a job, and read the instructions in a workspace.
 
-Reading what a workspace says to agents.
+A command runs with bash, a function in a child process of its own.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The worker's side of the tool host: starts it, gives it calls, cuts them, says that it is alive.
+"""The worker's side of the tool host: start it, hand it calls, cut them, send heartbeats.
 
-Calls that run in a child of Runner's own code: start it, and make a result of what it reports.
+``run_reporting`` runs a child of Runner's own code and makes a tool result of its report.
 """
 
 from __future__ import annotations

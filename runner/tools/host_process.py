@@ -1,39 +1,25 @@
-"""The tool host's own loop: one keeper for every call, and the watchdog over the worker.
-
-Single-threaded, because it forks. Its control socket carries one byte at a time: ``CALL``, with a
-descriptor of the call's own socket, or ``ALIVE``. When the socket ends, or the worker has not been
-heard of for too long while calls are in hand, the host exits, and every keeper takes that as its sign.
-
-The tool host: the one small child of a worker that starts, watches and ends every tool process.
+"""The tool host: the one small child of a worker that starts, watches and ends every tool process.
 
     worker ──socket── host ──fork── keeper ──fork, exec── the tool's process and its descendants
 
-The worker hands the host one end of a socket for each call. The host forks a keeper for it, and the
-keeper starts the tool, collects its output, and ends it with everything that it started: at the end
+The worker hands the host one end of a socket for each call. The host forks a keeper for it. The
+keeper starts the tool, collects its output and ends it with everything that it started: at the end
 of the call, at its timeout, when the worker closes its end (cancel, death) and when the host dies.
-``serve``, ``keeper`` and ``processes`` run in the host: they import only the standard library, and
-little of it, because every call forks that interpreter.
 
-How a child that runs Runner's own code tells what came of it: a word, a line end, and a text.
-
-The text goes through the descriptor that was the child's stdout; what anyone prints goes to stderr.
-
-Is a process of a run's tools still alive on this host? Asked before a claim of the run.
+The host is single-threaded, because it forks. Its control socket carries one byte at a time:
+``CALL``, with the descriptor of the call's socket, or ``ALIVE``. When the socket ends, or no
+``ALIVE`` came for too long while calls run, the host exits, and every keeper ends its call.
 
 Every keeper holds a shared record lock (fcntl(2)) on one byte of a file, at an offset made from its
-run's id, from before its tool starts until the last process of the call is gone. The kernel drops the
-lock of a keeper that dies. Two runs that share an offset only wait for each other.
-
-Finding and killing the descendants of a process. Runs in the tool host.
+run's id, until the last process of the call is gone; the kernel drops the lock of a keeper that
+dies. The lock is taken before the keeper checks that the worker still wants the call: whoever sees
+it free after the worker's death knows that nothing starts any more. Two runs that share an offset
+only wait for each other.
 
 A subreaper (Linux, prctl(2)) becomes the parent of every orphan below it, so a process that called
-setsid, nohup or forked twice stays findable as a descendant. Elsewhere only the process group is.
+setsid, nohup or forked twice is still found as a descendant. Elsewhere only the process group is.
 
-The keeper of one call: starts the tool, collects its output, ends all of its processes.
-
-Runs in a process of its own, forked from the tool host. Order matters: the run's lock is taken before
-the look at whether the worker still wants the call, so whoever saw the lock free after the worker's
-death can be sure that nothing is started any more; and it is released when all processes are gone.
+This module imports little, and only the standard library: every call forks its interpreter.
 """
 
 from __future__ import annotations

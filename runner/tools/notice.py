@@ -1,7 +1,7 @@
-"""Runs the command of a job that wants people told of its questions.
+"""Run the command of a job (``on_ask``) that announces new questions.
 
-It runs below a process of its own, this file, which ends it after its time: also when the worker is
-gone by then.
+It runs below a process of its own, this file, which ends it after its time even if the worker has
+died.
 """
 
 from __future__ import annotations

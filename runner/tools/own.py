@@ -1,4 +1,4 @@
-"""Tools of one's own: functions with type hints and a docstring, named in a job's ``tools``.
+"""Tools of your own: functions with type hints and a docstring, named in a job's ``tools``.
 
     from runner.tools.own import tool
 
@@ -6,9 +6,8 @@
     def lookup(word: str) -> str:
         '''Look a word up.'''
 
-This module is imported by users' code, so it imports next to nothing.
-
-Where an own tool's code is: ``package.module:function``, and the folder that it is imported from.
+Users' code imports this module, so it imports next to nothing. ``OwnSource`` says where a
+function's code is: ``package.module:function`` and the folder that it is imported from.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""From the names in a job's ``tools`` and ``hooks`` to the tools and functions that the job stores.
+"""Resolve the names in a job's ``tools`` and ``hooks`` to the tools and functions that the job
+stores.
 
-The builtin tools as the model is told of them. Names and arguments are those of Claude Code, which
-models know well (https://docs.claude.com/en/docs/claude-code/settings#tools-available-to-claude).
+The built-in tools have the names and arguments of Claude Code's, which models know well
+(https://docs.claude.com/en/docs/claude-code/settings#tools-available-to-claude).
 """
 
 from __future__ import annotations

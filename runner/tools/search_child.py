@@ -1,13 +1,7 @@
-"""What the search child does: walks a folder and matches. Knows nothing of Runner but its request.
+"""The child process of Grep and Glob: walks a folder and matches.
 
-Only regular files are opened. Results are in the order of their paths.
-
-Glob patterns as regular expressions. Runs in the search child.
-
-Finding and opening the files of a search, in the search child.
-
-Symlinks are never followed: what is opened is where it was expected, although something may put a
-symlink in its way meanwhile.
+It knows nothing of Runner but its request. It opens regular files only, follows no symlink even if
+one appears meanwhile, and reports results in the order of their paths.
 """
 
 from __future__ import annotations

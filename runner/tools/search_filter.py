@@ -1,9 +1,7 @@
-"""Which files a search may show: worked out in the search child, by the rules of the call's authorization.
+"""Which files a search may show, by the rules of the call's authorization.
 
-The worker packs what the rules need into the child's request, when there is something to leave out.
-
-Which rules can have a say about a file: a search asks about thousands of files, and of most rules
-it is plain from a file's folder that they are about something else.
+The worker packs the needed rules into the child's request; the child decides file by file. A search
+meets thousands of files, so rules that cannot match below a folder are sorted out once per folder.
 """
 
 from __future__ import annotations
