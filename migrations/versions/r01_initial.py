@@ -671,9 +671,9 @@ _SEARCH_INDEX = (
         run_id text NOT NULL,
         seen bigint NOT NULL,
         message integer NOT NULL,
-        positions integer[] NOT NULL,
+        positions text NOT NULL,
         compactions integer NOT NULL,
-        verifications integer[] NOT NULL,
+        verifications text NOT NULL,
         UNIQUE (run_id, job_id)
     )
     """,

@@ -13,6 +13,7 @@ from __future__ import annotations
 import codecs
 import re
 import unicodedata
+from base64 import b32encode
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -130,8 +131,8 @@ def facet(kind: str, value: str) -> str:
         kind: one letter that names the property.
         value: any text: its digest is used.
     """
-    digest = blake2b(value.encode("utf-8", "surrogatepass"), digest_size=7).hexdigest()
-    return f"{MARK}{kind}{digest}"
+    digest = blake2b(value.encode("utf-8", "surrogatepass"), digest_size=6).digest()
+    return f"{MARK}{kind}{b32encode(digest).decode().rstrip('=').lower()}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -397,48 +398,24 @@ def _pattern(term: Term) -> re.Pattern[str]:
 
 
 class _Offsets:
-    """Maps offsets in the fold of a text to offsets in the text.
-
-    The lengths of folds are summed for the whole text in chunks, and within a chunk on demand.
-    """
-
-    _CHUNK = 1_000
+    """Maps offsets in the fold of a text to offsets in the text."""
 
     def __init__(self, text: str) -> None:
-        self._text = text
-        self._is_same = text.isascii()
-        self._ends: list[int] = []
-        self._sums: dict[int, list[int]] = {}
+        self._sums: list[int] | None = None  # the length of the fold before each offset
+        if not text.isascii():
+            self._sums = [*accumulate(map(_fold_length, text), initial=0)]
 
     def start(self, folded: int) -> int:
         """Return the last offset before which the fold has at most ``folded`` characters."""
-        if self._is_same:
-            return folded
-        chunk, sums = self._around(folded)
-        return chunk + bisect_right(sums, folded) - 1
+        return folded if self._sums is None else bisect_right(self._sums, folded) - 1
 
     def end(self, folded: int) -> int:
-        """Return the first offset before which the fold has at least ``folded`` characters."""
-        if self._is_same:
+        """Return the first offset before which the fold has at least ``folded`` characters, after any
+        accent there."""
+        if self._sums is None:
             return folded
-        chunk, sums = self._around(folded)
-        end = min(chunk + bisect_left(sums, folded), len(self._text))
-        while end < len(self._text) and not fold(self._text[end]):  # an accent, perhaps
-            end += 1
-        return end
-
-    def _around(self, folded: int) -> tuple[int, list[int]]:
-        """Return the start of the chunk that has an offset of the fold, and the sums there."""
-        if not self._ends:
-            starts = range(0, len(self._text), self._CHUNK)
-            lengths = (len(fold(self._text[start : start + self._CHUNK])) for start in starts)
-            self._ends = [0, *accumulate(lengths)]
-        number = min(max(bisect_right(self._ends, folded) - 1, 0), len(self._ends) - 2)
-        start = number * self._CHUNK
-        if number not in self._sums:
-            each = map(_fold_length, self._text[start : start + self._CHUNK])
-            self._sums[number] = list(accumulate(each, initial=self._ends[number]))
-        return start, self._sums[number]
+        length = self._sums[bisect_left(self._sums, folded)]
+        return bisect_right(self._sums, length) - 1
 
 
 @lru_cache(maxsize=65_536)

@@ -36,7 +36,6 @@ from runner.core.search import Role, Source
 from runner.core.text import visible
 from runner.errors import RunnerError
 from runner.store import ids
-from runner.store.jobs import SESSIONS
 from runner.store.statements import execute
 from runner.store.tables import (
     approvals,
@@ -156,13 +155,9 @@ _BLOCK_ROWS = (
     .outerjoin(approvals, _of_result(approvals))
 )
 _SYSTEM_ROWS = select(jobs.c.id, jobs.c.created_at, _as_text(jobs.c.spec))
-_COMPACTION_ROWS = (
-    select(*_columns(compactions), *_RUN, jobs.c.source)
-    .join(runs, runs.c.id == compactions.c.run_id)
-    .join(jobs, jobs.c.id == runs.c.job_id)
-)
-_VERIFICATION_ROWS = select(*_columns(verifications), *_RUN).join(
-    runs, runs.c.id == verifications.c.run_id
+_COMPACTION_ROWS, _VERIFICATION_ROWS = (
+    select(*_columns(table), *_RUN).join(runs, runs.c.id == table.c.run_id)
+    for table in (compactions, verifications)
 )
 
 # A call's number in its message counts the blocks that ask for tools.
@@ -394,7 +389,6 @@ class Origin:
     table: Table
     query: Select[Any]
     documents: Callable[[Reader, Any], Iterator[Document]]
-    is_unfinished: Callable[[Any], bool] = lambda _row: False  # the text is still to come
 
     def rows(self, connection: Connection, keys: Collection[tuple[Any, ...]]) -> Iterator[Any]:
         """Yield the rows with these primary keys."""
@@ -416,16 +410,8 @@ class Origin:
 
 BLOCKS = Origin(blocks, _BLOCK_ROWS, Reader.of_block)
 SYSTEMS = Origin(jobs, _SYSTEM_ROWS, Reader.of_job)
-COMPACTIONS = Origin(
-    compactions,
-    _COMPACTION_ROWS,
-    Reader.of_compaction,
-    # An imported session may have the summary on a later line of its file.
-    lambda row: row.source == SESSIONS and row.text in ("null", '""'),
-)
-VERIFICATIONS = Origin(
-    verifications, _VERIFICATION_ROWS, Reader.of_verification, lambda row: row.ended_at is None
-)
+COMPACTIONS = Origin(compactions, _COMPACTION_ROWS, Reader.of_compaction)
+VERIFICATIONS = Origin(verifications, _VERIFICATION_ROWS, Reader.of_verification)
 
 
 def read_documents(connection: Connection, places: Sequence[Place]) -> dict[Place, Document]:

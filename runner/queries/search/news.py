@@ -1,0 +1,249 @@
+"""What an index lacks, found by what runs count; the same for both databases.
+
+Both keep a table ``search_runs`` that says how much of each run the index holds.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection, Select, bindparam, or_
+
+from runner.queries.search.documents import (
+    BLOCKS,
+    COMPACTIONS,
+    SYSTEMS,
+    VERIFICATIONS,
+    Document,
+    Origin,
+    Reader,
+    Tell,
+)
+from runner.queries.search.index import CHARACTERS_EACH, Entry, Progress, entry_of
+from runner.store.jobs import SESSIONS
+from runner.store.tables import blocks, compactions, verifications
+
+# Runs an SQL statement where both ``runs`` and ``search_runs`` are, and returns the rows.
+Ask = Callable[[str, Mapping[str, Any]], Sequence[Any]]
+
+_ROWS_AT_ONCE = 20
+
+# Whatever is added to a run makes one of its counters grow.
+_COUNTED = "r.revision + r.event_count + r.message_count"
+_CHANGED = f"""
+FROM runs AS r LEFT JOIN search_runs AS s ON s.run_id = r.id AND s.job_id = r.job_id
+WHERE (s.number IS NULL OR s.seen <> {_COUNTED})
+"""
+_CHANGED_RUNS = f"""
+SELECT r.id, r.job_id, (SELECT source FROM jobs WHERE jobs.id = r.job_id) AS source,
+    {_COUNTED} AS counted, s.number, s.seen, s.message, s.positions, s.compactions, s.verifications
+{_CHANGED} AND r.id > :after ORDER BY r.id LIMIT 100
+"""
+_NEW_JOBS = """
+SELECT id FROM jobs AS j WHERE id > :after
+    AND NOT EXISTS (SELECT 1 FROM search_runs AS s WHERE s.run_id = '' AND s.job_id = j.id)
+ORDER BY id LIMIT 100
+"""
+# How many blocks the index lacks, about.
+_MISSING = f"""
+SELECT sum(CASE WHEN r.message_count > s.message THEN r.message_count - s.message
+    WHEN s.message IS NULL THEN r.message_count ELSE 1 END) {_CHANGED}
+"""
+
+# Stores how much of a run the index holds.
+NOTE = """
+INSERT INTO search_runs
+    (number, job_id, run_id, seen, message, positions, compactions, verifications)
+VALUES (:number, :job_id, :run_id, :seen, :message, :positions, :compactions, :verifications)
+ON CONFLICT (number) DO UPDATE SET seen = excluded.seen, message = excluded.message,
+    positions = excluded.positions, compactions = excluded.compactions,
+    verifications = excluded.verifications
+"""
+
+_NEW_BLOCKS = BLOCKS.query.where(
+    blocks.c.run_id == bindparam("run_id"),
+    blocks.c.message >= bindparam("message"),
+    or_(
+        blocks.c.message > bindparam("message"),
+        blocks.c.position.not_in(bindparam("positions", expanding=True)),
+    ),
+).order_by(blocks.c.message, blocks.c.position)
+_NEW_COMPACTIONS = COMPACTIONS.query.where(
+    compactions.c.run_id == bindparam("run_id"),
+    compactions.c.number > bindparam("compactions"),
+).order_by(compactions.c.number)
+_NEW_VERIFICATIONS = VERIFICATIONS.query.where(
+    verifications.c.run_id == bindparam("run_id"),
+    verifications.c.ended_at.is_not(None),
+    verifications.c.number.not_in(bindparam("verifications", expanding=True)),
+).order_by(verifications.c.number)
+
+
+def is_up_to_date(ask: Ask) -> bool:
+    """Return True if the index lacks nothing."""
+    return not any(ask(query, {"after": ""}) for query in (_NEW_JOBS, _CHANGED_RUNS))
+
+
+def add_all(add: Callable[[Progress], int], progress: Progress) -> int:
+    """Add batches until one is empty, and return how many documents were added."""
+    total = 0
+
+    def tell(done: int, all: int) -> None:
+        progress(total + done, total + all)
+
+    while added := add(tell):
+        total += added
+    progress(total, total)
+    return total
+
+
+class _Changed(NamedTuple):
+    """A run of which the index lacks something; from ``number`` on as the index knows it, or None."""
+
+    id: str
+    job_id: str
+    source: str | None  # of its job
+    counted: int
+    number: int | None
+    seen: int
+    message: int
+    positions: str
+    compactions: int
+    verifications: str
+
+
+@dataclass(slots=True)
+class _Seen:
+    """How much of a run the index holds."""
+
+    number: int  # of the run in the index
+    job_id: str
+    run_id: str = ""  # empty for a system prompt
+    seen: int = 0  # the sum of the run's counters; negative until all of it is indexed
+    message: int = 0  # the last message; it may grow, as results of one reply come in any order
+    positions: list[int] = field(default_factory=list)  # the blocks of that message
+    compactions: int = 0
+    verifications: list[int] = field(default_factory=list)
+
+    def add_block(self, row: Any) -> None:
+        if row.message != self.message:
+            self.message, self.positions = row.message, []
+        self.positions.append(row.position)
+
+    def add_compaction(self, row: Any) -> None:
+        self.compactions = row.number
+
+    def add_verification(self, row: Any) -> None:
+        self.verifications.append(row.number)
+
+
+_OF_RUN: tuple[tuple[Origin, Select[Any], Callable[[_Seen, Any], None]], ...] = (
+    (BLOCKS, _NEW_BLOCKS.limit(_ROWS_AT_ONCE), _Seen.add_block),
+    (COMPACTIONS, _NEW_COMPACTIONS.limit(_ROWS_AT_ONCE), _Seen.add_compaction),
+    (VERIFICATIONS, _NEW_VERIFICATIONS.limit(_ROWS_AT_ONCE), _Seen.add_verification),
+)
+
+
+class News:
+    """Reads what an index lacks: system prompts of jobs that it does not know, and texts of runs whose
+    counters have changed. Counters are read before what they count, so that nothing is missed.
+
+    Args:
+        source: a connection to the database, with one view of the data.
+        most: documents; fewer if their texts are long.
+        progress: receives how many documents were read, and about how many the index lacks.
+    """
+
+    def __init__(
+        self,
+        ask: Ask,
+        source: Connection,
+        most: int,
+        tell: Tell,
+        progress: Progress | None = None,
+    ) -> None:
+        self._ask, self._source, self._tell = ask, source, tell
+        self._reader = Reader(source, tell)
+        self._done, self._most, self._room = 0, most, most * CHARACTERS_EACH
+        self._progress = progress
+        self._missing = int(ask(_MISSING, {})[0][0] or 0) if progress else 0
+        self._now = time.time()
+        self._next_run = ask("SELECT coalesce(max(number), 0) + 1 FROM search_runs", {})[0][0]
+        self._seen: list[_Seen] = []
+        self.forgotten: list[int] = []  # runs that are read again from the start
+
+    def entries(self) -> Iterator[tuple[int, Entry]]:
+        """Yield what is to be added, each with the number of its run."""
+        for (job_id,) in self._pages(_NEW_JOBS):
+            seen = self._new(job_id)
+            for row in SYSTEMS.rows(self._source, [(job_id,)]):
+                yield from self._taken(seen, SYSTEMS.documents(self._reader, row))
+            self._seen.append(seen)
+        for row in self._pages(_CHANGED_RUNS):
+            yield from self._of_run(_Changed(*row))
+
+    def notes(self) -> list[dict[str, Any]]:
+        """Return the values for ``NOTE`` after all entries were added."""
+        return [
+            asdict(seen)
+            | {"positions": json.dumps(seen.positions)}
+            | {"verifications": json.dumps(seen.verifications)}
+            for seen in self._seen
+        ]
+
+    def _of_run(self, run: _Changed) -> Iterator[tuple[int, Entry]]:
+        seen = self._seen_before(run)
+        self._seen.append(seen)
+        seen.seen = -run.counted
+        for origin, new, add in _OF_RUN:
+            rows: Sequence[Any] = range(_ROWS_AT_ONCE)
+            while len(rows) == _ROWS_AT_ONCE:
+                rows = self._source.execute(new, asdict(seen)).all()
+                for row in rows:
+                    yield from self._taken(seen, origin.documents(self._reader, row))
+                    add(seen, row)
+                    if self._is_full:
+                        return
+        seen.seen = run.counted
+
+    def _seen_before(self, run: _Changed) -> _Seen:
+        if run.number is None:
+            return self._new(run.job_id, run.id)
+        seen = _Seen(run.number, run.job_id, run.id)
+        if run.source == SESSIONS and run.seen != -run.counted:
+            self.forgotten.append(run.number)  # an imported session may grow anywhere
+        else:
+            seen.message, seen.positions = run.message, json.loads(run.positions)
+            seen.compactions = run.compactions
+            seen.verifications = json.loads(run.verifications)
+        return seen
+
+    def _new(self, job_id: str, run_id: str = "") -> _Seen:
+        self._next_run += 1
+        return _Seen(self._next_run - 1, job_id, run_id)
+
+    @property
+    def _is_full(self) -> bool:
+        return self._done >= self._most or self._room <= 0
+
+    def _taken(self, seen: _Seen, documents: Iterator[Document]) -> Iterator[tuple[int, Entry]]:
+        for document in documents:
+            self._done += 1
+            self._room -= len(document.text or "")
+            if self._progress is not None:
+                self._progress(self._done, max(self._done, self._missing))
+            yield seen.number, entry_of(document, self._now, self._tell)
+
+    def _pages(self, query: str) -> Iterator[Any]:
+        """Yield the rows of a query by their ids, until enough was read."""
+        after = ""
+        while rows := self._ask(query, {"after": after}):
+            for row in rows:
+                if self._is_full:
+                    return
+                yield row
+            after = rows[-1][0]
