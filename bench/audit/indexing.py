@@ -15,7 +15,7 @@ from runner.queries.search.search import nothing, open_index
 from runner.store.database import Database
 
 LEAST_BLOCKS_A_SECOND = 2_000
-MOST_SHARE = 80.0
+MOST_SHARE = 120.0
 _MB = 1e6
 
 

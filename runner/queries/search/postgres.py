@@ -46,7 +46,7 @@ _WHILE_ASKING = (
 
 # Each document has a word for its stretch of so many documents that were indexed together, and one
 # for a longer stretch.
-_STRETCH_BITS = (14, 17)
+STRETCH_BITS = (14, 17)
 
 # A tsvector has less than 1 MB. The words of a longer text are in several rows, its parts.
 _MOST_BYTES = 1_000_000
@@ -211,7 +211,7 @@ def _parts(words: Collection[str]) -> Iterator[Collection[str]]:
 
 def _stretches(number: int) -> list[str]:
     """Return the words for the stretches that a row is in."""
-    return [f"{MARK}{bits}n{number >> bits}" for bits in _STRETCH_BITS]
+    return [f"{MARK}{bits}n{number >> bits}" for bits in STRETCH_BITS]
 
 
 class _Codes(dict[str, int]):
@@ -284,6 +284,7 @@ class _Asking:
         self._before = before or (connection.execute(newest).scalar() or 0) + 1
         groups = (*((term,) for term in needs.terms), *needs.groups)
         self._wanted = [_any_of(group) for group in groups]
+        self._wanted_apart = [each for group in groups for each in _apart(group)]
         self._unwanted = [_all_of(term) for term in needs.without if len(term.words) == 1]
         self._pairs = sorted({pair for group in groups for pair in _pairs_of(group)})
         self._since, self._until = needs.since, needs.until
@@ -297,7 +298,7 @@ class _Asking:
         """Return documents in one row: the newest stretches are asked first."""
         query = " & ".join((*self._wanted, *(f"!{each}" for each in self._unwanted), f"!'{_PART}'"))
         condition = "words @@ CAST(:query AS tsquery)"
-        for at, bits in enumerate(_STRETCH_BITS):
+        for at, bits in enumerate(STRETCH_BITS):
             newest, before = (_stretches(self._before - back)[at] for back in (0, 1 << bits))
             found = self._rows(condition, query=f"('{newest}' | '{before}') & {query}")
             if len(found) >= self._most:
@@ -307,7 +308,7 @@ class _Asking:
     def _in_parts(self) -> list[Match]:
         """Return documents in several rows: each word may be in any of them."""
         queries = [
-            *(("INTERSECT", each) for each in self._wanted),
+            *(("INTERSECT", each) for each in self._wanted_apart),
             *(("EXCEPT", each) for each in self._unwanted),
         ]
         select = "SELECT document FROM search_documents WHERE words @@ CAST(:query{} AS tsquery)"
@@ -354,6 +355,19 @@ def _all_of(term: Term) -> str:
     """Return the words of a term as a ``tsquery``."""
     words = [f"'{word}'" for word in term.words]
     return f"({' & '.join(words)}{':*' if term.is_prefix else ''})"
+
+
+def _apart(group: Sequence[Term]) -> Iterator[str]:
+    """Yield what a document in several rows needs, each in any of the rows."""
+    if len(group) > 1:
+        yield _any_of([_word(term, 0) for term in group])
+        return
+    (term,) = group
+    yield from (_all_of(_word(term, at)) for at in range(len(term.words)))
+
+
+def _word(term: Term, at: int) -> Term:
+    return Term(term.words[at : at + 1], term.is_prefix and at == len(term.words) - 1)
 
 
 def _pairs_of(group: Sequence[Term]) -> Collection[int]:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from runner.errors import UsageError
+from runner.queries.search import postgres
 from runner.queries.search import search as searching
 from runner.store.database import Database
 from tests.queries.search.record import excerpts, find, record
@@ -159,6 +160,7 @@ def test_the_best_come_first(database: Database) -> None:
 
 def test_pages_hold_every_match_once(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(searching, "MOST_SCORED", 8)
+    monkeypatch.setattr(postgres, "STRETCH_BITS", (2, 3))
     run = record(database)
     for number in range(30):
         run.say("walnut " * (number % 7 + 1) + f"n{number}")
@@ -175,6 +177,7 @@ def test_of_too_many_matches_the_newest_are_ranked(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(searching, "MOST_RANKED", 5)
+    monkeypatch.setattr(postgres, "STRETCH_BITS", (2, 3))
     run = record(database)
     for number in range(9):
         run.say(f"walnut n{number}")

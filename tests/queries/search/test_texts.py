@@ -70,6 +70,15 @@ def test_long_texts_are_indexed_a_few_at_a_time(database: Database) -> None:
     assert find(database, "walnut").total == 5
 
 
+def test_a_text_with_very_many_words_is_found_by_all_of_them(database: Database) -> None:
+    words = " ".join(f"w{number}" for number in range(200_000))
+    record(database).say("w300000 alone").call("Bash", {}, "short", words.encode()).store()
+    found = {"w1 w199999": 1, "w1 w300000": 0, "w1 -w199999": 0, "w19999*": 1}
+    found |= {'"w7 w8" w150000': 1, '"w8 w7"': 0}
+    assert {query: find(database, query).total for query in found} == found
+    assert find(database, exact="w7 w8 w9").total == 1
+
+
 def test_where_not_all_that_may_match_is_looked_at_that_is_said(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
