@@ -1,13 +1,13 @@
-"""Find jobs, runs and tool calls by id or part of one, and label calls in their tree."""
+"""Finds jobs, runs and tool calls by id or part of one, and labels calls in their tree."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-from sqlalchemy import ColumnElement, Connection, Select, select
+from sqlalchemy import ColumnElement, Connection, select
 
 from runner.core.agents import call_label
 from runner.errors import NotFoundError
@@ -20,12 +20,11 @@ Kind = Literal["job", "run", "call"]
 
 SHORTEST_SUFFIX = 6
 _MOST_CANDIDATES = 5
-# A sub-agent's id goes on with its numbers in its parents: ``.3.1``.
+_MOST_RUNS = 200
+# The id of a sub-agent's run ends in its numbers below its parents: ``.3.1``.
 _NUMBERS = r"((?:\.[0-9]{1,9})*)"
-_CALL_ENDING = re.compile(rf"([0-9a-z]*){_NUMBERS}_([0-9]{{1,9}})_([0-9]{{1,9}})")
-_CALL_BEGINNING = re.compile(
-    rf"call_([0-9a-z]+){_NUMBERS}(?:_([0-9]{{1,9}}))?(?:_([0-9]{{1,9}})?)?"
-)
+_CALL_SUFFIX = re.compile(rf"([0-9a-z]*){_NUMBERS}_([0-9]{{1,9}})_([0-9]{{1,9}})")
+_CALL_PREFIX = re.compile(rf"call_([0-9a-z]+){_NUMBERS}(?:_([0-9]{{1,9}}))?(?:_([0-9]{{1,9}})?)?")
 _NAMES = {"job": "job", "run": "run", "call": "tool call"}
 
 
@@ -37,7 +36,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class CallKey:
-    """Where a tool call's row is."""
+    """The key of a tool call's row."""
 
     run_id: str
     message: int
@@ -45,20 +44,19 @@ class CallKey:
 
 
 def find(database: Database, text: str, *kinds: Kind) -> Found:
-    """The one thing of these kinds that ``text`` names: its whole id, a beginning that no other has,
-    or an ending of at least six characters. A tool call also goes by the API's ``tool_use`` id. Of a
-    sub-agent the part before the first dot is shortened, what follows it is given whole: without it,
-    the run of the item is meant.
+    """The one thing of these kinds with this id, with an id that starts with ``text``, or with an id that
+    ends in at least six characters of it. A tool call is also found by the API's ``tool_use`` id. In the
+    id of a sub-agent only the part before the first dot can be shortened.
 
     Raises:
-        NotFoundError: nothing is named so, or more than one thing is; says which.
+        NotFoundError: nothing is found, or more than one thing; says which.
     """
     found: list[Found] = []
     if text and text.isascii() and text.isprintable():
         found = database.read(lambda connection: _candidates(connection, text, kinds))
     if len(found) == 1:
         return found[0]
-    wanted = " or ".join(_NAMES[kind] for kind in ("job", "run", "call") if kind in kinds)
+    wanted = " or ".join(name for kind, name in _NAMES.items() if kind in kinds)
     if not found:
         raise NotFoundError(f"no {wanted} is named {text[:60]!a}: look with `runner list`")
     names = ", ".join(one.id for one in found[:_MOST_CANDIDATES])
@@ -67,7 +65,7 @@ def find(database: Database, text: str, *kinds: Kind) -> Found:
 
 
 def call_key(connection: Connection, call_id: str) -> CallKey | None:
-    """Where the call of that whole id is stored."""
+    """The key of the call with this whole id."""
     parsed = ids.parse_call_id(call_id)
     if parsed is None:
         return None
@@ -98,12 +96,10 @@ def _candidates(connection: Connection, text: str, kinds: Collection[Kind]) -> l
 
 
 def _exact(connection: Connection, text: str, kinds: Collection[Kind]) -> Iterator[Found]:
-    for kind, table in (("job", jobs), ("run", runs)):
-        if (
-            kind in kinds
-            and connection.execute(select(table.c.id).where(table.c.id == text)).first()
-        ):
-            yield Found("job" if table is jobs else "run", text)
+    if "job" in kinds and connection.execute(select(jobs.c.id).where(jobs.c.id == text)).first():
+        yield Found("job", text)
+    if "run" in kinds and connection.execute(select(runs.c.id).where(runs.c.id == text)).first():
+        yield Found("run", text)
     if "call" in kinds and call_key(connection, text) is not None:
         yield Found("call", text)
 
@@ -112,39 +108,38 @@ def _shortened(
     connection: Connection, text: str, kinds: Collection[Kind], *, from_start: bool
 ) -> Iterator[Found]:
     head, dot, numbers = text.partition(".")
-    for kind, table in (("job", jobs), ("run", runs)):
+    tables: tuple[tuple[Kind, ColumnElement[str]], ...] = (("job", jobs.c.id), ("run", runs.c.id))
+    for kind, id_ in tables:
         if kind in kinds:
-            id_ = table.c.id
-            matches = _of_run(id_, head, dot + numbers, from_start=from_start)
-            for row in connection.execute(_few(select(id_).where(matches).order_by(id_))):
-                yield Found("job" if table is jobs else "run", row.id)
+            matches = _is_id(id_, head, dot + numbers, from_start=from_start)
+            query = select(id_).where(matches).order_by(id_).limit(_MOST_CANDIDATES + 1)
+            yield from (Found(kind, each) for each in connection.execute(query).scalars())
     if "call" in kinds:
-        condition = _call_beginning(text) if from_start else _call_ending(text)
+        condition = _call_prefix(text) if from_start else _call_suffix(text)
         if condition is not None:
             yield from _calls(connection, condition)
 
 
-def _of_run(
+def _is_id(
     id_: ColumnElement[str], head: str, numbers: str, *, from_start: bool
 ) -> ColumnElement[bool]:
-    """Whether an id is that of an item's run (or a job) that begins or ends with ``head``, and then goes
-    on with ``numbers``, as a sub-agent's does: ``.3.1``."""
+    """True for the id of a job or an item's run that starts with or ends in ``head``, followed by the
+    numbers of a sub-agent, such as ``.3.1``."""
     if not from_start:
         return id_.endswith(head + numbers, autoescape=True)
     dots = numbers.count(".")
     is_as_deep = id_.like("%" + ".%" * dots) & id_.not_like("%" + ".%" * (dots + 1))
-    begins, ends = id_.startswith(head, autoescape=True), id_.endswith(numbers, autoescape=True)
-    return begins & ends & is_as_deep
+    starts, ends = id_.startswith(head, autoescape=True), id_.endswith(numbers, autoescape=True)
+    return starts & ends & is_as_deep
 
 
-def _call_beginning(text: str) -> ColumnElement[bool] | None:
-    """What the first characters of a call's id say; a number that another could begin with counts
-    as whole."""
-    parts = _CALL_BEGINNING.fullmatch(text)
+def _call_prefix(text: str) -> ColumnElement[bool] | None:
+    """Calls whose id starts so. A number counts as whole even if a longer one starts with it."""
+    parts = _CALL_PREFIX.fullmatch(text)
     if parts is None:
         return None
     run, numbers, turn, position = parts.groups()
-    condition = _of_run(tool_calls.c.run_id, f"run_{run}", numbers, from_start=True)
+    condition = _is_id(tool_calls.c.run_id, f"run_{run}", numbers, from_start=True)
     if turn is not None:
         condition &= tool_calls.c.turn == int(turn)
     if position is not None:
@@ -152,13 +147,13 @@ def _call_beginning(text: str) -> ColumnElement[bool] | None:
     return condition
 
 
-def _call_ending(text: str) -> ColumnElement[bool] | None:
-    parts = _CALL_ENDING.fullmatch(text)
+def _call_suffix(text: str) -> ColumnElement[bool] | None:
+    parts = _CALL_SUFFIX.fullmatch(text)
     if parts is None:
         return None
     run, numbers, turn, position = parts.groups()
     return (
-        _of_run(tool_calls.c.run_id, run, numbers, from_start=False)
+        _is_id(tool_calls.c.run_id, run, numbers, from_start=False)
         & (tool_calls.c.turn == int(turn))
         & (tool_calls.c.position == int(position) - 1)
     )
@@ -166,18 +161,9 @@ def _call_ending(text: str) -> ColumnElement[bool] | None:
 
 def _calls(connection: Connection, condition: ColumnElement[bool]) -> Iterator[Found]:
     columns = (tool_calls.c.run_id, tool_calls.c.turn, tool_calls.c.position)
-    query = _few(select(*columns).where(condition).order_by(*columns))
+    query = select(*columns).where(condition).order_by(*columns).limit(_MOST_CANDIDATES + 1)
     for row in connection.execute(query):
         yield Found("call", ids.call_id(row.run_id, row.turn, row.position))
-
-
-def _few(query: Select[Any]) -> Select[Any]:
-    return query.limit(_MOST_CANDIDATES + 1)
-
-
-_MOST_RUNS = 200
-
-Call = tuple[str, int, int]  # its run, its turn, its place there from 0
 
 
 def descendant_ids(database: Database, run_id: str) -> list[str]:
@@ -186,15 +172,18 @@ def descendant_ids(database: Database, run_id: str) -> list[str]:
     return list(database.read(lambda connection: connection.execute(query).scalars().all()))
 
 
+Call = tuple[str, int, int]  # run, turn, position
+
+
 def call_labels(connection: Connection, run_ids: Collection[str]) -> dict[Call, str]:
-    """What the tool calls of these runs are called: ``3.2`` is the second call of the third child.
-    Calls count from a run's first, in a fork with those that it was copied with."""
+    """The labels of the tool calls of these runs: ``3.2`` is the second call of the third sub-agent.
+    Calls count from a run's first, including the calls that a fork is a copy of."""
     found: dict[Call, str] = {}
-    ids = sorted(set(run_ids))
-    for start in range(0, len(ids), _MOST_RUNS):
+    wanted = sorted(set(run_ids))
+    for start in range(0, len(wanted), _MOST_RUNS):
         query = (
             select(tool_calls.c.run_id, tool_calls.c.turn, tool_calls.c.position)
-            .where(tool_calls.c.run_id.in_(ids[start : start + _MOST_RUNS]))
+            .where(tool_calls.c.run_id.in_(wanted[start : start + _MOST_RUNS]))
             .order_by(tool_calls.c.run_id, tool_calls.c.message, tool_calls.c.position)
         )
         run_id, number = "", 0
