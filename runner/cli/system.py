@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import click
 
 from runner.app.humanize import cell
 from runner.cli import exit_codes
-from runner.cli.options import global_options, json_option, stored, with_settings
+from runner.cli.options import global_options, json_option, with_app, with_settings
 from runner.cli.terminal import note, say, say_json
 from runner.settings import Settings
+
+if TYPE_CHECKING:
+    from runner.app.handle import App
 
 
 @click.group()
@@ -33,14 +37,9 @@ def upgrade(settings: Settings, as_json: bool) -> None:
     Example:
       runner db upgrade --database-url postgresql://runner@db/runner
     """
-    from runner.store import migrate
-    from runner.store.database import Database
+    from runner.app import doctor
 
-    database = Database(settings.database_url)
-    try:
-        before = migrate.upgrade(database)
-    finally:
-        database.close()
+    before = doctor.upgrade(settings)
     if as_json:
         say_json({"state": "current", "current": before.head, "head": before.head})
     elif before.state == "current":
@@ -59,16 +58,9 @@ def check(settings: Settings, as_json: bool) -> int:
     Example:
       runner db check
     """
-    from runner.store import migrate
-    from runner.store.database import Database
+    from runner.app.doctor import schema_status
 
-    status = migrate.Status(None)
-    if migrate.is_created(settings.database_url):
-        database = Database(settings.database_url)
-        try:
-            status = migrate.check(database)
-        finally:
-            database.close()
+    status = schema_status(settings)
     found = {
         "current": f"up to date ({status.head})",
         "empty": "empty",
@@ -85,19 +77,19 @@ def check(settings: Settings, as_json: bool) -> int:
 
 @db.command()
 @json_option
-@with_settings
-def reindex(settings: Settings, as_json: bool) -> None:
+@with_app
+def reindex(app: App, as_json: bool) -> None:
     """Make the index that searches look into anew. It is never needed; it may help when one is lost.
 
     \b
     Example:
       runner db reindex
     """
+    from runner.app import doctor
     from runner.cli.search import Indexing
-    from runner.queries.search.search import open_index
 
-    with stored(settings) as database, Indexing() as indexing:
-        count = open_index(database, lambda line: note(cell(line))).renew(indexing.show)
+    with Indexing() as indexing:
+        count = doctor.reindex(app, lambda line: note(cell(line)), indexing.show)
     if as_json:
         say_json({"texts": count})
     else:
@@ -117,7 +109,7 @@ def doctor(settings: Settings, as_json: bool) -> int:
     Example:
       runner doctor
     """
-    from runner.diagnosis import diagnose
+    from runner.app.doctor import diagnose
 
     checks = diagnose(settings)
     if as_json:

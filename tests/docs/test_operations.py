@@ -13,7 +13,8 @@ import pytest
 from sqlalchemy import DDL, Connection, text
 
 import runner
-from runner import diagnosis, settings, wiring
+from runner import settings, wiring
+from runner.app import doctor
 from runner.app.control import BudgetStatus
 from runner.app.show import cost_fields
 from runner.cli import exit_codes
@@ -74,7 +75,7 @@ def test_the_exit_codes_are_those_of_the_program() -> None:
         ("lives for five minutes after its last use", 300, context.SHORT_SECONDS),
         ("and within an hour, has what it writes", 3_600, context.LONG_SECONDS),
         ("after 60 seconds it is ended", 60, notice.MOST_SECONDS),
-        ("prices are older than 180 days", 180, diagnosis.OLD_PRICES_DAYS),
+        ("prices are older than 180 days", 180, doctor.OLD_PRICES_DAYS),
     ],
 )
 def test_the_numbers_are_those_of_the_code(words: str, number: float, real: Any) -> None:

@@ -1,4 +1,4 @@
-"""``doctor``: whether the parts that Runner needs are there and answer, and what to do if not."""
+"""The state of the parts: checks of all that Runner needs, the schema, and the search index."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import platform
 import sqlite3
 import subprocess
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import date
 from importlib.metadata import version
@@ -14,8 +15,10 @@ from pathlib import Path
 
 import runner
 from runner import wiring
+from runner.app.handle import App
 from runner.errors import RunnerError
 from runner.queries.jobs import runs_without_workspace
+from runner.queries.search.search import open_index
 from runner.settings import Settings
 from runner.store import migrate
 from runner.store.database import Database
@@ -24,20 +27,43 @@ _ANSWER_SECONDS = 10.0
 OLD_PRICES_DAYS = 180
 
 
+def upgrade(settings: Settings) -> migrate.Status:
+    """Create the database, or bring it up to date; return what it was before."""
+    with closing(Database(settings.database_url)) as database:
+        return migrate.upgrade(database)
+
+
+def schema_status(settings: Settings) -> migrate.Status:
+    """Return whether the database is up to date. Creates nothing."""
+    if not migrate.is_created(settings.database_url):
+        return migrate.Status(None)
+    with closing(Database(settings.database_url)) as database:
+        return migrate.check(database)
+
+
+def reindex(app: App, warn: Callable[[str], None], show: Callable[[int, int], None]) -> int:
+    """Build the search index anew, and return the number of texts in it.
+
+    Args:
+        warn: takes what went wrong, a line each.
+        show: takes how many texts of how many are indexed.
+    """
+    return open_index(app.database, warn).renew(show)
+
+
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that was looked at. ``mend`` says what to do when it is not ``ok``; ``is_part``: it
-    is a part that must answer for anything to be worked."""
+    """The result of one check."""
 
     name: str
     ok: bool
     detail: str
-    mend: str = ""
-    is_part: bool = False
+    mend: str = ""  # what to do if it is not ``ok``
+    is_part: bool = False  # no run can be worked without it
 
 
 def diagnose(settings: Settings) -> list[Check]:
-    """Look at everything and show no secret. Nothing is stored; without a Redis of its own the
+    """Check everything; no secret is shown and nothing is stored. Without a configured Redis the
     embedded server is started, and ended again unless a worker uses it."""
     return [
         Check("runner", True, f"{runner.__version__}, Python {platform.python_version()}"),
@@ -64,12 +90,9 @@ def _database(settings: Settings) -> Check:
     def look() -> Check:
         if not migrate.is_created(settings.database_url):
             return Check("database", True, "none yet; `runner run` makes it", is_part=True)
-        database = Database(settings.database_url)
-        try:
+        with closing(Database(settings.database_url)) as database:
             status = migrate.check(database)
             where = database.url.render_as_string(hide_password=True)
-        finally:
-            database.close()
         if status.state in ("current", "empty"):
             detail = f"{where}, schema {status.current or 'not there yet'}"
             return Check("database", True, detail, is_part=True)
@@ -83,12 +106,9 @@ def _workspaces(settings: Settings) -> Check:
     def look() -> Check:
         if not migrate.is_created(settings.database_url):
             return Check("workspaces", True, "no run waits for one")
-        database = Database(settings.database_url)
-        try:
+        with closing(Database(settings.database_url)) as database:
             current = migrate.check(database).state == "current"
             unseen = runs_without_workspace(database) if current else {}
-        finally:
-            database.close()
         if not unseen:
             return Check("workspaces", True, "no run waits for one")
         paths = ", ".join(f"{count} runs for {path}" for path, count in sorted(unseen.items()))
@@ -137,7 +157,7 @@ def _key(settings: Settings) -> Check:
 
 
 def _prices(settings: Settings) -> Check:
-    """Old prices are told, and not amiss: nothing stops working on a day of the calendar."""
+    """Old prices are mentioned and no failure: nothing may stop working on a day of the calendar."""
 
     def look() -> Check:
         prices = wiring.load_prices(settings)
