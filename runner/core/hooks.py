@@ -79,22 +79,6 @@ class HookRun:
     answer: HookAnswer | None = None  # None: it has not ended
 
 
-@dataclass(frozen=True, slots=True)
-class Hooked:
-    """How far a run is with its hooks. ``count`` have been started. Those up to ``past`` are of earlier
-    turns, what those up to ``told`` said has been told to the model, and those up to ``ended`` ran before
-    the run last ended. ``closed`` is the last turn whose hooks are through. ``decided`` says of each call
-    of the last reply, by its index, how many had been started when it was decided on; nothing before
-    any is: those after look at what a person has made of it."""
-
-    count: int = 0
-    past: int = 0
-    told: int = 0
-    ended: int = 0
-    closed: int = 0
-    decided: tuple[int, ...] = ()
-
-
 OBJECTS = 2  # the exit code
 MOST_CHARACTERS = 10_000  # of a text that is kept or shown
 MOST_JSON_BYTES = 1_000_000

@@ -69,10 +69,7 @@ _LONGEST_SLEEP = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """What an attempt needs of the world. ``jitter`` gives random numbers from 0 to 1; ``call_id``
-    names a tool call by run, turn and index; ``stopping`` is set when the worker drains.
-    ``known_window`` gives a model's window in tokens where the model itself does not say; None: it is
-    not known."""
+    """What an attempt needs of the world."""
 
     journal: Journal
     models: Callable[[JobSpec], Model]
@@ -80,9 +77,10 @@ class Ports:
     workspaces: Workspaces
     live: Live
     clock: Clock
-    jitter: Callable[[], float]
-    call_id: Callable[[str, int, int], str]
-    stopping: threading.Event
+    jitter: Callable[[], float]  # random numbers from 0 to 1
+    call_id: Callable[[str, int, int], str]  # names a tool call by run, turn and index
+    stopping: threading.Event  # set when the worker drains
+    # A model's window in tokens where the model itself does not say; None: unknown.
     known_window: Callable[[str], int | None] = lambda model: None
 
 
@@ -186,7 +184,7 @@ class _Attempt:
         )
 
     def _retry(self, work: Callable[[], T]) -> T:
-        """Do it until the database answers; while the worker drains, only once."""
+        """Do ``work`` until the database answers, or the attempt is cut."""
         wait = _FIRST_DATABASE_WAIT
         while True:
             try:
@@ -223,7 +221,7 @@ class _Attempt:
         return window_of(model) or self._ports.known_window(model) or DEFAULT_WINDOW
 
     def _sleep(self, until: float) -> None:
-        """In short pieces, so that a cancel, a drain or a stepped clock is seen in time."""
+        """Sleep in short pieces, so that a cancel, a drain or a stepped clock is seen in time."""
         clock = self._ports.clock
         longest = clock.monotonic() + model_calls.IN_HAND_SECONDS
         while not self._ports.stopping.is_set():
@@ -333,4 +331,4 @@ class _Attempt:
 
 
 def _not_shown(text: str) -> None:
-    """For a summary: it is for the model."""
+    """A summary is for the model: nobody watches it come."""

@@ -105,7 +105,7 @@ class Worker:
         self._burst = burst
         self._only = only
         self._held: dict[str, _Held] = {}
-        self._strays: set[Lease] = set()
+        self._orphaned: set[Lease] = set()
         self._renewing = threading.Lock()
         self._renewed_at = machine.clock.monotonic()
         self._ended = threading.Event()
@@ -205,7 +205,7 @@ class Worker:
     def _leave(self) -> None:
         self._machine.close()
         try:
-            self._return_strays(set(self._strays))
+            self._give_back(set(self._orphaned))
             if self._only is None:
                 self._questions.leave()
             leases.end(self._machine.database, self.id, self._machine.clock.now())
@@ -267,17 +267,17 @@ class Worker:
             if stored.get(run_id) != held.attempt:
                 held.interrupt.set("dropped")
         known = set(self._held)
-        strays = {
+        orphaned = {
             Lease(run_id, attempt, self.id)
             for run_id, attempt in stored.items()
             if run_id not in known
         }
-        self._return_strays(strays & self._strays)
-        self._strays = strays
+        self._give_back(orphaned & self._orphaned)
+        self._orphaned = orphaned
 
-    def _return_strays(self, strays: set[Lease]) -> None:
-        """Runs that are stored as held by this worker, and that no thread of it works on."""
-        for lease in strays:
+    def _give_back(self, orphaned: set[Lease]) -> None:
+        """Give back leases that are stored as this worker's and that none of its threads holds."""
+        for lease in orphaned:
             leases.give_back(self._machine.database, lease, self._machine.clock.now())
 
     def _is_done(self) -> bool:
@@ -335,7 +335,7 @@ class Worker:
             del self._held[run.id]
 
     def _attempt(self, lease: Lease, interrupt: Interrupt) -> None:
-        """Runs that end here without an outcome are strays, and given back by the watch."""
+        """Runs that end here without an outcome leave an orphaned lease, which the watch gives back."""
         try:
             run_attempt(lease, self._ports, interrupt)
         except (LeaseLost, Interrupted) as error:
