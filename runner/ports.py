@@ -313,9 +313,9 @@ class Index(Protocol):
         """
 
 
-class Doorbell(Protocol):
-    def ring(self, run_ids: Sequence[str]) -> None:
-        """Put a wake-up for each run in the queue.
+class Notifier(Protocol):
+    def notify(self, run_ids: Sequence[str]) -> None:
+        """Put a queue message for each run in the queue.
 
         Raises:
             UnreachableError: the queue does not answer; the runs stay due.

@@ -32,7 +32,7 @@ from runner.store.leases import DatabaseClock
 if TYPE_CHECKING:
     from runner.engine.attempt import Ports
     from runner.engine.worker import Machine, Worker
-    from runner.ports import Doorbell, Live, Model, Observer, Tools
+    from runner.ports import Notifier, Live, Model, Observer, Tools
     from runner.queue.embedded import EmbeddedServer
     from runner.store.questions import Notice
     from runner.workspace.run_workspaces import RunWorkspaces
@@ -170,8 +170,8 @@ def start_worker(
     from runner.engine.process import allow_open_files, close_to_others, make_home
     from runner.engine.worker import Worker
     from runner.queue.connection import check_queue, connect
-    from runner.queue.notify import RqDoorbell
-    from runner.queue.worker import WakeUpWorker
+    from runner.queue.notify import RqNotifier
+    from runner.queue.worker import QueueWorker
 
     close_to_others()
     allow_open_files(slots)
@@ -181,10 +181,10 @@ def start_worker(
         connection = connect(url)
         opened.callback(connection.close)
         check_queue(connection)
-        doorbell: Doorbell = RqDoorbell(connection)
+        notifier: Notifier = RqNotifier(connection)
         if server is not None:
-            doorbell = _DoorbellOf(server, doorbell)
-        machine, ports = _surroundings(settings, database, doorbell, url, opened)
+            notifier = _RestartingNotifier(server, notifier)
+        machine, ports = _surroundings(settings, database, notifier, url, opened)
         worker_id = ids.new("worker", machine.clock.now())
         worker = Worker(
             worker_id,
@@ -193,7 +193,7 @@ def start_worker(
             slots=slots,
             burst=burst,
             only=only,
-            wake_ups=lambda handle, on_slot_free: WakeUpWorker(
+            queue_side=lambda handle, on_slot_free: QueueWorker(
                 connection, name=worker_id, slots=slots, handle=handle, on_slot_free=on_slot_free
             ),
         )
@@ -212,7 +212,7 @@ def _started(worker: Worker, machine: Machine) -> Worker:
 def _surroundings(
     settings: Settings,
     database: Database,
-    doorbell: Doorbell,
+    notifier: Notifier,
     queue_url: str,
     opened: ExitStack,
 ) -> tuple[Machine, Ports]:
@@ -246,7 +246,7 @@ def _surroundings(
         database=database,
         locks=locks,
         clock=clock,
-        doorbell=doorbell,
+        notifier=notifier,
         visible=workspaces.visible,
         quiet=lambda run_id: run_is_quiet(locks.folder, run_id),
         still_alive=tools.alive,
@@ -308,19 +308,19 @@ def _queue(settings: Settings, opened: ExitStack) -> tuple[str, EmbeddedServer |
     return server.url, server
 
 
-class _DoorbellOf:
-    """The doorbell of an embedded server, which is started again when it died."""
+class _RestartingNotifier:
+    """The notifier of an embedded server, which is started again when it died."""
 
-    def __init__(self, server: EmbeddedServer, doorbell: Doorbell) -> None:
+    def __init__(self, server: EmbeddedServer, notifier: Notifier) -> None:
         self._server = server
-        self._doorbell = doorbell
+        self._notifier = notifier
 
-    def ring(self, run_ids: Sequence[str]) -> None:
+    def notify(self, run_ids: Sequence[str]) -> None:
         try:
-            self._doorbell.ring(run_ids)
+            self._notifier.notify(run_ids)
         except UnreachableError:
             self._server.ensure()
-            self._doorbell.ring(run_ids)
+            self._notifier.notify(run_ids)
 
 
 def _models() -> Callable[[JobSpec], Model]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from runner.engine.process import HostLocks
 from runner.errors import UnreachableError
-from runner.ports import Clock, Doorbell
+from runner.ports import Clock, Notifier
 from runner.store import children, runs
 from runner.store import leases as losses
 from runner.store import leases as workers
@@ -93,11 +93,11 @@ OUTAGE_SECONDS = 5.0
 
 
 class Dispatcher:
-    """Passes once a second, and rings at once when a slot becomes free.
+    """Passes once a second, and notifies at once when a slot becomes free.
 
     Args:
         free_slots: how many more runs this worker could take now.
-        offer: runs a wake-up here without the queue; False when no slot is free.
+        offer: runs a queue message here without the queue; False when no slot is free.
         visible: whether this worker sees a workspace, by path and id.
         questions: attends to calls that wait for an answer.
     """
@@ -105,7 +105,7 @@ class Dispatcher:
     def __init__(
         self,
         database: Database,
-        doorbell: Doorbell,
+        notifier: Notifier,
         locks: HostLocks,
         clock: Clock,
         worker_id: str,
@@ -116,7 +116,7 @@ class Dispatcher:
         questions: Questions,
     ) -> None:
         self._database = database
-        self._doorbell = doorbell
+        self._notifier = notifier
         self._locks = locks
         self._clock = clock
         self._worker_id = worker_id
@@ -131,7 +131,7 @@ class Dispatcher:
         self._reaps_expired_from = clock.monotonic() + OUTAGE_SECONDS
 
     def poke(self) -> None:
-        """A slot is free: ring at once."""
+        """A slot is free: notify at once."""
         self._poked.set()
 
     def run(self, stopping: threading.Event) -> None:
@@ -140,7 +140,7 @@ class Dispatcher:
             self._poked.clear()
             try:
                 if self._clock.monotonic() - self._last_good < PASS_SECONDS:
-                    self._ring()
+                    self._notify()
                 else:
                     self.dispatch()
             except UnreachableError as error:
@@ -156,7 +156,7 @@ class Dispatcher:
         self._questions.attend()
         self._budget_waits.wake_overdue(self._clock.now())
         children.attend(self._database, self._clock.now())
-        self._ring()
+        self._notify()
         self._last_good = self._clock.monotonic()
 
     def _check_for_outage(self) -> None:
@@ -212,13 +212,13 @@ class Dispatcher:
                 for run_id in found:
                     self._offer(run_id)
 
-    def _ring(self) -> None:
+    def _notify(self) -> None:
         most = 2 * self._free_slots()
-        run_ids = runs.ring_due(self._database, most, self._clock.now()) if most > 0 else []
+        run_ids = runs.due_to_notify(self._database, most, self._clock.now()) if most > 0 else []
         if not run_ids:
             return
         try:
-            self._doorbell.ring(run_ids)
+            self._notifier.notify(run_ids)
         except UnreachableError as error:
             logger.warning("working without the queue: %s", error)
             left = [run_id for run_id in run_ids if not self._offer(run_id)]

@@ -18,7 +18,7 @@ from runner.engine.dispatcher import Dispatcher, Questions
 from runner.engine.indexer import Indexer
 from runner.engine.process import HostLocks
 from runner.errors import Interrupted, LeaseLost, UnreachableError
-from runner.ports import Doorbell, Index, Interrupt
+from runner.ports import Notifier, Index, Interrupt
 from runner.store import leases, runs
 from runner.store.database import Database
 from runner.store.leases import DatabaseClock
@@ -34,8 +34,8 @@ INDEX_SECONDS = 5.0
 QUIET_SECONDS = 0.2
 
 
-class WakeUps(Protocol):
-    """The queue's side of a worker (``runner.queue.worker.WakeUpWorker``)."""
+class QueueSide(Protocol):
+    """The queue's side of a worker (``runner.queue.worker.QueueWorker``)."""
 
     @property
     def free_slots(self) -> int: ...
@@ -58,7 +58,7 @@ class Machine:
     database: Database
     locks: HostLocks
     clock: DatabaseClock
-    doorbell: Doorbell
+    notifier: Notifier
     visible: Callable[[Path, str], bool]
     quiet: Callable[[str], bool]
     still_alive: Callable[[], None]
@@ -80,7 +80,7 @@ class Worker:
     """Works runs, ``slots`` at once, from ``start`` until it has drained.
 
     Args:
-        wake_ups: makes the queue's side, given what to do with a run id and whom to tell that a slot
+        queue_side: makes the queue's side, given what to do with a run id and whom to tell that a slot
             is free.
         burst: drain when nothing is due and nothing runs.
         only: work this one run, without the queue, and end.
@@ -93,7 +93,7 @@ class Worker:
         ports: Ports,
         *,
         slots: int,
-        wake_ups: Callable[[Callable[[str], None], Callable[[], None]], WakeUps],
+        queue_side: Callable[[Callable[[str], None], Callable[[], None]], QueueSide],
         burst: bool = False,
         only: str | None = None,
     ) -> None:
@@ -109,16 +109,16 @@ class Worker:
         self._renewing = threading.Lock()
         self._renewed_at = machine.clock.monotonic()
         self._ended = threading.Event()
-        self._wake_ups = wake_ups(self._handle, self._slot_is_free)
+        self._queue_side = queue_side(self._handle, self._slot_is_free)
         self._questions = Questions(machine.database, machine.clock, machine.tell)
         self._dispatcher = Dispatcher(
             machine.database,
-            machine.doorbell,
+            machine.notifier,
             machine.locks,
             machine.clock,
             worker_id,
-            free_slots=lambda: self._wake_ups.free_slots,
-            offer=self._wake_ups.offer,
+            free_slots=lambda: self._queue_side.free_slots,
+            offer=self._queue_side.offer,
             visible=machine.visible,
             questions=self._questions,
         )
@@ -180,12 +180,12 @@ class Worker:
             if self._only is not None:
                 working = self._thread("only", lambda: self._work_only(self._only or ""))
             else:
-                working = self._thread("queue", self._wake_ups.run)
+                working = self._thread("queue", self._queue_side.run)
                 dispatch = self._thread("dispatcher", lambda: self._dispatcher.run(stopping))
                 indexer = Indexer(self._machine.index)
                 index = self._thread("indexer", lambda: indexer.run(stopping))
             stopping.wait()
-            self._wake_ups.stop()
+            self._queue_side.stop()
             self._dispatcher.poke()
             working.join(DRAIN_SECONDS)
             for held in list(self._held.values()):
@@ -285,10 +285,10 @@ class Worker:
             self._machine.database, self._machine.clock.now()
         )
 
-    # --- one wake-up ------------------------------------------------------------------------------
+    # --- one queue message ------------------------------------------------------------------------------
 
     def _handle(self, run_id: str) -> None:
-        """What a wake-up asks for: nothing, when the run is not due or someone has it."""
+        """What a queue message asks for: nothing, when the run is not due or someone has it."""
         machine = self._machine
         try:
             run = runs.look_at(machine.database, run_id, machine.clock.now())
@@ -323,7 +323,7 @@ class Worker:
         machine = self._machine
         held = _Held(run.attempt + 1, Interrupt(self._may_act))
         if self._held.setdefault(run.id, held) is not held:
-            # Its last attempt here is on its way out, or another wake-up was faster.
+            # Its last attempt here is on its way out, or another queue message was faster.
             runs.postpone(machine.database, run, machine.clock.now() + QUIET_SECONDS)
             return
         try:

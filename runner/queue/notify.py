@@ -17,10 +17,10 @@ from runner.queue.connection import connect_impatiently
 
 QUEUE_NAME = "runner"
 
-FUNCTION_NAME = "runner.wake_up"
-"""What RQ is told to call. It does not exist: only Runner's own worker takes wake-ups, and it calls
-nothing that is named in Redis. A stock RQ worker on this queue fails the wake-up, and the
-dispatcher rings again."""
+FUNCTION_NAME = "runner.notify_run"
+"""What RQ is told to call. It does not exist: only Runner's own worker takes queue messages, and it calls
+nothing that is named in Redis. A stock RQ worker on this queue fails the queue message, and the
+dispatcher notifies again."""
 
 _RUN_ID = re.compile(rf"run_[0-9a-z]{{26}}(\.[0-9]{{1,4}}){{0,{DEEPEST}}}", re.ASCII)
 _LONGEST_DATA = 4096
@@ -46,14 +46,14 @@ def read_run_id(data: bytes) -> str:
         _function, _instance, arguments, _keywords = json.loads(plain)
         run_id = arguments[0]
     except (zlib.error, ValueError, TypeError, LookupError, RecursionError) as error:
-        raise ValueError(f"not a wake-up ({type(error).__name__}: {error})") from error
+        raise ValueError(f"not a queue message ({type(error).__name__}: {error})") from error
     if not is_run_id(run_id):
-        raise ValueError("not a wake-up (its argument is not a run id)")
+        raise ValueError("not a queue message (its argument is not a run id)")
     return str(run_id)
 
 
 UNTAKEN_SECONDS = 3600
-"""A wake-up that nobody takes goes away; the dispatcher has rung again long before."""
+"""A queue message that nobody takes goes away; the dispatcher has sent another long before."""
 
 FAILED_SECONDS = 600
 
@@ -61,30 +61,30 @@ ANSWER_SECONDS = 1.0
 """How long Redis may take for it; one that hangs must not hold up the dispatcher's pass."""
 
 
-class RqDoorbell:
-    """``runner.ports.Doorbell`` over RQ.
+class RqNotifier:
+    """``runner.ports.Notifier`` over RQ.
 
-    Each ring makes RQ jobs with fresh ids: ``unique=True`` would refuse a run for as long as RQ
-    remembers an earlier wake-up of it.
+    Each notification makes RQ jobs with fresh ids: ``unique=True`` would refuse a run for as long as RQ
+    remembers an earlier queue message of it.
 
     Args:
-        connection: says which server; the doorbell opens a connection of its own to it.
+        connection: says which server; the notifier opens a connection of its own to it.
     """
 
     def __init__(self, connection: redis.Redis, queue_name: str = QUEUE_NAME) -> None:
         impatient = connect_impatiently(connection, ANSWER_SECONDS)
         self._queue = Queue(queue_name, connection=impatient, serializer=JSONSerializer)
 
-    def ring(self, run_ids: Sequence[str]) -> None:
-        """Put a wake-up for each run in the queue, in one round trip. It is tried once:
-        the dispatcher, which has leases to look after, must not wait here, and rings again.
+    def notify(self, run_ids: Sequence[str]) -> None:
+        """Put a queue message for each run in the queue, in one round trip. It is tried once:
+        the dispatcher, which has leases to look after, must not wait here, and notifies again.
 
         Raises:
             UnreachableError: Redis does not answer or refuses; the runs stay due.
         """
         if not run_ids:
             return
-        wake_ups = [
+        messages = [
             Queue.prepare_data(
                 FUNCTION_NAME,
                 args=(run_id,),
@@ -97,9 +97,9 @@ class RqDoorbell:
             for run_id in run_ids
         ]
         try:
-            self._queue.enqueue_many(wake_ups)
+            self._queue.enqueue_many(messages)
         except redis.RedisError as error:
             raise UnreachableError(
-                f"Redis takes no wake-ups ({error}); the runs stay due: check that it runs and"
+                f"Redis takes no queue messages ({error}); the runs stay due: check that it runs and"
                 " that RUNNER_REDIS_URL names it"
             ) from error

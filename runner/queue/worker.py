@@ -44,14 +44,14 @@ GATHER_SECONDS = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A wake-up was taken and its work began."""
+    """A queue message was taken and its work began."""
 
     job_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The work on a wake-up ended, after ``seconds``."""
+    """The work on a queue message ended, after ``seconds``."""
 
     job_id: str
     seconds: float
@@ -228,7 +228,7 @@ class Presence:
 
 LISTEN_SECONDS = 0.25
 """How long one pop waits in Redis, and so how long ``stop`` takes to be seen. Cutting the pop would
-be quicker, but may lose the wake-up that Redis hands out in that moment."""
+be quicker, but may lose the queue message that Redis hands out in that moment."""
 
 ANSWER_SECONDS = LISTEN_SECONDS + 2.0
 """How long Redis may take to answer at all, and so how long ``stop`` may take when it hangs."""
@@ -239,20 +239,20 @@ LONGEST_PAUSE_SECONDS = 2.0
 _JOB_ID = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 
 
-class WakeUpWorker:
+class QueueWorker:
     """An RQ worker of its own kind: N slots in one process, and it calls only ``handle``.
 
     RQ's loop forks or handles one job at a time, quits when Redis does not answer for long, and
     calls what the RQ job names. This one pops a job id, reads the run id in it and nothing else.
-    A wake-up that is lost between pop and handle is rung again by the dispatcher, so RQ's
+    A queue message that is lost between pop and handle is sent again by the dispatcher, so RQ's
     intermediate queue and its recovery are not used.
 
     Args:
         connection: says which server; the worker opens connections of its own to it.
         name: the worker's name in ``rq info``, unique among living workers.
-        slots: how many wake-ups run at once.
+        slots: how many queue messages run at once.
         handle: does the work for a run id, in a thread of the pool.
-        on_slot_free: called in that thread after each wake-up, when its slot is free again.
+        on_slot_free: called in that thread after each queue message, when its slot is free again.
     """
 
     def __init__(
@@ -271,7 +271,7 @@ class WakeUpWorker:
         self._handle = handle
         self._on_slot_free = on_slot_free
         self._presence = Presence(self._connection, name, queue_name)
-        self._pool = ThreadPoolExecutor(slots, thread_name_prefix="wake-up")
+        self._pool = ThreadPoolExecutor(slots, thread_name_prefix="queue message")
         # Re-entrant, so that a signal handler may call stop() in the thread that runs the loop.
         self._changed = threading.Condition(threading.RLock())
         self._busy = 0
@@ -279,12 +279,12 @@ class WakeUpWorker:
 
     @property
     def free_slots(self) -> int:
-        """How many more wake-ups could run now; 0 once it stops."""
+        """How many more queue messages could run now; 0 once it stops."""
         with self._changed:
             return 0 if self._stopping else self._slots - self._busy
 
     def run(self) -> None:
-        """Take wake-ups until ``stop``, then return when all handlers have ended.
+        """Take queue messages until ``stop``, then return when all handlers have ended.
 
         May run in any thread and installs no signal handlers. No trouble with Redis ends it.
         """
@@ -316,7 +316,7 @@ class WakeUpWorker:
             self._changed.notify_all()
 
     def offer(self, run_id: str) -> bool:
-        """Run a wake-up here at once, without the queue.
+        """Run a queue message here at once, without the queue.
 
         Returns:
             False when no slot is free or the worker stops; nothing was done then.
@@ -337,7 +337,7 @@ class WakeUpWorker:
                 self._changed.wait(seconds)
 
     def _take_one(self) -> None:
-        """Pop and start one wake-up, or none when none comes within ``LISTEN_SECONDS``."""
+        """Pop and start one queue message, or none when none comes within ``LISTEN_SECONDS``."""
         popped = self._connection.blpop([self._queue_key], timeout=LISTEN_SECONDS)
         if popped is None:
             return
@@ -356,15 +356,15 @@ class WakeUpWorker:
         """The RQ job's id and its run id; no run id when the RQ job is gone.
 
         Raises:
-            ValueError: it is no wake-up.
+            ValueError: it is no queue message.
         """
         job_id = raw_id.decode("ascii", errors="replace")
         if _JOB_ID.fullmatch(job_id) is None:
-            raise ValueError("not a wake-up: its id is not one of RQ's")
+            raise ValueError("not a queue message: its id is not one of RQ's")
         try:
             data = self._connection.hget(_job_key(raw_id), "data")
         except redis.ResponseError as error:
-            raise ValueError(f"not a wake-up: {error}") from error
+            raise ValueError(f"not a queue message: {error}") from error
         if data is None:
             return job_id, None
         return job_id, read_run_id(cast(bytes, data))
@@ -378,7 +378,7 @@ class WakeUpWorker:
             return True
 
     def _work(self, run_id: str, job_id: str | None) -> None:
-        """Handle one wake-up; a failure is logged and told to RQ, and costs nothing else."""
+        """Handle one queue message; a failure is logged and told to RQ, and costs nothing else."""
         began = time.monotonic()
         failed = True
         if job_id is not None:
@@ -388,7 +388,7 @@ class WakeUpWorker:
             failed = False
         except BaseException:
             # Also SystemExit and the like: nobody reads this thread's future, so it would be lost.
-            log.exception("the wake-up of %s failed", run_id)
+            log.exception("the queue message of %s failed", run_id)
         finally:
             if job_id is not None:
                 self._presence.tell(Ended(job_id, time.monotonic() - began, failed))
@@ -403,7 +403,7 @@ class WakeUpWorker:
         try:
             self._on_slot_free()
         except Exception:
-            # The listener is not part of the wake-up, which has ended.
+            # The listener is not part of the queue message, which has ended.
             log.exception("the listener for free slots failed")
 
 

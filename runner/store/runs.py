@@ -30,7 +30,7 @@ from runner.store.database import Database
 from runner.store.statements import Writes, execute
 from runner.store.tables import events, runs, workers
 
-RING_AGAIN_SECONDS = 15.0
+NOTIFY_AGAIN_SECONDS = 15.0
 LOST_LEASES_BEFORE_ALONE = 3
 # Why a run is queued that goes on when another run of its job has.
 WAITS_FOR_SIBLINGS = ("budget", "warming")
@@ -269,7 +269,7 @@ _DUE = (
 # Apart from the update: as a part of it Postgres may look for them anew for each row, and so take more
 # than ``most`` (https://www.postgresql.org/docs/current/queries-with.html).
 _TAKEN = _DUE.with_for_update(skip_locked=True).cte("taken")
-_RING = (
+_DUE_TO_NOTIFY = (
     update(runs)
     .where(runs.c.id.in_(select(_TAKEN.c.id)))
     .values(rung_at=bindparam("now"))
@@ -277,17 +277,17 @@ _RING = (
 )
 
 
-def ring_due(database: Database, most: int, now: float) -> list[str]:
-    """The ids of due runs to ring for, at most ``most``, oldest first, stamped as rung."""
-    values = {"most": most, "now": now, "rung_before": now - RING_AGAIN_SECONDS}
+def due_to_notify(database: Database, most: int, now: float) -> list[str]:
+    """The ids of at most ``most`` due runs to notify of, oldest first; each is stamped as notified."""
+    values = {"most": most, "now": now, "rung_before": now - NOTIFY_AGAIN_SECONDS}
     if not database.find(_DUE, values):
         return []
-    rung = database.write(lambda connection: execute(connection, _RING, values))
-    return [run.id for run in sorted(rung, key=lambda run: (run.due_at, run.id))]
+    notified = database.write(lambda connection: execute(connection, _DUE_TO_NOTIFY, values))
+    return [run.id for run in sorted(notified, key=lambda run: (run.due_at, run.id))]
 
 
 def unring(database: Database, run_ids: Sequence[str]) -> None:
-    """The bell could not be rung: they are to be rung for at the next pass."""
+    """The queue could not be notified: the next pass takes these runs again."""
     database.write(
         lambda connection: connection.execute(
             update(runs)

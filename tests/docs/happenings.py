@@ -131,7 +131,7 @@ def begin_again(database: Database) -> None:
 def lose_the_workspace(database: Database) -> None:
     spec = replace(SPEC, workspace=Workspace("/src"))
     job_id = jobs.submit(database, submission(spec=spec), NOW, None, "ws_1")
-    due = [runs.look_at(database, run_id, NOW) for run_id in runs.ring_due(database, 9, NOW)]
+    due = [runs.look_at(database, run_id, NOW) for run_id in runs.due_to_notify(database, 9, NOW)]
     (run,) = [one for one in due if one and run_row(database, one.id).job_id == job_id]
     runs.wait_for_workspace(database, run, NOW)
     assert runs.workspace_found(database, "/src", "ws_1", 9, NOW) == [run.id]

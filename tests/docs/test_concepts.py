@@ -141,7 +141,7 @@ def test_the_numbers_are_those_of_the_code() -> None:
         ("which it does every 5", 5, worker.RENEW_SECONDS),
         ("at their next look, once a second", 1, dispatcher.PASS_SECONDS),
         ("for over 5 seconds (an outage", 5, dispatcher.OUTAGE_SECONDS),
-        ("notifies again after 15 seconds", 15, runs.RING_AGAIN_SECONDS),
+        ("notifies again after 15 seconds", 15, runs.NOTIFY_AGAIN_SECONDS),
         ("renewed its leases for 10 seconds", 10, WATCHDOG_SECONDS),
         ("cut by the ten seconds of a shutdown", 10, worker.DRAIN_SECONDS),
         ("held by three workers in a row", 3, runs.LOST_LEASES_BEFORE_ALONE),

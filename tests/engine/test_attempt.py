@@ -61,7 +61,7 @@ def claimed(database: Database, spec: JobSpec, workspace_id: str = "ws_1") -> Le
 
 def claim(database: Database) -> Lease:
     """The only run, which is due, held by this test."""
-    (run_id,) = runs.ring_due(database, 9, time.time())
+    (run_id,) = runs.due_to_notify(database, 9, time.time())
     run = runs.look_at(database, run_id, time.time())
     assert run is not None
     lease = runs.claim(database, run, "worker_a", time.time())

@@ -1,4 +1,4 @@
-"""The dispatcher over a real database: whom it rings for, and whose runs it takes."""
+"""The dispatcher over a real database: which runs it notifies of, and whose runs it takes."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ class Time:
 
 
 class Bell:
-    """Notes for whom it was rung; ``broken`` makes it as unreachable as a queue can be."""
+    """Records the runs it was notified of; ``broken`` makes it as unreachable as a queue can be."""
 
     def __init__(self) -> None:
-        self.rung: list[str] = []
+        self.notified: list[str] = []
         self.broken = False
 
-    def ring(self, run_ids: Sequence[str]) -> None:
+    def notify(self, run_ids: Sequence[str]) -> None:
         if self.broken:
             raise UnreachableError("the queue does not answer")
-        self.rung += run_ids
+        self.notified += run_ids
 
 
 class Post:
@@ -60,7 +60,7 @@ class Post:
         self.database = database
         self.time = Time()
         self.time.seconds = now
-        self.bell = Bell()
+        self.notifier = Bell()
         self.locks = HostLocks(folder)
         self.slots = 2
         self.offered: list[str] = []
@@ -69,7 +69,7 @@ class Post:
         self.register(worker_id, self.locks.host_id)
         self.dispatcher = Dispatcher(
             database,
-            self.bell,
+            self.notifier,
             self.locks,
             self.time,
             worker_id,
@@ -121,30 +121,30 @@ def post(database: Database, tmp_path: Path) -> Post:
     return Post(database, tmp_path / "locks")
 
 
-def test_it_rings_at_most_twice_the_free_slots_and_for_nobody_twice(post: Post) -> None:
+def test_it_notifies_at_most_twice_the_free_slots_and_for_nobody_twice(post: Post) -> None:
     jobs.submit(post.database, submission(*"abcdef"), NOW)
     post.pass_at(0)
-    assert len(post.bell.rung) == 4
+    assert len(post.notifier.notified) == 4
     post.pass_at(1)
-    assert len(post.bell.rung) == len(set(post.bell.rung)) == 6
+    assert len(post.notifier.notified) == len(set(post.notifier.notified)) == 6
 
 
-def test_a_lost_wake_up_is_rung_again(post: Post) -> None:
+def test_a_lost_queue_message_is_sent_again(post: Post) -> None:
     jobs.submit(post.database, submission("a"), NOW)
     for seconds in range(17):
         post.pass_at(seconds)
-    assert len(post.bell.rung) == 2
+    assert len(post.notifier.notified) == 2
 
 
 def test_without_the_queue_runs_are_worked_here(post: Post) -> None:
     jobs.submit(post.database, submission(*"abc"), NOW)
-    post.bell.broken = True
+    post.notifier.broken = True
     post.pass_at(0)
     assert len(post.offered) == 2
-    post.bell.broken = False
+    post.notifier.broken = False
     post.offered.clear()
     post.pass_at(1)
-    assert len(post.bell.rung) == 1, "the third was not stamped as rung for"
+    assert len(post.notifier.notified) == 1, "the third was not stamped as notified"
 
 
 def test_an_expired_lease_is_taken_by_any_host(post: Post) -> None:
@@ -206,7 +206,7 @@ def test_a_living_neighbours_runs_are_left_alone(post: Post) -> None:
 def test_only_a_worker_that_sees_the_workspace_takes_its_run_up(post: Post) -> None:
     spec = replace(SPEC, workspace=Workspace("/somewhere"))
     jobs.submit(post.database, submission("a", spec=spec), NOW, None, "ws_1")
-    (run_id,) = runs.ring_due(post.database, 9, NOW)
+    (run_id,) = runs.due_to_notify(post.database, 9, NOW)
     run = runs.look_at(post.database, run_id, NOW)
     assert run is not None
     runs.wait_for_workspace(post.database, run, NOW)
@@ -214,7 +214,7 @@ def test_only_a_worker_that_sees_the_workspace_takes_its_run_up(post: Post) -> N
     assert (post.state(run_id), post.offered) == ("waiting", [])
     post.seen.add(run.workspace_id or "")
     post.pass_at(2)
-    assert (post.state(run_id), post.offered, post.bell.rung) == ("queued", [run_id], [])
+    assert (post.state(run_id), post.offered, post.notifier.notified) == ("queued", [run_id], [])
 
 
 def test_a_run_that_waits_for_its_budget_is_queued_to_end_at_its_deadline(post: Post) -> None:
@@ -226,10 +226,10 @@ def test_a_run_that_waits_for_its_budget_is_queued_to_end_at_its_deadline(post: 
     assert post.state(run_id) == "waiting"
     post.pass_at(61)
     assert post.state(run_id) == "queued"
-    assert run_id in post.bell.rung
+    assert run_id in post.notifier.notified
 
 
-def test_a_pass_rings_for_a_parent_whose_children_have_ended_unseen(
+def test_a_pass_notifies_of_a_parent_whose_children_have_ended_unseen(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who ended the last of them died before it could wake the parent."""
@@ -239,7 +239,7 @@ def test_a_pass_rings_for_a_parent_whose_children_have_ended_unseen(
         end(database, f"{parent}.1")
     post = Post(database, tmp_path)
     post.dispatcher.dispatch()
-    assert post.bell.rung == [parent]
+    assert post.notifier.notified == [parent]
 
 
 def test_a_pass_cancels_what_a_run_that_has_failed_had_started(

@@ -58,7 +58,7 @@ def test_a_late_question_expires_and_its_run_is_rung_for(post: Post) -> None:
     assert (post.state(run_id), answers(post.database, [asked])) == ("waiting", [None])
     post.pass_at(10)
     assert answers(post.database, [asked]) == ["expired"]
-    assert (post.state(run_id), post.bell.rung) == ("queued", [run_id])
+    assert (post.state(run_id), post.notifier.notified) == ("queued", [run_id])
     post.pass_at(11)
     assert len(answer_events(post.database, run_id)) == 1
 
@@ -85,7 +85,7 @@ def test_a_new_rule_answers_and_the_run_is_rung_for(post: Post) -> None:
     )
     post.pass_at(1)
     assert answers(post.database, asked) == ["approved", "denied"]
-    assert sorted(post.bell.rung) == [allowed, denied]
+    assert sorted(post.notifier.notified) == [allowed, denied]
 
 
 def test_a_question_of_a_rule_that_was_revoked_is_answered_by_what_is_left(post: Post) -> None:

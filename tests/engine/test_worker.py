@@ -53,7 +53,9 @@ def row(store: Database, run_id: str) -> Any:
     return store.read(lambda connection: connection.execute(query).one())
 
 
-def test_a_second_wake_up_of_a_run_leaves_the_first_alone(worker: Worker, store: Database) -> None:
+def test_a_second_queue_message_of_a_run_leaves_the_first_alone(
+    worker: Worker, store: Database
+) -> None:
     spec = scripted({"text": "Done."})
     job_id = jobs.submit(store, submission("one", spec=spec), time.time() + 3600)
     query = select(run_table.c.id).where(run_table.c.job_id == job_id)
@@ -75,7 +77,7 @@ def test_a_second_wake_up_of_a_run_leaves_the_first_alone(worker: Worker, store:
 def test_a_run_that_no_thread_works_on_is_given_back(worker: Worker, store: Database) -> None:
     spec = scripted({"text": "Done."})
     jobs.submit(store, submission("one", spec=spec), time.time() + 3600)
-    (run_id,) = runs.ring_due(store, 9, time.time() + 7200)
+    (run_id,) = runs.due_to_notify(store, 9, time.time() + 7200)
     run = runs.look_at(store, run_id, time.time() + 7200)
     assert run is not None
     assert runs.claim(store, run, worker.id, time.time() + 7200) is not None

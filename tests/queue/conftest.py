@@ -1,4 +1,4 @@
-"""A real server to ring at, which tests may kill, freeze and start again on the same socket."""
+"""A real server, which tests may kill, freeze and start again on the same socket."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ import redis
 
 from runner.queue.connection import connect, connect_impatiently
 from runner.queue.embedded import server_binary
-from runner.queue.notify import RqDoorbell
-from runner.queue.worker import WakeUpWorker
+from runner.queue.notify import RqNotifier
+from runner.queue.worker import QueueWorker
 
 RUN_IDS = [f"run_{number:026d}" for number in range(1000)]
 QUEUE_KEY = "rq:queue:runner"
@@ -101,12 +101,12 @@ def connection(server: Server) -> Iterator[redis.Redis]:
 
 
 @pytest.fixture
-def doorbell(connection: redis.Redis) -> RqDoorbell:
-    return RqDoorbell(connection)
+def notifier(connection: redis.Redis) -> RqNotifier:
+    return RqNotifier(connection)
 
 
 class Handler:
-    """Records what it is given, and holds each wake-up until it is told to let go."""
+    """Records what it is given, and holds each queue message until it is told to let go."""
 
     def __init__(self, *, held: bool = False) -> None:
         self._lock = threading.Lock()
@@ -139,9 +139,9 @@ def working(
     *,
     slots: int = 4,
     on_slot_free: Callable[[], None] | None = None,
-) -> Iterator[WakeUpWorker]:
+) -> Iterator[QueueWorker]:
     """A worker in a thread, stopped at the end of the block."""
-    worker = WakeUpWorker(
+    worker = QueueWorker(
         connection, name="tested", slots=slots, handle=handler, on_slot_free=on_slot_free
     )
     thread = threading.Thread(target=worker.run)

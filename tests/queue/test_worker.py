@@ -15,23 +15,23 @@ from rq.executions import Execution
 from rq.registry import StartedJobRegistry
 from rq.serializers import JSONSerializer
 
-from runner.queue.notify import RqDoorbell
-from runner.queue.worker import Begun, Ended, Presence, WakeUpWorker
+from runner.queue.notify import RqNotifier
+from runner.queue.worker import Begun, Ended, Presence, QueueWorker
 from tests.queue.conftest import QUEUE_KEY, RUN_IDS, Handler, Server, until, working
 
 
-def test_every_rung_run_is_handled_once(connection: redis.Redis, doorbell: RqDoorbell) -> None:
+def test_every_notified_run_is_handled_once(connection: redis.Redis, notifier: RqNotifier) -> None:
     handler = Handler()
     with working(connection, handler):
-        doorbell.ring(RUN_IDS[:100])
-        doorbell.ring(RUN_IDS[100:200])
+        notifier.notify(RUN_IDS[:100])
+        notifier.notify(RUN_IDS[100:200])
         until(lambda: len(handler.ended) == 200)
     assert Counter(handler.ended) == Counter(RUN_IDS[:200])
 
 
-def test_all_slots_work_at_once_and_no_more(connection: redis.Redis, doorbell: RqDoorbell) -> None:
+def test_all_slots_work_at_once_and_no_more(connection: redis.Redis, notifier: RqNotifier) -> None:
     handler = Handler(held=True)
-    doorbell.ring(RUN_IDS[:100])
+    notifier.notify(RUN_IDS[:100])
     with working(connection, handler, slots=64) as worker:
         until(lambda: handler.at_once == 64)
         assert worker.free_slots == 0
@@ -41,10 +41,10 @@ def test_all_slots_work_at_once_and_no_more(connection: redis.Redis, doorbell: R
 
 
 def test_nothing_is_popped_without_a_free_slot(
-    connection: redis.Redis, doorbell: RqDoorbell
+    connection: redis.Redis, notifier: RqNotifier
 ) -> None:
     handler = Handler(held=True)
-    doorbell.ring(RUN_IDS[:10])
+    notifier.notify(RUN_IDS[:10])
     with working(connection, handler, slots=3) as worker:
         until(lambda: handler.at_once == 3)
         # The worker tells RQ that it is busy after it looked for a slot again.
@@ -55,25 +55,25 @@ def test_nothing_is_popped_without_a_free_slot(
     assert sorted(handler.ended) == sorted(handler.begun)
 
 
-def test_nothing_is_left_in_redis_of_a_wake_up_that_ended(
-    connection: redis.Redis, doorbell: RqDoorbell
+def test_nothing_is_left_in_redis_of_a_queue_message_that_ended(
+    connection: redis.Redis, notifier: RqNotifier
 ) -> None:
     handler = Handler()
     with working(connection, handler):
-        doorbell.ring(RUN_IDS[:20])
+        notifier.notify(RUN_IDS[:20])
         until(lambda: len(handler.ended) == 20)
     assert set(connection.keys()) <= {b"rq:queues", b"rq:worker:tested"}
 
 
-def test_a_wake_up_taken_by_an_offer_in_between_goes_back_to_the_queue(
-    connection: redis.Redis, doorbell: RqDoorbell
+def test_a_queue_message_taken_by_an_offer_in_between_goes_back_to_the_queue(
+    connection: redis.Redis, notifier: RqNotifier
 ) -> None:
     handler = Handler(held=True)
     with working(connection, handler, slots=1) as worker:
         until(lambda: bool(connection.client_list(_type="normal")))
         until(lambda: blocked_clients(connection) == 1)
         assert worker.offer(RUN_IDS[0])
-        doorbell.ring([RUN_IDS[1]])
+        notifier.notify([RUN_IDS[1]])
         assert not worker.offer(RUN_IDS[2])
         until(lambda: blocked_clients(connection) == 0)
         until(lambda: connection.llen(QUEUE_KEY) == 1)
@@ -98,7 +98,7 @@ def test_an_offer_needs_no_redis(server: Server, connection: redis.Redis) -> Non
 
 
 def test_the_listener_hears_of_a_slot_when_it_is_free(
-    connection: redis.Redis, doorbell: RqDoorbell
+    connection: redis.Redis, notifier: RqNotifier
 ) -> None:
     seen: list[int] = []
 
@@ -107,7 +107,7 @@ def test_the_listener_hears_of_a_slot_when_it_is_free(
         raise RuntimeError("the listener is broken")
 
     with working(connection, Handler(), slots=1, on_slot_free=listen) as worker:
-        doorbell.ring(RUN_IDS[:3])
+        notifier.notify(RUN_IDS[:3])
         until(lambda: len(seen) == 3)
     assert seen == [1, 1, 1]
 
@@ -115,7 +115,7 @@ def test_the_listener_hears_of_a_slot_when_it_is_free(
 @pytest.mark.parametrize("failure", [ValueError("no"), SystemExit(3), KeyboardInterrupt()])
 def test_a_handler_that_fails_costs_neither_the_worker_nor_a_slot(
     connection: redis.Redis,
-    doorbell: RqDoorbell,
+    notifier: RqNotifier,
     failure: BaseException,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -127,10 +127,10 @@ def test_a_handler_that_fails_costs_neither_the_worker_nor_a_slot(
             raise failure
 
     with working(connection, handle, slots=1):
-        doorbell.ring(RUN_IDS[:5])
+        notifier.notify(RUN_IDS[:5])
         until(lambda: len(handled) == 5)
     assert handled == RUN_IDS[:5]
-    assert f"the wake-up of {RUN_IDS[0]} failed" in caplog.text
+    assert f"the queue message of {RUN_IDS[0]} failed" in caplog.text
     assert connection.hget("rq:worker:tested", "failed_job_count") == b"3"
     assert connection.hget("rq:worker:tested", "successful_job_count") == b"2"
     assert set(connection.keys()) <= {b"rq:queues", b"rq:worker:tested"}
@@ -142,16 +142,16 @@ def test_stop_ends_a_worker_that_waits_in_the_queue(connection: redis.Redis) -> 
 
 
 def test_stop_takes_nothing_new_and_waits_for_what_is_in_hand(
-    connection: redis.Redis, doorbell: RqDoorbell
+    connection: redis.Redis, notifier: RqNotifier
 ) -> None:
     handler = Handler(held=True)
-    worker = WakeUpWorker(connection, name="tested", slots=2, handle=handler)
+    worker = QueueWorker(connection, name="tested", slots=2, handle=handler)
     thread = threading.Thread(target=worker.run)
     thread.start()
-    doorbell.ring([RUN_IDS[0]])
+    notifier.notify([RUN_IDS[0]])
     until(lambda: handler.begun == [RUN_IDS[0]])
     worker.stop()
-    doorbell.ring([RUN_IDS[1]])
+    notifier.notify([RUN_IDS[1]])
     until(lambda: blocked_clients(connection) == 0)
     assert thread.is_alive()
     handler.let_go()
@@ -164,8 +164,8 @@ def test_stop_takes_nothing_new_and_waits_for_what_is_in_hand(
 IN_MAIN_THREAD = """
 import signal, sys
 from runner.queue.connection import connect
-from runner.queue.worker import WakeUpWorker
-worker = WakeUpWorker(connect(sys.argv[1]), name="main", slots=1, handle=print)
+from runner.queue.worker import QueueWorker
+worker = QueueWorker(connect(sys.argv[1]), name="main", slots=1, handle=print)
 signal.signal(signal.SIGTERM, lambda *_: worker.stop())
 print("ready", flush=True)
 worker.run()
@@ -218,27 +218,27 @@ def test_stop_works_while_redis_hangs(server: Server, connection: redis.Redis) -
 
 
 def test_a_worker_started_while_redis_is_away_works_when_it_comes(
-    server: Server, connection: redis.Redis, doorbell: RqDoorbell
+    server: Server, connection: redis.Redis, notifier: RqNotifier
 ) -> None:
     server.kill()
     handler = Handler()
     with working(connection, handler):
         server.start()
-        doorbell.ring(RUN_IDS[:2])
+        notifier.notify(RUN_IDS[:2])
         until(lambda: len(handler.ended) == 2)
 
 
 @pytest.mark.usefixtures("quick_heartbeat")
 def test_work_goes_on_when_redis_was_killed_and_came_back(
-    server: Server, connection: redis.Redis, doorbell: RqDoorbell
+    server: Server, connection: redis.Redis, notifier: RqNotifier
 ) -> None:
     handler = Handler(held=True)
     with working(connection, handler, slots=4) as worker:
-        doorbell.ring(RUN_IDS[:2])
+        notifier.notify(RUN_IDS[:2])
         until(lambda: handler.at_once == 2)
         server.kill()
         server.start()
-        doorbell.ring(RUN_IDS[2:4])
+        notifier.notify(RUN_IDS[2:4])
         until(lambda: handler.at_once == 4)
         handler.let_go()
         until(lambda: len(handler.ended) == 4)
@@ -247,7 +247,7 @@ def test_work_goes_on_when_redis_was_killed_and_came_back(
 
 
 def test_work_goes_on_when_redis_hung_for_longer_than_its_answer_may_take(
-    server: Server, connection: redis.Redis, doorbell: RqDoorbell, caplog: pytest.LogCaptureFixture
+    server: Server, connection: redis.Redis, notifier: RqNotifier, caplog: pytest.LogCaptureFixture
 ) -> None:
     handler = Handler()
     with working(connection, handler):
@@ -255,7 +255,7 @@ def test_work_goes_on_when_redis_hung_for_longer_than_its_answer_may_take(
         server.freeze()
         until(lambda: "the queue does not answer" in caplog.text)
         server.thaw()
-        doorbell.ring(RUN_IDS[:2])
+        notifier.notify(RUN_IDS[:2])
         until(lambda: len(handler.ended) == 2)
 
 
@@ -266,15 +266,15 @@ def quick_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("quick_heartbeat")
 def test_a_worker_registers_again_after_flushall(
-    connection: redis.Redis, doorbell: RqDoorbell
+    connection: redis.Redis, notifier: RqNotifier
 ) -> None:
     handler = Handler(held=True)
     with working(connection, handler, slots=2):
-        doorbell.ring([RUN_IDS[0]])
+        notifier.notify([RUN_IDS[0]])
         until(lambda: connection.exists("rq:workers") == 1 and handler.at_once == 1)
         connection.flushall()
         until(lambda: worker_names(connection) == ["tested"])
-        doorbell.ring([RUN_IDS[1]])
+        notifier.notify([RUN_IDS[1]])
         until(lambda: handler.at_once == 2)
         handler.let_go()
         until(lambda: len(handler.ended) == 2)
@@ -284,10 +284,10 @@ def worker_names(connection: redis.Redis) -> list[str]:
     return [worker.name for worker in Worker.all(connection=connection)]
 
 
-def test_rq_sees_what_the_worker_does(connection: redis.Redis, doorbell: RqDoorbell) -> None:
+def test_rq_sees_what_the_worker_does(connection: redis.Redis, notifier: RqNotifier) -> None:
     handler = Handler(held=True)
     with working(connection, handler, slots=2):
-        doorbell.ring(RUN_IDS[:2])
+        notifier.notify(RUN_IDS[:2])
         registry = StartedJobRegistry("runner", connection, serializer=JSONSerializer)
         until(lambda: len(registry.get_job_and_execution_ids()) == 2)
         [seen] = Worker.all(connection=connection)
@@ -304,10 +304,10 @@ def test_rq_sees_what_the_worker_does(connection: redis.Redis, doorbell: RqDoorb
 
 
 @pytest.mark.usefixtures("quick_heartbeat")
-def test_living_executions_are_renewed(connection: redis.Redis, doorbell: RqDoorbell) -> None:
+def test_living_executions_are_renewed(connection: redis.Redis, notifier: RqNotifier) -> None:
     handler = Handler(held=True)
     with working(connection, handler):
-        doorbell.ring([RUN_IDS[0]])
+        notifier.notify([RUN_IDS[0]])
         until(lambda: len(connection.keys("rq:execution:*")) == 1)
         [key] = connection.keys("rq:execution:*")
         [job_key] = connection.keys("rq:job:*")
@@ -333,7 +333,7 @@ class Bomb:
 
 def test_poisoned_jobs_are_dropped_and_nothing_in_them_runs(
     connection: redis.Redis,
-    doorbell: RqDoorbell,
+    notifier: RqNotifier,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -345,11 +345,13 @@ def test_poisoned_jobs_are_dropped_and_nothing_in_them_runs(
         "os.mkdir", str(traces / "named-function")
     )
     poison(connection, "pickle", zlib.compress(pickle.dumps(Bomb(traces / "unpickled"))))
-    poison(connection, "plain", b'["runner.wake_up", null, ["' + RUN_IDS[9].encode() + b'"], {}]')
+    poison(
+        connection, "plain", b'["runner.notify_run", null, ["' + RUN_IDS[9].encode() + b'"], {}]'
+    )
     poison(connection, "inflating", zlib.compress(b" " * 50_000_000))
     poison(connection, "deep", zlib.compress(b"[" * 4000))
-    poison(connection, "short", zlib.compress(b'["runner.wake_up", null, [], {}]'))
-    poison(connection, "number", zlib.compress(b'["runner.wake_up", null, [1], {}]'))
+    poison(connection, "short", zlib.compress(b'["runner.notify_run", null, [], {}]'))
+    poison(connection, "number", zlib.compress(b'["runner.notify_run", null, [1], {}]'))
     poison(
         connection, "path", zlib.compress(b'["f", null, ["run_../../../../../../../etc/pw"], {}]')
     )
@@ -358,7 +360,7 @@ def test_poisoned_jobs_are_dropped_and_nothing_in_them_runs(
     connection.rpush(QUEUE_KEY, "string", "gone", "a:b", "x" * 10_000, b"\xff\xfe")
     handler = Handler()
     with working(connection, handler, slots=1):
-        doorbell.ring([RUN_IDS[0]])
+        notifier.notify([RUN_IDS[0]])
         until(lambda: handler.ended == [RUN_IDS[0]])
     assert handler.begun == [RUN_IDS[0]]
     assert list(traces.iterdir()) == []
@@ -366,7 +368,9 @@ def test_poisoned_jobs_are_dropped_and_nothing_in_them_runs(
     assert caplog.text.count("dropped RQ job") == 14
 
 
-def test_what_a_wake_up_names_is_never_called(connection: redis.Redis, tmp_path: Path) -> None:
+def test_what_a_queue_message_names_is_never_called(
+    connection: redis.Redis, tmp_path: Path
+) -> None:
     handler = Handler()
     queue = Queue("runner", connection=connection, serializer=JSONSerializer)
     queue.enqueue("os.system", RUN_IDS[0])
@@ -375,14 +379,14 @@ def test_what_a_wake_up_names_is_never_called(connection: redis.Redis, tmp_path:
 
 
 def test_a_queue_key_of_the_wrong_type_does_not_end_the_worker(
-    connection: redis.Redis, doorbell: RqDoorbell, caplog: pytest.LogCaptureFixture
+    connection: redis.Redis, notifier: RqNotifier, caplog: pytest.LogCaptureFixture
 ) -> None:
     handler = Handler()
     connection.set(QUEUE_KEY, "not a list")
     with working(connection, handler):
         until(lambda: "the queue does not answer" in caplog.text)
         connection.delete(QUEUE_KEY)
-        doorbell.ring([RUN_IDS[0]])
+        notifier.notify([RUN_IDS[0]])
         until(lambda: handler.ended == [RUN_IDS[0]])
 
 

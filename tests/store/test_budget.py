@@ -117,7 +117,7 @@ def test_raised_budget_wakes_the_runs_that_wait_for_it(database: Database) -> No
         },
     )
     assert run_row(database, third).event_count == 1
-    assert runs.ring_due(database, 9, NOW + 9) == [third, first, second]
+    assert runs.due_to_notify(database, 9, NOW + 9) == [third, first, second]
     assert isinstance(take(database, first, NOW + 9).effect, CallModel)
 
 

@@ -107,7 +107,7 @@ def test_more_attempts_than_connections_can_load_at_once(database: Database) -> 
     keys = [f"item {n}" for n in range(24)]
     jobs.submit(database, submission(*keys, spec=SPEC), NOW)
     leases = []
-    for run_id in runs.ring_due(database, 100, NOW):
+    for run_id in runs.due_to_notify(database, 100, NOW):
         run = runs.look_at(database, run_id, NOW)
         assert run is not None
         leases.append(runs.claim(database, run, "worker_a", NOW))

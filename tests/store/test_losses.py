@@ -22,7 +22,7 @@ WORKER = "worker_a"
 @pytest.fixture
 def run_id(database: Database) -> str:
     jobs.submit(database, submission(), NOW)
-    (run_id,) = runs.ring_due(database, 9, NOW)
+    (run_id,) = runs.due_to_notify(database, 9, NOW)
     return run_id
 
 
@@ -78,5 +78,5 @@ def test_a_postponed_run_is_not_due_until_then(database: Database, run_id: str) 
     assert run is not None
     runs.postpone(database, run, NOW + 0.2)
     assert runs.look_at(database, run_id, NOW + 0.1) is None
-    assert runs.ring_due(database, 9, NOW + 0.1) == []
-    assert runs.ring_due(database, 9, NOW + 0.2) == [run_id]
+    assert runs.due_to_notify(database, 9, NOW + 0.1) == []
+    assert runs.due_to_notify(database, 9, NOW + 0.2) == [run_id]

@@ -19,7 +19,7 @@ from runner.store import leases
 from runner.store.control import cancel, locked_runs, pause
 from runner.store.database import Database
 from runner.store.retry import retry
-from runner.store.runs import ring_due, unfinished
+from runner.store.runs import due_to_notify, unfinished
 from runner.store.tables import runs
 from tests.store.asked import run_ids
 from tests.store.attempts import Attempt, claim, run_row, text, tool_use
@@ -41,8 +41,8 @@ def test_siblings_wait_five_seconds_at_most_for_the_first_run(database: Database
     assert due(database, [first, *others]) == [NOW, NOW + 5, NOW + 5]
     assert run_row(database, first).progress["model"]["warms_cache"]
     assert [run_row(database, run_id).reason for run_id in others] == ["warming"] * 2
-    assert ring_due(database, 9, NOW + 4.9) == [first]
-    assert ring_due(database, 9, NOW + 5) == others
+    assert due_to_notify(database, 9, NOW + 4.9) == [first]
+    assert due_to_notify(database, 9, NOW + 5) == others
 
 
 def test_first_reply_lets_the_siblings_start(database: Database) -> None:

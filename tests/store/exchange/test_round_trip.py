@@ -22,7 +22,7 @@ from runner.store.fork import fork
 from runner.store.imports import Plan, Section, import_file
 from runner.store.jobs import submit
 from runner.store.retry import retry, say
-from runner.store.runs import ring_due
+from runner.store.runs import due_to_notify
 from runner.store.tables import approvals, events, job_events, jobs, purses, run_items, runs
 from tests.store.attempts import claim, event_types, submit_one, text, tool_use
 from tests.store.examples import NOW, SPEC, submission
@@ -120,7 +120,7 @@ def test_a_run_that_had_not_ended_is_cancelled_where_it_is_imported(
         states = [("imported", "cancelled") for _ in rows_of(rows, "runs")]
         assert brought(second, content) == states
         assert brought(second, content) == [("there", "cancelled") for _ in states]
-        assert ring_due(second, 100, 1e11) == []
+        assert due_to_notify(second, 100, 1e11) == []
         for run in rows_of(rows, "runs"):
             assert stored(second, runs.c.state, runs.c.id == run["id"]) == ["cancelled"]
             assert None not in stored(second, approvals.c.answer, approvals.c.run_id == run["id"])

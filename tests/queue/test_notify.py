@@ -13,15 +13,15 @@ from rq.serializers import JSONSerializer
 from runner.core.agents import DEEPEST
 from runner.errors import UnreachableError, UsageError
 from runner.queue.connection import connect
-from runner.queue.notify import RqDoorbell, read_run_id
+from runner.queue.notify import RqNotifier, read_run_id
 from tests.queue.conftest import QUEUE_KEY, RUN_IDS, Server
 
 
 @pytest.mark.parametrize("run_id", [RUN_IDS[0], RUN_IDS[0] + ".1000" * DEEPEST])
-def test_a_ring_makes_an_rq_job_that_holds_only_the_run_id(
-    connection: redis.Redis, doorbell: RqDoorbell, run_id: str
+def test_a_notification_makes_an_rq_job_that_holds_only_the_run_id(
+    connection: redis.Redis, notifier: RqNotifier, run_id: str
 ) -> None:
-    doorbell.ring([run_id])
+    notifier.notify([run_id])
     [job] = Queue("runner", connection=connection, serializer=JSONSerializer).jobs
     assert list(job.args) == [run_id]
     assert job.kwargs == {}
@@ -32,40 +32,40 @@ def test_a_ring_makes_an_rq_job_that_holds_only_the_run_id(
 
 
 def test_a_run_may_be_rung_as_often_as_it_is_due(
-    connection: redis.Redis, doorbell: RqDoorbell
+    connection: redis.Redis, notifier: RqNotifier
 ) -> None:
-    doorbell.ring([RUN_IDS[0], RUN_IDS[0]])
-    doorbell.ring([RUN_IDS[0]])
+    notifier.notify([RUN_IDS[0], RUN_IDS[0]])
+    notifier.notify([RUN_IDS[0]])
     assert len(set(connection.lrange(QUEUE_KEY, 0, -1))) == 3
 
 
-def test_ringing_for_nobody_touches_nothing(server: Server, doorbell: RqDoorbell) -> None:
+def test_notifying_nobody_touches_nothing(server: Server, notifier: RqNotifier) -> None:
     server.kill()
-    doorbell.ring([])
+    notifier.notify([])
 
 
-def test_a_doorbell_without_redis_says_what_to_do(server: Server, doorbell: RqDoorbell) -> None:
+def test_a_notifier_without_redis_says_what_to_do(server: Server, notifier: RqNotifier) -> None:
     server.kill()
     with pytest.raises(UnreachableError, match="RUNNER_REDIS_URL") as caught:
-        doorbell.ring([RUN_IDS[0]])
+        notifier.notify([RUN_IDS[0]])
     assert "\n" not in str(caught.value)
 
 
-def test_a_doorbell_that_redis_refuses_is_unreachable(
-    connection: redis.Redis, doorbell: RqDoorbell
+def test_a_notifier_that_redis_refuses_is_unreachable(
+    connection: redis.Redis, notifier: RqNotifier
 ) -> None:
     connection.set(QUEUE_KEY, "not a list")
     with pytest.raises(UnreachableError, match="WRONGTYPE"):
-        doorbell.ring([RUN_IDS[0]])
+        notifier.notify([RUN_IDS[0]])
 
 
-def test_a_doorbell_rings_again_after_redis_restarted(
-    server: Server, connection: redis.Redis, doorbell: RqDoorbell
+def test_a_notifier_notifies_again_after_redis_restarted(
+    server: Server, connection: redis.Redis, notifier: RqNotifier
 ) -> None:
-    doorbell.ring([RUN_IDS[0]])
+    notifier.notify([RUN_IDS[0]])
     server.kill()
     server.start()
-    doorbell.ring([RUN_IDS[1]])
+    notifier.notify([RUN_IDS[1]])
     assert connection.llen(QUEUE_KEY) == 1
 
 
@@ -85,11 +85,11 @@ def test_nothing_of_a_url_that_cannot_be_read_is_repeated(url: str) -> None:
     assert "hunter2" not in "".join(traceback.format_exception(caught.value))
 
 
-def test_a_ring_is_tried_once_so_that_a_redis_that_hangs_holds_nobody_up() -> None:
+def test_a_notification_is_tried_once_so_that_a_redis_that_hangs_holds_nobody_up() -> None:
     with socket.create_server(("127.0.0.1", 0)) as hanging:
-        doorbell = RqDoorbell(connect(f"redis://127.0.0.1:{hanging.getsockname()[1]}"))
+        notifier = RqNotifier(connect(f"redis://127.0.0.1:{hanging.getsockname()[1]}"))
         with pytest.raises(UnreachableError, match="RUNNER_REDIS_URL"):
-            doorbell.ring([RUN_IDS[0]])
+            notifier.notify([RUN_IDS[0]])
         hanging.setblocking(False)
         hanging.accept()[0].close()
         with pytest.raises(BlockingIOError):

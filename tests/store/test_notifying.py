@@ -1,4 +1,4 @@
-"""Which due runs a pass takes to ring for."""
+"""Which due runs a pass takes to notify of."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from runner.store import jobs
 from runner.store.database import Database
-from runner.store.runs import ring_due
+from runner.store.runs import due_to_notify
 from tests.store.examples import NOW, submission
 from tests.upgraded import Upgraded
 
@@ -19,7 +19,7 @@ _PLANS = ("hashjoin", "mergejoin", "hashagg", "sort", "material", "memoize")
 
 
 @pytest.mark.parametrize("empty_url", ["postgresql"], indirect=True)
-def test_a_ring_takes_no_more_than_it_may_whatever_the_plan(
+def test_a_notification_takes_no_more_than_it_may_whatever_the_plan(
     empty_url: str, upgraded: Upgraded
 ) -> None:
     upgraded.copy_to(empty_url)
@@ -27,4 +27,4 @@ def test_a_ring_takes_no_more_than_it_may_whatever_the_plan(
     joined = "&" if "?" in empty_url else "?"
     with closing(Database(f"{empty_url}{joined}options={without}")) as database:
         jobs.submit(database, submission(*"abcdef"), NOW)
-        assert len(ring_due(database, 4, NOW)) == 4
+        assert len(due_to_notify(database, 4, NOW)) == 4
