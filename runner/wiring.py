@@ -32,7 +32,7 @@ from runner.store.leases import DatabaseClock
 if TYPE_CHECKING:
     from runner.engine.attempt import Ports
     from runner.engine.worker import Machine, Worker
-    from runner.ports import Notifier, Live, Model, Observer, Tools
+    from runner.ports import Live, Model, Notifier, Observer, Tools
     from runner.queue.embedded import EmbeddedServer
     from runner.store.questions import Notice
     from runner.workspace.run_workspaces import RunWorkspaces

@@ -18,7 +18,7 @@ from runner.engine.dispatcher import Dispatcher, Questions
 from runner.engine.indexer import Indexer
 from runner.engine.process import HostLocks
 from runner.errors import Interrupted, LeaseLost, UnreachableError
-from runner.ports import Notifier, Index, Interrupt
+from runner.ports import Index, Interrupt, Notifier
 from runner.store import leases, runs
 from runner.store.database import Database
 from runner.store.leases import DatabaseClock
