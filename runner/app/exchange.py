@@ -17,8 +17,7 @@ from runner.exchange.atif import trajectory
 from runner.exchange.claude_code import agent_id, session_id, session_lines
 from runner.exchange.lines import LONGEST_LINE, encoded, is_export
 from runner.exchange.recorded import Recorded
-from runner.exchange.session_runs import read_sessions, session_file
-from runner.exchange.sessions import looks_like_a_session
+from runner.exchange.sessions import SessionReader, looks_like_a_session
 from runner.queries.find import Found
 from runner.queries.transcript import api_messages
 from runner.store import exports
@@ -63,14 +62,14 @@ def import_file(
     if (format or _format_of(file, source)) == "jsonl":
         runs: Sequence[Any] = store_file(app.database, file, source, author, now)
         return Imported([asdict(each) for each in runs])
-    reading = session_file(file)
+    reader = SessionReader(file)
     try:
-        session = read_sessions(reading)
+        sessions = reader.runs()
     except ValueError as error:
-        where = f"{source}, line {reading.number}"
+        where = f"{source}, line {reader.number}"
         raise UsageError(f"{where}: {error}; nothing was imported") from error
-    runs = import_sessions(app.database, session, source, author, now)
-    return Imported([asdict(each) for each in runs], session.is_torn)
+    runs = import_sessions(app.database, sessions, source, author, now)
+    return Imported([asdict(each) for each in runs], reader.is_torn)
 
 
 def _format_of(file: IO[bytes], source: str) -> ImportFormat:

@@ -116,7 +116,8 @@ class Reader:
 
     def _value(self) -> Any:
         self.number += 1
-        line = read_line(self._file)
+        line = self._file.readline(LONGEST_LINE + 1)
+        check_length(line)
         if not line.endswith(b"\n"):
             raise ValueError("it is missing or cut off: the export is not whole")
         self._digest.update(line)
@@ -124,12 +125,10 @@ class Reader:
         return parsed(line)
 
 
-def read_line(file: IO[bytes]) -> bytes:
-    """Read the next line. Raises ``ValueError`` if it is longer than any line can be."""
-    line = file.readline(LONGEST_LINE + 1)
+def check_length(line: bytes) -> None:
+    """Raise ``ValueError`` if a line is longer than any line can be."""
     if len(line) > LONGEST_LINE:
         raise ValueError(f"it is longer than {LONGEST_LINE:,} bytes")
-    return line
 
 
 def parsed(line: bytes) -> Any:

@@ -1,98 +1,81 @@
-"""The messages of a session, put together from its lines.
+"""Reads session files of Claude Code as runs.
 
-Claude Code writes a line for each block of a reply, and one for each result; lines of one reply share
-its id. They are taken in the order of the file: a session that was rewound has what was said before
-that, and after it, one after the other.
+Claude Code writes a line for each block of a reply and one for each result; the lines of a reply share
+its id. Lines count in the order of the file: a session that was rewound keeps what was said before.
 
-The lines of a session file: what of them counts, and when it was.
-
-Nothing describes the format; it varies from version to version. So what is unknown is passed over, and
-what is missing is done without. What is there and cannot be read is refused: it would be lost silently.
+The format is not documented and varies from version to version: unknown lines and fields are ignored,
+missing ones have defaults. Content that cannot be read is an error, as it would be lost silently.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import hashlib
+import json
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import IO, Any, Literal
+from typing import IO, Any, NamedTuple
 
-from runner.exchange.lines import LONGEST_LINE, parsed
+from runner.core.conversation import Block, Usage
+from runner.core.events import (
+    INPUT_SUMMARY_LENGTH,
+    OUTPUT_SUMMARY_LENGTH,
+    Event,
+    summarise_input,
+    usage_of,
+)
+from runner.core.text import shorten, visible
+from runner.exchange.lines import LONGEST_LINE, check_length, parsed
+from runner.exchange.recorded import SESSION
 
-Kind = Literal["user", "assistant", "boundary", "title", "other"]
+TABLES = ("blocks", "tool_calls", "tool_outputs", "model_calls", "compactions")
 
+_SYNTHETIC = "<synthetic>"  # the model that Claude Code names for words of its own
 _TITLES = {"summary": "summary", "ai-title": "aiTitle", "custom-title": "customTitle"}
-_LATEST = 1e11
+_TOKENS = {
+    "input_tokens": "input_tokens",
+    "cache_read_tokens": "cache_read_input_tokens",
+    "cache_creation_tokens": "cache_creation_input_tokens",
+    "output_tokens": "output_tokens",
+}
+_DIGITS = "0123456789abcdefghjkmnpqrstvwxyz"
+_DENIED = ("permission-rule", "user-rejected")
+_REJECTED = "The user doesn't want to proceed with this tool use."
+_INTERRUPTED = "[Request interrupted by user"
+_LATEST = 1e11  # the year 5138, in seconds since the epoch
+_MOST_TOKENS = 2**53
+_LARGEST_OUTPUT = 10_000_000  # bytes, as for a tool of Runner's
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A line: ``at`` is in seconds since the epoch, that of the line before where it has none.
-    ``blocks`` are those of a message."""
+class Happened(NamedTuple):
+    """An event and its time."""
 
-    number: int
-    kind: Kind
-    at: float
-    fields: Mapping[str, Any]
-    blocks: tuple[dict[str, Any], ...] = ()
-
-    def text(self, name: str) -> str | None:
-        """A field that is a text, None where it is none."""
-        value = self.fields.get(name)
-        return value if isinstance(value, str) and value else None
-
-    @property
-    def message(self) -> Mapping[str, Any]:
-        found = self.fields.get("message")
-        return found if isinstance(found, dict) else {}
-
-    @property
-    def is_sidechain(self) -> bool:
-        return self.fields.get("isSidechain") is True
+    at: float  # seconds since the epoch
+    event: Event
 
 
-class ReadingSession:
-    """Reads a session file. ``number`` is the line that it is at, and ``is_torn`` says that the last one
-    was being written when the file was copied, and is left out."""
+@dataclass
+class SessionRun:
+    """A session, or an agent's part of it, as a run."""
 
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-        self._seen: set[str] = set()
-        self.number = 0
-        self.is_torn = False
-
-    def entries(self) -> Iterator[Entry]:
-        """The lines in order, each once, blank ones left out.
-
-        Raises:
-            ValueError: what is wrong with the line ``number``.
-        """
-        at = 0.0
-        while line := self._file.readline(LONGEST_LINE + 1):
-            self.number += 1
-            if len(line) > LONGEST_LINE:
-                raise ValueError(f"it is longer than {LONGEST_LINE:,} bytes")
-            if not line.strip():
-                continue
-            try:
-                value = parsed(line)
-            except ValueError:
-                if line.endswith(b"\n"):
-                    raise
-                self.is_torn = True
-                return
-            entry = _entry(self.number, value, at)
-            at = entry.at
-            uuid = entry.text("uuid")
-            if uuid is not None and entry.kind != "title":
-                if uuid in self._seen:
-                    continue
-                self._seen.add(uuid)
-            yield entry
+    id: str
+    project: str
+    item: dict[str, Any]
+    model: str
+    state: str
+    reason: str  # for the state
+    started_at: float
+    ended_at: float
+    turns: int
+    message_count: int
+    usage: Usage  # of all replies
+    rows: dict[str, list[dict[str, Any]]]  # by table, each with the run's id
+    events: list[Happened]  # what Runner would have recorded, in order
 
 
 def looks_like_a_session(first_line: bytes) -> bool:
-    """Whether a file that begins so can be a session."""
+    """True if a file that begins with this line can be a session."""
     try:
         value = parsed(first_line)
     except ValueError:
@@ -100,25 +83,100 @@ def looks_like_a_session(first_line: bytes) -> bool:
     return isinstance(value, dict) and isinstance(value.get("type"), str)
 
 
-def _entry(number: int, value: Any, before: float) -> Entry:
+class SessionReader:
+    """Reads a session file from its beginning."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        file.seek(0)
+        self._file = file
+        self.number = 0  # of the line that was read last
+        # The last line was being written when the file was copied, and is left out.
+        self.is_torn = False
+
+    def runs(self) -> tuple[SessionRun, ...]:
+        """Return the session as a run, then each of the agents that worked in it.
+
+        Raises:
+            ValueError: what is wrong with line ``number``, or nothing was said in the session.
+        """
+        main = _Conversation()
+        agents: dict[str, _Conversation] = {}
+        agent_of_line: dict[str, str] = {}
+        title: str | None = None
+        for line in self._lines():
+            if line.kind in _TITLES:
+                title = line.text(_TITLES[line.kind]) or title
+            elif line.fields.get("isSidechain") is True:
+                # Older versions name no agent: the line that the conversation began with stands for it.
+                uuid, parent = line.text("uuid") or "", line.text("parentUuid") or ""
+                agent = line.text("agentId") or agent_of_line.get(parent) or uuid or "agent"
+                agent_of_line[uuid] = agent
+                agents.setdefault(agent, _Conversation()).add(line)
+            else:
+                main.add(line)
+        found = [_run(main, None, title)] if main.messages else []
+        found += [_run(one, agent, None) for agent, one in agents.items() if one.messages]
+        if not found:
+            raise ValueError("nothing was said in the session")
+        return tuple(found)
+
+    def _lines(self) -> Iterator[_Line]:
+        """Yield each line once, without blank ones."""
+        at = 0.0
+        seen: set[str] = set()
+        while content := self._file.readline(LONGEST_LINE + 1):
+            self.number += 1
+            check_length(content)
+            if not content.strip():
+                continue
+            try:
+                value = parsed(content)
+            except ValueError:
+                if content.endswith(b"\n"):
+                    raise
+                self.is_torn = True
+                return
+            line = _line(value, at)
+            at = line.at
+            uuid = line.text("uuid")
+            if uuid is not None and line.kind not in _TITLES:
+                if uuid in seen:
+                    continue
+                seen.add(uuid)
+            yield line
+
+
+# --- Lines ---
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    fields: Mapping[str, Any]
+    at: float  # seconds since the epoch; of the line before where the line says none
+    blocks: tuple[Block, ...] = ()  # of its message
+
+    @property
+    def kind(self) -> str:
+        return self.text("type") or ""
+
+    @property
+    def message(self) -> Mapping[str, Any]:
+        return _object(self.fields.get("message"))
+
+    def text(self, name: str) -> str | None:
+        """Return a field that is a text and not empty, or None."""
+        value = self.fields.get(name)
+        return value if isinstance(value, str) and value else None
+
+
+def _line(value: Any, before: float) -> _Line:
     if not isinstance(value, dict):
         raise ValueError("it is no object")
-    at = _moment(value.get("timestamp"), before)
-    kind = value.get("type")
-    if kind in ("user", "assistant"):
-        return Entry(number, kind, at, value, tuple(_blocks(value.get("message"))))
-    if kind == "system" and value.get("subtype") == "compact_boundary":
-        return Entry(number, "boundary", at, value)
-    is_title = isinstance(kind, str) and kind in _TITLES
-    return Entry(number, "title" if is_title else "other", at, value)
+    said = _blocks(value.get("message")) if value.get("type") in ("user", "assistant") else ()
+    return _Line(value, _moment(value.get("timestamp"), before), tuple(said))
 
 
-def title_of(entry: Entry) -> str | None:
-    """What a line calls the session."""
-    return entry.text(_TITLES[str(entry.fields["type"])])
-
-
-def _blocks(message: Any) -> Iterator[dict[str, Any]]:
+def _blocks(message: Any) -> Iterator[Block]:
     if message is None:
         return
     if not isinstance(message, dict):
@@ -131,108 +189,80 @@ def _blocks(message: Any) -> Iterator[dict[str, Any]]:
     if not isinstance(content, list):
         raise ValueError("its message's content is neither text nor a list of blocks")
     for block in content:
-        if isinstance(block, str):
-            block = {"type": "text", "text": block}
-        yield _checked(block)
+        yield _block({"type": "text", "text": block} if isinstance(block, str) else block)
 
 
-def _checked(block: Any) -> dict[str, Any]:
-    """A block as everything here takes it for granted."""
+_TEXTS = {"text": ("text",), "tool_use": ("id", "name"), "tool_result": ("tool_use_id",)}
+
+
+def _block(block: Any) -> Block:
+    """Return a block with all that the code below relies on."""
     if not isinstance(block, dict) or not isinstance(block.get("type"), str):
         raise ValueError("a block of its message has no type")
-    match block["type"]:
-        case "text":
-            _require(block, "text")
-        case "tool_use":
-            _require(block, "id")
-            _require(block, "name")
-            return {**block, "input": block.get("input", {})}
-        case "tool_result":
-            _require(block, "tool_use_id")
-            content = block.get("content")
-            if content is None:
-                return {**block, "content": ""}
-            if not isinstance(content, str | list):
-                raise ValueError(
-                    "the content of a tool_result is neither text nor a list of blocks"
-                )
+    kind = block["type"]
+    for name in _TEXTS.get(kind, ()):
+        if not isinstance(block.get(name), str):
+            raise ValueError(f"a block of type {kind} has no {name}")
+    if kind == "tool_use":
+        return {**block, "input": block.get("input", {})}
+    if kind == "tool_result":
+        content = "" if block.get("content") is None else block["content"]
+        if not isinstance(content, str | list):
+            raise ValueError("the content of a tool_result is neither text nor a list of blocks")
+        return {**block, "content": content}
     return block
 
 
-def _require(block: Mapping[str, Any], name: str) -> None:
-    if not isinstance(block.get(name), str):
-        raise ValueError(f"a block of type {block['type']} has no {name}")
-
-
 def _moment(value: Any, before: float) -> float:
-    """Seconds since the epoch of a time in ISO 8601."""
-    if not isinstance(value, str):
-        return before
+    """Return the seconds since the epoch of a time in ISO 8601, or ``before``."""
     try:
         at = datetime.fromisoformat(value)
-    except ValueError:
-        return before
-    try:
         seconds = (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
-    except (OverflowError, ValueError):  # a year that no clock has
+    except (TypeError, ValueError, OverflowError):  # no text, no time, or a year that no clock has
         return before
     return seconds if 0 <= seconds <= _LATEST else before
 
 
-SYNTHETIC = "<synthetic>"  # what Claude Code names as the model of words of its own
-_TOKENS = {
-    "input_tokens": "input_tokens",
-    "cache_read_tokens": "cache_read_input_tokens",
-    "cache_creation_tokens": "cache_creation_input_tokens",
-    "output_tokens": "output_tokens",
-}
-_MOST_TOKENS = 2**53
+def _object(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _tokens(value: Any) -> int:
+    return value if type(value) is int and 0 <= value <= _MOST_TOKENS else 0
+
+
+# --- Messages ---
 
 
 @dataclass
-class Said:
-    """A block, and when it was said."""
-
-    block: dict[str, Any]
+class _Said:
+    block: Block
     at: float
-
-
-@dataclass
-class Result(Said):
-    """The result of a call. ``raw`` is what Claude Code kept of it beside what the model was shown."""
-
+    # Of a result: what Claude Code kept beside what the model was shown, and why the call did not run.
     raw: Any = None
     denial: str | None = None
 
 
 @dataclass
-class Message:
-    """A message of the user's, or a reply with the results of its calls: those are of the message
-    after it, before the words of the user that are there."""
+class _Message:
+    """A message of the user, or a reply with the results of its calls. The results belong to the
+    message after it, before the words of the user."""
 
     role: str
-    said: list[Said] = field(default_factory=list)
-    uses: list[Said] = field(default_factory=list)  # of ``said``
-    results: dict[int, Result] = field(default_factory=dict)  # by place in ``uses``
     asked_at: float = 0.0
-    lines: list[Entry] = field(default_factory=list)
-
-    @property
-    def last(self) -> Mapping[str, Any]:
-        """The reply as the newest of its lines has it."""
-        return self.lines[-1].message
+    said: list[_Said] = field(default_factory=list)
+    uses: list[_Said] = field(default_factory=list)  # those of ``said`` that are tool calls
+    results: dict[int, _Said] = field(default_factory=dict)  # by index in ``uses``
+    lines: list[_Line] = field(default_factory=list)
 
     @property
     def model(self) -> str:
-        found = self.last.get("model")
+        found = self.lines[-1].message.get("model")
         return found if isinstance(found, str) and found else "unknown"
 
     @property
-    def ended_at(self) -> float:
-        return max(line.at for line in self.lines)
-
     def stop_reason(self) -> str:
-        """Why it stopped. Lines of replies that were streamed do not say so: then by what they hold."""
+        """The lines of a streamed reply may not say it; then its blocks do."""
         for line in reversed(self.lines):
             reason = line.message.get("stop_reason")
             if isinstance(reason, str) and reason:
@@ -240,27 +270,24 @@ class Message:
         return "tool_use" if self.uses else "end_turn"
 
     def usage(self) -> dict[str, int]:
-        """Tokens by kind. Each line repeats them; output grows while a reply is streamed."""
-        given = [line.message.get("usage") for line in self.lines]
-        known = [usage for usage in given if isinstance(usage, dict)]
+        """Return the tokens by kind. Each line repeats them; output grows while a reply is streamed."""
+        known = [_object(line.message.get("usage")) for line in self.lines]
         return {
-            name: max((_tokens(usage.get(theirs)) for usage in known), default=0)
+            name: max(_tokens(usage.get(theirs)) for usage in known)
             for name, theirs in _TOKENS.items()
         }
 
     def hour_cache(self) -> bool:
-        """Whether what it wrote to the cache lives for an hour, more of it than not."""
-        usage = self.last.get("usage")
-        written = usage.get("cache_creation") if isinstance(usage, dict) else None
-        if not isinstance(written, dict):
-            return False
+        """True if most of what it wrote to the cache lives for an hour."""
+        usage = _object(self.lines[-1].message.get("usage"))
+        written = _object(usage.get("cache_creation"))
         hour = _tokens(written.get("ephemeral_1h_input_tokens"))
         return hour > _tokens(written.get("ephemeral_5m_input_tokens"))
 
 
 @dataclass
-class Boundary:
-    """From the message of number ``before`` on, ``text`` stands in for what was said until then."""
+class _Boundary:
+    """A compaction: from message ``before`` on, ``text`` stands in for what was said until then."""
 
     before: int
     at: float
@@ -269,44 +296,49 @@ class Boundary:
     text: str = ""
 
 
-class Conversation:
-    """The messages of one session, or of one agent in it, as its lines are added."""
+class _Conversation:
+    """The messages of a session, or of an agent in it, as its lines are added."""
 
     def __init__(self) -> None:
-        self.messages: list[Message] = []
-        self.boundaries: list[Boundary] = []
-        self.entries: list[Entry] = []
-        self._replies: dict[str, Message] = {}
-        self._calls: dict[str, tuple[Message, int]] = {}
+        self.lines: list[_Line] = []
+        self.messages: list[_Message] = []
+        self.boundaries: list[_Boundary] = []
+        self._replies: dict[str, _Message] = {}
+        self._calls: dict[str, tuple[_Message, int]] = {}
 
-    def add(self, entry: Entry) -> None:
+    def add(self, line: _Line) -> None:
         """Add the next line."""
-        before = self.entries[-1].at if self.entries else entry.at
-        self.entries.append(entry)
-        match entry.kind:
-            case "assistant":
-                self._add_reply(entry, before)
-            case "boundary" if self.messages:
-                self._add_boundary(entry)
-            case "user" if entry.fields.get("isCompactSummary") is True and self.messages:
-                self._add_summary(entry)
-            case "user":
-                self._add_user(entry)
+        asked_at = self.lines[-1].at if self.lines else line.at
+        self.lines.append(line)
+        if line.kind == "assistant" and line.blocks:
+            self._add_reply(line, min(asked_at, line.at))
+        elif line.kind == "user" and line.fields.get("isCompactSummary") is True and self.messages:
+            self._add_summary(line)
+        elif line.kind == "user":
+            self._add_user(line)
+        elif line.text("subtype") == "compact_boundary" and line.kind == "system" and self.messages:
+            data = _object(line.fields.get("compactMetadata"))
+            before, after = _tokens(data.get("preTokens")), _tokens(data.get("postTokens"))
+            self.boundaries.append(_Boundary(len(self.messages), line.at, before, after))
 
-    def _add_reply(self, entry: Entry, before: float) -> None:
-        if not entry.blocks:
-            return
-        id_ = entry.message.get("id")
-        key = (id_ if isinstance(id_, str) else None) or entry.text("requestId")
+    def first(self, name: str) -> str | None:
+        return next((text for line in self.lines if (text := line.text(name))), None)
+
+    def last(self, name: str) -> str | None:
+        return next((text for line in reversed(self.lines) if (text := line.text(name))), None)
+
+    def _add_reply(self, line: _Line, asked_at: float) -> None:
+        id_ = line.message.get("id")
+        key = (id_ if isinstance(id_, str) else None) or line.text("requestId")
         reply = self._replies.get(key) if key is not None else None
         if reply is None:
-            reply = Message("assistant", asked_at=min(before, entry.at))
+            reply = _Message("assistant", asked_at=asked_at)
             self.messages.append(reply)
             if key is not None:
                 self._replies[key] = reply
-        reply.lines.append(entry)
-        for block in entry.blocks:
-            said = Said(block, entry.at)
+        reply.lines.append(line)
+        for block in line.blocks:
+            said = _Said(block, line.at)
             if block["type"] == "tool_use":
                 if block["id"] in {use.block["id"] for use in reply.uses}:
                     continue
@@ -314,46 +346,264 @@ class Conversation:
                 reply.uses.append(said)
             reply.said.append(said)
 
-    def _add_user(self, entry: Entry) -> None:
-        words = [block for block in entry.blocks if not self._is_result(entry, block)]
-        words = [block for block in words if block["type"] != "text" or block["text"]]
+    def _add_user(self, line: _Line) -> None:
+        results = [block for block in line.blocks if block["type"] == "tool_result"]
+        # What Claude Code kept is of the one result that the line has.
+        raw = line.fields.get("toolUseResult") if len(results) == 1 else None
+        words = []
+        for block in line.blocks:
+            if block["type"] == "tool_result" and block["tool_use_id"] in self._calls:
+                reply, place = self._calls[block["tool_use_id"]]
+                said = _Said(block, line.at, raw, line.text("toolDenialKind"))
+                reply.results.setdefault(place, said)
+            elif block["type"] != "text" or block["text"]:
+                words.append(_Said(block, line.at))
         if not words:
             return
         if not self.messages or self.messages[-1].role != "user":
-            self.messages.append(Message("user"))
-        self.messages[-1].said += [Said(block, entry.at) for block in words]
-        self.messages[-1].lines.append(entry)
+            self.messages.append(_Message("user"))
+        self.messages[-1].said += words
 
-    def _is_result(self, entry: Entry, block: dict[str, Any]) -> bool:
-        """Whether a block is the result of a call, which is kept with the reply that asked for it."""
-        if block["type"] != "tool_result" or block["tool_use_id"] not in self._calls:
-            return False
-        reply, place = self._calls[block["tool_use_id"]]
-        alone = sum(each["type"] == "tool_result" for each in entry.blocks) == 1
-        raw = entry.fields.get("toolUseResult") if alone else None
-        reply.results.setdefault(place, Result(block, entry.at, raw, entry.text("toolDenialKind")))
-        return True
-
-    def _add_boundary(self, entry: Entry) -> None:
-        data = entry.fields.get("compactMetadata")
-        data = data if isinstance(data, dict) else {}
-        self.boundaries.append(
-            Boundary(
-                len(self.messages),
-                entry.at,
-                _tokens(data.get("preTokens")),
-                _tokens(data.get("postTokens")),
-            )
-        )
-
-    def _add_summary(self, entry: Entry) -> None:
-        text = "\n\n".join(block["text"] for block in entry.blocks if block["type"] == "text")
+    def _add_summary(self, line: _Line) -> None:
+        text = "\n\n".join(block["text"] for block in line.blocks if block["type"] == "text")
         last = self.boundaries[-1] if self.boundaries else None
         if last is None or last.before != len(self.messages) or last.text:
-            last = Boundary(len(self.messages), entry.at)
+            last = _Boundary(len(self.messages), line.at)
             self.boundaries.append(last)
         last.text = text
 
 
-def _tokens(value: Any) -> int:
-    return value if type(value) is int and 0 <= value <= _MOST_TOKENS else 0
+# --- Runs ---
+
+
+def _run(talk: _Conversation, agent: str | None, title: str | None) -> SessionRun:
+    session_id, cwd = talk.last("sessionId") or "", talk.first("cwd")
+    started = next((line.at for line in talk.lines if line.at), 0.0)
+    state, reason = _end(talk.messages[-1])
+    session = {
+        "session_id": session_id or None,
+        "agent_id": agent,
+        "title": title,
+        "cwd": cwd,
+        "git_branch": talk.last("gitBranch"),
+        "version": talk.last("version"),
+    }
+    run_id = _run_id(session_id or str(talk.lines[0].text("uuid")), agent, started)
+    rows = _Rows(run_id, talk)
+    models = [row["model"] for row in rows.tables["model_calls"]]
+    return SessionRun(
+        id=run_id,
+        project=visible(cwd or "unknown"),
+        item={SESSION: session},
+        model=models[-1] if models else "unknown",
+        state=state,
+        reason=reason,
+        started_at=started,
+        ended_at=max(line.at for line in talk.lines),
+        turns=rows.turns,
+        message_count=len({row["message"] for row in rows.tables["blocks"]}),
+        usage=rows.usage,
+        rows=rows.tables,
+        events=sorted(rows.events, key=lambda each: each.at),
+    )
+
+
+def _run_id(session: str, agent: str | None, started: float) -> str:
+    """Return the id of a session's run, which is always the same and sorts by its start as others do."""
+    digest = hashlib.sha256(json.dumps([session, agent]).encode()).digest()
+    value = (int(started * 1000) << 80) | int.from_bytes(digest[:10], "big")
+    digits = ""
+    for _ in range(26):
+        value, digit = divmod(value, 32)
+        digits = _DIGITS[digit] + digits
+    return f"run_{digits}"
+
+
+def _end(last: _Message) -> tuple[str, str]:
+    """Return the state and its reason: a session ends with a reply that asks for nothing."""
+    if last.role == "assistant" and len(last.results) == len(last.uses):
+        if last.stop_reason == "refusal":
+            return "failed", "refusal"
+        if not last.uses and last.stop_reason in ("end_turn", "stop_sequence"):
+            return "succeeded", "end_turn"
+    return "cancelled", "cancelled"
+
+
+class _Rows:
+    """The rows and events of a conversation."""
+
+    def __init__(self, run_id: str, talk: _Conversation) -> None:
+        self.tables: dict[str, list[dict[str, Any]]] = {name: [] for name in TABLES}
+        self.events: list[Happened] = []
+        self.turns = 0
+        self.usage = Usage()
+        self._run_id = run_id
+        self._numbers: list[int] = []  # of the messages
+        boundaries = list(talk.boundaries)
+        before: _Message | None = None
+        for place, message in enumerate(talk.messages):
+            while boundaries and boundaries[0].before <= place:
+                self._add_compaction(boundaries.pop(0), talk.messages)
+            number = self._numbers[-1] + 1 if self._numbers else 0
+            uses = len(before.uses) if before is not None else 0
+            if message.role == "assistant":
+                number += uses > 0  # the message between two replies has the results
+                self._add_reply(message, number)
+            else:
+                # The words of a user follow the results in the same message.
+                self._add_blocks(number, "user", message.said, first=uses)
+            self._numbers.append(number)
+            before = message
+        for boundary in boundaries:
+            self._add_compaction(boundary, talk.messages)
+
+    def _add(self, table: str, **row: Any) -> None:
+        self.tables[table].append({"run_id": self._run_id, **row})
+
+    def _add_event(self, at: float, kind: str, data: dict[str, Any]) -> None:
+        self.events.append(Happened(at, Event(kind, data)))
+
+    def _add_blocks(self, message: int, role: str, said: Sequence[_Said], first: int = 0) -> None:
+        for position, each in enumerate(said, first):
+            self._add(
+                "blocks",
+                message=message,
+                position=position,
+                role=role,
+                type=visible(each.block["type"]),
+                turn=self.turns,
+                content=each.block,
+                created_at=each.at,
+            )
+
+    def _add_reply(self, reply: _Message, number: int) -> None:
+        self.turns += 1
+        self._add_blocks(number, "assistant", reply.said)
+        if reply.model != _SYNTHETIC:
+            self._add_model_call(reply)
+        for position, use in enumerate(reply.uses):
+            self._add_call(number, position, use, reply.results.get(position))
+
+    def _add_model_call(self, reply: _Message) -> None:
+        tokens, number = reply.usage(), len(self.tables["model_calls"]) + 1
+        usage, total = Usage(**tokens), sum(tokens.values())
+        self.usage += usage
+        ended_at = max(line.at for line in reply.lines)
+        latency = max(ended_at - reply.asked_at, 0.0)
+        request_id = next((text for each in reply.lines if (text := each.text("requestId"))), None)
+        shared = {
+            "turn": self.turns,
+            "stop_reason": visible(reply.stop_reason),
+            "request_id": None if request_id is None else visible(request_id),
+            "latency": latency,
+        }
+        self._add(
+            "model_calls",
+            number=number,
+            attempt=1,
+            model=visible(reply.model),
+            max_tokens=0,
+            worst_case=total,
+            started_at=reply.asked_at,
+            ended_at=ended_at,
+            charged_tokens=total,
+            purpose="turn",
+            hour_cache=reply.hour_cache(),
+            **tokens,
+            **shared,
+        )
+        short = {
+            "call": number,
+            "stop_reason": shorten(reply.stop_reason, INPUT_SUMMARY_LENGTH),
+            "usage": usage_of(usage),
+            "latency": round(latency, 3),
+        }
+        self._add_event(ended_at, "model_call_ended", shared | short)
+
+    def _add_call(self, message: int, position: int, use: _Said, result: _Said | None) -> None:
+        place = {"message": message, "position": position}
+        call: dict[str, Any] = {
+            **place,
+            "turn": self.turns,
+            "tool_use_id": visible(use.block["id"]),
+            "name": visible(use.block["name"]),
+            "started_attempt": 1,
+            "started_at": use.at,
+            "interrupted": result is None,
+        }
+        of_call: dict[str, Any] = {
+            "turn": self.turns,
+            "call_index": position,
+            "tool_use_id": shorten(call["tool_use_id"], INPUT_SUMMARY_LENGTH),
+            "name": shorten(call["name"], INPUT_SUMMARY_LENGTH),
+        }
+        started = of_call | {"input": summarise_input(use.block["input"])}
+        self._add_event(use.at, "tool_started", started)
+        if result is not None:
+            shown = _text_of(result.block["content"])
+            outcome, ended_at = _outcome(result, shown), max(result.at, use.at)
+            duration = ended_at - use.at
+            denial = shorten(shown, 300) if outcome == "denied" else None
+            call |= {"ended_at": ended_at, "duration": duration, "outcome": outcome}
+            call["denial"] = denial
+            self._add_blocks(message + 1, "user", [result], first=position)
+            whole = _whole_output(result, shown)
+            if whole is not None:
+                compressed = zlib.compress(whole)
+                self._add("tool_outputs", **place, size=len(whole), compressed=compressed)
+            done = {
+                "output": shorten(shown, OUTPUT_SUMMARY_LENGTH),
+                "outcome": outcome,
+                "is_error": outcome != "succeeded",
+                "duration": round(duration, 4),
+            }
+            self._add_event(ended_at, "tool_done", of_call | done)
+        self._add("tool_calls", **call)
+
+    def _add_compaction(self, boundary: _Boundary, messages: Sequence[_Message]) -> None:
+        place = boundary.before - 1
+        last = self._numbers[place] + bool(messages[place].results)
+        kind, first = "summary" if boundary.text else "prune", min(1, last)
+        tokens = {"tokens_before": boundary.tokens_before, "tokens_after": boundary.tokens_after}
+        self._add(
+            "compactions",
+            number=len(self.tables["compactions"]) + 1,
+            kind=kind,
+            first_message=first,
+            last_message=last,
+            text=boundary.text,
+            clips=[],
+            turn=self.turns + 1,
+            first_sent_in=len(self.tables["model_calls"]) + 1,
+            created_at=boundary.at,
+            **tokens,
+        )
+        data = {"kind": kind, "first": first, "last": last, **tokens}
+        self._add_event(boundary.at, "context_compacted", data)
+
+
+def _outcome(result: _Said, shown: str) -> str:
+    """Return the outcome of a call. Newer versions have a field for calls that were not let run, others
+    say it in the result."""
+    if result.denial in _DENIED:
+        return "denied"
+    if result.denial is not None or shown.startswith(_INTERRUPTED):
+        return "interrupted"
+    if not result.block.get("is_error"):
+        return "succeeded"
+    return "denied" if shown.startswith(_REJECTED) else "failed"
+
+
+def _text_of(content: str | list[Any]) -> str:
+    if isinstance(content, str):
+        return content
+    texts = (_object(block).get("text") for block in content)
+    return "\n".join(text for text in texts if isinstance(text, str))
+
+
+def _whole_output(result: _Said, shown: str) -> bytes | None:
+    """Return what a command printed if it is longer than what the model was shown."""
+    printed = [_object(result.raw).get(name) for name in ("stdout", "stderr")]
+    whole = "\n".join(text for text in printed if isinstance(text, str) and text)
+    encoded = whole.encode("utf-8", "replace")
+    return encoded if len(shown) < len(whole) and len(encoded) <= _LARGEST_OUTPUT else None

@@ -8,9 +8,9 @@ again: what is stored already is left as it is.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import groupby, islice
 from types import SimpleNamespace
@@ -27,13 +27,7 @@ from runner.core.text import shorten
 from runner.errors import UsageError
 from runner.exchange.checks import Place, RunCheck, check_id, check_row, check_value, spec_of
 from runner.exchange.lines import Header, Line, Reader, TableFormat, parsed
-from runner.exchange.session_runs import (
-    Happened,
-    SessionFile,
-    SessionRun,
-    happened_in,
-    what_it_tells_of,
-)
+from runner.exchange.sessions import TABLES, Happened, SessionRun
 from runner.permissions import ToolContext
 from runner.store import ids
 from runner.store.control import cancel_locked, store_change
@@ -45,7 +39,6 @@ from runner.store.run_state import progress_from_row, progress_to_json, tool_con
 from runner.store.statements import Writes
 from runner.store.tables import (
     approvals,
-    blocks,
     compactions,
     events,
     job_events,
@@ -54,7 +47,6 @@ from runner.store.tables import (
     run_items,
     runs,
     tool_calls,
-    tool_outputs,
 )
 
 ImportOutcome = Literal["imported", "there", "continued"]
@@ -411,11 +403,10 @@ def _rows_of(
         raise UsageError(f"{plan.source}: the file changed while it was imported: import it again")
 
 
-# --- Sessions of Claude Code ---
+# --- Storing sessions of Claude Code ---
 
-# What a session that goes on may change of what it was; all else it can only add to.
+# The tables of which a session that has gone on may change rows. To the others it only adds.
 _CHANGING = (tool_calls, model_calls, compactions)
-_TABLES = (blocks, tool_calls, tool_outputs, model_calls, compactions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -426,39 +417,39 @@ class ImportedSession(ImportedRun):
 
 
 def import_sessions(
-    database: Database, session: SessionFile, source: str, author: Author, now: float
+    database: Database, sessions: Sequence[SessionRun], source: str, author: Author, now: float
 ) -> list[ImportedSession]:
-    """Store the runs of a session file, in one transaction. What is there already stays; of a session
-    that has gone on since, what is new is added.
+    """Store the runs of a session file in one transaction. A run that the database has stays; if its
+    session has gone on since, the rest is added.
 
     Args:
-        source: what the file is called in errors.
-        author: who brings it in. now: seconds since the epoch.
+        source: the name of the file for errors.
+        author: who imports it. now: seconds since the epoch.
 
     Raises:
-        UsageError: a session is there, and says something else; nothing was stored.
+        UsageError: the database has a session with other content; nothing was stored.
         UnreachableError: the database does not answer.
     """
 
     def work(connection: Connection) -> list[ImportedSession]:
-        job_id = _job(connection, author, now)
-        brought = []
-        for run in session.runs:
-            what = _store(connection, job_id, run, source)
-            brought.append(ImportedSession(run.id, job_id, what, run.state, run.project))
-        stored = [each.run_id for each in brought if each.what != "there"]
+        job_id = _sessions_job(connection, author, now)
+        imported = []
+        for run in sessions:
+            what = _store_session(connection, job_id, run, source)
+            imported.append(ImportedSession(run.id, job_id, what, run.state, run.project))
+        stored = sum(each.what != "there" for each in imported)
         if stored:
-            new = {"source": shorten(source, 200), "runs": len(stored)}
+            new = {"source": shorten(source, 200), "runs": stored}
             event = signed_event("imported", author, new=new)
             add_job_events(connection, job_id, [event], now)
-        return brought
+        return imported
 
     with _refusing_conflicts(source):
         return database.write(work)
 
 
-def _job(connection: Connection, author: Author, now: float) -> str:
-    """The id of the job that sessions are runs of, which is made for the first."""
+def _sessions_job(connection: Connection, author: Author, now: float) -> str:
+    """Return the id of the job whose runs are the sessions; store it if there is none."""
     query = select(jobs.c.id, jobs.c.name, jobs.c.source).where(jobs.c.key == SESSIONS)
     found = connection.execute(query.with_for_update()).one_or_none()
     if found is not None:
@@ -485,37 +476,53 @@ def _job(connection: Connection, author: Author, now: float) -> str:
     return job_id
 
 
-def _store(connection: Connection, job_id: str, run: SessionRun, source: str) -> ImportOutcome:
+def _store_session(
+    connection: Connection, job_id: str, run: SessionRun, source: str
+) -> ImportOutcome:
     query = select(runs).where(runs.c.id == run.id).with_for_update()
     there = connection.execute(query).one_or_none()
+    done = Event("done", {"state": run.state, "reason": run.reason, "detail": ""})
     if there is None:
-        _insert_run(connection, job_id, run)
+        _insert_session(connection, job_id, run, done)
         return "imported"
     if there.job_id != job_id:
         raise UsageError(f"{source}: {run.id} is here already, as a run of {there.job_id}")
-    added = sum(_add_to(connection, table, run, source) for table in _TABLES)
+    added = sum(_add_rows(connection, FORMATS[name].table, run, source) for name in TABLES)
     if not added:
         return "there"
     query = select(events.c.type, events.c.data).where(events.c.run_id == run.id)
-    told = {what_it_tells_of(Event(row.type, row.data)) for row in connection.execute(query)}
+    known = {_subject(row.type, row.data) for row in connection.execute(query)}
     happened = [
         Happened(run.ended_at, Event("session_continued", {"rows": added})),
-        *(each for each in happened_in(run) if what_it_tells_of(each.event) not in told),
-        _done(run),
+        *(each for each in run.events if _subject(each.event.type, each.event.data) not in known),
+        Happened(run.ended_at, done),
     ]
     count = there.event_count + len(happened)
-    row = {**_row(run), "event_count": count, "revision": there.revision + 1}
+    row = {**_run_row(run), "event_count": count, "revision": there.revision + 1}
     connection.execute(update(runs).where(runs.c.id == run.id).values(row))
     _insert_events(connection, run, there.event_count + 1, happened)
     return "continued"
 
 
-def _insert_run(connection: Connection, job_id: str, run: SessionRun) -> None:
+_SUBJECTS = {"model_call_ended": ("call",), "context_compacted": ("first", "last")}
+
+
+def _subject(kind: str, data: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return a key for what an event is about: two events of a session with one key tell the same."""
+    names = _SUBJECTS.get(kind, ("turn", "call_index"))
+    return (kind, *(data.get(name) for name in names))
+
+
+def _insert_session(connection: Connection, job_id: str, run: SessionRun, done: Event) -> None:
     data = {"job_id": job_id, "item_key": shorten(run.project, INPUT_SUMMARY_LENGTH)}
-    submitted = Happened(run.started_at, signed_event("run_submitted", UNKNOWN, data))
-    happened = [submitted, *happened_in(run), _done(run)]
+    submitted = signed_event("run_submitted", UNKNOWN, data)
+    happened = [
+        Happened(run.started_at, submitted),
+        *run.events,
+        Happened(run.ended_at, done),
+    ]
     row = {
-        **_row(run),
+        **_run_row(run),
         "id": run.id,
         "job_id": job_id,
         "item_key": run.project,
@@ -528,17 +535,16 @@ def _insert_run(connection: Connection, job_id: str, run: SessionRun) -> None:
     connection.execute(insert(runs).values(row))
     connection.execute(insert(run_items).values(run_id=run.id, item=run.item))
     writes = Writes()
-    for table in _TABLES:
-        writes.insert(table, run.rows[table.name])
+    for name in TABLES:
+        writes.insert(FORMATS[name].table, run.rows[name])
     writes.run(connection)
     _insert_events(connection, run, 1, happened)
 
 
-def _row(run: SessionRun) -> dict[str, Any]:
-    """What of a run's row a session that goes on changes. Its limits are used up: nothing of it is
-    taken up again by mistake."""
-    usage, calls = run.usage, run.rows[model_calls.name]
-    progress = Progress(model=ModelState(calls=len(calls)))
+def _run_row(run: SessionRun) -> dict[str, Any]:
+    """Return the columns of ``runs`` that change when a session goes on. Its limits are used up, so that
+    nobody resumes it by mistake."""
+    usage, calls = run.usage, run.rows["model_calls"]
     return {
         "state": run.state,
         "reason": run.reason,
@@ -547,55 +553,43 @@ def _row(run: SessionRun) -> dict[str, Any]:
         "token_ceiling": max(usage.total, 1),
         "message_count": run.message_count,
         "turns": run.turns,
-        "denials": sum(call.get("outcome") == "denied" for call in run.rows[tool_calls.name]),
-        "input_tokens": usage.input_tokens,
-        "cache_read_tokens": usage.cache_read_tokens,
-        "cache_creation_tokens": usage.cache_creation_tokens,
-        "output_tokens": usage.output_tokens,
+        "denials": sum(call.get("outcome") == "denied" for call in run.rows["tool_calls"]),
+        **asdict(usage),
         "charged_tokens": usage.total,
-        "compaction_count": len(run.rows[compactions.name]),
-        "progress": progress_to_json(progress),
+        "compaction_count": len(run.rows["compactions"]),
+        "progress": progress_to_json(Progress(model=ModelState(calls=len(calls)))),
         "model": run.model,
     }
-
-
-def _done(run: SessionRun) -> Happened:
-    data = {"state": run.state, "reason": run.reason, "detail": ""}
-    return Happened(run.ended_at, Event("done", data))
 
 
 def _insert_events(
     connection: Connection, run: SessionRun, first: int, happened: Sequence[Happened]
 ) -> None:
     rows = [
-        {
-            "run_id": run.id,
-            "number": number,
-            "at": at,
-            "attempt": 1,
-            "type": event.type,
-            "data": event.data,
-        }
+        {"run_id": run.id, "number": number, "at": at, "attempt": 1, **asdict(event)}
         for number, (at, event) in enumerate(happened, first)
     ]
     connection.execute(insert(events), rows)
 
 
-def _add_to(connection: Connection, table: Table, run: SessionRun, source: str) -> int:
-    """Bring a table's rows of a session up to date; how many were added or changed.
+def _add_rows(connection: Connection, table: Table, run: SessionRun, source: str) -> int:
+    """Bring the rows of a session in a table up to date, and return how many were added or changed.
 
     Raises:
-        UsageError: what is there is not what the session was.
+        UsageError: the table has other rows of the session.
     """
     key = [column.name for column in table.primary_key]
     query = select(table).where(table.c.run_id == run.id)
     there = {
         tuple(row[name] for name in key): dict(row) for row in connection.execute(query).mappings()
     }
+    refused = UsageError(
+        f"{source}: {run.id} is here already and says something else: what was imported is not "
+        "changed (import it into another database)"
+    )
     changed = 0
     for row in run.rows[table.name]:
-        place = tuple(row[name] for name in key)
-        old = there.pop(place, None)
+        old = there.pop(tuple(row[name] for name in key), None)
         if old is None:
             connection.execute(insert(table).values(row))
         elif {**old, **row} == old:
@@ -604,15 +598,8 @@ def _add_to(connection: Connection, table: Table, run: SessionRun, source: str) 
             conditions = [table.c[name] == row[name] for name in key]
             connection.execute(update(table).where(*conditions).values(row))
         else:
-            raise _differs(run, source)
+            raise refused
         changed += 1
     if there:
-        raise _differs(run, source)
+        raise refused
     return changed
-
-
-def _differs(run: SessionRun, source: str) -> UsageError:
-    return UsageError(
-        f"{source}: {run.id} is here already and says something else: what was imported is not "
-        "changed (import it into another database)"
-    )

@@ -21,8 +21,7 @@ from runner.core.entries import (
 from runner.core.hooks import Hook, HookAnswer, HookResult
 from runner.core.run import Author, Ended, Requeued
 from runner.core.workspace import Instructions, Verify, Workspace
-from runner.exchange.session_runs import read_sessions
-from runner.exchange.sessions import ReadingSession
+from runner.exchange.sessions import SessionReader
 from runner.permissions import Rule
 from runner.store import control, jobs, leases, retry, rules, runs, workspaces
 from runner.store.approvals import answer
@@ -210,6 +209,6 @@ def be_imported(database: Database) -> None:
 def be_a_session(database: Database) -> None:
     session = usual()
     for _ in range(2):
-        found = read_sessions(ReadingSession(session.file()))
+        found = SessionReader(session.file()).runs()
         import_sessions(database, found, "session.jsonl", Author("ada"), NOW)
         session.user("And now?")

@@ -12,14 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.exchange.session_runs import SessionRun, read_sessions
-from runner.exchange.sessions import ReadingSession
+from runner.exchange.sessions import SessionReader, SessionRun
 from tests.exchange.samples import CWD, SESSION, Session, file_of, text, use, usual
 
 
 def read(session: Session) -> SessionRun:
     """The one run of a session."""
-    (run,) = read_sessions(ReadingSession(session.file())).runs
+    (run,) = SessionReader(session.file()).runs()
     return run
 
 
@@ -138,7 +137,7 @@ def test_agents_are_runs_of_their_own() -> None:
     agent = Session(isSidechain=True, agentId="a9f4657")
     agent.user("Look for carts.")
     agent.reply("msg_9", text("There are two."), stop="end_turn", output_tokens=3)
-    main, other = read_sessions(ReadingSession(file_of([*session.lines, *agent.lines]))).runs
+    main, other = SessionReader(file_of([*session.lines, *agent.lines])).runs()
     assert main.id == read(usual()).id != other.id
     assert other.item["claude_code"]["agent_id"] == "a9f4657"
     assert other.usage.output_tokens == 3
@@ -154,7 +153,7 @@ def test_agents_of_older_versions_are_told_apart_by_where_they_began() -> None:
             line["uuid"] = f"{number}-{line['uuid']}"
             line["parentUuid"] = line["parentUuid"] and f"{number}-{line['parentUuid']}"
         lines += agent.lines
-    runs = read_sessions(ReadingSession(file_of(lines))).runs
+    runs = SessionReader(file_of(lines)).runs()
     assert [run.turns for run in runs] == [2, 1, 1]
     assert len({run.id for run in runs}) == 3
 
@@ -201,7 +200,7 @@ def test_words_of_claude_codes_own_are_no_model_call() -> None:
 def test_lines_that_are_there_twice_count_once() -> None:
     session = usual()
     doubled = [line for line in session.lines for _ in range(2)]
-    (run,) = read_sessions(ReadingSession(file_of(doubled))).runs
+    (run,) = SessionReader(file_of(doubled)).runs()
     assert run == read(usual())
 
 
@@ -215,7 +214,7 @@ def test_what_is_missing_is_done_without() -> None:
             {"type": "user", "timestamp": "yesterday", "message": {"content": ["plain", text("")]}},
         ]
     )
-    (run,) = read_sessions(ReadingSession(bare)).runs
+    (run,) = SessionReader(bare).runs()
     assert said(run) == [
         (0, 0, "user", "text"),
         (1, 0, "assistant", "text"),
@@ -226,9 +225,9 @@ def test_what_is_missing_is_done_without() -> None:
 
 def test_a_last_line_that_was_being_written_is_left_out() -> None:
     content = usual().file().getvalue() + b'{"type":"assistant","uui'
-    found = read_sessions(ReadingSession(BytesIO(content)))
-    assert found.is_torn
-    assert found.runs == (read(usual()),)
+    reader = SessionReader(BytesIO(content))
+    assert reader.runs() == (read(usual()),)
+    assert reader.is_torn
 
 
 @pytest.mark.parametrize(
@@ -246,16 +245,16 @@ def test_a_last_line_that_was_being_written_is_left_out() -> None:
     ],
 )
 def test_a_line_that_cannot_be_read_is_refused(line: bytes, why: str) -> None:
-    reading = ReadingSession(BytesIO(usual().file().getvalue() + line + b"{}\n"))
+    reader = SessionReader(BytesIO(usual().file().getvalue() + line + b"{}\n"))
     with pytest.raises(ValueError, match=re.escape(why)):
-        read_sessions(reading)
-    assert reading.number == len(usual().lines) + 1
+        reader.runs()
+    assert reader.number == len(usual().lines) + 1
 
 
 def test_a_session_in_which_nothing_was_said_is_refused() -> None:
     lines = file_of([{"type": "summary", "summary": "Empty", "leafUuid": "x"}])
     with pytest.raises(ValueError, match="nothing was said"):
-        read_sessions(ReadingSession(lines))
+        SessionReader(lines).runs()
 
 
 _anything = st.recursive(
@@ -287,10 +286,10 @@ def test_whatever_a_session_holds_it_is_read_or_refused(
     if places:
         order.shuffle(lines)
     try:
-        found = read_sessions(ReadingSession(file_of(lines)))
+        found = SessionReader(file_of(lines)).runs()
     except ValueError:
         return
-    for run in found.runs:
+    for run in found:
         keys = [(row["message"], row["position"]) for row in run.rows["blocks"]]
         assert len(keys) == len(set(keys))
         assert run.started_at >= 0

@@ -17,8 +17,7 @@ from runner.core.workspace import Verify
 from runner.exchange.atif import trajectory
 from runner.exchange.claude_code import session_lines
 from runner.exchange.lines import encoded
-from runner.exchange.session_runs import read_sessions
-from runner.exchange.sessions import ReadingSession
+from runner.exchange.sessions import SessionReader
 from runner.llm.prices import load_prices
 from runner.store.database import Database
 from runner.store.exports import load_recorded, run_ids
@@ -175,7 +174,7 @@ def test_images_of_a_session_are_images_of_its_trajectory(database: Database) ->
     shown.reply("msg_1", use("toolu_1", "Read", file_path="a.png"))
     shown.result("toolu_1", [image, {"type": "document", "title": "x"}])
     shown.reply("msg_2", {"type": "server_tool_use", "name": "web_search"}, text("Seen."))
-    found = read_sessions(ReadingSession(shown.file()))
+    found = SessionReader(shown.file()).runs()
     (brought,) = import_sessions(database, found, "session.jsonl", Author("ann"), NOW)
     made = atif(database, brought.run_id)
     assert (made["agent"]["name"], made["agent"]["version"]) == ("claude-code", "2.1.37")
@@ -229,7 +228,7 @@ def test_a_session_of_claude_codes_keeps_its_id(database: Database) -> None:
     shown = Session(isSidechain=True, agentId="a9f4657")
     shown.user("Go on.")
     shown.reply("msg_1", text("Done."), stop="end_turn")
-    found = read_sessions(ReadingSession(shown.file()))
+    found = SessionReader(shown.file()).runs()
     (brought,) = import_sessions(database, found, "session.jsonl", Author("ann"), NOW)
     for line, theirs in zip(session(database, brought.run_id), shown.lines, strict=True):
         for name in ("sessionId", "cwd", "version", "gitBranch", "isSidechain", "agentId", "type"):

@@ -18,8 +18,7 @@ from runner.core.run import Author
 from runner.errors import UsageError
 from runner.exchange.claude_code import session_lines
 from runner.exchange.lines import encoded
-from runner.exchange.session_runs import SessionFile, read_sessions
-from runner.exchange.sessions import ReadingSession
+from runner.exchange.sessions import SessionReader, SessionRun
 from runner.llm.prices import load_prices
 from runner.queries import transcript
 from runner.queries.costs import costs_by
@@ -43,8 +42,8 @@ PRICES = load_prices()
 OPUS = "claude-opus-4-5-20251101"
 
 
-def read(session: Session) -> SessionFile:
-    return read_sessions(ReadingSession(session.file()))
+def read(session: Session) -> tuple[SessionRun, ...]:
+    return SessionReader(session.file()).runs()
 
 
 def bring(database: Database, session: Session) -> list[ImportedSession]:
@@ -192,7 +191,7 @@ def test_a_run_of_ours_comes_back_from_a_session_with_all_that_was_said(
     attempt.reply(text("Done."))
     recorded = load_recorded(database, run_id, PRICES)
     lines = list(session_lines(recorded, "1"))
-    found = read_sessions(ReadingSession(file_of(lines)))
+    found = SessionReader(file_of(lines)).runs()
     (brought,) = import_sessions(database, found, "session.jsonl", ANN, NOW)
     again = load_recorded(database, brought.run_id, PRICES)
     assert said(again.blocks) == said(recorded.blocks)
@@ -236,12 +235,10 @@ def test_whatever_was_said_in_a_session_is_stored_and_exported_as_it_was(
             session.reply(f"msg_{number}", text(words), *asked)
             for n, (_, result) in enumerate(calls):
                 session.result(f"{tool}{number}.{n}", result)
-        found = read_sessions(ReadingSession(BytesIO(b"".join(map(encoded, session.lines)))))
+        found = SessionReader(BytesIO(b"".join(map(encoded, session.lines)))).runs()
         (brought,) = import_sessions(target, found, "session.jsonl", ANN, NOW)
         recorded = load_recorded(target, brought.run_id, PRICES)
         again = BytesIO(b"".join(map(encoded, session_lines(recorded, "1"))))
-        assert said(read_sessions(ReadingSession(again)).runs[0].rows["blocks"]) == said(
-            found.runs[0].rows["blocks"]
-        )
+        assert said(SessionReader(again).runs()[0].rows["blocks"]) == said(found[0].rows["blocks"])
 
     stores()
