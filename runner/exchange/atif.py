@@ -5,11 +5,13 @@ https://github.com/harbor-framework/harbor/blob/main/rfcs/0001-trajectory-format
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import json
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from runner.core.conversation import Block
-from runner.exchange.recorded import Recorded, RecordedMessage, Row, iso, parts, usage_of
+from runner.exchange.recorded import Recorded, RecordedMessage, Row, iso, usage_of
 
 VERSION = "ATIF-v1.7"
 _NOTES = (
@@ -28,11 +30,11 @@ Step = dict[str, Any]
 def trajectory(
     recorded: Recorded, version: str, subagents: Sequence[dict[str, Any]] = ()
 ) -> dict[str, Any]:
-    """The trajectory of a run, as one JSON object.
+    """Return the trajectory of a run as one JSON object.
 
     Args:
         version: Runner's.
-        subagents: the trajectories of the runs that it has started.
+        subagents: the trajectories of the runs that it started.
     """
     steps = _Steps(recorded).all()
     run, session = recorded.run, recorded.session
@@ -42,7 +44,7 @@ def trajectory(
     agent["model_name"] = recorded.model
     if recorded.spec.tools:
         agent["tool_definitions"] = [_definition(tool.definition()) for tool in recorded.spec.tools]
-    state = {name: run[name] for name in ("state", "reason", "detail")}
+    of_run = ("state", "reason", "detail", "fork_of", "fork_turn", "parent_run", "agent_type")
     return {
         "schema_version": VERSION,
         "session_id": recorded.root,
@@ -56,23 +58,16 @@ def trajectory(
             "job_name": recorded.job_name,
             "item_key": run["item_key"],
             "item": recorded.item,
-            **state,
-            "fork_of": run["fork_of"],
-            "fork_turn": run["fork_turn"],
-            "parent_run": run["parent_run"],
-            "agent_type": run["agent_type"],
+            **{name: run[name] for name in of_run},
         },
         **({"subagent_trajectories": list(subagents)} if subagents else {}),
     }
 
 
 def _definition(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """A tool as OpenAI's function calling has it."""
-    function = {
-        "name": tool["name"],
-        "description": tool["description"],
-        "parameters": tool["input_schema"],
-    }
+    """Return a tool in the form of OpenAI's function calling."""
+    function = {name: tool[name] for name in ("name", "description")}
+    function["parameters"] = tool["input_schema"]
     return {"type": "function", "function": function}
 
 
@@ -87,7 +82,7 @@ class _Steps:
         self._compactions = list(recorded.compactions)
         self._verifications = list(recorded.verifications)
         self._steps: list[Step] = []
-        self._first_step: dict[int, int] = {}  # of each message
+        self._first_step: dict[int, int] = {}  # by message
 
     def all(self) -> list[Step]:
         system = self._recorded.spec.system
@@ -108,10 +103,10 @@ class _Steps:
         return numbered
 
     def _add_happened(self, before_turn: int | None) -> None:
-        """What happened before a turn's reply, None for all that is left."""
-        while self._verifications and _is_due(self._verifications[0]["turn"] + 1, before_turn):
-            self._add(_verification(self._verifications.pop(0)))
-        while self._compactions and _is_due(self._compactions[0]["turn"], before_turn):
+        """Add what happened before the reply of a turn, or (None) all that is left."""
+        turn = math.inf if before_turn is None else before_turn
+        self._add_verifications(turn - 1)
+        while self._compactions and self._compactions[0]["turn"] <= turn:
             self._add(self._compaction(self._compactions.pop(0)))
 
     def _compaction(self, row: Row) -> Step:
@@ -141,24 +136,24 @@ class _Steps:
 
     def _add_reply(self, message: RecordedMessage) -> None:
         step = self._common(message, "agent", copied=self._is_copied(message.rows[0]))
-        said = [block for block in message.blocks if block["type"] in ("text", "image")]
-        thought = [b["thinking"] for b in message.blocks if isinstance(b.get("thinking"), str)]
+        blocks = [row["content"] for row in message.rows]
+        thought = [b["thinking"] for b in blocks if isinstance(b.get("thinking"), str)]
         call = self._replies.get(message.turn)
         step["model_name"] = self._recorded.model if call is None else call["model"]
         effort = _effort(self._recorded.spec.model_options)
         if effort is not None:
             step["reasoning_effort"] = effort
-        step["message"] = parts(said)
+        step["message"] = _parts([b for b in blocks if b["type"] in ("text", "image")])
         if any(thought):
             step["reasoning_content"] = "\n\n".join(thought)
-        uses = [block for block in message.blocks if block["type"] == "tool_use"]
+        uses = [block for block in blocks if block["type"] == "tool_use"]
         if uses:
             step["tool_calls"] = [
                 _tool_call(use, self._recorded.calls.get((message.number, position)))
                 for position, use in enumerate(uses)
             ]
         known = ("text", "image", "thinking", "tool_use")
-        other = [block for block in message.blocks if block["type"] not in known]
+        other = [block for block in blocks if block["type"] not in known]
         extra = step.pop("extra") | ({"other_blocks": other} if other else {})
         if call is not None:
             step["metrics"] = _metrics(call, self._recorded.cost(call))
@@ -168,25 +163,25 @@ class _Steps:
         self._first_step[message.number] = len(self._steps)
 
     def _add_user(self, message: RecordedMessage) -> None:
-        """Results go to the step that asked for them; what else there is, is the user's."""
+        """Add results to the step that asked for them, and the rest as steps of the user."""
         results = [row for row in message.rows if row["content"]["type"] == "tool_result"]
         words = [row for row in message.rows if row["content"]["type"] != "tool_result"]
         if results:
             self._add_results(message, results)
         if words:
-            for verification in self._due_before_words(message.turn):
-                self._add(verification)
+            # A verification that failed is the cause of the user's next words.
+            self._add_verifications(message.turn)
         for copied in (True, False):
             said = [row["content"] for row in words if self._is_copied(row) is copied]
             if said:
                 step = self._common(message, "user", copied=copied)
-                self._add({**step, "message": parts(said)})
+                self._add({**step, "message": _parts(said)})
                 self._first_step.setdefault(message.number, len(self._steps))
 
-    def _due_before_words(self, turn: int) -> Iterator[Step]:
-        """A verification that failed is what the user's next words tell of."""
+    def _add_verifications(self, turn: float) -> None:
+        """Add the verifications that followed a turn or one before it."""
         while self._verifications and self._verifications[0]["turn"] <= turn:
-            yield _verification(self._verifications.pop(0))
+            self._add(_verification(self._verifications.pop(0)))
 
     def _add_results(self, message: RecordedMessage, rows: Sequence[Row]) -> None:
         agent = next((s for s in reversed(self._steps) if s["source"] == "agent"), None)
@@ -214,8 +209,8 @@ class _Steps:
         return step | ({"is_copied_context": True} if copied else {})
 
     def _is_copied(self, row: Row) -> bool:
-        """Whether a fork has a block from the other run, or a sub-agent from its parent. Of a fork's
-        last copied turn those are the reply and the results; words that follow are its own."""
+        """True if a fork has a block from the other run, or a sub-agent from its parent. Of the last
+        turn that a fork copied, the reply and the results are copied; words after them are its own."""
         if self._copied is None:
             return (row["message"], row["position"]) in self._inherited
         if row["turn"] != self._copied:
@@ -223,10 +218,6 @@ class _Steps:
         is_prompt = row["message"] == row["position"] == 0
         is_result = row["content"]["type"] == "tool_result"
         return bool(is_prompt or is_result or row["role"] == "assistant")
-
-
-def _is_due(turn: int, before_turn: int | None) -> bool:
-    return before_turn is None or turn <= before_turn
 
 
 def _verification(row: Row) -> Step:
@@ -256,7 +247,7 @@ def _result(block: Block, row: Row | None, asked: set[str]) -> dict[str, Any]:
     if row is not None:
         extra |= {"outcome": row["outcome"], "duration": row["duration"]}
     result: dict[str, Any] = {
-        "content": content if isinstance(content, str) else parts(content),
+        "content": content if isinstance(content, str) else _parts(content),
         "extra": extra,
     }
     if block["tool_use_id"] in asked:
@@ -285,7 +276,7 @@ def _metrics(call: Row, cost: float | None) -> dict[str, Any]:
 
 
 def _totals(recorded: Recorded, steps: Sequence[Step]) -> dict[str, Any]:
-    """Sums over the steps; costs are of all calls, those that wrote summaries or failed too."""
+    """Return sums over the steps. Costs include the calls that wrote summaries or failed."""
     metrics = [step["metrics"] for step in steps if "metrics" in step]
     costs = [recorded.cost(call) for call in recorded.model_calls]
     totals: dict[str, Any] = {
@@ -299,3 +290,30 @@ def _totals(recorded: Recorded, steps: Sequence[Step]) -> dict[str, Any]:
         "calls_without_known_cost": sum(cost is None for cost in costs),
     }
     return {**totals, "total_steps": len(steps), "extra": extra}
+
+
+_IMAGE_TYPES = frozenset({"image/jpeg", "image/png", "image/gif", "image/webp"})
+
+_Part = dict[str, Any]
+
+
+def _parts(blocks: Sequence[Any]) -> str | list[_Part]:
+    """Return blocks of the Messages API as ATIF's content: one text if there is nothing but text, else
+    a list of texts and images. Other blocks become text, as JSON."""
+    parts = [_part(block) for block in blocks]
+    if all(part["type"] == "text" for part in parts):
+        return "\n\n".join(part["text"] for part in parts)
+    return parts
+
+
+def _part(block: Any) -> _Part:
+    if isinstance(block, dict):
+        if isinstance(block.get("text"), str):
+            return {"type": "text", "text": block["text"]}
+        source = block.get("source")
+        if block.get("type") == "image" and isinstance(source, dict):
+            kind, data = source.get("media_type"), source.get("data")
+            if kind in _IMAGE_TYPES and isinstance(data, str):
+                path = f"data:{kind};base64,{data}"
+                return {"type": "image", "source": {"media_type": kind, "path": path}}
+    return {"type": "text", "text": json.dumps(block, ensure_ascii=False)}

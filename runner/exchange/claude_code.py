@@ -1,8 +1,8 @@
-"""A run as a session of Claude Code's: the lines of a file such as
+"""Writes a run as a session of Claude Code: the lines of a file such as
 ``~/.claude/projects/-home-ann-app/<session>.jsonl``.
 
-The format is not documented; this is what versions 2.1 write, as found in public descriptions of
-it and in what others read of it (https://github.com/daaain/claude-code-log).
+The format is not documented. These lines are as versions 2.1 write them, by public descriptions and by
+what others read (https://github.com/daaain/claude-code-log).
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from typing import Any
 from uuid import NAMESPACE_URL, UUID, uuid5
 
-from runner.core.conversation import Block
 from runner.exchange.recorded import Recorded, RecordedMessage, Row, iso
 
 _NAMES = uuid5(NAMESPACE_URL, "runner:claude-code-session")
@@ -20,9 +19,8 @@ Line = dict[str, Any]
 
 
 def session_id(recorded: Recorded) -> str:
-    """The id of a run's session, which names its file: its own where it was one, else made of the
-    run's id, as it is for what was forked from one or begun afresh. Sub-agents share that of the run
-    of the item."""
+    """Return the id of a run's session, which names its file: the id that an imported session had, else
+    one made of the run's id. Sub-agents share the id of the item's run."""
     is_another = recorded.run["fork_of"] or recorded.run["fresh_of"]
     known = None if is_another else (recorded.session or {}).get("session_id")
     try:
@@ -32,7 +30,7 @@ def session_id(recorded: Recorded) -> str:
 
 
 def agent_id(recorded: Recorded) -> str | None:
-    """The id of an agent in its session, which names its file; None for what is no agent's."""
+    """Return the id of an agent in its session, which names its file; None for the item's run."""
     if recorded.run["parent_run"] is not None:
         return uuid5(_NAMES, recorded.id).hex
     known = (recorded.session or {}).get("agent_id")
@@ -40,10 +38,10 @@ def agent_id(recorded: Recorded) -> str | None:
 
 
 def session_lines(recorded: Recorded, version: str) -> Iterator[Line]:
-    """The lines of a session, in order. Each block of a reply has one, and so has each result.
+    """Return the lines of a session in order: one for each block of a reply and for each result.
 
     Args:
-        version: Runner's, for runs of our own.
+        version: Runner's, for runs that were not imported.
     """
     return _Session(recorded, version).lines()
 
@@ -56,7 +54,7 @@ class _Session:
         self._summaries = [row for row in recorded.compactions if row["kind"] != "clip"]
         self._parent: str | None = None
         self._count = 0
-        self._asked: dict[str, str] = {}  # the line that asked for a call, by the call's id
+        self._asked: dict[str, str] = {}  # the uuid of a call's line, by the call's id
         self._base = {
             "isSidechain": agent_id(recorded) is not None,
             "userType": "external",
@@ -107,18 +105,15 @@ class _Session:
             yield line
 
     def _user(self, message: RecordedMessage) -> Iterator[Line]:
-        said: list[Row] = []
-        for row in message.rows:
-            if row["content"]["type"] == "tool_result":
-                yield self._result(row)
-            else:
-                said.append(row)
-        for row in said:
+        # Results come first.
+        for row in sorted(message.rows, key=lambda row: row["content"]["type"] != "tool_result"):
             block = row["content"]
-            content = block["text"] if _is_plain(block) else [block]
-            yield self._line(
-                "user", row["created_at"], message={"role": "user", "content": content}
-            )
+            if block["type"] == "tool_result":
+                yield self._result(row)
+                continue
+            is_plain = block["type"] == "text" and block.keys() == {"type", "text"}
+            said = {"role": "user", "content": block["text"] if is_plain else [block]}
+            yield self._line("user", row["created_at"], message=said)
 
     def _result(self, row: Row) -> Line:
         block = row["content"]
@@ -130,7 +125,7 @@ class _Session:
         return self._line("user", row["created_at"], message=message, **fields)
 
     def _boundary(self, row: Row) -> Iterator[Line]:
-        """From here on the model is sent what stands in for all before."""
+        """Yield the two lines of a compaction: from here on a summary stands in for all before."""
         before, self._parent = self._parent, None
         yield self._line(
             "system",
@@ -153,10 +148,6 @@ class _Session:
             isVisibleInTranscriptOnly=True,
             message={"role": "user", "content": row["text"]},
         )
-
-
-def _is_plain(block: Block) -> bool:
-    return block["type"] == "text" and block.keys() == {"type", "text"}
 
 
 def _usage(call: Row) -> dict[str, Any]:
