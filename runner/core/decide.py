@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from runner.core.calls import answer_calls, given_by_children
-from runner.core.children import coordinate
+from runner.core.children import coordinate, split_first
 from runner.core.conversation import CONTEXT_EXCEEDED, CUT_REASONS
-from runner.core.entries import ModelCallFailed, RunSettled, UserMessageAdded
-from runner.core.finish import deliver, finish
+from runner.core.entries import ModelCallFailed, RunSettled, UserMessageAdded, VerificationStarted
 from runner.core.fold import Applied, apply
 from runner.core.hook_decisions import (
     continue_hook,
@@ -23,11 +22,13 @@ from runner.core.run import Ended, Requeued, Waiting
 from runner.core.state import RunState, Stop
 from runner.core.steps import (
     CallModel,
+    Deliver,
     Done,
     Effect,
     EndChildren,
     Record,
     RunTools,
+    RunVerify,
     Sleep,
     Step,
     leave,
@@ -37,11 +38,15 @@ from runner.core.steps import (
 from runner.core.text import (
     CONTINUE_TEXT,
     NUDGE_TEXT,
+    RESULT_TEXT,
     RESUME_TEXT,
     SMALLER_STEPS_TEXT,
+    VERIFY_TEXT,
 )
+from runner.core.workspace import Verification
 
 MOST_CONTINUATIONS = 2
+MOST_RESULT_NUDGES = 2
 
 
 def advance(state: RunState, now: float, draining: bool) -> tuple[list[Applied], Effect | Done]:
@@ -65,7 +70,7 @@ def advance(state: RunState, now: float, draining: bool) -> tuple[list[Applied],
 
 
 def decide(state: RunState) -> Step:
-    """The next step of a run. What the rules decide is done, but an end only after its stages."""
+    """The next step of a run: what the rules say, but an end only after what comes before it."""
     if state.outcome is not None:
         return Done(state.outcome)
     step = _by_rules(state)
@@ -101,9 +106,9 @@ def _by_rules(state: RunState) -> Step:
 
 
 def _before_end(state: RunState, end: Ended) -> Step | None:
-    """The step of the first stage before an end that is not through: sub-agents stop and give their
-    results, the files are committed, RunEnd hooks see what is left."""
-    return _end_children(state) or deliver(state, end) or end_run(state, end)
+    """What is still to be done before an end, in this order: sub-agents stop and give their results, the
+    files are committed, RunEnd hooks run."""
+    return _end_children(state) or _deliver_files(state, end) or end_run(state, end)
 
 
 def _continue_model_call(state: RunState) -> Step | None:
@@ -126,7 +131,7 @@ def _continue_model_call(state: RunState) -> Step | None:
 
 
 def _continue_tools(state: RunState) -> Step | None:
-    """Only an attempt that appends a result while others of its group are running sees these."""
+    """Calls that this attempt has started: others of their group have stored a result meanwhile."""
     mine = tuple(
         call
         for call in state.calls
@@ -144,7 +149,7 @@ def _leave_calls(state: RunState) -> Step | None:
 def _end_with_result(state: RunState) -> Step | None:
     if not state.ending.submitted or state.inbox.messages or objects(state):
         return None
-    return finish(state, "submitted")
+    return _finish(state, "submitted")
 
 
 def _answer_stop(state: RunState) -> Step | None:
@@ -165,7 +170,7 @@ def _answer_stop(state: RunState) -> Step | None:
         text = SMALLER_STEPS_TEXT if stop.reason in CUT_REASONS else NUDGE_TEXT
         return Record(UserMessageAdded((text,), "nudge"))
     if stop.reason in ("end_turn", "stop_sequence"):
-        return finish(state, stop.reason)
+        return _finish(state, stop.reason)
     return _answer_whole_reply(state, stop)
 
 
@@ -190,7 +195,7 @@ def _answer_whole_reply(state: RunState, stop: Stop) -> Step | None:
 
 
 def _end_children(state: RunState) -> Step | None:
-    """No sub-agent works any more when the run's files are committed; what each gave is a result."""
+    """Stop the sub-agents before the files are committed, and record what each gave."""
     if not state.awaits_children:
         return None
     if all(child.result is not None for child in state.children.current):
@@ -216,7 +221,7 @@ def _deliver(state: RunState) -> Step:
 
 
 def _speak_first(state: RunState) -> Step | None:
-    """A run taken up again after its last reply was answered by its end: someone must speak."""
+    """A resumed run ends with an assistant message, so append a user message."""
     if state.messages[-1].role == "assistant" and state.model.stop is None:
         return Record(UserMessageAdded((RESUME_TEXT,), "resume"))
     return None
@@ -248,3 +253,59 @@ def _check_limits(state: RunState) -> Step | None:
     if (ends_at := state.ends_at) is not None and state.now >= ends_at:
         return stop_at_deadline(state)
     return None
+
+
+def _finish(state: RunState, reason: str) -> Step:
+    """The next step of a run whose agent says that it is done: its task is split, its result submitted,
+    its work verified, then it succeeds for ``reason``."""
+    return (
+        split_first(state)
+        or _ask_for_result(state)
+        or _verify(state)
+        or settle(Ended("succeeded", reason))
+    )
+
+
+def _deliver_files(state: RunState, outcome: Ended) -> Step | None:
+    """Commit the files on the run's own branch; None if there is nothing to commit."""
+    workspace = state.spec.workspace
+    if workspace is None or workspace.mode != "git" or state.ending.delivered:
+        return None
+    return settle(Requeued(state.now, "shutdown")) if state.draining else Deliver(outcome)
+
+
+def _ask_for_result(state: RunState) -> Step | None:
+    if state.spec.result_tool is None or state.ending.submitted:
+        return None
+    if state.ending.result_nudges >= MOST_RESULT_NUDGES:
+        detail = f"the model was asked {MOST_RESULT_NUDGES} times for its result and gave none"
+        return settle(Ended("failed", "no_result", detail))
+    return Record(UserMessageAdded((RESULT_TEXT,), "result"))
+
+
+def _verify(state: RunState) -> Step | None:
+    verify = state.spec.verify
+    if verify is None:
+        return None
+    verification = _current_verification(state)
+    if verification is None or verification.passed is None:
+        if (step := leave(state)) is not None:
+            return step
+        if verification is not None:
+            return RunVerify(verification.number)
+        before = state.ending.verification
+        return Record(VerificationStarted(before.number + 1 if before else 1))
+    if verification.passed:
+        return None
+    if verify.on_failure == "fail" or state.ending.verify_failures >= verify.rounds:
+        return settle(Ended("failed", "verify", f"`{verification.command}` failed"))
+    text = VERIFY_TEXT.format(command=verification.command, output=verification.output)
+    return Record(UserMessageAdded((text,), "verify"))
+
+
+def _current_verification(state: RunState) -> Verification | None:
+    """The verification of the present state; None if a turn or a change of the workspace came since."""
+    verification = state.ending.verification
+    if verification is None or not verification.is_of(state.turns, state.files.tree):
+        return None
+    return verification
