@@ -20,7 +20,6 @@ from runner.core import (
     decide,
     entries,
     events,
-    finish,
     model_calls,
 )
 from runner.core.conversation import ToolOutcome
@@ -116,7 +115,7 @@ def test_the_numbers_are_those_of_the_code() -> None:
         ("fewer than 1,024 tokens", 1_024, budget.LEAST_OUTPUT_TOKENS),
         ("up to eight", 8, calls.MOST_PARALLEL_READS),
         ("asked to go on, twice in a row", 2, decide.MOST_CONTINUATIONS),
-        ("is asked for it, twice in all", 2, finish.MOST_RESULT_NUDGES),
+        ("is asked for it, twice in all", 2, decide.MOST_RESULT_NUDGES),
         ("for 2 seconds at first", 2, model_calls.BUDGET_WAIT_SECONDS),
         ("and up to 20, at a time", 20, model_calls.LONGEST_BUDGET_WAIT_SECONDS),
         ("after 5 seconds at most", 5, budgets.MOST_SECONDS),
