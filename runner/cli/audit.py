@@ -24,7 +24,7 @@ import click
 
 from runner.app.humanize import cell, dollars, duration, lines, moment
 from runner.cli.costs import BY
-from runner.cli.options import Command, Duration, stored, with_settings
+from runner.cli.options import Command, Duration, opened, with_settings
 from runner.cli.terminal import console_on, note, say
 from runner.errors import UsageError
 from runner.settings import Settings
@@ -311,7 +311,8 @@ def question(limit: int) -> Callable[[Callable[..., Rows]], Callable[..., None]]
         def run(settings: Settings, format: str, only: dict[str, Any], **options: Any) -> None:
             from runner.audit import Audit
 
-            with stored(settings) as database:
+            with opened(settings) as handle:
+                database = handle.database
                 say_rows(ask(Audit.of(settings, database), **options, **only), format)
 
         command: Callable[..., Any] = run
@@ -543,7 +544,8 @@ def sql(
     if (sql is None) == (file is None):
         raise UsageError("give the SQL, or --file with it")
     asked = file.read() if file is not None else str(sql)
-    with stored(settings) as database:
+    with opened(settings) as handle:
+        database = handle.database
         answer = Audit.of(settings, database).sql(asked, limit=limit, timeout=timeout, role=role)
         say_rows(answer, format)
 

@@ -22,8 +22,8 @@ from runner.errors import UsageError
 from runner.settings import Settings
 
 if TYPE_CHECKING:
+    from runner.app.handle import App
     from runner.core.spec import Submission
-    from runner.store.database import Database
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -135,12 +135,12 @@ class Duration(click.ParamType[float]):
 
 
 @contextmanager
-def stored(settings: Settings) -> Iterator[Database]:
-    """The database of ``with_app``, for a command that takes no app."""
+def opened(settings: Settings) -> Iterator[App]:
+    """Open the app of ``with_app``, for a command that takes settings."""
     from runner.app.handle import open_app
 
     with open_app(settings) as app:
-        yield app.database
+        yield app
 
 
 def load_job(settings: Settings, spec: Path) -> Submission:

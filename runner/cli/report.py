@@ -12,7 +12,7 @@ import click
 from runner.app.humanize import cell, cost_line, denier, duration, first_line, plural
 from runner.cli.exit_codes import exit_code
 from runner.cli.files import write_file
-from runner.cli.options import stored, with_settings
+from runner.cli.options import opened, with_settings
 from runner.cli.terminal import note, say, say_bytes, say_json, say_table
 from runner.settings import Settings
 
@@ -44,7 +44,8 @@ def report(settings: Settings, job: str, output: Path | None) -> None:
     """
     from runner.app.report import markdown, report_on
 
-    with stored(settings) as database:
+    with opened(settings) as handle:
+        database = handle.database
         found = report_on(settings, database, job, time.time(), with_changes=True)
     content = markdown(found).encode(errors="backslashreplace")
     if output is None:

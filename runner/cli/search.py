@@ -11,7 +11,7 @@ import click
 
 from runner.app.humanize import cell, moment
 from runner.cli.audit import MOST_ROWS, filter_options, format_options, limit_option, say_rows
-from runner.cli.options import stored, with_settings
+from runner.cli.options import opened, with_settings
 from runner.cli.terminal import console_on, note, say
 from runner.core.search import ROLES, SOURCES
 from runner.settings import Settings
@@ -81,7 +81,8 @@ def search(
     from runner.audit import Audit
 
     _refuse_options(text)
-    with stored(settings) as database, Indexing() as indexing:
+    with opened(settings) as handle, Indexing() as indexing:
+        database = handle.database
         found = Audit.of(settings, database).find(
             " ".join(text),
             exact,

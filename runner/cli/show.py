@@ -25,7 +25,7 @@ from runner.app.humanize import (
     verified,
 )
 from runner.cli.control import budget_fields, usd_of
-from runner.cli.options import json_option, state_option, stored, with_settings
+from runner.cli.options import json_option, opened, state_option, with_settings
 from runner.cli.terminal import note, say, say_fields, say_json, say_table
 from runner.core.agents import place_of
 from runner.core.run import ENDED, RunStatus
@@ -59,7 +59,8 @@ def list_(
     """
     from runner.app import show as app
 
-    with stored(settings) as database:
+    with opened(settings) as handle:
+        database = handle.database
         jobs = [] if job else app.list_jobs(database, None if whole_trees else state)
         if job is None and not (whole_trees and jobs):
             if as_json:
@@ -160,7 +161,8 @@ def show(settings: Settings, id: str, as_json: bool) -> None:
     """
     from runner.app.show import details_of
 
-    with stored(settings) as database:
+    with opened(settings) as handle:
+        database = handle.database
         details = details_of(settings, database, id)
     if as_json:
         say_json(details.as_json())
@@ -410,7 +412,8 @@ def events(settings: Settings, id: str, follow: bool, whole_tree: bool, as_json:
     """
     from runner.app.show import events_of
 
-    with stored(settings) as database:
+    with opened(settings) as handle:
+        database = handle.database
         if follow:
             _follow(settings, database, id, whole_tree=whole_tree, as_json=as_json)
             return

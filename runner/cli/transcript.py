@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from runner.app.humanize import cell
-from runner.cli.options import json_option, stored, with_settings
+from runner.cli.options import json_option, opened, with_settings
 from runner.cli.terminal import note, print_lines, say_json
 from runner.errors import UsageError
 from runner.settings import Settings
@@ -107,7 +107,8 @@ def transcript(
     from runner.app import transcript as app
 
     _refuse_mixed(turns, full, page, turn, whole_tree, as_json)
-    with stored(settings) as database:
+    with opened(settings) as handle:
+        database = handle.database
         if turn is not None:
             _say_request(app.request_as_sent(database, run, turn))
             return
