@@ -49,7 +49,7 @@ class Status:
         """What to do about a database that is not current."""
         return {
             "newer": "install the version that upgraded it",
-            "unsupported": "export its jobs with the version that wrote it, then use a new database",
+            "unsupported": "keep it for the version that wrote it, and use a new database",
         }.get(self.state, "run `runner db upgrade`")
 
 
