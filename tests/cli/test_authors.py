@@ -57,6 +57,7 @@ READING = {
     "results": "J",
     "rules check": "F",
     "rules list": "J",
+    "schema": "",
     "search": "mend",
     "show": "J",
     "transcript": "R",
@@ -90,7 +91,7 @@ WRITING = sorted(set(COMMANDS) - set(READING) - set(WRITING_BY_THEMSELVES))
 @pytest.mark.parametrize("name", WRITING)
 def test_every_command_that_changes_something_asks_who_and_why(name: str) -> None:
     assert {"--as", "--reason"} <= options(COMMANDS[name]), (
-        f"`runner {name}` has no --as and --reason: decorate it with cli.authors.signed, or if it "
+        f"`runner {name}` has no --as and --reason: decorate it with cli.options.signed, or if it "
         "changes nothing that is stored, list it here as reading"
     )
 
