@@ -1,4 +1,4 @@
-"""What model calls used and cost, and refusing to limit the cost of a model without a price."""
+"""Sum what model calls used and cost, and refuse a cost limit for a model without a price."""
 
 from __future__ import annotations
 

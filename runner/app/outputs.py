@@ -1,4 +1,4 @@
-"""What runs leave: their changes as diffs, patches and predictions, and their results."""
+"""The results of runs: diffs, patches, predictions and structured results."""
 
 from __future__ import annotations
 
@@ -72,11 +72,11 @@ def results_of(app: App, job: str) -> Results:
 
 @dataclass(frozen=True, slots=True)
 class Diff:
-    """What a run changed in its workspace."""
+    """The changes of a run in its workspace."""
 
     content: bytes
     too_large: Sequence[str] = ()  # paths that are too large to be recorded whole
-    unrecorded: Sequence[str] = ()  # paths of which nothing is recorded
+    unrecorded: Sequence[str] = ()  # paths whose content is not recorded
 
 
 def diff_of(app: App, name: str, turn: int | None = None, *, stat: bool = False) -> Diff:

@@ -56,7 +56,7 @@ class ReportedRun:
     waiting: int = 0  # tool calls that wait for an answer
     unknown: int = 0  # tool calls of unknown outcome
     last_text: str | None = None  # what the model said last
-    unrecorded: tuple[str, ...] = ()  # paths in its workspace of which nothing is recorded
+    unrecorded: tuple[str, ...] = ()  # paths in its workspace whose content is not recorded
 
     @property
     def short_id(self) -> str:
@@ -128,7 +128,7 @@ class Report:
 
     @property
     def oddities(self) -> list[tuple[str, list[ReportedRun]]]:
-        """What a success may hide, and the runs of which that is so."""
+        """Return problems that a success may hide, each with its runs."""
         tests: tuple[tuple[str, Callable[[ReportedRun], object]], ...] = (
             ("with tool calls whose outcome nobody knows", lambda each: each.unknown),
             ("although tool calls were denied", lambda each: each.run["tree_denials"]),
@@ -245,7 +245,7 @@ def report_on(
 def _changes(
     settings: Settings, database: Database, runs: Iterable[RunSnapshots]
 ) -> tuple[dict[str, DiffStat], dict[str, tuple[str, ...]], str]:
-    """Return what each run changed and the paths of which nothing is recorded, by its id; and why some
+    """Return what each run changed and the paths whose content is not recorded, by its id; and why some
     cannot be told."""
     recorded = snapshots.recorded_in(settings)
     found: dict[str, DiffStat] = {}
