@@ -136,9 +136,7 @@ def _turns(database: Database, run_ids: list[str], *, attempt: int) -> dict[str,
     query = (
         select(events.c.run_id, func.count())
         .where(
-            events.c.run_id.in_(run_ids),
-            events.c.attempt == attempt,
-            events.c.type == "turn_ended",
+            events.c.run_id.in_(run_ids), events.c.attempt == attempt, events.c.type == "turn_ended"
         )
         .group_by(events.c.run_id)
         .having(func.count() >= 2)
@@ -156,9 +154,7 @@ def _first_steps(database: Database, run_ids: list[str]) -> list[float]:
     query = (
         select(func.min(events.c.at))
         .where(
-            events.c.run_id.in_(run_ids),
-            events.c.attempt == 2,
-            events.c.type != "attempt_started",
+            events.c.run_id.in_(run_ids), events.c.attempt == 2, events.c.type != "attempt_started"
         )
         .group_by(events.c.run_id)
     )

@@ -237,12 +237,7 @@ class Audit:
         return timeline_rows(self._database, filters, run_id, self._prices, limit=_most(limit))
 
     def sql(
-        self,
-        sql: str,
-        *,
-        limit: int | None = None,
-        timeout: float = 30.0,
-        role: str | None = None,
+        self, sql: str, *, limit: int | None = None, timeout: float = 30.0, role: str | None = None
     ) -> Rows:
         """Ask with a SELECT over the views of docs/audit.md. It can change nothing, whatever it says.
 

@@ -210,11 +210,7 @@ def _started(worker: Worker, machine: Machine) -> Worker:
 
 
 def _surroundings(
-    settings: Settings,
-    database: Database,
-    notifier: Notifier,
-    queue_url: str,
-    opened: ExitStack,
+    settings: Settings, database: Database, notifier: Notifier, queue_url: str, opened: ExitStack
 ) -> tuple[Machine, Ports]:
     from runner.engine.process import HostLocks
     from runner.engine.worker import Machine

@@ -67,11 +67,7 @@ class RunnerAtTerminal(_Runner):
     ``subprocess.Popen``."""
 
     def __init__(
-        self,
-        arguments: Sequence[str],
-        folder: Path,
-        environment: Mapping[str, str],
-        terminal: int,
+        self, arguments: Sequence[str], folder: Path, environment: Mapping[str, str], terminal: int
     ) -> None:
         super().__init__(arguments, folder, environment, (terminal,) * 3)
 

@@ -21,12 +21,7 @@ MIB = 1 << 20
 
 @contextmanager
 def worker(
-    *arguments: str,
-    home: Path,
-    database_url: str,
-    api_url: str,
-    temporary: Path,
-    log: Path,
+    *arguments: str, home: Path, database_url: str, api_url: str, temporary: Path, log: Path
 ) -> Iterator[subprocess.Popen[bytes]]:
     """``runner worker`` with these arguments; it is told to end, and waited for, on the way out.
 

@@ -178,11 +178,7 @@ def answer(app: App, question_ids: Sequence[str], reply: Reply) -> list[Answered
 
 
 def answer_named(
-    app: App,
-    names: Sequence[str],
-    group_key: str | None,
-    reply: Reply,
-    edit: str | None = None,
+    app: App, names: Sequence[str], group_key: str | None, reply: Reply, edit: str | None = None
 ) -> tuple[list[Answered], str | None]:
     """Answer the questions that ``choose`` returns.
 

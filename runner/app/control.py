@@ -32,8 +32,7 @@ def cancel(app: App, name: str, author: Author) -> Outcome:
     """End the runs of a job, or a run, that have not ended, with their sub-agents."""
     target = _target(app, name)
     return Outcome(
-        target,
-        app.change(lambda now: control.cancel(app.database, target, now, author=author)),
+        target, app.change(lambda now: control.cancel(app.database, target, now, author=author))
     )
 
 
@@ -41,8 +40,7 @@ def pause(app: App, name: str, author: Author) -> Outcome:
     """Let runs wait until they are resumed."""
     target = _target(app, name)
     return Outcome(
-        target,
-        app.change(lambda now: control.pause(app.database, target, now, author=author)),
+        target, app.change(lambda now: control.pause(app.database, target, now, author=author))
     )
 
 

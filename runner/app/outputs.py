@@ -139,10 +139,7 @@ def runs_to_patch(app: App, name: str, state: RunStatus | None) -> list[RunSnaps
 
 
 def write_patches(
-    app: App,
-    runs: Sequence[RunSnapshots],
-    format: Literal["am", "preds"],
-    write_file: WriteFile,
+    app: App, runs: Sequence[RunSnapshots], format: Literal["am", "preds"], write_file: WriteFile
 ) -> list[Written]:
     """Write what runs changed: a mail for ``git am`` each, or one file of SWE-bench predictions."""
     write = _patches if format == "am" else _predictions
@@ -193,9 +190,7 @@ def _predictions(app: App, runs: Sequence[RunSnapshots], write_file: WriteFile) 
 
 
 def _each(
-    app: App,
-    runs: Sequence[RunSnapshots],
-    write: Callable[[RunSnapshots, bytes], Written],
+    app: App, runs: Sequence[RunSnapshots], write: Callable[[RunSnapshots, bytes], Written]
 ) -> list[Written]:
     """Write the changes of each run. A run whose changes cannot be read does not stop the others."""
     recorded = recorded_in(app.settings)

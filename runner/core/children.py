@@ -11,15 +11,7 @@ from dataclasses import replace
 from itertools import takewhile
 from typing import Any, TypeVar
 
-from runner.core.agents import (
-    SPLIT_SOURCE,
-    SPLIT_TOOL,
-    AgentType,
-    Child,
-    NewChild,
-    Split,
-    child_id,
-)
+from runner.core.agents import SPLIT_SOURCE, SPLIT_TOOL, AgentType, Child, NewChild, Split, child_id
 from runner.core.budget import Limits, billionths
 from runner.core.compaction import truncate_text, where_output_is
 from runner.core.conversation import UNREADABLE_INPUT, Message, Tool, ToolResult

@@ -185,9 +185,7 @@ def _started(state: RunState, entry: ModelCallStarted) -> RunState:
             else model.pace,
         ),
         money=replace(
-            state.money,
-            budget_waits=0,
-            budget=budget and budget.with_reserved(entry.reservation),
+            state.money, budget_waits=0, budget=budget and budget.with_reserved(entry.reservation)
         ),
         context=replace(state.context, checked_window=state.context.window),
         ending=replace(state.ending, delivered=None),
@@ -274,9 +272,7 @@ def _charged(state: RunState, tokens: int, cost: int) -> RunState:
     if call is not None and money.budget is not None:
         money = replace(money, budget=money.budget.with_spent(call.reservation, tokens, cost))
     money = replace(
-        money,
-        charged_tokens=money.charged_tokens + tokens,
-        charged_cost=money.charged_cost + cost,
+        money, charged_tokens=money.charged_tokens + tokens, charged_cost=money.charged_cost + cost
     )
     return replace(state, money=money, model=replace(state.model, open_call=None))
 

@@ -7,20 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from runner.core.budget import (
-    Ceiling,
-    JobBudget,
-    Reservation,
-    in_usd,
-    prompt_bound,
-    reserve,
-)
-from runner.core.compaction import (
-    Shortening,
-    TokenEstimate,
-    summary_question,
-    token_estimate,
-)
+from runner.core.budget import Ceiling, JobBudget, Reservation, in_usd, prompt_bound, reserve
+from runner.core.compaction import Shortening, TokenEstimate, summary_question, token_estimate
 from runner.core.context import is_worth_an_hour, paced
 from runner.core.conversation import Message, ModelRequest, Purpose, text_block, text_bytes
 from runner.core.entries import (
@@ -29,12 +17,7 @@ from runner.core.entries import (
     ContextCompacted,
     ModelCallStarted,
 )
-from runner.core.prices import (
-    FREE,
-    PriceList,
-    Tariff,
-    Terms,
-)
+from runner.core.prices import FREE, PriceList, Tariff, Terms
 from runner.core.run import Ended, Requeued, Waiting
 from runner.core.spec import JobSpec, Patience
 from runner.core.state import OpenCall, RunState

@@ -83,10 +83,7 @@ class Tariff:
         """The tokens of output, at most ``most``, with which a call surely costs no more than
         ``left``; less than 0 when its prompt alone may cost more."""
         return min(
-            (
-                _output_for(rates, left, prompt, hour_cache, most)
-                for rates in self._possible(prompt)
-            ),
+            _output_for(rates, left, prompt, hour_cache, most) for rates in self._possible(prompt)
         )
 
     def _rates(self, prompt: int) -> Rates:

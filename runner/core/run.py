@@ -28,9 +28,7 @@ ENDED: frozenset[RunStatus] = frozenset({"succeeded", "failed", "cancelled", "st
 #   running -> waiting   paused, an answer, a budget   * -> cancelled      at any moment before the end
 TRANSITIONS: dict[RunStatus, frozenset[RunStatus]] = {
     "queued": frozenset({"running", "waiting", "cancelled"}),
-    "running": frozenset(
-        {"queued", "waiting", "succeeded", "failed", "cancelled", "stopped"},
-    ),
+    "running": frozenset({"queued", "waiting", "succeeded", "failed", "cancelled", "stopped"}),
     "waiting": frozenset({"queued", "cancelled"}),
     "succeeded": frozenset({"queued"}),
     "failed": frozenset({"queued"}),

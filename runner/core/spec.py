@@ -6,12 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from runner.core.agents import (
-    AGENT_SOURCE,
-    SPLIT_SOURCE,
-    AgentType,
-    Coordinator,
-)
+from runner.core.agents import AGENT_SOURCE, SPLIT_SOURCE, AgentType, Coordinator
 from runner.core.budget import Budget, Limits
 from runner.core.context import Context, estimate_text
 from runner.core.conversation import Message, Tool, content_bytes, content_text, text_bytes

@@ -11,13 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from runner.core.agents import Child, Split
-from runner.core.budget import (
-    Ceiling,
-    Charged,
-    JobBudget,
-    Limits,
-    Reservation,
-)
+from runner.core.budget import Ceiling, Charged, JobBudget, Limits, Reservation
 from runner.core.context import DEFAULT_WINDOW, Compacted, sent_messages
 from runner.core.conversation import Block, Message, Purpose, ToolOutcome, Usage
 from runner.core.hooks import HookRun

@@ -18,23 +18,12 @@ from runner.core.compaction import summarised
 from runner.core.context import DEFAULT_WINDOW
 from runner.core.conversation import ModelReply, message_blocks, tool_uses
 from runner.core.decide import advance
-from runner.core.entries import (
-    Entry,
-    ModelCallFailed,
-    ModelReplied,
-    RunSettled,
-    TimeWorked,
-)
+from runner.core.entries import Entry, ModelCallFailed, ModelReplied, RunSettled, TimeWorked
 from runner.core.fold import Applied
 from runner.core.model_calls import next_request, summary_request, turn_request
 from runner.core.run import Ended, Lease, Outcome, Requeued, Waiting
 from runner.core.spec import JobSpec
-from runner.core.state import (
-    Call,
-    CountedPrompt,
-    OpenCall,
-    RunState,
-)
+from runner.core.state import Call, CountedPrompt, OpenCall, RunState
 from runner.core.steps import (
     CallModel,
     CountTokens,

@@ -60,9 +60,7 @@ class Writer:
         self._write = write
         self._digest = hashlib.sha256()
         self._rows = 0
-        self._put(
-            encoded({"runner_export": VERSION, "job": header.job_id, "run": header.run_id}),
-        )
+        self._put(encoded({"runner_export": VERSION, "job": header.job_id, "run": header.run_id}))
 
     def add(self, line: bytes) -> None:
         """Write a row, as ``TableFormat.line`` returns it."""

@@ -40,12 +40,7 @@ from runner.jobfile.fit import note_misfits
 from runner.jobfile.items import Keyed, note_taken_keys, read_items, render_texts
 from runner.jobfile.keys import MOST_NAME
 from runner.jobfile.lines import locate
-from runner.jobfile.permissions import (
-    EFFECTS,
-    PlacedRules,
-    note_idle_rules,
-    read_settings,
-)
+from runner.jobfile.permissions import EFFECTS, PlacedRules, note_idle_rules, read_settings
 from runner.jobfile.script import read_script
 from runner.jobfile.table import Node, Section
 from runner.jobfile.values import (

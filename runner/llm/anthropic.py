@@ -16,12 +16,7 @@ from urllib.parse import quote
 
 from runner.core.conversation import Message, ModelReply, ModelRequest
 from runner.errors import ModelCallError
-from runner.llm.connections import (
-    Expiry,
-    Watch,
-    Watchdog,
-    monotonic,
-)
+from runner.llm.connections import Expiry, Watch, Watchdog, monotonic
 from runner.llm.stream import Accumulator
 from runner.ports import Interrupt
 
@@ -237,10 +232,7 @@ class AnthropicModel:
 
         line = Line()
         seconds = self._ask_timeout
-        with (
-            interrupt.cut_by(line.cut),
-            self._watchdog.watch(line.cut, seconds, seconds) as watch,
-        ):
+        with interrupt.cut_by(line.cut), self._watchdog.watch(line.cut, seconds, seconds) as watch:
             try:
                 return self._connected().ask(path, line, body, headers or {})
             except (ModelCallError, *FAILURES):

@@ -358,12 +358,7 @@ def monotonic() -> float:
 class Watch:
     """One call under watch. ``expired`` says why it was cut, if it was."""
 
-    def __init__(
-        self,
-        cut: Callable[[], None],
-        stall_timeout: float,
-        total_timeout: float,
-    ) -> None:
+    def __init__(self, cut: Callable[[], None], stall_timeout: float, total_timeout: float) -> None:
         now = monotonic()
         self.expired: Expiry | None = None
         self._cut = cut

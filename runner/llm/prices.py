@@ -31,9 +31,7 @@ def load_prices(own: Path | None = None) -> PriceList:
         UsageError: it cannot be read, or is no price list; which line of it, in one line.
     """
     shipped = _parse("prices.toml", files("runner.llm").joinpath("prices.toml").read_text("utf-8"))
-    prices = _Part("prices.toml", shipped).apply(
-        PriceList(date.min, "", {}),
-    )
+    prices = _Part("prices.toml", shipped).apply(PriceList(date.min, "", {}))
     if own is None:
         return prices
     try:

@@ -10,13 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from runner.core.conversation import (
-    Block,
-    ModelReply,
-    ModelRequest,
-    Usage,
-    content_bytes,
-)
+from runner.core.conversation import Block, ModelReply, ModelRequest, Usage, content_bytes
 from runner.core.spec import ANY_ITEM, OF_AGENT, SUMMARY
 from runner.errors import ModelCallError
 from runner.ports import Interrupt

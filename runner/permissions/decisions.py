@@ -19,14 +19,7 @@ from typing import Any, Literal
 
 from runner.permissions.accesses import Access, Request, accesses_of, file_access, shorten
 from runner.permissions.paths import PathPattern, ResolvedPath, ToolContext
-from runner.permissions.rules import (
-    REMEMBERED,
-    CommandPattern,
-    Effect,
-    ParsedRule,
-    Rule,
-    covers,
-)
+from runner.permissions.rules import REMEMBERED, CommandPattern, Effect, ParsedRule, Rule, covers
 
 Default = Literal["ask", "deny"]
 

@@ -27,13 +27,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
 from runner.core.conversation import Purpose, Usage
-from runner.core.prices import (
-    Calls,
-    PriceList,
-    Spending,
-    Terms,
-    spending,
-)
+from runner.core.prices import Calls, PriceList, Spending, Terms, spending
 from runner.queries.filters import Filters, cut
 from runner.queries.rows import Column, Rows, columns
 from runner.store.conditions import ROOT_RUN

@@ -241,9 +241,7 @@ def decision_on_call(database: Database, call_id: str) -> dict[str, Any]:
     assert parsed is not None, call_id
     run_id, turn, position = parsed
     query = query.where(
-        tool_calls.c.run_id == run_id,
-        tool_calls.c.turn == turn,
-        tool_calls.c.position == position,
+        tool_calls.c.run_id == run_id, tool_calls.c.turn == turn, tool_calls.c.position == position
     )
     row = dict(database.read(lambda connection: connection.execute(query).mappings().one()))
     why, origin = row.pop("why"), row.pop("origin")

@@ -19,15 +19,7 @@ from runner.queries.calls import (
     path_pattern,
     walk,
 )
-from runner.queries.filters import (
-    CALLED_AT,
-    KEY,
-    NEWEST_FIRST,
-    Filters,
-    at_most,
-    cut,
-    with_labels,
-)
+from runner.queries.filters import CALLED_AT, KEY, NEWEST_FIRST, Filters, at_most, cut, with_labels
 from runner.queries.rows import Rows, columns
 from runner.store import ids
 from runner.store.database import Database

@@ -71,9 +71,7 @@ def call_key(connection: Connection, call_id: str) -> CallKey | None:
         return None
     run_id, turn, position = parsed
     query = select(tool_calls.c.message).where(
-        tool_calls.c.run_id == run_id,
-        tool_calls.c.turn == turn,
-        tool_calls.c.position == position,
+        tool_calls.c.run_id == run_id, tool_calls.c.turn == turn, tool_calls.c.position == position
     )
     message = connection.execute(query).scalar()
     return None if message is None else CallKey(run_id, message, position)

@@ -10,15 +10,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, Select, and_, func, literal_column, select
 
 from runner.core.text import failure_signature, signature, telling_line
-from runner.queries.filters import (
-    CALLED_AT,
-    KEY,
-    NEWEST_FIRST,
-    Filters,
-    at_most,
-    cut,
-    in_batches,
-)
+from runner.queries.filters import CALLED_AT, KEY, NEWEST_FIRST, Filters, at_most, cut, in_batches
 from runner.queries.rows import Rows, columns
 from runner.store import ids
 from runner.store.database import Database

@@ -10,12 +10,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, and_, null, or_, select
 
-from runner.core.agents import (
-    is_within,
-    item_of,
-    place_of,
-    tree_order,
-)
+from runner.core.agents import is_within, item_of, place_of, tree_order
 from runner.core.events import SIGNED
 from runner.core.prices import PriceList
 from runner.errors import NotFoundError

@@ -366,8 +366,7 @@ def _texts_added_since(connection: Connection, run_id: str, number: int) -> int:
     query = (
         select(events.c.type, events.c.data)
         .where(
-            events.c.run_id == run_id,
-            events.c.type.in_(("model_call_started", "message_added")),
+            events.c.run_id == run_id, events.c.type.in_(("model_call_started", "message_added"))
         )
         .order_by(events.c.number.desc())
     )

@@ -86,10 +86,7 @@ def charge_open_call(
         model=replace(progress.model, open_call=None),
         money=replace(progress.money, charged_cost=progress.money.charged_cost + cost),
     )
-    changes = {
-        "charged_tokens": run.charged_tokens + charged,
-        "progress": progress_to_json(after),
-    }
+    changes = {"charged_tokens": run.charged_tokens + charged, "progress": progress_to_json(after)}
     data = {"call": call.number, "kind": kind, "message": why, "charged": charged}
     return changes, [Event("model_call_ended", {**data, "status": None, "request_id": None})]
 

@@ -310,10 +310,7 @@ WAITS_FOR_CHILDREN = and_(runs.c.state == "waiting", runs.c.reason == "children"
 # for its place. (A call that splits a task has several, beside which no other starts.)
 IS_READY = and_(
     WAITS_FOR_CHILDREN,
-    or_(
-        not_(has_unended_below(runs)),
-        and_(_next_call == AGENT_TOOL, _untold_child),
-    ),
+    or_(not_(has_unended_below(runs)), and_(_next_call == AGENT_TOOL, _untold_child)),
 )
 
 

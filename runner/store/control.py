@@ -16,12 +16,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Row, insert, not_, select, update
 
 from runner.core.agents import is_within, lineage
-from runner.core.budget import (
-    Budget,
-    JobBudget,
-    billionths,
-    in_usd,
-)
+from runner.core.budget import Budget, JobBudget, billionths, in_usd
 from runner.core.commands import Change, Target
 from runner.core.events import Event, signed_event
 from runner.core.run import ENDED, RUNNER, TRANSITIONS, UNKNOWN, Author, RunStatus

@@ -11,43 +11,18 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
-from sqlalchemy import (
-    ColumnElement,
-    Connection,
-    Row,
-    and_,
-    exists,
-    insert,
-    or_,
-    select,
-    update,
-)
+from sqlalchemy import ColumnElement, Connection, Row, and_, exists, insert, or_, select, update
 
 from runner.core.agents import Split
 from runner.core.children import split_of
 from runner.core.commands import Change
 from runner.core.context import Compacted, estimate, is_measurement, sent_messages, tokens_of
-from runner.core.conversation import (
-    CUT_REASONS,
-    Block,
-    Message,
-    Usage,
-    content_bytes,
-    content_text,
-)
+from runner.core.conversation import CUT_REASONS, Block, Message, Usage, content_bytes, content_text
 from runner.core.events import INPUT_SUMMARY_LENGTH, Event, signed_event
 from runner.core.hook_decisions import end_turns
 from runner.core.run import ENDED, RUNNER, UNKNOWN, Author
 from runner.core.spec import JobSpec, NewRun
-from runner.core.state import (
-    Children,
-    ContextState,
-    Files,
-    HookState,
-    ModelState,
-    Progress,
-    Stop,
-)
+from runner.core.state import Children, ContextState, Files, HookState, ModelState, Progress, Stop
 from runner.core.text import FORKED_TEXT, FORKED_WITH_FILES_TEXT, shorten
 from runner.errors import NotFoundError, UsageError
 from runner.store import jobs as job_rows

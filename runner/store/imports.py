@@ -516,11 +516,7 @@ def _subject(kind: str, data: Mapping[str, Any]) -> tuple[Any, ...]:
 def _insert_session(connection: Connection, job_id: str, run: SessionRun, done: Event) -> None:
     data = {"job_id": job_id, "item_key": shorten(run.project, INPUT_SUMMARY_LENGTH)}
     submitted = signed_event("run_submitted", UNKNOWN, data)
-    happened = [
-        Happened(run.started_at, submitted),
-        *run.events,
-        Happened(run.ended_at, done),
-    ]
+    happened = [Happened(run.started_at, submitted), *run.events, Happened(run.ended_at, done)]
     row = {
         **_run_row(run),
         "id": run.id,

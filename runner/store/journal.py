@@ -24,12 +24,7 @@ from runner.core.hook_decisions import end_turns
 from runner.core.prices import Tariff
 from runner.core.run import Ended, Lease, Waiting
 from runner.core.spec import JobSpec
-from runner.core.state import (
-    Call,
-    Inbox,
-    QueuedMessage,
-    RunState,
-)
+from runner.core.state import Call, Inbox, QueuedMessage, RunState
 from runner.errors import LeaseLost, StaleView, UnreachableError
 from runner.permissions import Answer
 from runner.ports import Decide, Observer, Stored
@@ -78,8 +73,7 @@ _RUN = select(runs, jobs.c.rules_snapshot).join(jobs, jobs.c.id == runs.c.job_id
 _UNDELIVERED = (
     select(queued_messages.c.id, queued_messages.c.text)
     .where(
-        queued_messages.c.run_id == bindparam("run"),
-        queued_messages.c.delivered_message.is_(None),
+        queued_messages.c.run_id == bindparam("run"), queued_messages.c.delivered_message.is_(None)
     )
     .order_by(queued_messages.c.id)
 )

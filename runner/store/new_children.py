@@ -217,11 +217,7 @@ def _start(
     if goes_on:
         sees = replace(with_instructions_of(connection, state.run_id, spec), instructions=False)
     begins = opening_of(state, sees, child)
-    told = {
-        "parent": state.run_id,
-        "agent_type": child.agent_type,
-        "snapshot": child.snapshot,
-    }
+    told = {"parent": state.run_id, "agent_type": child.agent_type, "snapshot": child.snapshot}
     key = f"{parent.item_key}+{child.number}"
     new = NewRun(key, None, child.prompt)
     opened = job_rows.open_run(

@@ -13,12 +13,7 @@ from sqlalchemy import ColumnElement, Connection, Row, select, tuple_, update
 
 from runner.core.agents import AGENT_TOOL
 from runner.core.commands import Question, Target
-from runner.core.events import (
-    INPUT_SUMMARY_LENGTH,
-    Event,
-    signed_event,
-    summarise_input,
-)
+from runner.core.events import INPUT_SUMMARY_LENGTH, Event, signed_event, summarise_input
 from runner.core.run import ENDED, RUNNER, Author
 from runner.core.spec import JobSpec
 from runner.core.text import shorten

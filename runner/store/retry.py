@@ -156,12 +156,7 @@ def _refuse_retry(run: Row[Any], afresh: dict[str, str], fresh: bool) -> None:
 
 
 def _retry(
-    connection: Connection,
-    run: Row[Any],
-    spec: JobSpec,
-    raised: Raised,
-    now: float,
-    author: Author,
+    connection: Connection, run: Row[Any], spec: JobSpec, raised: Raised, now: float, author: Author
 ) -> Change:
     changes = _taken_up(connection, run, spec, raised, now)
     event = change_event("retried", author, run, changes)
@@ -200,11 +195,7 @@ def _taken_up(
 
 
 def _refuse_used_up(
-    run: Row[Any],
-    progress: Progress,
-    used: budget.Charged,
-    limits: budget.Limits,
-    now: float,
+    run: Row[Any], progress: Progress, used: budget.Charged, limits: budget.Limits, now: float
 ) -> None:
     """``used`` is what the run was charged, with what those that it has started were or may be."""
     if limits.deadline is not None and now >= run.created_at + limits.deadline:
@@ -278,12 +269,7 @@ def _how_to_begin_anew(run: Row[Any]) -> str:
 
 
 def _begin_afresh(
-    connection: Connection,
-    run: Row[Any],
-    spec: JobSpec,
-    raised: Raised,
-    now: float,
-    author: Author,
+    connection: Connection, run: Row[Any], spec: JobSpec, raised: Raised, now: float, author: Author
 ) -> Change:
     prompt = select(blocks.c.content).where(
         blocks.c.run_id == run.id, blocks.c.message == 0, blocks.c.position == 0

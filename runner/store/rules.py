@@ -109,11 +109,7 @@ def rules_at(connection: Connection, job_id: str, snapshot: int) -> tuple[Rule, 
 
 
 def policy_for(
-    rules: Sequence[Rule],
-    run_id: str,
-    spec: JobSpec,
-    snapshot: int,
-    types: Sequence[str] = (),
+    rules: Sequence[Rule], run_id: str, spec: JobSpec, snapshot: int, types: Sequence[str] = ()
 ) -> Policy:
     """What holds for one run: the rules of its job, its own and those of the runs that it works for,
     and the job's default; for a sub-agent, no more than its types let it.

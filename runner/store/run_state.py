@@ -7,15 +7,7 @@ from dataclasses import asdict, fields, is_dataclass, replace
 from functools import cache
 from typing import Any, get_args, get_origin, get_type_hints
 
-from sqlalchemy import (
-    ColumnElement,
-    Connection,
-    Table,
-    bindparam,
-    insert,
-    literal,
-    select,
-)
+from sqlalchemy import ColumnElement, Connection, Table, bindparam, insert, literal, select
 
 from runner.core.context import Compacted, Compaction, TruncatedResult
 from runner.core.conversation import Message, Usage, tool_uses
@@ -27,14 +19,7 @@ from runner.core.spec import JobSpec
 from runner.core.state import Call, Progress, RunState
 from runner.core.text import shorten
 from runner.core.workspace import Instructions, with_instructions
-from runner.permissions import (
-    Answer,
-    Decision,
-    MatchedRule,
-    ResolvedPath,
-    Rule,
-    ToolContext,
-)
+from runner.permissions import Answer, Decision, MatchedRule, ResolvedPath, Rule, ToolContext
 from runner.store.statements import Writes, execute
 from runner.store.tables import (
     approvals,
@@ -314,11 +299,7 @@ class HookRows:
 
     def start(self, state: RunState, entry: HookStarted) -> None:
         """A hook begins, or begins again: ``state`` is before it."""
-        begun = {
-            "attempt": self._attempt,
-            "started_at": self._now,
-            "tree_before": state.files.tree,
-        }
+        begun = {"attempt": self._attempt, "started_at": self._now, "tree_before": state.files.tree}
         if any(run.number == entry.number for run in state.hooks.runs):
             self._change(entry.number, begun)
             return

@@ -92,9 +92,7 @@ _DUE_RUN = (
     )
     .outerjoin(workers, workers.c.id == runs.c.last_worker_id)
     .where(
-        runs.c.id == bindparam("run"),
-        runs.c.state == "queued",
-        runs.c.due_at <= bindparam("now"),
+        runs.c.id == bindparam("run"), runs.c.state == "queued", runs.c.due_at <= bindparam("now")
     )
 )
 
@@ -354,12 +352,6 @@ def endings(database: Database, run_ids: Sequence[str]) -> list[Ending]:
     query = select(*_COLUMNS).where(runs.c.id.in_(run_ids), runs.c.state.in_(sorted(ENDED)))
     rows = database.read(lambda connection: connection.execute(query).all())
     return [
-        Ending(
-            run_id,
-            worker_id,
-            Ended(state, reason, detail),
-            at,
-            Usage(*tokens),
-        )
+        Ending(run_id, worker_id, Ended(state, reason, detail), at, Usage(*tokens))
         for run_id, worker_id, state, reason, detail, at, *tokens in rows
     ]

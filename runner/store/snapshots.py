@@ -95,9 +95,7 @@ def _changes(connection: Connection, run: Row[Any], first: int, last: int) -> li
         hook_runs.c.number.label("place"),
         *(hook_runs.c[name] for name in _COLUMNS),
     ).where(
-        hook_runs.c.run_id == run.id,
-        turn.between(first, last),
-        hook_runs.c.tree_after.is_not(None),
+        hook_runs.c.run_id == run.id, turn.between(first, last), hook_runs.c.tree_after.is_not(None)
     )
     return [_change(row) for query in (calls, hooks) for row in connection.execute(query)]
 

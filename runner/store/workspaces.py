@@ -260,9 +260,7 @@ def _guard(connection: Connection, lease: Lease, **values: Any) -> None:
     changed = connection.execute(
         update(runs)
         .where(
-            runs.c.id == lease.run_id,
-            runs.c.state == "running",
-            runs.c.attempt == lease.attempt,
+            runs.c.id == lease.run_id, runs.c.state == "running", runs.c.attempt == lease.attempt
         )
         .values(values)
     )

@@ -141,10 +141,7 @@ class Spans:
         sampled = decision is Decision.RECORD_AND_SAMPLE
         flags = TraceFlags.SAMPLED if sampled else TraceFlags.DEFAULT
         parent = SpanContext(
-            trace,
-            above,
-            is_remote=True,
-            trace_flags=TraceFlags(flags | TraceFlags.RANDOM_TRACE_ID),
+            trace, above, is_remote=True, trace_flags=TraceFlags(flags | TraceFlags.RANDOM_TRACE_ID)
         )
         return set_span_in_context(NonRecordingSpan(parent), Context())
 

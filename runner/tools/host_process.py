@@ -256,14 +256,7 @@ def keep(call: socket.socket, life: int, children_ended: int) -> None:
     for collected in (output, errors):
         collected.drain()
     os.close(lock)
-    answer(
-        call,
-        end,
-        os.waitstatus_to_exitcode(status),
-        output.kept,
-        errors.kept,
-        output.cut,
-    )
+    answer(call, end, os.waitstatus_to_exitcode(status), output.kept, errors.kept, output.cut)
 
 
 def answer(

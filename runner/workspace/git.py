@@ -144,10 +144,7 @@ class GitProcess:
         self._name = name
 
     def result(
-        self,
-        check: Check = no_check,
-        accept: Sequence[int] = (0,),
-        seconds: float = _LOCAL_SECONDS,
+        self, check: Check = no_check, accept: Sequence[int] = (0,), seconds: float = _LOCAL_SECONDS
     ) -> bytes:
         """Wait for its end and return its standard output; see ``Git.run``."""
         try:

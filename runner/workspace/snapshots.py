@@ -96,12 +96,7 @@ class Snapshots(StoredSnapshots):
         self._index = _Index(git_dir, work_tree, folder, attempt, environment, aside)
         self._reader, self._plain = self._index.reader, self._index.plain
         self._surveyor = Surveyor(
-            self._reader,
-            self._index.writer,
-            self._root,
-            ignored,
-            largest_file,
-            folder / "digests",
+            self._reader, self._index.writer, self._root, ignored, largest_file, folder / "digests"
         )
         self._known: _Known | None = None
 

@@ -161,11 +161,7 @@ def test_results_are_told_from_what_people_say() -> None:
     )
     reading = Transcript("run_1", "one", (("run", "run_1"),), Note("running"), "", iter(told))
     html = "".join(page(reading))
-    assert re.findall(r'<article class="(\w+)"', html) == [
-        "results",
-        "user",
-        "user",
-    ]
+    assert re.findall(r'<article class="(\w+)"', html) == ["results", "user", "user"]
 
 
 def test_parts_are_written_as_they_come() -> None:

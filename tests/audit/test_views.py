@@ -12,12 +12,7 @@ import pytest
 from sqlalchemy import select, text
 
 from runner.audit import Audit
-from runner.core.prices import (
-    Price,
-    PriceList,
-    Rates,
-    Spending,
-)
+from runner.core.prices import Price, PriceList, Rates, Spending
 from runner.llm.prices import load_prices
 from runner.queries.costs import call_costs, costs_by
 from runner.queries.sql.ask import store_prices
@@ -76,13 +71,7 @@ def test_view_has_the_columns_that_are_said(record: Database, view: Any) -> None
 @pytest.mark.parametrize("view", VIEWS, ids=lambda view: view.name)
 def test_columns_hold_what_their_kind_says(record: Database, view: Any) -> None:
     store_prices(record, PRICES)
-    kinds = {
-        "text": str,
-        "integer": int,
-        "time": float,
-        "seconds": float,
-        "usd": float,
-    }
+    kinds = {"text": str, "integer": int, "time": float, "seconds": float, "usd": float}
     for row in rows_of(record, view.name):
         for column in view.columns:
             value = row[column.name]
@@ -278,10 +267,7 @@ def test_calls_are_counted_as_the_ready_questions_do(record: Database) -> None:
 
 
 def test_every_block_and_every_event_is_there(record: Database) -> None:
-    counts = {
-        "v_messages": "blocks",
-        "v_runs": "runs",
-    }
+    counts = {"v_messages": "blocks", "v_runs": "runs"}
     for view, table in counts.items():
         query = text(f"SELECT (SELECT count(*) FROM {view}), (SELECT count(*) FROM {table})")
         seen, stored = record.read(lambda c, q=query: c.execute(q).one())  # type: ignore[misc]

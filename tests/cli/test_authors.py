@@ -149,11 +149,7 @@ def signing(*words: str) -> tuple[str, ...]:
 
 @pytest.mark.parametrize(
     ("words", "kind"),
-    [
-        (("pause",), "paused"),
-        (("cancel",), "cancelled"),
-        (("say", "Go on."), "message_queued"),
-    ],
+    [(("pause",), "paused"), (("cancel",), "cancelled"), (("say", "Go on."), "message_queued")],
 )
 def test_change_is_recorded_with_who_and_why(
     command: Command, database: Database, words: tuple[str, ...], kind: str

@@ -123,9 +123,7 @@ def test_what_is_no_sum_of_money_is_refused(
 
 
 def test_everywhere_it_is_said_how_to_go_on(
-    command: Callable[..., Result],
-    database: Database,
-    capsys: pytest.CaptureFixture[str],
+    command: Callable[..., Result], database: Database, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job_id, run_id = waiting(database, Budget(usd=0.01))
     how = f"runner budget {job_id} --usd N"

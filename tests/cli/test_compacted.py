@@ -20,14 +20,7 @@ from runner.store.database import Database
 from tests.cli.conftest import Result
 from tests.cli.test_terminal import steers
 from tests.store.attempts import Attempt, claim, submit_one, text
-from tests.store.compacting import (
-    HOSTILE,
-    ask_for_summary,
-    clip,
-    compact,
-    stand_in,
-    summarise,
-)
+from tests.store.compacting import HOSTILE, ask_for_summary, clip, compact, stand_in, summarise
 from tests.store.examples import NOW
 
 NEXT = Usage(input_tokens=100, output_tokens=10)
@@ -98,9 +91,7 @@ def test_every_turn_is_shown_as_it_was_sent_byte_for_byte(
 
 
 def test_a_terminal_is_shown_the_request_without_being_steered(
-    command: Callable[..., Result],
-    sent: tuple[str, list[bytes]],
-    monkeypatch: pytest.MonkeyPatch,
+    command: Callable[..., Result], sent: tuple[str, list[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_id, bodies = sent
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)

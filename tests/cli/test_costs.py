@@ -26,10 +26,7 @@ from tests.store.attempts import claim, submit_one, text, tool_use
 from tests.store.examples import NOW, SPEC
 
 USAGE = Usage(
-    input_tokens=10_000,
-    cache_read_tokens=60_000,
-    cache_creation_tokens=20_000,
-    output_tokens=1_000,
+    input_tokens=10_000, cache_read_tokens=60_000, cache_creation_tokens=20_000, output_tokens=1_000
 )
 COST = 0.046  # 0.010 + 0.025 + 0.006 + 0.005
 PRICED = """

@@ -33,12 +33,7 @@ def work(start: Start, *arguments: str) -> None:
 
 @pytest.mark.parametrize("mode", ["git", "copy"])
 def test_fork_goes_on_with_the_files_of_its_turn_in_a_folder_of_its_own(
-    folder: Path,
-    source: Path,
-    start: Start,
-    command: Command,
-    database: Database,
-    mode: str,
+    folder: Path, source: Path, start: Start, command: Command, database: Database, mode: str
 ) -> None:
     count = "cat count >> seen; echo $(($(cat count) + 1)) > count"
     script = [bash(count), bash(count), {"text": "Done."}]

@@ -96,12 +96,7 @@ def test_denied_call_is_said(start: Start, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("script", "more", "code", "state"),
     [
-        (
-            [{"error": {"kind": "invalid_request_error", "status": 400}}],
-            "",
-            1,
-            "failed",
-        ),
+        ([{"error": {"kind": "invalid_request_error", "status": 400}}], "", 1, "failed"),
         ([bash("true"), bash("true"), DONE], "[limits]\nmax_turns = 1", 4, "stopped"),
     ],
 )

@@ -17,12 +17,7 @@ from runner.core.conversation import (
     tool_uses,
 )
 from runner.core.decide import advance
-from runner.core.entries import (
-    Entry,
-    ModelCallFailed,
-    ModelReplied,
-    ToolFinished,
-)
+from runner.core.entries import Entry, ModelCallFailed, ModelReplied, ToolFinished
 from runner.core.fold import apply, opening
 from runner.core.run import Outcome
 from runner.core.spec import JobSpec

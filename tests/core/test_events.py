@@ -296,9 +296,7 @@ def test_a_failed_call_tells_the_words_the_request_and_when_it_is_tried_again():
             "charged": 7,
         }
     ]
-    assert only(found, "retry_scheduled") == [
-        {"at": story.now + 60, "after": "rate_limit_error"},
-    ]
+    assert only(found, "retry_scheduled") == [{"at": story.now + 60, "after": "rate_limit_error"}]
     assert types(found)[-1] == "attempt_ended"
 
 

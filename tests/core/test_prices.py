@@ -10,15 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.core.conversation import Usage
-from runner.core.prices import (
-    Calls,
-    Price,
-    PriceList,
-    Rates,
-    Spending,
-    Terms,
-    spending,
-)
+from runner.core.prices import Calls, Price, PriceList, Rates, Spending, Terms, spending
 
 
 def rates(*numbers: str) -> Rates:

@@ -8,23 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.core.budget import (
-    Charged,
-    Limits,
-    Reservation,
-    billionths,
-    reserve,
-)
+from runner.core.budget import Charged, Limits, Reservation, billionths, reserve
 from runner.core.context import Context
 from runner.core.conversation import Usage
 from runner.core.model_calls import tariffs_of
-from runner.core.prices import (
-    FREE,
-    Price,
-    PriceList,
-    Rates,
-    Tariff,
-)
+from runner.core.prices import FREE, Price, PriceList, Rates, Tariff
 from runner.core.spec import JobSpec
 
 PRICE = st.decimals(0, 100, places=4)

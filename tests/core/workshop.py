@@ -10,14 +10,7 @@ from hypothesis import strategies as st
 
 from runner.core.calls import changes_tree, is_external, runs_again, undo_needed
 from runner.core.conversation import Tool, ToolResult
-from runner.core.entries import (
-    Delivered,
-    Entry,
-    RunSettled,
-    ToolFinished,
-    TreeRecorded,
-    Verified,
-)
+from runner.core.entries import Delivered, Entry, RunSettled, ToolFinished, TreeRecorded, Verified
 from runner.core.run import Ended, Requeued
 from runner.core.state import Call
 from runner.core.steps import CallModel, Deliver, Done, Effect, RunTools, RunVerify

@@ -10,14 +10,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from runner.core.compaction import summarised
-from runner.core.conversation import (
-    Block,
-    ModelReply,
-    ToolResult,
-    Usage,
-    message_blocks,
-    tool_uses,
-)
+from runner.core.conversation import Block, ModelReply, ToolResult, Usage, message_blocks, tool_uses
 from runner.core.decide import advance
 from runner.core.entries import (
     PROMPT_TOO_LONG,
@@ -32,12 +25,7 @@ from runner.core.entries import (
 from runner.core.fold import apply, fold
 from runner.core.model_calls import summary_request
 from runner.core.run import Ended, Requeued, Waiting
-from runner.core.state import (
-    Call,
-    CountedPrompt,
-    QueuedMessage,
-    RunState,
-)
+from runner.core.state import Call, CountedPrompt, QueuedMessage, RunState
 from runner.core.steps import CallModel, CountTokens, Done, Effect, LocateCalls, RunTools, Sleep
 from runner.permissions import Answer, Authorization, ToolContext, digest_of
 from tests.core.sendable import faults

@@ -22,12 +22,7 @@ from runner.llm.anthropic import AnthropicModel
 from runner.llm.prices import load_prices
 from runner.ports import Command, Interrupt, ToolCall
 from runner.queries.transcript import tool_output
-from runner.store import (
-    children,
-    ids,
-    leases,
-    runs,
-)
+from runner.store import children, ids, leases, runs
 from runner.store import tables as stored
 from runner.store.database import Database
 from runner.store.journal import StoredJournal

@@ -36,12 +36,7 @@ ANSWERED = "answered.txt"  # is there once the first question has its answer
 MODEL = "claude-sonnet-5"
 SUMMARY = "Summary"
 REMEMBERED = "Bash(basename *)"
-_USAGE = (
-    "input_tokens",
-    "cache_read_input_tokens",
-    "cache_creation_input_tokens",
-    "output_tokens",
-)
+_USAGE = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens", "output_tokens")
 
 TURNS = 6
 RULES = (Rule("allow", "*"), Rule("deny", "Write"))

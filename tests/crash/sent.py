@@ -8,12 +8,7 @@ from typing import Any
 
 from sqlalchemy import Row
 
-from runner.core.context import (
-    Compacted,
-    Compaction,
-    TruncatedResult,
-    sent_messages,
-)
+from runner.core.context import Compacted, Compaction, TruncatedResult, sent_messages
 from runner.core.conversation import Message
 from runner.core.entries import PROMPT_TOO_LONG
 from runner.llm.anthropic import request_body

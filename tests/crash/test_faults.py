@@ -23,13 +23,7 @@ _FIRST_TOOLS = (*range(26, 36), *range(22, 26))
 _FAULTS = [
     ("safe", "intent not written", "kill", _FIRST_TOOLS, "a side effect happened twice"),
     ("all", "everything repeatable", "kill", _FIRST_TOOLS, "a side effect happened twice"),
-    (
-        "safe",
-        "fence ignored",
-        "freeze",
-        _FIRST_TOOLS,
-        "a worker that had lost its run wrote to it",
-    ),
+    ("safe", "fence ignored", "freeze", _FIRST_TOOLS, "a worker that had lost its run wrote to it"),
     ("files", "nothing put back", "kill", _FIRST_TOOLS, "a call had another outcome"),
     ("asked", "every answer a yes", "kill", _FIRST_TOOLS, "a denied call took effect"),
     (

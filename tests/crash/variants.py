@@ -57,8 +57,7 @@ _SCRIPT: dict[int, Reply] = {
     ),
     2: Reply([text("The third reply is cut once."), bash(2, 0, "; exit 3")], fail_first=[LOST]),
     3: Reply(
-        [tool_use("toolu_3_0", "note", {"line": "3.0"}), bash(3, 1, "")],
-        fail_first=[OVERLOADED],
+        [tool_use("toolu_3_0", "note", {"line": "3.0"}), bash(3, 1, "")], fail_first=[OVERLOADED]
     ),
     4: Reply([read(4, 0), read(4, 1)]),
 }
@@ -86,13 +85,7 @@ _ASKING_SCRIPT: dict[int, Reply] = {
     ),
     2: Reply([asked(2, 0, says="never")]),
     3: Reply([asked(3, 0), asked(3, 1)], fail_first=[OVERLOADED]),
-    4: Reply(
-        [
-            tool_use("toolu_4_0", "Read", {"file_path": ASKED_ABOUT}),
-            read(4, 1),
-            asked(4, 2),
-        ]
-    ),
+    4: Reply([tool_use("toolu_4_0", "Read", {"file_path": ASKED_ABOUT}), read(4, 1), asked(4, 2)]),
 }
 _ANSWERS = {
     "toolu_0_2": Planned("approved", early=True),

@@ -37,12 +37,7 @@ from runner.permissions import (
     paths_of,
 )
 from runner.permissions.shell import LONGEST
-from runner.store import (
-    budgets,
-    leases,
-    runs,
-    tables,
-)
+from runner.store import budgets, leases, runs, tables
 from runner.store.database import Database
 from runner.tools.host import WATCHDOG_SECONDS
 from runner.tools.registry import BUILTIN

@@ -135,9 +135,7 @@ def test_a_parent_begins_when_nothing_of_its_ended_sub_agents_runs_any_more(
     assert run is not None
     busy = {f"{run_id}.1", f"{run_id}.2"}
     here = SimpleNamespace(
-        database=store,
-        locks=SimpleNamespace(host_id="host"),
-        quiet=lambda each: each not in busy,
+        database=store, locks=SimpleNamespace(host_id="host"), quiet=lambda each: each not in busy
     )
     working = SimpleNamespace(_machine=here)
     assert not Worker._is_quiet(working, run)

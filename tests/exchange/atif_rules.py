@@ -34,10 +34,7 @@ def several(items: Schema) -> Schema:
 
 
 IMAGE = closed(
-    {
-        "media_type": {"enum": ["image/jpeg", "image/png", "image/gif", "image/webp"]},
-        "path": TEXT,
-    },
+    {"media_type": {"enum": ["image/jpeg", "image/png", "image/gif", "image/webp"]}, "path": TEXT},
     {},
 )
 PART: Schema = {

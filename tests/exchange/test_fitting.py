@@ -11,13 +11,7 @@ import pytest
 
 from runner import wiring
 from runner.core.spec import JobSpec
-from runner.core.state import (
-    ContextState,
-    Failure,
-    ModelState,
-    OpenCall,
-    Progress,
-)
+from runner.core.state import ContextState, Failure, ModelState, OpenCall, Progress
 from runner.core.workspace import Verify, Workspace
 from runner.exchange.checks import misfit
 from runner.permissions import Rule

@@ -18,9 +18,7 @@ from runner.jobfile.load import load
 
 _RATES = Rates(*map(Decimal, (1, 2, 3, 0, 5)))
 PRICES = PriceList(
-    date(2026, 11, 22),
-    "here",
-    {"priced": Price(_RATES), "small": Price(_RATES, window=50_000)},
+    date(2026, 11, 22), "here", {"priced": Price(_RATES), "small": Price(_RATES, window=50_000)}
 )
 TOOL_NAMES = ("Bash", "Read", "Write", "Edit", "Glob", "Grep")
 

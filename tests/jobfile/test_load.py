@@ -91,9 +91,7 @@ deadline = "soon"
     ]
 
 
-def test_a_missing_key_is_noted_on_the_line_of_its_section(
-    problems_of: Problems,
-) -> None:
+def test_a_missing_key_is_noted_on_the_line_of_its_section(problems_of: Problems) -> None:
     assert problems_of(LEAST + "\n[workspace]\n")[0].startswith("line 4: workspace: the key path")
 
 

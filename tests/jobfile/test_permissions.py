@@ -235,9 +235,7 @@ def test_a_rule_names_a_tool_of_the_job(problems_of: Problems) -> None:
     ]
 
 
-def test_an_unknown_tool_and_a_rule_for_it_are_one_problem(
-    problems_of: Problems,
-) -> None:
+def test_an_unknown_tool_and_a_rule_for_it_are_one_problem(problems_of: Problems) -> None:
     text = 'model = "m"\nprompt = "p"\ntools = ["Lok"]\n[permissions]\nallow = ["Lok"]'
     assert problems_of(text) == ["line 3: tools[0]: there is no tool 'Lok'"]
 

@@ -79,12 +79,7 @@ def delegates(*tasks: str, agent_type: str = "reviewer", **more: Any) -> list[di
         tool_use(
             f"toolu_{task}",
             "Agent",
-            {
-                "description": task,
-                "prompt": f"Task {task}.",
-                "agent_type": agent_type,
-                **more,
-            },
+            {"description": task, "prompt": f"Task {task}.", "agent_type": agent_type, **more},
         )
         for task in tasks
     ]

@@ -45,11 +45,7 @@ class Site:
         self.home = folder / "home"
         self.workspace = folder / "workspace"
         self.workspace.mkdir(parents=True)
-        self.environment = {
-            **os.environ,
-            "RUNNER_HOME": str(self.home),
-            **settings,
-        }
+        self.environment = {**os.environ, "RUNNER_HOME": str(self.home), **settings}
         self.processes: list[RunnerProcess] = []
 
     def job(

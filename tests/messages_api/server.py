@@ -17,13 +17,7 @@ from urllib.parse import unquote, urlsplit
 from tests.messages_api.conversation_rules import Refusal
 from tests.messages_api.prompt_cache import Prompt, PromptCache
 from tests.messages_api.replies import Break, Reply, sse
-from tests.messages_api.rules import (
-    MODELS,
-    check_count,
-    check_headers,
-    check_request,
-    check_window,
-)
+from tests.messages_api.rules import MODELS, check_count, check_headers, check_request, check_window
 from tests.messages_api.wire import Wire, chunk, stream_head
 
 API_KEY = "sk-ant-test-key"
@@ -318,12 +312,7 @@ class MessagesServer:
         return request
 
     async def _play(
-        self,
-        wire: Wire,
-        request: Received,
-        reply: Reply,
-        usage: Mapping[str, Any],
-        request_id: str,
+        self, wire: Wire, request: Received, reply: Reply, usage: Mapping[str, Any], request_id: str
     ) -> bool:
         failure = reply.broken
         if failure is not None and failure.kind == "status":

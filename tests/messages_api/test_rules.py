@@ -239,12 +239,7 @@ def test_an_older_version_takes_temperature():
 
 
 @pytest.mark.parametrize(
-    ("headers", "status"),
-    [
-        ({}, 401),
-        ({"x-api-key": "wrong"}, 401),
-        ({"x-api-key": "key"}, 400),
-    ],
+    ("headers", "status"), [({}, 401), ({"x-api-key": "wrong"}, 401), ({"x-api-key": "key"}, 400)]
 )
 def test_headers_are_refused(headers, status):
     with pytest.raises(Refusal) as caught:

@@ -332,10 +332,7 @@ class Bomb:
 
 
 def test_poisoned_jobs_are_dropped_and_nothing_in_them_runs(
-    connection: redis.Redis,
-    notifier: RqNotifier,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
+    connection: redis.Redis, notifier: RqNotifier, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     traces = tmp_path / "traces"
     traces.mkdir()

@@ -15,12 +15,7 @@ from runner.core.steps import Done
 from runner.permissions import Rule
 from runner.store import jobs as jobs_store
 from runner.store.database import Database
-from runner.store.rules import (
-    insert_rules,
-    list_rules,
-    lock_rules,
-    new_snapshot,
-)
+from runner.store.rules import insert_rules, list_rules, lock_rules, new_snapshot
 from runner.store.tables import approvals, events, runs
 from tests.store.attempts import claim, text, tool_use
 from tests.store.examples import NOW, SPEC, submission

@@ -15,19 +15,9 @@ from runner.core.workspace import Workspace
 from runner.permissions import Rule
 from runner.store.database import Database
 from runner.store.fork import fork
-from runner.store.tables import (
-    blocks,
-    metadata,
-    runs,
-)
+from runner.store.tables import blocks, metadata, runs
 from tests.store.asked import BASH
-from tests.store.attempts import (
-    Attempt,
-    claim,
-    submit_one,
-    text,
-    tool_use,
-)
+from tests.store.attempts import Attempt, claim, submit_one, text, tool_use
 from tests.store.examples import NOW, SPEC
 
 RECORDED = replace(

@@ -7,13 +7,7 @@ from dataclasses import replace
 
 from runner.core.calls import changes_tree, undo_needed
 from runner.core.conversation import ToolResult
-from runner.core.entries import (
-    Delivered,
-    Entry,
-    ToolFinished,
-    TreeRecorded,
-    Verified,
-)
+from runner.core.entries import Delivered, Entry, ToolFinished, TreeRecorded, Verified
 from runner.core.spec import JobSpec, ParallelTools
 from runner.core.state import RunState
 from runner.core.steps import Deliver, Effect, RunTools, RunVerify

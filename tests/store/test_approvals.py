@@ -150,9 +150,7 @@ def test_denial_that_is_newer_than_the_question_stands_above_an_approval(
 
 
 def test_denial_that_is_stored_while_a_person_answers_stands_above_an_approval(
-    database: Database,
-    open_database: Callable[[], Database],
-    monkeypatch: pytest.MonkeyPatch,
+    database: Database, open_database: Callable[[], Database], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job_id, other = submit_asking(database, "a", "b"), open_database()
     asked = ask_all(database, job_id, "uv lock")
@@ -262,10 +260,7 @@ def test_answer_that_comes_too_late_is_none_though_no_worker_saw_the_time(
     (run_id,) = run_ids(database, job_id)
     (late,) = ask(database, run_id, "uv lock", expires_at=NOW + 10)
     (answered,) = answer(database, [late], YES, NOW + 10)
-    assert (answered.changed, answered.detail) == (
-        False,
-        "came too late: the question had expired",
-    )
+    assert (answered.changed, answered.detail) == (False, "came too late: the question had expired")
     assert answers(database, [late]) == ["expired"]
     assert run_row(database, run_id).state == "queued"
 

@@ -84,13 +84,7 @@ QUEUED = {"state": "queued", "reason": ""}
         ((), pause, "paused", QUEUED, PAUSED),
         ((pause,), resume, "resumed", PAUSED, QUEUED),
         ((), say, "message_queued", {"queued_count": 0}, {"queued_count": 1}),
-        (
-            (cancel,),
-            retry,
-            "retried",
-            CANCELLED | {"max_turns": 50},
-            QUEUED | {"max_turns": 99},
-        ),
+        ((cancel,), retry, "retried", CANCELLED | {"max_turns": 50}, QUEUED | {"max_turns": 99}),
         (
             (cancel,),
             say,
@@ -130,9 +124,7 @@ def test_cancel_says_who_also_of_the_questions_that_it_closes(database: Database
     assert database.read(lambda c: c.execute(query).one()) == ("ada", "cancel", ADA.why)
 
 
-def test_pause_of_a_run_at_work_is_asked_by_a_person_and_done_by_runner(
-    database: Database,
-) -> None:
+def test_pause_of_a_run_at_work_is_asked_by_a_person_and_done_by_runner(database: Database) -> None:
     run_id = submit_one(database)
     attempt = claim(database, run_id)
     pause(database, Target("run", run_id))

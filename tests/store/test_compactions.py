@@ -124,9 +124,7 @@ def test_summary_is_a_result_that_a_lost_lease_is_forgotten_for(
     assert run_row(database, attempt.lease.run_id).lost_leases == 0
 
 
-def test_calls_say_what_they_are_for_and_how_long_their_cache_lives(
-    database: Database,
-) -> None:
+def test_calls_say_what_they_are_for_and_how_long_their_cache_lives(database: Database) -> None:
     hour = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
     run_id = submit_one(database, spec=replace(SPEC, model_options=hour))
     ask_for_summary(claim(database, run_id))

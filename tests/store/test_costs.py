@@ -16,12 +16,7 @@ from runner.core.context import Context
 from runner.core.conversation import Usage
 from runner.core.entries import ModelCallFailed
 from runner.core.model_calls import tariffs_of
-from runner.core.prices import (
-    Price,
-    PriceList,
-    Rates,
-    Spending,
-)
+from runner.core.prices import Price, PriceList, Rates, Spending
 from runner.core.spec import JobSpec
 from runner.core.steps import CallModel
 from runner.queries.costs import BY, By, Cost, call_costs, costs_by

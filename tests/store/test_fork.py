@@ -36,14 +36,7 @@ from runner.store.tables import (
     tool_outputs,
 )
 from tests.core.sendable import faults
-from tests.store.attempts import (
-    claim,
-    event_types,
-    run_row,
-    submit_one,
-    text,
-    tool_use,
-)
+from tests.store.attempts import claim, event_types, run_row, submit_one, text, tool_use
 from tests.store.compacting import clip, compact, stand_in
 from tests.store.examples import NOW, SPEC
 from tests.store.forking import (

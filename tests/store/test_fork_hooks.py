@@ -9,12 +9,7 @@ import pytest
 
 from runner.core.commands import Target
 from runner.core.conversation import ToolResult, Usage
-from runner.core.entries import (
-    HookFinished,
-    InstructionsRead,
-    ToolFinished,
-    TreeRecorded,
-)
+from runner.core.entries import HookFinished, InstructionsRead, ToolFinished, TreeRecorded
 from runner.core.hooks import Hook, HookAnswer, HookResult
 from runner.core.steps import CallModel, RunHook, RunTools
 from runner.core.workspace import Instructions

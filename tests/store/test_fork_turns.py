@@ -18,27 +18,12 @@ from runner.store.children import attend
 from runner.store.control import cancel
 from runner.store.database import Database
 from runner.store.fork import fork
-from runner.store.tables import (
-    runs,
-)
-from tests.store.attempts import (
-    claim,
-    run_row,
-    submit_one,
-    text,
-    tool_use,
-)
+from runner.store.tables import runs
+from tests.store.attempts import claim, run_row, submit_one, text, tool_use
 from tests.store.children.family import PARENT, submit_parent
 from tests.store.compacting import clip, compact, use_tool
 from tests.store.examples import NOW, SPEC
-from tests.store.forking import (
-    LATER,
-    SAID,
-    begun,
-    contents,
-    forked,
-    three_turns,
-)
+from tests.store.forking import LATER, SAID, begun, contents, forked, three_turns
 
 
 def test_fork_of_a_fork_knows_what_ended_the_turns_that_were_copied(database: Database) -> None:

@@ -53,12 +53,7 @@ def test_some_turns_have_their_calls(database: Database) -> None:
     ]
     assert [
         (line["turn"], line["role"]) for line in found if line["content"]["type"] != "text"
-    ] == [
-        (3, "assistant"),
-        (3, "user"),
-        (4, "assistant"),
-        (4, "user"),
-    ]
+    ] == [(3, "assistant"), (3, "user"), (4, "assistant"), (4, "user")]
     assert all(line["call"] for line in found if line["content"]["type"] == "tool_result")
     assert list(transcript.messages_of_run(database, run_id, (10, 12))) == []
 

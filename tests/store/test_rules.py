@@ -13,17 +13,8 @@ from runner.errors import NotFoundError, UsageError
 from runner.permissions import Policy, ResolvedPath, Rule, ToolContext
 from runner.store import jobs as jobs_store
 from runner.store.database import Database
-from runner.store.rules import (
-    StoredRule,
-    list_rules,
-    policy_for,
-    revoke,
-    rules_at,
-)
-from runner.store.run_state import (
-    tool_context_from_json,
-    tool_context_to_json,
-)
+from runner.store.rules import StoredRule, list_rules, policy_for, revoke, rules_at
+from runner.store.run_state import tool_context_from_json, tool_context_to_json
 from tests.store.asked import ASKING, add_rules, run_ids, submit_asking
 from tests.store.examples import NOW, submission
 

@@ -29,15 +29,7 @@ from runner.store.retry import retry
 from runner.store.rules import asked_for
 from runner.store.tables import approvals, tool_calls
 from tests.store.asked import BASH, add_rules, answer_events, approval_row, ask, run_ids
-from tests.store.attempts import (
-    Attempt,
-    claim,
-    event_types,
-    free,
-    run_row,
-    submit_one,
-    tool_use,
-)
+from tests.store.attempts import Attempt, claim, event_types, free, run_row, submit_one, tool_use
 from tests.store.examples import NOW, SPEC, submission
 
 PUSH, EDITED = {"command": "git push"}, {"command": "git push --force"}
@@ -165,9 +157,7 @@ def test_denied_call_counts_as_denied_at_no_time(database: Database) -> None:
     assert decisions.denied_calls(database, run_id) == []
 
 
-def test_call_that_dies_again_is_a_new_question_in_the_place_of_the_old(
-    database: Database,
-) -> None:
+def test_call_that_dies_again_is_a_new_question_in_the_place_of_the_old(database: Database) -> None:
     attempt = cut_off(database)
     (first,) = waiting(database)
     attempt = ask_again(answered(attempt, YES))
@@ -190,9 +180,7 @@ def test_call_that_a_person_let_run_once_is_asked_about_again(database: Database
     assert isinstance(answered(attempt, YES).effect, RunTools)
 
 
-def test_what_a_person_made_of_the_call_is_what_is_asked_about_and_run(
-    database: Database,
-) -> None:
+def test_what_a_person_made_of_the_call_is_what_is_asked_about_and_run(database: Database) -> None:
     run_id = submit_one(database, spec=ASKED_FIRST)
     (first,) = ask(database, run_id, "git push")
     answer(database, [first], replace(YES, edited=EDITED), NOW)
@@ -262,9 +250,7 @@ def test_what_the_rules_deny_by_now_cannot_be_approved(database: Database) -> No
         answer(database, [asked.id], YES, NOW)
 
 
-def test_question_expires_like_any_other_and_the_outcome_stays_unknown(
-    database: Database,
-) -> None:
+def test_question_expires_like_any_other_and_the_outcome_stays_unknown(database: Database) -> None:
     attempt = cut_off(database, replace(OURS, asking=Asking(timeout=60.0)))
     (asked,) = waiting(database)
     assert asked.expires_at == NOW + 60

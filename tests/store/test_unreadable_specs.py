@@ -24,10 +24,7 @@ from tests.store.examples import NOW, SPEC
 
 WORKSPACE = Workspace("/project", "git", commit="c0ffee")
 SPEC_WITH = replace(
-    SPEC,
-    provider="scripted",
-    workspace=WORKSPACE,
-    script={"one": [{"text": "\0 and \ud800"}]},
+    SPEC, provider="scripted", workspace=WORKSPACE, script={"one": [{"text": "\0 and \ud800"}]}
 )
 
 

@@ -147,10 +147,7 @@ class TestFilesAreTouchedByTheRules:
     def test_link_and_its_target_must_both_pass(
         self, bench: Workbench, tool: str, given: dict[str, str]
     ) -> None:
-        for lines in (
-            (f"allow {tool}", denying(tool, "closed/**")),
-            (allowing(tool, "open/**"),),
-        ):
+        for lines in ((f"allow {tool}", denying(tool, "closed/**")), (allowing(tool, "open/**"),)):
             under = bench.under(*lines)
             for path in ("open/link.txt", "open/folder/a.txt", "closed/link.txt"):
                 assert touch_with(under, tool, given, path).outcome == "denied"
@@ -190,11 +187,7 @@ class TestFilesAreTouchedByTheRules:
         assert (bench.workspace / "closed/a.txt").read_text() == "secret\n"
 
     def test_folder_swapped_between_the_check_and_the_opening_is_refused(
-        self,
-        bench: Workbench,
-        monkeypatch: pytest.MonkeyPatch,
-        tool: str,
-        given: dict[str, str],
+        self, bench: Workbench, monkeypatch: pytest.MonkeyPatch, tool: str, given: dict[str, str]
     ) -> None:
         under = bench.under(allowing(tool, "open/**"))
         decided = swap_after_deciding(

@@ -38,12 +38,7 @@ def test_folders_of_the_run_come_without_symlinks(
         tool_context.outputs,
         tool_context.home,
         tool_context.places,
-    ) == (
-        str(bench.workspace),
-        os.path.realpath(bench.outputs),
-        os.path.realpath(tmp_path),
-        {},
-    )
+    ) == (str(bench.workspace), os.path.realpath(bench.outputs), os.path.realpath(tmp_path), {})
 
 
 def test_path_has_its_name_and_where_it_leads(bench: Workbench) -> None:

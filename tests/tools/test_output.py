@@ -83,9 +83,7 @@ def test_copy_that_cannot_be_written_costs_nothing_but_itself(tmp_path: Path) ->
     assert len(text) <= MOST_CHARACTERS
 
 
-def test_copy_that_was_half_written_leaves_nothing(
-    tmp_path: Path,
-) -> None:
+def test_copy_that_was_half_written_leaves_nothing(tmp_path: Path) -> None:
     copy = tmp_path / "outputs" / "call.txt"
     with largest_file(1_000):
         text, whole = present(b"line\n" * 20_000, copy)

@@ -39,10 +39,7 @@ def left_out(count: int) -> str:
     return f"[{files} left out: no permission to read them]"
 
 
-ALL = [
-    ("Glob", {"pattern": "**"}),
-    ("Grep", {"pattern": "needle"}),
-]
+ALL = [("Glob", {"pattern": "**"}), ("Grep", {"pattern": "needle"})]
 
 
 @pytest.mark.parametrize(("tool", "given"), ALL)
@@ -164,10 +161,7 @@ def test_sub_agent_is_shown_what_its_type_may_read_too(tree: Workbench) -> None:
 def test_long_result_still_ends_with_what_was_left_out(tree: Workbench) -> None:
     under = tree.under("allow Read", "deny Read(closed/**)")
     result = under.run("Grep", pattern="needle", head_limit=1)
-    assert result.content.split("\n")[1:] == [
-        "[only the first 1 lines of the result]",
-        left_out(2),
-    ]
+    assert result.content.split("\n")[1:] == ["[only the first 1 lines of the result]", left_out(2)]
 
 
 def test_single_file_that_may_not_be_read_names_the_rule(tree: Workbench) -> None:

@@ -142,11 +142,7 @@ class TestGlob:
 
 
 @pytest.mark.parametrize(
-    ("tool", "given"),
-    [
-        ("Grep", {"pattern": "(a+)+$"}),
-        ("Glob", {"pattern": "*a" * 25 + "c"}),
-    ],
+    ("tool", "given"), [("Grep", {"pattern": "(a+)+$"}), ("Glob", {"pattern": "*a" * 25 + "c"})]
 )
 class TestCatastrophicPatterns:
     @pytest.fixture

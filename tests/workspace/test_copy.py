@@ -76,15 +76,7 @@ def test_runners_own_folders_are_left_out(source: Path) -> None:
     (source / "a/secret").touch()
     target = source / ".runner/copies/new"
     copy_folder(source, target, [source / ".runner", source / "a/secret"])
-    assert set(contents(target)) == {
-        "a",
-        "a/b",
-        "a/b/file",
-        "script",
-        "inside",
-        "folder",
-        "broken",
-    }
+    assert set(contents(target)) == {"a", "a/b", "a/b/file", "script", "inside", "folder", "broken"}
 
 
 def test_a_copy_inside_its_source_does_not_hold_itself(source: Path) -> None:

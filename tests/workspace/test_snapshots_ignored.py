@@ -161,7 +161,7 @@ def test_names_that_git_refuses_are_only_named(snapshots: Snapshots, place: Plac
     tree, before = snapshots.take(), contents(place.work)
     write(place.work, {".GIT/config": "x", "deep/.Git": "y", "git~1": "z", "new.py": "w"})
     assert set(place.listed(snapshots.take())) == {
-        *(".runner-snapshot", ".gitignore", "a.py", "folder/b.py", "git~1", "new.py"),
+        *(".runner-snapshot", ".gitignore", "a.py", "folder/b.py", "git~1", "new.py")
     }
     snapshots.restore(tree)
     assert contents(place.work) == before

@@ -41,9 +41,7 @@ edits = st.one_of(
     st.tuples(st.just("age"), paths, st.just(b"")),
 )
 rules = st.tuples(
-    st.just("write"),
-    st.sampled_from([b".gitignore", b"d/.gitignore"]),
-    st.sampled_from(RULES),
+    st.just("write"), st.sampled_from([b".gitignore", b"d/.gitignore"]), st.sampled_from(RULES)
 )
 Edit = tuple[str, bytes, bytes]
 

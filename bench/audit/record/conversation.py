@@ -224,12 +224,7 @@ class Conversation:
     def _work(self, index: int, block: dict[str, Any], printed: str, *, passed: bool) -> None:
         """Decide on a call, ask where a rule says so, run it, and give its result."""
         chance, name = self.chance, block["name"]
-        called = {
-            "turn": self.turn,
-            "call_index": index,
-            "tool_use_id": block["id"],
-            "name": name,
-        }
+        called = {"turn": self.turn, "call_index": index, "tool_use_id": block["id"], "name": name}
         matched = summarise_input(block["input"])
         luck = chance.random()
         effect = "ask" if luck < 0.03 and name in _CHANGING else "deny" if luck > 0.985 else "allow"

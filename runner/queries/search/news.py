@@ -73,8 +73,7 @@ _NEW_BLOCKS = BLOCKS.query.where(
     ),
 ).order_by(blocks.c.message, blocks.c.position)
 _NEW_COMPACTIONS = COMPACTIONS.query.where(
-    compactions.c.run_id == bindparam("run_id"),
-    compactions.c.number > bindparam("compactions"),
+    compactions.c.run_id == bindparam("run_id"), compactions.c.number > bindparam("compactions")
 ).order_by(compactions.c.number)
 _NEW_VERIFICATIONS = VERIFICATIONS.query.where(
     verifications.c.run_id == bindparam("run_id"),
@@ -159,12 +158,7 @@ class News:
     """
 
     def __init__(
-        self,
-        ask: Ask,
-        source: Connection,
-        most: int,
-        tell: Tell,
-        progress: Progress | None = None,
+        self, ask: Ask, source: Connection, most: int, tell: Tell, progress: Progress | None = None
     ) -> None:
         self._ask, self._source, self._tell = ask, source, tell
         self._reader = Reader(source, tell)

@@ -73,11 +73,7 @@ def _opened(path: str, heap_bytes: int) -> sqlite3.Connection:
         f"file:{quote(path)}?mode=ro", uri=True, timeout=_BUSY_SECONDS, isolation_level=None
     )
     connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
-    for pragma in (
-        f"hard_heap_limit = {heap_bytes}",
-        "temp_store = MEMORY",
-        "query_only = ON",
-    ):
+    for pragma in (f"hard_heap_limit = {heap_bytes}", "temp_store = MEMORY", "query_only = ON"):
         connection.execute(f"PRAGMA {pragma}").fetchall()
     for category, most in _LIMITS.items():
         connection.setlimit(category, most)

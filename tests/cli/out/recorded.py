@@ -12,12 +12,7 @@ from typing import Any
 from sqlalchemy import select
 
 from runner.core.conversation import Tool, ToolResult
-from runner.core.entries import (
-    Delivered,
-    ToolFinished,
-    TreeRecorded,
-    Verified,
-)
+from runner.core.entries import Delivered, ToolFinished, TreeRecorded, Verified
 from runner.core.run import Ended
 from runner.core.spec import JobSpec
 from runner.core.steps import Deliver, RunTools, RunVerify

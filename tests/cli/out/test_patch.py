@@ -85,10 +85,7 @@ def test_git_am_makes_the_commit_that_the_run_was_delivered_in(
 
 
 def test_a_patch_is_by_the_repository_s_own_rules(
-    command: Callable[..., Result],
-    database: Database,
-    home: Path,
-    folder: Path,
+    command: Callable[..., Result], database: Database, home: Path, folder: Path
 ) -> None:
     """The work tree has other line ends than the repository, and files that are ignored but
     recorded."""

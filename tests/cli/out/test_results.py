@@ -155,10 +155,7 @@ def test_a_defused_cell_is_the_text_behind_one_quote(text: str) -> None:
 
 @pytest.mark.parametrize("shape", ["csv", "json", "jsonl"])
 def test_nothing_at_a_terminal_is_obeyed(
-    command: Callable[..., Result],
-    database: Database,
-    monkeypatch: pytest.MonkeyPatch,
-    shape: str,
+    command: Callable[..., Result], database: Database, monkeypatch: pytest.MonkeyPatch, shape: str
 ) -> None:
     job_id, (run_id,) = submit(database, "a")
     give(database, run_id, {"title": HOSTILE})

@@ -20,13 +20,7 @@ from runner.core.agents import (
 from runner.core.budget import Charged
 from runner.core.children import joined, waiting_for_room
 from runner.core.conversation import ModelReply, Tool, ToolResult
-from runner.core.entries import (
-    ChildrenStarted,
-    Entry,
-    ToolFinished,
-    ToolsStarted,
-    UserMessageAdded,
-)
+from runner.core.entries import ChildrenStarted, Entry, ToolFinished, ToolsStarted, UserMessageAdded
 from runner.core.run import Ended, Waiting
 from runner.core.state import Call
 from runner.core.steps import CallModel, Done, Effect, EndChildren
@@ -39,12 +33,7 @@ SPLIT = Tool(SPLIT_TOOL, "Split the task.", {"type": "object"}, source=SPLIT_SOU
 WITH_AGENTS = (*TOOLS, AGENT)
 REVIEWER = AgentType("reviewer", "Looks at what another made.")
 TESTER = AgentType(
-    "tester",
-    "Tests it.",
-    snapshot=True,
-    token_ceiling=30_000,
-    cost_ceiling_usd=0.5,
-    deadline=600.0,
+    "tester", "Tests it.", snapshot=True, token_ceiling=30_000, cost_ceiling_usd=0.5, deadline=600.0
 )
 TYPES = (REVIEWER, TESTER)
 NAMES = ("Read", "Bash", *[AGENT_TOOL] * 5, "Nothing")

@@ -8,12 +8,7 @@ from dataclasses import dataclass, field, replace
 from hypothesis import strategies as st
 
 from runner.core.agents import AGENT_TOOL
-from runner.core.entries import (
-    ChildrenStarted,
-    Entry,
-    HookFinished,
-    HookStarted,
-)
+from runner.core.entries import ChildrenStarted, Entry, HookFinished, HookStarted
 from runner.core.hook_decisions import refuses
 from runner.core.hooks import Hook, HookAnswer, HookResult
 from runner.core.run import Ended

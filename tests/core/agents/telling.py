@@ -5,12 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from runner.core.agents import (
-    AGENT_TOOL,
-    SPLIT_TOOL,
-    Coordinator,
-    NewChild,
-)
+from runner.core.agents import AGENT_TOOL, SPLIT_TOOL, Coordinator, NewChild
 from runner.core.budget import Charged, Limits
 from runner.core.conversation import Block, ModelReply, ToolResult, Usage
 from runner.core.entries import ChildrenStarted, ModelReplied

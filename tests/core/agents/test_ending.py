@@ -12,12 +12,7 @@ from hypothesis import strategies as st
 from runner.core.agents import AGENT_TOOL
 from runner.core.budget import Limits
 from runner.core.conversation import ModelReply
-from runner.core.entries import (
-    Delivered,
-    HookFinished,
-    ToolFinished,
-    TreeRecorded,
-)
+from runner.core.entries import Delivered, HookFinished, ToolFinished, TreeRecorded
 from runner.core.hooks import Hook, HookAnswer, HookResult
 from runner.core.run import Ended, Requeued, Waiting
 from runner.core.spec import Asking

@@ -14,13 +14,7 @@ from runner.core.budget import Limits
 from runner.core.prices import Rates, Tariff
 from runner.core.spec import Asking
 from runner.permissions import Rule
-from tests.core.agents.family import (
-    NAMES_OF_COORDINATORS,
-    SPLIT,
-    TYPES,
-    WITH_AGENTS,
-    Family,
-)
+from tests.core.agents.family import NAMES_OF_COORDINATORS, SPLIT, TYPES, WITH_AGENTS, Family
 from tests.core.agents.hooked import HOOKS, Hooked
 from tests.core.story import RULES, a_run, a_spec, changed
 

@@ -9,12 +9,7 @@ import pytest
 from runner.core.agents import AgentType
 from runner.core.budget import Limits
 from runner.core.calls import in_doubt, undo_needed
-from runner.core.entries import (
-    ChildrenStarted,
-    HookFinished,
-    ToolsStarted,
-    TreeRecorded,
-)
+from runner.core.entries import ChildrenStarted, HookFinished, ToolsStarted, TreeRecorded
 from runner.core.events import events_of
 from runner.core.fold import apply, fold
 from runner.core.hooks import Hook, HookAnswer, HookResult

@@ -14,12 +14,7 @@ from runner.core.compaction import summarised
 from runner.core.context import Context
 from runner.core.conversation import ModelReply, ToolResult, Usage, content_text
 from runner.core.decide import advance
-from runner.core.entries import (
-    PROMPT_TOO_LONG,
-    Entry,
-    ModelCallFailed,
-    ToolFinished,
-)
+from runner.core.entries import PROMPT_TOO_LONG, Entry, ModelCallFailed, ToolFinished
 from runner.core.fold import apply, fold
 from runner.core.model_calls import next_request, summary_request, turn_request
 from runner.core.run import Ended

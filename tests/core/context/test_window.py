@@ -4,14 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.core.context import (
-    Context,
-    corrected,
-    estimate,
-    estimate_text,
-    is_worth_an_hour,
-    paced,
-)
+from runner.core.context import Context, corrected, estimate, estimate_text, is_worth_an_hour, paced
 
 
 @pytest.mark.parametrize(

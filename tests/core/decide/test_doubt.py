@@ -9,13 +9,7 @@ import pytest
 
 from runner.core.calls import OUTCOME_UNKNOWN, changes_tree, commands_left, undo_needed
 from runner.core.conversation import ModelReply, Tool, ToolResult, Usage
-from runner.core.entries import (
-    CallsDecided,
-    ModelReplied,
-    OutcomeAsked,
-    ToolFinished,
-    ToolsStarted,
-)
+from runner.core.entries import CallsDecided, ModelReplied, OutcomeAsked, ToolFinished, ToolsStarted
 from runner.core.run import Ended, Waiting
 from runner.core.spec import Asking
 from runner.core.steps import CallModel, Done, LocateCalls, RunTools

@@ -132,11 +132,7 @@ def test_safe_runs_neighbouring_reads_together_and_the_others_alone():
 
 
 def test_safe_runs_at_most_eight_together():
-    assert run_groups(*["Read"] * 19) == [
-        tuple(range(8)),
-        tuple(range(8, 16)),
-        (16, 17, 18),
-    ]
+    assert run_groups(*["Read"] * 19) == [tuple(range(8)), tuple(range(8, 16)), (16, 17, 18)]
 
 
 def test_all_runs_everything_together():

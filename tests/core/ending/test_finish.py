@@ -8,13 +8,7 @@ import pytest
 
 from runner.core.budget import Limits
 from runner.core.conversation import ToolResult
-from runner.core.entries import (
-    Delivered,
-    Entry,
-    TreeRecorded,
-    VerificationStarted,
-    Verified,
-)
+from runner.core.entries import Delivered, Entry, TreeRecorded, VerificationStarted, Verified
 from runner.core.fold import apply, rested
 from runner.core.run import Ended, Requeued, Waiting
 from runner.core.steps import CallModel, Deliver, Effect, RunTools, RunVerify

@@ -5,14 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from runner.core.conversation import ToolResult
-from runner.core.entries import (
-    Delivered,
-    Entry,
-    OutcomeAsked,
-    ToolFinished,
-    TreeRecorded,
-    Verified,
-)
+from runner.core.entries import Delivered, Entry, OutcomeAsked, ToolFinished, TreeRecorded, Verified
 from runner.core.events import Event, events_of
 from runner.core.fold import Applied, apply
 from runner.core.state import RunState

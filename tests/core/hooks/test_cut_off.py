@@ -8,13 +8,7 @@ import pytest
 
 from runner.core.calls import undo_needed
 from runner.core.conversation import ToolResult
-from runner.core.entries import (
-    Delivered,
-    HookFinished,
-    HookStarted,
-    TreeRecorded,
-    Verified,
-)
+from runner.core.entries import Delivered, HookFinished, HookStarted, TreeRecorded, Verified
 from runner.core.fold import rested
 from runner.core.hooks import Hook, HookAnswer, HookEvent, HookResult
 from runner.core.run import Ended

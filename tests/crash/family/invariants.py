@@ -10,15 +10,7 @@ from typing import Any
 from sqlalchemy import Row
 
 from tests.crash import scenario
-from tests.crash.family.scenario import (
-    DENIED,
-    FAMILY,
-    HOOKED,
-    LAST_WORDS,
-    SCRIPTS,
-    TYPES,
-    Who,
-)
+from tests.crash.family.scenario import DENIED, FAMILY, HOOKED, LAST_WORDS, SCRIPTS, TYPES, Who
 from tests.crash.invariants import Served, check_conversation, check_events
 from tests.crash.record import Record
 from tests.crash.violation import Violation, hold

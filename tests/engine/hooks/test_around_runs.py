@@ -114,9 +114,7 @@ def test_the_end_of_a_turn_comes_when_all_its_results_are_there(bench: Bench) ->
         "TurnEnd",
     ]
     assert [told["turn"] for told in bench.told] == [1, 1, 1, 2, 2]
-    assert bench.heard == [
-        bench.heard[0],
-    ]
+    assert bench.heard == [bench.heard[0]]
     assert bench.heard[0].endswith("says:\nthat was a turn")
     assert [event["turn"] for event in bench.happened("turn_ended")] == [1, 2, 3]
     bench.check_requests()

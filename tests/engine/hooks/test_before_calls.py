@@ -220,9 +220,7 @@ def test_a_hook_that_an_updated_input_is_about_sees_it_wherever_it_stands(bench:
 
 
 def test_a_matcher_says_which_calls_a_hook_is_about(bench: Bench) -> None:
-    hooks = [
-        telling("PreToolUse", "exit 2", matcher=("Edit(docs/**)", "Bash(git *)")),
-    ]
+    hooks = [telling("PreToolUse", "exit 2", matcher=("Edit(docs/**)", "Bash(git *)"))]
     calls = reply(
         write("docs/a"), write("b"), *bash("git status")["tools"], *bash("echo git")["tools"]
     )

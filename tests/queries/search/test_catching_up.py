@@ -281,11 +281,7 @@ def _everything_in_the_index(database: Database) -> str:
         return "".join(file.read_bytes().decode("latin-1") for file in files if file.exists())
 
     def work(connection: Any) -> str:
-        tables = (
-            "search_documents",
-            "search_words",
-            "search_runs",
-        )
+        tables = ("search_documents", "search_words", "search_runs")
         rows = [connection.exec_driver_sql(f"SELECT * FROM {table}").all() for table in tables]
         return str(rows)
 

@@ -31,14 +31,7 @@ from runner.store.database import Database
 from runner.store.fork import fork
 from runner.store.questions import waiting
 from tests.store.attempts import claim
-from tests.store.audit.played import (
-    PLAYED,
-    bash,
-    call_model_otherwise,
-    play,
-    submit,
-    turn,
-)
+from tests.store.audit.played import PLAYED, bash, call_model_otherwise, play, submit, turn
 from tests.store.examples import NOW
 from tests.store.test_costs import PRICES
 

@@ -185,11 +185,7 @@ def test_what_a_person_had_it_run_instead_is_told_and_found(database: Database) 
     reply_to(database, questions(database, run_id)[0], edited={"command": "make safe"})
     for pattern in ("make safe", "make *", "all"):
         (row,) = command_rows(database, ALL, pattern)
-        assert (row["command"], row["ran"], row["answered_by"]) == (
-            "make all",
-            "make safe",
-            "lena",
-        )
+        assert (row["command"], row["ran"], row["answered_by"]) == ("make all", "make safe", "lena")
     assert found(database, "unsafe") == []
 
 

@@ -8,12 +8,7 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from runner.core.agents import (
-    AGENT_TOOL,
-    SPLIT_SOURCE,
-    SPLIT_TOOL,
-    Coordinator,
-)
+from runner.core.agents import AGENT_TOOL, SPLIT_SOURCE, SPLIT_TOOL, Coordinator
 from runner.core.budget import Limits
 from runner.core.commands import Target
 from runner.core.conversation import Tool

@@ -191,9 +191,7 @@ def test_what_children_have_used_counts_when_a_ceiling_is_raised(database: Datab
         retry(database, Target("run", run_id), NOW, raised=lowered)
 
 
-def test_a_child_that_waits_for_the_budget_is_woken_at_its_own_deadline(
-    database: Database,
-) -> None:
+def test_a_child_that_waits_for_the_budget_is_woken_at_its_own_deadline(database: Database) -> None:
     spec = replace(PARENT, budget=Budget(tokens=90_000))
     run_id = start(database, asks(1, "tester", snapshot=False), spec=spec).state.run_id
     job_id = run_row(database, run_id).job_id

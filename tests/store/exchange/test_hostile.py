@@ -122,11 +122,7 @@ Change = Callable[[dict[str, Any]], object]
         ("runs", lambda row: row.update(turns=-1), "runs.turns is no whole number from 0 to"),
         ("runs", lambda row: row.update(pause_requested=1), "is neither true nor false"),
         ("runs", lambda row: row.update(progress={}), "runs.progress is no run's"),
-        (
-            "runs",
-            lambda row: row["progress"]["model"].update(tries="1"),
-            "(model.tries is of",
-        ),
+        ("runs", lambda row: row["progress"]["model"].update(tries="1"), "(model.tries is of"),
         (
             "runs",
             lambda row: row["progress"]["money"].update(charged_cost=2**61),

@@ -186,9 +186,7 @@ def test_images_of_a_session_are_images_of_its_trajectory(database: Database) ->
     assert made["steps"][2]["extra"]["other_blocks"][0]["type"] == "server_tool_use"
 
 
-def test_a_session_has_a_line_for_each_block_and_the_usage_of_its_reply(
-    database: Database,
-) -> None:
+def test_a_session_has_a_line_for_each_block_and_the_usage_of_its_reply(database: Database) -> None:
     run_id, attempt = worked(database)
     attempt.reply(text("Done."))
     lines = session(database, run_id)
@@ -213,9 +211,7 @@ def test_a_session_has_a_line_for_each_block_and_the_usage_of_its_reply(
     assert {UUID(line["sessionId"]) for line in lines} == {UUID(first["sessionId"])}
 
 
-def test_a_compaction_is_a_boundary_with_what_stands_in_for_all_before(
-    database: Database,
-) -> None:
+def test_a_compaction_is_a_boundary_with_what_stands_in_for_all_before(database: Database) -> None:
     run_id = submit_one(database)
     compact(use_tool(claim(database, run_id), "read"), stand_in(2)).reply(text("Done."))
     kinds = [(line["type"], line.get("subtype")) for line in session(database, run_id)]

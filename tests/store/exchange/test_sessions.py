@@ -183,9 +183,7 @@ def test_an_imported_session_is_not_gone_on_with_by_mistake(database: Database) 
     assert len(rows(database, runs)) == 1
 
 
-def test_a_run_of_ours_comes_back_from_a_session_with_all_that_was_said(
-    database: Database,
-) -> None:
+def test_a_run_of_ours_comes_back_from_a_session_with_all_that_was_said(database: Database) -> None:
     run_id = submit_one(database)
     attempt = compact(use_tool(claim(database, run_id), "read"), stand_in(2))
     attempt.reply(text("Done."))

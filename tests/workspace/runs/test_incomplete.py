@@ -25,11 +25,7 @@ DONE = Ended("succeeded", "end_turn")
 
 @pytest.mark.parametrize("way", ["removed", "another host"])
 def test_a_run_goes_on_without_a_repository_that_its_agent_made(
-    store: Database,
-    hosts: Callable[[str], Host],
-    begin: Claim,
-    repository: Made,
-    way: str,
+    store: Database, hosts: Callable[[str], Host], begin: Claim, repository: Made, way: str
 ) -> None:
     remote = repository.path.with_name("remote")
     repository.git("init", "-q", "--bare", str(remote))

@@ -124,11 +124,7 @@ def test_what_a_run_did_after_it_was_delivered_goes_only_by_force(
 
 
 def test_a_workspace_with_a_repository_in_it_goes_only_by_force(
-    store: Database,
-    host: Host,
-    begin: Claim,
-    repository: Made,
-    pruned: Callable[..., list[Pruned]],
+    store: Database, host: Host, begin: Claim, repository: Made, pruned: Callable[..., list[Pruned]]
 ) -> None:
     lease = begin()
     host.prepare(lease)
@@ -198,11 +194,7 @@ def test_changes_since_the_end_go_only_by_force(
 
 
 def test_a_copy_goes_when_it_is_as_it_was_recorded(
-    store: Database,
-    host: Host,
-    begin: Claim,
-    tmp_path: Path,
-    pruned: Callable[..., list[Pruned]],
+    store: Database, host: Host, begin: Claim, tmp_path: Path, pruned: Callable[..., list[Pruned]]
 ) -> None:
     (tmp_path / "source").mkdir()
     lease = begin(workspace=Workspace(str(tmp_path / "source"), "copy"))
@@ -256,11 +248,7 @@ def test_one_whose_folder_is_gone_is_listed_and_left(
 
 
 def test_one_that_cannot_be_compared_is_kept(
-    store: Database,
-    host: Host,
-    begin: Claim,
-    repository: Made,
-    pruned: Callable[..., list[Pruned]],
+    store: Database, host: Host, begin: Claim, repository: Made, pruned: Callable[..., list[Pruned]]
 ) -> None:
     lease = begin()
     done(store, host, lease)
@@ -289,11 +277,7 @@ def test_looking_at_a_workspace_records_nothing(
 
 
 def test_what_was_left_behind_on_another_host_is_compared_there(
-    store: Database,
-    hosts: Callable[[str], Host],
-    begin: Claim,
-    repository: Made,
-    tmp_path: Path,
+    store: Database, hosts: Callable[[str], Host], begin: Claim, repository: Made, tmp_path: Path
 ) -> None:
     repository.git("init", "-q", "--bare", str(tmp_path / "remote"))
     remote = str(tmp_path / "remote")
@@ -338,11 +322,7 @@ def test_nothing_is_left_beside_a_workspace_that_was_removed(
 
 
 def test_a_run_that_goes_on_after_it_was_removed_is_delivered_on_top(
-    store: Database,
-    host: Host,
-    begin: Claim,
-    repository: Made,
-    pruned: Callable[..., list[Pruned]],
+    store: Database, host: Host, begin: Claim, repository: Made, pruned: Callable[..., list[Pruned]]
 ) -> None:
     lease = begin()
     tree = done(store, host, lease)
@@ -357,11 +337,7 @@ def test_a_run_that_goes_on_after_it_was_removed_is_delivered_on_top(
 
 
 def test_a_link_in_the_place_of_a_workspace_is_not_followed(
-    store: Database,
-    host: Host,
-    begin: Claim,
-    repository: Made,
-    pruned: Callable[..., list[Pruned]],
+    store: Database, host: Host, begin: Claim, repository: Made, pruned: Callable[..., list[Pruned]]
 ) -> None:
     lease = begin()
     tree = done(store, host, lease)
