@@ -270,7 +270,7 @@ def _ports(
 
     return Ports(
         journal=StoredJournal(database, clock.now, lambda spec: tariffs_of(spec, prices), observer),
-        models=_models(),
+        models=models(),
         tools=tools,
         workspaces=workspaces,
         live=live,
@@ -319,8 +319,9 @@ class _RestartingNotifier:
             self._notifier.notify(run_ids)
 
 
-def _models() -> Callable[[JobSpec], Model]:
-    """Which model plays a job: one client a process for the API, or the job's own script."""
+def models() -> Callable[[JobSpec], Model]:
+    """Return a function from a job to its model: one API client a process, or the job's script."""
+    one_at_a_time = threading.Lock()  # lru_cache alone lets all first callers make a client
 
     @lru_cache(maxsize=1)
     def anthropic() -> Model:
@@ -331,7 +332,10 @@ def _models() -> Callable[[JobSpec], Model]:
     def model_of(spec: JobSpec) -> Model:
         from runner.llm.scripted import ScriptedModel
 
-        return anthropic() if spec.provider == "anthropic" else ScriptedModel(spec.script or {})
+        if spec.provider != "anthropic":
+            return ScriptedModel(spec.script or {})
+        with one_at_a_time:
+            return anthropic()
 
     return model_of
 

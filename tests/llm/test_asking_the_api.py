@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from runner import wiring
+from runner.core.spec import JobSpec
 from runner.errors import Interrupted
 from runner.llm import anthropic
 from runner.llm.anthropic import AnthropicModel
@@ -155,3 +158,15 @@ def test_window_that_is_known_stays_known(talk: Start, monkeypatch: pytest.Monke
 )
 def test_answer_that_is_no_number_of_tokens_is_none(answer: object) -> None:
     assert anthropic._tokens("n", answer) is None
+
+
+def test_all_runs_of_a_process_share_one_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    class SlowToMake(AnthropicModel):
+        def __init__(self) -> None:
+            time.sleep(0.05)
+            super().__init__()
+
+    monkeypatch.setattr("runner.llm.anthropic.AnthropicModel", SlowToMake)
+    model_of, spec = wiring.models(), JobSpec("model", "prompt")
+    with ThreadPoolExecutor(4) as pool:
+        assert len(set(pool.map(lambda _: model_of(spec), range(4)))) == 1
