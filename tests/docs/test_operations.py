@@ -73,7 +73,7 @@ def test_the_exit_codes_are_those_of_the_program() -> None:
         ("or after 5 seconds: they find", 5, budgets.MOST_SECONDS),
         ("tools of at least 1,024 tokens", 1_024, budgets._LEAST_CACHED_TOKENS),
         ("lives for five minutes after its last use", 300, context.SHORT_SECONDS),
-        ("and within an hour, has what it writes", 3_600, context.LONG_SECONDS),
+        ("but within an hour, caches its prompt", 3_600, context.LONG_SECONDS),
         ("after 60 seconds it is ended", 60, notice.MOST_SECONDS),
         ("prices are older than 180 days", 180, doctor.OLD_PRICES_DAYS),
     ],
@@ -85,14 +85,22 @@ def test_the_numbers_are_those_of_the_code(words: str, number: float, real: Any)
     assert real == number
 
 
+def fields(table: list[list[str]]) -> list[str]:
+    """The names in the first cells of a table."""
+    return [name for row in table for name in codes(row[0])]
+
+
 def documented_reasons() -> set[tuple[str, str]]:
     """Every reason with each state that it stands for, from the first table."""
     table = rows(section(PAGE, "## Reasons"))
     return {(reason, state) for row in table for reason in codes(row[0]) for state in codes(row[1])}
 
 
-def documented_failures(heading: str) -> set[str]:
-    return {codes(row[0])[0] for row in rows(section(PAGE, "## Reasons").split(heading)[1])}
+def documented_failures(fails: str) -> set[str]:
+    """The failures of model calls, from the row of the second table that begins with a text."""
+    table = rows(section(PAGE, "## Reasons").split("A model call that failed for good")[1])
+    (named,) = [row[1] for row in table if row[0].startswith(fails)]
+    return set(codes(named))
 
 
 def ends_named() -> set[tuple[str, str]]:
@@ -162,18 +170,18 @@ def test_on_ask_is_given_what_the_page_shows(
 
 
 def test_the_model_s_failures_are_listed_by_whether_they_are_tried_again() -> None:
-    after_patience = documented_failures("After the job's patience")
+    after_patience = documented_failures("after the job's patience")
     assert after_patience == model_calls._RETRIED_KINDS
     answered = {"request_too_large"}  # by sending less: ``failures._kind``
     at_once = set(stream._KINDS.values()) - after_patience - answered
-    assert documented_failures("At once:") == at_once
+    assert documented_failures("at once") == at_once
 
 
 def test_the_fields_of_a_cost_are_listed_and_the_example_of_a_price_list_is_one(
     tmp_path: Path,
 ) -> None:
     costs = section(PAGE, "## Costs")
-    assert [codes(row[0])[0] for row in rows(costs)] == list(cost_fields(Spending()))
+    assert fields(rows(costs)) == list(cost_fields(Spending()))
     (example,) = blocks(costs, "toml")
     (tmp_path / "prices.toml").write_text(example)
     prices = load_prices(tmp_path / "prices.toml")
@@ -182,7 +190,7 @@ def test_the_fields_of_a_cost_are_listed_and_the_example_of_a_price_list_is_one(
 
 
 def test_the_fields_of_a_budget_are_listed() -> None:
-    listed = [codes(row[0])[0] for row in rows(section(PAGE, "## Budgets"))]
+    listed = fields(rows(section(PAGE, "## Budgets")))
     assert listed == list(BudgetStatus("job_1", JobBudget(), 0).as_json())
 
 
