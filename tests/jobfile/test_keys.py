@@ -128,9 +128,10 @@ def test_defaults_are_those_of_the_core() -> None:
 
 
 def test_the_reference_names_the_options_that_runner_sets() -> None:
-    sentence = REFERENCE.split("those that Runner sets itself: ")[1].split(".\n")[0]
+    in_one_line = " ".join(REFERENCE.split())
+    sentence = in_one_line.split("those that Runner sets itself: ")[1].split(". ")[0]
     assert set(re.findall(r"`(\w+)`", sentence)) == set(RESERVED_OPTIONS)
-    sentence = REFERENCE.split("joins the headers, except")[1].split(".\n")[0]
+    sentence = in_one_line.split("joins the headers, except")[1].split(". ")[0]
     assert set(re.findall(r"`([\w-]+)`", sentence)) == set(RESERVED_HEADERS)
 
 
