@@ -108,8 +108,8 @@ parent_call text of a sub-agent: the tool call that asked for it
 
 _TURNS = _view(
     "v_turns",
-    "One row for each turn of a run: a reply of the model, and the tool calls that it asked for. Calls "
-    "for summaries are not in it (`v_costs` has them), and those that a fork was copied with are not.",
+    "One row for each turn of a run: a reply of the model with its tool calls, without summaries "
+    "(`v_costs` has them) and without the turns that a fork copied.",
     f"""
 {_OF_RUN.strip()}
 turn integer the turn, from 1
@@ -129,7 +129,7 @@ stop_reason text why the model stopped
 
 _MESSAGES = _view(
     "v_messages",
-    "One row for each block of a conversation, in a fork of those that it was copied with, too.",
+    "One row for each block of a conversation, copied ones included.",
     f"""
 {_OF_RUN.strip()}
 message integer the message, from 0
@@ -150,7 +150,7 @@ copied integer 1: of a fork, copied from the run that it was forked from; of a s
 
 _TOOL_CALLS = _view(
     "v_tool_calls",
-    "One row for each tool call. The calls that a fork was copied with are not in it.",
+    "One row for each tool call, without the calls that a fork copied.",
     f"""
 {_OF_RUN.strip()}
 {_OF_CALL.strip()}
@@ -177,8 +177,8 @@ updated_input text the input as a hook changed it, as JSON
 
 _DECISIONS = _view(
     "v_decisions",
-    "One row for each tool call that was decided on, with the question and the answer where there was "
-    "one. The calls that a fork was copied with are not in it.",
+    "One row for each decided tool call, with the question and the answer if there was one, without "
+    "the calls that a fork copied.",
     f"""
 {_OF_RUN.strip()}
 {_OF_CALL.strip()}
@@ -213,8 +213,8 @@ asked_by_hook integer 1: a hook asked, where the rules allowed
 
 _COSTS = _view(
     "v_costs",
-    "One row for each model call that has ended, those for summaries and those that failed included. "
-    "The sums of `usd` are those of `runner costs`.",
+    "One row for each model call that has ended, summaries and failed calls included. The sums of "
+    "`usd` are those of `runner costs`.",
     f"""
 {_OF_RUN.strip()}
 number integer the call's number in its run, from 1
