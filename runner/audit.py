@@ -11,13 +11,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection
 from datetime import datetime
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
 
 from sqlalchemy.exc import DBAPIError
 
-from runner.app.snapshots import differences_in
-from runner.core.prices import PriceList
+from runner.app.handle import App
+from runner.app.workspaces import differences_in
+from runner.core.prices import By, PriceList
 from runner.errors import UnreachableError, UsageError
 from runner.queries.files import Differences
 from runner.queries.filters import Filters
@@ -31,7 +31,6 @@ from runner.store.jobs import is_storable
 
 if TYPE_CHECKING:
     from runner.core.search import Role, Source
-    from runner.queries.costs import By
 
 __all__ = ["Audit", "Column", "Found", "Hit", "Only", "Rows", "open", "views"]
 
@@ -68,7 +67,7 @@ def open(url: str | None = None) -> Audit:
     database = Database(settings.database_url)
     try:
         migrate.require_current(database)
-        return Audit.of(settings, database)
+        return Audit.of(App(settings, database))
     except BaseException:
         database.close()
         raise
@@ -95,21 +94,14 @@ class Audit:
         self._differences = differences
 
     @classmethod
-    def of(cls, settings: Settings, database: Database) -> Self:
-        """The record in an open database, with the prices and the snapshots of these settings."""
-        from runner.llm.prices import load_prices
-
-        return cls(database, load_prices(settings.prices), differences_in(settings, database))
+    def of(cls, app: App) -> Self:
+        """The record in an open database, with the prices and the snapshots of its settings."""
+        return cls(app.database, app.prices(), differences_in(app))
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:

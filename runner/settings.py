@@ -71,6 +71,12 @@ class Settings:
                 found |= {url, password, unquote(password)}
         return tuple(sorted(found, key=len, reverse=True))
 
+    def hide(self, text: str) -> str:
+        """Return a text without the secrets in it."""
+        for secret in self.secrets():
+            text = text.replace(secret, "…")
+        return text
+
 
 def _password(url: str) -> str | None:
     try:

@@ -247,7 +247,7 @@ def _surroundings(
         quiet=lambda run_id: run_is_quiet(locks.folder, run_id),
         still_alive=tools.alive,
         run_apart=lambda run_id, stopping: _run_apart(settings, run_id, stopping),
-        hide=lambda text: _hide(text, settings.secrets()),
+        hide=settings.hide,
         tell=lambda notice: _tell(notice, settings.secrets()),
         index=open_index(database, logger.warning),
         close=opened.pop_all().close,
@@ -373,9 +373,3 @@ def _tell(notice: Notice, secrets: Sequence[str]) -> None:
     ]
     about = {"job_id": notice.job_id, "job_name": notice.job_name, "questions": questions}
     tell(notice.command, about, tool_environment(os.environ, secrets))
-
-
-def _hide(text: str, secrets: Sequence[str]) -> str:
-    for secret in secrets:
-        text = text.replace(secret, "…")
-    return text

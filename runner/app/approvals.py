@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any
 
 from runner.app.handle import App
@@ -23,6 +24,7 @@ from runner.tools.checking import InputCheck
 
 _ID_LENGTH = 10
 _MOST_CANDIDATES = 5
+_AGE = attrgetter("asked_at", "id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,10 @@ class Group:
 
     def as_json(self) -> dict[str, Any]:
         one = self.questions[0]
+        names = (
+            *("item_key", "turn", "input", "input_digest", "summary", "asked_again"),
+            *("suggested_rule", "asked_at", "expires_at"),
+        )
         return {
             "id": self.id,
             "group_key": self.key,
@@ -87,21 +93,17 @@ class Group:
             "asked_at": one.asked_at,
             "expires_at": self.expires_at,
             "suggested_rule": self.suggested_rule,
-            "calls": [self._call_as_json(each) for each in self.questions],
-        }
-
-    def _call_as_json(self, question: Question) -> dict[str, Any]:
-        names = [
-            *("item_key", "turn", "input", "input_digest", "summary", "asked_again"),
-            *("suggested_rule", "asked_at", "expires_at"),
-        ]
-        return {
-            "id": question.id,
-            "call_id": self.call_id(question),
-            "run_id": question.run_id,
-            **place_of(question.run_id),
-            "label": self.labels[question.id],
-            **{name: getattr(question, name) for name in names},
+            "calls": [
+                {
+                    "id": each.id,
+                    "call_id": self.call_id(each),
+                    "run_id": each.run_id,
+                    **place_of(each.run_id),
+                    "label": self.labels[each.id],
+                    **{name: getattr(each, name) for name in names},
+                }
+                for each in self.questions
+            ],
         }
 
 
@@ -125,22 +127,20 @@ def _waiting(app: App, name: str | None) -> Sequence[Question]:
     found = app.find(name, "job", "run")
     if found.kind == "job":
         return waiting(app.database, Target("job", found.id))
-    job_id = show_run(app.database, found.id)["job_id"]
-    of_job = waiting(app.database, Target("job", job_id))
+    of_job = waiting(app.database, Target("job", show_run(app.database, found.id)["job_id"]))
     return [each for each in of_job if is_within(each.run_id, found.id)]
 
 
 def grouped(questions: Iterable[Question]) -> list[Group]:
     """Group questions by job, tool and what they ask for."""
     found: dict[tuple[str, str, str], list[Question]] = {}
-    for each in sorted(questions, key=lambda each: (each.asked_at, each.id)):
+    for each in sorted(questions, key=_AGE):
         found.setdefault((each.job_id, each.tool, each.group_key), []).append(each)
     return [Group(key, tuple(group)) for (_, _, key), group in found.items()]
 
 
-def call_labels_of(app: App, questions: Iterable[Question]) -> dict[str, str]:
+def call_labels_of(app: App, questions: Sequence[Question]) -> dict[str, str]:
     """Return the names of the calls of questions in their trees (3.2), by the questions' ids."""
-    questions = list(questions)
     run_ids = {each.run_id for each in questions}
     labels = app.database.read(lambda connection: call_labels(connection, run_ids))
     return {each.id: labels[each.run_id, each.turn, each.position] for each in questions}
@@ -151,8 +151,7 @@ def call_labels_of(app: App, questions: Iterable[Question]) -> dict[str, str]:
 
 def questions_of_job(app: App, job_id: str) -> list[Question]:
     """Return the questions of a job that wait, oldest first."""
-    found = waiting(app.database, Target("job", job_id))
-    return sorted(found, key=lambda each: (each.asked_at, each.id))
+    return sorted(waiting(app.database, Target("job", job_id)), key=_AGE)
 
 
 def is_open(app: App, question: Question) -> bool:
@@ -229,12 +228,9 @@ def choose(
     members = {each.id for each in questions if group_key in (None, each.group_key)}
     if group_key is not None and not members:
         raise NotFoundError(f"nothing waits in a group {group_key[:60]!a}: see `runner approvals`")
-    if not names:
-        return [each.id for each in questions if each.id in members]
     found = [id for name in names for id in _named(app, questions, name)]
-    if group_key is not None:
-        found = [id for id in found if id in members]
-    return list(dict.fromkeys(found))
+    chosen = found if names else (each.id for each in questions)
+    return list(dict.fromkeys(id for id in chosen if group_key is None or id in members))
 
 
 def _named(app: App, questions: Sequence[Question], name: str) -> list[str]:
@@ -269,12 +265,9 @@ def _candidates(questions: Sequence[Question], name: str) -> dict[str, list[str]
     if name in names:
         return {name: names[name]}
     short = name.lower()
-    beginning = {
-        each: of for each, of in names.items() if len(short) > 4 and each.startswith(short)
-    }
-    if beginning or len(short) < SHORTEST_SUFFIX:
-        return beginning
-    return {each: of for each, of in names.items() if each.endswith(short)}
+    beginning = {each for each in names if len(short) > 4 and each.startswith(short)}
+    ending = {each for each in names if len(short) >= SHORTEST_SUFFIX and each.endswith(short)}
+    return {each: of for each, of in names.items() if each in (beginning or ending)}
 
 
 def _edited_input(app: App, questions: Sequence[Question], text: str) -> dict[str, Any]:
@@ -290,23 +283,18 @@ def _edited_input(app: App, questions: Sequence[Question], text: str) -> dict[st
             f"{len(questions)} calls with different inputs are not edited alike: name one of them"
         )
     one = questions[0]
-    value = _parsed(text)
+    try:
+        value = json.loads(text)
+        is_command = isinstance(value, bool)  # such as `true`
+    except ValueError:
+        value, is_command = None, bool(text.strip()) and not text.lstrip().startswith('{"')
     if not isinstance(value, dict):
-        if one.tool != "Bash" or not isinstance(value, str):
+        if one.tool != "Bash" or not is_command:
             raise UsageError(f"--edit: the input of {one.tool} is a JSON object")
-        value = {**one.input, "command": value}
+        value = {**one.input, "command": text}
     tools = show_job(app.database, one.job_id)["spec"]["tools"]
     schema = next(tool["input_schema"] for tool in tools if tool["name"] == one.tool)
     problem = InputCheck().problem(one.tool, schema, value)
     if problem is not None:
         raise UsageError(f"--edit: {problem}")
     return value
-
-
-def _parsed(text: str) -> Any:
-    """The JSON of a text, or the text itself if it is a command; None if it is neither."""
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return text if text.strip() and not text.lstrip().startswith('{"') else None
-    return text if isinstance(value, bool) else value if isinstance(value, dict) else None

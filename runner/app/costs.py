@@ -1,19 +1,25 @@
-"""Sum what model calls used and cost, and refuse a cost limit for a model without a price."""
+"""What model calls used and cost, and the budgets of jobs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from decimal import Decimal
 from typing import Any
 
 from runner.app.handle import App
-from runner.app.show import cost_fields
-from runner.core.prices import PriceList, Spending
+from runner.core.budget import JobBudget
+from runner.core.commands import Change
+from runner.core.prices import By, PriceList, Spending
+from runner.core.run import Author
 from runner.core.spec import JobSpec
 from runner.errors import UsageError
 from runner.jobfile.fit import missing_prices
-from runner.queries.costs import By, Cost, costs_by
-from runner.queries.jobs import show_job
+from runner.queries.costs import Cost, costs_by
+from runner.queries.jobs import list_runs, show_job
+from runner.store import control
+
+# Costs
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,29 +44,57 @@ class Costs:
 
 
 def costs(app: App, job: str | None, by: By | None) -> Costs:
-    """Return the costs of a job, or of all jobs.
+    """Return the costs of a job (an id or a part of it), or of all jobs.
 
     Args:
-        job: an id or a part of it; None: all jobs.
         by: what to sum up; None: jobs, or the runs of the job.
     """
     prices = app.prices()
     job_id = app.find_job(job) if job else None
     by = by or ("run" if job_id else "job")
     lines = costs_by(app.database, prices, by, job_id=job_id)
-    return Costs(prices, by, lines, sum((each.spending for each in lines), Spending()))
+    return Costs(prices, by, lines, total_of(lines))
+
+
+def total_of(costs: Iterable[Cost]) -> Spending:
+    return sum((each.spending for each in costs), Spending())
+
+
+def spending_of(app: App, *, job_id: str | None = None, run_id: str | None = None) -> Spending:
+    """Return what the calls of a job or a run cost together."""
+    return total_of(costs_by(app.database, app.prices(), "job", job_id=job_id, run_id=run_id))
+
+
+def with_costs(app: App, by: By, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return rows of jobs, or of runs of one job, for JSON, each with what its calls cost."""
+    job_id = None if by == "job" or not rows else rows[0]["job_id"]
+    found = costs_by(app.database, app.prices(), by, job_id=job_id)
+    spent = {each.key: each.spending for each in found}
+    return [{**row, **cost_fields(spent.get(row["id"], Spending()))} for row in rows]
+
+
+def cost_fields(spending: Spending) -> dict[str, Any]:
+    """Return a cost for JSON. ``cost_usd`` is null if a model has no price, as then nobody knows
+    (``priced_usd`` is the cost of the others), and leaves out the ``unknown_calls``."""
+
+    def number(usd: Decimal) -> float:
+        return float(round(usd, 9))
+
+    return {
+        "cost_usd": None if spending.unpriced else number(spending.usd),
+        "priced_usd": number(spending.usd),
+        "unpriced_models": sorted(spending.unpriced),
+        "unknown_calls": spending.unknown,
+        "unknown_at_most_usd": None if spending.unpriced else number(spending.at_most),
+        "cache_share": None if spending.cache_share is None else round(spending.cache_share, 4),
+        "scripted_calls": spending.scripted,
+    }
 
 
 def _used(spending: Spending) -> dict[str, Any]:
-    usage = spending.usage
-    return {
-        "calls": spending.calls,
-        "input_tokens": usage.input_tokens,
-        "cache_creation_tokens": usage.cache_creation_tokens,
-        "cache_read_tokens": usage.cache_read_tokens,
-        "output_tokens": usage.output_tokens,
-        **cost_fields(spending),
-    }
+    names = ("input_tokens", "cache_creation_tokens", "cache_read_tokens", "output_tokens")
+    used = {name: getattr(spending.usage, name) for name in names}
+    return {"calls": spending.calls, **used, **cost_fields(spending)}
 
 
 def refuse_unpriced(app: App, job_id: str, model: str | None = None) -> None:
@@ -70,7 +104,95 @@ def refuse_unpriced(app: App, job_id: str, model: str | None = None) -> None:
         model: a model that takes the place of the job's.
     """
     spec = JobSpec.from_json(show_job(app.database, job_id)["spec"])
+    model = model or spec.model
     for message in missing_prices(
-        app.prices(), spec.provider, model or spec.model, spec.model_options, spec.context
+        app.prices(), spec.provider, model, spec.model_options, spec.context
     ):
         raise UsageError(message)
+
+
+# Budgets
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetStatus:
+    """The budget of a job."""
+
+    job_id: str
+    budget: JobBudget
+    waiting: int  # runs that wait for it, sub-agents included
+    woken: Sequence[Change] = ()  # runs that go on since it was raised
+    unworked_job: str | None = None  # this job, if runs were woken while no worker is alive
+
+    def as_json(self) -> dict[str, Any]:
+        budget = self.budget
+        has_cost, has_any = budget.most_cost is not None, budget != JobBudget()
+        return {
+            "job": self.job_id,
+            "budget_usd": None if budget.most_cost is None else budget.most_cost / 1e9,
+            "spent_usd": budget.spent_cost / 1e9 if has_cost else None,
+            "reserved_usd": budget.reserved_cost / 1e9 if has_cost else None,
+            "budget_tokens": budget.most_tokens,
+            "spent_tokens": budget.spent_tokens if has_any else None,
+            "reserved_tokens": budget.reserved_tokens if has_any else None,
+            "waiting_runs": self.waiting,
+            "woken": [asdict(change) for change in self.woken],
+        }
+
+    @property
+    def is_overdrawn(self) -> bool:
+        """True if the calls in hand may use more than the budget has left."""
+        budget = self.budget
+        caps = (
+            (budget.most_cost, budget.spent_cost + budget.reserved_cost),
+            (budget.most_tokens, budget.spent_tokens + budget.reserved_tokens),
+        )
+        return any(most is not None and used > most for most, used in caps)
+
+
+def budget(
+    app: App, name: str, author: Author, *, usd: float | None = None, tokens: int | None = None
+) -> BudgetStatus:
+    """Return the budget of a job; set it first if ``usd`` or ``tokens`` says to what.
+
+    Raises:
+        UsageError: the job has no budget, or would have less than what it has used.
+    """
+    job_id, database = app.find_job(name), app.database
+    options: Any = {"author": author, "usd": usd, "tokens": tokens}
+    woken: Sequence[Change] = []
+    if (usd, tokens) != (None, None):
+        woken = app.change(lambda now: control.set_budget(database, job_id, now, **options))
+    runs = list_runs(database, job_id, "waiting", whole_trees=True)
+    unworked = app.job_without_worker(woken[0].id if woken else None)
+    waiting = sum(map(is_out_of_budget, runs))
+    return BudgetStatus(job_id, budget_of(app, job_id), waiting, woken, unworked)
+
+
+def budget_of(app: App, job_id: str) -> JobBudget:
+    """Return what a job may use, has used and has reserved."""
+    return control.budget_of(app.database, job_id) or JobBudget()
+
+
+def waits_for(app: App, runs: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Return, by run, what to do about runs of one job that wait for its budget."""
+    waiting = [run for run in runs if is_out_of_budget(run)]
+    if not waiting:
+        return {}
+    job_id = waiting[0]["job_id"]
+    how = how_to_raise(job_id, budget_of(app, job_id))
+    return {
+        run["id"]: f"{run['detail'] or 'waits for the budget of its job'}: {how}" for run in waiting
+    }
+
+
+def is_out_of_budget(run: Mapping[str, Any]) -> bool:
+    """True if a run waits for its job's budget to be raised."""
+    return (run["state"], run["reason"]) == ("waiting", "budget")
+
+
+def how_to_raise(job_id: str, budget: JobBudget) -> str:
+    """Return the command that raises a job's budget."""
+    caps = {"--usd N": budget.most_cost, "--tokens N": budget.most_tokens}
+    options = [option for option, cap in caps.items() if cap is not None]
+    return f"runner budget {job_id} {' '.join(options)}".rstrip()

@@ -42,11 +42,8 @@ class App:
         return wiring.load_prices(self.settings)
 
     def find(self, name: str, *kinds: Kind) -> Found:
-        """Return the one thing of these kinds that an id, or a part of it, names.
-
-        Raises:
-            NotFoundError: nothing has this name, or more than one thing.
-        """
+        """Return the one thing of these kinds that an id, or a part of it, names. Raises
+        ``NotFoundError`` if nothing has this name, or more than one thing."""
         return find(self.database, name, *kinds)
 
     def find_job(self, name: str) -> str:

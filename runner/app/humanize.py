@@ -7,7 +7,7 @@ line breaks too unless the function returns several lines.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
@@ -123,12 +123,11 @@ def decider(call: Mapping[str, Any]) -> str:
     Args:
         call: has the keys of ``store.look.decisions.Why``.
     """
-    reason = cell(call["decision_reason"])
     if call["rule"] is None:
-        return reason or "no rule of the job allows it"
-    why = f" ({cell(call['why'])})" if call["why"] else ""
-    more = f": {reason}" if reason else ""
-    return f"the rule {call['decision']} {cell(call['rule'])}{why}{more}"
+        return cell(call["decision_reason"] or "no rule of the job allows it")
+    why = f" ({call['why']})" if call["why"] else ""
+    more = _get(call, "decision_reason", ": ")
+    return cell(f"the rule {call['decision']} {call['rule']}{why}{more}")
 
 
 def denier(call: Mapping[str, Any]) -> str:
@@ -151,13 +150,12 @@ def answer(approval: Mapping[str, Any]) -> str:
         case "expired":
             return "no answer came in time"
         case "cancelled":
-            by = f" by {cell(approval['answered_by'])}" if approval["answered_by"] else ""
+            by = cell(_get(approval, "answered_by", " by "))
             end = f"was cancelled{by}" if approval["answered_via"] == "cancel" else "ended"
             return f"the run {end} before an answer came"
     is_by_rule = approval["remembered"] is not None and approval["answered_via"] == "rule"
-    by = "the rule " if is_by_rule else ""
-    reason = f": {cell(approval['reason'])}" if approval["reason"] else ""
-    return f"{approval['answer']} by {by}{cell(approval['answered_by'])}{reason}"
+    by = f"{'the rule ' if is_by_rule else ''}{approval['answered_by'] or ''}"
+    return cell(f"{approval['answer']} by {by}{_get(approval, 'reason', ': ')}")
 
 
 def input_lines(arguments: Any) -> Iterator[str]:
@@ -262,17 +260,15 @@ def call_cost_line(calls: Sequence[CallCost]) -> str:
 
 def compaction_notes(compaction: StoredCompaction) -> tuple[Note, ...]:
     """Return what is sent in place of what."""
-    told = []
     messages = f"messages {compaction['first_message']} to {compaction['last_message']}"
-    if compaction["kind"] == "summary":
-        call = compaction["made_by_call"]
-        told.append(f"{messages} are sent as this summary, the reply to model call {call}")
-    elif compaction["kind"] == "prune":
-        told.append(f"{messages} are left out, this is sent in their place")
-    if count := compaction["clips"]:
-        results = plural(count, "result of a tool is", "results of tools are")
-        told.append(f"{results} sent shortened")
-    return tuple(map(Note, told))
+    summary = f"this summary, the reply to model call {compaction['made_by_call']}"
+    kinds = {
+        "summary": f"{messages} are sent as {summary}",
+        "prune": f"{messages} are left out, this is sent in their place",
+    }
+    results = plural(compaction["clips"], "result of a tool is", "results of tools are")
+    shortened = f"{results} sent shortened" if compaction["clips"] else None
+    return tuple(map(Note, filter(None, (kinds.get(compaction["kind"]), shortened))))
 
 
 def decision_notes(
@@ -300,20 +296,21 @@ def is_by_person(data: Mapping[str, Any]) -> bool:
 def event_note(type_: str, data: Mapping[str, Any], attempt: int | None) -> Note | None:
     """Return an event in words; None when it is told elsewhere or of no interest to a reader."""
 
-    def get(name: str) -> str:
-        return cell(data.get(name))
+    def get(name: str, before: str = "") -> str:
+        return _get(data, name, before)
 
     match type_:
         case "model_call_ended" if "error" in data:
-            call = f"the summary by model call {get('call')}"
-            return Note(f"{call} is not used: {get('error')}", "bad")
+            return Note(
+                f"the summary by model call {get('call')} is not used: {get('error')}", "bad"
+            )
         case "model_call_ended":
-            failure = f"{get('kind')}{_after_colon(data, 'message')}"
+            failure = f"{get('kind')}{get('message', ': ')}"
             return Note(f"model call {get('call')} failed: {failure}", "bad")
         case "retry_scheduled":
             return Note(f"to be tried again at {moment(data['at'])}", "wait")
         case "waiting":
-            words = f"waits: {get('reason')}{_after_colon(data, 'detail')}"
+            words = f"waits: {get('reason')}{get('detail', ': ')}"
             return Note(words + _who_and_why(data), "wait")
         case "attempt_started":  # the first one is no news
             words = f"attempt {attempt} begins, on {get('worker')}"
@@ -322,7 +319,7 @@ def event_note(type_: str, data: Mapping[str, Any], attempt: int | None) -> Note
             words = f"attempt {attempt} was lost with its worker"
             return Note(words, "bad") if data.get("why") == "lease_lost" else None
         case "error":  # a bug; its end tells how else a run failed
-            last = get("traceback").strip("⏎").rpartition("⏎")[2]
+            last = get("traceback").strip("\n").rpartition("\n")[2]
             return Note(f"attempt {attempt} ended in a bug: {last}", "bad") if last else None
         case "done":  # a cancellation tells of its end
             is_cancelled = data["state"] == "cancelled"
@@ -332,66 +329,57 @@ def event_note(type_: str, data: Mapping[str, Any], attempt: int | None) -> Note
             return None if "call_index" in data else Note(words)
         case "hook_started":  # its end tells of it
             return None
+        case "hook_finished":
+            return _hook_note(data)
+        case _:
+            return _note_on_commands(type_, data)
+
+
+def _note_on_commands(type_: str, data: Mapping[str, Any]) -> Note | None:
+    """What people, rules and instructions change; and events of no kind that is known here."""
+    match type_:
         case "message_queued":
-            return Note(f"message queued{_who(data)}: {get('text')}")
-    special = _OTHER_EVENTS.get(type_)
-    return special(type_, data) if special else _event(type_, data)
-
-
-def _event(type_: str, data: Mapping[str, Any]) -> Note:
-    said = _EVENTS.get(type_, type_.replace("_", " "))
+            return Note(f"message queued{_who(data)}: {_get(data, 'text')}")
+        case "approval_answered":
+            call = f"{data['name']}, call {data['call_index'] + 1} of turn {data['turn']}"
+            edited = ", with another input" if data.get("edited") else ""
+            rule = _get(data, "rule", " by the rule ")
+            words = f"{call}: {data['answer']}{edited}{rule}{_who(data)}"
+            return Note(words, TONES.get(data["answer"], "plain"))
+        case "instructions_read":
+            files = data.get("files")
+            names = [str(file.get("path")) for file in files] if isinstance(files, list) else []
+            return Note(f"instructions read: {', '.join(names)}") if names else None
+        case "rule_added" | "rule_revoked":
+            kind, side = ("new", "new") if type_ == "rule_added" else ("revoked", "old")
+            changed = data.get(side) or {}
+            of = changed.get("run_id")
+            scope = "for the whole job" if of is None else f"for {of} and all below it"
+            said = f"{kind} rule {_get(changed, 'effect')} {_get(changed, 'rule')}"
+            return Note(f"{scope}: {said}{_who(data)}")
     details = ", ".join(
         f"{name} {_value(value)}"
         for name, value in data.items()
         if name not in _TOLD_BESIDE and value not in (None, "", [], {})
     )
+    said = _EVENTS.get(type_, type_.replace("_", " "))
     return Note(f"{said}{f' ({details})' if details else ''}{_who_and_why(data)}")
 
 
-def _approval_answered(type_: str, data: Mapping[str, Any]) -> Note:
-    call = f"{data['name']}, call {data['call_index'] + 1} of turn {data['turn']}"
-    edited = ", with another input" if data.get("edited") else ""
-    rule = f" by the rule {data['rule']}" if data.get("rule") else ""
-    said = f"{call}: {data['answer']}{edited}{rule}{_who(data)}"
-    return Note(said, TONES.get(data["answer"], "plain"))
-
-
-def _hook_finished(type_: str, data: Mapping[str, Any]) -> Note:
-    of = f" of {data['name']}" if data.get("name") else ""
+def _hook_note(data: Mapping[str, Any]) -> Note:
     told = ", ".join(str(data[name]) for name in ("outcome", "decision") if data.get(name))
     took = data.get("duration")
     time = f" ({duration(took)})" if isinstance(took, float | int) else ""
-    said = f"hook {cell(data.get('hook'))} at {cell(data.get('event'))}{of}: {told}"
-    tone: Tone = "bad" if data.get("outcome") != "succeeded" else "plain"
+    hook = f"hook {_get(data, 'hook')} at {_get(data, 'event')}{_get(data, 'name', ' of ')}"
+    tone: Tone = "plain" if data.get("outcome") == "succeeded" else "bad"
     is_against = data.get("decision") in ("ask", "deny")
-    return Note(f"{said}{_after_colon(data, 'reason')}{time}", "wait" if is_against else tone)
+    words = f"{hook}: {told}{_get(data, 'reason', ': ')}{time}"
+    return Note(words, "wait" if is_against else tone)
 
 
-def _instructions_read(type_: str, data: Mapping[str, Any]) -> Note | None:
-    files = data.get("files")
-    names = [str(file.get("path")) for file in files] if isinstance(files, list) else []
-    return Note(f"instructions read: {', '.join(names)}") if names else None
-
-
-def _rule_changed(type_: str, data: Mapping[str, Any]) -> Note:
-    change, rule = (
-        ("new rule", data.get("new") or {})
-        if type_ == "rule_added"
-        else ("revoked rule", data.get("old") or {})
-    )
-    of = rule.get("run_id")
-    scope = "for the whole job" if of is None else f"for {of} and all below it"
-    said = f"{scope}: {change} {cell(rule.get('effect'))} {cell(rule.get('rule'))}"
-    return Note(f"{said}{_who(data)}")
-
-
-_OTHER_EVENTS: dict[str, Callable[[str, Mapping[str, Any]], Note | None]] = {
-    "approval_answered": _approval_answered,
-    "hook_finished": _hook_finished,
-    "instructions_read": _instructions_read,
-    "rule_added": _rule_changed,
-    "rule_revoked": _rule_changed,
-}
+def _get(data: Mapping[str, Any], name: str, before: str = "") -> str:
+    """What an event tells, behind some words; nothing if it does not tell it."""
+    return f"{before}{data[name]}" if data.get(name) else ""
 
 
 def _who_and_why(data: Mapping[str, Any]) -> str:
@@ -402,19 +390,14 @@ def _who_and_why(data: Mapping[str, Any]) -> str:
         f"{name} {_value(before.get(name))} → {_value(after.get(name))}"
         if name in before and name in after
         else f"{name} {_value(after.get(name, before.get(name)))}"
-        for name in dict.fromkeys((*before, *after))
+        for name in before | after
         if before.get(name) != after.get(name) and name not in _TOLD_BY_TYPE
     ]
     return _who(data) + (f" ({', '.join(changes)})" if changes else "")
 
 
 def _who(data: Mapping[str, Any]) -> str:
-    by = f" by {data['by']}" if is_by_person(data) else ""
-    return by + _after_colon(data, "why")
-
-
-def _after_colon(data: Mapping[str, Any], name: str) -> str:
-    return f": {data[name]}" if data.get(name) else ""
+    return (f" by {data['by']}" if is_by_person(data) else "") + _get(data, "why", ": ")
 
 
 def _value(value: Any) -> str:

@@ -12,27 +12,14 @@ from datetime import UTC, datetime
 from email.utils import format_datetime
 from typing import Any, Literal
 
+from runner.app import workspaces
 from runner.app.handle import App
-from runner.app.snapshots import (
-    commit_text,
-    delivered_or_recorded,
-    recorded_in,
-    refuse_unrecorded,
-    whereabouts,
-)
 from runner.core.run import ENDED, RunStatus
 from runner.core.spec import JobSpec
 from runner.errors import RunnerError, UsageError
+from runner.queries import runs as stored
 from runner.queries.jobs import show_job
-from runner.queries.runs import (
-    RunResult,
-    RunSnapshots,
-    items_of_runs,
-    results_of_job,
-    snapshots_around_turn,
-    snapshots_of_job,
-    snapshots_of_run,
-)
+from runner.queries.runs import RunSnapshots
 from runner.workspace.changes import CommitText
 
 _LONGEST_NAME = 100
@@ -49,7 +36,7 @@ WriteFile = Callable[[str, bytes], None]  # takes the name of a file and its con
 class Results:
     """The structured results that the runs of a job submitted."""
 
-    runs: Sequence[RunResult]
+    runs: Sequence[stored.RunResult]
     schema: Mapping[str, Any]  # the JSON Schema that each result follows
 
     @property
@@ -64,7 +51,7 @@ def results_of(app: App, job: str) -> Results:
     spec = JobSpec.from_json(show_job(app.database, job_id)["spec"])
     if spec.result_tool is None:
         raise UsageError(f"{job_id} asks for no result: a job does with output_schema")
-    return Results(results_of_job(app.database, job_id), spec.result_tool.input_schema)
+    return Results(stored.results_of_job(app.database, job_id), spec.result_tool.input_schema)
 
 
 # Changes
@@ -89,14 +76,14 @@ def diff_of(app: App, name: str, turn: int | None = None, *, stat: bool = False)
     Raises:
         UsageError: nothing is recorded of the run.
     """
-    found = snapshots_of_run(app.database, app.find(name, "run").id)
-    refuse_unrecorded(found)
+    found = stored.snapshots_of_run(app.database, app.find(name, "run").id)
+    workspaces.refuse_unrecorded(found)
     change: tuple[str, str] | None = (str(found.start_tree), str(found.tree))
     if turn is not None:
-        change = snapshots_around_turn(app.database, found.run_id, turn)
+        change = stored.snapshots_around_turn(app.database, found.run_id, turn)
     if change is None:
         return Diff(b"")
-    recorded, where = recorded_in(app.settings), whereabouts(app.database, found)
+    recorded, where = workspaces.recorded_in(app), workspaces.whereabouts(app, found)
     return Diff(
         recorded.diff(where, [change], stat=stat),
         recorded.too_large(where, change),
@@ -124,12 +111,12 @@ def runs_to_patch(app: App, name: str, state: RunStatus | None) -> list[RunSnaps
     """
     found = app.find(name, "job", "run")
     if found.kind == "run":
-        run = snapshots_of_run(app.database, found.id)
-        refuse_unrecorded(run)
+        run = stored.snapshots_of_run(app.database, found.id)
+        workspaces.refuse_unrecorded(run)
         return [run]
-    runs = snapshots_of_job(app.database, found.id)
+    runs = stored.snapshots_of_job(app.database, found.id)
     if runs and not runs[0].is_recorded:
-        refuse_unrecorded(runs[0])
+        workspaces.refuse_unrecorded(runs[0])
     wanted = ENDED if state is None else {state}
     runs = [run for run in runs if run.state in wanted]
     if not runs:
@@ -141,88 +128,57 @@ def runs_to_patch(app: App, name: str, state: RunStatus | None) -> list[RunSnaps
 def write_patches(
     app: App, runs: Sequence[RunSnapshots], format: Literal["am", "preds"], write_file: WriteFile
 ) -> list[Written]:
-    """Write what runs changed: a mail for ``git am`` each, or one file of SWE-bench predictions."""
-    write = _patches if format == "am" else _predictions
-    return write(app, runs, write_file)
-
-
-def _patches(app: App, runs: Sequence[RunSnapshots], write_file: WriteFile) -> list[Written]:
-    """Write a mail for each run that changed anything."""
+    """Write what runs changed: a mail for ``git am`` each, or one file of SWE-bench predictions. A run
+    whose changes cannot be read does not stop the others."""
+    recorded = workspaces.recorded_in(app)
     names = file_names(((run.run_id, run.item_key) for run in runs), ".patch")
-
-    def write(run: RunSnapshots, changes: bytes) -> Written:
-        if not changes:
-            return _written(run, None, _NOTHING)
-        mail = as_mail(commit_text(app.settings, app.database, run), changes)
-        write_file(names[run.run_id], mail)
-        return _written(run, names[run.run_id])
-
-    return _each(app, runs, write)
-
-
-def _predictions(app: App, runs: Sequence[RunSnapshots], write_file: WriteFile) -> list[Written]:
-    """Write one array of predictions, as SWE-bench reads it
-    (https://www.swebench.com/SWE-bench/guides/evaluation/). An instance has one prediction: that of
-    a run goes before those of its forks."""
-    items = items_of_runs(app.database, [run.run_id for run in runs])
+    items = stored.items_of_runs(app.database, [run.run_id for run in runs])
     predictions: dict[str, dict[str, str]] = {}
-
-    def write(run: RunSnapshots, changes: bytes) -> Written:
-        instance = _instance(run, items.get(run.run_id))
-        if instance in predictions:
-            return _written(run, None, f"{instance} has a prediction already")
-        try:
-            text = changes.decode()
-        except UnicodeDecodeError:
-            return _failed(run, "its changes are not UTF-8, which JSON needs: use --format am")
-        predictions[instance] = {
-            "instance_id": instance,
-            "model_name_or_path": run.model,
-            "model_patch": text,
-        }
-        return _written(run, _PREDICTIONS, "" if changes else _NOTHING)
-
-    originals_first = sorted(runs, key=lambda run: run.fork_of is not None)
-    written = _each(app, originals_first, write)
-    content = json.dumps(list(predictions.values()), indent=2) + "\n"
-    write_file(_PREDICTIONS, content.encode())
-    return written
-
-
-def _each(
-    app: App, runs: Sequence[RunSnapshots], write: Callable[[RunSnapshots, bytes], Written]
-) -> list[Written]:
-    """Write the changes of each run. A run whose changes cannot be read does not stop the others."""
-    recorded = recorded_in(app.settings)
     written = []
+    if (
+        format == "preds"
+    ):  # an instance has one prediction: that of a run goes before those of forks
+        runs = sorted(runs, key=lambda run: run.fork_of is not None)
     for run in runs:
-        changes = delivered_or_recorded(run)
-        if not changes:
-            written.append(_written(run, None, "it was never begun"))
-            continue
+        file, why, failed = None, "it was never begun", False
         try:
-            content = recorded.diff(whereabouts(app.database, run), changes)
+            if changes := workspaces.delivered_or_recorded(run):
+                content = recorded.diff(workspaces.whereabouts(app, run), changes)
+                why = "" if content else _NOTHING
+                if format == "preds":
+                    file, why = _predict(predictions, run, items.get(run.run_id), content)
+                elif content:
+                    file = names[run.run_id]
+                    write_file(file, as_mail(workspaces.commit_text(app, run), content))
         except UsageError:
             raise
         except RunnerError as error:
-            written.append(_failed(run, str(error)))
-        else:
-            written.append(write(run, content))
+            file, why, failed = None, str(error), True
+        written.append(Written(run.run_id, run.item_key, run.state, file, why, failed))
+    if format == "preds":
+        text = json.dumps(list(predictions.values()), indent=2) + "\n"
+        write_file(_PREDICTIONS, text.encode())
     return written
 
 
-def _instance(run: RunSnapshots, item: Any) -> str:
-    """The item's own instance id, else its key."""
+def _predict(
+    predictions: dict[str, dict[str, str]], run: RunSnapshots, item: Any, changes: bytes
+) -> tuple[str | None, str]:
+    """Add the prediction of a run, as SWE-bench reads it
+    (https://www.swebench.com/SWE-bench/guides/evaluation/); return its file and a remark. Its name is the
+    item's own instance id, else its key."""
     own = item.get("instance_id") if isinstance(item, dict) else None
-    return own if isinstance(own, str) and own else run.item_key
-
-
-def _written(run: RunSnapshots, file: str | None, why: str = "") -> Written:
-    return Written(run.run_id, run.item_key, run.state, file, why)
-
-
-def _failed(run: RunSnapshots, why: str) -> Written:
-    return Written(run.run_id, run.item_key, run.state, None, why, failed=True)
+    instance = own if isinstance(own, str) and own else run.item_key
+    if instance in predictions:
+        return None, f"{instance} has a prediction already"
+    try:
+        text = changes.decode()
+    except UnicodeDecodeError as error:
+        why = "its changes are not UTF-8, which JSON needs: use --format am"
+        raise RunnerError(why) from error
+    named = {"instance_id": instance, "model_name_or_path": run.model, "model_patch": text}
+    predictions[instance] = named
+    return _PREDICTIONS, "" if changes else _NOTHING
 
 
 # The names of files
@@ -240,17 +196,13 @@ def file_names(runs: Iterable[tuple[str, str]], suffix: str) -> dict[str, str]:
         Names by the runs' ids. None has a separator, a blank or a leading dot, and no two are the
         same on a file system that ignores case.
     """
-    stems = {run_id: _stem(key) for run_id, key in runs}
+    safe = {run_id: re.sub(r"[^A-Za-z0-9._-]+", "-", key).strip("-.") for run_id, key in runs}
+    stems = {run_id: key[:_LONGEST_NAME].rstrip("-.") or "run" for run_id, key in safe.items()}
     same = Counter(stem.casefold() for stem in stems.values())
     return {
         run_id: f"{stem}{suffix}" if same[stem.casefold()] == 1 else f"{stem}-{run_id[-8:]}{suffix}"
         for run_id, stem in stems.items()
     }
-
-
-def _stem(key: str) -> str:
-    safe = re.sub(r"[^A-Za-z0-9._-]+", "-", key).strip("-.")
-    return safe[:_LONGEST_NAME].rstrip("-.") or "run"
 
 
 # A patch as a mail that `git am` takes, whatever its message and its lines are
@@ -276,7 +228,8 @@ def as_mail(text: CommitText, patch: bytes) -> bytes:
     off, the mail is in quoted-printable.
     """
     author = _author(text)
-    headers = [f"From: {author}", f"Date: {_date(text.at)}"]
+    date = format_datetime(datetime.fromtimestamp(int(text.at), tz=UTC))
+    headers = [f"From: {author}", f"Date: {date}"]
     lines = _lines(text.message)
     if _fits_a_subject(lines):
         headers.append(f"Subject: [PATCH] {lines[0]}")
@@ -293,7 +246,11 @@ def as_mail(text: CommitText, patch: bytes) -> bytes:
     ]
     head = "\n".join([*headers, "", ""]).encode()
     content = said + patch
-    return _SEPARATOR + head + (_quoted(content) if quoted else content)
+    if (
+        quoted
+    ):  # all but printable ASCII and line ends (https://www.rfc-editor.org/rfc/rfc2045#section-6.7)
+        content = b"\n".join(binascii.b2a_qp(each, istext=False) for each in content.split(b"\n"))
+    return _SEPARATOR + head + content
 
 
 def _lines(message: str) -> list[str]:
@@ -319,13 +276,3 @@ def _author(text: CommitText) -> str:
     if _SPECIALS.search(name):
         name = '"' + re.sub(r'(["\\])', r"\\\1", name) + '"'
     return f"{name} <{email}>".encode(errors="replace").decode().lstrip()
-
-
-def _date(at: float) -> str:
-    return format_datetime(datetime.fromtimestamp(int(at), tz=UTC))
-
-
-def _quoted(content: bytes) -> bytes:
-    """In quoted-printable (https://www.rfc-editor.org/rfc/rfc2045#section-6.7): all that is no
-    printable ASCII is escaped, the ends of lines apart."""
-    return b"\n".join(binascii.b2a_qp(line, istext=False) for line in content.split(b"\n"))

@@ -17,25 +17,21 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from runner import wiring
-from runner.app import humanize, snapshots
-from runner.app.show import cost_fields
+from runner.app import humanize, workspaces
+from runner.app.costs import budget_of, cost_fields
+from runner.app.handle import App
 from runner.core.budget import JobBudget
 from runner.core.prices import Spending
 from runner.core.text import failure_signature
 from runner.errors import RunnerError
 from runner.queries import decisions, jobs
 from runner.queries.costs import costs_by
-from runner.queries.find import find
 from runner.queries.runs import last_verifications, snapshots_of_job
-from runner.settings import Settings
-from runner.store.control import budget_of
 
 if TYPE_CHECKING:
     from runner.queries.decisions import DeniedKind
     from runner.queries.jobs import PrunedTurns, RunSummary
     from runner.queries.runs import RunSnapshots, Verification
-    from runner.store.database import Database
     from runner.workspace.changes import DiffStat
 
 _SHORT_ID = 8
@@ -81,11 +77,18 @@ class ReportedRun:
         return 1 if self.verified is None else self.verified["number"]
 
     @property
+    def failed_output(self) -> str | None:
+        """The output of the verification by which it failed."""
+        is_by_it = self.run["reason"] == "verify"
+        return self.verified["output"] if is_by_it and self.verified is not None else None
+
+    @property
     def answer_counts(self) -> list[tuple[str, int]]:
         counts: Counter[str] = Counter()
         for (answer, _), count in sorted(self.answers.items()):
             counts[answer] += count
-        return [*counts.items(), *([("waiting", self.waiting)] if self.waiting else [])]
+        waiting = {"waiting": self.waiting} if self.waiting else {}
+        return [*counts.items(), *waiting.items()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +99,16 @@ class FailureGroup:
     reason: str
     signature: str
     runs: tuple[ReportedRun, ...]
-    excerpt: str  # the end of what the first of them said
+
+    @property
+    def excerpt(self) -> str:
+        """The end of what the first of them said: that is where commands say why they failed."""
+        first = self.runs[0]
+        said = (first.failed_output or first.run["detail"]).rstrip().split("\n")
+        lines = [line[:300] for line in said]
+        if (more := len(lines) - _MOST_EXCERPT_LINES) > 0:
+            lines = [f"… {more} lines", *lines[-_MOST_EXCERPT_LINES:]]
+        return "\n".join(lines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,33 +180,13 @@ def failure_groups(runs: Sequence[ReportedRun]) -> list[FailureGroup]:
     for each in runs:
         run = each.run
         if run["state"] in ("failed", "stopped"):
-            signature = failure_signature(run["detail"], run["item_key"], _failed_output(each))
+            signature = failure_signature(run["detail"], run["item_key"], each.failed_output)
             found.setdefault((run["state"], run["reason"], signature), []).append(each)
-    groups = [
-        FailureGroup(*key, tuple(same), _excerpt(_failed_output(same[0]) or same[0].run["detail"]))
-        for key, same in found.items()
-    ]
+    groups = [FailureGroup(*key, tuple(same)) for key, same in found.items()]
     return sorted(groups, key=lambda group: -len(group.runs))
 
 
-def _failed_output(each: ReportedRun) -> str | None:
-    """The output of the verification by which a run failed."""
-    if each.run["reason"] != "verify" or each.verified is None:
-        return None
-    return each.verified["output"]
-
-
-def _excerpt(text: str) -> str:
-    """The end of what was said: that is where commands say why they failed."""
-    lines = [line[:300] for line in text.rstrip().split("\n")]
-    if len(lines) <= _MOST_EXCERPT_LINES:
-        return "\n".join(lines)
-    return "\n".join([f"… {len(lines) - _MOST_EXCERPT_LINES} lines", *lines[-_MOST_EXCERPT_LINES:]])
-
-
-def report_on(
-    settings: Settings, database: Database, job: str, now: float, *, with_changes: bool
-) -> Report:
+def report_on(app: App, job: str, now: float, *, with_changes: bool) -> Report:
     """Gather the report on a job.
 
     Args:
@@ -202,12 +194,11 @@ def report_on(
         now: seconds since the epoch.
         with_changes: with what runs changed, which git has to tell.
     """
-    job_id = find(database, job, "job").id
-    costs = costs_by(database, wiring.load_prices(settings), "tree", job_id=job_id)
+    database, job_id = app.database, app.find_job(job)
+    costs = costs_by(database, app.prices(), "tree", job_id=job_id)
     spent = {each.key: each.spending for each in costs}
     recorded = {each.run_id: each for each in snapshots_of_job(database, job_id)}
-    read = recorded.values() if with_changes else ()
-    stats, unrecorded, missing = _changes(settings, database, read)
+    changes, missing = _changes(app, recorded.values() if with_changes else ())
     verified = last_verifications(database, job_id)
     texts = jobs.last_texts(database, job_id)
     answers = decisions.answer_counts(database, job_id)
@@ -216,18 +207,17 @@ def report_on(
     runs = [
         ReportedRun(
             run=run,
-            snapshots=recorded[run["id"]],
-            spending=spent.get(run["id"], Spending()),
-            stat=stats.get(run["id"]),
-            verified=verified.get(run["id"]),
-            answers=answers.get(run["id"], {}),
-            waiting=waiting.get(run["id"], 0),
-            unknown=unknown.get(run["id"], 0),
-            last_text=texts.get(run["id"]),
-            unrecorded=unrecorded.get(run["id"], ()),
+            snapshots=recorded[run_id],
+            spending=spent.get(run_id, Spending()),
+            verified=verified.get(run_id),
+            answers=answers.get(run_id, {}),
+            waiting=waiting.get(run_id, 0),
+            unknown=unknown.get(run_id, 0),
+            last_text=texts.get(run_id),
+            **changes.get(run_id, {}),
         )
         for run in jobs.current_runs(jobs.list_runs(database, job_id))
-        if run["id"] in recorded
+        if (run_id := run["id"]) in recorded
     ]
     return Report(
         job=jobs.show_job(database, job_id),
@@ -235,33 +225,29 @@ def report_on(
         denied=decisions.denied_kinds(database, job_id),
         denied_counts=decisions.denied_counts(database, job_id),
         waiting=waiting,
-        budget=budget_of(database, job_id) or JobBudget(),
+        budget=budget_of(app, job_id),
         pruned=jobs.pruned_turns(database, job_id),
         now=now,
         missing=missing,
     )
 
 
-def _changes(
-    settings: Settings, database: Database, runs: Iterable[RunSnapshots]
-) -> tuple[dict[str, DiffStat], dict[str, tuple[str, ...]], str]:
-    """Return what each run changed and the paths whose content is not recorded, by its id; and why some
-    cannot be told."""
-    recorded = snapshots.recorded_in(settings)
-    found: dict[str, DiffStat] = {}
-    unrecorded: dict[str, tuple[str, ...]] = {}
+def _changes(app: App, runs: Iterable[RunSnapshots]) -> tuple[dict[str, dict[str, Any]], str]:
+    """Return the ``stat`` and ``unrecorded`` of runs by their ids, and why some cannot be told."""
+    recorded = workspaces.recorded_in(app)
+    found: dict[str, dict[str, Any]] = {}
     missing = ""
     for run in runs:
-        if not run.is_recorded or not (changes := snapshots.delivered_or_recorded(run)):
+        if not run.is_recorded or not (changes := workspaces.delivered_or_recorded(run)):
             continue
         try:
-            where = snapshots.whereabouts(database, run)
-            found[run.run_id] = recorded.stat(where, changes)
+            where = workspaces.whereabouts(app, run)
+            found[run.run_id] = {"stat": recorded.stat(where, changes)}
             if run.tree is not None:
-                unrecorded[run.run_id] = recorded.unrecorded(where, run.tree)
+                found[run.run_id]["unrecorded"] = recorded.unrecorded(where, run.tree)
         except RunnerError as error:
             missing = missing or str(error)
-    return found, unrecorded, missing
+    return found, missing
 
 
 def markdown(report: Report) -> str:
@@ -286,9 +272,13 @@ def markdown_environment() -> Environment:
     environment.filters |= {
         "block": block,
         "code": code,
-        "cost_line": _cost_line,
+        # Models without a price are named in it, and no words of ours.
+        "cost_line": lambda spent: (str if spent.unpriced else Markup)(humanize.cost_line(spent)),
         "denier": humanize.denier,
-        "filled": _filled,
+        # The first column, and those in which a row says something.
+        "filled": lambda columns, rows: [
+            c for c in columns if c is columns[0] or any(map(c[1], rows))
+        ],
         "number": _safe("{:,}".format),
     }
     return environment
@@ -296,19 +286,6 @@ def markdown_environment() -> Environment:
 
 def _safe(words: Callable[..., str]) -> Callable[..., Markup]:
     return lambda *arguments: Markup(words(*arguments))
-
-
-def _cost_line(spending: Spending) -> Markup | str:
-    """Models without a price are named in it, and no words of ours."""
-    line = humanize.cost_line(spending)
-    return line if spending.unpriced else Markup(line)
-
-
-def _filled(
-    columns: Sequence[tuple[str, Callable[[Any], str]]], rows: Sequence[Any]
-) -> list[tuple[str, Callable[[Any], str]]]:
-    """The first column, and those in which a row says something."""
-    return [column for column in columns if column is columns[0] or any(map(column[1], rows))]
 
 
 def code(value: Any, longest: int = _LONGEST_CODE) -> Markup:

@@ -2,47 +2,39 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from decimal import Decimal
-from itertools import chain
-from typing import TYPE_CHECKING, Any
+from itertools import chain, repeat
+from typing import Any
 
 from runner import wiring
+from runner.app.costs import cost_fields, spending_of, total_of, waits_for
+from runner.app.handle import App
 from runner.app.humanize import cell, cost_line, verdict
 from runner.core.agents import is_within, place_of
-from runner.core.budget import JobBudget
 from runner.core.context import DEFAULT_WINDOW
-from runner.core.prices import Spending
 from runner.core.run import RunStatus
 from runner.errors import UnreachableError, UsageError
-from runner.queries import costs, decisions, jobs, runs, timeline, transcript
-from runner.queries.costs import By
-from runner.queries.find import Kind, find
-from runner.settings import Settings
-from runner.store import ids
+from runner.queries import decisions, jobs, runs, timeline, transcript
+from runner.queries.costs import costs_by
+from runner.queries.find import Kind
+from runner.queries.jobs import JobSummary
 from runner.store.conditions import in_tree
-from runner.store.control import budget_of
-
-if TYPE_CHECKING:
-    from runner.queries.jobs import JobSummary
-    from runner.queries.runs import ChildSummary
-    from runner.store.database import Database
 
 _LOOK_SECONDS = 0.5
 
 # Jobs and runs
 
 
-def list_jobs(database: Database, status: RunStatus | None) -> list[JobSummary]:
+def list_jobs(app: App, status: RunStatus | None) -> list[JobSummary]:
     """Return the jobs, oldest first."""
-    return jobs.list_jobs(database, status)
+    return jobs.list_jobs(app.database, status)
 
 
 def list_runs(
-    database: Database, job: str, status: RunStatus | None, *, whole_trees: bool
+    app: App, job: str, status: RunStatus | None, *, whole_trees: bool
 ) -> list[dict[str, Any]]:
     """Return the runs of a job, each with its model, where it was forked from, its
     branch, the commit that delivered it and the verdict of its last verification.
@@ -50,18 +42,16 @@ def list_runs(
     Args:
         whole_trees: with the sub-agents of each run, which has numbers of its own then.
     """
-    job_id = find(database, job, "job").id
+    database, job_id = app.database, app.find_job(job)
     verified = runs.last_verifications(database, job_id)
     recorded = {
         each.run_id: each for each in runs.snapshots_of_job(database, job_id, every_run=True)
     }
+    names = ("model", "fork_of", "fork_turn", "branch", "commit")
     return [
         {
             **run,
-            **{
-                name: getattr(recorded[run["id"]], name)
-                for name in ("model", "fork_of", "fork_turn", "branch", "commit")
-            },
+            **{name: getattr(recorded[run["id"]], name) for name in names},
             "verified": verdict(verified.get(run["id"])) or None,
         }
         for run in jobs.list_runs(database, job_id, status, whole_trees=whole_trees)
@@ -81,87 +71,71 @@ class Details:
         return values | (cost_fields(spending) if spending is not None else {})
 
 
-def details_of(settings: Settings, database: Database, name: str) -> Details:
+def details_of(app: App, name: str) -> Details:
     """Return the details of what an id or a part of it names."""
-    found = find(database, name, "job", "run", "call")
+    found, database = app.find(name, "job", "run", "call"), app.database
     match found.kind:
         case "job":
-            spending = spending_of(settings, database, job_id=found.id)
+            spending = spending_of(app, job_id=found.id)
             values = jobs.show_job(database, found.id) | {"spending": spending}
         case "call":
             values = transcript.show_call(database, found.id)
             values |= decisions.decision_on_call(database, found.id)
-            values["children"] = _started_by(database, found.id)
+            children = runs.children_of(database, values["run_id"])
+            values["children"] = [each for each in children if each["call_id"] == found.id]
         case _:
-            values = _run_details(settings, database, found.id)
+            values = _run_details(app, found.id)
     return Details(found.kind, values)
 
 
-def _run_details(settings: Settings, database: Database, run_id: str) -> dict[str, Any]:
+def _run_details(app: App, run_id: str) -> dict[str, Any]:
     """Everything but the conversation and the events of a run."""
-    run = jobs.show_run(database, run_id)
-    recorded = runs.snapshots_of_run(database, run_id)
+    database = app.database
+    run, recorded = jobs.show_run(database, run_id), runs.snapshots_of_run(database, run_id)
+    # The context window that it was last held against; before its first call that of its model, as
+    # far as it is known without asking the API.
+    windows = ((run[name] or {}).get("window") for name in ("fullness", "context"))
+    window = next(filter(None, windows), None) or app.prices().window(run["model"])
     return run | {
         **place_of(run_id),
-        **tree_of(settings, database, run_id),
-        "spending": spending_of(settings, database, run_id=run_id),
-        "window": _window(settings, run),
+        **tree_of(app, run_id),
+        "spending": spending_of(app, run_id=run_id),
+        "window": window or DEFAULT_WINDOW,
         "left_out": asdict(jobs.pruned_turns(database, run["job_id"], run_id)),
-        "waits_for": waits_for(database, [run]).get(run_id),
+        "waits_for": waits_for(app, [run]).get(run_id),
         "denied_calls": decisions.denied_calls(database, run_id),
         "approvals": decisions.approvals_of_run(database, run_id),
-        "branch": recorded.branch,
-        "start_commit": recorded.start_commit,
-        "commit": recorded.commit,
-        "tree": recorded.tree,
+        **{name: getattr(recorded, name) for name in ("branch", "start_commit", "commit", "tree")},
         "verifications": runs.verifications_of_run(database, run_id),
         "result": runs.result_of_run(database, run_id),
     }
 
 
-def _window(settings: Settings, run: dict[str, Any]) -> int:
-    """The context window that a run was last held against; before its first call that of its model, as
-    far as it is known without asking the API."""
-    known = (run["fullness"] or {}).get("window") or (run["context"] or {}).get("window")
-    return known or wiring.load_prices(settings).window(run["model"]) or DEFAULT_WINDOW
-
-
-def _started_by(database: Database, call_id: str) -> list[ChildSummary]:
-    parsed = ids.parse_call_id(call_id)
-    assert parsed is not None, call_id
-    return [each for each in runs.children_of(database, parsed[0]) if each["call_id"] == call_id]
-
-
 # The tree of a run and its sub-agents
 
 
-def tree_of(settings: Settings, database: Database, run_id: str) -> dict[str, Any]:
+def tree_of(app: App, run_id: str) -> dict[str, Any]:
     """Return the ``children`` of a run, what each of them cost with all below it (``child_spending``, by
     id), the sums of all runs ``below`` it, and what the tree from the run down cost
     (``tree_spending``)."""
-    children = runs.children_of(database, run_id)
-    prices = wiring.load_prices(settings)
+    children = runs.children_of(app.database, run_id)
     condition = (in_tree(run_id),)
-    spent = costs.costs_by(database, prices, "run", conditions=condition) if children else []
+    spent = costs_by(app.database, app.prices(), "run", conditions=condition) if children else []
     return {
         "children": children,
         "child_spending": {
-            child["id"]: _sum(each.spending for each in spent if is_within(each.key, child["id"]))
+            child["id"]: total_of(each for each in spent if is_within(each.key, child["id"]))
             for child in children
         },
-        "below": runs.descendants_of(database, run_id),
-        "tree_spending": _sum(each.spending for each in spent),
+        "below": runs.descendants_of(app.database, run_id),
+        "tree_spending": total_of(spent),
     }
 
 
 def _tree_as_json(run: dict[str, Any]) -> dict[str, Any]:
     children, below, spent = run["children"], run["below"], run["child_spending"]
-    own = {
-        name: value
-        for name, value in run.items()
-        if name not in ("child_spending", "tree_spending")
-    }
-    return own | {
+    inner = ("child_spending", "tree_spending")
+    return {name: value for name, value in run.items() if name not in inner} | {
         "children": [{**child, **cost_fields(spent[child["id"]])} for child in children],
         "below": below.runs,
         "used_by_tree": {
@@ -178,11 +152,8 @@ def descent(run: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
     """Return where a sub-agent comes from, in words."""
     if run["parent"] is None:
         return ()
-    return (
-        ("agent", f"{run['agent_type']}, {run['label']} in its tree"),
-        ("parent", run["parent"]),
-        ("root", run["root"]),
-    )
+    agent = f"{run['agent_type']}, {run['label']} in its tree"
+    return ("agent", agent), ("parent", run["parent"]), ("root", run["root"])
 
 
 def tree_line(run: Mapping[str, Any]) -> str | None:
@@ -207,100 +178,25 @@ def child_line(child: Mapping[str, Any]) -> str:
     return f"{cell(child['agent_type'])} {child['state']}{why}, {child['id']}"
 
 
-# Costs and budgets
-
-
-def spending_of(
-    settings: Settings, database: Database, *, job_id: str | None = None, run_id: str | None = None
-) -> Spending:
-    """Return what the calls of a job or a run cost together."""
-    prices = wiring.load_prices(settings)
-    found = costs.costs_by(database, prices, "job", job_id=job_id, run_id=run_id)
-    return _sum(each.spending for each in found)
-
-
-def with_costs(
-    settings: Settings, database: Database, by: By, rows: Sequence[Mapping[str, Any]]
-) -> list[dict[str, Any]]:
-    """Return rows of jobs, or of runs of one job, for JSON, each with what its calls cost."""
-    job_id = None if by == "job" or not rows else rows[0]["job_id"]
-    found = costs.costs_by(database, wiring.load_prices(settings), by, job_id=job_id)
-    spent = {each.key: each.spending for each in found}
-    return [{**row, **cost_fields(spent.get(row["id"], Spending()))} for row in rows]
-
-
-def cost_fields(spending: Spending) -> dict[str, Any]:
-    """Return a cost for JSON. ``cost_usd`` is null if a model has no price, as then nobody knows
-    (``priced_usd`` is the cost of the others), and leaves out the ``unknown_calls``."""
-    return {
-        "cost_usd": None if spending.unpriced else _number(spending.usd),
-        "priced_usd": _number(spending.usd),
-        "unpriced_models": sorted(spending.unpriced),
-        "unknown_calls": spending.unknown,
-        "unknown_at_most_usd": None if spending.unpriced else _number(spending.at_most),
-        "cache_share": None if spending.cache_share is None else round(spending.cache_share, 4),
-        "scripted_calls": spending.scripted,
-    }
-
-
-def _number(usd: Decimal) -> float:
-    return float(round(usd, 9))
-
-
-def _sum(spent: Iterable[Spending]) -> Spending:
-    return sum(spent, Spending())
-
-
-def waits_for(database: Database, runs: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Return, by run, what to do about runs of one job that wait for its budget."""
-    waiting = [run for run in runs if is_out_of_budget(run)]
-    if not waiting:
-        return {}
-    job_id = waiting[0]["job_id"]
-    how = how_to_raise(job_id, budget_of(database, job_id) or JobBudget())
-    return {
-        run["id"]: f"{run['detail'] or 'waits for the budget of its job'}: {how}" for run in waiting
-    }
-
-
-def is_out_of_budget(run: Mapping[str, Any]) -> bool:
-    """True if a run waits for its job's budget to be raised."""
-    return (run["state"], run["reason"]) == ("waiting", "budget")
-
-
-def how_to_raise(job_id: str, budget: JobBudget) -> str:
-    """Return the command that raises a job's budget."""
-    caps = {"--usd N": budget.most_cost, "--tokens N": budget.most_tokens}
-    options = [option for option, cap in caps.items() if cap is not None]
-    return f"runner budget {job_id} {' '.join(options)}".rstrip()
-
-
 # Events
 
 
-def events_of(
-    database: Database, name: str, *, whole_tree: bool
-) -> tuple[Kind, list[dict[str, Any]]]:
+def events_of(app: App, name: str, *, whole_tree: bool) -> tuple[Kind, list[dict[str, Any]]]:
     """Return what happened in a run, or what was done to a job and its runs, and which of both it is.
 
     Args:
         whole_tree: with the events of the runs below it.
     """
-    found = find(database, name, "job", "run")
-    if found.kind == "job":
-        if whole_tree:
-            raise UsageError("--tree is of one run: name a run of the job (see `runner list JOB`)")
-        return found.kind, timeline.changes_of_job(database, found.id)
-    return found.kind, _events_after(database, found.id, {}, whole_tree)
+    found = app.find(name, "job", "run")
+    if found.kind == "run":
+        return found.kind, _events_after(app, found.id, {}, whole_tree)
+    if whole_tree:
+        raise UsageError("--tree is of one run: name a run of the job (see `runner list JOB`)")
+    return found.kind, timeline.changes_of_job(app.database, found.id)
 
 
 def follow(
-    settings: Settings,
-    database: Database,
-    name: str,
-    *,
-    whole_tree: bool,
-    tell: Callable[[str], None],
+    app: App, name: str, *, whole_tree: bool, tell: Callable[[str], None]
 ) -> Iterator[dict[str, Any]]:
     """Yield the events of a run until it has ended, and the model's text between them as it is written,
     as events of the type ``text_delta``.
@@ -312,21 +208,21 @@ def follow(
     Raises:
         UnreachableError: the database does not answer.
     """
-    found = find(database, name, "job", "run")
+    found = app.find(name, "job", "run")
     if found.kind == "job":
         raise UsageError("-f follows one run: name a run of the job (see `runner list JOB`)")
     run_id, last = found.id, dict[str, int]()
     with ExitStack() as opened:
         try:
-            texts = opened.enter_context(wiring.follow_text(settings, run_id))
+            texts = opened.enter_context(wiring.follow_text(app.settings, run_id))
         except UnreachableError as error:
             tell(str(error))
-            texts = _nothing()
+            texts = map(time.sleep, repeat(_LOOK_SECONDS))  # None each time
         for text in chain((None,), texts):
             if text is not None:
                 yield {"type": "text_delta", "run_id": run_id, **place_of(run_id), "text": text}
-            has_ended = runs.has_ended(database, run_id, whole_tree=whole_tree)
-            for event in _events_after(database, run_id, last, whole_tree):
+            has_ended = runs.has_ended(app.database, run_id, whole_tree=whole_tree)
+            for event in _events_after(app, run_id, last, whole_tree):
                 last[event["run_id"]] = event["number"]
                 yield event
             if has_ended:
@@ -334,15 +230,8 @@ def follow(
 
 
 def _events_after(
-    database: Database, run_id: str, last: Mapping[str, int], whole_tree: bool
+    app: App, run_id: str, last: Mapping[str, int], whole_tree: bool
 ) -> list[dict[str, Any]]:
     if whole_tree:
-        return timeline.tree_events_after(database, run_id, last)
-    return timeline.events_after(database, run_id, last.get(run_id, 0))
-
-
-def _nothing() -> Iterator[None]:
-    pause = threading.Event()
-    while True:
-        pause.wait(_LOOK_SECONDS)
-        yield None
+        return timeline.tree_events_after(app.database, run_id, last)
+    return timeline.events_after(app.database, run_id, last.get(run_id, 0))

@@ -7,14 +7,16 @@ people gave them, and are not.
 from __future__ import annotations
 
 import json
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections import defaultdict, deque
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from heapq import merge
+from itertools import chain, groupby
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from runner import wiring
+from runner.app.costs import spending_of
+from runner.app.handle import App
 from runner.app.humanize import (
     TONES,
     Note,
@@ -32,22 +34,17 @@ from runner.app.humanize import (
     verdict,
     verified,
 )
-from runner.app.show import child_line, descent, spending_of, tree_line, tree_of
+from runner.app.show import child_line, descent, tree_line, tree_of
 from runner.core.agents import place_of
-from runner.core.prices import PriceList
 from runner.errors import UsageError
 from runner.queries import decisions, jobs, runs
 from runner.queries import transcript as stored
 from runner.queries.costs import CallCost, call_costs
-from runner.queries.find import call_labels, find
+from runner.queries.find import call_labels
 from runner.queries.runs import ChildSummary
 from runner.queries.runs import Verification as StoredVerification
 from runner.queries.timeline import ENDED, REPLIED, HistoryEvent, history_of_run
 from runner.queries.transcript import StoredBlock, StoredCompaction
-from runner.settings import Settings
-
-if TYPE_CHECKING:
-    from runner.store.database import Database
 
 Turns = tuple[int, int]  # the first and the last
 
@@ -186,13 +183,7 @@ def text_of(content: Any) -> str:
 
 
 def transcript_of(
-    settings: Settings,
-    database: Database,
-    name: str,
-    now: float,
-    turns: Turns | None = None,
-    *,
-    whole_tree: bool = False,
+    app: App, name: str, now: float, turns: Turns | None = None, *, whole_tree: bool = False
 ) -> Transcript:
     """Return the transcript of a run, whose parts are read from the database when they are asked for.
 
@@ -206,46 +197,35 @@ def transcript_of(
     Raises:
         UsageError: the run has not come so far.
     """
-    run_id = find(database, name, "run").id
-    run: dict[str, Any] = {**jobs.show_run(database, run_id), **place_of(run_id)}
-    run |= tree_of(settings, database, run_id)
+    run_id = app.find(name, "run").id
+    run: dict[str, Any] = {**jobs.show_run(app.database, run_id), **place_of(run_id)}
+    run |= tree_of(app, run_id)
     if turns and turns[0] > max(run["turns"], 1):
         raise UsageError(f"there is no turn {turns[0]} yet: the last one is {run['turns']}")
-    spent = cost_line(spending_of(settings, database, run_id=run_id))
-    facts = _facts(run, spent, turns, now)
+    facts = _facts(run, cost_line(spending_of(app, run_id=run_id)), turns, now)
     is_from_start = turns is None or turns[0] <= 1
-
-    def transcript_of_child(child_id: str) -> Transcript:
-        return transcript_of(settings, database, child_id, now, whole_tree=True)
-
-    composer = _Composer(
-        database,
-        wiring.load_prices(settings),
-        run,
-        turns and (0 if is_from_start else turns[0], turns[1]),
-        transcript_of_child if whole_tree else None,
-    )
+    if turns and is_from_start:
+        turns = 0, turns[1]
     return Transcript(
         run_id=run_id,
         title=cell(run["item_key"]),
         facts=tuple((name, value) for name, value in facts if value),
         state=run_state(run),
-        system=(stored.system_prompt(database, run_id) or "") if is_from_start else "",
-        parts=composer.parts(),
+        system=(stored.system_prompt(app.database, run_id) or "") if is_from_start else "",
+        parts=_Composer(app, run, turns, now if whole_tree else None).parts(),
     )
 
 
-def request_as_sent(database: Database, name: str, turn: int) -> bytes:
+def request_as_sent(app: App, name: str, turn: int) -> bytes:
     """Return the body of the request of a turn as it was sent."""
     from runner.llm.anthropic import request_body  # late: imports anthropic
 
-    run_id = find(database, name, "run").id
-    return request_body(stored.sent_request(database, run_id, turn))
+    return request_body(stored.sent_request(app.database, app.find(name, "run").id, turn))
 
 
-def api_messages(database: Database, name: str) -> list[dict[str, Any]]:
+def api_messages(app: App, name: str) -> list[dict[str, Any]]:
     """Return the conversation of a run exactly as in the Messages API."""
-    return stored.api_messages(database, find(database, name, "run").id)
+    return stored.api_messages(app.database, app.find(name, "run").id)
 
 
 def _facts(
@@ -273,83 +253,86 @@ def _facts(
     )
 
 
-_Key = tuple[int, int, int]  # a turn, its stage, and the order in that
+_Place = tuple[int, int, int]  # a turn, its stage, and the order in that
 
 
 class _Composer:
-    """Puts what happened beside the messages of a run between them."""
+    """Puts what happened beside the messages of a run between them.
+
+    Args:
+        run: with its tree.
+        turns: only parts of these.
+        now: the time of the transcripts of its sub-agents; None to leave them out.
+    """
 
     def __init__(
-        self,
-        database: Database,
-        prices: PriceList,
-        run: dict[str, Any],  # with its tree
-        turns: Turns | None,
-        transcript_of_child: Callable[[str], Transcript] | None,
+        self, app: App, run: dict[str, Any], turns: Turns | None, now: float | None
     ) -> None:
-        def is_shown(turn: int) -> bool:
-            return turns is None or turns[0] <= turn <= turns[1]
-
-        run_id = run["id"]
-        self._database, self._run_id, self._turns = database, run_id, turns
-        compactions = stored.compactions_of_run(database, run_id)
-        self._compactions = [each for each in compactions if is_shown(each["turn"])]
-        verifications = runs.verifications_of_run(database, run_id)
-        self._verifications = [each for each in verifications if is_shown(each["turn"])]
-        events = history_of_run(database, run_id)
-        self._events = [each for each in events if is_shown(each.place.turn)]
+        database, run_id = app.database, run["id"]
+        self._app, self._run, self._turns, self._now = app, run, turns, now
         self._labels = database.read(lambda connection: call_labels(connection, [run_id]))
-        self._children: dict[str, ChildSummary] = {each["id"]: each for each in run["children"]}
-        self._child_spending = run["child_spending"]
-        self._transcript_of_child = transcript_of_child
-        denied, asked = decisions.denied_calls, decisions.approvals_of_run
-        self._denied = {each["id"]: each for each in denied(database, run_id)}
-        self._asked = {each["call_id"]: each for each in asked(database, run_id)}
-        self._spent: dict[int, list[CallCost]] = defaultdict(list)
-        self._summaries: dict[int, CallCost] = {}
-        for call in call_costs(database, prices, run_id):
-            if call.purpose == "turn":
-                self._spent[call.turn].append(call)
-            else:
-                self._summaries[call.number] = call
+        self._denied = {each["id"]: each for each in decisions.denied_calls(database, run_id)}
+        asked = decisions.approvals_of_run(database, run_id)
+        self._asked = {each["call_id"]: each for each in asked}
+        self._spent: dict[tuple[str, int], list[CallCost]] = defaultdict(list)
+        for call in call_costs(database, app.prices(), run_id):
+            is_of_turn = call.purpose == "turn"
+            self._spent[call.purpose, call.turn if is_of_turn else call.number].append(call)
 
     def parts(self) -> Iterator[Part]:
-        """Yield the parts by turn and stage; what happened in a stage comes after its message."""
-        messages = stored.messages_of_run(self._database, self._run_id, self._turns)
-        told = messages if place_of(self._run_id)["parent"] is None else _own_messages(messages)
-        streams: tuple[Iterable[tuple[_Key, Iterable[Part]]], ...] = (
-            ((_key_of_message(each), self._message(each)) for each in told),
-            ((_key_of_event(each), self._event(each)) for each in self._events),
+        """Return the parts by turn and stage; what happened in a stage comes after its message."""
+
+        def shown(turn: int) -> bool:
+            return self._turns is None or self._turns[0] <= turn <= self._turns[1]
+
+        database, run_id = self._app.database, self._run["id"]
+        messages = stored.messages_of_run(database, run_id, self._turns)
+        compactions = stored.compactions_of_run(database, run_id)
+        verifications = runs.verifications_of_run(database, run_id)
+        events = history_of_run(database, run_id)
+        streams: tuple[Iterable[tuple[_Place, Iterable[Part]]], ...] = (
             (
-                ((each["turn"], ENDED, 1), map(_verification, (each,)))
-                for each in self._verifications
+                (_place_of_message(each), self._message(each))
+                for each in (_own_messages(messages) if self._run["parent"] else messages)
             ),
             (
-                ((each["turn"], REPLIED, -1), map(self._compaction, (each,)))
-                for each in self._compactions
+                (_place_of_event(each), self._event(each))
+                for each in events
+                if shown(each.place.turn)
+            ),
+            (
+                ((each["turn"], ENDED, 1), [_verification(each)])
+                for each in verifications
+                if shown(each["turn"])
+            ),
+            (
+                ((each["turn"], REPLIED, -1), [self._compaction(each)])
+                for each in compactions
+                if shown(each["turn"])
             ),
         )
-        for _, parts in merge(*streams, key=itemgetter(0)):
-            yield from parts
+        return chain.from_iterable(parts for _, parts in merge(*streams, key=itemgetter(0)))
 
     def _event(self, event: HistoryEvent) -> Iterator[Part]:
         note = event_note(event.type, event.data, event.attempt)
         if note is not None:
             yield Event(event.at, note, is_by_person(event.data))
         if event.type == "child_started" and "call_index" not in event.data:
-            child = self._children.get(str(event.data.get("child")))
-            yield from self._sub_agent(child) if child is not None else ()
+            children = self._run["children"]
+            yield from self._sub_agents(c for c in children if c["id"] == event.data.get("child"))
 
     def _started_by(self, call_ids: Collection[str]) -> list[ChildSummary]:
-        return [child for child in self._children.values() if child["call_id"] in call_ids]
+        return [child for child in self._run["children"] if child["call_id"] in call_ids]
 
-    def _sub_agent(self, child: ChildSummary) -> Iterator[Part]:
-        if self._transcript_of_child is not None:
-            transcript = self._transcript_of_child(child["id"])
+    def _sub_agents(self, children: Iterable[ChildSummary]) -> Iterator[Part]:
+        if self._now is None:
+            return
+        for child in children:
+            transcript = transcript_of(self._app, child["id"], self._now, whole_tree=True)
             yield SubAgent(child["label"], self._child_note(child), transcript)
 
     def _child_note(self, child: ChildSummary) -> Note:
-        spending = self._child_spending[child["id"]]
+        spending = self._run["child_spending"][child["id"]]
         spent = cost(spending) if spending.calls else ""
         told = (child_line(child), spent, child["description"])
         return Note(", ".join(filter(None, told)), TONES.get(child["state"], "plain"))
@@ -362,12 +345,11 @@ class _Composer:
             turn=first["turn"],
             at=first["created_at"],
             pieces=tuple(map(self._piece, message)),
-            words=call_cost_line(self._spent.pop(first["turn"], []) if is_reply else []),
+            words=call_cost_line(self._spent.pop(("turn", first["turn"]), [])) if is_reply else "",
         )
         if is_reply:
             calls = {block["call"]["id"] for block in message if block["call"]}
-            for child in self._started_by(calls):
-                yield from self._sub_agent(child)
+            yield from self._sub_agents(self._started_by(calls))
 
     def _piece(self, block: StoredBlock) -> Piece:
         content, call = block["content"], block["call"]
@@ -377,7 +359,17 @@ class _Composer:
             case "thinking" | "redacted_thinking":
                 return Thinking(content.get("thinking", ""))
             case "tool_use" if call is not None:
-                return self._call(content, call)
+                asked = self._asked.get(call["id"])
+                edited = asked["edited_input"] if asked else None
+                return ToolCall(
+                    id=call["id"],
+                    tool=cell(content["name"]),
+                    arguments=content["input"],
+                    decided=decision_notes(call, self._denied.get(call["id"]), asked),
+                    edited=call["updated_input"] if edited is None else edited,
+                    label=self._labels.get((call["run_id"], call["turn"], call["position"]), ""),
+                    started=tuple(map(self._child_note, self._started_by({call["id"]}))),
+                )
             case "tool_result" if call is not None:
                 words = ", ".join(filter(None, (cell(call["state"]), duration(call["duration"]))))
                 outcome = Note(words, TONES.get(call["state"], "bad"))
@@ -386,27 +378,14 @@ class _Composer:
             case kind:
                 return OtherBlock(cell(kind), content)
 
-    def _call(self, content: dict[str, Any], call: dict[str, Any]) -> ToolCall:
-        asked = self._asked.get(call["id"])
-        edited = asked["edited_input"] if asked else None
-        return ToolCall(
-            id=call["id"],
-            tool=cell(content["name"]),
-            arguments=content["input"],
-            decided=decision_notes(call, self._denied.get(call["id"]), asked),
-            edited=call["updated_input"] if edited is None else edited,
-            label=self._labels.get((call["run_id"], call["turn"], call["position"]), ""),
-            started=tuple(map(self._child_note, self._started_by({call["id"]}))),
-        )
-
     def _compaction(self, compaction: StoredCompaction) -> Compaction:
-        before, after = compaction["tokens_before"], compaction["tokens_after"]
-        made_by = self._summaries.pop(compaction["made_by_call"] or 0, None)
-        spent = f" · {call_cost_line([made_by])}" if made_by else ""
+        made_by = self._spent.pop(("summary", compaction["made_by_call"] or 0), [])
+        spent = f" · {call_cost_line(made_by)}" if made_by else ""
+        tokens = f"{compaction['tokens_before']:,} tokens became {compaction['tokens_after']:,}"
         return Compaction(
             turn=compaction["turn"],
             at=compaction["created_at"],
-            words=f"about {before:,} tokens became {after:,}{spent}",
+            words=f"about {tokens}{spent}",
             notes=compaction_notes(compaction),
             text=compaction["text"],
         )
@@ -415,20 +394,11 @@ class _Composer:
 def _own_messages(messages: Iterable[list[StoredBlock]]) -> Iterator[list[StoredBlock]]:
     """The messages of a sub-agent. Its conversation begins with its parent's; of these messages only
     the last block is its own."""
-    inherited: list[StoredBlock] = []
-    for message in messages:
-        if message[0]["turn"] == 0:
-            inherited = message
-            continue
-        if inherited:
-            yield inherited[-1:]
-            inherited = []
-        yield message
-    if inherited:
-        yield inherited[-1:]
+    for is_inherited, some in groupby(messages, key=lambda message: message[0]["turn"] == 0):
+        yield from (message[-1:] for message in deque(some, maxlen=1)) if is_inherited else some
 
 
-def _key_of_message(message: list[StoredBlock]) -> _Key:
+def _place_of_message(message: list[StoredBlock]) -> _Place:
     first = message[0]
     if first["role"] == "assistant":
         return first["turn"], REPLIED, 0
@@ -437,10 +407,9 @@ def _key_of_message(message: list[StoredBlock]) -> _Key:
     return first["turn"], ENDED, 2 if has_text else 0
 
 
-def _key_of_event(event: HistoryEvent) -> _Key:
-    if event.type == "run_submitted":
-        return -1, 0, 0
-    return event.place.turn, event.place.stage, 3
+def _place_of_event(event: HistoryEvent) -> _Place:
+    is_first = event.type == "run_submitted"
+    return (-1, 0, 0) if is_first else (event.place.turn, event.place.stage, 3)
 
 
 def _verification(verification: StoredVerification) -> Verification:

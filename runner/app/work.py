@@ -26,18 +26,16 @@ def load_job(settings: Settings, path: Path) -> Submission:
     return wiring.load_submission(path, settings)
 
 
-def submit(app: App, submission: Submission, author: Author, key: str | None = None) -> str:
-    """Submit a job, and return its id; that of the first job with the same ``key``.
+def submit(
+    app: App, submission: Submission, author: Author, key: str | None = None
+) -> dict[str, Any]:
+    """Submit a job, and return it as it was submitted and how far it is; the first job with the same
+    ``key``.
 
     Raises:
         UsageError: its workspace cannot be marked, or the commit that it begins at not be kept.
     """
-    return wiring.submit(app.database, submission, key, author=author)
-
-
-def job_as_json(app: App, job_id: str) -> dict[str, Any]:
-    """Return a job as it was submitted, and how far it is."""
-    return show_job(app.database, job_id)
+    return show_job(app.database, wiring.submit(app.database, submission, key, author=author))
 
 
 def take_up(app: App, job: str) -> tuple[str, Sequence[str]]:

@@ -1,23 +1,33 @@
-"""The workspaces of runs on this host, and removing those that are done with."""
+"""The workspaces of runs: the folders on this host, and what is recorded of their files."""
 
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 from runner.app.handle import App
-from runner.core.run import Author
+from runner.core.run import ENDED, Author
+from runner.errors import UsageError
+from runner.queries.files import Action, Differences, SnapshotPair
+from runner.queries.runs import RunSnapshots, snapshots_of_run
 from runner.tools.environment import tool_environment
 from runner.workspace import leftovers
-from runner.workspace.leftovers import Leftover
+from runner.workspace.changes import Change, CommitText, RecordedChanges, Whereabouts
+from runner.workspace.repository import RUNNER, RUNNERS_ADDRESS, Repository, commit_message
+
+# Folders on this host
 
 
 def list_workspaces(app: App, job: str | None) -> list[dict[str, Any]]:
     """Return the workspaces on this host, of all jobs or of one."""
-    job_id = None if job is None else app.find_job(job)
-    environment = tool_environment(os.environ, app.settings.secrets())
-    home = app.settings.home
-    found = leftovers.list_workspaces(app.database, home, environment, job_id=job_id)
+    job_id = app.find_job(job) if job else None
+    found = leftovers.list_workspaces(
+        app.database, app.settings.home, environment(app), job_id=job_id
+    )
     return [_as_json(each) for each in found]
 
 
@@ -29,33 +39,110 @@ def prune_workspaces(
     Args:
         force: also those with work that is saved nowhere else.
     """
-    job_id = None if job is None else app.find_job(job)
-    pruned = leftovers.prune(
-        app.database,
-        app.settings.home,
-        tool_environment(os.environ, app.settings.secrets()),
-        app.now(),
-        author=author,
-        job_id=job_id,
-        force=force,
-    )
+    options: Any = {"author": author, "job_id": app.find_job(job) if job else None, "force": force}
+    home = app.settings.home
+    pruned = leftovers.prune(app.database, home, environment(app), app.now(), **options)
     return [
         {**_as_json(each.leftover), "removed": each.removed, "why_kept": each.why_kept}
         for each in pruned
     ]
 
 
-def _as_json(leftover: Leftover) -> dict[str, Any]:
+def _as_json(leftover: leftovers.Leftover) -> dict[str, Any]:
     run = leftover.run
+    names = ("job_id", "job_name", "item_key", "state")
     return {
         "run_id": leftover.run_id,
-        "job_id": run and run.job_id,
-        "job_name": run and run.job_name,
-        "item_key": run and run.item_key,
-        "state": run and run.state,
+        **{name: getattr(run, name, None) for name in names},
         "branch": run and run.record and run.record.branch,
         "path": str(leftover.path),
         "here": leftover.here,
         "bytes": leftover.size(),
         "unsaved": leftover.unsaved or None,
     }
+
+
+def environment(app: App) -> Mapping[str, str]:
+    """Return the environment of git: without secrets."""
+    return tool_environment(os.environ, app.settings.secrets())
+
+
+# Recorded files
+
+
+def recorded_in(app: App) -> RecordedChanges:
+    """Return the snapshots that lie in the home."""
+    return RecordedChanges(app.settings.home, environment(app))
+
+
+def whereabouts(app: App, run: RunSnapshots) -> Whereabouts:
+    """Return where the snapshots of a run lie; a fork's first ones are those of the run that it was
+    forked from."""
+    line = [run]
+    while (origin := line[-1].fork_of) is not None:
+        line.append(snapshots_of_run(app.database, origin))
+    return Whereabouts(
+        run_ids=tuple(each.run_id for each in line),
+        source=run.source or "",
+        store_id=next((each.store_id for each in line if each.store_id), None),
+        hostname=next((each.hostname for each in line if each.hostname), None),
+        remote=run.remote,
+    )
+
+
+def differences_in(app: App) -> Differences:
+    """Return a function that compares snapshots in the home; it leaves out others."""
+    recorded = recorded_in(app)
+
+    def differences(
+        pairs: Sequence[SnapshotPair],
+    ) -> Mapping[SnapshotPair, Sequence[tuple[Action, str]]]:
+        found: dict[SnapshotPair, Sequence[tuple[Action, str]]] = {}
+        in_order = sorted(pairs, key=lambda pair: pair.run_id)
+        for run_id, of_run in groupby(in_order, key=lambda pair: pair.run_id):
+            by_change = {(pair.before, pair.after): pair for pair in of_run}
+            where = whereabouts(app, snapshots_of_run(app.database, run_id))
+            known = recorded.touched(where, [*by_change])
+            found |= {by_change[change]: touched for change, touched in known.items()}
+        return found
+
+    return differences
+
+
+def refuse_unrecorded(run: RunSnapshots) -> None:
+    """Raise ``UsageError`` if no snapshots are recorded of a run."""
+    if not run.is_recorded:
+        mode = f'works in mode "{run.mode}"' if run.mode else "has no workspace"
+        raise UsageError(
+            f"no files are recorded of {run.run_id}: its job {mode}, and only those with "
+            f'mode = "git" or "copy" are'
+        )
+    if run.start_tree is None or run.tree is None:
+        raise UsageError(f"no files are recorded of {run.run_id} yet: no worker has begun it")
+
+
+def delivered_or_recorded(run: RunSnapshots) -> list[Change]:
+    """Return what a run leaves: the change from the commit that it began at to the one that delivered it,
+    then, in case that is gone, from its first snapshot to its last. Empty before it has begun."""
+    ends = ((run.start_commit, run.commit), (run.start_tree, run.tree))
+    return [(before, after) for before, after in ends if before is not None and after is not None]
+
+
+def commit_text(app: App, run: RunSnapshots) -> CommitText:
+    """Return what the commit of a run says: the one that delivered it, or as it would be now."""
+    if run.commit is not None:
+        found = recorded_in(app).commit(whereabouts(app, run), run.commit)
+        if found is not None:
+            return found
+    here = next((p for p in map(Path, filter(None, (run.path, run.source))) if p.is_dir()), None)
+    name, email = Repository(here).author() if here else (RUNNER, RUNNERS_ADDRESS)
+    message = commit_message(
+        job_name=run.job_name,
+        job_id=run.job_id,
+        run_id=run.run_id,
+        item_key=run.item_key,
+        model=run.model,
+        outcome=f"{run.state} {run.reason}" if run.state in ENDED else "",
+        message=run.commit_message,
+    )
+    return CommitText(name, email, run.ended_at or time.time(), message)

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
 import click
 
-from runner.app.humanize import cell, decider, duration
+from runner.app import approvals as app_approvals
+from runner.app import handle
+from runner.app.humanize import cell, decider, duration, plural
 from runner.cli import exit_codes
 from runner.cli.control import note_unworked
 from runner.cli.options import json_option, signed_with, with_app
 from runner.cli.terminal import note, say, say_json, say_table
+from runner.core.commands import Reply
 from runner.core.run import Author
 from runner.core.text import shorten
-
-if TYPE_CHECKING:
-    from runner.app.approvals import Group
-    from runner.app.handle import App
-    from runner.core.commands import Answered, Reply
 
 _MOST_INPUTS = 5
 _LONGEST_KEY = 80
@@ -29,7 +27,7 @@ _LONGEST_KEY = 80
 @click.argument("id", metavar="[JOB|RUN]", required=False)
 @json_option
 @with_app
-def approvals(app: App, id: str | None, as_json: bool) -> None:
+def approvals(app: handle.App, id: str | None, as_json: bool) -> None:
     """List tool calls waiting for approval, grouped by request.
 
     Runs that wait for an answer take no worker, and wait as long as it takes. A run includes the
@@ -44,9 +42,7 @@ def approvals(app: App, id: str | None, as_json: bool) -> None:
       runner approvals
       runner approve grp_3f9c2a71d0 --remember job
     """
-    from runner.app.approvals import waiting_groups
-
-    groups = waiting_groups(app, id)
+    groups = app_approvals.waiting_groups(app, id)
     if as_json:
         say_json([group.as_json() for group in groups])
         return
@@ -59,10 +55,9 @@ def approvals(app: App, id: str | None, as_json: bool) -> None:
         note("nothing waits for an answer")
 
 
-def _say_group(group: Group, now: float) -> None:
+def _say_group(group: app_approvals.Group, now: float) -> None:
     one, why = group.questions[0], group.why
-    runs = "1 run" if group.run_count == 1 else f"{group.run_count} runs"
-    waited = duration(max(now - one.asked_at, 0))
+    runs, waited = plural(group.run_count, "run"), duration(max(now - one.asked_at, 0))
     say(f"{shorten(group.key, _LONGEST_KEY)} — {runs} of {one.job_id} — waiting {waited}")
     fields = [("group", group.id), ("job", cell(one.job_name)), ("tool", cell(one.tool))]
     if why is not None and one.asked_again:
@@ -74,8 +69,8 @@ def _say_group(group: Group, now: float) -> None:
     if group.suggested_rule:
         fields.append(("rule", f"{cell(group.suggested_rule)}  (with --remember)"))
     inputs = group.by_input
-    for alike in inputs[:_MOST_INPUTS]:
-        first, more = alike[0], f", and {len(alike) - 1} more" if len(alike) > 1 else ""
+    for first, *others in inputs[:_MOST_INPUTS]:
+        more = f", and {len(others)} more" if others else ""
         place = f", {group.labels[first.id]} in its tree" if group.is_nested(first) else ""
         fields.append(("call", cell(first.summary)))
         fields.append(("", f"  {group.call_id(first)} of {cell(first.item_key)}{place}{more}"))
@@ -88,13 +83,12 @@ def _say_group(group: Group, now: float) -> None:
 
 def _answering(command: Callable[..., Any]) -> Callable[..., Any]:
     """Take the arguments and options that ``approve`` and ``deny`` share."""
+    rule = "The rule to remember (default: the suggested one)."
     for decorate in (
         with_app,
         json_option,
         signed_with("Why; on a denial for the model."),
-        click.option(
-            "--rule", metavar="RULE", help="The rule to remember (default: the suggested one)."
-        ),
+        click.option("--rule", metavar="RULE", help=rule),
         click.option(
             "--remember",
             type=click.Choice(["call", "run", "job"]),
@@ -114,15 +108,7 @@ def _answering(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.command()
 @click.option("--edit", metavar="INPUT", help="Run it with this input: JSON, or Bash's command.")
 @_answering
-def approve(
-    app: App,
-    ids: tuple[str, ...],
-    group_key: str | None,
-    edit: str | None,
-    author: Author,
-    as_json: bool,
-    **options: Any,
-) -> int:
+def approve(app: handle.App, **options: Any) -> int:
     """Let tool calls run that wait for a person: a call, a group, or all of a run or a job.
 
     A run is meant with the sub-agents below it. With --edit a call runs with another input, and the
@@ -135,22 +121,12 @@ def approve(
       runner approve grp_3f9c2a71d0 --remember job --rule 'Bash(uv lock)'
       runner approve k3x9f2 --edit 'uv lock --offline'
     """
-    from runner.core.commands import Reply
-
-    reply = Reply("approved", str(author.name), author.why, **options)
-    return _answer(app, ids, group_key, reply, as_json, edit)
+    return _answer(app, "approved", **options)
 
 
 @click.command()
 @_answering
-def deny(
-    app: App,
-    ids: tuple[str, ...],
-    group_key: str | None,
-    author: Author,
-    as_json: bool,
-    **options: Any,
-) -> int:
+def deny(app: handle.App, **options: Any) -> int:
     """Refuse tool calls that wait for a person. The model is told, with the reason.
 
     Exits with 1 when nothing was changed: somebody else had answered, or the run has ended.
@@ -160,45 +136,35 @@ def deny(
       runner deny grp_3f9c2a71d0 --reason "The lock file stays as it is."
       runner deny job_01jd9k --group 'git push' --remember job
     """
-    from runner.core.commands import Reply
-
-    reply = Reply("denied", str(author.name), author.why, **options)
-    return _answer(app, ids, group_key, reply, as_json)
+    return _answer(app, "denied", **options)
 
 
 def _answer(
-    app: App,
+    app: handle.App,
+    effect: Literal["approved", "denied"],
     ids: tuple[str, ...],
     group_key: str | None,
-    reply: Reply,
+    author: Author,
     as_json: bool,
     edit: str | None = None,
+    **remembered: Any,
 ) -> int:
-    from runner.app.approvals import answer_named
-
-    answered, unworked_job = answer_named(app, ids, group_key, reply, edit)
+    reply = Reply(effect, str(author.name), author.why, **remembered)
+    answered, unworked_job = app_approvals.answer_named(app, ids, group_key, reply, edit)
     if as_json:
         say_json([asdict(each) for each in answered])
-    else:
-        _say_answered(answered)
+    elif len(answered) == 1:
+        (one,) = answered
+        say(f"{one.id} ({cell(one.item_key)}): {cell(one.detail)}")
+    elif answered:
+        columns = ("approval", "run", "item", "")
+        say_table(columns, ((e.id, e.run_id, e.item_key, e.detail) for e in answered))
+        named = [each for each in answered if not each.by_rule]
+        by_rule = len(answered) - len(named)
+        more = f", and {by_rule} more by the rule" if by_rule else ""
+        note(f"{sum(each.changed for each in named)} of {len(named)} answered{more}")
     note_unworked(unworked_job)
     if any(each.changed for each in answered):
         return exit_codes.SUCCEEDED
     note("nothing was changed" if answered else "nothing there waits for an answer")
     return exit_codes.FAILED
-
-
-def _say_answered(answered: Sequence[Answered]) -> None:
-    named = [each for each in answered if not each.by_rule]
-    by_rule = [each for each in answered if each.by_rule]
-    if len(answered) == 1:
-        (one,) = answered
-        say(f"{one.id} ({cell(one.item_key)}): {cell(one.detail)}")
-    elif answered:
-        columns = ("approval", "run", "item", "")
-        say_table(
-            columns, ((each.id, each.run_id, each.item_key, each.detail) for each in answered)
-        )
-        count = sum(each.changed for each in named)
-        more = f", and {len(by_rule)} more by the rule" if by_rule else ""
-        note(f"{count} of {len(named)} answered{more}")

@@ -1,21 +1,23 @@
-"""``costs``: what model calls used and cost."""
+"""``costs`` and ``budget``: what model calls used and cost, and what a job may use."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from decimal import Decimal
+from typing import Any
 
 import click
 
-from runner.app.humanize import at_most, cache_share, cell, cost, cost_line
-from runner.cli.options import json_option, with_settings
-from runner.cli.terminal import say, say_json, say_table
+from runner.app import costs as app_costs
+from runner.app import handle
+from runner.app.humanize import at_most, cache_share, cell, cost, cost_line, dollars, plural
+from runner.cli.control import note_unworked
+from runner.cli.options import json_option, signed, usd, with_app, with_settings
+from runner.cli.terminal import note, say, say_fields, say_json, say_table
+from runner.core.budget import JobBudget, billionths
+from runner.core.prices import BY, By
+from runner.core.run import Author
 from runner.settings import Settings
-
-if TYPE_CHECKING:
-    from runner.app.costs import Costs
-
-# ``queries.costs.By``, which ``runner --help`` does not import.
-BY = ("job", "run", "tree", "model", "day", "purpose")
 
 
 @click.command()
@@ -28,7 +30,7 @@ BY = ("job", "run", "tree", "model", "day", "purpose")
 )
 @json_option
 @with_settings
-def costs(settings: Settings, job: str | None, by: Any, as_json: bool) -> None:
+def costs(settings: Settings, job: str | None, by: By | None, as_json: bool) -> None:
     """Say what model calls have used and cost, of all jobs or of one.
 
     Costs are list prices times tokens, not an invoice. Calls under way are not in them, nor are
@@ -40,50 +42,97 @@ def costs(settings: Settings, job: str | None, by: Any, as_json: bool) -> None:
       runner costs
       runner costs job_01jd9k --by model
     """
-    from runner.app.costs import costs as costs_of
-    from runner.app.handle import check_prices, open_app
-
-    check_prices(settings)
-    with open_app(settings) as app:
-        found = costs_of(app, job, by)
+    handle.check_prices(settings)
+    with handle.open_app(settings) as app:
+        found = app_costs.costs(app, job, by)
     if as_json:
         say_json(found.as_json())
-    else:
-        _say(found)
-
-
-def _say(found: Costs) -> None:
-    by, total = found.by, found.total
-    names = {"job": "name", "run": "item", "tree": "item"}
-    heads = (by, names[by]) if by in names else (by,)
+        return
+    label = {"job": ["name"], "run": ["item"], "tree": ["item"]}.get(found.by, [])
+    counts = ("calls", "input", "cache writes", "cache reads", "output")
     say_table(
-        (
-            *heads,
-            "calls",
-            "input",
-            "cache writes",
-            "cache reads",
-            "output",
-            "cached",
-            "cost",
-            "plus",
-        ),
+        (found.by, *label, *counts, "cached", "cost", "plus"),
         (
             (
-                *((each.key, each.label) if by in names else (each.key,)),
+                *(each.key, each.label)[: 1 + len(label)],
                 f"{each.spending.calls:,}",
                 f"{each.spending.usage.input_tokens:,}",
                 f"{each.spending.usage.cache_creation_tokens:,}",
                 f"{each.spending.usage.cache_read_tokens:,}",
                 f"{each.spending.usage.output_tokens:,}",
-                cache_share(each.spending),
-                cost(each.spending),
-                at_most(each.spending),
+                *(tell(each.spending) for tell in (cache_share, cost, at_most)),
             )
             for each in found.lines
         ),
     )
-    say(f"\ncost: {cost_line(total) or 'no calls yet'}")
-    for model in sorted(total.unpriced):
+    say(f"\ncost: {cost_line(found.total) or 'no calls yet'}")
+    for model in sorted(found.total.unpriced):
         say(f"no price is known for {cell(model)}: give it one in a file named by RUNNER_PRICES")
     say(f"USD at the list prices of {found.prices.date} ({cell(found.prices.source)})")
+
+
+@click.command()
+@click.argument("job")
+@click.option("--usd", type=usd, metavar="N", help="The new budget in USD.")
+@click.option(
+    "--tokens", type=click.IntRange(1, 10**12), metavar="N", help="The new budget in tokens."
+)
+@signed
+@json_option
+@with_app
+def budget(
+    app: handle.App, job: str, usd: float | None, tokens: int | None, author: Author, as_json: bool
+) -> None:
+    """Show what a job may use, has used and has reserved, or raise it.
+
+    Runs that wait for it go on when it is raised. What is reserved is the most that the calls in
+    hand can use. A call of which nobody knows what it used counts with its reserve.
+
+    \b
+    Example:
+      runner budget job_01jd9k
+      runner budget job_01jd9k --usd 40
+    """
+    status = app_costs.budget(app, job, author, usd=usd, tokens=tokens)
+    if as_json:
+        say_json(status.as_json())
+    else:
+        none = [("budget", "none: each run has its own limits, the job has none")]
+        waits = None
+        if status.waiting:
+            how = app_costs.how_to_raise(status.job_id, status.budget)
+            waits = f"{plural(status.waiting, 'run waits', 'runs wait')} for it: {how}"
+        lines = list(_budget_lines(status.budget)) or none
+        say_fields((("job", status.job_id), *lines, ("waiting", waits)))
+    if status.woken:
+        note(plural(len(status.woken), "run goes on", "runs go on"))
+    if status.is_overdrawn:
+        note("calls in hand may still use what they have reserved, over this budget; none begins")
+    note_unworked(status.unworked_job)
+
+
+def _budget_lines(budget: JobBudget) -> Iterable[tuple[str, str]]:
+    if budget.most_cost is not None:
+        reserved = f", {usd_of(budget.reserved_cost)} reserved" if budget.reserved_cost else ""
+        yield "budget", f"{usd_of(budget.spent_cost)} of {usd_of(budget.most_cost)} used{reserved}"
+    if budget.most_tokens is not None:
+        reserved = f", {budget.reserved_tokens:,} reserved" if budget.reserved_tokens else ""
+        spent = f"{budget.spent_tokens:,} of {budget.most_tokens:,} tokens used"
+        yield "budget" if budget.most_cost is None else "and", spent + reserved
+
+
+def budget_fields(job: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the budget of a job in lines for people.
+
+    Args:
+        job: as ``queries.jobs.show_job`` returns it.
+    """
+    most_cost = None if job["budget_usd"] is None else billionths(job["budget_usd"])
+    names = ("spent_tokens", "spent_cost", "reserved_tokens", "reserved_cost")
+    sums = (job[name] for name in names)
+    return list(_budget_lines(JobBudget(job["budget_tokens"], most_cost, *sums)))
+
+
+def usd_of(billionths: int) -> str:
+    """Return an amount in billionths of a USD, in words."""
+    return dollars(Decimal(billionths).scaleb(-9))

@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-import io
 import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal
+from typing import IO, Any, Literal
 
 import click
 
-from runner.app.humanize import cell
+from runner.app import exchange, handle
+from runner.app.humanize import cell, plural
 from runner.cli import exit_codes
-from runner.cli.files import make_folder, output
 from runner.cli.options import json_option, signed, with_app, with_settings
-from runner.cli.terminal import note, refuse, say_json, say_table
+from runner.cli.terminal import make_folder, note, output, refuse, say_json, say_table
 from runner.core.agents import place_of
 from runner.core.run import Author
 from runner.errors import UsageError
 from runner.settings import Settings
-
-if TYPE_CHECKING:
-    from runner.app.exchange import ExportFormat, ImportFormat
-    from runner.app.handle import App
 
 _STDIN = "-"
 _SECRETS = "what was said and read is in it, secrets among it"
@@ -45,7 +40,7 @@ _SECRETS = "what was said and read is in it, secrets among it"
 def import_(
     settings: Settings,
     files: Sequence[str],
-    shape: ImportFormat | None,
+    shape: exchange.ImportFormat | None,
     as_json: bool,
     author: Author,
 ) -> int:
@@ -61,41 +56,30 @@ def import_(
       runner import run.jsonl
       runner import ~/.claude/projects/*/*.jsonl
     """
-    from runner.app.handle import open_app
-
-    with open_app(settings, create=True) as app:
-        runs, refused = _import_all(app, files, shape, author)
+    runs: list[dict[str, Any]] = []
+    refused: list[dict[str, str]] = []
+    with handle.open_app(settings, create=True) as app:
+        for name in files:
+            source = "stdin" if name == _STDIN else name
+            try:
+                with _opened(name) as file:
+                    imported = exchange.import_file(app, file, source, shape, author)
+            except UsageError as error:
+                refuse(error)
+                refused.append({"file": name, "why": str(error)})
+                continue
+            if imported.is_torn:
+                note(
+                    f"{source}: its last line is not whole and was left out: import it again later"
+                )
+            runs += [{**each, "file": name} for each in imported.runs]
     if as_json:
         say_json({"runs": runs, "refused": refused})
     elif runs:
         names = ("run_id", "state", "what", "job_id", "file")
-        say_table(
-            ("run", "state", "what", "job", "file"), ([one[name] for name in names] for one in runs)
-        )
+        rows = ([run[name] for name in names] for run in runs)
+        say_table(("run", "state", "what", "job", "file"), rows)
     return exit_codes.USAGE if refused else exit_codes.SUCCEEDED
-
-
-def _import_all(
-    app: App, names: Sequence[str], shape: ImportFormat | None, author: Author
-) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
-    """Return what became of each run, and the files that were refused with why."""
-    from runner.app.exchange import import_file
-
-    runs: list[dict[str, Any]] = []
-    refused: list[dict[str, str]] = []
-    for name in names:
-        source = "stdin" if name == _STDIN else name
-        try:
-            with _opened(name) as file:
-                imported = import_file(app, file, source, shape, author)
-        except UsageError as error:
-            refuse(error)
-            refused.append({"file": name, "why": str(error)})
-            continue
-        if imported.is_torn:
-            note(f"{source}: its last line is not whole and was left out: import it again later")
-        runs += [{**each, "file": name} for each in imported.runs]
-    return runs, refused
 
 
 @contextmanager
@@ -105,28 +89,19 @@ def _opened(name: str) -> Iterator[IO[bytes]]:
     Raises:
         UsageError: it cannot be read.
     """
-    try:
-        if name == _STDIN:
-            with _copied(sys.stdin.buffer) as copy:
-                yield copy
-            return
-        with Path(name).open("rb", buffering=0) as raw:
-            if raw.seekable():
-                with io.BufferedReader(raw) as file:
-                    yield file
-            else:
-                with _copied(raw) as copy:
-                    yield copy
-    except OSError as error:
-        raise UsageError(f"{name} cannot be read: {error.strerror or error}") from error
-
-
-@contextmanager
-def _copied(source: IO[bytes]) -> Iterator[IO[bytes]]:
-    with tempfile.TemporaryFile() as copy:
-        shutil.copyfileobj(source, copy)
-        copy.seek(0)
-        yield copy
+    with ExitStack() as opened:
+        try:
+            file: IO[bytes] = sys.stdin.buffer
+            if name != _STDIN:
+                file = opened.enter_context(Path(name).open("rb"))
+            if name == _STDIN or not file.seekable():
+                copy = opened.enter_context(tempfile.TemporaryFile())
+                shutil.copyfileobj(file, copy)
+                copy.seek(0)
+                file = copy
+            yield file
+        except OSError as error:
+            raise UsageError(f"{name} cannot be read: {error.strerror or error}") from error
 
 
 @click.command("export")
@@ -149,7 +124,9 @@ def _copied(source: IO[bytes]) -> Iterator[IO[bytes]]:
     help="Where to write to (default: stdout). A job in another format than jsonl needs a folder.",
 )
 @with_app
-def export(app: App, id: str, shape: ExportFormat | Literal["jsonl"], path: Path | None) -> None:
+def export(
+    app: handle.App, id: str, shape: exchange.ExportFormat | Literal["jsonl"], path: Path | None
+) -> None:
     """Write a run, or a job with its runs, in a format that others read.
 
     `jsonl` loses nothing: `runner import` makes the same of it in another database. The other formats
@@ -161,14 +138,12 @@ def export(app: App, id: str, shape: ExportFormat | Literal["jsonl"], path: Path
       runner export k3x9f2 -o run.jsonl
       runner export nightly --format atif -o trajectories
     """
-    from runner.app.exchange import export_runs, export_whole
-
     found = app.find(id, "job", "run")
     if shape == "jsonl":
         if path is not None and path.is_dir():
             path = path / f"{found.id}.jsonl"
         with output(path) as write:
-            run_ids = export_whole(app, found, write)
+            run_ids = exchange.export_whole(app, found, write)
         _note(run_ids, path)
         return
     if found.kind == "job":
@@ -178,7 +153,7 @@ def export(app: App, id: str, shape: ExportFormat | Literal["jsonl"], path: Path
             )
         make_folder(path)
     run_ids, folder = [], path if path is not None and path.is_dir() else None
-    for run in export_runs(app, found, shape):
+    for run in exchange.export_runs(app, found, shape):
         file = path if folder is None else folder / run.name
         with output(file) as write:
             for part in run.parts:
@@ -190,7 +165,7 @@ def export(app: App, id: str, shape: ExportFormat | Literal["jsonl"], path: Path
 def _note(run_ids: Sequence[str], path: Path | None) -> None:
     below = sum(place_of(run_id)["depth"] > 0 for run_id in run_ids)
     count = len(run_ids) - below
-    told = [f"{count:,} {'run' if count == 1 else 'runs'}"] if count else []
-    told += [f"{below:,} {'sub-agent' if below == 1 else 'sub-agents'}"] if below else []
+    told = [plural(count, "run")] if count else []
+    told += [plural(below, "sub-agent")] if below else []
     where = "" if path is None else f" to {cell(path)}"
     note(f"{' and '.join(told) or 'no runs'} written{where}: {_SECRETS}")

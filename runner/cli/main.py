@@ -25,7 +25,6 @@ from runner.cli import (
     system,
     transcript,
     work,
-    workspaces,
 )
 from runner.cli.options import global_options
 from runner.cli.terminal import note, refuse
@@ -52,8 +51,8 @@ def cli() -> None:
 for command in (
     *(work.run, work.submit, work.worker),
     *(show.list_, show.show, transcript.transcript, show.events),
-    *(outputs.diff, outputs.patch, outputs.results, report.report, workspaces.workspace),
-    *(costs.costs, control.budget),
+    *(outputs.diff, outputs.patch, outputs.results, report.report, outputs.workspace),
+    *(costs.costs, costs.budget),
     *(control.cancel, control.pause, control.resume, control.retry, control.say, control.fork),
     *(approvals.approvals, approvals.approve, approvals.deny, rules.rules),
     *(audit.audit, search.search, exchange.export, exchange.import_),
@@ -63,11 +62,7 @@ for command in (
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run a command and exit with its code.
-
-    Args:
-        arguments: those of the process by default.
-    """
+    """Run a command, with the arguments of the process by default, and exit with its code."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # a terminal that lacks a character

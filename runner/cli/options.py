@@ -7,14 +7,14 @@ import logging
 import os
 import sys
 import unicodedata
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from runner.app import handle, work
 from runner.app.humanize import cell, lines
 from runner.cli.terminal import note
 from runner.core.run import LONGEST_NAME, LONGEST_WHY, RUNNERS_NAME, STATES, Author
@@ -22,7 +22,6 @@ from runner.errors import UsageError
 from runner.settings import Settings
 
 if TYPE_CHECKING:
-    from runner.app.handle import App
     from runner.core.spec import Submission
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -30,25 +29,21 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 _CHOSEN = "runner.settings"
 
 
-def _remember(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
-    if value is not None:
-        context.meta.setdefault(_CHOSEN, {})[parameter.name] = value
-
-
 def global_options(command: Command) -> Command:
     """Take the options that say where the state is, before or after the subcommand; the latter win."""
+
+    def remember(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
+        if value is not None:
+            context.meta.setdefault(_CHOSEN, {})[parameter.name] = value
+
+    redis = "Redis to use (default: RUNNER_REDIS_URL, else an embedded server)."
     for name, metavar, text in (
-        (
-            "--redis-url",
-            "URL",
-            "Redis to use (default: RUNNER_REDIS_URL, else an embedded server).",
-        ),
+        ("--redis-url", "URL", redis),
         ("--database-url", "URL", "Database (default: RUNNER_DATABASE_URL, else SQLite in home)."),
         ("--home", "DIR", "Folder for state (default: RUNNER_HOME, else .runner)."),
     ):
-        command = click.option(
-            name, metavar=metavar, help=text, expose_value=False, callback=_remember
-        )(command)
+        options: Any = {"metavar": metavar, "expose_value": False, "callback": remember}
+        command = click.option(name, help=text, **options)(command)
     return command
 
 
@@ -57,7 +52,8 @@ def with_settings(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(command)
     def run(*arguments: Any, **options: Any) -> Any:
-        return command(_chosen_settings(), *arguments, **options)
+        chosen = click.get_current_context().meta.get(_CHOSEN, {})
+        return command(Settings.load(**chosen), *arguments, **options)
 
     return global_options(run)
 
@@ -71,17 +67,11 @@ def with_app(command: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     @wraps(command)
-    def run(*arguments: Any, **options: Any) -> Any:
-        from runner.app.handle import open_app
-
-        with open_app(_chosen_settings()) as app:
+    def run(settings: Settings, *arguments: Any, **options: Any) -> Any:
+        with handle.open_app(settings) as app:
             return command(app, *arguments, **options)
 
-    return global_options(run)
-
-
-def _chosen_settings() -> Settings:
-    return Settings.load(**click.get_current_context().meta.get(_CHOSEN, {}))
+    return with_settings(run)
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -96,51 +86,39 @@ slots_option = click.option(
     metavar="N",
     help="Runs worked at once in this process.",
 )
+output_option = click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write to this file.",
+)
 
 
-class Dollars(click.ParamType[float]):
-    """A sum in USD, within the bounds of a job file."""
-
-    name = "USD"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        from runner.jobfile.keys import LEAST_USD, MOST_USD
-
-        try:
-            usd = float(value)
-        except ValueError:
-            self.fail(f"{value!r} is not a sum in USD, such as 40 or 2.50", param, ctx)
-        if not LEAST_USD <= usd <= MOST_USD:
-            self.fail(f"{value!r} is not from {LEAST_USD:f} to {MOST_USD:,.0f} USD", param, ctx)
-        return usd
+# Types of options
 
 
-class Duration(click.ParamType[float]):
-    """A duration as in a job file, in seconds."""
+def usd(text: str) -> float:
+    """Return a sum in USD, within the bounds of a job file."""
+    from runner.jobfile.keys import LEAST_USD, MOST_USD
 
-    name = "DURATION"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        from runner.jobfile.values import MOST_SECONDS, seconds_in
-
-        text = str(value)
-        seconds = seconds_in(text if text[-1:].isalpha() else f"{text}s")
-        if not 0 < seconds <= MOST_SECONDS:
-            self.fail(f"{value!r} is not a duration such as 90s, 30m or 8h", param, ctx)
-        return seconds
+    try:
+        found = float(text)
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is not a sum in USD, such as 40 or 2.50") from None
+    if not LEAST_USD <= found <= MOST_USD:
+        raise click.BadParameter(f"{text!r} is not from {LEAST_USD:f} to {MOST_USD:,.0f} USD")
+    return found
 
 
-@contextmanager
-def opened(settings: Settings) -> Iterator[App]:
-    """Open the app of ``with_app``, for a command that takes settings."""
-    from runner.app.handle import open_app
+def seconds(text: str) -> float:
+    """Return the seconds of a duration as in a job file."""
+    from runner.jobfile.values import MOST_SECONDS, seconds_in
 
-    with open_app(settings) as app:
-        yield app
+    found = seconds_in(text if text[-1:].isalpha() else f"{text}s")
+    if not 0 < found <= MOST_SECONDS:
+        raise click.BadParameter(f"{text!r} is not a duration such as 90s, 30m or 8h")
+    return found
 
 
 def load_job(settings: Settings, spec: Path) -> Submission:
@@ -149,59 +127,42 @@ def load_job(settings: Settings, spec: Path) -> Submission:
     Raises:
         SpecError: with everything that is wrong in it.
     """
-    from runner.app import work
-
     submission = work.load_job(settings, spec)
     for line in submission.notes:
         note(f"warning: {cell(line)}")
     return submission
 
 
-_WHY = "Why, for the record."
+# Who changes something, and why
 
 
-def signed(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command ``--as`` and ``--reason``, and the ``author`` that they make as an argument."""
-    return signed_with(_WHY, LONGEST_WHY)(command)
-
-
-def signed_with(
-    reason_help: str, longest: int | None = None
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """``signed`` for a command whose reason is not only for the record.
+def signed_with(reason_help: str, longest: int | None = None) -> Callable[[Command], Command]:
+    """Give a command ``--as`` and ``--reason``, and the ``author`` that they make as an argument.
 
     Args:
         reason_help: the help of ``--reason``.
         longest: the most characters of a reason; None: any number.
     """
 
-    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+    def decorate(command: Callable[..., Any]) -> Any:
         @wraps(command)
         def run(*arguments: Any, signed_as: str | None, reason: str, **options: Any) -> Any:
-            author = Author(name_of(signed_as), _reason(reason, longest))
+            author = Author(_name(signed_as), _reason(reason, longest))
             return command(*arguments, author=author, **options)
 
-        for add in (
-            click.option("--reason", default="", metavar="TEXT", help=reason_help),
-            click.option(
-                "--as",
-                "signed_as",
-                metavar="NAME",
-                help="Who does it, for the record (default: the user of the operating system).",
-            ),
-        ):
-            run = add(run)
-        return run
+        who = "Who does it, for the record (default: the user of the operating system)."
+        run = click.option("--reason", default="", metavar="TEXT", help=reason_help)(run)
+        return click.option("--as", "signed_as", metavar="NAME", help=who)(run)
 
     return decorate
 
 
-def name_of(given: str | None) -> str:
-    """Return the given name, or that of the user of the operating system.
+signed = signed_with("Why, for the record.", LONGEST_WHY)
 
-    Raises:
-        UsageError: the name is blank, too long, not printable, or Runner's own.
-    """
+
+def _name(given: str | None) -> str:
+    """The given name, or that of the user of the operating system. Raises ``UsageError`` if it is blank,
+    too long, not printable, or Runner's own."""
     name = _user() if given is None else given.strip()
     if not name or not name.isprintable() or len(name) > LONGEST_NAME:
         raise UsageError(
@@ -240,20 +201,19 @@ def _reason(text: str, longest: int | None) -> str:
     return text.strip()
 
 
-class _OurLines(logging.Formatter):
-    def __init__(self, secrets: tuple[str, ...]) -> None:
-        super().__init__("runner: %(asctime)s %(levelname)s %(message)s", "%H:%M:%S")
-        self._secrets = secrets
-
-    def format(self, record: logging.LogRecord) -> str:
-        text = super().format(record)
-        for secret in self._secrets:
-            text = text.replace(secret, "…")
-        return lines(text)
+# The log
 
 
 class _Stderr(logging.StreamHandler):  # type: ignore[type-arg]
-    """Writes to the stderr of the moment: a progress display replaces it while it draws."""
+    """Writes without secrets and control characters, to the stderr of the moment: a progress display
+    replaces it while it draws."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__()
+        self._settings = settings
+
+    def format(self, record: logging.LogRecord) -> str:
+        return lines(self._settings.hide(super().format(record)))
 
     def emit(self, record: logging.LogRecord) -> None:
         self.stream = sys.stderr
@@ -261,9 +221,12 @@ class _Stderr(logging.StreamHandler):  # type: ignore[type-arg]
 
 
 def log_to_stderr(settings: Settings, level: int) -> None:
-    """Show the log without secrets and control characters: Runner's from ``level`` on, that of
-    libraries from warnings."""
-    handler = _Stderr()
-    handler.setFormatter(_OurLines(settings.secrets()))
-    logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
+    """Show the log: Runner's from ``level`` on, that of libraries from warnings."""
+    logging.basicConfig(
+        handlers=[_Stderr(settings)],
+        level=logging.WARNING,
+        format="runner: %(asctime)s %(levelname)s %(message)s",
+        datefmt="%H:%M:%S",
+        force=True,
+    )
     logging.getLogger("runner").setLevel(level)

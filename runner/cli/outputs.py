@@ -1,28 +1,26 @@
-"""``diff``, ``patch`` and ``results``: what runs changed, and what they submitted."""
+"""``diff``, ``patch``, ``results`` and ``workspace``: what runs changed and submitted, and the folders
+that they work in."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import click
 
+from runner.app import handle, outputs, workspaces
+from runner.app.humanize import plural
 from runner.cli import exit_codes
 from runner.cli.audit import harmless
-from runner.cli.files import make_folder, write_file
-from runner.cli.options import json_option, state_option, with_app
-from runner.cli.terminal import note, say_bytes, say_json, say_table
-from runner.core.run import RunStatus
+from runner.cli.options import json_option, output_option, signed, state_option, with_app
+from runner.cli.terminal import make_folder, note, say_bytes, say_json, say_table, write_file
+from runner.core.run import Author, RunStatus
 
-if TYPE_CHECKING:
-    from runner.app.handle import App
-    from runner.app.outputs import Results
-
-PatchFormat = Literal["am", "preds"]
 ResultFormat = Literal["jsonl", "json", "csv"]
 
 _COLUMNS = ("run_id", "item_key", "state", "reason", "fork_of")
@@ -35,7 +33,7 @@ _COLUMNS = ("run_id", "item_key", "state", "reason", "fork_of")
 )
 @click.option("--stat", is_flag=True, help="Only how many lines of which files.")
 @with_app
-def diff(app: App, run: str, turn: int | None, stat: bool) -> None:
+def diff(app: handle.App, run: str, turn: int | None, stat: bool) -> None:
     """Show what a run has changed in its workspace since its first turn, as it is recorded now.
 
     It needs a workspace of the run's own (mode "git" or "copy"). Into a file or a pipe it is written
@@ -46,9 +44,7 @@ def diff(app: App, run: str, turn: int | None, stat: bool) -> None:
       runner diff k3x9f2 --stat
       runner diff k3x9f2 --turn 12
     """
-    from runner.app.outputs import diff_of
-
-    found = diff_of(app, run, turn, stat=stat)
+    found = outputs.diff_of(app, run, turn, stat=stat)
     for path in found.too_large:
         note(f"not shown: {path}, which is too large to be recorded whole")
     for path in found.unrecorded:
@@ -80,7 +76,12 @@ def diff(app: App, run: str, turn: int | None, stat: bool) -> None:
 @json_option
 @with_app
 def patch(
-    app: App, id: str, output: Path, shape: PatchFormat, state: RunStatus | None, as_json: bool
+    app: handle.App,
+    id: str,
+    output: Path,
+    shape: Literal["am", "preds"],
+    state: RunStatus | None,
+    as_json: bool,
 ) -> int:
     """Write what a run, or each run of a job that has ended, has changed.
 
@@ -94,11 +95,9 @@ def patch(
       git switch -c landing && git am patches/src-a.py.patch
       runner patch job_01jd9k -o out --format preds
     """
-    from runner.app.outputs import runs_to_patch, write_patches
-
-    runs = runs_to_patch(app, id, state)
+    runs = outputs.runs_to_patch(app, id, state)
     make_folder(output)
-    written = write_patches(
+    written = outputs.write_patches(
         app, runs, shape, lambda name, content: write_file(output / name, content)
     )
     if as_json:
@@ -106,20 +105,14 @@ def patch(
     else:
         columns = ("run", "item", "state", "file", "")
         say_table(columns, ((w.run_id, w.item_key, w.state, w.file, w.why) for w in written))
-    files = len({each.file for each in written if each.file})
-    note(f"{files} {'file' if files == 1 else 'files'} written to {output}")
+    files = {each.file for each in written if each.file}
+    note(f"{plural(len(files), 'file')} written to {output}")
     return exit_codes.FAILED if any(each.failed for each in written) else exit_codes.SUCCEEDED
 
 
 @click.command()
 @click.argument("job")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="Write to this file.",
-)
+@output_option
 @click.option(
     "--format",
     "shape",
@@ -127,7 +120,7 @@ def patch(
     help="By default that of the file's name, else jsonl.",
 )
 @with_app
-def results(app: App, job: str, output: Path | None, shape: ResultFormat | None) -> None:
+def results(app: handle.App, job: str, output: Path | None, shape: ResultFormat | None) -> None:
     """Export the results that the runs of a job have submitted (`output_schema`).
 
     There is a line for each run, also for those without a result. In CSV each property of the
@@ -138,50 +131,115 @@ def results(app: App, job: str, output: Path | None, shape: ResultFormat | None)
       runner results job_01jd9k -o results.csv
       runner results job_01jd9k | jq .result
     """
-    from runner.app.outputs import results_of
-
-    found = results_of(app, job)
-    content = _content(found, shape or _shape_of(output))
+    found = outputs.results_of(app, job)
+    values = [asdict(each) for each in found.runs]
+    suffix = output.suffix.lower() if output else ""
+    match shape or suffix:
+        case "csv" | ".csv":
+            content = _csv(found.schema.get("properties") or {}, values)
+        case "json" | ".json":
+            content = json.dumps(values, indent=2) + "\n"
+        case _:
+            content = "".join(json.dumps(value) + "\n" for value in values)
+    encoded = content.encode(errors="backslashreplace")
     if output is None:
-        say_bytes(content)
+        say_bytes(encoded)
     else:
-        write_file(output, content)
+        write_file(output, encoded)
     note(f"{found.submitted} of {len(found.runs)} runs have submitted a result")
 
 
-def _shape_of(output: Path | None) -> ResultFormat:
-    suffixes: dict[str, ResultFormat] = {".json": "json", ".csv": "csv"}
-    return suffixes.get(output.suffix.lower(), "jsonl") if output else "jsonl"
-
-
-def _content(found: Results, shape: ResultFormat) -> bytes:
-    if shape == "csv":
-        return _csv(found)
-    values = [asdict(each) for each in found.runs]
-    if shape == "json":
-        return (json.dumps(values, indent=2) + "\n").encode()
-    return "".join(json.dumps(value) + "\n" for value in values).encode()
-
-
-def _csv(found: Results) -> bytes:
+def _csv(properties: Mapping[str, Any], runs: list[dict[str, Any]]) -> str:
     """A column for each property that the schema names, then for those that results have beside."""
-    names = dict.fromkeys(found.schema.get("properties") or {})
-    for each in found.runs:
-        names |= dict.fromkeys(each.result or {})
+    names = dict.fromkeys(properties)
+    for run in runs:
+        names |= dict.fromkeys(run["result"] or {})
     text = io.StringIO(newline="")
     writer = csv.writer(text)
     writer.writerow([*_COLUMNS, *(f"result.{name}" for name in names)])
-    for each in found.runs:
-        of_run = (getattr(each, name) for name in _COLUMNS)
-        of_result = ((each.result or {}).get(name) for name in names)
-        writer.writerow([_cell(value) for value in (*of_run, *of_result)])
-    return text.getvalue().encode(errors="backslashreplace")
+    for run in runs:
+        submitted = run["result"] or {}
+        values = (*(run[name] for name in _COLUMNS), *(submitted.get(name) for name in names))
+        writer.writerow(map(_cell, values))
+    return text.getvalue()
 
 
 def _cell(value: Any) -> str:
     """A value as a cell that no spreadsheet runs: numbers stay what they are."""
-    if value is None:
-        return ""
-    if not isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False)
-    return harmless(value)
+    if isinstance(value, str):
+        return harmless(value)
+    return "" if value is None else json.dumps(value, ensure_ascii=False)
+
+
+_job_option = click.option("--job", metavar="JOB", help="Only those of this job's runs.")
+
+
+@click.group()
+def workspace() -> None:
+    """The workspaces that runs have of their own on this host (modes "git" and "copy").
+
+    \b
+    Example:
+      runner workspace list
+    """
+
+
+@workspace.command("list")
+@_job_option
+@json_option
+@with_app
+def list_(app: handle.App, job: str | None, as_json: bool) -> None:
+    """List workspaces: whose they are, how large, and what in them is saved nowhere else.
+
+    \b
+    Example:
+      runner workspace list --job job_01jd9k
+    """
+    found = workspaces.list_workspaces(app, job)
+    if as_json:
+        say_json(found)
+        return
+    columns = ("run", "item", "state", "branch", "size", "unsaved")
+    say_table(columns, ((*_named(each), _size(each), each["unsaved"]) for each in found))
+
+
+@workspace.command()
+@_job_option
+@click.option("--force", is_flag=True, help="Also those with work that is saved nowhere else.")
+@signed
+@json_option
+@with_app
+def prune(app: handle.App, job: str | None, force: bool, author: Author, as_json: bool) -> None:
+    """Remove the workspaces of runs that have ended.
+
+    One with work that is saved nowhere else is kept, and said why; --force removes it. Branches and
+    recorded files stay: a run that is taken up again gets its workspace back. Workspaces of runs that
+    have not ended are never removed.
+
+    \b
+    Example:
+      runner workspace prune --job job_01jd9k
+    """
+    pruned = workspaces.prune_workspaces(app, job, author, force=force)
+    if as_json:
+        say_json(pruned)
+        return
+    columns = ("run", "item", "state", "branch", "")
+    say_table(columns, ((*_named(each), each["why_kept"] or "removed") for each in pruned))
+    note(f"{sum(each['removed'] for each in pruned)} of {len(pruned)} workspaces removed")
+
+
+def _named(workspace: Mapping[str, Any]) -> list[Any]:
+    return [workspace[name] for name in ("run_id", "item_key", "state", "branch")]
+
+
+def _size(workspace: Mapping[str, Any]) -> str:
+    """The size of its files: ``12.3 MB``."""
+    if not workspace["here"]:
+        return "gone"
+    size = float(workspace["bytes"])
+    for unit in ("B", "kB", "MB"):
+        if size < 1_000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1_000
+    return f"{size:.1f} GB"

@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import IO
 
-from runner.app import approvals
-from runner.app.handle import App
+from runner.app import approvals, handle
 from runner.app.humanize import cell, decider, duration, input_lines
 from runner.cli.terminal import refuse
 from runner.core.agents import place_of
@@ -53,42 +52,34 @@ class Terminal:
         self._screen.flush()
 
     def forget_typed(self) -> None:
-        """What was typed before a question was seen is no answer to it."""
+        """Forget what was typed before a question was seen: it is no answer to it."""
         self._typed = b""
         termios.tcflush(self._keyboard, termios.TCIFLUSH)
 
     def read_line(self, until: Ends) -> str | None:
-        """The next line that the person enters, or None once ``until`` says so.
+        """Return the next line that the person enters, or None once ``until`` says so.
 
         Raises:
-            EOFError: there will be none (Ctrl-D).
+            EOFError: there will be none (Ctrl-D, or the terminal is gone).
         """
         while b"\n" not in self._typed:
             if until():
                 return None
-            ready, _, _ = select.select([self._keyboard], [], [], _LOOK_SECONDS)
-            if ready:
-                self._typed += self._read()
+            if select.select([self._keyboard], [], [], _LOOK_SECONDS)[0]:
+                try:
+                    read = os.read(self._keyboard, _LONGEST_READ)
+                except OSError:  # the terminal is gone
+                    read = b""
+                if not read:
+                    raise EOFError
+                self._typed += read
         line, _, self._typed = self._typed.partition(b"\n")
         return line.decode(errors="replace").strip()
 
-    def _read(self) -> bytes:
-        try:
-            read = os.read(self._keyboard, _LONGEST_READ)
-        except OSError as error:
-            raise EOFError from error  # the terminal is gone
-        if not read:
-            raise EOFError
-        return read
 
-
-def asker_at_terminal(app: App, author: str) -> Asker | None:
-    """Who asks the person at the terminal of this process; None when there is none: standard input,
-    output and error must be a terminal.
-
-    Args:
-        author: the person, for the record.
-    """
+def asker_at_terminal(app: handle.App, author: str) -> Asker | None:
+    """Return who asks the person (``author``, for the record) at the terminal of this process; None
+    unless standard input, output and error are a terminal."""
     if not all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):
         return None
     return Asker(app, Terminal(sys.stdin.fileno(), sys.stderr), author)
@@ -97,7 +88,7 @@ def asker_at_terminal(app: App, author: str) -> Asker | None:
 class Asker:
     """Asks one person about a job's calls, one after the other, the oldest first."""
 
-    def __init__(self, app: App, terminal: Terminal, author: str) -> None:
+    def __init__(self, app: handle.App, terminal: Terminal, author: str) -> None:
         self._app = app
         self._terminal = terminal
         self._author = author
@@ -145,13 +136,20 @@ class Asker:
     def _ask(self, waiting: Sequence[Question], is_to_end: Ends) -> bool:
         """Ask about the first, until it has an answer; False when that came from elsewhere."""
         one = waiting[0]
-        seen = len(_broken(input_lines(one.input))) <= _MOST_LINES
-        until = self._is_over(one, is_to_end)
+        shown = _broken(input_lines(one.input))
+        seen = len(shown) <= _MOST_LINES
+        gone = _seldom(lambda: not approvals.is_open(self._app, one))
         alike = sum(each.group_key == one.group_key and each.tool == one.tool for each in waiting)
-        self._terminal.say("\n".join(self._question(one, alike - 1)))
+        self._terminal.say("\n".join(self._question(one, shown, alike - 1)))
+        always = ", a(lways in this job)" if one.suggested_rule else ""
+        wish = "run it again?" if one.asked_again else "allow it?"
+
+        def until() -> bool:
+            return is_to_end() or gone()
+
         while True:
             self._terminal.forget_typed()
-            self._terminal.say(_choices(one), end="")
+            self._terminal.say(f"{wish} y(es), n(o){always}, s(how all): ", end="")
             line = self._terminal.read_line(until)
             if line is None:
                 self._terminal.say("" if is_to_end() else "\nanswered elsewhere meanwhile")
@@ -166,11 +164,7 @@ class Asker:
             elif reply is not None and self._answer(one, reply):
                 return True
 
-    def _is_over(self, one: Question, is_to_end: Ends) -> Ends:
-        gone = _seldom(lambda: not approvals.is_open(self._app, one))
-        return lambda: is_to_end() or gone()
-
-    def _question(self, one: Question, others: int) -> Iterator[str]:
+    def _question(self, one: Question, shown: Sequence[str], others: int) -> Iterator[str]:
         waited = duration(max(self._app.now() - one.asked_at, 0))
         item, tool = shorten(one.item_key, _LONGEST_NAME), shorten(one.tool, _LONGEST_NAME)
         wish = f"was cut off in the middle of {tool}" if one.asked_again else f"asks to use {tool}"
@@ -178,10 +172,9 @@ class Asker:
         if place_of(one.run_id)["depth"]:
             place = f" as {approvals.call_labels_of(self._app, [one])[one.id]} of its tree"
         yield f"\n{item}{place} {wish} ({one.run_id}, waiting {waited})"
-        lines = _broken(input_lines(one.input))
-        yield from lines[:_MOST_LINES]
-        if len(lines) > _MOST_LINES:
-            yield f"  … {len(lines) - _MOST_LINES} more lines are NOT shown: s shows all"
+        yield from shown[:_MOST_LINES]
+        if len(shown) > _MOST_LINES:
+            yield f"  … {len(shown) - _MOST_LINES} more lines are NOT shown: s shows all"
         why = approvals.why_asked(self._app, one)
         if why is not None:
             yield from _broken([decider(why)], "  asked by: ")
@@ -191,7 +184,7 @@ class Asker:
             yield f"  {others} more {'asks' if others == 1 else 'ask'} for the same"
 
     def _reply(self, line: str, one: Question, until: Ends) -> Reply | None:
-        """What the person's words say; None when they say nothing that can be done."""
+        """The reply in the person's words; None when they say nothing that can be done."""
         word, _, rest = line.partition(" ")
         match word.lower():
             case "y" | "yes" if not rest:
@@ -235,12 +228,6 @@ def _seldom(look: Ends) -> Ends:
         return look()
 
     return ends
-
-
-def _choices(one: Question) -> str:
-    always = ", a(lways in this job)" if one.suggested_rule else ""
-    question = "run it again?" if one.asked_again else "allow it?"
-    return f"{question} y(es), n(o){always}, s(how all): "
 
 
 def _broken(lines: Iterable[str], first_margin: str = _MARGIN) -> list[str]:

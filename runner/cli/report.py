@@ -5,34 +5,24 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from runner.app import costs, handle
+from runner.app import report as app_report
 from runner.app.humanize import cell, cost_line, denier, duration, first_line, plural
 from runner.cli.exit_codes import exit_code
-from runner.cli.files import write_file
-from runner.cli.options import opened, with_settings
-from runner.cli.terminal import note, say, say_bytes, say_json, say_table
-from runner.settings import Settings
-
-if TYPE_CHECKING:
-    from runner.app.report import Report, ReportedRun
+from runner.cli.options import output_option, with_app
+from runner.cli.terminal import note, say, say_bytes, say_json, say_table, write_file
 
 _MOST_DENIALS = 10
 
 
 @click.command()
 @click.argument("job")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="Write to this file.",
-)
-@with_settings
-def report(settings: Settings, job: str, output: Path | None) -> None:
+@output_option
+@with_app
+def report(app: handle.App, job: str, output: Path | None) -> None:
     """Report on a job in Markdown: what to look at first, failures by what they have in common, and
     for each run its outcome, changes, verification, cost, time, denials and approvals.
 
@@ -42,32 +32,29 @@ def report(settings: Settings, job: str, output: Path | None) -> None:
     Example:
       runner report job_01jd9k -o morning.md
     """
-    from runner.app.report import markdown, report_on
-
-    with opened(settings) as handle:
-        database = handle.database
-        found = report_on(settings, database, job, time.time(), with_changes=True)
-    content = markdown(found).encode(errors="backslashreplace")
+    found = app_report.report_on(app, job, time.time(), with_changes=True)
+    content = app_report.markdown(found).encode(errors="backslashreplace")
     if output is None:
         say_bytes(content)
     else:
         write_file(output, content)
 
 
-def summarise(report: Report, *, interrupted: bool, as_json: bool) -> int:
+def summarise(report: app_report.Report, *, interrupted: bool, as_json: bool) -> int:
     """Print what became of the runs of a job's items, and how to look further.
 
     Returns:
         The exit code that says it.
     """
-    code = exit_code((each.run["state"] for each in report.runs), interrupted=interrupted)
+    runs = [each.run for each in report.runs]
+    code = exit_code((run["state"] for run in runs), interrupted=interrupted)
     if as_json:
         say_json(report.as_json())
         return code
     _say_runs(report.runs)
-    turns = sum(each.run["tree_turns"] for each in report.runs)
-    tokens = sum(each.run["tree_tokens"] for each in report.runs)
-    below = sum(each.run["below"] for each in report.runs)
+    turns, tokens, below = (
+        sum(run[name] for run in runs) for name in ("tree_turns", "tree_tokens", "below")
+    )
     started = f" and {plural(below, 'sub-agent')}" if below else ""
     say(f"\n{report.outcomes}{started}; {turns:,} turns, {tokens:,} tokens")
     if cost := cost_line(report.spending):
@@ -80,16 +67,15 @@ def summarise(report: Report, *, interrupted: bool, as_json: bool) -> int:
             f"in {plural(report.pruned.runs, 'run')} the oldest turns were left out of what the model "
             f"was sent: no summary could stand in for them{why}"
         )
-    if report.runs:
-        runs = (each.run for each in report.runs)
-        telling = next((run for run in runs if run["state"] != "succeeded"), report.runs[0].run)
+    if runs:
+        telling = next((run for run in runs if run["state"] != "succeeded"), runs[0])
         note(f"\nlook further: runner transcript {telling['id']}")
         note(f"              runner events {telling['id']}")
         note(f"              runner report {report.job['id']}")
     return code
 
 
-def _say_runs(runs: Sequence[ReportedRun]) -> None:
+def _say_runs(runs: Sequence[app_report.ReportedRun]) -> None:
     is_verified = ("verified",) if any(each.verified for each in runs) else ()
     is_tree = ("below",) if any(each.run["below"] for each in runs) else ()
     columns = (*is_tree, "turns", "tokens", "time", "denied", "last text")
@@ -97,15 +83,10 @@ def _say_runs(runs: Sequence[ReportedRun]) -> None:
         ("run", "item", "state", "reason", *is_verified, *columns),
         (
             (
-                each.run["id"],
-                each.run["item_key"],
-                each.run["state"],
-                each.run["reason"],
+                *(each.run["id"], each.run["item_key"], each.run["state"], each.run["reason"]),
                 *(each.verdict for _ in is_verified),
                 *(each.run["below"] or "" for _ in is_tree),
-                each.run["turns"],
-                f"{each.run['tree_tokens']:,}",
-                duration(each.seconds),
+                *(each.run["turns"], f"{each.run['tree_tokens']:,}", duration(each.seconds)),
                 each.run["tree_denials"] or "",
                 first_line(each.run["detail"] or each.last_text or ""),
             )
@@ -114,7 +95,7 @@ def _say_runs(runs: Sequence[ReportedRun]) -> None:
     )
 
 
-def _say_denied(report: Report) -> None:
+def _say_denied(report: app_report.Report) -> None:
     calls, in_runs = report.denied_counts
     if not calls:
         return
@@ -128,14 +109,12 @@ def _say_denied(report: Report) -> None:
         say(f"  … and for {others} other reasons (all: runner show RUN)")
 
 
-def _say_waiting(report: Report) -> None:
-    from runner.app.show import how_to_raise, is_out_of_budget
-
+def _say_waiting(report: app_report.Report) -> None:
     job_id = report.job["id"]
     if report.waiting:
         waits = plural(sum(report.waiting.values()), "tool call waits", "tool calls wait")
         runs = plural(len(report.waiting), "run")
         say(f"{waits} for an answer, in {runs}: runner approvals {job_id}")
-    if count := sum(is_out_of_budget(each.run) for each in report.runs):
+    if count := sum(costs.is_out_of_budget(each.run) for each in report.runs):
         waits = plural(count, "run waits", "runs wait")
-        say(f"{waits} for the job's budget: {how_to_raise(job_id, report.budget)}")
+        say(f"{waits} for the job's budget: {costs.how_to_raise(job_id, report.budget)}")

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from runner.app import handle
+from runner.app import rules as app_rules
 from runner.app.humanize import cell, moment
 from runner.cli.options import json_option, load_job, signed, with_app, with_settings
 from runner.cli.terminal import say, say_json, say_table
 from runner.core.run import Author
 from runner.settings import Settings
-
-if TYPE_CHECKING:
-    from runner.app.handle import App
-    from runner.app.rules import RuleCheck
 
 
 @click.group()
@@ -34,10 +31,7 @@ def rules() -> None:
 @click.argument("spec", type=click.Path(path_type=Path))
 @click.argument("calls", metavar="[CALL]...", nargs=-1)
 @click.option(
-    "--agent",
-    "agent",
-    metavar="TYPE",
-    help="As a sub-agent of this type, started by an item's run.",
+    "--agent", metavar="TYPE", help="As a sub-agent of this type, started by an item's run."
 )
 @json_option
 @with_settings
@@ -54,32 +48,21 @@ def check(
       runner rules check jobs/refactor.toml 'Bash(git push -f)' 'Read(src/x.py)'
       runner rules check jobs/team.toml --agent reviewer 'Bash(git stash)'
     """
-    from runner.app.rules import RuleCheck
-
-    checking = RuleCheck.of(load_job(settings, spec).spec, settings.home, agent)
-    if not calls:
-        _list(checking, as_json)
-        return
-    decided = checking.decide_all(calls)
+    checking = app_rules.RuleCheck.of(load_job(settings, spec).spec, settings.home, agent)
+    found = checking.decide_all(calls) if calls else checking.rules()
     if as_json:
-        say_json(decided)
-        return
-    for one in decided:
-        _say_decision(one["call"], one)
-        for part in one["parts"]:
-            _say_decision(part["part"], part, indent="  ")
-
-
-def _list(checking: RuleCheck, as_json: bool) -> None:
-    listed = checking.rules()
-    if as_json:
-        say_json(listed)
-        return
-    columns = ("position", "effect", "rule", "from", "why")
-    say_table(columns, (tuple(rule.values()) for rule in listed))
-    say(f"what no rule matches: {checking.spec.asking.default}")
-    if checking.allows_only:
-        say(f"what no rule of {cell(checking.agent and checking.agent.name)} allows: deny")
+        say_json(found)
+    elif calls:
+        for one in found:
+            _say_decision(one["call"], one)
+            for part in one["parts"]:
+                _say_decision(part["part"], part, indent="  ")
+    else:
+        columns = ("position", "effect", "rule", "from", "why")
+        say_table(columns, (tuple(rule.values()) for rule in found))
+        say(f"what no rule matches: {checking.spec.asking.default}")
+        if checking.allows_only:
+            say(f"what no rule of {cell(checking.agent and checking.agent.name)} allows: deny")
 
 
 def _say_decision(text: str, decided: dict[str, Any], indent: str = "") -> None:
@@ -92,7 +75,7 @@ def _say_decision(text: str, decided: dict[str, Any], indent: str = "") -> None:
 @click.argument("job")
 @json_option
 @with_app
-def list_(app: App, job: str, as_json: bool) -> None:
+def list_(app: handle.App, job: str, as_json: bool) -> None:
     """List the rules that a job has or had, in order, with who added them and where from: for one
     that was remembered, the tool call whose answer it was.
 
@@ -100,30 +83,26 @@ def list_(app: App, job: str, as_json: bool) -> None:
     Example:
       runner rules list job_01jd9k
     """
-    from runner.app.rules import list_rules
-
-    found = list_rules(app, job)
+    found = app_rules.list_rules(app, job)
     if as_json:
         say_json(found)
         return
-    columns = (
-        *("position", "effect", "rule", "from", "by"),
-        *("when", "snapshot", "revoked", "run", "why"),
-    )
-    say_table(columns, map(_row, found))
-
-
-def _row(rule: Mapping[str, Any]) -> tuple[Any, ...]:
-    origin, revoked = rule["origin"], ""
-    if rule["call_id"] is not None:
-        origin += f", asked for {rule['call_id']}"
-    if rule["revoked_in"] is not None:
-        when = moment(rule["revoked_at"])
-        revoked = f"in {rule['revoked_in']} by {rule['revoked_by']} {when}"
-    return (
-        *(rule["position"], rule["effect"], rule["rule"], origin, rule["author"]),
-        *(moment(rule["created_at"]), rule["added_in"], revoked, rule["run_id"], rule["why"]),
-    )
+    rows = []
+    for rule in found:
+        asked = f", asked for {rule['call_id']}" if rule["call_id"] is not None else ""
+        revoked = ""
+        if rule["revoked_in"] is not None:
+            when = moment(rule["revoked_at"])
+            revoked = f"in {rule['revoked_in']} by {rule['revoked_by']} {when}"
+        rows.append(
+            (
+                *(rule["position"], rule["effect"], rule["rule"], rule["origin"] + asked),
+                *(rule["author"], moment(rule["created_at"]), rule["added_in"], revoked),
+                *(rule["run_id"], rule["why"]),
+            )
+        )
+    columns = "position effect rule from by when snapshot revoked run why"
+    say_table(columns.split(), rows)
 
 
 @rules.command()
@@ -135,7 +114,9 @@ def _row(rule: Mapping[str, Any]) -> tuple[Any, ...]:
 @signed
 @json_option
 @with_app
-def revoke(app: App, job: str, position: int, force: bool, author: Author, as_json: bool) -> None:
+def revoke(
+    app: handle.App, job: str, position: int, force: bool, author: Author, as_json: bool
+) -> None:
     """Let a remembered rule of a job hold no longer. What it has decided stands.
 
     POSITION is the one that `runner rules list` shows. Rules that the job was submitted with are
@@ -146,9 +127,7 @@ def revoke(app: App, job: str, position: int, force: bool, author: Author, as_js
     Example:
       runner rules revoke job_01jd9k 12
     """
-    from runner.app.rules import revoke_rule
-
-    job_id, rule = revoke_rule(app, job, position, author, force=force)
+    job_id, rule = app_rules.revoke_rule(app, job, position, author, force=force)
     if as_json:
         say_json(rule)
         return

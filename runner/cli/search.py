@@ -4,45 +4,39 @@ from __future__ import annotations
 
 import sys
 import time
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import click
 
+from runner.app import handle
 from runner.app.humanize import cell, moment
 from runner.cli.audit import MOST_ROWS, filter_options, format_options, limit_option, say_rows
-from runner.cli.options import opened, with_settings
+from runner.cli.options import with_app
 from runner.cli.terminal import console_on, note, say
 from runner.core.search import ROLES, SOURCES
-from runner.settings import Settings
 
 if TYPE_CHECKING:
-    from runner.audit import Found, Hit
-
+    from runner.audit import Hit
 
 _PATIENCE_SECONDS = 1.0
 _BETWEEN_SECONDS = 0.2
 _ERASE_LINE = "\r\x1b[K"
 
 
-class _Sources(click.ParamType[tuple[str, ...]]):
-    """Kinds of texts, with commas between them."""
-
-    name = "KINDS"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, ...]:
-        names = tuple(name.strip() for name in str(value).split(","))
-        if wrong := [name for name in names if name not in SOURCES]:
-            self.fail(f"{wrong[0]!r} is none of {', '.join(SOURCES)}", param, ctx)
-        return names
+def _sources(text: str) -> tuple[str, ...]:
+    """Return kinds of texts, with commas between them."""
+    names = tuple(name.strip() for name in text.split(","))
+    if wrong := [name for name in names if name not in SOURCES]:
+        raise click.BadParameter(f"{wrong[0]!r} is none of {', '.join(SOURCES)}")
+    return names
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
 @click.argument("text", nargs=-1, type=click.UNPROCESSED)
 @click.option("--exact", metavar="TEXT", help="This text too, letter by letter, anywhere.")
-@click.option("--in", "sources", type=_Sources(), help=f"Only in these: {','.join(SOURCES)}.")
+@click.option(
+    "--in", "sources", type=_sources, metavar="KINDS", help=f"Only in these: {','.join(SOURCES)}."
+)
 @click.option("--role", type=click.Choice(ROLES), help="Only what the model or its user said.")
 @filter_options
 @limit_option(20)
@@ -54,9 +48,9 @@ class _Sources(click.ParamType[tuple[str, ...]]):
     help="Leave out so many at first.",
 )
 @format_options
-@with_settings
+@with_app
 def search(
-    settings: Settings,
+    app: handle.App,
     text: tuple[str, ...],
     exact: str | None,
     sources: Any,
@@ -80,10 +74,11 @@ def search(
     """
     from runner.audit import Audit
 
-    _refuse_options(text)
-    with opened(settings) as handle, Indexing() as indexing:
-        database = handle.database
-        found = Audit.of(settings, database).find(
+    for word in text:  # one may begin with one dash, so that click lets through what is no option
+        if word.startswith("--"):
+            raise click.UsageError(f"No such option: {word.split('=')[0]!a}")
+    with Indexing() as indexing:
+        found = Audit.of(app).find(
             " ".join(text),
             exact,
             sources or (),
@@ -94,73 +89,42 @@ def search(
             tell=lambda line: note(cell(line)),
             progress=indexing.show,
         )
-    if format == "table":
-        _say_found(found, offset)
-    else:
+    if format != "table":
         say_rows(found.rows(), format)
-
-
-def _refuse_options(text: tuple[str, ...]) -> None:
-    """A word may begin with one dash, so that click lets through what is no option."""
-    for word in text:
-        if word.startswith("--"):
-            raise click.UsageError(f"No such option: {word.split('=')[0]!a}")
-
-
-def _say_found(found: Found, offset: int) -> None:
+        return
     for hit in found.hits:
         _say_hit(hit)
     sys.stdout.flush()
-    note(_summary(found, offset))
-
-
-def _summary(found: Found, offset: int) -> str:
-    more = f": {found.note}" if found.note else ""
-    if not found.hits:
-        none = "no match" if found.total == 0 and not offset else "no more matches"
-        return f"{none}{more}"
-    shown = f"{offset + 1:,} to {offset + len(found.hits):,}"
-    return f"{shown} of {found.count} matches{more}"
+    if found.hits:
+        told = f"{offset + 1:,} to {offset + len(found.hits):,} of {found.count} matches"
+    else:
+        told = "no match" if found.total == 0 and not offset else "no more matches"
+    note(f"{told}: {found.note}" if found.note else told)
 
 
 def _say_hit(hit: Hit) -> None:
+    """Print where a hit is, and the excerpt on one line, what was looked for in another style."""
     from rich.text import Text
 
-    where, text = _place(hit), _marked(hit)
+    place = hit.place
+    within = "" if place.kind == "system" else f"{place.kind} {place.message}"
+    if hit.is_block:
+        within = f"turn {hit.turn}, block {place.message}.{place.position}"
+    source = hit.source if hit.role is None else f"{hit.role} {hit.source}"
+    parts = (place.run_id or place.job_id, hit.item, within, source, hit.tool, hit.call_id)
+    where = "  ".join(cell(part) for part in (*parts, moment(hit.at)) if part)
+    text, excerpt, at = Text("    "), hit.excerpt.text, 0
+    for start, end in hit.excerpt.marks:
+        text.append(cell(excerpt[at:start]))
+        text.append(cell(excerpt[start:end]), style="bold yellow")
+        at = end
+    text.append(cell(excerpt[at:]))
     if not sys.stdout.isatty():
-        say(where)
-        say(f"    {text.plain}")
+        say(f"{where}\n{text.plain}")
         return
     console = console_on(sys.stdout)
     console.print(Text(where, style="bold"), soft_wrap=True)
-    console.print(Text("    ") + text, soft_wrap=True)
-
-
-def _place(hit: Hit) -> str:
-    place = hit.place
-    parts = [place.run_id or place.job_id, hit.item, _within(hit)]
-    parts += [hit.source if hit.role is None else f"{hit.role} {hit.source}", hit.tool, hit.call_id]
-    parts.append(moment(hit.at))
-    return "  ".join(cell(part) for part in parts if part)
-
-
-def _within(hit: Hit) -> str:
-    place = hit.place
-    if hit.is_block:
-        return f"turn {hit.turn}, block {place.message}.{place.position}"
-    return "" if place.kind == "system" else f"{place.kind} {place.message}"
-
-
-def _marked(hit: Hit) -> Any:
-    """The excerpt on one line, what was looked for in another style."""
-    from rich.text import Text
-
-    shown, text, at = Text(), hit.excerpt.text, 0
-    for start, end in hit.excerpt.marks:
-        shown.append(cell(text[at:start]))
-        shown.append(cell(text[start:end]), style="bold yellow")
-        at = end
-    return shown.append(cell(text[at:]))
+    console.print(text, soft_wrap=True)
 
 
 class Indexing:
@@ -174,11 +138,7 @@ class Indexing:
         return self
 
     def show(self, done: int, all_: int) -> None:
-        """Say how far it is, now and then.
-
-        Args:
-            done, all_: rows.
-        """
+        """Say how many rows of all are done, now and then."""
         if time.monotonic() < self._next:
             return
         self._next = time.monotonic() + _BETWEEN_SECONDS
@@ -190,12 +150,7 @@ class Indexing:
             note(f"indexing {all_:,} texts first")
         self._has_begun = True
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._has_begun and sys.stderr.isatty():
             sys.stderr.write(_ERASE_LINE)
             sys.stderr.flush()

@@ -11,6 +11,9 @@ from typing import Any
 
 import click
 
+from runner.app import costs as app_costs
+from runner.app import handle, transcript
+from runner.app import show as app_show
 from runner.app.humanize import (
     answer,
     cell,
@@ -24,12 +27,11 @@ from runner.app.humanize import (
     moment,
     verified,
 )
-from runner.cli.control import budget_fields, usd_of
-from runner.cli.options import json_option, opened, state_option, with_settings
+from runner.cli.costs import budget_fields, usd_of
+from runner.cli.options import json_option, state_option, with_app
 from runner.cli.terminal import note, say, say_fields, say_json, say_table
 from runner.core.agents import place_of
 from runner.core.run import ENDED, RunStatus
-from runner.settings import Settings
 
 
 @click.command("list")
@@ -42,9 +44,9 @@ from runner.settings import Settings
     help="The runs of a job, or of the newest, with the sub-agents that they have started.",
 )
 @json_option
-@with_settings
+@with_app
 def list_(
-    settings: Settings, job: str | None, state: RunStatus | None, whole_trees: bool, as_json: bool
+    app: handle.App, job: str | None, state: RunStatus | None, whole_trees: bool, as_json: bool
 ) -> None:
     """List the jobs, or the runs of a job.
 
@@ -57,26 +59,18 @@ def list_(
       runner list job_01jd9k --state failed
       runner list --tree
     """
-    from runner.app import show as app
-
-    with opened(settings) as handle:
-        database = handle.database
-        jobs = [] if job else app.list_jobs(database, None if whole_trees else state)
-        if job is None and not (whole_trees and jobs):
-            if as_json:
-                say_json(app.with_costs(settings, database, "job", jobs))
-            else:
-                _say_jobs(jobs)
-            return
-        runs = app.list_runs(database, job or jobs[-1]["id"], state, whole_trees=whole_trees)
+    jobs = [] if job else app_show.list_jobs(app, None if whole_trees else state)
+    if job is None and not (whole_trees and jobs):
         if as_json:
-            rows = app.with_costs(settings, database, "run" if whole_trees else "tree", runs)
-            say_json(rows)
-            return
-        if whole_trees:  # those below a run have lines of their own
-            own = {"tree_tokens": "charged_tokens", "tree_denials": "denials"}
-            runs = [run | {name: run[of] for name, of in own.items()} for run in runs]
-        _say_runs(runs, app.waits_for(database, runs))
+            say_json(app_costs.with_costs(app, "job", jobs))
+        else:
+            _say_jobs(jobs)
+        return
+    runs = app_show.list_runs(app, job or jobs[-1]["id"], state, whole_trees=whole_trees)
+    if as_json:
+        say_json(app_costs.with_costs(app, "run" if whole_trees else "tree", runs))
+    else:
+        _say_runs(runs, app_costs.waits_for(app, runs), whole_trees)
 
 
 def _say_jobs(jobs: Sequence[Mapping[str, Any]]) -> None:
@@ -84,11 +78,7 @@ def _say_jobs(jobs: Sequence[Mapping[str, Any]]) -> None:
         ("job", "name", "state", "runs", "turns", "tokens", "denied", "submitted"),
         (
             (
-                job["id"],
-                job["name"],
-                job["state"],
-                _counts(job["runs"]),
-                f"{job['turns']:,}",
+                *(job["id"], job["name"], job["state"], _counts(job["runs"]), job["turns"]),
                 f"{job['charged_tokens']:,}",
                 job["denials"] or "",
                 moment(job["created_at"]),
@@ -103,53 +93,46 @@ def _counts(by_state: Mapping[RunStatus, int]) -> str:
     return ", ".join(f"{count} {state}" for state, count in by_state.items())
 
 
-def _say_runs(runs: Sequence[Mapping[str, Any]], waiting: Mapping[str, str]) -> None:
-    """Print runs in lines; ``waiting`` says what to do about those that wait. Only a job that verifies
-    has a column for it, and only one whose runs have started others."""
-    is_verified = ("verified",) if any(run["verified"] for run in runs) else ()
-    is_tree = ("below",) if any(run["below"] for run in runs) else ()
-    say_table(
-        (
-            *("run", "item", "state", "reason", *is_verified, *is_tree),
-            *("turns", "tokens", "denied", "detail"),
-        ),
-        (
-            (
-                run["id"],
-                _name(run),
-                run["state"],
-                run["reason"],
-                *(run["verified"] for _ in is_verified),
-                *(run["below"] or "" for _ in is_tree),
-                run["turns"],
-                f"{run['tree_tokens']:,}",
-                run["tree_denials"] or "",
-                waiting.get(run["id"]) or run["detail"] or _origin(run),
-            )
-            for run in runs
-        ),
+def _say_runs(
+    runs: Sequence[Mapping[str, Any]], waiting: Mapping[str, str], whole_trees: bool
+) -> None:
+    """Print runs in lines. Only a job that verifies has a column for it, and only one whose runs have
+    started others.
+
+    Args:
+        waiting: what to do about those that wait.
+        whole_trees: those below a run have lines of their own, so that each tells its own numbers.
+    """
+    tokens, denials = (
+        ("charged_tokens", "denials") if whole_trees else ("tree_tokens", "tree_denials")
     )
-
-
-def _name(run: Mapping[str, Any]) -> str:
-    """The item, or which sub-agent of it a run is, below its parent."""
-    if not run["depth"]:
-        return str(run["item_key"])
-    return f"{'  ' * run['depth']}{run['label']} {run['agent_type'] or ''}".rstrip()
-
-
-def _origin(run: Mapping[str, Any]) -> str:
-    """Which run replaces this one, or which it comes from."""
-    if run["fresh_run"]:
-        return f"begun afresh as {run['fresh_run']}"
-    return f"fork of {run['fork_of']}@{run['fork_turn']}" if run["fork_of"] else ""
+    some = [name for name in ("verified", "below") if any(run[name] for run in runs)]
+    rows = []
+    for run in runs:
+        name, origin = run["item_key"], ""
+        if run["depth"]:  # below its parent
+            name = f"{'  ' * run['depth']}{run['label']} {run['agent_type'] or ''}".rstrip()
+        if run["fresh_run"]:
+            origin = f"begun afresh as {run['fresh_run']}"
+        elif run["fork_of"]:
+            origin = f"fork of {run['fork_of']}@{run['fork_turn']}"
+        rows.append(
+            (
+                *(run["id"], name, run["state"], run["reason"]),
+                *(run[name] or "" for name in some),
+                *(run["turns"], f"{run[tokens]:,}", run[denials] or ""),
+                waiting.get(run["id"]) or run["detail"] or origin,
+            )
+        )
+    columns = ("run", "item", "state", "reason", *some, "turns", "tokens", "denied", "detail")
+    say_table(columns, rows)
 
 
 @click.command()
 @click.argument("id", metavar="ID")
 @json_option
-@with_settings
-def show(settings: Settings, id: str, as_json: bool) -> None:
+@with_app
+def show(app: handle.App, id: str, as_json: bool) -> None:
     """Show a job, a run, or a tool call with its whole input and output.
 
     An id may be shortened to its beginning or to its last six or more characters.
@@ -159,11 +142,7 @@ def show(settings: Settings, id: str, as_json: bool) -> None:
       runner show k3x9f2
       runner show call_01jd9kqy5m8v0z3t7w2r4x6n1b_3_1
     """
-    from runner.app.show import details_of
-
-    with opened(settings) as handle:
-        database = handle.database
-        details = details_of(settings, database, id)
+    details = app_show.details_of(app, id)
     if as_json:
         say_json(details.as_json())
     else:
@@ -178,9 +157,7 @@ def _say_job(job: dict[str, Any]) -> None:
     say_fields(
         (
             ("job", job["id"]),
-            ("name", job["name"]),
-            ("key", job["key"]),
-            ("state", job["state"]),
+            *((name, job[name]) for name in ("name", "key", "state")),
             ("runs", _counts(job["runs"])),
             ("model", spec["model"] if spec["provider"] == "anthropic" else "scripted"),
             ("tools", ", ".join(tool["name"] for tool in spec["tools"])),
@@ -203,47 +180,47 @@ def _say_job(job: dict[str, Any]) -> None:
 
 
 def _say_run(run: dict[str, Any]) -> None:
-    from runner.app.show import descent, tree_line
-
-    say_fields(
-        (
-            ("run", run["id"]),
-            ("item", run["item_key"]),
-            *descent(run),
-            ("job", f"{run['job_id']} {run['job_name']}"),
-            ("state", run["state"]),
-            ("reason", run["reason"]),
-            ("detail", run["waits_for"] or run["detail"]),
-            ("pausing", "pauses at its next step" if run["pause_requested"] else None),
-            ("model", run["model"]),
-            ("turns", f"{run['turns']} of {run['max_turns']}"),
-            ("tokens", f"{_tokens(run)} of {run['token_ceiling']:,}"),
-            ("cost", cost_line(run["spending"])),
-            ("its tree", tree_line(run)),
-            ("charged", _charged(run)),
-            ("context", _context(run)),
-            ("compacted", _compactions(run)),
-            ("worked", _worked(run)),
-            ("denied", run["denials"] or None),
-            ("attempts", run["attempt"]),
-            ("worker", run["worker_id"]),
-            ("workspace", run["workspace_path"]),
-            ("branch", run["branch"]),
-            ("begun at", run["start_commit"]),
-            ("commit", run["commit"]),
-            ("files", _files(run["start_tree"], run["tree"])),
-            ("verified", _verified(run["verifications"])),
-            ("result", _one_line(run["result"])),
-            ("submitted", moment(run["created_at"])),
-            ("started", moment(run["started_at"])),
-            ("due", moment(run["due_at"])),
-            ("ended", moment(run["ended_at"])),
-            ("fresh of", run["fresh_of"]),
-            ("afresh as", run["fresh_run"]),
-            ("fork of", run["fork_of"] and f"{run['fork_of']}@{run['fork_turn']}"),
-            ("queued", "; ".join(each["text"] for each in run["queued_messages"])),
-        )
-    )
+    told = {
+        "run": run["id"],
+        "item": run["item_key"],
+        **dict(app_show.descent(run)),
+        "job": f"{run['job_id']} {run['job_name']}",
+        "state": run["state"],
+        "reason": run["reason"],
+        "detail": run["waits_for"] or run["detail"],
+        "pausing": "pauses at its next step" if run["pause_requested"] else None,
+        "model": run["model"],
+        "turns": f"{run['turns']} of {run['max_turns']}",
+        "tokens": f"{_tokens(run)} of {run['token_ceiling']:,}",
+        "cost": cost_line(run["spending"]),
+        "its tree": app_show.tree_line(run),
+        **_used(run),
+        "denied": run["denials"] or None,
+        "attempts": run["attempt"],
+        "worker": run["worker_id"],
+        "workspace": run["workspace_path"],
+        "branch": run["branch"],
+        "begun at": run["start_commit"],
+        "commit": run["commit"],
+        "files": _files(run["start_tree"], run["tree"]),
+    }
+    if run["verifications"]:
+        newest = run["verifications"][-1]
+        which = f"verification {newest['number']}, after turn {newest['turn']}"
+        told["verified"] = f"{verified(newest)} ({which})"
+    if run["result"] is not None:
+        told["result"] = json.dumps(run["result"], ensure_ascii=False)
+    told |= {
+        "submitted": moment(run["created_at"]),
+        "started": moment(run["started_at"]),
+        "due": moment(run["due_at"]),
+        "ended": moment(run["ended_at"]),
+        "fresh of": run["fresh_of"],
+        "afresh as": run["fresh_run"],
+        "fork of": run["fork_of"] and f"{run['fork_of']}@{run['fork_turn']}",
+        "queued": "; ".join(each["text"] for each in run["queued_messages"]),
+    }
+    say_fields(told.items())
     _say_children(run)
     _say_decisions(run)
     say(f"\nWhat was said: runner transcript {run['id']}")
@@ -260,52 +237,29 @@ def _tokens(row: Mapping[str, Any]) -> str:
     )
 
 
-def _charged(run: Mapping[str, Any]) -> str | None:
-    """What counts against the cost ceiling, where there is one."""
-    ceiling = run["cost_ceiling_usd"]
-    if ceiling is None:
-        return None
-    return f"{usd_of(run['charged_cost'])} of {dollars(Decimal(str(ceiling)))}"
-
-
-def _context(run: Mapping[str, Any]) -> str | None:
-    full = run["fullness"]
-    if full is None:
-        return None
-    return (
-        f"about {full['tokens']:,} of {run['window']:,} tokens "
-        f"({full['correction']:.2f} real ones for each that was estimated)"
-    )
-
-
-def _compactions(run: Mapping[str, Any]) -> str:
-    told = ", ".join(f"{count} × {kind}" for kind, count in run["compactions"].items())
-    why = run["left_out"]["why"]
-    return f"{told} (no summary: {cell(why)})" if why else told
-
-
-def _worked(run: Mapping[str, Any]) -> str | None:
+def _used(run: Mapping[str, Any]) -> dict[str, str]:
+    """What a run has used of its limits and of its context window."""
+    used, ceiling, full = {}, run["cost_ceiling_usd"], run["fullness"]
+    if ceiling is not None:
+        used["charged"] = f"{usd_of(run['charged_cost'])} of {dollars(Decimal(str(ceiling)))}"
+    if full is not None:
+        used["context"] = (
+            f"about {full['tokens']:,} of {run['window']:,} tokens "
+            f"({full['correction']:.2f} real ones for each that was estimated)"
+        )
+    why = f" (no summary: {cell(run['left_out']['why'])})" if run["left_out"]["why"] else ""
+    kinds = ", ".join(f"{count} × {kind}" for kind, count in run["compactions"].items())
+    used["compacted"] = kinds + why
     most = run["working_time"]
-    if not run["worked"] and most is None:
-        return None
-    return duration(run["worked"]) + (f" of {duration(most)}" if most is not None else "")
+    if run["worked"] or most is not None:
+        limit = f" of {duration(most)}" if most is not None else ""
+        used["worked"] = duration(run["worked"]) + limit
+    return used
 
 
 def _files(before: str | None, after: str | None) -> str | None:
     """The first and the last snapshot of the workspace."""
     return None if after is None else f"tree {before} became {after}"
-
-
-def _one_line(value: Any) -> str | None:
-    return None if value is None else json.dumps(value, ensure_ascii=False)
-
-
-def _verified(verifications: Sequence[Any]) -> str | None:
-    if not verifications:
-        return None
-    newest = verifications[-1]
-    which = f"verification {newest['number']}, after turn {newest['turn']}"
-    return f"{verified(newest)} ({which})"
 
 
 def _say_children(run: Mapping[str, Any]) -> None:
@@ -343,9 +297,6 @@ def _say_decisions(run: Mapping[str, Any]) -> None:
 
 
 def _say_call(call: dict[str, Any]) -> None:
-    from runner.app.show import child_line
-    from runner.app.transcript import text_of
-
     approval = call["approval"]
     asked = approval or {"asked_at": None, "answered_at": None, "expires_at": None}
     say_fields(
@@ -369,19 +320,19 @@ def _say_call(call: dict[str, Any]) -> None:
             ("started", moment(call["started_at"])),
             ("took", duration(call["duration"])),
             ("files", _files(call["tree_before"], call["tree_after"])),
-            *(("sub-agent", child_line(child)) for child in call["children"]),
+            *(("sub-agent", app_show.child_line(child)) for child in call["children"]),
         )
     )
-    inputs = [("input", call["input"])]
+    inputs = {"input": call["input"]}
     if call["updated_input"] is not None:
-        inputs.append(("ran with this input instead, by a hook", call["updated_input"]))
+        inputs["ran with this input instead, by a hook"] = call["updated_input"]
     if approval and approval["edited_input"] is not None:
         by = f"by {cell(approval['answered_by'])}"
-        inputs.append((f"ran with this input instead, {by}", approval["edited_input"]))
-    for heading, value in inputs:
+        inputs[f"ran with this input instead, {by}"] = approval["edited_input"]
+    for heading, value in inputs.items():
         say(f"\n{heading}:\n{json.dumps(value, indent=2, ensure_ascii=False)}")
     if call["output"] is not None:
-        say(f"\noutput:\n{text_of(call['output'])}")
+        say(f"\noutput:\n{transcript.text_of(call['output'])}")
 
 
 @click.command()
@@ -389,8 +340,8 @@ def _say_call(call: dict[str, Any]) -> None:
 @click.option("-f", "--follow", is_flag=True, help="Go on until the run ends, with live text.")
 @click.option("--tree", "whole_tree", is_flag=True, help="Of the run and its sub-agents together.")
 @json_option
-@with_settings
-def events(settings: Settings, id: str, follow: bool, whole_tree: bool, as_json: bool) -> None:
+@with_app
+def events(app: handle.App, id: str, follow: bool, whole_tree: bool, as_json: bool) -> None:
     """Show what happened in a run, step by step; of a job, what was done to it and its runs.
 
     Of a job it shows who submitted it, and every change since: who made it (`runner` is what Runner
@@ -410,29 +361,27 @@ def events(settings: Settings, id: str, follow: bool, whole_tree: bool, as_json:
       runner events k3x9f2 --tree
       runner events job_01jd9k
     """
-    from runner.app.show import events_of
-
-    with opened(settings) as handle:
-        database = handle.database
-        if follow:
-            _follow(settings, database, id, whole_tree=whole_tree, as_json=as_json)
-            return
-        kind, found = events_of(database, id, whole_tree=whole_tree)
+    if follow:
+        _follow(app, id, whole_tree=whole_tree, as_json=as_json)
+        return
+    kind, found = app_show.events_of(app, id, whole_tree=whole_tree)
     if as_json:
         say_json(found)
         return
     for event in found:
-        _say_event(event) if kind == "run" else _say_change(event)
+        if kind == "run":
+            _say_event(event)
+        else:
+            of, type_ = event["run_id"] or event["job_id"], cell(event["type"])
+            say(f"{moment(event['at'])}  {of}  {type_:<18}  {_data(event)}".rstrip())
 
 
-def _follow(settings: Settings, database: Any, id: str, *, whole_tree: bool, as_json: bool) -> None:
-    from runner.app.show import follow
-
+def _follow(app: handle.App, id: str, *, whole_tree: bool, as_json: bool) -> None:
     def tell(reason: str) -> None:
         note(f"runner: no live text: {cell(reason)}")
 
     in_text = False
-    for event in follow(settings, database, id, whole_tree=whole_tree, tell=tell):
+    for event in app_show.follow(app, id, whole_tree=whole_tree, tell=tell):
         if as_json:
             say_json(event, on_one_line=True)
         elif event["type"] == "text_delta":
@@ -454,12 +403,6 @@ def _say_event(event: Mapping[str, Any]) -> None:
     kind = cell(event["type"])
     told = f"{event['number']:>5}  {at}  #{event['attempt']}  {run:<4}  {kind:<18}"
     say(f"{told}  {call:<5}  {_data(event)}".rstrip())
-
-
-def _say_change(event: Mapping[str, Any]) -> None:
-    """Print what was done to a job or one of its runs on a line."""
-    of = event["run_id"] or event["job_id"]
-    say(f"{moment(event['at'])}  {of}  {cell(event['type']):<18}  {_data(event)}".rstrip())
 
 
 def _data(event: Mapping[str, Any]) -> str:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING
 
 import click
 
+from runner.app import doctor as app_doctor
+from runner.app import handle
 from runner.app.humanize import cell
 from runner.cli import exit_codes
 from runner.cli.options import global_options, json_option, with_app, with_settings
+from runner.cli.search import Indexing
 from runner.cli.terminal import note, say, say_json
 from runner.settings import Settings
-
-if TYPE_CHECKING:
-    from runner.app.handle import App
 
 
 @click.group()
@@ -37,9 +36,7 @@ def upgrade(settings: Settings, as_json: bool) -> None:
     Example:
       runner db upgrade --database-url postgresql://runner@db/runner
     """
-    from runner.app import doctor
-
-    before = doctor.upgrade(settings)
+    before = app_doctor.upgrade(settings)
     if as_json:
         say_json({"state": "current", "current": before.head, "head": before.head})
     elif before.state == "current":
@@ -58,9 +55,7 @@ def check(settings: Settings, as_json: bool) -> int:
     Example:
       runner db check
     """
-    from runner.app.doctor import schema_status
-
-    status = schema_status(settings)
+    status = app_doctor.schema_status(settings)
     found = {
         "current": f"up to date ({status.head})",
         "empty": "empty",
@@ -78,18 +73,15 @@ def check(settings: Settings, as_json: bool) -> int:
 @db.command()
 @json_option
 @with_app
-def reindex(app: App, as_json: bool) -> None:
+def reindex(app: handle.App, as_json: bool) -> None:
     """Make the index that searches look into anew. It is never needed; it may help when one is lost.
 
     \b
     Example:
       runner db reindex
     """
-    from runner.app import doctor
-    from runner.cli.search import Indexing
-
     with Indexing() as indexing:
-        count = doctor.reindex(app, lambda line: note(cell(line)), indexing.show)
+        count = app_doctor.reindex(app, lambda line: note(cell(line)), indexing.show)
     if as_json:
         say_json({"texts": count})
     else:
@@ -109,9 +101,7 @@ def doctor(settings: Settings, as_json: bool) -> int:
     Example:
       runner doctor
     """
-    from runner.app.doctor import diagnose
-
-    checks = diagnose(settings)
+    checks = app_doctor.diagnose(settings)
     if as_json:
         say_json([asdict(check) for check in checks])
     else:

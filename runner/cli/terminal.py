@@ -1,6 +1,7 @@
 """Everything is printed through here: what models, tools and files say is not trusted.
 
-Text and tables show control characters instead of sending them; JSON is plain ASCII.
+Text and tables show control characters instead of sending them; JSON is plain ASCII. Files are written
+whole or not at all.
 """
 
 from __future__ import annotations
@@ -11,14 +12,16 @@ import re
 import shutil
 import sys
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import lru_cache
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import click
 
 from runner.app.humanize import cell, lines
+from runner.errors import UsageError
 from runner.settings import Settings
 
 if TYPE_CHECKING:
@@ -32,9 +35,10 @@ MARGIN = "  "  # stands before what is not Runner's own
 # and a window that gets smaller hides the ends of lines.
 _LESS = "-FRS"
 _WIDE_TERMINAL = 130
-_WIDEST_COLUMN = 32
+_LEAST_LAST_COLUMN = 20
 _SHORT_ID = 8
-_CHILD_ID = re.compile(r"((?:run|call)_[0-9a-z]+)(\.[0-9._]+)")
+_ID = re.compile(r"(?:run|job|call|apr|worker)_([0-9a-z_]{6,})((?:\.[0-9._]+)?)")
+_LONGEST_NAME = 100
 _STATE_STYLES = {
     "succeeded": "green",
     "failed": "red",
@@ -60,9 +64,7 @@ def note(text: str) -> None:
 def refuse(reason: object) -> None:
     """Print in one line why a command refuses; secrets in it are left out."""
     line = cell(" ".join(str(reason).split("\n")))
-    for secret in Settings.load().secrets():
-        line = line.replace(secret, "…")
-    note(f"runner: {line}")
+    note(f"runner: {Settings.load().hide(line)}")
 
 
 def say_json(value: Any, *, on_one_line: bool = False) -> None:
@@ -70,51 +72,67 @@ def say_json(value: Any, *, on_one_line: bool = False) -> None:
     sys.stdout.write(json.dumps(value, indent=None if on_one_line else 2) + "\n")
 
 
-def say_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Print a table on stdout; the first column holds ids. A piped table is never cut. A narrow terminal
-    shows the ends of ids, which every command accepts, and cuts the last column."""
-    cells = [[cell(value) for value in row] for row in rows]
+def say_table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[Any]],
+    *,
+    numbers: Collection[int] = (),
+    widest: int = 32,
+) -> None:
+    """Print a table on stdout. A piped table is never cut. A narrow terminal shows the ends of ids, which
+    every command accepts, and cuts the last column.
+
+    Args:
+        numbers: the columns that are aligned to the right.
+        widest: the most characters of any other column at a terminal.
+    """
+    heads = [cell(name) for name in columns]
+    table = [[cell(value) for value in row] for row in rows]
     if sys.stdout.isatty():
-        _draw_table(columns, cells)
+        _draw_table(heads, table, numbers, widest)
         return
-    table = [list(columns), *cells]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    for row in table:
-        padded = (value.ljust(width) for value, width in zip(row, widths, strict=True))
+    widths = [max(map(len, column)) for column in zip(heads, *table, strict=True)]
+    for row in (heads, *table):
+        padded = (
+            value.rjust(width) if at in numbers else value.ljust(width)
+            for at, (value, width) in enumerate(zip(row, widths, strict=True))
+        )
         say("  ".join(padded).rstrip())
 
 
-def _draw_table(columns: Sequence[str], cells: Sequence[list[str]]) -> None:
+def _draw_table(
+    heads: Sequence[str], rows: list[list[str]], numbers: Collection[int], widest: int
+) -> None:
+    """Draw a table on a terminal: columns without values are left out, and the last one shrinks."""
     from rich.table import Table
     from rich.text import Text
 
     console = console_on(sys.stdout)
     if console.width < _WIDE_TERMINAL:
-        cells = [[short_id(row[0]), *row[1:]] for row in cells]
-    filled = [
-        column for column in zip(columns, *cells, strict=True) if any(column[1:]) or not cells
-    ]
+        rows = [[_short(value) for value in row] for row in rows]
+    kept = [at for at in range(len(heads)) if not rows or any(row[at] for row in rows)]
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", expand=True)
-    for index, (name, *values) in enumerate(filled, 1):
-        width = min(max(map(len, (name, *values))), _WIDEST_COLUMN)
-        is_last = index == len(filled)
+    for at in kept:
+        width = min(max(map(len, (heads[at], *(row[at] for row in rows)))), widest)
+        is_last = at == kept[-1]
         table.add_column(
-            name,
+            heads[at],
+            justify="right" if at in numbers and not is_last else "left",
             no_wrap=True,
             overflow="ellipsis",
             width=None if is_last else width,
+            min_width=min(width, _LEAST_LAST_COLUMN) if is_last else None,
             ratio=1 if is_last else None,
         )
-    for row in zip(*(values for _, *values in filled), strict=True):
-        table.add_row(*(Text(value, style=_STATE_STYLES.get(value, "")) for value in row))
+    for row in rows:
+        table.add_row(*(Text(row[at], style=_STATE_STYLES.get(row[at], "")) for at in kept))
     console.print(table)
 
 
-def short_id(name: str) -> str:
-    """Return the end of an id, which every command accepts, with all numbers of a sub-agent:
-    ``k3x9f2ab.3.1``."""
-    found = _CHILD_ID.fullmatch(name)
-    return name[-_SHORT_ID:] if found is None else found[1][-_SHORT_ID:] + found[2]
+def _short(value: str) -> str:
+    """The end of an id, with all numbers of a sub-agent (``k3x9f2ab.3.1``); any other text as it is."""
+    found = _ID.fullmatch(value)
+    return value if found is None else found[1][-_SHORT_ID:] + found[2]
 
 
 def say_fields(fields: Iterable[tuple[str, Any]]) -> None:
@@ -142,6 +160,9 @@ def say_bytes(content: bytes) -> None:
     sys.stdout.buffer.write(content)
 
 
+# Long texts at a terminal
+
+
 def print_lines(lines: Iterable[Line], *, paged: bool) -> None:
     """Print lines as they come. Untrusted text in them becomes visible; at a terminal they have colours
     and none is wider than it.
@@ -153,7 +174,10 @@ def print_lines(lines: Iterable[Line], *, paged: bool) -> None:
     if not sys.stdout.isatty():
         sys.stdout.writelines("".join(text for text, _ in line) + "\n" for line in visible)
         return
-    width = _width()
+    columns = 0  # the terminal's own, whatever COLUMNS says; that only where it has none
+    with suppress(OSError):  # stdout is no file, or none that is a terminal
+        columns = os.get_terminal_size(sys.stdout.fileno()).columns
+    width = columns or shutil.get_terminal_size().columns
     rows = (_coloured(row) + "\n" for line in visible for row in wrapped(line, width))
     if not (paged and sys.stdin.isatty()):
         sys.stdout.writelines(rows)
@@ -164,16 +188,8 @@ def print_lines(lines: Iterable[Line], *, paged: bool) -> None:
         pager.writelines(rows)
 
 
-def _width() -> int:
-    """Return the terminal's own width in cells, whatever COLUMNS says; that only where it has none."""
-    columns = 0
-    with suppress(OSError):  # stdout is no file, or none that is a terminal
-        columns = os.get_terminal_size(sys.stdout.fileno()).columns
-    return columns or shutil.get_terminal_size().columns
-
-
 def _coloured(row: Line) -> str:
-    """Return a row with its styles, unless NO_COLOR (https://no-color.org) or the terminal forbids it."""
+    """A row with its styles, unless NO_COLOR (https://no-color.org) or the terminal forbids it."""
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return "".join(text for text, _ in row)
     from rich.color import ColorSystem
@@ -230,7 +246,7 @@ def _row_end(text: str, at: int, room: int, least: int) -> tuple[int, int]:
 
 @lru_cache(maxsize=16_384)
 def _cells(character: str) -> int:
-    """Return the most cells that any terminal takes for a character. Terminals differ in characters of no
+    """The most cells that any terminal takes for a character. Terminals differ in characters of no
     width of their own, so each counts as one; less shows one that Unicode does not define as
     ``<U+10FFFF>``."""
     if unicodedata.category(character) in ("Cn", "Co"):
@@ -240,3 +256,49 @@ def _cells(character: str) -> int:
     from rich.cells import get_character_cell_size
 
     return max(get_character_cell_size(character), 1)
+
+
+# Files
+
+
+@contextmanager
+def output(path: Path | None) -> Iterator[Callable[[bytes], object]]:
+    """Write to a file that only its owner can read, or to stdout for None."""
+    if path is not None:
+        with _file(path, 0o600) as write:
+            yield write
+        return
+    sys.stdout.flush()
+    yield sys.stdout.buffer.write
+    sys.stdout.buffer.flush()
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Write a file. Raises ``UsageError`` if it cannot be written."""
+    with _file(path, 0o666) as write:
+        write(content)
+
+
+@contextmanager
+def _file(path: Path, mode: int) -> Iterator[Callable[[bytes], object]]:
+    """A file that exists once the block ends, and not if it raises. A link at ``path`` is replaced.
+    Raises ``UsageError`` if it cannot be written."""
+    temporary = path.with_name(f".{path.name[:_LONGEST_NAME]}.{os.getpid()}")
+    try:
+        number = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        try:
+            with open(number, "wb") as file:
+                yield file.write
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder if there is none. Raises ``UsageError`` if it cannot be made."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"the folder {path} cannot be made: {error.strerror}") from error

@@ -1,4 +1,8 @@
-"""``transcript``: what was said in a run, and what the model was sent of it."""
+"""``transcript``: what was said in a run, and what the model was sent of it.
+
+What is not Runner's own is indented, so that none of it can pass for a heading (``terminal.wrapped``
+keeps long lines behind the margin, too).
+"""
 
 from __future__ import annotations
 
@@ -6,45 +10,46 @@ import json
 import re
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from runner.app.humanize import cell
-from runner.cli.options import json_option, opened, with_settings
-from runner.cli.terminal import note, print_lines, say_json
+from runner.app import handle
+from runner.app import page as pages
+from runner.app import transcript as told
+from runner.app.humanize import Note, Tone, cell, input_lines, moment
+from runner.cli.options import json_option, with_app
+from runner.cli.terminal import MARGIN, Line, note, output, print_lines, say_json
 from runner.errors import UsageError
-from runner.settings import Settings
-
-if TYPE_CHECKING:
-    from runner.app.transcript import Transcript
 
 _TURNS = re.compile(r"([0-9]{1,9})?(-)?([0-9]{1,9})?", re.ASCII)
 _LAST_TURN = 999_999_999
+_MOST_LINES = 20
+_FIRST_LINES = 12
+_LAST_LINES = 4
+_LONGEST_LINE = 1_000
+_TONES: dict[Tone, str] = {"plain": "dim", "good": "green", "bad": "red", "wait": "yellow"}
+_HEADING = "bold yellow"
+_ROLES = {"user": "bold green", "assistant": "bold cyan"}
 
 
-class TurnRange(click.ParamType[tuple[int, int]]):
-    """Turns as ``3-9``, ``3-``, ``-9`` or ``3``."""
-
-    name = "A-B"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, int]:
-        found = _TURNS.fullmatch(str(value))
-        first = last = 0
-        if found is not None and any(found.group(1, 3)):
-            first = int(found[1] or 1)
-            last = int(found[3] or (_LAST_TURN if found[2] else first))
-        if not 1 <= first <= last:
-            self.fail(f"{str(value)[:40]!a} are not turns such as 3-9, 3-, -9 or 3", param, ctx)
-        return first, last
+def _turns(text: str) -> tuple[int, int]:
+    """Return the first and the last of ``3-9``, ``3-``, ``-9`` or ``3``."""
+    found = _TURNS.fullmatch(text)
+    first = last = 0
+    if found is not None and any(found.group(1, 3)):
+        first = int(found[1] or 1)
+        last = int(found[3] or (_LAST_TURN if found[2] else first))
+    if not 1 <= first <= last:
+        raise click.BadParameter(f"{text[:40]!a} are not turns such as 3-9, 3-, -9 or 3")
+    return first, last
 
 
 @click.command()
 @click.argument("run")
-@click.option("--turns", type=TurnRange(), help="Only these turns, as 3-9, 3-, -9 or 3.")
+@click.option("--turns", type=_turns, metavar="A-B", help="Only these turns, as 3-9, 3-, -9 or 3.")
 @click.option(
     "--full/--folded",
     "full",
@@ -73,9 +78,9 @@ class TurnRange(click.ParamType[tuple[int, int]]):
     help="With the conversations of the sub-agents it started.",
 )
 @json_option
-@with_settings
+@with_app
 def transcript(
-    settings: Settings,
+    app: handle.App,
     run: str,
     turns: tuple[int, int] | None,
     full: bool | None,
@@ -104,48 +109,32 @@ def transcript(
       runner transcript k3x9f2 --html run.html
       runner transcript k3x9f2 --as-sent 12
     """
-    from runner.app import transcript as app
-
-    _refuse_mixed(turns, full, page, turn, whole_tree, as_json)
-    with opened(settings) as handle:
-        database = handle.database
-        if turn is not None:
-            _say_request(app.request_as_sent(database, run, turn))
-            return
-        if as_json:
-            say_json(app.api_messages(database, run))
-            return
-        found = app.transcript_of(
-            settings, database, run, time.time(), turns, whole_tree=whole_tree
-        )
-        if page is not None:
-            _write_page(found, page)
-            return
-        from runner.cli.transcript_text import lines_of
-
-        is_folded = sys.stdout.isatty() if full is None else not full
-        print_lines(lines_of(found, is_folded=is_folded), paged=not no_pager)
-
-
-def _refuse_mixed(
-    turns: tuple[int, int] | None,
-    full: bool | None,
-    page: Path | None,
-    turn: int | None,
-    whole_tree: bool,
-    as_json: bool,
-) -> None:
-    """Refuse options that ask for different things."""
     wanted = {"--html": page is not None, "--as-sent": turn is not None, "--json": as_json}
     given = [name for name, is_given in wanted.items() if is_given]
     if len(given) > 1:
         raise UsageError(f"{' and '.join(given)} ask for different things: give one of them")
-    if given and turns is not None and page is None:
-        raise UsageError(f"--turns goes with the conversation, not with {given[0]}")
-    if given and whole_tree and page is None:
-        raise UsageError(f"--tree goes with the conversation, not with {given[0]}")
+    for name, is_given in {"--turns": turns is not None, "--tree": whole_tree}.items():
+        if given and is_given and page is None:
+            raise UsageError(f"{name} goes with the conversation, not with {given[0]}")
     if given and full is not None:
         raise UsageError(f"--full and --folded go with the terminal, not with {given[0]}")
+    if turn is not None:
+        _say_request(told.request_as_sent(app, run, turn))
+        return
+    if as_json:
+        say_json(told.api_messages(app, run))
+        return
+    found = told.transcript_of(app, run, time.time(), turns, whole_tree=whole_tree)
+    if page is None:
+        is_folded = sys.stdout.isatty() if full is None else not full
+        print_lines(lines_of(found, is_folded=is_folded), paged=not no_pager)
+        return
+    to_stdout = str(page) == "-"
+    with output(None if to_stdout else page) as write:
+        for piece in pages.page(found):
+            write(piece.encode())
+    if not to_stdout:
+        note(f"written: {cell(page)}")
 
 
 def _say_request(body: bytes) -> None:
@@ -156,12 +145,146 @@ def _say_request(body: bytes) -> None:
         sys.stdout.buffer.write(body)
 
 
-def _write_page(found: Transcript, path: Path) -> None:
-    from runner.app.page import page
-    from runner.cli.files import output
+# The conversation as lines of text
 
-    with output(None if str(path) == "-" else path) as write:
-        for piece in page(found):
-            write(piece.encode())
-    if str(path) != "-":
-        note(f"written: {cell(path)}")
+
+def lines_of(transcript: told.Transcript, *, is_folded: bool) -> Iterator[Line]:
+    """Yield the lines of a transcript as its parts are read.
+
+    Args:
+        is_folded: of what is long only the beginning and the end.
+    """
+    width = max((len(name) for name, _ in transcript.facts), default=0)
+    for name, value in transcript.facts:
+        words = moment(value) if isinstance(value, float) else value
+        style = _TONES[transcript.state.tone] if name == "state" else ""
+        yield [(name.ljust(width), "dim"), ("  ", ""), (words, style)]
+    yield []
+    layout = _Layout(is_folded)
+    if transcript.system:
+        yield [("[system prompt]", "dim")]
+        yield from layout.text(transcript.system, "dim")
+        yield []
+    after_event = False
+    for part in transcript.parts:
+        if after_event and not isinstance(part, told.Event):
+            yield []
+        yield from layout.part(part)
+        after_event = isinstance(part, told.Event)
+
+
+class _Layout:
+    """Lays out the parts of a transcript in lines."""
+
+    def __init__(self, is_folded: bool) -> None:
+        self._is_folded = is_folded
+
+    def part(self, part: told.Part) -> Iterator[Line]:
+        match part:
+            case told.Message():
+                turn = f", turn {part.turn}" if part.turn else ""
+                style = _ROLES.get(part.role, _HEADING)
+                yield _heading(f"{part.role}{turn}", part.at, part.words, style)
+                for index, piece in enumerate(part.pieces):
+                    if index and isinstance(piece, told.ToolResult):
+                        yield []
+                    yield from self._piece(piece)
+            case told.Compaction():
+                yield _heading(f"compacted before turn {part.turn}", part.at, part.words)
+                yield from map(_noted, part.notes)
+                if part.text:
+                    yield from self.text(part.text)
+            case told.Verification():
+                yield _heading(f"verification {part.number}, after turn {part.turn}", part.at)
+                yield _noted(part.verdict)
+                if part.output:
+                    yield from self.text(part.output)
+            case told.SubAgent():
+                # All of it behind its label: it cannot pass for a part of the run that started it.
+                name = (f"── sub-agent {part.label}", "bold magenta")
+                yield [name, (" · ", ""), (part.note.words, _TONES[part.note.tone])]
+                for line in lines_of(part.transcript, is_folded=self._is_folded):
+                    yield [(f"{part.label} │{' ' if line else ''}", "dim"), *line]
+            case told.Event():
+                style = "bold magenta" if part.is_by_person else _TONES[part.note.tone]
+                yield [("• ", "dim"), (part.note.words, style), (f" · {moment(part.at)}", "dim")]
+                return
+        yield []
+
+    def _piece(self, piece: told.Piece) -> Iterator[Line]:
+        match piece:
+            case told.Text():
+                yield from (_margined(line) for line in _lines(piece.text))
+            case told.Thinking():
+                yield [("[thinking]", "dim")]
+                yield from self.text(piece.text or "(kept by the API)", "dim")
+            case told.ToolCall():
+                label = f" {piece.label}" if piece.label else ""
+                yield [("[", "dim"), (piece.tool, _HEADING), (f"{label} {piece.id}]", "dim")]
+                yield from self._folded(list(input_lines(piece.arguments)))
+                if piece.edited is not None:
+                    yield [("[ran with this input instead]", "yellow")]
+                    yield from self._folded(list(input_lines(piece.edited)))
+                yield from map(_noted, (*piece.decided, *piece.started))
+            case told.ToolResult():
+                outcome = (piece.outcome.words, _TONES[piece.outcome.tone])
+                yield [(f"[result {piece.call_id}: ", "dim"), outcome, ("]", "dim")]
+                content = piece.content
+                blocks = content if isinstance(content, list) else []
+                texts = [_encoded(block) or told.text_of([block]) for block in blocks]
+                yield from self.text("\n".join(texts) if texts else told.text_of(content))
+                if piece.whole_bytes is not None:
+                    whole = f"[all {piece.whole_bytes:,} bytes: runner show {piece.call_id}]"
+                    yield [(whole, "dim")]
+            case told.OtherBlock():
+                yield [(f"[{piece.kind}]", "dim")]
+                yield from self.text(json.dumps(piece.content, ensure_ascii=False))
+
+    def text(self, text: str, style: str = "") -> Iterator[Line]:
+        """Lines of untrusted text behind the margin."""
+        return self._folded(_lines(text), style)
+
+    def _folded(self, lines: Sequence[str], style: str = "") -> Iterator[Line]:
+        """Lines behind the margin; of many, when they are folded, the first and the last."""
+        if not self._is_folded:
+            yield from (_margined(line, style) for line in lines)
+            return
+        is_long = len(lines) > _MOST_LINES
+        for line in lines[:_FIRST_LINES] if is_long else lines:
+            yield _margined(_cut(line), style)
+        if is_long:
+            more = len(lines) - _FIRST_LINES - _LAST_LINES
+            yield [(f"{MARGIN}… {more:,} lines more (--full shows them)", "dim")]
+            for line in lines[-_LAST_LINES:]:
+                yield _margined(_cut(line), style)
+
+
+def _heading(name: str, at: float, words: str = "", style: str = _HEADING) -> Line:
+    more = f" · {moment(at)}" + (f" · {words}" if words else "")
+    return [(f"── {name}", style), (more, "dim")]
+
+
+def _noted(note: Note) -> Line:
+    return [(f"[{note.words}]", _TONES[note.tone])]
+
+
+def _lines(text: str) -> list[str]:
+    return text.removesuffix("\n").expandtabs(8).split("\n")
+
+
+def _margined(line: str, style: str = "") -> Line:
+    return [((MARGIN + line).rstrip(), style)]
+
+
+def _cut(line: str) -> str:
+    more = len(line) - _LONGEST_LINE
+    return line if more <= 0 else f"{line[:_LONGEST_LINE]} … {more:,} characters more"
+
+
+def _encoded(block: Any) -> str:
+    """What and how much a block is that no terminal shows; nothing for others."""
+    source = block.get("source") if isinstance(block, dict) else None
+    if not isinstance(source, dict) or source.get("type") != "base64":
+        return ""
+    kind, size = source.get("media_type"), len(str(source.get("data"))) * 3 // 4
+    return f"({block.get('type')}, {kind}, about {size:,} bytes)"

@@ -8,15 +8,16 @@ import signal
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any, Protocol
+from types import FrameType
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from runner.app import handle, report, work
 from runner.app.humanize import cell, duration
 from runner.cli import exit_codes
 from runner.cli.options import (
@@ -28,17 +29,14 @@ from runner.cli.options import (
     with_app,
     with_settings,
 )
+from runner.cli.questions import Asker, asker_at_terminal
+from runner.cli.report import summarise
 from runner.cli.terminal import console_on, note, refuse, say, say_json
-from runner.core.run import ENDED, Author, RunStatus
+from runner.core.run import ENDED, Author
 from runner.errors import UnreachableError, UsageError
 from runner.settings import Settings
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.live import Live
-
-    from runner.app.handle import App
-    from runner.cli.questions import Asker
     from runner.engine.worker import Worker
 
 _LOOK_SECONDS = 0.5
@@ -83,32 +81,24 @@ def run(
       runner run jobs/quickstart.toml
       runner run --resume job_01jd9k
     """
-    from runner.app import work
-    from runner.app.handle import check_prices, open_app
-
     if (spec is None) == (resumed is None):
         raise UsageError("give a job file, or --resume and a job")
     if resumed is not None and author.why:
         raise UsageError("--reason says why a job is submitted: leave it out with --resume")
-    asked = None if no_input else author.name
-    check_prices(settings)
+    handle.check_prices(settings)
     submission = None if spec is None else load_job(settings, spec)
-    with open_app(settings, create=submission is not None) as app:
+    with handle.open_app(settings, create=submission is not None) as app:
         if submission is not None:
-            job_id = work.submit(app, submission, author)
+            job_id = work.submit(app, submission, author)["id"]
         else:
             job_id, mended = work.take_up(app, str(resumed))
             for path in mended:
                 note(f"the workspace {path} had lost its id: it is written again")
-        return _work(app, job_id, slots, as_json, asked)
+        return _work(app, job_id, slots, as_json, None if no_input else author.name)
 
 
-def _work(app: App, job_id: str, slots: int, as_json: bool, asked: str | None) -> int:
+def _work(app: handle.App, job_id: str, slots: int, as_json: bool, asked: str | None) -> int:
     """Work a job to its end, and ask the person who is ``asked``, if anybody is."""
-    from runner.app.report import report_on
-    from runner.cli.questions import asker_at_terminal
-    from runner.cli.report import summarise
-
     log_to_stderr(app.settings, logging.WARNING)
     note(f"working {job_id}")
     how_to_go_on = f"interrupted; go on with `runner run --resume {job_id}`"
@@ -116,9 +106,8 @@ def _work(app: App, job_id: str, slots: int, as_json: bool, asked: str | None) -
     try:
         asker = None if asked is None else asker_at_terminal(app, asked)
         work_job(app, job_id, slots, interruption, asker)
-        cut_short = interruption.cut_short
-        outcome = report_on(app.settings, app.database, job_id, time.time(), with_changes=False)
-        code = summarise(outcome, interrupted=cut_short, as_json=as_json)
+        outcome = report.report_on(app, job_id, time.time(), with_changes=False)
+        code = summarise(outcome, interrupted=interruption.cut_short, as_json=as_json)
     except UnreachableError as error:
         refuse(error)
         code = exit_codes.exit_code((), interrupted=interruption.cut_short, unreachable=True)
@@ -140,16 +129,13 @@ def submit(settings: Settings, spec: Path, key: str | None, author: Author, as_j
     Example:
       runner submit jobs/refactor.toml --key nightly-2026-11-22
     """
-    from runner.app import work
-    from runner.app.handle import open_app
-
     submission = load_job(settings, spec)
-    with open_app(settings, create=True) as app:
-        job_id = work.submit(app, submission, author, key)
-        if as_json:
-            say_json(work.job_as_json(app, job_id))
-        else:
-            say(job_id)
+    with handle.open_app(settings, create=True) as app:
+        job = work.submit(app, submission, author, key)
+    if as_json:
+        say_json(job)
+    else:
+        say(job["id"])
 
 
 @click.command()
@@ -157,7 +143,7 @@ def submit(settings: Settings, spec: Path, key: str | None, author: Author, as_j
 @click.option("--burst", is_flag=True, help="End when nothing is due.")
 @click.option("--only", metavar="RUN", hidden=True, help="Work this one run and end.")
 @with_app
-def worker(app: App, slots: int, burst: bool, only: str | None) -> int:
+def worker(app: handle.App, slots: int, burst: bool, only: str | None) -> int:
     """Work what is due, of all jobs, until told to stop.
 
     SIGTERM or Ctrl-C: it takes nothing new, ends the steps in hand (ten seconds at most, then leaves
@@ -167,8 +153,6 @@ def worker(app: App, slots: int, burst: bool, only: str | None) -> int:
     Example:
       runner worker -c 32
     """
-    from runner.app import work
-
     log_to_stderr(app.settings, logging.INFO)
     with Interruption() as interruption:
         working = work.start_worker(app, slots=slots, burst=burst, only=only)
@@ -204,12 +188,7 @@ class Interruption:
             self._before[number] = signal.signal(number, self._handle)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
@@ -233,7 +212,7 @@ class Interruption:
 
 
 def work_job(
-    app: App, job_id: str, slots: int, interruption: Interruption, asker: Asker | None = None
+    app: handle.App, job_id: str, slots: int, interruption: Interruption, asker: Asker | None = None
 ) -> None:
     """Work a job in this process until every run of it has ended or waits, or it is interrupted.
 
@@ -243,90 +222,50 @@ def work_job(
     Raises:
         UnreachableError: a part was away when the worker started or had to end.
     """
-
-    from runner.app import work
-
     with interruption:
         worker = work.start_worker(app, slots=slots)
         interruption.watch(worker)
-        with show_progress() as progress:
-            watched = _Watched(app, worker, job_id, interruption, asker)
-            interruption.came_too_late = _watch(watched, progress)
+        with _Drawing() if sys.stderr.isatty() else Progress() as progress:
+            pause = _LOOK_SECONDS
+
+            def is_to_end(pause: float = 0) -> bool:
+                return interruption.happened or worker.wait(pause)
+
+            while not is_to_end(pause):
+                try:
+                    if asker is not None:
+                        asker.ask(job_id, is_to_end, progress.paused)
+                    job = work.progress_of(app, job_id)
+                except UnreachableError as error:
+                    progress.say(f"waiting: {cell(error)}")
+                    continue
+                progress.update(job.items)
+                if job.rests(asks=asker is not None and asker.can_ask):
+                    interruption.came_too_late = True
+                    break
+                pause = _LOOK_SECONDS + len(job.runs) * _LOOK_SECONDS_PER_RUN
             worker.drain()
             if interruption.cut_short:
                 progress.say("stopping: the steps in hand are ended or left to resume")
             work.wait_for_end(worker)
 
 
-@dataclass(frozen=True, slots=True)
-class _Watched:
-    """A job that is worked here, and who is asked about its calls."""
+class Progress:
+    """Shows on stderr how far a job is: a line for each end of a run."""
 
-    app: App
-    worker: Worker
-    job_id: str
-    interruption: Interruption
-    asker: Asker | None
-
-    def is_to_end(self) -> bool:
-        return self.interruption.happened or self.worker.wait(0)
-
-    @property
-    def can_ask(self) -> bool:
-        return self.asker is not None and self.asker.can_ask
-
-
-def _watch(watched: _Watched, progress: Progress) -> bool:
-    """Show the job until it rests (True) or the worker is to end (False)."""
-    from runner.app.work import progress_of
-
-    pause = _LOOK_SECONDS
-    while not watched.interruption.happened and not watched.worker.wait(pause):
-        try:
-            if watched.asker is not None:
-                watched.asker.ask(watched.job_id, watched.is_to_end, progress.paused)
-            job = progress_of(watched.app, watched.job_id)
-        except UnreachableError as error:
-            progress.say(f"waiting: {cell(error)}")
-            continue
-        progress.update(job.items)
-        if job.rests(asks=watched.can_ask):
-            return True
-        pause = _LOOK_SECONDS + len(job.runs) * _LOOK_SECONDS_PER_RUN
-    return False
-
-
-class Progress(Protocol):
-    def __enter__(self) -> Progress: ...
-    def __exit__(self, *error: Any) -> None: ...
-    def update(self, runs: Sequence[Run]) -> None:
-        """Show the runs of the job's items."""
-
-    def say(self, text: str) -> None:
-        """Show a line."""
-
-    def paused(self) -> AbstractContextManager[None]:
-        """Draw nothing while inside: somebody else has the terminal."""
-
-
-def show_progress() -> Progress:
-    """Progress on stderr: drawn on a terminal, a line for each end of a run elsewhere."""
-    return _Drawing() if sys.stderr.isatty() else _Lines()
-
-
-class _Lines:
     def __init__(self) -> None:
-        self._states: dict[str, RunStatus] = {}
+        self._states: dict[str, str] = {}
         self._spoke = time.monotonic()
         self._last_words = ""
 
-    def __enter__(self) -> _Lines:
+    def __enter__(self) -> Progress:
         return self
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         return
 
     def update(self, runs: Sequence[Run]) -> None:
+        """Show the runs of the job's items."""
         for run in runs:
             before, self._states[run["id"]] = self._states.get(run["id"]), run["state"]
             rests = run["state"] in ENDED or (run["state"] == "waiting" and not _goes_on(run))
@@ -337,24 +276,30 @@ class _Lines:
             self.say(_job_in_words(runs))
 
     def say(self, text: str) -> None:
+        """Show a line."""
         if text != self._last_words:
             note(text)
         self._last_words, self._spoke = text, time.monotonic()
 
     def paused(self) -> AbstractContextManager[None]:
+        """Draw nothing while inside: somebody else has the terminal."""
         return nullcontext()
 
 
-class _Drawing:
+class _Drawing(Progress):
+    """Draws on a terminal how far a job is."""
+
     def __init__(self) -> None:
         self._console = console_on(sys.stderr)
-        self._live = _live_on(self._console)
 
     def __enter__(self) -> _Drawing:
+        from rich.live import Live
+
+        self._live = Live(console=self._console, auto_refresh=False, transient=True)
         self._live.start()
         return self
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         self._live.stop()
 
     def update(self, runs: Sequence[Run]) -> None:
@@ -376,9 +321,7 @@ class _Drawing:
         try:
             yield
         finally:
-            # A new one: the old one would draw over as many lines as it had before.
-            self._live = _live_on(self._console)
-            self._live.start()
+            self.__enter__()  # a new one: the old one would draw over as many lines as it had before
 
 
 def _goes_on(run: Run) -> bool:
@@ -386,18 +329,9 @@ def _goes_on(run: Run) -> bool:
     return (run["state"], run["reason"]) == ("waiting", "children")
 
 
-def _live_on(console: Console) -> Live:
-    from rich.live import Live
-
-    return Live(console=console, auto_refresh=False, transient=True)
-
-
 def _job_in_words(runs: Sequence[Run]) -> str:
-    by_state: dict[str, int] = {}
-    for run in runs:
-        by_state[run["state"]] = by_state.get(run["state"], 0) + 1
-    ended = sum(by_state.get(state, 0) for state in ENDED)
-    words = [f"{ended}/{len(runs)} ended"]
+    by_state = Counter(run["state"] for run in runs)
+    words = [f"{sum(by_state[state] for state in ENDED)}/{len(runs)} ended"]
     words += [f"{count} {state}" for state, count in sorted(by_state.items())]
     tokens = sum(run["tree_tokens"] for run in runs)
     return ", ".join(words) + f"; {tokens:,} tokens"

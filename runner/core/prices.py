@@ -10,9 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import date
 from decimal import ROUND_CEILING, Decimal
-from typing import Any
+from typing import Any, Literal, get_args
 
 from runner.core.conversation import Usage
+
+By = Literal["job", "run", "tree", "model", "day", "purpose"]  # what costs are summed by
+BY: tuple[By, ...] = get_args(By)
 
 _NO_USD = Decimal(0)
 _RELEASE = re.compile(r"-(?:\d{8}|latest)$", re.ASCII)

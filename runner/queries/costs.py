@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from typing import Any, Literal, Self, get_args
+from typing import Any, Self
 
 from sqlalchemy import (
     ColumnElement,
@@ -27,15 +27,12 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
 from runner.core.conversation import Purpose, Usage
-from runner.core.prices import Calls, PriceList, Spending, Terms, spending
+from runner.core.prices import By, Calls, PriceList, Spending, Terms, spending
 from runner.queries.filters import Filters, cut
 from runner.queries.rows import Column, Rows, columns
 from runner.store.conditions import ROOT_RUN
 from runner.store.database import Database
 from runner.store.tables import jobs, model_calls, runs
-
-By = Literal["job", "run", "tree", "model", "day", "purpose"]
-BY: tuple[By, ...] = get_args(By)
 
 _TOKENS = ("input_tokens", "cache_read_tokens", "cache_creation_tokens", "output_tokens")
 _SPENDING_COLUMNS = columns(

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import Any
 
 import pytest
 
 from runner.app.work import progress_of
 from runner.cli.questions import Asker, asker_at_terminal
-from runner.cli.work import _Watched
 from runner.core.commands import Reply, Target
 from runner.store.approvals import answer
 from runner.store.control import cancel
@@ -233,21 +230,15 @@ def test_without_a_whole_terminal_nobody_is_asked(
     assert asker_at_terminal(app_on(database), "ada") is None
 
 
-@pytest.mark.parametrize(("asks", "rests"), [(True, False), (False, True), (None, True)])
+@pytest.mark.parametrize(("asks", "rests"), [(True, False), (False, True)])
 def test_job_rests_only_when_nobody_can_be_asked_what_it_waits_for(
     database: Database, asks: bool | None, rests: bool
 ) -> None:
-    @dataclass
-    class Somebody:
-        can_ask: bool
-
     runs = submit_runs(database, "a", "b")
     ask(database, runs[0])
     cancel(database, Target("run", runs[1]), NOW)
     job = progress_of(app_on(database), job_of(database, runs[0]))
-    nobody: Any = None
-    watched = _Watched(nobody, nobody, "job_1", nobody, nobody if asks is None else Somebody(asks))
-    assert job.rests(asks=watched.can_ask) is rests
+    assert job.rests(asks=asks) is rests
 
 
 def test_answer_typed_for_a_question_that_went_away_is_not_the_next_ones(

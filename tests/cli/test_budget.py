@@ -16,9 +16,9 @@ from runner.core.budget import Budget, Limits
 from runner.core.prices import Rates, Tariff
 from runner.core.spec import JobSpec
 from runner.queries.timeline import events_after
-from runner.settings import Settings
 from runner.store.database import Database
 from tests.cli.conftest import Result
+from tests.cli.questions import app_on
 from tests.store.attempts import USAGE, claim, run_row, submit_one, text
 from tests.store.examples import NOW, SPEC
 
@@ -27,7 +27,7 @@ RATES = Rates(*map(Decimal, ("1", "1.25", "2", "0.1", "5")))
 
 
 def summarise_job(database: Database, job_id: str, *, as_json: bool = False) -> int:
-    found = report_on(Settings.load(), database, job_id, NOW, with_changes=False)
+    found = report_on(app_on(database), job_id, NOW, with_changes=False)
     return summarise(found, interrupted=False, as_json=as_json)
 
 

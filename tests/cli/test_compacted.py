@@ -15,9 +15,9 @@ from runner.core.conversation import Usage
 from runner.core.model_calls import turn_request
 from runner.llm.anthropic import request_body
 from runner.queries.jobs import show_run
-from runner.settings import Settings
 from runner.store.database import Database
 from tests.cli.conftest import Result
+from tests.cli.questions import app_on
 from tests.cli.test_terminal import steers
 from tests.store.attempts import Attempt, claim, submit_one, text
 from tests.store.compacting import HOSTILE, ask_for_summary, clip, compact, stand_in, summarise
@@ -132,7 +132,7 @@ def test_turns_that_no_summary_could_stand_in_for_are_not_left_out_in_silence(
     why = "not_found_error: model: claude-nope-1"
     assert f"1 × prune (no summary: {why})" in command("show", run_id).out
     job_id = show_run(database, run_id)["job_id"]
-    report = report_on(Settings.load(), database, job_id, NOW, with_changes=False)
+    report = report_on(app_on(database), job_id, NOW, with_changes=False)
     summarise_job(report, interrupted=False, as_json=False)
     assert "in 1 run the oldest turns were left out of what the model" in capsys.readouterr().out
 

@@ -16,14 +16,13 @@ from runner.core.conversation import ToolResult
 from runner.core.entries import ToolFinished
 from runner.permissions import Rule
 from runner.queries import decisions
-from runner.settings import Settings
 from runner.store import migrate
 from runner.store.approvals import answer, expire
 from runner.store.database import Database
 from runner.store.questions import waiting
 from runner.store.tables import runs, tool_calls
 from tests.cli.conftest import Result
-from tests.cli.questions import ASKING, ask, call_id, job_of, refuse, submit_runs
+from tests.cli.questions import ASKING, app_on, ask, call_id, job_of, refuse, submit_runs
 from tests.store.attempts import claim, run_row, submit_one, tool_use
 from tests.store.examples import NOW
 
@@ -32,7 +31,7 @@ WHY = "the rule deny Bash(rm *) (Nothing is deleted.)"
 
 
 def summarise_job(database: Database, job_id: str, *, as_json: bool = False) -> int:
-    found = report_on(Settings.load(), database, job_id, NOW, with_changes=False)
+    found = report_on(app_on(database), job_id, NOW, with_changes=False)
     return summarise(found, interrupted=False, as_json=as_json)
 
 

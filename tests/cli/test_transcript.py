@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection
 
+from runner.app.handle import App
 from runner.app.transcript import transcript_of
-from runner.cli.transcript_text import lines_of
+from runner.cli.transcript import lines_of
 from runner.core.commands import Target
 from runner.core.run import Author
 from runner.permissions import Rule
@@ -324,10 +325,10 @@ def test_a_long_run_is_never_whole_in_memory(database: Database, home: Path) -> 
         run.work({"command": "pytest"}, "x" * 50_000)
     run_id = run.store(database)
     del run
-    settings = Settings.load(home=str(home))
-    list(lines_of(transcript_of(settings, database, run_id, NOW, (1, 2)), is_folded=False))
+    app = App(Settings.load(home=str(home)), database)
+    list(lines_of(transcript_of(app, run_id, NOW, (1, 2)), is_folded=False))
     tracemalloc.start()
-    lines = lines_of(transcript_of(settings, database, run_id, NOW), is_folded=False)
+    lines = lines_of(transcript_of(app, run_id, NOW), is_folded=False)
     size = sum(len(text) for line in lines for text, _ in line)
     del lines
     _, peak = tracemalloc.get_traced_memory()

@@ -15,8 +15,7 @@ from sqlalchemy import DDL, Connection, text
 import runner
 from runner import settings, wiring
 from runner.app import doctor
-from runner.app.control import BudgetStatus
-from runner.app.show import cost_fields
+from runner.app.costs import BudgetStatus, cost_fields
 from runner.cli import exit_codes
 from runner.core import context, model_calls
 from runner.core.budget import Ceiling, JobBudget

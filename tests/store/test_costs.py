@@ -16,10 +16,10 @@ from runner.core.context import Context
 from runner.core.conversation import Usage
 from runner.core.entries import ModelCallFailed
 from runner.core.model_calls import tariffs_of
-from runner.core.prices import Price, PriceList, Rates, Spending
+from runner.core.prices import BY, By, Price, PriceList, Rates, Spending
 from runner.core.spec import JobSpec
 from runner.core.steps import CallModel
-from runner.queries.costs import BY, By, Cost, call_costs, costs_by
+from runner.queries.costs import Cost, call_costs, costs_by
 from runner.store import jobs as jobs_store
 from runner.store.control import cancel
 from runner.store.database import Database

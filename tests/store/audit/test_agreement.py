@@ -11,9 +11,9 @@ import pytest
 from runner.app.report import ReportedRun, failure_groups
 from runner.core.commands import Target
 from runner.core.conversation import ToolOutcome
-from runner.core.prices import Spending
+from runner.core.prices import BY, By, Spending
 from runner.queries.calls import tool_rows
-from runner.queries.costs import BY, By, cost_rows, costs_by, model_rows, usd
+from runner.queries.costs import cost_rows, costs_by, model_rows, usd
 from runner.queries.decisions import (
     approval_rows,
     approvals_of_run,

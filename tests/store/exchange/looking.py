@@ -8,11 +8,12 @@ from contextlib import redirect_stdout
 from dataclasses import replace
 from io import StringIO
 
+from runner.app.handle import App
 from runner.app.page import page
 from runner.app.transcript import transcript_of
 from runner.cli.audit import say_rows
 from runner.cli.terminal import wrapped
-from runner.cli.transcript_text import lines_of
+from runner.cli.transcript import lines_of
 from runner.exchange.atif import trajectory
 from runner.exchange.claude_code import session_lines
 from runner.llm.prices import load_prices
@@ -46,7 +47,7 @@ def look_everywhere(database: Database, run_id: str) -> None:
     recorded = load_recorded(database, run_id, PRICES)
     json.dumps(trajectory(recorded, "1"))
     json.dumps(list(session_lines(recorded, "1")))
-    read = transcript_of(SETTINGS, database, run_id, NOW)
+    read = transcript_of(App(SETTINGS, database), run_id, NOW)
     parts = list(read.parts)
     list(page(replace(read, parts=iter(parts))))
     for is_folded in (False, True):
