@@ -183,8 +183,8 @@ _RESULT = (("output_schema", "output_schema_file"), "")
 AGENT_PERMISSIONS = Table("agents.NAME.permissions", (
     Key("deny", rules_of("deny", RULE), [], "Calls that it may not make."),
     Key("ask", rules_of("ask", RULE), [], "Calls that a person is asked about."),
-    Key("allow", rules_of("allow", RULE), [], "Calls that the job's rules have to allow as well. With "
-        "any, a call that none of them matches is denied, whoever approves it."),
+    Key("allow", rules_of("allow", RULE), [], "The only calls that it may make, if the job's rules allow "
+        "them too. Nobody can approve another one. Without any, the job's rules decide alone."),
 ))
 AGENT_LIMITS = Table("agents.NAME.limits", (
     Key("max_turns", _count, None, "Its model replies.", "the job's"),
@@ -200,12 +200,12 @@ AGENT = Table("agents.NAME", (
     Key("system", text(), None, "The system prompt.", "the job's"),
     Key("system_file", _path, None, "The same from a file; at most one of the two.", ""),
     Key("model", _line, None, "The model's id.", "the job's"),
-    Key("tools", _names, None, "Its tools, of those that its parent has. With `Agent` it may start "
-        "sub-agents itself.", "all of the job's"),
+    Key("tools", _names, None, "Its tools, out of its parent's. With `Agent` it may start sub-agents "
+        "itself.", "all of the job's"),
     Key("permissions", table_of(AGENT_PERMISSIONS), {}, "[Rules of its own](#agentsnamepermissions)."),
     Key("workspace", choice(*get_args(AgentWorkspace)), "parent", "Where it works: in its parent's "
-        "folder, or in a worktree or copy of its own that begins with the newest files recorded of "
-        'that. `"own"` needs a `[workspace]` with mode `"git"` or `"copy"`.'),
+        "folder, or in its own worktree or copy, which starts with the newest recorded files of its "
+        'parent. `"own"` needs a `[workspace]` with mode `"git"` or `"copy"`.'),
     Key("snapshot", flag(), False, "Whether it begins with its parent's conversation, where the call "
         "doesn't say. Otherwise it begins with its prompt alone."),
     Key("output_schema", _result_schema, None,
@@ -258,42 +258,42 @@ WORKSPACE = Table("workspace", (
     Key("uncommitted", flag(), False, modes=_GIT, doc=
         "Begin at what is checked out with its uncommitted changes, new files included, ignored ones not."),
     Key("accept", _accepted, [], modes=_GIT, doc=
-        "What of [a repository](#what-is-refused) is accepted although runs don't see it as you do."),
+        "What to accept in [a repository](#what-is-refused) although runs see it differently from you."),
     Key("remote", _repository, None, modes=_GIT, doc=
-        "A git repository that snapshots are pushed to, so that a run can go on on another machine."),
+        "A git repository that snapshots are pushed to, so that a run can continue on another machine."),
     Key("setup", _commands, [], modes=_RECORDED, doc=
-        "Shell commands that make each new workspace ready, once."),
+        "Shell commands that prepare each new workspace, once."),
     Key("setup_timeout", duration(), "30m", "How long each of them may take.", needs="setup",
         modes=_RECORDED),
-    Key("snapshot_ignored", _patterns, [], "Files that git ignores and that are recorded all the same: "
+    Key("snapshot_ignored", _patterns, [], "Files to record although git ignores them: "
         "[patterns of paths](https://git-scm.com/docs/gitglossary#Documentation/gitglossary.txt-pathspec) "
         "in the workspace, without `..`.", modes=_RECORDED),
     Key("largest_file", integer(1_000_000_000_000), 20_000_000, modes=_RECORDED, doc=
         "Bytes; of a larger file only the digest is recorded."),
     Key("external", rules_of("ask", RULE), [], modes=_RECORDED, doc=
         "Calls whose effects leave the workspace: [never repeated unasked](#calls-that-were-cut-off)."),
-    Key("on_unknown", choice(*get_args(OnUnknown)), "tell", "Who decides when it isn't known what a call "
-        "has done: the model, which is told so, or [a person](#calls-that-were-cut-off)."),
+    Key("on_unknown", choice(*get_args(OnUnknown)), "tell", "Who deals with a call of unknown outcome: "
+        "the model, which is told of it, or [a person](#calls-that-were-cut-off)."),
     Key("commit_message", _template, None, "The message of the commit that a run ends with.",
         "see below", modes=_GIT),
 ))
 LIMITS = Table("limits", (
-    Key("max_turns", _count, 50, "Model replies of a run. Tool calls side by side are one turn; retries "
-        "and summaries don't count."),
+    Key("max_turns", _count, 50, "Model replies of a run. Parallel tool calls are one turn; retries and "
+        "summaries don't count."),
     Key("token_ceiling", _tokens, 5_000_000, "Tokens of all calls of a run: input, cache reads and "
-        "writes, output. Never crossed: a call that could cross it at the worst is not made."),
+        "writes, output. Never crossed: a call that could cross it is not made."),
     Key("cost_ceiling_usd", _usd, None, "USD of all calls of a run, by the price list. Never crossed."),
     Key("max_output_tokens", _count, 32_000, "Tokens of one reply, thinking included."),
-    Key("tool_timeout", duration(600.0), 120, "How long a tool call may take that asks for no time "
-        "itself, as Bash can; at most 600 seconds in either case."),
+    Key("tool_timeout", duration(600.0), 120, "How long a tool call may take, unless it asks for "
+        "another time, as Bash can; at most 600 seconds in either case."),
     Key("deadline", duration(), None, "Time of a run from its submission, waiting included.", example="8h"),
     Key("working_time", duration(), None, "Time of a run's model calls and tools together. Waiting for a "
         "person, for a worker or between two tries is not counted.", example="30m"),
-    Key("max_agent_depth", integer(DEEPEST), 3, "How deep [sub-agents](#agentsname) may be in one "
-        "another: those that an item's run starts are at 1."),
-    Key("max_agents_at_once", integer(100), 8, "Sub-agents of one run that have not ended, without "
-        "theirs, for whom the same number holds. A call past it waits for a place."),
-    Key("max_agents", integer(1_000), 50, "Sub-agents of an item's run with all below them, ever."),
+    Key("max_agent_depth", integer(DEEPEST), 3, "How deep [sub-agents](#agentsname) may nest: those "
+        "that an item's run starts are at depth 1."),
+    Key("max_agents_at_once", integer(100), 8, "Unended sub-agents of one run, not counting their "
+        "own. A call past it waits until one has ended."),
+    Key("max_agents", integer(1_000), 50, "All sub-agents in the tree of an item's run, ever."),
     Key("budget_usd", _usd, None, "USD of all runs of the job together. [Never "
         "crossed](concepts.md#budgets-of-a-job).", example=40),
     Key("budget_tokens", _tokens, None, "Tokens of all runs of the job together. Never crossed."),
@@ -303,8 +303,8 @@ CONTEXT = Table("context", (
         "one than the model's is compacted earlier.", "the model's"),
     Key("reserve", integer(1_000_000_000), None, "Tokens of the window that stay free for the reply; at "
         "most half of it.", "see below"),
-    Key("chars_per_token", number(1.0, 32.0), 4.0, "How many characters a token "
-        "is estimated at. Real counts correct the estimate as the run goes on."),
+    Key("chars_per_token", number(1.0, 32.0), 4.0, "Characters of a token, for "
+        "estimates. Real counts correct these as the run goes on."),
     Key("keep_messages", _count, 8, "Newest messages that are not summarised."),
     Key("compaction", choice("auto", "off"), "auto", 'With `"off"` everything is sent as it is, and the '
         "run stops when it no longer fits."),
@@ -347,7 +347,7 @@ TOP = Table("", (
         "Which calls of one reply run together: neighbouring read-only ones, all, none."),
     Key("items", table_of(ITEMS), None, "[What the runs are about](#items).", "none: one run"),
     Key("workspace", table_of(WORKSPACE), None, "[Where the tools work](#workspace)."),
-    Key("verify", _commands, [], "[What says whether a run has succeeded](#verifying)."),
+    Key("verify", _commands, [], "[Commands that decide whether a run has succeeded](#verifying)."),
     Key("on_failure", choice(*get_args(OnFailure)), "feedback", needs="verify", doc=
         "What a failed verification does: its output goes back to the model, or the run fails."),
     Key("verify_rounds", integer(1_000), 3, "How often the output goes back; then the run fails.",
@@ -359,14 +359,14 @@ TOP = Table("", (
     Key("permissions", table_of(PERMISSIONS), {}, "[Which tool calls may run, and which a person is "
         "asked about](#permissions).", "everything is denied"),
     Key("agents", tables_by_name(AGENT), {}, "[Types of sub-agents](#agentsname) that a run may start."),
-    Key("coordinator", table_of(COORDINATOR), None, "[Who splits a task](#coordinator) among sub-agents."),
+    Key("coordinator", table_of(COORDINATOR), None, "[Splits each task](#coordinator) among sub-agents."),
     Key("hooks", _hooks, {}, "[What is told of a run's steps](#hooksevent), and may tighten its rules."),
     Key("instructions", flag(), False, "Whether `AGENTS.md` and `CLAUDE.md` of the workspace's top "
         "folder, as they are when the run begins, end the system prompt."),
     Key("limits", table_of(LIMITS), {}, "[When a run stops, and what the job may spend](#limits)."),
-    Key("context", table_of(CONTEXT), {}, "[What is sent of a long conversation](#context)."),
+    Key("context", table_of(CONTEXT), {}, "[How to shorten a long conversation](#context)."),
     Key("retry", table_of(RETRY), {}, "[How long to try a model that does not answer](#retry)."),
-    Key("model_options", table_of(MODEL_OPTIONS), {}, "[What else the API is told](#model_options)."),
+    Key("model_options", table_of(MODEL_OPTIONS), {}, "[Further parameters of the API](#model_options)."),
 ), ((("prompt", "prompt_file"), "what each run is asked to do"), _SYSTEM, _RESULT))
 CALL = Table("call", (
     Key("name", _script_text, needed="the name of a tool"), Key("input", table_of(_ANYTHING)),
@@ -384,7 +384,7 @@ REPLY = Table("reply", (
     Key("usage", table_of(Table("usage", tuple(
         Key(field.name, integer(10**12, 0)) for field in fields(Usage)
     ))), None, "Any of " + ", ".join(f"`{field.name}`" for field in fields(Usage)) + ".", "counted"),
-    Key("error", table_of(ERROR), None, "The call fails instead, each time that it is made: `kind`, and "
+    Key("error", table_of(ERROR), None, "Each try of the call fails instead: `kind`, and "
         "if wanted `status`, `message` and `retry_after` (seconds)."),
 ))
 TABLES = (TOP, ITEMS, WORKSPACE, PERMISSIONS, RULE, AGENT, AGENT_PERMISSIONS, AGENT_LIMITS, COORDINATOR,
