@@ -11,7 +11,7 @@ from runner.jobfile.values import BadValueError, kind, line_problem, read_json_f
 from runner.permissions import Effect, Rule
 from runner.permissions.claude_settings import ImportedRules, from_settings
 from runner.permissions.examples import matches
-from runner.permissions.rules import AgentPattern, allows_nothing, concerns, name_of, parse, problem
+from runner.permissions.rules import AgentPattern, concerns, name_of, parse, problem
 
 # Deny is stored and listed first, as it is looked at first.
 EFFECTS: tuple[Effect, ...] = ("deny", "ask", "allow")
@@ -24,7 +24,7 @@ def rules_of(effect: Effect, table: Table) -> Type:
 
     def read(value: Any, node: Node) -> Rule | None:
         if isinstance(value, str):
-            if wrong := _wrong(effect, value):
+            if wrong := problem(value, effect):
                 raise BadValueError(wrong)
             return Rule(effect, value)
         if not isinstance(value, dict):
@@ -32,7 +32,7 @@ def rules_of(effect: Effect, table: Table) -> Type:
         section = Section(table, value, node)
         if section["rule"] is None:
             return None
-        if wrong := _wrong(effect, section["rule"]):
+        if wrong := problem(section["rule"], effect):
             section.note(wrong, "rule")
             return None
         rule = Rule(effect, section["rule"], section["why"] or "")
@@ -43,10 +43,6 @@ def rules_of(effect: Effect, table: Table) -> Type:
 
     rule = Type("", {"$ref": "#/definitions/rule"}, read)
     return list_of(rule, "rules", words="[rules](#rules)", placed=True)
-
-
-def _wrong(effect: Effect, text: str) -> str | None:
-    return problem(text) or (allows_nothing(text) if effect == "allow" else None)
 
 
 def _check_example(at: Node, rule: Rule, example: str, *, should_match: bool) -> None:

@@ -20,13 +20,13 @@ from runner.permissions.rules import (
     CommandPattern,
     HostPattern,
     ParsedRule,
+    Specifier,
     covers,
     host_of,
     hosts_in,
+    quoted,
 )
 from runner.permissions.shell import Part, Script, analyse
-
-_LONGEST_SHOWN = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +52,17 @@ class Access:
 
     def catches(self, rule: ParsedRule) -> str | None:
         """Return the text that a deny or ask rule matches, None if it matches none."""
-        return self.shown if rule.blanket else None
+        return self.shown if rule.specifier is None else self._matched(rule.specifier)
 
     def grants(self, rule: ParsedRule) -> bool:
         """True if an allow rule covers it."""
-        return rule.blanket and not rule.broken
+        return not rule.broken and (rule.specifier is None or self._covered(rule.specifier))
+
+    def _matched(self, specifier: Specifier) -> str | None:
+        return self.shown if self._covered(specifier) else None
+
+    def _covered(self, specifier: Specifier) -> bool:
+        return False
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -71,10 +77,10 @@ class Command(Access):
     @classmethod
     def of(cls, part: Part, script: Script) -> Command:
         """Return the access of a part of a script, with every way to read it."""
-        forms = tuple(dict.fromkeys((part.text, *part.forms)))
+        every = dict.fromkeys((part.text, *part.forms))
         # A file system that ignores case runs /bin/rm for RM.
-        lowered = (_lower_first(form) for form in forms if not form.islower())
-        every = tuple(dict.fromkeys((*forms, *lowered)))
+        for name, blank, rest in [form.partition(" ") for form in every if not form.islower()]:
+            every.setdefault(name.lower() + blank + rest)
         # What cannot be read is the last part, the script as a whole; what was seen of it comes before.
         complete = script.complete or part is not script.parts[-1]
         hides = part.hides if complete else script.unanalyzable
@@ -83,38 +89,32 @@ class Command(Access):
             shown=part.text,
             obstacle=f"the command hides what it runs: {hides}" if hides else "",
             words=frozenset(form.partition(" ")[0] for form in every),
-            forms=every,
+            forms=tuple(every),
             hides=hides,
             complete=complete,
             haystack="\n".join(every),
         )
 
-    def catches(self, rule: ParsedRule) -> str | None:
-        pattern = rule.specifier
-        if not isinstance(pattern, CommandPattern):
-            return self.shown if rule.blanket else None
-        if pattern.unanalyzable:
-            return self.shown if self.hides else None
-        if pattern.needle not in self.haystack:
+    def _matched(self, specifier: Specifier) -> str | None:
+        if not isinstance(specifier, CommandPattern):
             return None
-        for form in self.forms:
-            if pattern.matches(form):
-                return form
-        return None
+        if specifier.unanalyzable:
+            return self.shown if self.hides else None
+        if specifier.needle not in self.haystack:
+            return None
+        return next(filter(specifier.matches, self.forms), None)
 
-    def grants(self, rule: ParsedRule) -> bool:
-        pattern = rule.specifier
-        if not isinstance(pattern, CommandPattern):
-            return rule.blanket and not rule.broken
-        if self.hides:
-            return self.complete and self._is_literally(pattern.literal)
-        return self.shown != "" and pattern.matches(self.shown)
-
-    def _is_literally(self, text: str | None) -> bool:
-        """True if a rule's text is this command, quotes as they were written or taken off."""
-        if text is None or text == self.shown:
-            return text is not None
-        return text in self.forms and text.replace("'", "").replace('"', "") == self.shown
+    def _covered(self, specifier: Specifier) -> bool:
+        if not isinstance(specifier, CommandPattern):
+            return False
+        if not self.hides:
+            return self.shown != "" and specifier.matches(self.shown)
+        # It must be this command to the letter, quotes as they were written or taken off.
+        text = specifier.literal
+        if text is None or not self.complete:
+            return False
+        bare = text.replace("'", "").replace('"', "")
+        return text == self.shown or (text in self.forms and bare == self.shown)
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -128,20 +128,19 @@ class File(Access):
     context: ToolContext
     search: bool = False  # a search begins here
 
-    def catches(self, rule: ParsedRule) -> str | None:
-        pattern = rule.specifier
-        if isinstance(pattern, CommandPattern):
-            return self.shown if pattern.unanalyzable and not self.text else None
-        if isinstance(pattern, PathPattern):
-            if self.unknown and pattern.everything:
-                return self.shown
-            return pattern.catches(self.known, self.context)
-        return self.shown if rule.blanket else None
+    def _matched(self, specifier: Specifier) -> str | None:
+        if isinstance(specifier, CommandPattern):
+            return self.shown if specifier.unanalyzable and not self.text else None
+        if not isinstance(specifier, PathPattern):
+            return None
+        if self.unknown and specifier.everything:
+            return self.shown
+        return specifier.catches(self.known, self.context)
 
     def grants(self, rule: ParsedRule) -> bool:
         if rule.broken:
             return False
-        if rule.blanket:
+        if rule.specifier is None:
             return self.text != "" or covers(rule.name, "Bash")
         if self.place is None or not isinstance(rule.specifier, PathPattern):
             return False
@@ -158,30 +157,22 @@ class File(Access):
 class Host(Access):
     """The URL that a call asks for."""
 
-    def catches(self, rule: ParsedRule) -> str | None:
-        if not isinstance(rule.specifier, HostPattern):
-            return self.shown if rule.blanket else None
-        return next(filter(rule.specifier.matches, hosts_in(self.shown)), None)
+    def _matched(self, specifier: Specifier) -> str | None:
+        if not isinstance(specifier, HostPattern):
+            return None
+        return next(filter(specifier.matches, hosts_in(self.shown)), None)
 
-    def grants(self, rule: ParsedRule) -> bool:
-        if not isinstance(rule.specifier, HostPattern):
-            return rule.blanket and not rule.broken
+    def _covered(self, specifier: Specifier) -> bool:
         host = host_of(self.shown)
-        return host is not None and rule.specifier.matches(host)
+        return isinstance(specifier, HostPattern) and host is not None and specifier.matches(host)
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class SubAgent(Access):
     """The type of sub-agent that a call starts."""
 
-    def catches(self, rule: ParsedRule) -> str | None:
-        return self.shown if rule.blanket or self._is_named(rule) else None
-
-    def grants(self, rule: ParsedRule) -> bool:
-        return not rule.broken and (rule.blanket or self._is_named(rule))
-
-    def _is_named(self, rule: ParsedRule) -> bool:
-        return rule.specifier == AgentPattern(self.shown)
+    def _covered(self, specifier: Specifier) -> bool:
+        return specifier == AgentPattern(self.shown)
 
 
 def paths_of(tool: str, arguments: Mapping[str, Any]) -> tuple[str, ...]:
@@ -196,7 +187,7 @@ def paths_of(tool: str, arguments: Mapping[str, Any]) -> tuple[str, ...]:
             found: list[str] = []
             for script in map(analyse, _texts(arguments.get("command"))):
                 found += (*script.writes, *script.after_cd, *script.reads, *script.guesses)
-            return tuple(dict.fromkeys(path for path in found if path))
+            return tuple(dict.fromkeys(filter(None, found)))
         case _:
             return ()
 
@@ -209,30 +200,24 @@ def accesses_of(
     tool: str, arguments: Mapping[str, Any], context: ToolContext
 ) -> tuple[Access, ...]:
     """Return what a call accesses; at least one access is required."""
-    found: tuple[Access, ...] = ()
+    found: list[Access] = []
     command, url = arguments.get("command"), arguments.get("url")
     agent_type = arguments.get("agent_type")
     if tool == "Bash" and isinstance(command, str):
         found = _of_script(command, context)
     elif tool in READING or tool in WRITING:
         search = tool in ("Grep", "Glob")
-        found = tuple(
-            file_access(tool, path, context, search=search) for path in paths_of(tool, arguments)
-        )
+        paths = paths_of(tool, arguments)
+        found = [file_access(tool, path, context, search=search) for path in paths]
     elif tool == "WebFetch" and isinstance(url, str):
-        uncertain = f"which host {shorten(url)} names is not certain"
-        found = (Host(tools=(tool,), shown=url, obstacle="" if host_of(url) else uncertain),)
+        uncertain = f"which host {quoted(url)} names is not certain"
+        found = [Host(tools=(tool,), shown=url, obstacle="" if host_of(url) else uncertain)]
     elif tool == "Agent" and isinstance(agent_type, str):
-        found = (SubAgent(tools=(tool,), shown=agent_type),)
-    return found or (Access(tools=(tool,), shown=tool),)
+        found = [SubAgent(tools=(tool,), shown=agent_type)]
+    return tuple(found) or (Access(tools=(tool,), shown=tool),)
 
 
-def shorten(text: str) -> str:
-    """Return a text from the model, quoted, for one line."""
-    return repr(text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…")
-
-
-def _of_script(command: str, context: ToolContext) -> tuple[Access, ...]:
+def _of_script(command: str, context: ToolContext) -> list[Access]:
     script = analyse(command)
     found: list[Access] = [Command.of(part, script) for part in script.parts]
     for path in script.writes:
@@ -245,12 +230,7 @@ def _of_script(command: str, context: ToolContext) -> tuple[Access, ...]:
         found.append(file_access("Edit", path, context, required=False))
     if not any(access.required for access in found):
         found.append(Access(tools=("Bash",), shown=command))
-    return tuple(found)
-
-
-def _lower_first(form: str) -> str:
-    name, blank, rest = form.partition(" ")
-    return name.lower() + blank + rest
+    return found
 
 
 def file_access(
@@ -277,7 +257,7 @@ def file_access(
     if place is not None:
         known = (place.named, place.real)
     elif text:
-        obstacle = f"where the path {shorten(text)} leads is not known"
+        obstacle = f"where the path {quoted(text)} leads is not known"
         known = absolute(text, context)
     else:
         does = "writes" if redirect else "reads"

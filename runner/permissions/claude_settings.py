@@ -5,19 +5,11 @@ Source: https://code.claude.com/docs/en/settings#permission-settings.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from runner.permissions.rules import (
-    Effect,
-    Rule,
-    allows_nothing,
-    concerns,
-    is_name,
-    name_of,
-    problem,
-)
+from runner.permissions.rules import Effect, Rule, concerns, is_name, name_of, problem
 
 _EFFECTS: tuple[Effect, ...] = ("deny", "ask", "allow")
 _ELSEWHERE = {
@@ -41,9 +33,8 @@ class ImportedRules:
     rules: tuple[Rule, ...]  # denials first
     # One line for each thing that was left out: none would have denied or asked about a call of the job.
     left_out: tuple[str, ...]
-    problems: tuple[
-        str, ...
-    ]  # what is wrong with it, so that nobody can say what it would have denied
+    # What is wrong with it, so that nobody can say what it would have denied.
+    problems: tuple[str, ...]
 
 
 def from_settings(data: Mapping[str, Any], origin: str, tools: Sequence[str]) -> ImportedRules:
@@ -59,7 +50,16 @@ def from_settings(data: Mapping[str, Any], origin: str, tools: Sequence[str]) ->
         return ImportedRules((), (), (f"{origin}: 'permissions' is not a table of rules",))
     rules: list[Rule] = []
     left_out: list[str] = []
-    problems = [f"{origin}: {line}" for line in _misspelt(permissions)]
+    others: list[str] = []  # settings that are not rules
+    problems: list[str] = []
+    for key in map(str, permissions):
+        meant = key.strip().lower()
+        if meant not in _EFFECTS:
+            why = _ELSEWHERE.get(key, "Runner does not know it")
+            others.append(f"{origin}: permissions.{key[:100]}: {why}")
+        elif key != meant:
+            problems.append(f"{origin}: permissions.{key!r}: write {meant!r}")
+    others += [f"{origin}: {key}: {why}" for key, why in _BESIDE.items() if key in data]
     for effect in _EFFECTS:
         at = f"{origin}: permissions.{effect}"
         entries = permissions.get(effect, [])
@@ -75,43 +75,21 @@ def from_settings(data: Mapping[str, Any], origin: str, tools: Sequence[str]) ->
                 left_out.append(f"{at}: {reason}")
             else:
                 problems.append(f"{at}: {reason}")
-    left_out += [f"{origin}: {line}" for line in _settings(data, permissions)]
-    return ImportedRules(tuple(rules), tuple(left_out), tuple(problems))
+    return ImportedRules(tuple(rules), (*left_out, *others), tuple(problems))
 
 
 def _reason(effect: Effect, text: str, tools: Sequence[str]) -> str | None:
     """Return why a rule cannot be taken, None if it can."""
-    wrong = problem(text) or (allows_nothing(text) if effect == "allow" else None)
-    if wrong is not None:
-        return wrong
-    if not any(concerns(text, tool) for tool in tools):
+    wrong = problem(text, effect)
+    if wrong is None and not any(concerns(text, tool) for tool in tools):
         return f"the rule {text!r} is about {name_of(text)}, which this job does not have"
-    return None
+    return wrong
 
 
 def _may_concern(text: str, tools: Sequence[str]) -> bool:
     """True if a rule may be meant for a tool of the job, in any case of its letters."""
     name = name_of(text)
-    if not is_name(name):
-        return True
-    return any(
+    return not is_name(name) or any(
         concerns(name, tool) or concerns(name.capitalize(), tool) or name.lower() == tool.lower()
         for tool in tools
     )
-
-
-def _misspelt(permissions: Mapping[str, Any]) -> Iterator[str]:
-    for key in permissions:
-        meant = str(key).strip().lower()
-        if key not in _EFFECTS and meant in _EFFECTS:
-            yield f"permissions.{str(key)!r}: write {meant!r}"
-
-
-def _settings(data: Mapping[str, Any], permissions: Mapping[str, Any]) -> Iterator[str]:
-    for key in permissions:
-        if str(key).strip().lower() not in _EFFECTS:
-            shown = str(key)[:100]
-            yield f"permissions.{shown}: {_ELSEWHERE.get(key, 'Runner does not know it')}"
-    for key, why in _BESIDE.items():
-        if key in data:
-            yield f"{key}: {why}"

@@ -17,9 +17,17 @@ from functools import cached_property, lru_cache
 from operator import itemgetter
 from typing import Any, Literal
 
-from runner.permissions.accesses import Access, Request, accesses_of, file_access, shorten
+from runner.permissions.accesses import Access, Request, accesses_of, file_access
 from runner.permissions.paths import PathPattern, ResolvedPath, ToolContext
-from runner.permissions.rules import REMEMBERED, CommandPattern, Effect, ParsedRule, Rule, covers
+from runner.permissions.rules import (
+    REMEMBERED,
+    CommandPattern,
+    Effect,
+    ParsedRule,
+    Rule,
+    covers,
+    quoted,
+)
 
 Default = Literal["ask", "deny"]
 
@@ -112,12 +120,8 @@ class RuleSet:
         """Return the rules that have a say in calls of one of the tools."""
         found = self._kept.get(tools)
         if found is None:
-            groups: dict[str, list[ParsedRule]] = {
-                "deny": [],
-                REMEMBERED: [],
-                "ask": [],
-                "allow": [],
-            }
+            groups: dict[str, list[ParsedRule]]
+            groups = {"deny": [], REMEMBERED: [], "ask": [], "allow": []}
             for rule in map(ParsedRule.of, self.rules):
                 if any(covers(rule.name, tool) for tool in tools):
                     groups[rule.rule.effect].append(rule)
@@ -231,36 +235,17 @@ def _accesses(request: Request) -> tuple[Access, ...]:
 
 def _decide(policy: Policy, accesses: Sequence[Access]) -> Decision:
     """Return the strictest of what the policy's own rules and each of its restrictions say."""
-    decision = _sum(policy, [_judge(policy, access) for access in accesses])
-    if not policy.restrictions or decision.is_final:
-        return decision
-    restricted = (_restrict(policy, each, accesses) for each in policy.restrictions)
-    every = (decision, *filter(None, restricted))
-    return min(every, key=lambda each: 0 if each.is_final else _LENIENCY[each.effect])
-
-
-def _restrict(
-    policy: Policy, restriction: Restriction, accesses: Sequence[Access]
-) -> Decision | None:
-    """Return the decision of the restricting rules, None if they have no say."""
-    verdicts = [_judge_restricted(policy, restriction, access) for access in accesses]
-    if not restriction.closed:
-        said = [each for each in verdicts if each.effect is not None or each.doubt]
-        return _sum(policy, said) if said else None
-    closed = replace(policy, default="deny")
-    decision = _sum(closed, verdicts, f"the agent type {shorten(restriction.agent_type)}")
-    return replace(decision, barred=decision.effect == "deny")
-
-
-def _judge_restricted(policy: Policy, restriction: Restriction, access: Access) -> _Verdict:
-    """What a person remembered for the runs of a job answers the questions of these rules as well,
-    and allows nothing else."""
-    rules = restriction.about(access.tools)
-    if (denied := _caught(access, "deny", rules)) is not None:
-        return denied
-    if (asked := _caught(access, "ask", rules)) is not None:
-        return _granted(access, REMEMBERED, policy.about(access.tools)) or asked
-    return _granted(access, "allow", rules) or _Verdict(access, None)
+    decisions = [_sum(policy, [_judge(policy, access) for access in accesses])]
+    if not decisions[0].is_final:
+        for restriction in policy.restrictions:
+            verdicts = [_judge_restricted(policy, restriction, access) for access in accesses]
+            if restriction.closed:
+                whose = f"the agent type {quoted(restriction.agent_type)}"
+                decision = _sum(replace(policy, default="deny"), verdicts, whose)
+                decisions.append(replace(decision, barred=decision.effect == "deny"))
+            elif said := [each for each in verdicts if each.effect is not None or each.doubt]:
+                decisions.append(_sum(policy, said))
+    return min(decisions, key=lambda each: 0 if each.is_final else _LENIENCY[each.effect])
 
 
 def _judge(policy: Policy, access: Access) -> _Verdict:
@@ -272,6 +257,17 @@ def _judge(policy: Policy, access: Access) -> _Verdict:
         or _granted(access, "allow", rules)
         or _Verdict(access, None)
     )
+
+
+def _judge_restricted(policy: Policy, restriction: Restriction, access: Access) -> _Verdict:
+    """What a person remembered for the runs of a job answers the questions of these rules as well,
+    and allows nothing else."""
+    rules = restriction.about(access.tools)
+    if (denied := _caught(access, "deny", rules)) is not None:
+        return denied
+    if (asked := _caught(access, "ask", rules)) is not None:
+        return _granted(access, REMEMBERED, policy.about(access.tools)) or asked
+    return _granted(access, "allow", rules) or _Verdict(access, None)
 
 
 def _caught(access: Access, effect: Effect, rules: _Rules) -> _Verdict | None:
@@ -313,24 +309,18 @@ def _sum(policy: Policy, verdicts: list[_Verdict], whose: str = "") -> Decision:
             matched[verdict.effect].append(verdict.matched)
             if verdict.effect == "ask":
                 doubts.append(verdict.doubt)
-    unmatched = [each for each in verdicts if each.is_open]
+    unmatched = next((each for each in verdicts if each.is_open), None)
     if matched["deny"]:
         return Decision("deny", tuple(matched["deny"][:1]), policy.snapshot)
-    if unmatched and not (policy.default == "ask" and matched["ask"]):
-        return Decision(policy.default, (), policy.snapshot, _reason(unmatched[0], verdicts, whose))
+    if unmatched is not None and not (policy.default == "ask" and matched["ask"]):
+        reason = unmatched.doubt or unmatched.access.obstacle
+        if not reason and (whose or len(verdicts) > 1):
+            shown = quoted(unmatched.access.shown)
+            reason = f"no permission rule of {whose or 'this job'} allows {shown}"
+        return Decision(policy.default, (), policy.snapshot, reason)
     if matched["ask"]:
         return Decision("ask", tuple(matched["ask"][:1]), policy.snapshot, doubts[0])
     return Decision("allow", tuple(matched["allow"]), policy.snapshot)
-
-
-def _reason(verdict: _Verdict, verdicts: list[_Verdict], whose: str) -> str:
-    """Return why an access that no rule matched was not allowed, "" where that is all to say."""
-    access = verdict.access
-    if verdict.doubt or access.obstacle:
-        return verdict.doubt or access.obstacle
-    if len(verdicts) == 1 and not whose:
-        return ""
-    return f"no permission rule of {whose or 'this job'} allows {shorten(access.shown)}"
 
 
 AnswerEffect = Literal["approved", "denied", "expired"]

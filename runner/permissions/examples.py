@@ -9,7 +9,7 @@ from typing import Any
 from runner.permissions.accesses import Request, paths_of
 from runner.permissions.decisions import Policy, evaluate, evaluate_each, may_touch
 from runner.permissions.paths import ResolvedPath, ToolContext
-from runner.permissions.rules import READING, WRITING, Rule, covers, name_of
+from runner.permissions.rules import READING, WRITING, Rule, covers, name_of, quoted
 
 _CALL = re.compile(r"\s*([A-Za-z0-9_][A-Za-z0-9_.-]*)\s*(?:\((.*)\)\s*)?", re.DOTALL)
 _WORKSPACE, _HOME = "/workspace", "/home/user"  # nothing is looked up there
@@ -24,7 +24,7 @@ def call_of(text: str) -> tuple[str, dict[str, Any]]:
     found = _CALL.fullmatch(text)
     if found is None:
         raise ValueError(
-            f"{_shown(text)} is not a call: write a tool and its object, as in Bash(ls -l)"
+            f"{quoted(text, 100)} is not a call: write a tool and its object, as in Bash(ls -l)"
         )
     tool, what = found.group(1), found.group(2) or ""
     if tool in ("Grep", "Glob"):
@@ -32,7 +32,7 @@ def call_of(text: str) -> tuple[str, dict[str, Any]]:
     if tool not in ("Read", "Edit", "Write", "Bash", "WebFetch", "Agent"):
         return tool, {}
     if not what.strip():
-        raise ValueError(f"{_shown(text)} does not say what {tool} works on: write {tool}(…)")
+        raise ValueError(f"{quoted(text, 100)} does not say what {tool} works on: write {tool}(…)")
     if tool == "Bash":
         return tool, {"command": what}
     if tool == "WebFetch":
@@ -75,7 +75,3 @@ def _place(path: str) -> ResolvedPath:
     named = posixpath.normpath(posixpath.join(_WORKSPACE, path))
     named = "/" + named.lstrip("/")
     return ResolvedPath(named, named)
-
-
-def _shown(text: str) -> str:
-    return repr(text if len(text) <= 100 else f"{text[:100]}…")

@@ -7,7 +7,7 @@ or hides what it does. ``full_access`` asks nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 from runner.permissions.rules import READING, UNANALYZABLE, WRITING, Rule
@@ -87,16 +87,12 @@ def rules_of(mode: Mode, tools: Sequence[str]) -> tuple[Rule, ...]:
         rules.append(Rule("ask", "Edit(.git)", _HOOKS, ORIGIN))
         rules.append(Rule("allow", "Edit(/**)", origin=ORIGIN))
     if "Bash" in tools:
-        rules += [Rule("ask", f"Bash({text})", why, ORIGIN) for text, why in _asks()]
+        for program, table in (("", _COMMANDS), ("git ", _GIT)):
+            for why, listed in table.items():
+                for entry in listed.split(","):
+                    text = program + " ".join(entry.split())
+                    text = text if text.endswith("*") else f"{text} *"
+                    rules.append(Rule("ask", f"Bash({text})", why, ORIGIN))
         rules.append(Rule("ask", f"Bash({UNANALYZABLE})", _HIDES, ORIGIN))
         rules.append(Rule("allow", "Bash(**)", origin=ORIGIN))
     return tuple(rules)
-
-
-def _asks() -> Iterator[tuple[str, str]]:
-    """Yield the specifiers of commands to ask about, each with why."""
-    for program, table in (("", _COMMANDS), ("git ", _GIT)):
-        for why, listed in table.items():
-            for entry in listed.split(","):
-                start = program + " ".join(entry.split())
-                yield start if start.endswith("*") else f"{start} *", why

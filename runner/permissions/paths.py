@@ -117,12 +117,13 @@ class PathPattern:
 
         Args:
             place: absolute paths.
-            setting: where the anchors are.
+            context: where the anchors are.
             folder: the place is a folder, whose content is asked for.
         """
         root = self._root(context)
         return root is not None and all(
-            self._covers(path, root, folder) for path in (place.named, place.real)
+            not _too_long(path) and self._matches(self.exact, path, root, folder)
+            for path in (place.named, place.real)
         )
 
     def catches(self, paths: Iterable[str], context: ToolContext) -> str | None:
@@ -136,12 +137,10 @@ class PathPattern:
             if root is None:
                 found = self.whole or self.unanchored.match(plain.strip("/"), folder=True)
             else:
-                below = _below(plain, fold(root))
-                found = below is not None and (
-                    self.whole or (below != "" and self.folded.match(below, folder=True))
-                )
-            told_apart = plain != path or self.folded is not self.exact
-            if found or (told_apart and root is not None and self._covers(path, root, True)):
+                found = self._matches(self.folded, plain, fold(root), True)
+                if not found and (plain != path or self.folded is not self.exact):
+                    found = self._matches(self.exact, path, root, True)
+            if found:
                 return path
         return None
 
@@ -151,17 +150,13 @@ class PathPattern:
         return self.whole and self.anchor == "root"
 
     def _root(self, context: ToolContext) -> str | None:
-        if self.anchor == "root":
-            return "/"
-        return context.home if self.anchor == "home" else context.workspace
+        return {"root": "/", "home": context.home, "workspace": context.workspace}[self.anchor]
 
-    def _covers(self, path: str, root: str, folder: bool) -> bool:
+    def _matches(self, steps: Steps, path: str, root: str, folder: bool) -> bool:
         below = _below(path, root)
-        if below is None or _too_long(path):
-            return False
-        if self.whole:
-            return True
-        return below != "" and self.exact.match(below, folder=folder)
+        return below is not None and (
+            self.whole or (below != "" and steps.match(below, folder=folder))
+        )
 
 
 @lru_cache(maxsize=8192)
@@ -219,10 +214,8 @@ def _anchored(specifier: str) -> tuple[Anchor, str]:
         return "home", specifier[1:] or "/"
     if specifier.startswith("~"):
         raise ValueError("names another user's home: write '//' and the absolute path")
-    if specifier in (".", "./"):
-        return "workspace", "/"
-    if specifier.startswith("./"):
-        return "workspace", specifier[1:]
+    if specifier == "." or specifier.startswith("./"):
+        return "workspace", specifier[1:] or "/"
     if specifier.startswith("/") or "/" in specifier.rstrip("/"):
         return "workspace", specifier
     return "workspace", f"**/{specifier}" if specifier != "**" else specifier

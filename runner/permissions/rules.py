@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 from urllib.parse import unquote, urlsplit
 
-from runner.permissions.paths import PathPattern, Steps, fold, path_pattern
+from runner.permissions.paths import PathPattern, fold, path_pattern
 
 Effect = Literal["allow", "ask", "deny"]
 
@@ -130,13 +131,10 @@ def command_pattern(specifier: str) -> CommandPattern:
     texts = [specifier] if start is None else [start, f"{start} *"]
     globs = tuple(Glob(tuple(re.split(r"\*+", text))) for text in texts)
     literal = None if "*" in _QUOTED.sub("", specifier) else specifier
-    needle = max(globs[0].pieces, key=len)
-    return CommandPattern(globs, _first_word(globs[0]), needle, literal)
-
-
-def _first_word(glob: Glob) -> str | None:
-    word, blank, _ = glob.pieces[0].partition(" ")
-    return word if blank or len(glob.pieces) == 1 else None
+    pieces = globs[0].pieces
+    word, blank, _ = pieces[0].partition(" ")
+    first = word if blank or len(pieces) == 1 else None
+    return CommandPattern(globs, first, max(pieces, key=len), literal)
 
 
 @lru_cache(maxsize=1024)
@@ -180,17 +178,11 @@ def hosts_in(url: str) -> tuple[str, ...]:
         rest = re.sub(r"[\s\x00-\x20]", "", text).partition(":")[2] or text
         authority = re.split(r"[/?#\\]", rest.lstrip("/\\"), maxsplit=1)[0]
         for name in (*authority.split("@"), authority.rpartition("@")[2]):
-            found.update(dict.fromkeys(_spellings(re.sub(r":\d*$", "", name))))
+            plain = re.sub(r":\d*$", "", name).lower().strip("[]").removesuffix(".")
+            found.setdefault(plain)
+            with suppress(UnicodeError):  # no name that a resolver could look up
+                found.setdefault(plain.encode("idna").decode().lower().removesuffix("."))
     return tuple(found)
-
-
-def _spellings(host: str) -> Iterable[str]:
-    plain = host.lower().strip("[]").removesuffix(".")
-    yield plain
-    try:
-        yield plain.encode("idna").decode().lower().removesuffix(".")
-    except UnicodeError:  # no name that a resolver could look up
-        return
 
 
 Specifier = CommandPattern | PathPattern | HostPattern | AgentPattern
@@ -234,38 +226,29 @@ def parse(text: str) -> Syntax:
     return Syntax(name, None if rest == "*)" else _specifier(name, rest[:-1]))
 
 
-def problem(text: str) -> str | None:
-    """Return what is wrong with a rule's text, in one line; None if it is a rule."""
+def problem(text: str, effect: Effect = "deny") -> str | None:
+    """Return what is wrong with a rule's text, or why it is of no use as an ``allow``, in one line; None
+    if it is a rule."""
     try:
-        parse(text)
+        specifier = parse(text).specifier
     except ValueError as error:
-        shown = text if len(text) <= 100 else f"{text[:100]}…"
-        return f"the rule {shown!r} {error}"
+        return f"the rule {quoted(text, 100)} {error}"
+    if effect == "allow" and isinstance(specifier, CommandPattern) and specifier.unanalyzable:
+        return (
+            f"the rule {text!r} allows nothing: a command that hides what it runs is allowed by "
+            "'Bash' alone"
+        )
     return None
 
 
-def allows_nothing(text: str) -> str | None:
-    """Return why a rule's text is of no use as an ``allow``, in one line; None if it is of use."""
-    if name_of(text) != "Bash" or text.partition("(")[2].removesuffix(")") != UNANALYZABLE:
-        return None
-    return (
-        f"the rule {text!r} allows nothing: a command that hides what it runs is allowed by "
-        "'Bash' alone"
-    )
+def quoted(text: str, most: int = 200) -> str:
+    """Return a text, quoted and not too long, for one line."""
+    return repr(text if len(text) <= most else f"{text[:most]}…")
 
 
 def is_name(text: str) -> bool:
     """True if a text can be the name part of a rule."""
     return _NAME.fullmatch(text) is not None
-
-
-def names(text: str, tool: str) -> bool:
-    """True if the rule's name stands for the tool.
-
-    ``Read`` stands for Grep and Glob too, ``Edit`` for Write, ``mcp__server`` for every tool of that
-    server, a name that ends in ``*`` for all that begin so.
-    """
-    return covers(name_of(text), tool)
 
 
 def concerns(text: str, tool: str) -> bool:
@@ -281,7 +264,11 @@ def name_of(text: str) -> str:
 
 
 def covers(name: str, tool: str) -> bool:
-    """True if a rule's name stands for the tool, as ``names`` says it of a rule."""
+    """True if the name of a rule stands for the tool.
+
+    ``Read`` stands for Grep and Glob too, ``Edit`` for Write, ``mcp__server`` for every tool of that
+    server, a name that ends in ``*`` for all that begin so.
+    """
     if name == tool:
         return True
     if name.endswith("*"):
@@ -316,7 +303,7 @@ class ParsedRule:
 
     rule: Rule
     name: str
-    specifier: Specifier | None = None
+    specifier: Specifier | None = None  # without one it covers every call of its tools
     broken: bool = False  # its text is no rule
 
     @classmethod
@@ -327,11 +314,6 @@ class ParsedRule:
         except ValueError:
             return cls(rule, name_of(rule.text), broken=True)
         return cls(rule, syntax.name, syntax.specifier)
-
-    @property
-    def blanket(self) -> bool:
-        """True if it covers every call of its tools."""
-        return self.specifier is None
 
 
 # Rules about absolute paths, for runs that work in copies of the folder that those paths name. A rule
@@ -374,23 +356,17 @@ def _rebased(rule: Rule, folder: str, home: str | None) -> Iterator[str]:
         return
     loose = rule.effect != "allow"
     steps = pattern.folded if loose else pattern.exact
-    rests = _rests(steps, (fold(folder) if loose else folder).strip("/").split("/"))
-    names = written.strip("/").split("/")
-    if any(at == len(steps.names) for at in rests):
+    # The positions in the pattern that the names of the folder reach. Its end, when the pattern covers
+    # the folder or one above it.
+    reached, last = steps.reach({0}), len(steps.names)
+    for name in (fold(folder) if loose else folder).strip("/").split("/"):
+        if last not in reached:
+            reached = steps.advance(reached, name)
+    if last in reached:
         yield f"{syntax.name}(/**)"
         return
+    names = written.strip("/").split("/")
     end = "/" if written.endswith("/") else ""
-    for at in sorted(rests - {0}):  # what holds from 0 on holds at any depth, in the copy as well
-        if steps.names[at - 1] is not None or at - 1 not in rests:
+    for at in sorted(reached - {0}):  # what holds from 0 on holds at any depth, in the copy as well
+        if steps.names[at - 1] is not None or at - 1 not in reached:
             yield f"{syntax.name}(/{'/'.join(names[at:])}{end})"
-
-
-def _rests(steps: Steps, folder: Sequence[str]) -> set[int]:
-    """Return the positions that the names of a folder reach in a pattern. It is the pattern's end when
-    the pattern covers the folder or one above it."""
-    reached = steps.reach({0})
-    for name in folder:
-        if len(steps.names) in reached:
-            break
-        reached = steps.advance(reached, name)
-    return reached

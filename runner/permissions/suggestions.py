@@ -18,7 +18,6 @@ from runner.permissions.shell import analyse
 _MOST_KEY_CHARACTERS = 300
 _NOT_LITERAL = re.compile(r"[$`*?\[\]{}()<>\\\n…]")
 _PATTERN_CHARACTERS = re.compile(r"[*?\[\]!#\\\n()]")
-_RULE_NAMES = {"Write": "Edit"}
 _PATH_NAMES = frozenset({"file_path", "path"})
 
 
@@ -32,17 +31,22 @@ class Suggestion:
 
 def suggest(policy: Policy, request: Request) -> Suggestion:
     """Return the group of a call that is asked about, and the rule that would allow it."""
-    match request.tool:
-        case "Bash":
-            key, rule = _of_command(request)
-        case "Agent":
-            key, rule = _of_agent(request)
-        case _:
-            key, rule = _of_input(request)
+    if request.tool == "Bash":
+        key, rule = _of_command(request)
+    elif request.tool == "Agent":
+        # The prompt is part of the key: it says what a sub-agent does. A rule can name only its type.
+        agent_type = request.input.get("agent_type")
+        key = f"{agent_type} {_digest(_canonical(request.input))}"
+        is_name = isinstance(agent_type, str) and AGENT_NAME.fullmatch(agent_type)
+        rule = f"Agent({agent_type})" if is_name else ""
+    else:
+        key, rule = _of_input(request)
     remembered = replace(policy, rules=(*policy.rules, Rule("allow", rule, origin=REMEMBERED)))
     if not rule.isprintable() or (rule and evaluate(remembered, request).effect != "allow"):
         rule = ""
-    return Suggestion(_bounded(key), rule)
+    if len(key) > _MOST_KEY_CHARACTERS:  # keys that differ stay different
+        key = f"{key[:_MOST_KEY_CHARACTERS]}… {_digest(key)}"
+    return Suggestion(key, rule)
 
 
 def _of_command(request: Request) -> tuple[str, str]:
@@ -57,45 +61,25 @@ def _of_command(request: Request) -> tuple[str, str]:
     return whole or "(nothing)", f"Bash({whole})" if says_all and literal else ""
 
 
-def _of_agent(request: Request) -> tuple[str, str]:
-    """The prompt is part of the key: it says what a sub-agent does. A rule can name no more than the
-    type."""
-    agent_type = request.input.get("agent_type")
-    whole = f"{agent_type} {_digest(_canonical(request.input))}"
-    is_name = isinstance(agent_type, str) and AGENT_NAME.fullmatch(agent_type)
-    return whole, f"Agent({agent_type})" if is_name else ""
-
-
 def _of_input(request: Request) -> tuple[str, str]:
     paths = paths_of(request.tool, request.input)
     if len(paths) != 1:
         return f"{request.tool} {_canonical(request.input)}", ""
     place = request.context.places.get(paths[0])
-    below = "" if place is None else _in_workspace(request, place.real)
-    shown = below or (paths[0] if place is None else place.real)
-    rest = {name: value for name, value in request.input.items() if name not in _PATH_NAMES}
-    key = f"{shown} {_digest(_canonical(rest))}" if rest else shown
-    if place is None or _PATTERN_CHARACTERS.search(place.real) or place.named != place.real:
-        return key, ""
-    tool = _RULE_NAMES.get(request.tool, request.tool)
-    return key, f"{tool}({below or '/' + place.real})"
-
-
-def _in_workspace(request: Request, path: str) -> str:
-    """Return the path from the workspace, with a slash at its beginning; "" outside of it."""
+    real = paths[0] if place is None else place.real
     workspace = (request.context.workspace or "").rstrip("/")
-    return path[len(workspace) :] if workspace and path.startswith(workspace + "/") else ""
+    inside = place is not None and workspace and real.startswith(workspace + "/")
+    below = real[len(workspace) :] if inside else ""  # with a slash at its beginning
+    rest = {name: value for name, value in request.input.items() if name not in _PATH_NAMES}
+    key = " ".join([below or real, *([_digest(_canonical(rest))] if rest else [])])
+    if place is None or _PATTERN_CHARACTERS.search(real) or place.named != real:
+        return key, ""
+    tool = "Edit" if request.tool == "Write" else request.tool
+    return key, f"{tool}({below or '/' + real})"
 
 
 def _canonical(arguments: Mapping[str, Any]) -> str:
     return json.dumps(arguments, sort_keys=True) if arguments else ""
-
-
-def _bounded(key: str) -> str:
-    """Shorten a key so that keys that differ stay different."""
-    if len(key) <= _MOST_KEY_CHARACTERS:
-        return key
-    return f"{key[:_MOST_KEY_CHARACTERS]}… {_digest(key)}"
 
 
 def _digest(text: str) -> str:

@@ -22,7 +22,7 @@ from runner.permissions import (
 )
 from runner.permissions.decisions import Restriction
 from runner.permissions.paths import PathPattern, Steps, is_below
-from runner.permissions.rules import names, parse, problem
+from runner.permissions.rules import covers, name_of, parse, problem
 
 _LONGEST_NAME = 255
 
@@ -125,7 +125,8 @@ def packed(
     """
     layers = _layers(authorization.policy)
     positions = tuple(
-        tuple(at for at, rule in enumerate(rules) if names(rule.text, tool)) for rules in layers
+        tuple(at for at, rule in enumerate(rules) if covers(name_of(rule.text), tool))
+        for rules in layers
     )
     needed = (True, *(restriction.closed for restriction in authorization.policy.restrictions))
     if all(

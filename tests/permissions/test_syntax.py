@@ -1,6 +1,6 @@
 import pytest
 
-from runner.permissions.rules import concerns, names, problem
+from runner.permissions.rules import concerns, covers, name_of, problem
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ from runner.permissions.rules import concerns, names, problem
     ],
 )
 def test_a_rule_names_its_tool_and_those_it_stands_for(text, tool, named):
-    assert names(text, tool) is named
+    assert covers(name_of(text), tool) is named
 
 
 def test_rules_about_files_concern_what_commands_are_redirected_to():

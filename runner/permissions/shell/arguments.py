@@ -4,17 +4,16 @@ jest``), or what an option or a script among them says."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from runner.permissions.shell import programs
-from runner.permissions.shell.programs import RISKY, RUNNERS, WRAPPERS, Options, Wrapper
+from runner.permissions.shell.programs import RISKY, RUNNERS, WRAPPERS, Options
 from runner.permissions.shell.spellings import is_option, starts
-from runner.permissions.shell.words import Word, plain_word
+from runner.permissions.shell.words import Word
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)\+?=(.*)", re.DOTALL)
 _REST = Word("…", "…", exact=False, loose=True)  # stands for the arguments that xargs adds
-_NUMBER = re.compile(r"-\d+|--\d+")
 _OUTSIDE = re.compile(r"/|~|\$|(?:.*/)?\.\.(?:/|$)", re.DOTALL)
 
 
@@ -51,35 +50,31 @@ def unwrap(name: str, arguments: Sequence[Word]) -> Wrapped:
             hides = not_literal
         at += taken
     assigned = []
-    while wrapper.assigns and at < len(arguments):
+    while "ASSIGNS" in wrapper and at < len(arguments):
         assignment = _ASSIGNMENT.match(arguments[at].value)
         if assignment is None or arguments[at].loose:
             break
-        assigned.append(assignment.group(1))
+        assigned.append(assignment[1])
         at += 1
-    begin = at + wrapper.operands
+    begin = at + ("OPERAND" in wrapper)
     if not all(operand.exact for operand in arguments[at:begin]):
         hides = not_literal
     words = tuple(arguments[begin:])
     if name == "xargs":
-        words = _fed(words or (plain_word("echo"),), replaced)
+        words = _fed(words or (Word("echo", "echo"),), replaced)
     return Wrapped(words, tuple(assigned), hides)
 
 
-def _words_taken(wrapper: Wrapper, option: str) -> int | None:
+def _words_taken(wrapper: Mapping[str, bool], option: str) -> int | None:
     """Return how many words an option takes, None if it is not known."""
-    if option in wrapper.flags:
-        return 1
-    if option in wrapper.valued:
-        return 2
+    if option in wrapper:
+        return 2 if wrapper[option] else 1
     if option.startswith("--"):
-        return 1 if option.partition("=")[0] in wrapper.valued and "=" in option else None
-    if wrapper.numbers and _NUMBER.fullmatch(option):
-        return 1
-    if option[:2] in wrapper.valued:
-        return 1
-    every = all(f"-{letter}" in wrapper.flags for letter in option[1:])
-    return 1 if every and len(option) > 1 else None
+        name, equals, _ = option.partition("=")
+        return 1 if equals and wrapper.get(name) else None
+    number = "NUMBERS" in wrapper and re.fullmatch(r"-\d+", option)
+    flags = all(wrapper.get(f"-{letter}") is False for letter in option[1:])
+    return 1 if number or flags or wrapper.get(option[:2]) else None
 
 
 def _fed(words: tuple[Word, ...], replaced: str | None) -> tuple[Word, ...]:
@@ -88,10 +83,7 @@ def _fed(words: tuple[Word, ...], replaced: str | None) -> tuple[Word, ...]:
         return (*words, _REST)
     if not replaced:
         return (_REST,)
-    return tuple(
-        Word(w.source, w.value, exact=False, loose=True) if replaced in w.value else w
-        for w in words
-    )
+    return tuple(replace(w, exact=False, loose=True) if replaced in w.value else w for w in words)
 
 
 def inner_commands(program: str, arguments: Sequence[Word]) -> list[tuple[Word, ...]]:
@@ -109,34 +101,44 @@ def inner_commands(program: str, arguments: Sequence[Word]) -> list[tuple[Word, 
                     found.update(dict.fromkeys(range(begin + start, begin + start + between + 1)))
                 if "--" in rest:
                     found[begin + rest.index("--") + 1] = None
-    return [
-        _unversioned(tuple(arguments[at:]))
-        for at in found
-        if at < len(arguments) and not is_option(values[at])
-    ]
-
-
-def _unversioned(words: tuple[Word, ...]) -> tuple[Word, ...]:
-    """Return ``npm@9 publish`` as ``npm publish``."""
-    name, at, version = words[0].value.partition("@")
-    exact = words[0].exact and name and at and version and "/" not in name
-    return (plain_word(name), *words[1:]) if exact else words
+    commands = []
+    for at in found:
+        if at < len(arguments) and not is_option(values[at]):
+            # ``npm@9 publish`` is ``npm publish``.
+            name, sign, version = values[at].partition("@")
+            bare = arguments[at].exact and name and sign and version and "/" not in name
+            first = Word(name, name) if bare else arguments[at]
+            commands.append((first, *arguments[at + 1 :]))
+    return commands
 
 
 def arguments_hide(name: str, arguments: Sequence[Word]) -> str:
     """Return why the arguments of a program decide what is run or written, "" if they do not."""
-    if (elsewhere := _project_elsewhere(name, arguments)) != "":
+    if elsewhere := _project_elsewhere(name, arguments):
         return elsewhere
-    check = _CHECKS.get(name)
-    if check is not None:
-        return check(arguments)
-    risky = RISKY.get(name)
-    if (
-        risky is None
-        and name.endswith(programs.COMPILER_ENDS)
-        and programs.COMPILERS.fullmatch(name)
-    ):
-        risky = RISKY["gcc"]
+    values = [word.value for word in arguments]
+    match name:
+        case "sed" | "gsed":
+            return _sed(arguments)
+        case "awk" | "gawk" | "mawk" | "nawk":
+            return _awk(arguments)
+        case "git":
+            return _git(arguments)
+        case "npm":
+            for at in starts(values):
+                rest = values[at + 1 :] if values[at] in programs.NPM_RUNS else []
+                if any(rest[start] == "env" for start in starts(rest)):
+                    return "npm run env runs any command"
+        case "npx":  # only the options before the command are its own
+            own = list(arguments)
+            while own and own[0].value in programs.NPX_FLAGS:
+                own.pop(0)
+            found = starts([word.value for word in own])
+            arguments = own[: found[-1]] if found else own
+        case "go" if values[:1] == ["env"] and any(re.match("--?[wu]", v) for v in values):
+            return "go env -w sets the programs that go runs"
+    compiles = name.endswith(programs.COMPILER_ENDS) and programs.COMPILERS.fullmatch(name)
+    risky = RISKY.get(name) or (RISKY["gcc"] if compiles else None)
     return _risky(name, arguments, risky) if risky is not None else ""
 
 
@@ -175,48 +177,21 @@ def _project_elsewhere(name: str, arguments: Sequence[Word]) -> str:
     if options is None:
         return ""
     for at, word in enumerate(arguments):
-        value = word.value
-        if value == "--":
+        if word.value == "--":
             break
-        option = options.match(value)
+        option = options.match(word.value)
         if option is None:
             continue
-        rest = value[option.end() :]
-        if rest.startswith("=") or (rest and not value.startswith("--")):
+        rest = word.value[option.end() :]
+        if not rest:
+            given = arguments[at + 1].value if at + 1 < len(arguments) else ""
+        elif rest.startswith("=") or not word.value.startswith("--"):
             given = rest.removeprefix("=")
-        elif not rest and at + 1 < len(arguments):
-            given = arguments[at + 1].value
         else:
             continue
         if _OUTSIDE.match(given):
             return f"{name} runs what is in {given}"
     return ""
-
-
-def _npm(arguments: Sequence[Word]) -> str:
-    values = [word.value for word in arguments]
-    for at in starts(values):
-        if values[at] in programs.NPM_RUNS:
-            rest = values[at + 1 :]
-            if any(rest[start] == "env" for start in starts(rest)):
-                return "npm run env runs any command"
-    return _risky("npm", arguments, RISKY["npm"])
-
-
-def _npx(arguments: Sequence[Word]) -> str:
-    """Only the options before the command are npx's."""
-    own = list(arguments)
-    while own and own[0].value in programs.NPX_FLAGS:
-        own.pop(0)
-    found = starts([word.value for word in own])
-    return _risky("npx", own[: found[-1]] if found else own, RISKY["npx"])
-
-
-def _go(arguments: Sequence[Word]) -> str:
-    values = [word.value for word in arguments]
-    if values[:1] == ["env"] and any(re.match(r"--?[wu]", value) for value in values):
-        return "go env -w sets the programs that go runs"
-    return _risky("go", arguments, RISKY["go"])
 
 
 def _sed(arguments: Sequence[Word]) -> str:
@@ -228,7 +203,7 @@ def _sed(arguments: Sequence[Word]) -> str:
         if word.loose or (value.startswith("-") and not word.exact):
             return "sed gets arguments that are not literal"
         if value in ("-e", "--expression"):
-            scripts.extend(script for script in (next(words, None),) if script is not None)
+            scripts += [script for script in (next(words, None),) if script is not None]
         elif value.startswith("--expression=") or re.match(r"-[nErsz]*e", value):
             return "sed has a script that is not understood"
         elif value.startswith("-i") or re.fullmatch(r"-[nErsuz]+i?|--[a-z-]+(?:=.*)?", value):
@@ -238,17 +213,12 @@ def _sed(arguments: Sequence[Word]) -> str:
             return "sed has an option that is not known"
         else:
             operands.append(word)
-    scripts = scripts or operands[:1]
-    if all(word.exact and _sed_safe(word.value) for word in scripts):
-        return ""
-    return "sed can run commands and write files by its script"
-
-
-def _sed_safe(script: str) -> bool:
-    safe = programs.SED_SAFE
-    return safe.fullmatch(script) is not None or all(
-        safe.fullmatch(command.strip()) for command in re.split(r"[;\n]", script)
-    )
+    safe = programs.SED_SAFE.fullmatch
+    for script in scripts or operands[:1]:
+        commands = re.split(r"[;\n]", script.value)
+        if not (script.exact and (safe(script.value) or all(safe(c.strip()) for c in commands))):
+            return "sed can run commands and write files by its script"
+    return ""
 
 
 def _awk(arguments: Sequence[Word]) -> str:
@@ -281,30 +251,17 @@ def _git(arguments: Sequence[Word]) -> str:
     if not arguments[at].exact:
         return "the subcommand of git is not literal"
     name, rest = arguments[at].value, arguments[at + 1 :]
-    if (
-        name in programs.GIT_RUNS
-        or programs.GIT_INTERNAL.fullmatch(name)
-        or not re.fullmatch(r"[a-z][a-z0-9-]*", name)
-    ):
-        return f"git {name} can run any command"
-    return _git_words(name, rest) or _git_options(name, rest)
-
-
-def _git_words(name: str, rest: Sequence[Word]) -> str:
+    values, literal = [word.value for word in rest], all(word.exact for word in rest)
     first = rest[0].value if rest and rest[0].exact else ""
-    values = [word.value for word in rest]
-    literal = all(word.exact for word in rest)
-    if name == "bisect" and ("run" in values or first in ("", "visualize", "view")):
-        return "git bisect can run any command"
+    any_command = name in programs.GIT_RUNS or programs.GIT_INTERNAL.fullmatch(name)
+    bisects = name == "bisect" and ("run" in values or first in ("", "visualize", "view"))
+    if any_command or bisects or not re.fullmatch(r"[a-z][a-z0-9-]*", name):
+        return f"git {name} can run any command"
     if name == "submodule" and ("foreach" in values or not literal):
         return "git submodule foreach runs any command"
     changes = any(v.startswith(("--unset", "--add", "--replace", "-e", "--e")) for v in values)
     if name == "config" and not (first in programs.GIT_CONFIG_READS and literal and not changes):
         return "git config can make git run any command"
-    return ""
-
-
-def _git_options(name: str, rest: Sequence[Word]) -> str:
     own: list[Word] = []  # without the texts of messages
     message = False
     for word in rest:
@@ -317,13 +274,3 @@ def _git_options(name: str, rest: Sequence[Word]) -> str:
             and re.fullmatch(r"-[a-z]*[mF]|--message|--file", word.value) is not None
         )
     return _risky(f"git {name}", own, programs.git_options(name))
-
-
-_CHECKS: dict[str, Callable[[Sequence[Word]], str]] = {
-    **dict.fromkeys(("sed", "gsed"), _sed),
-    **dict.fromkeys(("awk", "gawk", "mawk", "nawk"), _awk),
-    "git": _git,
-    "npm": _npm,
-    "npx": _npx,
-    "go": _go,
-}

@@ -63,28 +63,21 @@ class Text:
 
 def runs_text(program: str, arguments: Sequence[Word]) -> Text | None:
     """Return the script in the arguments, None for a command that runs none."""
-    if program == "eval":
-        values = [word.value for word in arguments]
-        if all(word.exact for word in arguments):
-            return Text(" ".join(values[1:] if values[:1] == ["--"] else values))
-        return Text(None, hides="eval runs what is not literal")
-    if program == "trap":
-        return _trap(arguments)
-    if program in ("source", "."):
-        literal = bool(arguments) and arguments[0].exact and _names_file(arguments[0].value)
-        return None if literal else Text(None, hides=f"{program} runs what is not literal")
     if program in _SHELLS:
         return _shell(program, arguments)
-    return None
-
-
-def _trap(arguments: Sequence[Word]) -> Text | None:
-    words = list(arguments[1:] if arguments and arguments[0].value == "--" else arguments)
-    if not words or (words[0].exact and words[0].value in ("-", "-l", "-p")):
+    if program not in ("eval", "trap", "source", "."):
         return None
-    if not words[0].exact:
-        return Text(None, hides="trap runs what is not literal")
-    return Text(words[0].value)
+    not_literal = Text(None, hides=f"{program} runs what is not literal")
+    if program in ("source", "."):
+        literal = bool(arguments) and arguments[0].exact and _names_file(arguments[0].value)
+        return None if literal else not_literal
+    words = list(arguments[1:] if arguments and arguments[0].value == "--" else arguments)
+    if program == "eval":
+        literal = all(word.exact for word in arguments)
+        return Text(" ".join(word.value for word in words)) if literal else not_literal
+    if not words or (words[0].exact and words[0].value in ("-", "-l", "-p")):
+        return None  # trap removes or lists its commands
+    return Text(words[0].value) if words[0].exact else not_literal
 
 
 def _shell(program: str, arguments: Sequence[Word]) -> Text | None:
@@ -104,11 +97,9 @@ def _shell(program: str, arguments: Sequence[Word]) -> Text | None:
             break
         if word.value in _SHELL_FLAGS:
             at += 1
-        elif re.fullmatch(r"[-+][ceuxvfnlCT]+o?", word.value):
+        elif re.fullmatch(r"[-+][ceuxvfnlCT]+o?|[-+]o", word.value):
             run_text = run_text or (word.value[0] == "-" and "c" in word.value)
             at += 2 if word.value.endswith("o") else 1
-        elif re.fullmatch(r"[-+]o", word.value):
-            at += 2
         else:
             return unclear
     if at >= len(arguments) or not arguments[at].exact:
@@ -125,10 +116,9 @@ def _names_file(path: str) -> bool:
 
 def names_set(program: str, arguments: Sequence[Word]) -> set[str]:
     """Return the variables that the builtin gives a value that is not known."""
-    if program in _SETTING or program in ("printf", "wait"):
-        found = (_IDENTIFIER.match(word.value) for word in arguments)
-        return {name.group() for name in found if name}
-    return set()
+    if program not in _SETTING and program not in ("printf", "wait"):
+        return set()
+    return {name[0] for word in arguments if (name := _IDENTIFIER.match(word.value))}
 
 
 def builtin_hides(program: str, arguments: Sequence[Word]) -> str:
@@ -137,21 +127,23 @@ def builtin_hides(program: str, arguments: Sequence[Word]) -> str:
         return f"{program} changes or evaluates what the shell runs"
     if program in _SETTING:
         return _sets(program, arguments)
+    values = [word.value for word in arguments]
     match program:
         case "set":
             return _set(arguments)
-        case "shopt":
-            known = all(word.value in _SHOPT for word in arguments)
-            return "" if known else "shopt changes how the shell reads commands"
+        case "shopt" if not _SHOPT.issuperset(values):
+            return "shopt changes how the shell reads commands"
         case "jobs":
-            runs = any(not word.exact or re.match(r"-[a-z]*x", word.value) for word in arguments)
-            return "jobs -x runs what its arguments say" if runs else ""
+            if any(not word.exact or re.match(r"-[a-z]*x", word.value) for word in arguments):
+                return "jobs -x runs what its arguments say"
         case "test" | "[":
-            return _test(arguments)
-        case "printf" | "wait":
-            first = arguments[0] if arguments else None
-            variable = first is not None and (first.loose or re.match(r"-[a-z]*[vp]", first.value))
-            return f"{program} may set a variable that bash evaluates" if variable else ""
+            safe = all(not word.loose or word.source.startswith('"') for word in arguments)
+            operator = len(values) == 2 and arguments[0].loose and "=" not in values[1]
+            if not safe or operator or not {"-v", "-R", "-a", "-o"}.isdisjoint(values):
+                return "test may evaluate what a variable holds"
+        case "printf" | "wait" if arguments:
+            if arguments[0].loose or re.match(r"-[a-z]*[vp]", values[0]):
+                return f"{program} may set a variable that bash evaluates"
     return ""
 
 
@@ -169,31 +161,20 @@ def _set(arguments: Sequence[Word]) -> str:
     return ""
 
 
-def _test(arguments: Sequence[Word]) -> str:
-    safe = all(not word.loose or word.source.startswith('"') for word in arguments)
-    values = [word.value for word in arguments]
-    operator = len(values) == 2 and arguments[0].loose and "=" not in values[1]
-    if not safe or operator or not {"-v", "-R", "-a", "-o"}.isdisjoint(values):
-        return "test may evaluate what a variable holds"
-    return ""
-
-
 def _sets(program: str, arguments: Sequence[Word]) -> str:
+    evaluates = f"{program} may evaluate what a variable holds"
     skip = False
     for at, word in enumerate(arguments):
         if skip:
             skip = False
-            continue
-        if not word.exact:
-            return f"{program} may evaluate what a variable holds"
-        option = re.fullmatch(r"[-+]([A-Za-z]+)", word.value)
-        if option:
-            letters = option.group(1)
-            if program in ("mapfile", "readarray") and "C" in letters:
+        elif not word.exact:
+            return evaluates
+        elif option := re.fullmatch(r"[-+]([A-Za-z]+)", word.value):
+            if program in ("mapfile", "readarray") and "C" in option[1]:
                 return f"{program} -C runs commands"
-            if program in _DECLARING and set("inIuAfF") & set(letters):
-                return f"{program} may evaluate what a variable holds"
-            skip = program in _READING and letters[-1] in "dnNptuiOc"
+            if program in _DECLARING and set("inIuAfF") & set(option[1]):
+                return evaluates
+            skip = program in _READING and option[1][-1] in "dnNptuiOc"
         elif not (program == "getopts" and at == 0) and (
             not _IDENTIFIER.fullmatch(word.value)
             or variable_risk(word.value, exported=False) == "high"

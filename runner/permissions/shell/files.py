@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 from runner.permissions.shell import programs
 from runner.permissions.shell.words import DEVICES, Word, path_of
@@ -13,6 +14,7 @@ _IN_PLACE = re.compile(r"-[nErsuz]*i.*|--i[a-z-]*(?:=.*)?", re.DOTALL)
 _SED_SCRIPT = re.compile(r"-[nErsuz]*[ef].*|--(?:e|f)[a-z-]*(?:=.*)?", re.DOTALL)
 _GO_WRITES = re.compile(r"--?(?:o|coverprofile|[a-z]+profile)(?:=(.*))?")
 _URL = re.compile(r"[^/?#]+/(?:[^?#]*/)?([A-Za-z0-9_.+@%-]+)")
+_UPLOADED = re.compile(r"(?:^|=|-[dF])[@<]([^;]+)|^file://(?:localhost)?([^?#]+)")
 _NO_FILE = DEVICES | {"-"}
 _UNKNOWN = Word("?", "", exact=False, loose=True)
 
@@ -28,29 +30,40 @@ class Files:
 
 def files_of(program: str, arguments: Sequence[Word]) -> Files | None:
     """Return the files in the arguments of a program, None if it is not known to use files."""
-    writes = _WRITES.get(program)
+    writes = _written(program, arguments)
     if writes is None and program not in _KNOWN:
         return None
-    files = Files()
-    if writes is not None:
-        paths = map(path_of, writes(program, arguments))
-        files.writes = [path for path in paths if path not in _NO_FILE]
+    paths = [path_of(word) for word in writes or ()]
+    files = Files(writes=[path for path in paths if path not in _NO_FILE])
     if program in programs.READERS:
-        files.reads = list(_literal(_operands(arguments, program in programs.SCRIPTED)))
+        files.reads = _literal(_operands(arguments, program in programs.SCRIPTED))
     if program in programs.CHANGERS:
-        files.changes = list(_literal(_operands(arguments)))
+        files.changes = _literal(_operands(arguments))
     if program in programs.COPIERS:
-        _copied(arguments, files)
+        *sources, target = _literal(_operands(arguments)) or [""]
+        if not sources:
+            files.reads += filter(None, [target])
+        else:
+            files.reads += sources
+            names = (source.rstrip("/").rpartition("/")[2] for source in sources)
+            into = target.rstrip("/")
+            files.changes += [target, *(f"{into}/{name}" for name in names if name)]
     if program == "dd":
         files.reads = [w.value[3:] for w in arguments if w.exact and w.value.startswith("if=")]
         files.changes = [w.value[3:] for w in arguments if w.exact and w.value.startswith("of=")]
     if program == "curl":
-        files.reads = list(_uploaded(arguments))
+        given, _ = _options(arguments, programs.CURL_LETTERS, programs.CURL_LONG)
+        files.reads = _literal(word for name, word in given if word and name in programs.CURL_READS)
+        found = (_UPLOADED.search(word.value) for word in arguments if word.exact)
+        files.reads += [after[1] or after[2] for after in found if after]
     return files
 
 
-def _literal(words: Iterable[Word]) -> Iterator[str]:
-    return (path for path in map(path_of, words) if path and path not in _NO_FILE)
+_KNOWN = programs.READERS | programs.CHANGERS | programs.COPIERS | {"dd"}
+
+
+def _literal(words: Iterable[Word]) -> list[str]:
+    return [path for path in map(path_of, words) if path and path not in _NO_FILE]
 
 
 def _operands(arguments: Sequence[Word], scripted: bool = False) -> Iterator[Word]:
@@ -59,12 +72,9 @@ def _operands(arguments: Sequence[Word], scripted: bool = False) -> Iterator[Wor
     Args:
         scripted: the first operand is no file, as with ``grep``, unless an option has the script.
     """
-    skip, ended = scripted, False
-    if scripted:
-        skip = not any(
-            word.value[:2] in ("-e", "-f") or word.value.startswith(("--reg", "--file", "--exp"))
-            for word in arguments
-        )
+    script = ("-e", "-f", "--reg", "--file", "--exp")
+    skip = scripted and not any(word.value.startswith(script) for word in arguments)
+    ended = False
     for word in arguments:
         value = word.value
         if not ended and value == "--":
@@ -78,18 +88,6 @@ def _operands(arguments: Sequence[Word], scripted: bool = False) -> Iterator[Wor
             skip = False
         else:
             yield word
-
-
-def _copied(arguments: Sequence[Word], files: Files) -> None:
-    paths = list(_literal(_operands(arguments)))
-    if len(paths) < 2:
-        files.reads += paths
-        return
-    *sources, target = paths
-    files.reads += sources
-    files.changes.append(target)
-    names = (source.rstrip("/").rpartition("/")[2] for source in sources)
-    files.changes += [f"{target.rstrip('/')}/{name}" for name in names if name]
 
 
 def _piece(word: Word, text: str) -> Word:
@@ -124,37 +122,45 @@ def _options(
             else:
                 given.append((name, next(words, None) if meant else None))
         elif value.startswith("-") and value != "-":
-            given += _letters(word, letters, words)
+            for at, letter in enumerate(value[1:], 2):
+                if letter in letters:
+                    joined = value[at:]
+                    given.append((letter, _piece(word, joined) if joined else next(words, None)))
+                    break
+                given.append((letter, None))
         else:
             operands.append(word)
     return given, operands
 
 
-def _letters(word: Word, valued: str, words: Iterator[Word]) -> Iterator[tuple[str, Word | None]]:
-    for at, letter in enumerate(word.value[1:], 1):
-        if letter in valued:
-            rest = word.value[at + 1 :]
-            yield letter, _piece(word, rest) if rest else next(words, None)
-            return
-        yield letter, None
+def _written(program: str, arguments: Sequence[Word]) -> Sequence[Word] | None:
+    """Return what a program writes, by its arguments; None if it is not known to write."""
+    match program:
+        case "tee" | "sponge":
+            return [word for word in arguments if word.loose or not word.value.startswith("-")]
+        case "uniq" | "xxd":
+            _, operands = _options(arguments, programs.SECOND_WRITTEN[program])
+            return [word for at, word in enumerate(operands) if at or word.loose]
+        case "sed" | "gsed":
+            return _edited(arguments)
+        case "curl":
+            return _curl(arguments)
+        case "wget":
+            return _wget(arguments)
+        case "go":
+            return [
+                following if option[1] is None else _piece(word, option[1])
+                for word, following in zip_longest(arguments, arguments[1:], fillvalue=_UNKNOWN)
+                if (option := _GO_WRITES.fullmatch(word.value))
+            ]
+        case _:
+            return None
 
 
-# What each program writes, by its arguments.
-
-
-def _tee(program: str, arguments: Sequence[Word]) -> list[Word]:
-    return [word for word in arguments if word.loose or not word.value.startswith("-")]
-
-
-def _second(program: str, arguments: Sequence[Word]) -> list[Word]:
-    _, operands = _options(arguments, programs.SECOND_WRITTEN[program])
-    return [word for at, word in enumerate(operands) if at or word.loose]
-
-
-def _sed(program: str, arguments: Sequence[Word]) -> list[Word]:
+def _edited(arguments: Sequence[Word]) -> list[Word]:
+    """Return the files that sed edits in place."""
     if not any(_IN_PLACE.fullmatch(word.value) for word in arguments):
         return []
-    separate = any(_SED_SCRIPT.fullmatch(word.value) for word in arguments)
     found: list[Word] = []
     skip = False
     for word in arguments:
@@ -164,10 +170,11 @@ def _sed(program: str, arguments: Sequence[Word]) -> list[Word]:
             skip = False
         else:
             found.append(word)
-    return found if separate else found[1:]
+    has_script = any(_SED_SCRIPT.fullmatch(word.value) for word in arguments)
+    return found if has_script else found[1:]
 
 
-def _curl(program: str, arguments: Sequence[Word]) -> list[Word]:
+def _curl(arguments: Sequence[Word]) -> list[Word]:
     given, operands = _options(arguments, programs.CURL_LETTERS, programs.CURL_LONG)
     found = [value for name, value in given if name in programs.CURL_WRITES and value is not None]
     names = {name for name, _ in given}
@@ -179,9 +186,9 @@ def _curl(program: str, arguments: Sequence[Word]) -> list[Word]:
     return found
 
 
-def _wget(program: str, arguments: Sequence[Word]) -> list[Word]:
+def _wget(arguments: Sequence[Word]) -> list[Word]:
     given, operands = _options(arguments, programs.WGET_LETTERS, programs.WGET_LONG)
-    options: Mapping[str, Word | None] = dict(given)
+    options = dict(given)
     found = [value for name, value in given if name in programs.WGET_LOGS and value is not None]
     if {"spider", "version", "help", "V", "h"} & options.keys():
         return found
@@ -196,40 +203,7 @@ def _wget(program: str, arguments: Sequence[Word]) -> list[Word]:
 def _downloaded(address: Word, otherwise: str) -> Word:
     """Return the file that the end of an address names, or else ``otherwise``."""
     place = re.sub(r"^[a-z]+://", "", address.value) if address.exact else ""
-    named = _URL.fullmatch(place)
-    if named:
+    if named := _URL.fullmatch(place):
         return Word(named[1], named[1])
     bare = re.fullmatch(r"[A-Za-z0-9.:-]+/?", place)
     return Word(otherwise, otherwise) if bare and otherwise else _UNKNOWN
-
-
-def _uploaded(arguments: Sequence[Word]) -> Iterator[str]:
-    given, _ = _options(arguments, programs.CURL_LETTERS, programs.CURL_LONG)
-    for name, value in given:
-        if name in programs.CURL_READS and value is not None:
-            yield from _literal([value])
-    for word in arguments:
-        after = re.search(r"(?:^|=|-[dF])[@<]([^;]+)|^file://(?:localhost)?([^?#]+)", word.value)
-        if after and word.exact:
-            yield after[1] or after[2]
-
-
-def _go(program: str, arguments: Sequence[Word]) -> list[Word]:
-    found: list[Word] = []
-    for at, word in enumerate(arguments):
-        following = arguments[at + 1] if at + 1 < len(arguments) else _UNKNOWN
-        option = _GO_WRITES.fullmatch(word.value)
-        if option:
-            found.append(following if option[1] is None else _piece(word, option[1]))
-    return found
-
-
-_WRITES = {
-    **dict.fromkeys(("tee", "sponge"), _tee),
-    **dict.fromkeys(programs.SECOND_WRITTEN, _second),
-    **dict.fromkeys(("sed", "gsed"), _sed),
-    "curl": _curl,
-    "wget": _wget,
-    "go": _go,
-}
-_KNOWN = programs.READERS | programs.CHANGERS | programs.COPIERS | {"dd"}

@@ -7,7 +7,7 @@ with such rules.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from runner.permissions.shell.words import names
@@ -15,56 +15,31 @@ from runner.permissions.shell.words import names
 # --- Wrappers: they run the command in their arguments.
 
 
-@dataclass(frozen=True, slots=True)
-class Wrapper:
-    """The arguments of a wrapper, before the command that it runs."""
-
-    flags: frozenset[str]  # options without a value
-    valued: frozenset[str]  # options with a value
-    operands: int = 0  # words between the options and the command
-    assigns: bool = False  # assignments may come before the command
-    numbers: bool = False  # "-5" is an option
-
-
-def _wrapper(
-    options: str = "", operands: int = 0, *, assigns: bool = False, numbers: bool = False
-) -> Wrapper:
-    """Return a wrapper. ``options`` lists its options; one with a value ends in ``:``."""
-    every = options.split()
-    return Wrapper(
-        frozenset(option for option in every if option[-1] != ":"),
-        frozenset(option[:-1] for option in every if option[-1] == ":"),
-        operands,
-        assigns,
-        numbers,
-    )
-
-
-# Options are those of GNU coreutils, util-linux and the bash manual. A command with another option
-# hides what it runs.
+# Options are those of GNU coreutils, util-linux and the bash manual; one with a value ends in ":". A
+# command with another option hides what it runs. OPERAND: a word stands between the options and the
+# command. ASSIGNS: assignments may come before the command. NUMBERS: "-5" is an option.
+_WRAPPERS = {
+    "timeout": "-v --verbose -f --foreground -p --preserve-status -k: --kill-after: -s: --signal: OPERAND",
+    "time": "-p ASSIGNS",
+    "nice": "-n: --adjustment: NUMBERS",
+    "nohup builtin catchsegv": "",
+    "setsid": "-c -f -w --ctty --fork --wait",
+    "stdbuf": "-i: -o: -e: --input: --output: --error:",
+    "env": "- -i --ignore-environment -v --debug -u: --unset: ASSIGNS",
+    "command unbuffer": "-p",
+    "exec": "-c -l -cl -lc -a:",
+    "ionice": "-t --ignore -c: --class: -n: --classdata:",
+    "chrt": "-b -f -i -o -r -v --batch --fifo --idle --other --rr OPERAND",
+    "taskset": "OPERAND",
+    "jobs": "-x",
+    "xargs": "-0 --null -r --no-run-if-empty -t --verbose -x --exit -n: --max-args: -P: --max-procs: "
+    "-L: --max-lines: -I: -d: --delimiter: -s: --max-chars: -E:",
+}
+# By wrapper: whether each option takes a value.
 WRAPPERS = {
-    "timeout": _wrapper(
-        "-v --verbose -f --foreground -p --preserve-status -k: --kill-after: -s: --signal:", 1
-    ),
-    "time": _wrapper("-p", assigns=True),
-    "nice": _wrapper("-n: --adjustment:", numbers=True),
-    "nohup": _wrapper(),
-    "setsid": _wrapper("-c -f -w --ctty --fork --wait"),
-    "stdbuf": _wrapper("-i: -o: -e: --input: --output: --error:"),
-    "env": _wrapper("- -i --ignore-environment -v --debug -u: --unset:", assigns=True),
-    "command": _wrapper("-p"),
-    "builtin": _wrapper(),
-    "exec": _wrapper("-c -l -cl -lc -a:"),
-    "ionice": _wrapper("-t --ignore -c: --class: -n: --classdata:"),
-    "chrt": _wrapper("-b -f -i -o -r -v --batch --fifo --idle --other --rr", 1),
-    "taskset": _wrapper("", 1),
-    "unbuffer": _wrapper("-p"),
-    "catchsegv": _wrapper(),
-    "jobs": _wrapper("-x"),
-    "xargs": _wrapper(
-        "-0 --null -r --no-run-if-empty -t --verbose -x --exit -n: --max-args: -P: --max-procs: "
-        "-L: --max-lines: -I: -d: --delimiter: -s: --max-chars: -E:"
-    ),
+    name: {option.rstrip(":"): option.endswith(":") for option in options.split()}
+    for listed, options in _WRAPPERS.items()
+    for name in listed.split()
 }
 
 # They change who runs a command, where or when, or start a program of their own: never seen through.
@@ -134,18 +109,19 @@ class Options:
     all_options: bool = False  # "--" does not end the options
     any_value: bool = False  # what a variable or a glob becomes in its arguments does not matter
 
-
-def _options(text: str) -> Options:
-    """Return the options in ``text``: ``-ab`` two letters, ``--long``, and ``+*`` for what starts with
-    ``+``; ``BUNDLE`` and ``ALL`` for ``bundle`` and ``all_options``."""
-    every = text.split()
-    return Options(
-        letters="".join(each[1:] for each in every if re.fullmatch("-[A-Za-z]+", each)),
-        long=tuple(each[2:] for each in every if re.fullmatch("--[^*]+", each)),
-        starts=tuple(each[:-1] for each in every if each[-1] == "*"),
-        bundle="BUNDLE" in every,
-        all_options="ALL" in every,
-    )
+    @classmethod
+    def of(cls, text: str, pattern: re.Pattern[str] | None = None) -> Options:
+        """Return the options in ``text``: ``-ab`` two letters, ``--long``, and ``+*`` for what starts
+        with ``+``; ``BUNDLE`` and ``ALL`` for ``bundle`` and ``all_options``."""
+        every = text.split()
+        return cls(
+            letters="".join(each[1:] for each in every if re.fullmatch("-[A-Za-z]+", each)),
+            long=tuple(each[2:] for each in every if re.fullmatch("--[^*]+", each)),
+            starts=tuple(each[:-1] for each in every if each[-1] == "*"),
+            pattern=pattern,
+            bundle="BUNDLE" in every,
+            all_options="ALL" in every,
+        )
 
 
 def _letters(text: str) -> dict[str, str]:
@@ -153,79 +129,77 @@ def _letters(text: str) -> dict[str, str]:
     return dict(each.split(":") for each in text.split())
 
 
-def _by_program(table: Mapping[str, str]) -> dict[str, Options]:
-    return {name: _options(text) for every, text in table.items() for name in every.split()}
-
-
-RISKY = _by_program(
-    {
-        "find": "ALL -exec* -ok* -delete* -fprint* -fls*",
-        "sort": "-o --output --compress-program",
-        "rg": "--pre --hostname-bin",
-        "fd fdfind": "-xX --exec --exec-batch",
-        "tar bsdtar gtar": "BUNDLE -IF --to-command --checkpoint-action --use-compress-program "
-        "--info-script --new-volume-script --rsh-command --rmt-command",
-        "rsync": "-eM --rsh --rsync-path --remote-option --daemon --config rsync://*",
-        "man apropos whatis": "-PHCK --pager --html --config-file --browser --preprocessor "
-        "--troff-device -T* -X* -Z* -p*",
-        "less": "-koO --lesskey-file --lesskey-src --lesskey-content --log-file --LOG-FILE +*",
-        "more most": "+*",
-        "date": "--file --set -f* -s* -uf* -us* -Rf* -Rs*",
-        "tree": "-oR",
-        "ag": "--pager",
-        "ack": "--pager --output",
-        "split": "--filter",
-        "zip": "-T --unzip-command --test -TT*",
-        "cpio": "-FHOI --rsh-command --to-stdout --file",
-        "sdiff": "-o --output --diff-program",
-        "tcpdump": "-zwW",
-        "hg": "--config",
-        "svn": "--config-option --editor-cmd --diff-cmd --diff3-cmd --config-dir",
-        "javac": "-processor* -J* -Xplugin* @* --processor*",
-        "npm": "--script-shell --node-options",
-        "npx": "-c --call --script-shell --node-options",
-        "cargo": "--config",
-        "gcc g++ cc clang": "-wrapper* -fplugin* -B* -specs* --specs*",
-        "pdflatex xelatex lualatex": "--shell-escape --enable-write18 --shell-restricted "
-        "-shell-escape* -enable-write18*",
-        "latexmk": "-e -r* -pdflatex* -latex* -shell-escape* --shell-escape*",
-        "go": "-exec* -toolexec* -vettool* --exec* --toolexec* --vettool* -modfile* -overlay*",
-        "wget": "-e --execute --use-askpass --config",
-        "ctags": "-o --options --output",
-        "history": "-anrwsp",
-        "mapfile readarray": "-C",
-        "xxd": "-r",
-        "file": "-Cm --compile --magic-file",
-        "pip": "--python",
-        "install": "--strip-program",
-        "dpkg": "--pre-invoke --post-invoke",
-        "apt apt-get": "-o --option --config-file",
-        "jq": "-L --from-file --rawfile --slurpfile",
-        "curl": "-K --config",
-        "shuf iconv": "-o --output",
-        "bat batcat": "--pager --config-file --diagnostic",
-        "pandoc": "-FLod --filter --lua-filter --output --defaults --data-dir --pdf-engine "
-        "--extract-media",
-        "rpm": "-ED --eval --define --pipe --load --macros --rcfile --root",
-        "rpmbuild": "-ED --eval --define --load --macros --rcfile",
-        "cmake": """--install -E* -P* -C*
-            -DCMAKE_C_COMPILER* -DCMAKE_C_FLAGS* -DCMAKE_CXX_COMPILER* -DCMAKE_CXX_FLAGS*
-            -DCMAKE_RULE_* -DCMAKE_PROJECT_* -DCMAKE_TOOLCHAIN_* -DCMAKE_LINKER* -DCMAKE_AR=*
-            -DCMAKE_MAKE_PROGRAM* CMAKE_C_COMPILER* CMAKE_C_FLAGS* CMAKE_CXX_COMPILER*
-            CMAKE_CXX_FLAGS* CMAKE_RULE_* CMAKE_PROJECT_* CMAKE_TOOLCHAIN_* CMAKE_LINKER*
-            CMAKE_MAKE_PROGRAM*""",
-    }
-)
+_RISKY = {
+    "find": "ALL -exec* -ok* -delete* -fprint* -fls*",
+    "sort": "-o --output --compress-program",
+    "rg": "--pre --hostname-bin",
+    "fd fdfind": "-xX --exec --exec-batch",
+    "tar bsdtar gtar": "BUNDLE -IF --to-command --checkpoint-action --use-compress-program "
+    "--info-script --new-volume-script --rsh-command --rmt-command",
+    "rsync": "-eM --rsh --rsync-path --remote-option --daemon --config rsync://*",
+    "man apropos whatis": "-PHCK --pager --html --config-file --browser --preprocessor "
+    "--troff-device -T* -X* -Z* -p*",
+    "less": "-koO --lesskey-file --lesskey-src --lesskey-content --log-file --LOG-FILE +*",
+    "more most": "+*",
+    "date": "--file --set -f* -s* -uf* -us* -Rf* -Rs*",
+    "tree": "-oR",
+    "ag": "--pager",
+    "ack": "--pager --output",
+    "split": "--filter",
+    "zip": "-T --unzip-command --test -TT*",
+    "cpio": "-FHOI --rsh-command --to-stdout --file",
+    "sdiff": "-o --output --diff-program",
+    "tcpdump": "-zwW",
+    "hg": "--config",
+    "svn": "--config-option --editor-cmd --diff-cmd --diff3-cmd --config-dir",
+    "javac": "-processor* -J* -Xplugin* @* --processor*",
+    "npm": "--script-shell --node-options",
+    "npx": "-c --call --script-shell --node-options",
+    "cargo": "--config",
+    "gcc g++ cc clang": "-wrapper* -fplugin* -B* -specs* --specs*",
+    "pdflatex xelatex lualatex": "--shell-escape --enable-write18 --shell-restricted "
+    "-shell-escape* -enable-write18*",
+    "latexmk": "-e -r* -pdflatex* -latex* -shell-escape* --shell-escape*",
+    "go": "-exec* -toolexec* -vettool* --exec* --toolexec* --vettool* -modfile* -overlay*",
+    "wget": "-e --execute --use-askpass --config",
+    "ctags": "-o --options --output",
+    "history": "-anrwsp",
+    "mapfile readarray": "-C",
+    "xxd": "-r",
+    "file": "-Cm --compile --magic-file",
+    "pip": "--python",
+    "install": "--strip-program",
+    "dpkg": "--pre-invoke --post-invoke",
+    "apt apt-get": "-o --option --config-file",
+    "jq": "-L --from-file --rawfile --slurpfile",
+    "curl": "-K --config",
+    "shuf iconv": "-o --output",
+    "bat batcat": "--pager --config-file --diagnostic",
+    "pandoc": "-FLod --filter --lua-filter --output --defaults --data-dir --pdf-engine "
+    "--extract-media",
+    "rpm": "-ED --eval --define --pipe --load --macros --rcfile --root",
+    "rpmbuild": "-ED --eval --define --load --macros --rcfile",
+    "make gmake": "-Ef --eval --file --makefile .SHELLFLAGS*",
+    "sqlite3": "ALL",
+    "cmake": """--install -E* -P* -C*
+        -DCMAKE_C_COMPILER* -DCMAKE_C_FLAGS* -DCMAKE_CXX_COMPILER* -DCMAKE_CXX_FLAGS*
+        -DCMAKE_RULE_* -DCMAKE_PROJECT_* -DCMAKE_TOOLCHAIN_* -DCMAKE_LINKER* -DCMAKE_AR=*
+        -DCMAKE_MAKE_PROGRAM* CMAKE_C_COMPILER* CMAKE_C_FLAGS* CMAKE_CXX_COMPILER*
+        CMAKE_CXX_FLAGS* CMAKE_RULE_* CMAKE_PROJECT_* CMAKE_TOOLCHAIN_* CMAKE_LINKER*
+        CMAKE_MAKE_PROGRAM*""",
+}
 # Assignments of variables that make runs, and of values that are more than plain text.
-_MAKE = replace(
-    _options("-Ef --eval --file --makefile .SHELLFLAGS*"),
-    pattern=re.compile(
-        r"^(?:SHELL|CC|CXX|CPP|LD|AR|AS|RM|MAKE[^=\s]*|[^=\s]*(?:SHELL|CMD|COMMAND|WRAPPER|LAUNCHER))"
-        r"[:+?!]*=|^[^=\s]+=[A-Za-z0-9_.,/-]*[^A-Za-z0-9_.,/-]"
-    ),
+_MAKE = re.compile(
+    r"^(?:SHELL|CC|CXX|CPP|LD|AR|AS|RM|MAKE[^=\s]*|[^=\s]*(?:SHELL|CMD|COMMAND|WRAPPER|LAUNCHER))"
+    r"[:+?!]*=|^[^=\s]+=[A-Za-z0-9_.,/-]*[^A-Za-z0-9_.,/-]"
 )
 _SQLITE = re.compile(r"^\s*\.|-cmd|-init|writefile|load_extension|edit\s*\(", re.MULTILINE)
-RISKY |= {"make": _MAKE, "gmake": _MAKE, "sqlite3": Options(pattern=_SQLITE, all_options=True)}
+_PATTERNS = {"make": _MAKE, "gmake": _MAKE, "sqlite3": _SQLITE}
+RISKY = {
+    name: Options.of(text, _PATTERNS.get(name))
+    for listed, text in _RISKY.items()
+    for name in listed.split()
+}
 # gcc by its other names: x86_64-linux-gnu-gcc-12, clang++
 COMPILERS = re.compile(r"(?:.*-)?(?:gcc|g\+\+|cc|c\+\+|clang|clang\+\+|cpp|gfortran)(?:-[0-9.]+)?")
 COMPILER_ENDS = (*"0123456789", "cc", "++", "clang", "cpp", "gfortran")

@@ -6,8 +6,9 @@ from __future__ import annotations
 import re
 import sys
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
@@ -36,14 +37,6 @@ class Target(NamedTuple):
     path: str  # "" when it is not literal
     moment: Moment  # greater for what is opened later
     pipe: bool = False  # a pipe to a command (``>(…)``), no file
-
-
-class Located(NamedTuple):
-    """What is known of some targets."""
-
-    paths: tuple[str, ...]  # with "" for each whose place is not known
-    after_cd: tuple[str, ...]  # relative ones whose folder is not known
-    anywhere: bool  # a "" may be any file
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,36 +139,48 @@ class Findings:
             parts[-1] = Part(last.text, (*last.forms, *forms), last.hides)
         if self.reason:
             parts.append(Part(command, raw_forms(command)))
-        seen = _REDIRECT.findall(command) if self.reason else []
-        sources = self._located(self.reads, any(map(_READS.search, self.unread)))
-        writes = self._located(self.writes, any(map(_WRITES.search, self.unread)))
+        guesses = _REDIRECT.findall(command) if self.reason else []
+        reads, reads_after_cd, reads_anywhere = self._located(self.reads, _READS)
+        writes, writes_after_cd, writes_anywhere = self._located(self.writes, _WRITES)
         return Script(
             parts=tuple(parts),
-            reads=tuple(dict.fromkeys((*sources.paths, *self.operands, *sources.after_cd))),
-            writes=tuple(dict.fromkeys((*writes.paths, *([""] if self.reason else ())))),
-            guesses=tuple(dict.fromkeys((*seen, *filter(None, self.changes)))),
+            reads=_unique(reads, self.operands, reads_after_cd),
+            writes=_unique(writes, [""] if self.reason else []),
+            guesses=_unique(guesses, filter(None, self.changes)),
             unanalyzable=self.reason or next((part.hides for part in parts if part.hides), ""),
             complete=not self.reason,
-            sources=sources.paths,
-            after_cd=writes.after_cd,
-            reads_anywhere=sources.anywhere,
-            writes_anywhere=writes.anywhere,
+            sources=_unique(reads),
+            after_cd=_unique(writes_after_cd),
+            reads_anywhere=reads_anywhere,
+            writes_anywhere=writes_anywhere,
         )
 
-    def _located(self, targets: Sequence[Target], unread: bool) -> Located:
-        """Return what is known of the targets. ``unread``: there may be others."""
-        paths: dict[str, None] = {}
-        after_cd: dict[str, None] = {}
+    def _located(
+        self, targets: Sequence[Target], operator: re.Pattern[str]
+    ) -> tuple[list[str], list[str], bool]:
+        """Return the paths of targets, "" for one whose place is not known; the relative ones whose
+        folder is not known; and True if a "" may be any file.
+
+        Args:
+            operator: of a redirect to such a target, which a text that was not understood may hold.
+        """
+        paths: list[str] = []
+        after_cd: list[str] = []
         for path, moment, _ in targets:
             moved = self.moved is not None and moment > self.moved
             if path and moved and not path.startswith(("/", "~/")):
-                after_cd.setdefault(path)
+                after_cd.append(path)
                 path = ""
-            paths.setdefault(path)
+            paths.append(path)
+        unread = any(map(operator.search, self.unread))
         if unread:
-            paths.setdefault("")
-        files = any(not target.path and not target.pipe for target in targets)
-        return Located(tuple(paths), tuple(after_cd), unread or files or bool(after_cd))
+            paths.append("")
+        anywhere = any(not target.path and not target.pipe for target in targets)
+        return paths, after_cd, unread or anywhere or bool(after_cd)
+
+
+def _unique(*lists: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(chain(*lists)))
 
 
 # A command as mere text: what a reader sees in it where it cannot be parsed.
@@ -192,12 +197,9 @@ def hidden_character(command: str) -> str:
     """Return why a reader cannot trust their eyes with this text, "" if they can."""
     if command.isascii() and command.isprintable():
         return ""
-    for character in command:
-        if character in "\n\t" or " " <= character <= "~":
-            continue
-        if _deceives(character):
-            return f"it has the invisible or deceptive character U+{ord(character):04X}"
-    return ""
+    odd = (sign for sign in command if sign not in "\n\t" and not " " <= sign <= "~")
+    found = next(filter(_deceives, odd), None)
+    return f"it has the invisible or deceptive character U+{ord(found):04X}" if found else ""
 
 
 def _deceives(character: str) -> bool:
@@ -223,19 +225,10 @@ def raw_forms(command: str) -> tuple[str, ...]:
     for text in texts:
         forms.update(dict.fromkeys(line.strip() for line in text.split("\n")))
         for segment in _BORDER.split(text):
-            forms.update(dict.fromkeys(_starts(segment)))
+            words = [word for word in _BLANKS.split(segment) if word]
+            for at, word in enumerate(words[:_MOST_STARTS]):
+                bare = word.strip("\"'")
+                for name in (word, bare, PurePosixPath(bare).name if "/" in bare else bare):
+                    forms.setdefault(" ".join([name, *words[at + 1 :]]))
     forms.pop("", None)
     return tuple(forms)
-
-
-def _starts(segment: str) -> list[str]:
-    words = [word for word in _BLANKS.split(segment) if word]
-    starts = []
-    for index, word in enumerate(words[:_MOST_STARTS]):
-        rest = words[index + 1 :]
-        starts.append(" ".join([word, *rest]))
-        bare = word.strip("\"'")
-        starts.append(" ".join([bare, *rest]))
-        if "/" in bare:
-            starts.append(" ".join([PurePosixPath(bare).name, *rest]))
-    return starts

@@ -18,9 +18,7 @@ _MOST = 48  # forms of one command
 _DEEPEST = 3  # subcommands below one another
 _MOST_LETTERS = 4
 _MOST_HOISTED = 8
-_NAMED = {"-f": "--force"}
-_NAMED_DELETE = {"-d": "--delete", "-D": "--delete", **_NAMED}
-_DELETES = frozenset(["branch", "tag", "push"])
+_DELETE = {"-d": "--delete", "-D": "--delete"}  # of ``git branch``, ``tag`` and ``push``
 _BRANCHES = re.compile(r"-[bBtdl]|--(?:orphan|track|detach)(?:=.*)?")
 _CHECKOUT_VALUED = frozenset(["-b", "-B", "--orphan", "--conflict"])
 
@@ -104,13 +102,14 @@ def _git_spellings(values: Sequence[str]) -> Iterator[list[str]]:
     if plain != rest:
         yield [*head, *plain]
     options = [at for at, value in enumerate(plain) if _is_git_option(value)][:_MOST_HOISTED]
+    others = {at: [*plain[:at], *plain[at + 1 :]] for at in options}
     for at in options:
         if at:
-            yield [*head, plain[at], *plain[:at], *plain[at + 1 :]]
-    names = _NAMED_DELETE if head[1] in _DELETES else _NAMED
+            yield [*head, plain[at], *others[at]]
+    long = {"-f": "--force"} | (_DELETE if head[1] in ("branch", "tag", "push") else {})
     for at in options:
-        if plain[at] in names:
-            yield [*head, names[plain[at]], *plain[:at], *plain[at + 1 :]]
+        if plain[at] in long:
+            yield [*head, long[plain[at]], *others[at]]
     default = _default(head[1], plain)
     if default:
         yield [*head, default, *plain]
@@ -121,35 +120,27 @@ def _is_git_option(value: str) -> bool:
 
 
 def _plain(name: str, rest: Sequence[str]) -> list[str]:
+    """Return the arguments of a subcommand with long options in full and bundled letters apart."""
     valued, found = programs.GIT_VALUED.get(name, ""), list[str]()
     for at, value in enumerate(rest):
         if value == "--":
             return [*found, *rest[at:]]
         if value.startswith("--"):
-            found += _in_full(value)
-        elif re.fullmatch(r"-[A-Za-z]{2,}.*", value, re.DOTALL):
-            found += _apart(value[1:], valued)
+            named, equals, given = value[2:].partition("=")
+            meant = [option for option in programs.GIT_LONG if option.startswith(named)]
+            full = [f"--{option}{equals}{given}" for option in meant]
+            found += [value] if named in meant or not meant else full
+        elif re.match(r"-[A-Za-z]{2}", value):
+            for index, letter in enumerate(value[1:], 1):
+                if not letter.isalpha():
+                    found.append(value[index:])
+                    break
+                found.append(f"-{letter}")
+                if letter in valued:
+                    found += filter(None, [value[index + 1 :]])
+                    break
         else:
             found.append(value)
-    return found
-
-
-def _in_full(value: str) -> list[str]:
-    named, equals, given = value[2:].partition("=")
-    if named in programs.GIT_LONG:
-        return [value]
-    meant = [option for option in programs.GIT_LONG if option.startswith(named)]
-    return [f"--{option}{equals}{given}" for option in meant] or [value]
-
-
-def _apart(letters: str, valued: str) -> list[str]:
-    found: list[str] = []
-    for at, letter in enumerate(letters):
-        if not letter.isalpha():
-            return [*found, letters[at:]]
-        found.append(f"-{letter}")
-        if letter in valued:
-            return [*found, *filter(None, [letters[at + 1 :]])]
     return found
 
 

@@ -10,7 +10,7 @@ import tree_sitter_bash
 from tree_sitter import Language, Node, Parser
 
 from runner.permissions.shell.script import Findings
-from runner.permissions.shell.words import Word, names, unicode
+from runner.permissions.shell.words import names, unicode
 
 _PARSER = Parser(Language(tree_sitter_bash.language()))
 # The grammar's scanner asks C's isalpha() about any character, which ends the process for some beyond
@@ -25,6 +25,7 @@ _WORDLIKE = WORDS | names("command_name variable_assignment heredoc_start")
 TOKENS = names("; & && || | |& { } ( ) do done if then elif else fi while until ! ;; ;& ;;&")
 _BLANK = re.compile(r"[ \t]*(?:(?<=[ \t\n])\\\n[ \t]*)*")
 _BLANK_LINES = re.compile(r"[ \t\n]*(?:(?<=[ \t\n])\\\n[ \t\n]*)*")
+_VARIABLE = re.compile(r"\{[^{}\s]*\}\Z")  # ``{name}> file`` sets the variable
 
 # What every POSIX shell reads as bash does; dash takes [[ for a program and &> for &.
 _PORTABLE = names("""
@@ -32,7 +33,6 @@ _PORTABLE = names("""
     simple_expansion special_variable_name variable_name variable_assignment command_substitution
     concatenation redirected_statement file_redirect file_descriptor comment subshell negated_command""")
 _PORTABLE_TOKENS = names("""; & && || | ! ( ) $ $( ` " = > >> < >& <&""")
-
 
 Visitor = Callable[[Node], object]
 
@@ -54,25 +54,13 @@ class Tree(ABC):
     def visit(self, node: Node) -> None:
         """Visit a statement, or whatever else stands where one may."""
 
-    @abstractmethod
-    def word(self, node: Node) -> Word:
-        """Return a word as it is written; one that is not understood makes the script unanalyzable."""
-
-    @abstractmethod
-    def redirect(self, node: Node, command: Node | None = None) -> list[Word]:
-        """Add what a redirect reads or writes. Return the words after it that belong to the command.
-
-        Args:
-            command: the command that it belongs to, where that is certain: the file is opened before.
-        """
-
     def text_of(self, node: Node) -> str:
         """Return the text of a node, bytes as Latin-1."""
         return self.text[node.start_byte : node.end_byte]
 
     def source_of(self, node: Node) -> str:
         """Return the text of a node."""
-        return unicode(self.text[node.start_byte : node.end_byte])
+        return unicode(self.text_of(node))
 
     def give_up(self, node: Node, reason: str = "") -> None:
         """Note that a node is not understood. The commands that are visible in it are parts all the
@@ -90,42 +78,33 @@ class Tree(ABC):
         """
         if start == end or (end == start + 1 and self.text[start] == " "):
             return
-        blank = (_BLANK_LINES if lines else _BLANK).fullmatch(self.text, start, end)
-        if blank is None:
+        if not (_BLANK_LINES if lines else _BLANK).fullmatch(self.text, start, end):
             self.findings.give_up("some of its text was not understood", self.text[start:end])
 
     def children(self, node: Node, lines: bool = False, skipped: int = -1) -> list[Node]:
         """Return the node's children without comments; give up when there is more than blanks between
         them, save at ``skipped``."""
-        at, children = node.start_byte, node.children
-        word = False
-        for child in children:
+        at, word, found = node.start_byte, False, []
+        for child in node.children:
+            start, end, kind = child.start_byte, child.end_byte, child.type
             if at != skipped:
-                self.gap(at, child.start_byte, lines)
-            follows, word = word, child.type in _WORDLIKE
-            if child.type.endswith("_redirect") and self._names_descriptor(child):
-                self.findings.give_up("a redirect sets a variable")
-            if follows and word and at == child.start_byte:
+                self.gap(at, start, lines)
+            follows, word = word, kind in _WORDLIKE
+            if follows and word and at == start:
                 self.findings.give_up("it is not clear where a word ends")
-            at = max(at, child.end_byte)
+            if kind.endswith("_redirect") and _VARIABLE.search(
+                self.text, max(0, start - 200), start
+            ):
+                self.findings.give_up("a redirect sets a variable")
+            at = max(at, end)
+            if kind != "comment":
+                found.append(child)
+                continue
+            alone = "\n" not in self.text[start:end] and self.text[end : end + 1] in ("", "\n")
+            if not (lines and alone and self.text[start - 1 : start] in " \t\n;&|()"):
+                self.findings.give_up("a comment is in an unexpected place")
         self.gap(at, node.end_byte, lines)
-        if any(child.type == "comment" for child in children):
-            for child in children:
-                if child.type == "comment" and not self._is_comment(child, lines):
-                    self.findings.give_up("a comment is in an unexpected place")
-            return [child for child in children if child.type != "comment"]
-        return children
-
-    def _names_descriptor(self, node: Node) -> bool:
-        """``{name}> file`` sets the variable."""
-        before = self.text[max(0, node.start_byte - 200) : node.start_byte]
-        return before.endswith("}") and re.search(r"\{[^{}\s]*\}$", before) is not None
-
-    def _is_comment(self, node: Node, lines: bool) -> bool:
-        before = self.text[node.start_byte - 1] if node.start_byte else "\n"
-        after = self.text[node.end_byte : node.end_byte + 1]
-        whole = "\n" not in self.text_of(node) and after in ("", "\n")
-        return lines and whole and before in " \t\n;&|()"
+        return found
 
     def visit_each(
         self,
@@ -146,11 +125,6 @@ class Tree(ABC):
                 visitor(child)
             elif child.type not in tokens:
                 self.give_up(child)
-
-    def lone_redirect(self, node: Node) -> None:
-        """Visit a redirect that no word may follow."""
-        if self.redirect(node):
-            self.give_up(node)
 
 
 def is_portable(node: Node) -> bool:

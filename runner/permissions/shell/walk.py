@@ -7,43 +7,41 @@ script unanalyzable, and what is inside is still walked for the sake of deny and
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 
 from tree_sitter import Node
 
 from runner.permissions.shell.builtins import variable_risk
 from runner.permissions.shell.commands import Commands
-from runner.permissions.shell.expansions import (
-    calculate,
-    visit_arithmetic,
-    visit_expansion,
-    visit_test,
-)
-from runner.permissions.shell.redirects import visit_heredoc, visit_redirect
+from runner.permissions.shell.expansions import Expansions
 from runner.permissions.shell.script import Findings, Moment
-from runner.permissions.shell.tree import EXPANSIONS, TOKENS, WORDS, Tree, Visitor, is_portable
-from runner.permissions.shell.words import Reader, UnclearError, Word, names, plain_word
+from runner.permissions.shell.tree import EXPANSIONS, TOKENS, Visitor, is_portable
+from runner.permissions.shell.words import DEVICES, Word, names, path_of
 
 _DEEPEST = 150  # nodes below one another
 
 _CONTAINERS = names("""
     program list pipeline compound_statement subshell do_group if_statement elif_clause else_clause
     negated_command""")
+_SEPARATORS = TOKENS | {"\n"}
+_LOOPS = names("for_statement c_style_for_statement while_statement")
+# What a redirect after it belongs to for sure.
+_ALONE = _LOOPS | names("command compound_statement subshell if_statement case_statement")
 _BODIES = names("do_group compound_statement")
 _FUNCTION_BODIES = names("compound_statement subshell if_statement while_statement")
-_IN_WORDS = names("""
-    concatenation word raw_string number string string_content ansi_c_string brace_expression
-    variable_name""")
-_REDIRECTS = names("file_redirect herestring_redirect heredoc_redirect")
 _DASH = re.compile(r"[ \t]+-[ \t]+(?=[<>&0-9])")
-_SIMPLE_WORD = re.compile(r"[A-Za-z0-9_./:@%+,=^-]+")
 _FUNCTION_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 _CASE = r"(?:\"[\w .\-/*?:=]*\"|'[\w .\-/*?:=]*'|[\w\-./*?\[\]!:,+=@%^]|\\ )+"
 _CASES = re.compile(rf"\(?[ \t\n]*{_CASE}(?:[ \t\n]*\|[ \t\n]*{_CASE})*[ \t\n]*", re.ASCII)
+_OPERATORS = names("> >> >| &> &>> < >& <&")
+_NETWORK = re.compile(r"/+dev/+(?:\.*/+)*(?:tcp|udp)(?:/|$)")
+_PLAIN = re.compile(r"[A-Za-z0-9_./~ +=:,@%-]+")
+_HEREDOC_PARTS = names("heredoc_start heredoc_body heredoc_end")
+_HEREDOC_START = re.compile(r"\\?([A-Za-z0-9_.-]+)|'([A-Za-z0-9_. -]+)'|\"([A-Za-z0-9_. -]+)\"")
+_HEREDOC_EXPANSIONS = names("simple_expansion expansion command_substitution arithmetic_expansion")
 
 
-class Walk(Tree):
+class Walk(Expansions):
     """Walks one script and adds what it runs to ``findings``.
 
     Args:
@@ -60,7 +58,6 @@ class Walk(Tree):
         self.depth = 0
         self.base = findings.here  # the command that runs this text
         self.commands = Commands(findings, self._nested)
-        self._visit_expansion = partial(visit_expansion, self)
 
     def _nested(self, findings: Findings, text: str, shell: str, level: int) -> None:
         Walk(text, findings, self.shell if shell == "here" else shell, level).all()
@@ -80,19 +77,13 @@ class Walk(Tree):
         self.depth += 1
         if self.depth > _DEEPEST:
             self.findings.give_up("it is nested too deeply", self.text_of(node))
-        elif node.type == "command":
-            self._command(node, [])
-        elif node.type in _CONTAINERS:
-            self._container(node)
+        elif visitor := _VISITORS.get(node.type):
+            visitor(self, node)
+        elif node.type in EXPANSIONS:
+            self.findings.give_up("a command is an expansion")
+            self.visit_expansion(node)
         else:
-            visitor = _VISITORS.get(node.type)
-            if visitor is not None:
-                visitor(self, node)
-            elif node.type not in EXPANSIONS:
-                self.give_up(node)
-            else:
-                self.findings.give_up("a command is an expansion")
-                visit_expansion(self, node)
+            self.give_up(node)
         self.depth -= 1
 
     # --- Compound commands.
@@ -100,15 +91,9 @@ class Walk(Tree):
     def _container(self, node: Node) -> None:
         children = self.children(node, lines=True)
         if node.type == "compound_statement" and children and children[0].type == "((":
-            visit_arithmetic(self, node)
-            return
-        for child in children:
-            if child.is_named:
-                self.visit(child)
-                if child.type == "function_definition" and node.type == "program":
-                    self._define(child)
-            elif child.type not in TOKENS and child.type != "\n":
-                self.give_up(child)
+            self.visit_arithmetic(node)
+        else:
+            self.visit_each(children, {}, _SEPARATORS, named=self.visit)
 
     def _function(self, node: Node) -> None:
         """What a function runs is taken for run, at any time from here on."""
@@ -117,46 +102,43 @@ class Walk(Tree):
         visitors |= {"word": self._function_name, "file_redirect": self.lone_redirect}
         self.visit_each(self.children(node, lines=True), visitors, ("function", "(", ")"))
         self.findings.deferred = deferred
+        above, following = node.parent, node.next_sibling
+        name = next((child for child in node.children if child.type == "word"), None)
+        at_once = following is None or following.type != "&"
+        if above and above.type == "program" and name and at_once and not self.level:
+            self.findings.functions.add(self.source_of(name))  # it is defined for sure
 
     def _function_name(self, node: Node) -> None:
         if not _FUNCTION_NAME.fullmatch(self.text_of(node)):
             self.give_up(node)
 
-    def _define(self, node: Node) -> None:
-        """Note the name of a function that is defined for sure."""
-        following = node.next_sibling
-        name = next((c for c in node.children if c.type == "word"), None)
-        if not self.level and name is not None and (following is None or following.type != "&"):
-            self.findings.functions.add(self.source_of(name))
-
     def _loop(self, node: Node) -> None:
         outer = self.findings.loop
         if outer is None:
             self.findings.loop = self._moment(node)
-        _LOOPS[node.type](self, node)
+        children = self.children(node, lines=True)
+        match node.type:
+            case "for_statement":  # and ``select``
+                visitors: dict[str, Visitor] = dict.fromkeys(_BODIES, self.visit)
+                visitors["variable_name"] = self._loop_variable
+                tokens = ("for", "select", "in", ";", "\n")
+                self.visit_each(children, visitors, tokens, named=self.word)
+            case "c_style_for_statement":
+                header = [child for child in children if child.type not in _BODIES]
+                begin, end = header[0].start_byte + 3, header[-1].end_byte
+                self.calculate(self.text[begin:end], header)
+                for child in children:
+                    if child.type in _BODIES:
+                        self.visit(child)
+            case _:
+                self.visit_each(children, {}, _SEPARATORS, named=self.visit)
         self.findings.loop = outer
-
-    def _for(self, node: Node) -> None:
-        """``for x in …`` and ``select``."""
-        visitors: dict[str, Visitor] = dict.fromkeys(_BODIES, self.visit)
-        visitors["variable_name"] = self._loop_variable
-        tokens = ("for", "select", "in", ";", "\n")
-        self.visit_each(self.children(node, lines=True), visitors, tokens, named=self.word)
 
     def _loop_variable(self, node: Node) -> None:
         name = self.text_of(node)
         self.findings.tainted.add(name)
         if variable_risk(name, exported=False) == "high":
             self.findings.give_up(f"it sets {name}")
-
-    def _counted_for(self, node: Node) -> None:
-        """``for ((…))``."""
-        children = self.children(node, lines=True)
-        header = [child for child in children if child.type not in _BODIES]
-        calculate(self, self.text[header[0].start_byte + 3 : header[-1].end_byte], header)
-        for child in children:
-            if child.type in _BODIES:
-                self.visit(child)
 
     def _case(self, node: Node) -> None:
         tokens = ("case", "in", "esac", ";", "\n")
@@ -175,7 +157,7 @@ class Walk(Tree):
 
     # --- Simple commands.
 
-    def _command(self, node: Node, more: Sequence[Word]) -> None:
+    def _command(self, node: Node, more: Sequence[Word] = ()) -> None:
         words: list[Word] = []
         assigned: list[tuple[str, str]] = []
         for child in self.children(node):
@@ -186,14 +168,14 @@ class Walk(Tree):
                 words.append(self.word(child.children[0]))
                 if child.child_count != 1:
                     self.give_up(child)
-            elif child.type in _REDIRECTS:
-                words.extend(self.redirect(child, node))
+            elif child.type.endswith("_redirect"):
+                words += self._redirect(child, node)
             elif child.type == "subshell" and [w.value for w in words] == ["time"]:
                 self.visit(child)
                 return
             else:
                 words.append(self.word(child))
-        words.extend(more)
+        words += more
         self.findings.here = self._moment(node)
         if words:
             self.commands.simple(words, assigned, self.source_of(node), self.level)
@@ -237,8 +219,7 @@ class Walk(Tree):
         return name, source
 
     def _assignments(self, node: Node) -> None:
-        alone = node.type == "variable_assignment"
-        for child in [node] if alone else self.children(node):
+        for child in [node] if node.type == "variable_assignment" else self.children(node):
             if child.type != "variable_assignment":
                 self.give_up(child)
                 continue
@@ -249,23 +230,19 @@ class Walk(Tree):
                 self.findings.add(source, {source: None}, hides)
 
     def _declaration(self, node: Node) -> None:
-        children = self.children(node)
-        program = children[0].type
+        first, *children = self.children(node)
         words: list[Word] = []
         assigned: list[tuple[str, str]] = []
-        for child in children[1:]:
+        for child in children:
             if child.type == "variable_assignment":
                 assigned.append(self._assignment(child, declared=True))
             elif child.type == "variable_name":
-                words.append(plain_word(self.source_of(child)))
+                words.append(Word(self.source_of(child), self.source_of(child)))
             else:
                 words.append(self.word(child))
-        exports = program == "export" or any(
-            "x" in word.value for word in words if word.value[:1] == "-"
-        )
-        self.commands.declared(program, words, assigned, self.source_of(node), exports)
+        self.commands.declared(first.type, words, assigned, self.source_of(node))
 
-    # --- Redirects and words.
+    # --- Redirects: the files that are read and written.
 
     def _redirected(self, node: Node) -> None:
         body = next((c for c in node.children if not c.type.endswith("_redirect")), None)
@@ -277,10 +254,10 @@ class Walk(Tree):
         if body is not None and body.type == "command" and _DASH.match(self.text, body.end_byte):
             # The grammar drops a lone ``-`` before a redirect.
             dash = body.end_byte
-            more.append(plain_word("-"))
+            more.append(Word("-", "-"))
         for child in self.children(node, skipped=dash):
             if child.type.endswith("_redirect"):
-                more.extend(self.redirect(child, body if first else None))
+                more += self._redirect(child, body if first else None)
         if body is None:
             if more:
                 self.give_up(node)
@@ -291,53 +268,137 @@ class Walk(Tree):
                 self.findings.give_up("words follow a redirect in an unexpected place")
             self.visit(body)
 
-    def redirect(self, node: Node, command: Node | None = None) -> list[Word]:
+    def lone_redirect(self, node: Node) -> None:
+        if self._redirect(node):
+            self.give_up(node)
+
+    def _redirect(self, node: Node, command: Node | None = None) -> list[Word]:
+        """Add what a redirect reads or writes. Return the words after it that belong to the command.
+
+        Args:
+            command: the command that it belongs to, where that is certain: the file is opened before.
+        """
         if node.type == "heredoc_redirect":
-            return visit_heredoc(self, node)
-        return visit_redirect(self, node, self._moment(command or node))
+            return self._heredoc(node)
+        operator = ""
+        targets: list[Word] = []
+        pipe = False
+        for child in self.children(node):
+            if child.type == "file_descriptor":
+                if operator or self.text[child.end_byte] not in "<>&":
+                    self.give_up(node)
+            elif child.is_named:
+                pipe = pipe or (not targets and child.type == "process_substitution")
+                targets.append(self.word(child))
+            else:
+                operator = operator or child.type
+        if operator in (">&-", "<&-"):
+            return targets
+        if targets and operator in _OPERATORS:
+            self._open(operator, targets[0], self._moment(command or node), pipe)
+        elif not targets or operator != "<<<":
+            self.give_up(node)
+            return targets
+        return targets[1:]
 
-    def word(self, node: Node) -> Word:
-        start, end = node.start_byte, node.end_byte
-        if not node.child_count and node.type in ("word", "number"):
-            source = self.text[start:end]
-            if _SIMPLE_WORD.fullmatch(source):
-                return Word(source, source)
-        expansions: dict[int, Node] = {}
-        reason = ""
-        if node.type in WORDS and self._collect(node, expansions):
-            try:
-                return Reader(self.text, expansions, self._visit_expansion).read(start, end)
-            except UnclearError as unclear:
-                reason = str(unclear)
-        self.give_up(node, reason)
-        source = self.source_of(node)
-        return Word(source, source, exact=False, loose=True)
+    def _open(self, operator: str, word: Word, moment: Moment, pipe: bool) -> None:
+        """Add the file that a redirect opens at that moment."""
+        if operator in (">&", "<&") and word.exact and re.fullmatch(r"[0-9]+-?|-", word.value):
+            return
+        if "&" in operator and not _PLAIN.fullmatch(word.value):
+            # Bash expands the word of ``>&`` a second time, what was quoted in it too.
+            self.findings.give_up("bash expands the target of such a redirect twice")
+        if _NETWORK.match(word.value):
+            self.findings.give_up("it opens a network connection")
+        path = path_of(word)
+        target = self.findings.target(path, moment, pipe)
+        if operator in ("<", "<&"):
+            self.findings.reads.append(target)
+        elif path not in DEVICES:
+            self.findings.writes.append(target)
 
-    def _collect(self, node: Node, expansions: dict[int, Node]) -> bool:
-        """Collect the expansions in a word. Return False if it has a node that is not known."""
-        if node.type in EXPANSIONS:
-            expansions[node.start_byte] = node
-            return True
-        if node.is_named and node.type not in _IN_WORDS:
-            return False
-        return all(self._collect(child, expansions) for child in node.children)
+    # --- Here-documents: the grammar reads their text only in part.
+
+    def _heredoc(self, node: Node) -> list[Word]:
+        """Visit the commands in a here-document and after its operator. Return the words there that
+        belong to the command."""
+        words: list[Word] = []
+        found: dict[str, Node] = {}  # its beginning, body and end, by type
+        at = node.start_byte
+        self.children(node, lines=True)
+        for child in node.children:
+            self.gap(at, child.start_byte, child.type in ("heredoc_body", "heredoc_end"))
+            at = max(at, child.end_byte)
+            if child.type in _HEREDOC_PARTS:
+                found[child.type] = child
+            elif child.type in ("file_redirect", "herestring_redirect"):
+                words += self._redirect(child)
+            elif child.type in ("pipeline", "list", "command"):
+                statements = self.children(child) if child.type == "pipeline" else [child]
+                self.visit_each(statements, {}, ("|", "|&"), named=self.visit)
+            elif child.is_named:
+                words.append(self.word(child))
+            elif child.type not in ("<<", "<<-", "&&", "||"):
+                self.give_up(child)
+        start, end = found.get("heredoc_start"), found.get("heredoc_end")
+        if start is None or end is None:
+            self.give_up(node, "a here-document has no end")
+        else:
+            self._check_heredoc(node, start, found.get("heredoc_body"), end)
+        return words
+
+    def _check_heredoc(self, node: Node, start: Node, body: Node | None, end: Node) -> None:
+        """Give up unless the text is just what bash takes for it."""
+        tag = _HEREDOC_START.fullmatch(self.text, start.start_byte, start.end_byte)
+        word = next(filter(None, tag.groups())) if tag else None
+        first = self.text.find("\n", start.end_byte) + 1
+        strip = self.text.startswith("<<-", node.start_byte)
+        lines = self.text[first : end.end_byte].split("\n")
+        ends = [line.lstrip("\t") if strip else line for line in lines]
+        following = self.text[end.end_byte : end.end_byte + 1]
+        clear = first and ends[-1] == word and word not in ends[:-1] and following in ("", "\n")
+        if not clear or (body is not None and body.start_byte < first):
+            self.give_up(node, "the end of a here-document is not clear")
+        elif self.text[start.start_byte] not in "\\'\"":
+            self._expanded(node, self.text[first : end.start_byte], first, body)
+
+    def _expanded(self, node: Node, text: str, first: int, body: Node | None) -> None:
+        """Visit the expansions in the text of a here-document, which begins at ``first``."""
+        expansions = (
+            {child.start_byte: child for child in body.children} if body is not None else {}
+        )
+        for child in expansions.values():
+            if child.type in _HEREDOC_EXPANSIONS:
+                self.visit_expansion(child)
+            elif child.type != "heredoc_content":
+                self.give_up(child)
+        at = 0
+        while at < len(text):
+            inner = expansions.get(first + at)
+            if text[at] == "\\":
+                if text[at + 1 : at + 2] == "\n":
+                    self.give_up(node, "a line goes on inside of a here-document")
+                    return
+                at += 2
+            elif text[at] in "$`" and inner is not None and inner.type != "heredoc_content":
+                at = inner.end_byte - first
+            elif text[at] == "`" or re.match(r"\$[A-Za-z0-9_({\[`@*#?$!\\-]", text[at : at + 2]):
+                self.give_up(node, "an expansion in a here-document was not understood")
+                return
+            else:
+                at += 1
 
 
-_LOOPS = {
-    "for_statement": Walk._for,
-    "c_style_for_statement": Walk._counted_for,
-    "while_statement": Walk._container,
-}
-# What a redirect after it belongs to for sure.
-_ALONE = {"command", "compound_statement", "subshell", "if_statement", "case_statement", *_LOOPS}
-_VISITORS = {
+_VISITORS: dict[str, Callable[[Walk, Node], object]] = {
+    "command": Walk._command,
+    **dict.fromkeys(_CONTAINERS, Walk._container),
+    **dict.fromkeys(_LOOPS, Walk._loop),
     "redirected_statement": Walk._redirected,
     "variable_assignment": Walk._assignments,
     "variable_assignments": Walk._assignments,
     "declaration_command": Walk._declaration,
     "unset_command": Walk._declaration,
     "function_definition": Walk._function,
-    **dict.fromkeys(_LOOPS, Walk._loop),
     "case_statement": Walk._case,
-    "test_command": visit_test,
+    "test_command": Walk.visit_test,
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tree_sitter import Node
 
@@ -38,11 +38,6 @@ class Word:
         return self.value if _PLAIN.fullmatch(self.value) else self.source
 
 
-def plain_word(text: str) -> Word:
-    """Return a word that is just its text."""
-    return Word(text, text)
-
-
 def names(text: str) -> frozenset[str]:
     """Return the names that a text lists, with blanks between."""
     return frozenset(text.split())
@@ -64,87 +59,66 @@ def unicode(text: str) -> str:
     return text if text.isascii() else text.encode("latin-1").decode("utf-8", "replace")
 
 
+@dataclass(slots=True)
 class Reader:
-    """Reads one word of ``text``.
+    """Reads one word."""
 
-    Args:
-        text: bytes as Latin-1, so that positions are byte offsets.
-        expansions: the grammar's, by where they start.
-        visit: called with each expansion that is met.
-    """
-
-    def __init__(
-        self, text: str, expansions: Mapping[int, Node], visit: Callable[[Node], None]
-    ) -> None:
-        self.text = text
-        self.expansions = expansions
-        self.visit = visit
-        self.pieces: list[str] = []
-        self.exact = True
-        self.loose = False
-        self.met = 0
+    text: str  # bytes as Latin-1, so that positions are byte offsets
+    expansions: Mapping[int, Node]  # the grammar's, by where they start
+    visit: Callable[[Node], None]  # called with each expansion that is met
+    pieces: list[str] = field(default_factory=list)  # of the value, so far
+    exact: bool = True
+    loose: bool = False
+    met: int = 0  # how many expansions were met
 
     def read(self, start: int, end: int) -> Word:
         """Return the word from ``start`` to ``end``. Raises UnclearError."""
         at = start
         while at < end:
-            character = self.text[at]
-            if character == "'":
-                at = self._single(at, end)
-            elif character == '"':
-                at = self._double(at, end)
-            elif character == "\\":
-                at = self._escaped(at, end)
-            else:
-                at = self._bare(at, start, end)
+            match self.text[at]:
+                case "'":
+                    close = self.text.find("'", at + 1, end)
+                    if close < 0:
+                        raise UnclearError("a quote is not closed")
+                    self.pieces.append(self.text[at + 1 : close])
+                    at = close + 1
+                case '"':
+                    at = self._double(at + 1, end)
+                case "\\":
+                    if at + 1 >= end or self.text[at + 1] == "\n":
+                        raise UnclearError("a line goes on inside of a word")
+                    self.pieces.append(self.text[at + 1])
+                    at += 2
+                case character:
+                    at = self._bare(character, at, start, end)
         if self.met != len(self.expansions):
             raise UnclearError("an expansion is in an unexpected place")
         source = unicode(self.text[start:end])
         return Word(source, unicode("".join(self.pieces)), self.exact, self.loose)
 
-    def _single(self, at: int, end: int) -> int:
-        close = self.text.find("'", at + 1, end)
-        if close < 0:
-            raise UnclearError("a quote is not closed")
-        self.pieces.append(self.text[at + 1 : close])
-        return close + 1
-
-    def _escaped(self, at: int, end: int) -> int:
-        if at + 1 >= end or self.text[at + 1] == "\n":
-            raise UnclearError("a line goes on inside of a word")
-        self.pieces.append(self.text[at + 1])
-        return at + 2
-
     def _double(self, at: int, end: int) -> int:
+        """Read what is between double quotes. Return the position behind the closing one."""
         first = not self.pieces
-        at += 1
         while at < end:
-            character = self.text[at]
+            character, following = self.text[at], self.text[at + 1 : at + 2]
             if character == '"':
                 self.pieces.append("")
                 return at + 1
-            if character == "\\":
-                at = self._escaped_in_double(at, end)
-            elif character == "`" or (character == "$" and at in self.expansions):
+            if character == "`" or (character == "$" and at in self.expansions):
                 many = self.text.startswith(("$@", "${"), at) and "@" in self.text[at:end]
                 self.loose = self.loose or many or (first and not any(self.pieces))
                 at = self._expansion(at, end)
-            elif character == "$" and _NAMING.match(self.text[at + 1 : at + 2] or " "):
-                if self.text[at + 1] not in "\"'":
-                    raise UnclearError("an expansion was not understood")
-                self.pieces.append(character)
-                at += 1
+            elif character == "\\":
+                if following == "\n":
+                    raise UnclearError("a line goes on inside of a word")
+                self.pieces.append(following if following in '$`"\\' else f"\\{following}")
+                at += 2
+            elif character == "$" and _NAMING.match(following) and following not in "\"'":
+                raise UnclearError("an expansion was not understood")
             else:
                 self.pieces.append(character)
                 at += 1
         raise UnclearError("a quote is not closed")
-
-    def _escaped_in_double(self, at: int, end: int) -> int:
-        following = self.text[at + 1] if at + 1 < end else ""
-        if following == "\n":
-            raise UnclearError("a line goes on inside of a word")
-        self.pieces.append(following if following in '$`"\\' else "\\" + following)
-        return at + 2
 
     def _expansion(self, at: int, end: int) -> int:
         node = self.expansions.get(at)
@@ -156,32 +130,29 @@ class Reader:
         self.pieces.append(self.text[at : node.end_byte])
         return node.end_byte
 
-    def _bare(self, at: int, start: int, end: int) -> int:
-        character = self.text[at]
-        if character in "$`" or self.text.startswith(("<(", ">("), at):
-            if self.text.startswith("$'", at):
-                return self._ansi(at, end)
-            if character != "$" or at in self.expansions:
-                self.loose = self.loose or character in "$`"
-                return self._expansion(at, end)
-            if _NAMING.match(self.text[at + 1 : end][:1] or " "):
-                raise UnclearError("an expansion was not understood")
+    def _bare(self, character: str, at: int, start: int, end: int) -> int:
+        """Read what is not quoted: an expansion or one character. Return the position behind it."""
+        if self.text.startswith("$'", at):
+            quoted = _ANSI_QUOTED.match(self.text, at, end)
+            if quoted is None:
+                raise UnclearError("a quote is not closed")
+            self.exact = False
+            self.loose = self.loose or not any(self.pieces)
+            self.pieces.append(quoted.group())
+            return quoted.end()
+        if self.text.startswith(("`", "<(", ">("), at) or (
+            character == "$" and at in self.expansions
+        ):
+            self.loose = self.loose or character in "$`"
+            return self._expansion(at, end)
+        if character == "$" and _NAMING.match(self.text, at + 1, end):
+            raise UnclearError("an expansion was not understood")
         if character in _BREAKS or (character == "#" and at == start):
             raise UnclearError("a word ends where it should not")
-        braces = character == "{" and _BRACES.match(self.text, at, end)
-        if character in "*?[" or braces:
+        if character in "*?[" or (character == "{" and _BRACES.match(self.text, at, end)):
             self.exact = False
             self.loose = self.loose or at == start or self.text[start] == "-"
         elif character == "~" and (at == start or self.text[at - 1] in "=:"):
             self.exact = False
         self.pieces.append(character)
         return at + 1
-
-    def _ansi(self, at: int, end: int) -> int:
-        close = _ANSI_QUOTED.match(self.text, at, end)
-        if close is None:
-            raise UnclearError("a quote is not closed")
-        self.exact = False
-        self.loose = self.loose or not any(self.pieces)
-        self.pieces.append(close.group())
-        return close.end()
