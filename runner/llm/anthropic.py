@@ -3,7 +3,8 @@
 Sources: https://docs.claude.com/en/api/messages; prompt caching:
 https://docs.claude.com/en/docs/build-with-claude/prompt-caching; counting tokens and listing
 models, which never fail a run: https://docs.claude.com/en/api/messages-count-tokens,
-https://docs.claude.com/en/api/models.
+https://docs.claude.com/en/api/models. This module imports anthropic, which takes over a second:
+import it late.
 """
 
 from __future__ import annotations
@@ -11,18 +12,16 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
+
+from anthropic import Stream
 
 from runner.core.conversation import Message, ModelReply, ModelRequest
 from runner.errors import ModelCallError
-from runner.llm.connections import Expiry, Watch, Watchdog, monotonic
-from runner.llm.stream import Accumulator
+from runner.llm.connections import Line, MessagesClients, Watch, Watchdog, monotonic
+from runner.llm.stream import FAILURES, Accumulator, StreamEndedError, failure
 from runner.ports import Interrupt
-
-if TYPE_CHECKING:
-    from runner.llm.connections import Line, MessagesClients
-
 
 _CACHE: Mapping[str, str] = {"type": "ephemeral"}
 _HOUR_CACHE: Mapping[str, str] = {"type": "ephemeral", "ttl": "1h"}
@@ -35,23 +34,12 @@ _HEADERS = {
 _APART = frozenset({"betas", "effort", "extra_body", "extra_headers", *_HEADERS})
 
 # What a count of tokens takes: https://docs.claude.com/en/api/messages-count-tokens.
-_COUNTED = frozenset(
-    {
-        "cache_control",
-        "messages",
-        "model",
-        "output_config",
-        "speed",
-        "system",
-        "thinking",
-        "tool_choice",
-        "tools",
-    }
-)
+_COUNTED = ("cache_control", "messages", "model", "output_config", "speed", "system", "thinking")
+_COUNTED += ("tool_choice", "tools")
 
 
 def request_headers(options: Mapping[str, Any]) -> dict[str, str]:
-    """The headers that a call's options ask for (``betas``, ``extra_headers`` …)."""
+    """Return the headers that a call's options ask for (``betas``, ``extra_headers`` …)."""
     headers = {header: str(options[name]) for name, header in _HEADERS.items() if name in options}
     if options.get("betas"):
         headers["anthropic-beta"] = ",".join(options["betas"])
@@ -59,7 +47,7 @@ def request_headers(options: Mapping[str, Any]) -> dict[str, str]:
 
 
 def request_body(request: ModelRequest) -> bytes:
-    """The request as JSON.
+    """Return the request as JSON.
 
     What does not change from turn to turn comes first and byte for byte the same. There are three
     cache breakpoints: the tools and the system prompt end with one, the last block of the previous
@@ -73,7 +61,7 @@ def request_body(request: ModelRequest) -> bytes:
 
 
 def count_body(request: ModelRequest) -> bytes:
-    """The part of a request that its tokens are counted by, as JSON."""
+    """Return the part of a request that its tokens are counted by, as JSON."""
     body = _body(request)
     return _encoded({name: value for name, value in body.items() if name in _COUNTED})
 
@@ -100,24 +88,17 @@ def _body(request: ModelRequest) -> dict[str, Any]:
         body["system"] = [{"type": "text", "text": request.system, **mark}]
     elif tools:
         tools[-1].update(mark)
-    body["messages"] = _marked(request.messages, mark)
-    return body
-
-
-def _marked(messages: Sequence[Message], mark: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The messages, with a breakpoint where the previous request ended: before the last reply.
-
-    From the breakpoint at the end the API looks back at 20 positions at most, and a turn may have
-    added more.
-    """
-    sent = [message.as_api() for message in messages]
-    replies = [index for index, message in enumerate(messages) if message.role == "assistant"]
-    before = messages[: replies[-1]] if replies else ()
-    heard = [index for index, message in enumerate(before) if message.role == "user"]
+    sent = [message.as_api() for message in request.messages]
+    # A breakpoint where the previous request ended, before the last reply: from the one at the end the
+    # API looks back at 20 positions at most, and a turn may have added more.
+    replies = [at for at, message in enumerate(request.messages) if message.role == "assistant"]
+    before = request.messages[: replies[-1]] if replies else ()
+    heard = [at for at, message in enumerate(before) if message.role == "user"]
     if heard:
         content = sent[heard[-1]]["content"]
         content[-1] = {**content[-1], **mark}
-    return sent
+    body["messages"] = sent
+    return body
 
 
 def _encoded(body: Mapping[str, Any]) -> bytes:
@@ -162,37 +143,50 @@ class AnthropicModel:
         self._clients: MessagesClients | None = None
         self._watchdog = Watchdog()
         self._asking = threading.Lock()
-        self._windows: dict[str, _Window] = {}
+        # What the API said of each model's window, and when it was asked; None: it did not say.
+        self._windows: dict[str, tuple[int | None, float]] = {}
         self._quiet_until = 0.0
 
     def complete(
         self, request: ModelRequest, interrupt: Interrupt, on_text: Callable[[str], None]
     ) -> ModelReply:
-        """One model call; see ``runner.ports.Model``."""
-        # Importing the SDK takes over a second, so it waits for the first call.
-        from runner.llm.connections import Line
-        from runner.llm.stream import FAILURES, failure
-
-        clients = self._connected()
-        line = Line()
-        call = _Call(request, line)
+        """Make one model call; see ``runner.ports.Model``."""
+        clients, line, began = self._connected(), Line(), monotonic()
+        body, headers = request_body(request), request_headers(request.options)
+        reply = Accumulator(lambda: _call_ids(request.messages))
         with (
             interrupt.cut_by(line.cut),
             self._watchdog.watch(line.cut, self._stall_timeout, self._total_timeout) as watch,
         ):
             try:
-                return call.run(clients, watch, on_text)
+                try:
+                    with clients.stream(body, headers, line) as events:
+                        _receive(events, reply, line, watch, on_text)
+                except FAILURES:
+                    if not reply.whole:
+                        raise
+                if not reply.whole:
+                    raise StreamEndedError("the stream ended without message_stop")
+                return reply.finish(monotonic() - began)
             except FAILURES as error:
                 interrupt.check()
+                request_id = reply.request_id
                 if watch.expired:
-                    raise call.expired(watch.expired) from error
+                    seconds = f"after {monotonic() - began:.1f} s"
+                    words = {
+                        "stream_stalled": f"no event came for too long; cut {seconds}",
+                        "call_deadline": f"the call was not done {seconds}",
+                    }[watch.expired]
+                    raise ModelCallError(
+                        watch.expired, words, request_id=request_id, billed=line.sent
+                    ) from error
                 raise failure(
-                    error, started=call.started, sent=line.sent, request_id=call.request_id
+                    error, started=reply.started, sent=line.sent, request_id=request_id
                 ) from error
 
     def count(self, request: ModelRequest, interrupt: Interrupt) -> int | None:
-        """The tokens of a request's prompt; see ``runner.ports.Model``. An API that let a question wait
-        is not asked again for some minutes: every run asks, and often."""
+        """Return the tokens of a request's prompt; see ``runner.ports.Model``. An API that let a question
+        wait is not asked again for some minutes: every run asks, and often."""
         if monotonic() < self._quiet_until:
             return None
         body, headers = count_body(request), request_headers(request.options)
@@ -200,17 +194,19 @@ class AnthropicModel:
         return _tokens("input_tokens", answer)
 
     def window(self, model: str) -> int | None:
-        """A model's window by the API's list of models; see ``runner.ports.Model``. It is asked for once
-        in a process, by one run while the others wait for it; after a failure not for some minutes."""
-        known = self._windows.get(model)
-        if known is None or known.is_stale():
+        """Return a model's window by the API's list of models; see ``runner.ports.Model``. It is asked
+        for once in a process, by one run while the others wait for it; after a failure not for some
+        minutes."""
+        if self._is_unknown(model):
             with self._asking:
-                known = self._windows.get(model)
-                if known is None or known.is_stale():
+                if self._is_unknown(model):
                     answer = self._ask(f"/v1/models/{quote(model, safe='')}", Interrupt())
-                    known = _Window(_tokens("max_input_tokens", answer))
-                    self._windows[model] = known
-        return known.tokens
+                    self._windows[model] = _tokens("max_input_tokens", answer), monotonic()
+        return self._windows[model][0]
+
+    def _is_unknown(self, model: str) -> bool:
+        tokens, asked_at = self._windows.get(model, (None, float("-inf")))
+        return tokens is None and monotonic() - asked_at >= _ASK_AGAIN_SECONDS
 
     def close(self) -> None:
         """End all connections; the next call opens new ones."""
@@ -226,10 +222,7 @@ class AnthropicModel:
         body: bytes | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Any:
-        """The API's answer to a question, None when none comes soon. Raises ``Interrupted``."""
-        from runner.llm.connections import Line
-        from runner.llm.stream import FAILURES
-
+        """Return the API's answer to a question, None when none comes soon. Raises ``Interrupted``."""
         line = Line()
         seconds = self._ask_timeout
         with interrupt.cut_by(line.cut), self._watchdog.watch(line.cut, seconds, seconds) as watch:
@@ -242,91 +235,36 @@ class AnthropicModel:
                 return None
 
     def _connected(self) -> MessagesClients:
-        from runner.llm.connections import MessagesClients
-
         with self._lock:
             if self._clients is None:
                 self._clients = MessagesClients(self._base_url, self._api_key)
             return self._clients
 
 
-class _Window:
-    """What the API said of a model's window; None: it did not say."""
-
-    def __init__(self, tokens: int | None) -> None:
-        self.tokens = tokens
-        self._asked_at = monotonic()
-
-    def is_stale(self) -> bool:
-        return self.tokens is None and monotonic() - self._asked_at >= _ASK_AGAIN_SECONDS
-
-
 def _tokens(name: str, answer: Any) -> int | None:
-    """A number of tokens in an answer, whatever was answered."""
+    """Return a number of tokens in an answer, whatever was answered."""
     value = answer.get(name) if isinstance(answer, dict) else None
     return value if type(value) is int and value > 0 else None
 
 
-class _Call:
-    """One call under way."""
+def _receive(
+    events: Stream[object],
+    reply: Accumulator,
+    line: Line,
+    watch: Watch,
+    on_text: Callable[[str], None],
+) -> None:
+    """Take the events of a call to its end."""
+    reply.request_id = events.response.headers.get("request-id")
+    watch.progress()
+    for event in events:
+        watch.progress()
+        if text := reply.add(event):
+            on_text(text)
+        if reply.whole:
+            line.patience = _LAST_BYTES_SECONDS
 
-    def __init__(self, request: ModelRequest, line: Line) -> None:
-        self.request_id: str | None = None
-        self._request = request
-        self._body = request_body(request)
-        self._headers = request_headers(request.options)
-        self._line = line
-        self._events = Accumulator(self._taken_ids)
-        self._began = monotonic()
 
-    @property
-    def started(self) -> bool:
-        return self._events.started
-
-    def run(
-        self, clients: MessagesClients, watch: Watch, on_text: Callable[[str], None]
-    ) -> ModelReply:
-        """Stream the call to its end."""
-        from runner.llm.stream import FAILURES, StreamEndedError
-
-        try:
-            self._stream(clients, watch, on_text)
-        except FAILURES:
-            if not self._events.whole:
-                raise
-        if not self._events.whole:
-            raise StreamEndedError("the stream ended without message_stop")
-        return self._events.reply(monotonic() - self._began, self.request_id)
-
-    def expired(self, expiry: Expiry) -> ModelCallError:
-        """The error for a call that the watchdog cut."""
-        seconds = monotonic() - self._began
-        words = {
-            "stream_stalled": f"no event came for too long; cut after {seconds:.1f} s",
-            "call_deadline": f"the call was not done after {seconds:.1f} s",
-        }
-        return ModelCallError(
-            expiry, words[expiry], request_id=self.request_id, billed=self._line.sent
-        )
-
-    def _stream(
-        self, clients: MessagesClients, watch: Watch, on_text: Callable[[str], None]
-    ) -> None:
-        with clients.stream(self._body, self._headers, self._line) as events:
-            self.request_id = events.response.headers.get("request-id")
-            watch.progress()
-            for event in events:
-                watch.progress()
-                text = self._events.add(event)
-                if text:
-                    on_text(text)
-                if self._events.whole:
-                    self._line.patience = _LAST_BYTES_SECONDS
-
-    def _taken_ids(self) -> frozenset[str]:
-        return frozenset(
-            block["id"]
-            for message in self._request.messages
-            for block in message.blocks
-            if block["type"] == "tool_use"
-        )
+def _call_ids(messages: Sequence[Message]) -> frozenset[str]:
+    blocks = (block for message in messages for block in message.blocks)
+    return frozenset(block["id"] for block in blocks if block["type"] == "tool_use")

@@ -13,7 +13,9 @@ import socket
 import ssl
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -29,25 +31,21 @@ _current = threading.local()
 
 
 class Line:
-    """One call's hold on the network.
-
-    ``sent`` says whether any of its request may have left; ``patience`` is how many seconds a read
-    may take, None for any number.
-    """
+    """One call's hold on the network."""
 
     def __init__(self) -> None:
-        self.patience: float | None = None
+        self.patience: float | None = None  # seconds that a read may take; None: any number
+        self.sent = False  # some of its request may have left
         self.is_cut = False
-        self.sent = False
-        self._connecting: _Connecting | None = None
+        self._opening: Future[httpcore2.NetworkStream] | None = None
         self._stream: CuttableStream | None = None
 
     def cut(self) -> None:
         """End what the call is doing on the network, and whatever it tries next. Never blocks."""
         with _lock:
             self.is_cut = True
-            if self._connecting is not None:
-                self._connecting.settled.set()
+            if self._opening is not None:
+                self._opening.cancel()
             if self._stream is not None and self._stream.line is self:
                 self._stream.shut_down()
 
@@ -60,22 +58,20 @@ class Line:
         finally:
             _current.line = None
 
-    def begin_connecting(self, connecting: _Connecting) -> None:
-        with _lock:
-            self._refuse_if_cut()
-            self._connecting = connecting
+    def take(
+        self, stream: CuttableStream | None, opening: Future[httpcore2.NetworkStream] | None = None
+    ) -> None:
+        """Note the connection that serves this call from now on, or the one that is being opened.
 
-    def take(self, stream: CuttableStream) -> None:
-        """``stream`` serves this call from now on."""
+        Raises:
+            httpcore2.ConnectError: the call was cut.
+        """
         with _lock:
-            self._refuse_if_cut()
-            self._connecting = None
-            self._stream = stream
-            stream.line = self
-
-    def _refuse_if_cut(self) -> None:
-        if self.is_cut:
-            raise httpcore2.ConnectError("the call was cut")
+            if self.is_cut:
+                raise httpcore2.ConnectError("the call was cut")
+            self._opening, self._stream = opening, stream
+            if stream is not None:
+                stream.line = self
 
 
 class CuttableBackend(httpcore2.SyncBackend):
@@ -90,9 +86,8 @@ class CuttableBackend(httpcore2.SyncBackend):
         local_address: str | None = None,
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore2.NetworkStream:
-        line = _line()
-        connecting = _Connecting()
-        line.begin_connecting(connecting)
+        opening: Future[httpcore2.NetworkStream] = Future()  # cancelled when the call is cut
+        _line().take(None, opening)
 
         def connect() -> None:
             try:
@@ -100,12 +95,19 @@ class CuttableBackend(httpcore2.SyncBackend):
                     host, port, timeout, local_address, socket_options
                 )
             except Exception as error:  # whatever it is, the caller raises it
-                connecting.failed(error)
+                if opening.set_running_or_notify_cancel():
+                    opening.set_exception(error)
+                return
+            if opening.set_running_or_notify_cancel():
+                opening.set_result(opened)
             else:
-                connecting.succeeded(opened)
+                opened.close()
 
         threading.Thread(target=connect, name="connect", daemon=True).start()
-        return _taken(connecting.result())
+        try:
+            return _taken(opening.result())
+        except CancelledError as error:
+            raise httpcore2.ConnectError("the call was cut") from error
 
 
 class CuttableStream(httpcore2.NetworkStream):
@@ -158,37 +160,6 @@ class CuttableStream(httpcore2.NetworkStream):
             socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
 
-class _Connecting:
-    """A connection being opened by another thread; whoever waits may leave (``settled`` is set)."""
-
-    def __init__(self) -> None:
-        self.settled = threading.Event()
-        self._left = False
-        self._stream: httpcore2.NetworkStream | None = None
-        self._error: Exception | None = None
-
-    def succeeded(self, stream: httpcore2.NetworkStream) -> None:
-        with _lock:
-            self._stream = stream
-            left = self._left
-        if left:
-            stream.close()
-        self.settled.set()
-
-    def failed(self, error: Exception) -> None:
-        self._error = error
-        self.settled.set()
-
-    def result(self) -> httpcore2.NetworkStream:
-        """Wait for the connection; raises what the connecting thread met, or ConnectError."""
-        self.settled.wait()
-        with _lock:
-            self._left = self._stream is None
-        if self._stream is not None:
-            return self._stream
-        raise self._error or httpcore2.ConnectError("the call was cut")
-
-
 def _taken(inner: httpcore2.NetworkStream) -> CuttableStream:
     stream = CuttableStream(inner)
     try:
@@ -230,19 +201,20 @@ class MessagesClients:
         self._api_key = api_key
         self._lock = threading.Lock()
         self._certificates = httpx2.create_ssl_context()
-        self._seats = [_Seat(self._new_client())]
+        # How many calls each client has in flight; guarded by the lock.
+        self._calls = Counter({self._new_client(): 0})
 
     @contextmanager
     def stream(
         self, body: bytes, headers: Mapping[str, str], line: Line
     ) -> Iterator[anthropic.Stream[object]]:
-        """The events of one call, as JSON objects.
+        """Yield the events of one call, as JSON objects.
 
         Raises:
             anthropic.AnthropicError, httpx2.HTTPError, ValueError: as the SDK does; see ``failures``.
         """
         with (
-            self._seat() as client,
+            self._client() as client,
             line.held(),
             client.post(
                 "/v1/messages",
@@ -256,12 +228,12 @@ class MessagesClients:
             yield events
 
     def ask(self, path: str, line: Line, body: bytes | None, headers: Mapping[str, str]) -> object:
-        """The answer to a call that is not streamed, as JSON; without a body it is a GET.
+        """Return the answer to a call that is not streamed, as JSON; without a body it is a GET.
 
         Raises:
             anthropic.AnthropicError, httpx2.HTTPError, ValueError: as the SDK does; see ``failures``.
         """
-        with self._seat() as client, line.held():
+        with self._client() as client, line.held():
             if body is None:
                 return client.get(path, options={"headers": headers}, cast_to=object)
             return client.post(path, content=body, options={"headers": headers}, cast_to=object)
@@ -269,23 +241,20 @@ class MessagesClients:
     def close(self) -> None:
         """End all connections."""
         with self._lock:
-            for seat in self._seats:
-                seat.client.close()
+            for client in self._calls:
+                client.close()
 
     @contextmanager
-    def _seat(self) -> Iterator[anthropic.Anthropic]:
+    def _client(self) -> Iterator[anthropic.Anthropic]:
         with self._lock:
-            free = (seat for seat in self._seats if seat.calls < CALLS_PER_CLIENT)
-            seat = next(free, None)
-            if seat is None:
-                seat = _Seat(self._new_client())
-                self._seats.append(seat)
-            seat.calls += 1
+            free = (each for each, calls in self._calls.items() if calls < CALLS_PER_CLIENT)
+            client = next(free, None) or self._new_client()
+            self._calls[client] += 1
         try:
-            yield seat.client
+            yield client
         finally:
             with self._lock:
-                seat.calls -= 1
+                self._calls[client] -= 1
 
     def _new_client(self) -> anthropic.Anthropic:
         timeout = httpx2.Timeout(None, connect=CONNECT_TIMEOUT)
@@ -293,7 +262,11 @@ class MessagesClients:
         http_client = anthropic.DefaultHttpxClient(
             timeout=timeout, limits=limits, verify=self._certificates
         )
-        _make_cuttable(http_client)
+        # Every connection is opened by our backend, to proxies from the environment too. httpx2 has no
+        # public way to say so without giving up the SDK's own transports.
+        transports: list[Any] = [http_client._transport, *http_client._mounts.values()]
+        for transport in filter(None, transports):
+            transport._pool._network_backend = CuttableBackend()
         try:
             client = anthropic.Anthropic(
                 base_url=self._base_url,
@@ -313,26 +286,6 @@ class MessagesClients:
         return client
 
 
-@dataclass
-class _Seat:
-    """A client, and how many calls it has in flight (guarded by the lock of ``MessagesClients``)."""
-
-    client: anthropic.Anthropic
-    calls: int = 0
-
-
-def _make_cuttable(http_client: httpx2.Client) -> None:
-    """Have every connection of a client opened by our backend, proxies from the environment too.
-
-    httpx2 has no public way to say so without giving up the SDK's own transports.
-    """
-    backend = CuttableBackend()
-    transports: list[Any] = [http_client._transport, *http_client._mounts.values()]
-    for transport in transports:
-        if transport is not None:
-            transport._pool._network_backend = backend
-
-
 def _no_key(why: str) -> ModelCallError:
     return ModelCallError(
         "authentication_error",
@@ -344,39 +297,35 @@ def _no_key(why: str) -> ModelCallError:
 
 Expiry = Literal["stream_stalled", "call_deadline"]
 
+# The calls are looked at this often at least: waiting itself does not count the machine's sleep.
 LOOK_SECONDS = 1.0
-"""How often the calls are looked at at least: waiting itself does not count sleep."""
 
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 def monotonic() -> float:
-    """Seconds on a clock that nobody sets and that counts the machine's sleep as well."""
+    """Return seconds on a clock that nobody sets and that counts the machine's sleep as well."""
     return time.clock_gettime(_CLOCK)
 
 
+@dataclass(eq=False, slots=True)
 class Watch:
-    """One call under watch. ``expired`` says why it was cut, if it was."""
+    """One call under watch. Times are in seconds, on the clock of ``monotonic``."""
 
-    def __init__(self, cut: Callable[[], None], stall_timeout: float, total_timeout: float) -> None:
-        now = monotonic()
-        self.expired: Expiry | None = None
-        self._cut = cut
-        self._stall_timeout = stall_timeout
-        self._deadline = now + total_timeout
-        self._progress_at = now
+    cut: Callable[[], None]
+    stall_timeout: float
+    deadline: float
+    progress_at: float
+    expired: Expiry | None = None  # why it was cut, if it was
 
     def progress(self) -> None:
-        """The call got on."""
-        self._progress_at = monotonic()
+        """Note that the call got on."""
+        self.progress_at = monotonic()
 
+    @property
     def due_at(self) -> float:
-        """When the call is to be cut if nothing happens, on the clock of ``monotonic``."""
-        return min(self._deadline, self._progress_at + self._stall_timeout)
-
-    def expire(self, now: float) -> None:
-        self.expired = "call_deadline" if now >= self._deadline else "stream_stalled"
-        self._cut()
+        """When the call is to be cut if nothing happens."""
+        return min(self.deadline, self.progress_at + self.stall_timeout)
 
 
 class Watchdog:
@@ -394,13 +343,14 @@ class Watchdog:
     ) -> Iterator[Watch]:
         """In the block, ``cut`` is called after ``stall_timeout`` seconds without progress, or
         ``total_timeout`` seconds in all."""
-        watch = Watch(cut, stall_timeout, total_timeout)
+        now = monotonic()
+        watch = Watch(cut, stall_timeout, now + total_timeout, now)
         with self._changed:
             self._watches.add(watch)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
                 self._thread.start()
-            elif watch.due_at() < self._wakes_at:
+            elif watch.due_at < self._wakes_at:
                 self._changed.notify()
         try:
             yield watch
@@ -412,11 +362,10 @@ class Watchdog:
         with self._changed:
             while True:
                 now = monotonic()
-                for watch in [watch for watch in self._watches if watch.due_at() <= now]:
+                for watch in [watch for watch in self._watches if watch.due_at <= now]:
                     self._watches.remove(watch)
-                    watch.expire(now)
-                self._wakes_at = min(
-                    (watch.due_at() for watch in self._watches), default=float("inf")
-                )
+                    watch.expired = "call_deadline" if now >= watch.deadline else "stream_stalled"
+                    watch.cut()
+                self._wakes_at = min((each.due_at for each in self._watches), default=float("inf"))
                 seconds = self._wakes_at - monotonic()
                 self._changed.wait(min(max(0.0, seconds), LOOK_SECONDS) if self._watches else None)

@@ -17,7 +17,6 @@ from runner.ports import Interrupt
 
 BYTES_PER_TOKEN = 4
 _PLAIN_SUMMARY = "What came before went as the script says; the next line follows."
-_AFTER_THE_LAST: Mapping[str, Any] = {"text": "That was the last line of my script."}
 
 
 class ScriptedModel:
@@ -35,50 +34,44 @@ class ScriptedModel:
     ) -> ModelReply:
         """Play the reply that is due; see ``runner.ports.Model``. ``delay`` ends when interrupted."""
         began = time.monotonic()
-        reply = self._due(request) if request.purpose == "turn" else self._summary()
+        reply = self._due(request)
         interrupt.check()
         if reply.get("delay"):
             interrupt.wait(reply["delay"])
             interrupt.check()
         if "error" in reply:
-            raise _error(reply["error"])
+            given = {"message": "as the script says", **reply["error"]}
+            raise ModelCallError(**given, billed=False)
         if "text" in reply:
             on_text(reply["text"])
         blocks = _blocks(reply, request)
         return ModelReply(
             blocks=blocks,
-            stop_reason=reply.get("stop_reason") or ("tool_use" if _calls(reply) else "end_turn"),
+            stop_reason=reply.get("stop_reason")
+            or ("tool_use" if reply.get("tools") else "end_turn"),
             usage=_usage(reply.get("usage", {}), request, blocks),
             model=request.model,
             latency=time.monotonic() - began,
         )
 
     def count(self, request: ModelRequest, interrupt: Interrupt) -> int | None:
-        """A script counts no tokens: None."""
+        """Return None: a script counts no tokens."""
         return None
 
     def window(self, model: str) -> int | None:
-        """A script has no window of its own: None."""
+        """Return None: a script has no window of its own."""
         return None
 
-    def _summary(self) -> Mapping[str, Any]:
-        given = self._script.get(SUMMARY)
-        return {"text": given if isinstance(given, str) else _PLAIN_SUMMARY}
-
     def _due(self, request: ModelRequest) -> Mapping[str, Any]:
-        anyone = f"{OF_AGENT}{request.agent_type}" if request.agent_type else ANY_ITEM
+        if request.purpose != "turn":
+            given = self._script.get(SUMMARY)
+            return {"text": given if isinstance(given, str) else _PLAIN_SUMMARY}
         replies = self._script.get(request.item_key)
         if not isinstance(replies, Sequence) or isinstance(replies, str):
+            anyone = f"{OF_AGENT}{request.agent_type}" if request.agent_type else ANY_ITEM
             replies = self._script.get(anyone, ())
-        if request.reply_number < len(replies):
-            due: Mapping[str, Any] = replies[request.reply_number]
-            return due
-        return _AFTER_THE_LAST
-
-
-def _calls(reply: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    calls: Sequence[Mapping[str, Any]] = reply.get("tools", ())
-    return calls
+        rest: Sequence[Mapping[str, Any]] = replies[request.reply_number :]
+        return rest[0] if rest else {"text": "That was the last line of my script."}
 
 
 def _blocks(reply: Mapping[str, Any], request: ModelRequest) -> tuple[Block, ...]:
@@ -89,7 +82,7 @@ def _blocks(reply: Mapping[str, Any], request: ModelRequest) -> tuple[Block, ...
     if "text" in reply:
         blocks.append({"type": "text", "text": reply["text"]})
     suffix = request.run_id.rpartition("_")[2].replace(".", "-")
-    for index, call in enumerate(_calls(reply)):
+    for index, call in enumerate(reply.get("tools", ())):
         call_id = f"toolu_{suffix}_{request.reply_number}_{index}"
         arguments = dict(call.get("input", {}))
         blocks.append({"type": "tool_use", "id": call_id, "name": call["name"], "input": arguments})
@@ -97,7 +90,7 @@ def _blocks(reply: Mapping[str, Any], request: ModelRequest) -> tuple[Block, ...
 
 
 def _usage(given: Mapping[str, int], request: ModelRequest, blocks: Sequence[Block]) -> Usage:
-    """Tokens as a model might count them: a quarter of the bytes. The cache has what was sent
+    """Return tokens as a model might count them: a quarter of the bytes. The cache has what was sent
     before, which is everything but the last two messages."""
     sent = [sum(map(content_bytes, message.blocks)) for message in request.messages]
     around = len(request.system or "") + sum(len(tool.description) for tool in request.tools)
@@ -110,13 +103,3 @@ def _usage(given: Mapping[str, int], request: ModelRequest, blocks: Sequence[Blo
         "output_tokens": 1 + sum(map(content_bytes, blocks)) // BYTES_PER_TOKEN,
     }
     return Usage(**{**counted, **given})
-
-
-def _error(error: Mapping[str, Any]) -> ModelCallError:
-    return ModelCallError(
-        error["kind"],
-        error.get("message", "as the script says"),
-        status=error.get("status"),
-        retry_after=error.get("retry_after"),
-        billed=False,
-    )

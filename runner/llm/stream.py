@@ -52,8 +52,9 @@ class Accumulator:
     """
 
     def __init__(self, taken_ids: Callable[[], Collection[str]] = frozenset) -> None:
-        self.started = False
-        self.whole = False
+        self.request_id: str | None = None  # the API's, set by the caller
+        self.started = False  # ``message_start`` has come
+        self.whole = False  # ``message_stop`` has come
         self._taken_ids = taken_ids
         self._model = ""
         self._stop_reason: str | None = None
@@ -61,7 +62,7 @@ class Accumulator:
         self._parts: list[_Part] = []
 
     def add(self, event: Any) -> str:
-        """Take an event; gives the text that it added, or "".
+        """Take an event. Return the text that it added, or "".
 
         Raises:
             BrokenStreamError: it cannot follow what came before, or lacks what its type needs.
@@ -73,8 +74,8 @@ class Accumulator:
                 f"an event of an unexpected shape: {str(event)[:200]}"
             ) from error
 
-    def reply(self, latency: float, request_id: str | None) -> ModelReply:
-        """The whole reply, after ``message_stop``.
+    def finish(self, latency: float) -> ModelReply:
+        """Return the whole reply, after ``message_stop``.
 
         Args:
             latency: seconds that the call took.
@@ -84,33 +85,33 @@ class Accumulator:
         """
         if not self.whole or self._stop_reason is None:
             raise BrokenStreamError("the message has no stop_reason")
+        parted = self._stop_reason in _PARTING_REASONS
+        cut: Block | None = None  # what remains of a last block that was cut off
+        blocks: list[Block] = []
         try:
-            blocks, cut = self._finished(self._stop_reason in _PARTING_REASONS)
+            for part in self._parts:
+                may_be_parted = parted and part is self._parts[-1]
+                block = part.finish(may_be_parted)
+                if block is not None:
+                    blocks.append(block)
+                elif may_be_parted:
+                    cut = part.remains()
         except _SHAPE_ERRORS as error:
             raise BrokenStreamError("a block of an unexpected shape") from error
-        self._check_ids(blocks)
+        ids = [block["id"] for block in blocks if block["type"] == "tool_use"]
+        taken = self._taken_ids() if ids else ()
+        for number, call_id in enumerate(ids):
+            if call_id in taken or call_id in ids[:number]:
+                raise BrokenStreamError(f"the tool call id {call_id} is used twice")
         return ModelReply(
             blocks=tuple(_sendable(blocks)),
             stop_reason=self._stop_reason,
-            usage=Usage(*(self._usage[name] for name in _USAGE_FIELDS)),
+            usage=Usage(*self._usage.values()),
             model=self._model,
-            request_id=request_id,
+            request_id=self.request_id,
             latency=latency,
             cut=cut,
         )
-
-    def _finished(self, parted: bool) -> tuple[list[Block], Block | None]:
-        """The finished blocks, and what remains of one that was cut off."""
-        cut: Block | None = None
-        blocks: list[Block] = []
-        for number, part in enumerate(self._parts):
-            last = number == len(self._parts) - 1
-            block = part.finish(parted and last)
-            if block is not None:
-                blocks.append(block)
-            elif last and parted:
-                cut = part.remains()
-        return blocks, cut
 
     def _add(self, event: Any) -> str:
         match event["type"]:
@@ -146,15 +147,6 @@ class Accumulator:
                 raise BrokenStreamError(f"usage.{name} is no number of tokens")
             self._usage[name] = value
 
-    def _check_ids(self, blocks: list[Block]) -> None:
-        ids = [block["id"] for block in blocks if block["type"] == "tool_use"]
-        if not ids:
-            return
-        taken = self._taken_ids()
-        for number, call_id in enumerate(ids):
-            if call_id in taken or call_id in ids[:number]:
-                raise BrokenStreamError(f"the tool call id {call_id} is used twice")
-
 
 class _Part:
     """A block as it grows."""
@@ -167,7 +159,7 @@ class _Part:
         self._json: list[str] = []
 
     def add(self, delta: Mapping[str, Any]) -> str:
-        """Take a delta; gives the text that it added.
+        """Take a delta. Return the text that it added.
 
         Strings grow and other values are set, so a kind of delta that is not known yet works too.
         """
@@ -189,7 +181,7 @@ class _Part:
         return ""
 
     def finish(self, may_be_parted: bool) -> Block | None:
-        """The finished block; None when there is nothing to keep.
+        """Return the finished block; None when there is nothing to keep.
 
         Args:
             may_be_parted: it is the last block of a reply that was cut off.
@@ -214,7 +206,7 @@ class _Part:
         return block
 
     def remains(self) -> Block:
-        """The unfinished block, for the record: what came of its input is in ``partial_json``."""
+        """Return the unfinished block, for the record: what came of its input is in ``partial_json``."""
         block = self._grown()
         if self._json:
             block["partial_json"] = "".join(self._json)
@@ -264,14 +256,11 @@ def _parsed(source: str) -> dict[str, Any]:
 
 
 def _sendable(blocks: list[Block]) -> list[Block]:
-    """The blocks in an order that the API takes back: it refuses text after a tool call, and
+    """Return the blocks in an order that the API takes back: it refuses text after a tool call, and
     thinking as the last block. A reply of nothing but thinking is left as it is."""
-    first_call = next(
-        (at for at, block in enumerate(blocks) if block["type"] == "tool_use"), len(blocks)
-    )
-    late = [block for block in blocks[first_call:] if block["type"] == "text"]
-    calls = [block for block in blocks[first_call:] if block["type"] != "text"]
-    ordered = [*blocks[:first_call], *late, *calls]
+    types = [block["type"] for block in blocks]
+    first_call = types.index("tool_use") if "tool_use" in types else len(blocks)
+    ordered = blocks[:first_call] + sorted(blocks[first_call:], key=lambda b: b["type"] != "text")
     end = len(ordered)
     while end and ordered[end - 1]["type"] in ("thinking", "redacted_thinking"):
         end -= 1
@@ -318,7 +307,7 @@ FAILURES = (
 def failure(
     error: Exception, *, started: bool, sent: bool, request_id: str | None
 ) -> ModelCallError:
-    """The error that the engine understands.
+    """Return the error that the engine understands.
 
     Args:
         error: one of ``FAILURES``.
@@ -327,9 +316,7 @@ def failure(
         request_id: the API's, when an answer had begun.
     """
     if isinstance(error, anthropic.APIStatusError):
-        if error.status_code >= 400:
-            return _refused(error)
-        return _error_event(error, started, request_id)
+        return _answered(error, started, request_id)
     if isinstance(error, anthropic.CredentialsError):
         return ModelCallError("authentication_error", _line(error), status=401, billed=False)
     cause = error.__cause__ if isinstance(error, anthropic.APIConnectionError) else error
@@ -348,8 +335,8 @@ def failure(
 
 
 def retry_after(headers: Mapping[str, str], now: float) -> float | None:
-    """Seconds that an answer asks to wait: ``retry-after-ms``, else ``retry-after`` in seconds or as
-    a date (RFC 9110, section 10.2.3); None when it says nothing that can be waited for.
+    """Return the seconds that an answer asks to wait: ``retry-after-ms``, else ``retry-after`` in seconds
+    or as a date (RFC 9110, section 10.2.3); None when it says nothing that can be waited for.
 
     Args:
         now: seconds since the epoch.
@@ -368,49 +355,41 @@ def retry_after(headers: Mapping[str, str], now: float) -> float | None:
         return None
 
 
-def _refused(error: anthropic.APIStatusError) -> ModelCallError:
-    status = error.status_code
-    otherwise = _KINDS.get(status, "api_error" if status >= 500 else "invalid_request_error")
-    return ModelCallError(
-        _kind(error, otherwise),
-        _words(error, f"HTTP {status}"),
-        status=status,
-        request_id=error.request_id,
-        retry_after=retry_after(error.response.headers, time.time()),
-        billed=False,
-    )
-
-
-def _error_event(
+def _answered(
     error: anthropic.APIStatusError, started: bool, request_id: str | None
 ) -> ModelCallError:
-    """``event: error`` inside a stream, which the SDK raises with the stream's own status, 200."""
+    """Return the error for a refusal, or for ``event: error`` inside a stream, which the SDK raises with
+    the stream's own status, 200."""
+    status: int | None = error.status_code
+    if error.status_code >= 400:
+        otherwise = "api_error" if error.status_code >= 500 else "invalid_request_error"
+        kind = error.type or _KINDS.get(error.status_code, otherwise)
+        words = f"HTTP {status}"
+        wait = retry_after(error.response.headers, time.time())
+    else:
+        status, wait = None, None
+        kind = error.type or "api_error"
+        words = "an error event without words"
+    if error.api_message:
+        words = str(error.api_message)
+    elif isinstance(error.body, str) and error.body and not error.body.lstrip().startswith("<"):
+        words = f"{words}: {error.body}"
+    else:  # a proxy's page
+        words = f"{words}, with a body that is not the API's"
+    # The API's error type says too little of a prompt that is too long, and a gateway has a type of its
+    # own for a body that it does not take.
+    said = str(error.api_message or "").lower()
+    too_long = kind == "invalid_request_error" and any(each in said for each in _TOO_LONG_WORDS)
+    if too_long or kind == "request_too_large" or status == 413:
+        kind = PROMPT_TOO_LONG
     return ModelCallError(
-        _kind(error, "api_error"),
-        _words(error, "an error event without words"),
+        kind,
+        _shortened(words),
+        status=status,
         request_id=request_id or error.request_id,
+        retry_after=wait,
         billed=started,
     )
-
-
-def _kind(error: anthropic.APIStatusError, otherwise: str) -> str:
-    """The API's error type, or one of ours where its own says too little."""
-    kind = error.type or otherwise
-    words = str(error.api_message or "").lower()
-    too_long = kind == "invalid_request_error" and any(said in words for said in _TOO_LONG_WORDS)
-    # A gateway has a type of its own for a body that it does not take.
-    too_large = kind == "request_too_large" or error.status_code == 413
-    return PROMPT_TOO_LONG if too_long or too_large else kind
-
-
-def _words(error: anthropic.APIStatusError, otherwise: str) -> str:
-    """The API's own words; of a proxy's page only that there was one."""
-    if error.api_message:
-        return _shortened(str(error.api_message))
-    body: Any = error.body
-    if isinstance(body, str) and body and not body.lstrip().startswith("<"):
-        return _shortened(f"{otherwise}: {body}")
-    return f"{otherwise}, with a body that is not the API's"
 
 
 def _line(error: BaseException) -> str:

@@ -55,7 +55,8 @@ def accumulate(*parts: list[dict[str, Any]], taken: tuple[str, ...] = ()) -> Mod
     accumulator = Accumulator(lambda: taken)
     for event in (START, *(event for part in parts for event in part)):
         accumulator.add(event)
-    return accumulator.reply(0.5, "req_1")
+    accumulator.request_id = "req_1"
+    return accumulator.finish(0.5)
 
 
 def kinds(reply: ModelReply) -> list[str]:
