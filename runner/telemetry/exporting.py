@@ -25,7 +25,6 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
 import runner
 from runner.core.text import shorten
 from runner.telemetry.spans import GivenIds
-from runner.telemetry.switch import Switch
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +38,9 @@ class _Outage(logging.Handler):
     tries; and again after it has taken something. At the end a collector that is away is not tried again.
 
     Args:
-        signal: what is told. exporter: the module that logs. stop: ends an exporter, and its waiting.
+        signal: what is told.
+        exporter: the module that logs.
+        stop: ends an exporter, and its waiting.
     """
 
     def __init__(self, signal: str, exporter: str, stop: Callable[[], object]) -> None:
@@ -49,15 +50,24 @@ class _Outage(logging.Handler):
         self.why = ""
         self._is_away = False
         self._is_said = False
-        self._is_ending = threading.Event()
-        self._is_stopped = threading.Event()
+        self._is_ending = False
+        self._is_stopped = False
         log = logging.getLogger(exporter)
         log.propagate = False
         log.addHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.why = self.why or _why(record)  # later ones say only that it was tried in vain
-        self._is_away = self._is_away or _error(record) is not None
+        given = record.args if isinstance(record.args, tuple) else ()
+        # Else the exporter logged what the collector answered.
+        error = next((each for each in given if isinstance(each, BaseException)), None)
+        self._is_away = self._is_away or error is not None
+        while error is not None and (below := error.__cause__ or error.__context__) is not None:
+            error = below  # the others only wrap it, in long words
+        why = record.getMessage() if error is None else str(error)
+        for name, value in os.environ.items():
+            if name.startswith("OTEL_EXPORTER_OTLP_") and name.endswith("ENDPOINT") and value:
+                why = why.replace(value.rstrip("/"), "…")  # an address may hold a password
+        self.why = self.why or shorten(why, _WHY_LENGTH)  # later ones say only that it was in vain
         self._stop_if_in_vain()
 
     def note(self, *, is_taken: bool) -> None:
@@ -70,35 +80,13 @@ class _Outage(logging.Handler):
 
     def end(self) -> None:
         """Wait for no collector that is away, from now on."""
-        self._is_ending.set()
+        self._is_ending = True
         self._stop_if_in_vain()
 
     def _stop_if_in_vain(self) -> None:
-        if self._is_away and self._is_ending.is_set() and not self._is_stopped.is_set():
-            self._is_stopped.set()  # before it, as a second time would be logged, and so on
+        if self._is_away and self._is_ending and not self._is_stopped:
+            self._is_stopped = True  # before it, as a second time would be logged, and so on
             self._stop()
-
-
-def _error(record: logging.LogRecord) -> BaseException | None:
-    """The exception that an exporter logged, in place of what a collector answered."""
-    given = record.args if isinstance(record.args, tuple) else ()
-    return next((each for each in given if isinstance(each, BaseException)), None)
-
-
-def _why(record: logging.LogRecord) -> str:
-    error = _error(record)
-    while error is not None and (below := error.__cause__ or error.__context__) is not None:
-        error = below  # the others only wrap it, in long words
-    text = record.getMessage() if error is None else str(error)
-    return shorten(_without_endpoints(text), _WHY_LENGTH)
-
-
-def _without_endpoints(text: str) -> str:
-    """A collector's address may hold a password."""
-    for name, value in os.environ.items():
-        if name.startswith("OTEL_EXPORTER_OTLP_") and name.endswith("ENDPOINT") and value:
-            text = text.replace(value.rstrip("/"), "…")
-    return text
 
 
 class _SpanExporter(OTLPSpanExporter):
@@ -128,26 +116,25 @@ class _MetricExporter(OTLPMetricExporter):
 class Exporting:
     """Providers of Runner's own: the process's global ones are left to whoever sets them."""
 
-    def __init__(self, switch: Switch) -> None:
+    def __init__(self, *, traces: bool, metrics: bool) -> None:
         own = Resource({"service.name": "runner", "service.version": runner.__version__})
         instance = Resource({"service.instance.id": str(uuid4())})
-        resource = (
-            Resource.create().merge(own).merge(instance).merge(OTELResourceDetector().detect())
-        )
+        given = OTELResourceDetector().detect()
+        resource = Resource.create().merge(own).merge(instance).merge(given)
         self.ids = GivenIds()
         self.traces = TracerProvider(
             resource=resource, id_generator=self.ids, shutdown_on_exit=False
         )
         self._outages: list[_Outage] = []
         readers = []
-        if switch.metrics:
-            metrics = _MetricExporter()
-            self._outages.append(metrics.outage)
-            readers.append(PeriodicExportingMetricReader(metrics))
-        if switch.traces:
-            spans = _SpanExporter()
-            self._outages.append(spans.outage)
-            self.traces.add_span_processor(BatchSpanProcessor(spans))
+        if metrics:
+            metric_exporter = _MetricExporter()
+            self._outages.append(metric_exporter.outage)
+            readers.append(PeriodicExportingMetricReader(metric_exporter))
+        if traces:
+            span_exporter = _SpanExporter()
+            self._outages.append(span_exporter.outage)
+            self.traces.add_span_processor(BatchSpanProcessor(span_exporter))
         self.metrics = MeterProvider(readers, resource=resource, shutdown_on_exit=False)
 
     def close(self) -> None:

@@ -12,8 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from opentelemetry.context import Context
@@ -32,36 +31,30 @@ from opentelemetry.trace import (
 
 from runner.core.agents import lineage, place_of
 from runner.core.budget import BILLIONTHS
-from runner.core.conversation import Block, Message, ModelReply, Purpose, Usage
-from runner.core.state import RunState
+from runner.core.conversation import Block, Message, ModelReply, Usage
+from runner.core.state import OpenCall, RunState
+from runner.core.text import shorten
 from runner.ports import Stored
 
 _TRACE_BYTES = 16
 _SPAN_BYTES = 8
 _NANOSECONDS = 1_000_000_000
+_WHY_LENGTH = 300
 
 
 def trace_id(run_id: str) -> int:
-    """The id of the trace that a run is in: that of the run of an item, and of all below it."""
+    """Return the id of the trace that a run is in: that of the run of an item, and of all below it."""
     return _derived(_TRACE_BYTES, "trace", lineage(run_id)[0])
 
 
 def span_id(run_id: str, *what: str | int) -> int:
-    """The id of the span that tells of ``what`` in a run; of the run itself when that is empty."""
+    """Return the id of the span that tells of ``what`` in a run; of the run itself when that is empty."""
     return _derived(_SPAN_BYTES, "span", run_id, *what)
 
 
 def for_child(number: int) -> tuple[str | int, ...]:
-    """What the span of a call tells of that has started a child: the child knows its number alone."""
+    """Return what names the span of a call that started a child: the child knows its number alone."""
     return ("child", number)
-
-
-def _above(told: Told) -> int | None:
-    """The id of the span that one is below, None for the top of a trace."""
-    if told.what:
-        return span_id(told.run_id)
-    *_, parent, run_id = ("", *lineage(told.run_id))
-    return span_id(parent, *for_child(int(run_id.rpartition(".")[2]))) if parent else None
 
 
 def _derived(size: int, *parts: str | int) -> int:
@@ -76,7 +69,7 @@ class GivenIds(IdGenerator):
         self._given = threading.local()
 
     def give(self, trace: int, span: int) -> None:
-        """The ids of the span that this thread starts next."""
+        """Set the ids of the span that this thread starts next."""
         self._given.ids = (trace, span)
 
     def generate_trace_id(self) -> int:
@@ -88,24 +81,8 @@ class GivenIds(IdGenerator):
         return span
 
     def is_trace_id_random(self) -> bool:
-        """A digest's bits are as good as random ones to a sampler."""
+        """Return True: a digest's bits are as good as random ones to a sampler."""
         return True
-
-
-@dataclass(frozen=True, slots=True)
-class Told:
-    """A span that has ended. ``what`` names it within its run, and is empty for the run's own; times are
-    in seconds since the epoch; ``error`` is its class, None where it went well."""
-
-    run_id: str
-    what: tuple[str | int, ...]
-    name: str
-    begun: float
-    ended: float
-    kind: SpanKind = SpanKind.INTERNAL
-    error: str | None = None
-    why: str = ""
-    attributes: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Spans:
@@ -116,38 +93,62 @@ class Spans:
         self._tracer = provider.get_tracer("runner")
         self._ids = ids
 
-    def tell(self, told: Told) -> None:
-        """Have a span exported, sooner or later."""
-        trace = trace_id(told.run_id)
-        self._ids.give(trace, span_id(told.run_id, *told.what))
-        failed = {} if told.error is None else {"error.type": told.error}
-        span = self._tracer.start_span(
-            told.name,
-            context=self._context(_above(told), trace),
-            kind=told.kind,
-            attributes={**told.attributes, **failed},
-            start_time=int(min(told.begun, told.ended) * _NANOSECONDS),
-        )
-        if told.error is not None:
-            span.set_status(Status(StatusCode.ERROR, told.why or None))
-        span.end(int(told.ended * _NANOSECONDS))
+    def tell(
+        self,
+        run_id: str,
+        what: tuple[str | int, ...],
+        name: str,
+        begun: float,
+        ended: float,
+        attributes: Mapping[str, Any],
+        *,
+        kind: SpanKind = SpanKind.INTERNAL,
+        error: str | None = None,
+        why: str = "",
+    ) -> None:
+        """Have a span that has ended exported, sooner or later.
 
-    def _context(self, above: int | None, trace: int) -> Context:
-        """The context of a span that another worker may tell, hours later: whether it is sampled is
-        asked here as it will be there."""
-        if above is None:
+        Args:
+            what: names it within its run, and is empty for the run's own.
+            begun, ended: in seconds since the epoch.
+            error: its class, None where it went well.
+            why: the error's words, of which the beginning is told.
+        """
+        trace = trace_id(run_id)
+        self._ids.give(trace, span_id(run_id, *what))
+        failed = {} if error is None else {"error.type": error}
+        span = self._tracer.start_span(
+            name,
+            context=self._context(run_id, what, trace),
+            kind=kind,
+            attributes={**attributes, **failed},
+            start_time=int(min(begun, ended) * _NANOSECONDS),
+        )
+        if error is not None:
+            span.set_status(Status(StatusCode.ERROR, shorten(why, _WHY_LENGTH) or None))
+        span.end(int(ended * _NANOSECONDS))
+
+    def _context(self, run_id: str, what: tuple[str | int, ...], trace: int) -> Context:
+        """Return the context of a span: the one that it is below, which another worker may tell, hours
+        later. Whether that is sampled is asked here as it will be there."""
+        *_, parent, _ = ("", *lineage(run_id))
+        if what:
+            above = span_id(run_id)
+        elif parent:
+            above = span_id(parent, *for_child(int(run_id.rpartition(".")[2])))
+        else:
             return Context()
         decision = self._provider.sampler.should_sample(None, trace, "").decision
         sampled = decision is Decision.RECORD_AND_SAMPLE
         flags = TraceFlags.SAMPLED if sampled else TraceFlags.DEFAULT
-        parent = SpanContext(
+        context = SpanContext(
             trace, above, is_remote=True, trace_flags=TraceFlags(flags | TraceFlags.RANDOM_TRACE_ID)
         )
-        return set_span_in_context(NonRecordingSpan(parent), Context())
+        return set_span_in_context(NonRecordingSpan(context), Context())
 
 
 def of_run(stored: Stored, state: RunState, operation: str) -> dict[str, Any]:
-    """What every span of a run says."""
+    """Return what every span of a run says."""
     place = place_of(stored.lease.run_id)
     below = {} if place["parent"] is None else {"runner.run.parent": place["parent"]}
     return {
@@ -163,24 +164,22 @@ def of_run(stored: Stored, state: RunState, operation: str) -> dict[str, Any]:
 
 
 def name_of(state: RunState) -> str:
-    """What an agent is called: a sub-agent by its type, the run of an item by its job."""
+    """Return what an agent is called: a sub-agent by its type, the run of an item by its job."""
     return state.agent_type or state.spec.name
 
 
 def of_attempt(stored: Stored, state: RunState, operation: str) -> dict[str, Any]:
-    """What every span of an attempt says."""
+    """Return what every span of an attempt says."""
     return of_run(stored, state, operation) | {
         "runner.attempt": stored.lease.attempt,
         "runner.worker.id": stored.lease.worker_id,
     }
 
 
-def of_call(stored: Stored, state: RunState) -> dict[str, Any]:
-    """What the span of the open model call says, whatever becomes of it."""
-    call = state.model.open_call
-    assert call is not None
+def of_call(stored: Stored, state: RunState, call: OpenCall, model: str) -> dict[str, Any]:
+    """Return what the span of the open model call says, whatever becomes of it."""
     return of_attempt(stored, state, "chat") | {
-        "gen_ai.request.model": model_of(state, call.purpose),
+        "gen_ai.request.model": model,
         "gen_ai.request.max_tokens": call.reservation.max_tokens,
         "gen_ai.request.stream": True,
         "runner.turn": state.turns + 1,
@@ -188,19 +187,8 @@ def of_call(stored: Stored, state: RunState) -> dict[str, Any]:
     }
 
 
-def model_of(state: RunState, purpose: Purpose) -> str:
-    """The model that a call asks for."""
-    return state.spec.model if purpose == "turn" else state.spec.summary_model
-
-
-def tool_of(state: RunState, name: str) -> str:
-    """The tool that a call names; ``unknown_tool`` for one that the job has not: the model made its name
-    up, so it is content, and of any number."""
-    return name if state.spec.tool(name) is not None else "unknown_tool"
-
-
 def measured(state: RunState, model: str) -> dict[str, Any]:
-    """What the metrics of model calls are counted by: of few values each."""
+    """Return what the metrics of model calls are counted by: of few values each."""
     return {
         "gen_ai.operation.name": "chat",
         "gen_ai.provider.name": state.spec.provider,
@@ -209,8 +197,8 @@ def measured(state: RunState, model: str) -> dict[str, Any]:
 
 
 def of_usage(usage: Usage) -> dict[str, int]:
-    """Input tokens include those that were read from the cache or written to it, as the conventions
-    have it."""
+    """Return the tokens of a call. Input tokens include those that were read from the cache or written
+    to it, as the conventions have it."""
     return {
         "gen_ai.usage.input_tokens": usage.prompt_tokens,
         "gen_ai.usage.output_tokens": usage.output_tokens,
@@ -220,12 +208,12 @@ def of_usage(usage: Usage) -> dict[str, int]:
 
 
 def of_cost(billionths: int) -> dict[str, float]:
-    """What it cost, where that is known."""
+    """Return what a call cost, where that is known."""
     return {"runner.cost_usd": billionths / BILLIONTHS} if billionths else {}
 
 
 def of_request(request_id: str | None) -> dict[str, str]:
-    """The API's own name of a call, where it gave one."""
+    """Return the API's own name of a call, where it gave one."""
     return {"runner.request_id": request_id} if request_id else {}
 
 
@@ -239,32 +227,23 @@ _FINISHED = {
 
 
 def output_messages(reply: ModelReply) -> str:
-    """A reply, as JSON."""
+    """Return a reply as JSON."""
     finished = _FINISHED.get(reply.stop_reason, reply.stop_reason)
-    message = {"role": "assistant", "parts": _parts(reply.blocks), "finish_reason": finished}
-    return _json([message])
+    parts = list(map(_part, reply.blocks))
+    return as_json([{"role": "assistant", "parts": parts, "finish_reason": finished}])
 
 
 def new_messages(messages: Sequence[Message]) -> str:
-    """What the model has not been told before: the messages since its last reply, as JSON. The others are
-    in the spans of the calls before."""
+    """Return the messages since the last reply as JSON. The others are in the spans of the calls
+    before."""
     replies = [at for at, message in enumerate(messages) if message.role == "assistant"]
     new = messages[replies[-1] + 1 :] if replies else messages
-    return _json([{"role": message.role, "parts": _parts(message.blocks)} for message in new])
+    return as_json([{"role": each.role, "parts": list(map(_part, each.blocks))} for each in new])
 
 
-def system_instructions(text: str) -> str:
-    """A system prompt, as JSON."""
-    return _json([{"type": "text", "content": text}])
-
-
-def arguments(given: Any) -> str:
-    """What a tool was called with, as JSON."""
-    return _json(given)
-
-
-def _parts(blocks: Iterable[Block]) -> list[dict[str, Any]]:
-    return [_part(block) for block in blocks]
+def as_json(value: Any) -> str:
+    """Return JSON in ASCII: half a surrogate pair would break the whole batch."""
+    return json.dumps(value)
 
 
 def _part(block: Block) -> dict[str, Any]:
@@ -279,7 +258,3 @@ def _part(block: Block) -> dict[str, Any]:
             return {"type": "tool_call_response", "id": identifier, "response": given}
         case _:
             return {"type": block["type"]}
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value)  # ASCII: half a surrogate pair would break the whole batch

@@ -1,31 +1,61 @@
-"""Begins to tell a collector of runs, where one is named and the extra is there."""
+"""Begin to tell a collector of runs, where the environment names one and the extra is installed.
+
+Sources: https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables/ and
+https://opentelemetry.io/docs/specs/otel/protocol/exporter/.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from runner.ports import Ending
-from runner.telemetry import switch
 
 if TYPE_CHECKING:
     from runner.telemetry.observer import Telemetry
 
 logger = logging.getLogger(__name__)
 
+_CONTENT = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
+_CONTENT_IN_SPANS = frozenset({"true", "span_only", "span_and_event"})
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a collector is told."""
+
+    traces: bool
+    metrics: bool
+    content: bool  # what was said and what tools printed, too
+
+
+def wanted_by(environment: Mapping[str, str]) -> Wanted:
+    """Return what the environment asks for: nothing, unless it names a collector's endpoint."""
+
+    def said(name: str, default: str = "") -> str:
+        return environment.get(name, default).strip().lower()
+
+    def is_asked(signal: str) -> bool:
+        names = (f"OTEL_EXPORTER_OTLP_{signal}_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+        exports = said(f"OTEL_{signal}_EXPORTER", "otlp") != "none"
+        return exports and said("OTEL_SDK_DISABLED") != "true" and any(map(environment.get, names))
+
+    return Wanted(is_asked("TRACES"), is_asked("METRICS"), said(_CONTENT) in _CONTENT_IN_SPANS)
+
 
 def start_telemetry(
     environment: Mapping[str, str], endings: Callable[[Sequence[str]], Sequence[Ending]]
 ) -> Telemetry | None:
-    """What tells a collector of runs, to be closed at the end; None where nothing is to be told.
+    """Return what tells a collector of runs, to be closed at the end; None where nothing is to be told.
 
     Args:
         environment: says which collector, and what it is told.
         endings: of these runs, those that have ended.
     """
-    wanted = switch.read(environment)
-    if not wanted.is_on:
+    wanted = wanted_by(environment)
+    if not (wanted.traces or wanted.metrics):
         return None
     try:
         from runner.telemetry.exporting import Exporting
@@ -36,7 +66,7 @@ def start_telemetry(
             "a collector is named, but nothing is told: install runner[otel] (%s)", error
         )
         return None
-    exporting = Exporting(wanted)
+    exporting = Exporting(traces=wanted.traces, metrics=wanted.metrics)
     return Telemetry(
         Spans(exporting.traces, exporting.ids),
         exporting.metrics.get_meter("runner"),

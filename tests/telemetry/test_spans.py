@@ -10,7 +10,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 
 from runner.store import ids
-from runner.telemetry.spans import GivenIds, Spans, Told, for_child, span_id, trace_id
+from runner.telemetry.spans import GivenIds, Spans, for_child, span_id, trace_id
 
 
 def spans_of(ratio: float) -> tuple[Spans, InMemorySpanExporter]:
@@ -21,15 +21,15 @@ def spans_of(ratio: float) -> tuple[Spans, InMemorySpanExporter]:
     return Spans(provider, given_ids), exporter
 
 
-def told(run_id: str, *what: str | int) -> Told:
-    return Told(run_id, what, "name", 1.0, 2.5)
+def tell(worker: Spans, run_id: str, *what: str | int) -> None:
+    worker.tell(run_id, what, "name", 1.0, 2.5, {})
 
 
 def test_what_two_workers_tell_of_a_run_is_one_trace() -> None:
     exported = []
     for what in (("chat", 1), ("tool", 1, 0), ()):
         worker, exporter = spans_of(1.0)
-        worker.tell(told("run_a", *what))
+        tell(worker, "run_a", *what)
         exported += exporter.get_finished_spans()
     *parts, root = exported
     assert {span.context.trace_id for span in exported} == {trace_id("run_a")}
@@ -41,15 +41,12 @@ def test_what_two_workers_tell_of_a_run_is_one_trace() -> None:
 
 def test_what_is_told_of_a_tree_is_one_trace_with_each_child_below_its_call() -> None:
     worker, exporter = spans_of(1.0)
-    for each in (
-        told("run_a.2.1", "chat", 1),
-        told("run_a.2.1"),
-        told("run_a.2", *for_child(1)),
-        told("run_a.2"),
-        told("run_a", *for_child(2)),
-        told("run_a"),
-    ):
-        worker.tell(each)
+    tell(worker, "run_a.2.1", "chat", 1)
+    tell(worker, "run_a.2.1")
+    tell(worker, "run_a.2", *for_child(1))
+    tell(worker, "run_a.2")
+    tell(worker, "run_a", *for_child(2))
+    tell(worker, "run_a")
     spans = exporter.get_finished_spans()
     assert {span.context.trace_id for span in spans} == {trace_id("run_a")}
     for span, above in pairwise(spans):
@@ -61,7 +58,7 @@ def test_what_is_told_twice_is_one_span() -> None:
     ids_seen = set()
     for _ in range(2):
         worker, exporter = spans_of(1.0)
-        worker.tell(told("run_a", "chat", 7))
+        tell(worker, "run_a", "chat", 7)
         ids_seen |= {span.context.span_id for span in exporter.get_finished_spans()}
     assert len(ids_seen) == 1
 
@@ -82,7 +79,7 @@ def test_a_run_is_sampled_whole_or_not_at_all_and_runs_of_one_moment_differ() ->
     run_ids = [ids.new("run", 1_795_000_000.0) for _ in range(200)]
     for run_id in run_ids:
         for what in (("chat", 1), ("tool", 1, 0), ()):
-            worker.tell(told(run_id, *what))
+            tell(worker, run_id, *what)
     counts: dict[int, int] = {}
     for span in exporter.get_finished_spans():
         counts[span.context.trace_id] = counts.get(span.context.trace_id, 0) + 1

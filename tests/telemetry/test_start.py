@@ -5,32 +5,33 @@ import sys
 
 import pytest
 
-from runner.telemetry.switch import Switch, read
+from runner.telemetry.start import Wanted, wanted_by
 
 ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318"}
 
 
 def test_without_an_endpoint_nothing_is_told() -> None:
-    assert not read({"OTEL_SERVICE_NAME": "x", "OTEL_TRACES_EXPORTER": "otlp"}).is_on
-    assert not read({"OTEL_EXPORTER_OTLP_ENDPOINT": ""}).is_on
+    nothing = Wanted(traces=False, metrics=False, content=False)
+    assert wanted_by({"OTEL_SERVICE_NAME": "x", "OTEL_TRACES_EXPORTER": "otlp"}) == nothing
+    assert wanted_by({"OTEL_EXPORTER_OTLP_ENDPOINT": ""}) == nothing
 
 
 @pytest.mark.parametrize(
     ("environment", "wanted"),
     [
-        (ENDPOINT, Switch(traces=True, metrics=True, content=False)),
-        (ENDPOINT | {"OTEL_METRICS_EXPORTER": "none"}, Switch(True, False, False)),
+        (ENDPOINT, Wanted(traces=True, metrics=True, content=False)),
+        (ENDPOINT | {"OTEL_METRICS_EXPORTER": "none"}, Wanted(True, False, False)),
         (
             {"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "http://m/v1/metrics"},
-            Switch(False, True, False),
+            Wanted(False, True, False),
         ),
-        (ENDPOINT | {"OTEL_SDK_DISABLED": "true"}, Switch(False, False, False)),
+        (ENDPOINT | {"OTEL_SDK_DISABLED": "true"}, Wanted(False, False, False)),
     ],
 )
 def test_the_environment_says_which_signals_are_told(
-    environment: dict[str, str], wanted: Switch
+    environment: dict[str, str], wanted: Wanted
 ) -> None:
-    assert read(environment) == wanted
+    assert wanted_by(environment) == wanted
 
 
 @pytest.mark.parametrize(
@@ -47,7 +48,7 @@ def test_the_environment_says_which_signals_are_told(
 )
 def test_content_is_told_only_where_it_is_asked_for_in_spans(value: str, content: bool) -> None:
     name = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
-    assert read(ENDPOINT | {name: value}).content is content
+    assert wanted_by(ENDPOINT | {name: value}).content is content
 
 
 def test_a_runner_that_tells_nothing_does_not_import_opentelemetrys_sdk() -> None:
