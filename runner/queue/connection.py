@@ -14,7 +14,7 @@ HEALTH_CHECK_SECONDS = 30
 
 
 def connect(url: str) -> redis.Redis:
-    """A client for ``url``; nothing is sent before its first command.
+    """Return a client for ``url``; nothing is sent before its first command.
 
     A command is tried four times within about a second, which bridges a cut connection. Outages
     that last longer are for the caller: a dispatcher must not wait in here while its leases run
@@ -48,7 +48,7 @@ def connect(url: str) -> redis.Redis:
 
 
 def connect_impatiently(connection: redis.Redis, answer_seconds: float) -> redis.Redis:
-    """A client of its own for the server of ``connection``, for loops that must stay stoppable.
+    """Return a client of its own for the server of ``connection``, for loops that must stay stoppable.
 
     It gives each command one try of ``answer_seconds`` and answers in bytes: the loop around it
     goes on trying, and looks in between whether it shall end.

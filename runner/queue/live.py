@@ -16,19 +16,16 @@ from runner.queue.connection import connect, connect_impatiently
 log = logging.getLogger(__name__)
 
 BATCH_SECONDS = 0.1
+# How often Redis is asked who follows, while text comes; so a follower joins up to 1 s late.
 LOOK_SECONDS = 1.0
-"""How often Redis is asked who follows, while text comes; so a follower joins up to 1 s late."""
-
-MOST_HELD = 1_000_000
-"""Characters held for all runs together; what comes on top of it is dropped."""
-
+MOST_HELD = 1_000_000  # characters held for all runs together; what comes on top of it is dropped
 ANSWER_SECONDS = 2.0
 IDLE_SECONDS = 0.5
 _CHANNELS = "runner:live:"
 
 
 def channel_of(run_id: str) -> str:
-    """The pub/sub channel that carries a run's live text."""
+    """Return the pub/sub channel that carries a run's live text."""
     return _CHANNELS + run_id
 
 
@@ -84,10 +81,17 @@ class RedisLive:
             held, self._held, self._size = self._held, {}, 0
         try:
             if held:
-                self._send({run_id: "".join(texts) for run_id, texts in held.items()})
+                with self._connection.pipeline(transaction=False) as pipeline:
+                    for run_id, texts in held.items():
+                        # A lone surrogate in the model's text must not cost the rest of the batch.
+                        text = "".join(texts).encode(errors="replace")
+                        pipeline.publish(channel_of(run_id), text)
+                    pipeline.execute()
             if time.monotonic() - self._looked >= LOOK_SECONDS:
                 self._looked = time.monotonic()
-                self._look()
+                found = cast("list[bytes]", self._connection.pubsub_channels(_CHANNELS + "*"))
+                channels = (channel.decode(errors="replace") for channel in found)
+                self._followed = frozenset(each.removeprefix(_CHANNELS) for each in channels)
         except redis.RedisError as error:
             self._followed = frozenset()
             if self._reached:
@@ -96,22 +100,9 @@ class RedisLive:
         else:
             self._reached = True
 
-    def _send(self, texts: dict[str, str]) -> None:
-        with self._connection.pipeline(transaction=False) as pipeline:
-            for run_id, text in texts.items():
-                # A lone surrogate in the model's text must not cost the rest of the batch.
-                pipeline.publish(channel_of(run_id), text.encode(errors="replace"))
-            pipeline.execute()
-
-    def _look(self) -> None:
-        channels = cast("list[bytes]", self._connection.pubsub_channels(_CHANNELS + "*"))
-        self._followed = frozenset(
-            channel.decode(errors="replace").removeprefix(_CHANNELS) for channel in channels
-        )
-
 
 def follow(url: str, run_id: str) -> Iterator[str | None]:
-    """Live text of a run as it comes, for ever; the caller closes the iterator.
+    """Yield live text of a run as it comes, for ever; the caller closes the iterator.
 
     Yields None after each half second without text, also while Redis is away, so that the caller
     can look into the database in between. The text is the model's: escape it before it is shown.

@@ -17,22 +17,17 @@ from runner.queue.connection import connect_impatiently
 
 QUEUE_NAME = "runner"
 
+# What RQ is told to call. It does not exist: only Runner's own worker takes queue messages, and it calls
+# nothing that is named in Redis. A stock RQ worker on this queue fails the queue message, and the
+# dispatcher notifies again.
 FUNCTION_NAME = "runner.notify_run"
-"""What RQ is told to call. It does not exist: only Runner's own worker takes queue messages, and it calls
-nothing that is named in Redis. A stock RQ worker on this queue fails the queue message, and the
-dispatcher notifies again."""
 
 _RUN_ID = re.compile(rf"run_[0-9a-z]{{26}}(\.[0-9]{{1,4}}){{0,{DEEPEST}}}", re.ASCII)
 _LONGEST_DATA = 4096
 
 
-def is_run_id(value: object) -> bool:
-    """Whether ``value`` is the text of a whole run id."""
-    return isinstance(value, str) and _RUN_ID.fullmatch(value) is not None
-
-
 def read_run_id(data: bytes) -> str:
-    """The run id in an RQ job's ``data`` field.
+    """Return the run id in an RQ job's ``data`` field.
 
     The field is what RQ's JSON serializer made of (function, instance, args, kwargs), compressed
     (``rq.job.Job.restore``). Whoever can write to Redis can put anything here, so it is parsed
@@ -47,18 +42,16 @@ def read_run_id(data: bytes) -> str:
         run_id = arguments[0]
     except (zlib.error, ValueError, TypeError, LookupError, RecursionError) as error:
         raise ValueError(f"not a queue message ({type(error).__name__}: {error})") from error
-    if not is_run_id(run_id):
-        raise ValueError("not a queue message (its argument is not a run id)")
-    return str(run_id)
+    if isinstance(run_id, str) and _RUN_ID.fullmatch(run_id):
+        return run_id
+    raise ValueError("not a queue message (its argument is not a run id)")
 
 
+# A queue message that nobody takes goes away; the dispatcher has sent another long before.
 UNTAKEN_SECONDS = 3600
-"""A queue message that nobody takes goes away; the dispatcher has sent another long before."""
-
 FAILED_SECONDS = 600
-
+# How long Redis may take for it; one that hangs must not hold up the dispatcher's pass.
 ANSWER_SECONDS = 1.0
-"""How long Redis may take for it; one that hangs must not hold up the dispatcher's pass."""
 
 
 class RqNotifier:

@@ -38,8 +38,8 @@ EXECUTION_SECONDS = 90
 CLEANING_SECONDS = 600.0
 FAREWELL_SECONDS = 2.0
 
+# How long what is told may lie: the ends and beginnings of many short runs cost one round trip.
 GATHER_SECONDS = 0.2
-"""How long what is told may lie: the ends and beginnings of many short runs cost one round trip."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +84,6 @@ class _Registration(BaseWorker):
     def _set_connection(self, connection: redis.Redis) -> redis.Redis:
         """Keep the connection's own timeouts: RQ would raise them to the length of its dequeue."""
         return connection
-
-    def announce(self, state: WorkerStatus, pipeline: Pipeline) -> None:
-        """Write the whole registration, so that an emptied Redis is filled again."""
-        self.last_heartbeat = now()
-        pipeline.hset(self.key, mapping={**self.serialize(), "state": state})
-        pipeline.expire(self.key, WORKER_SECONDS)
-        pipeline.expire(self.executions_key, EXECUTION_SECONDS)
-        worker_registration.register(self, pipeline)
 
 
 class Presence:
@@ -145,8 +137,8 @@ class Presence:
                 self._reached = True
 
     def _collect(self, seconds: float) -> tuple[list[Note], bool]:
-        """What was told, waiting up to ``seconds`` for the first and then a moment for those that
-        follow it; and whether to sign off."""
+        """Wait up to ``seconds`` for a note and then a moment for those that follow it. Return them, and
+        True if it is time to sign off."""
         notes: list[Note] = []
         until = time.monotonic() + seconds
         try:
@@ -159,6 +151,7 @@ class Presence:
         return notes, True
 
     def _write(self, notes: Sequence[Note], *, beating: bool, closing: bool) -> None:
+        worker = self._worker
         with self._connection.pipeline() as pipeline:
             was_busy = bool(self._executions)
             for note in notes:
@@ -168,13 +161,14 @@ class Presence:
                     self._end(note, pipeline)
             state = WorkerStatus.BUSY if self._executions else WorkerStatus.IDLE
             if beating:
-                self._worker.announce(state, pipeline)
-                self._renew(pipeline)
-                self._clean(pipeline)
+                self._renew(state, pipeline)
             elif bool(self._executions) != was_busy:
-                self._worker.set_state(state, pipeline)
+                worker.set_state(state, pipeline)
             if closing:
-                self._sign_off(pipeline)
+                worker_registration.unregister(worker, pipeline)
+                pipeline.hset(worker.key, "death", utcformat(now()))
+                pipeline.expire(worker.key, WORKER_SECONDS)
+                pipeline.delete(worker.executions_key)
             pipeline.execute()
 
     def _begin(self, note: Begun, pipeline: Pipeline) -> None:
@@ -200,38 +194,35 @@ class Presence:
         job.origin = self._worker.queues[0].name
         return job
 
-    def _renew(self, pipeline: Pipeline) -> None:
-        """Extend what there is of the living executions. Nothing is made here: half a hash (RQ's
-        ``Execution.heartbeat`` after a FLUSHALL) is worse than none to those who read it."""
+    def _renew(self, state: WorkerStatus, pipeline: Pipeline) -> None:
+        """Write the whole registration, so that an emptied Redis is filled again, and extend what there
+        is of the living executions. Of these nothing is made here: half a hash (RQ's
+        ``Execution.heartbeat`` after a FLUSHALL) is worse than none to those who read it. Now and then
+        forget dead workers and what they had in hand: their runs come back by their leases."""
+        worker = self._worker
+        worker.last_heartbeat = now()
+        pipeline.hset(worker.key, mapping={**worker.serialize(), "state": state})
+        pipeline.expire(worker.key, WORKER_SECONDS)
+        pipeline.expire(worker.executions_key, EXECUTION_SECONDS)
+        worker_registration.register(worker, pipeline)
         score = current_timestamp() + EXECUTION_SECONDS
         for job, execution in self._executions.values():
             pipeline.expire(job.key, EXECUTION_SECONDS)
             pipeline.expire(execution.key, EXECUTION_SECONDS)
             registry = job.started_job_registry
             pipeline.zadd(registry.key, {execution.composite_key: score}, xx=True)
-
-    def _clean(self, pipeline: Pipeline) -> None:
-        """Forget dead workers and what they had in hand. Their runs come back by their leases."""
-        if time.monotonic() - self._cleaned < CLEANING_SECONDS:
-            return
-        self._cleaned = time.monotonic()
-        [listened] = self._worker.queues
-        worker_registration.clean_worker_registry(listened)
-        pipeline.zremrangebyscore(listened.started_job_registry.key, 0, current_timestamp())
-
-    def _sign_off(self, pipeline: Pipeline) -> None:
-        worker_registration.unregister(self._worker, pipeline)
-        pipeline.hset(self._worker.key, "death", utcformat(now()))
-        pipeline.expire(self._worker.key, WORKER_SECONDS)
-        pipeline.delete(self._worker.executions_key)
+        if time.monotonic() - self._cleaned >= CLEANING_SECONDS:
+            self._cleaned = time.monotonic()
+            [listened] = worker.queues
+            worker_registration.clean_worker_registry(listened)
+            pipeline.zremrangebyscore(listened.started_job_registry.key, 0, current_timestamp())
 
 
+# How long one pop waits in Redis, and so how long ``stop`` takes to be seen. Cutting the pop would be
+# quicker, but may lose the queue message that Redis hands out in that moment.
 LISTEN_SECONDS = 0.25
-"""How long one pop waits in Redis, and so how long ``stop`` takes to be seen. Cutting the pop would
-be quicker, but may lose the queue message that Redis hands out in that moment."""
-
+# How long Redis may take to answer at all, and so how long ``stop`` may take when it hangs.
 ANSWER_SECONDS = LISTEN_SECONDS + 2.0
-"""How long Redis may take to answer at all, and so how long ``stop`` may take when it hangs."""
 
 FIRST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 2.0
@@ -262,7 +253,7 @@ class QueueWorker:
         name: str,
         slots: int,
         handle: Callable[[str], None],
-        on_slot_free: Callable[[], None] | None = None,
+        on_slot_free: Callable[[], None] = lambda: None,
         queue_name: str = QUEUE_NAME,
     ) -> None:
         self._connection = connect_impatiently(connection, ANSWER_SECONDS)
@@ -279,7 +270,7 @@ class QueueWorker:
 
     @property
     def free_slots(self) -> int:
-        """How many more queue messages could run now; 0 once it stops."""
+        """Return how many more queue messages could run now; 0 once it stops."""
         with self._changed:
             return 0 if self._stopping else self._slots - self._busy
 
@@ -297,7 +288,8 @@ class QueueWorker:
                 except redis.RedisError as error:
                     if pause == FIRST_PAUSE_SECONDS:
                         log.warning("the queue does not answer, trying on: %s", error)
-                    self._wait_for_stop(pause)
+                    with self._changed:
+                        self._changed.wait_for(lambda: self._stopping, pause)
                     pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
                 else:
                     if pause > FIRST_PAUSE_SECONDS:
@@ -324,17 +316,12 @@ class QueueWorker:
         return self._start(run_id, None)
 
     def _wait_for_slot(self) -> bool:
-        """Wait until a slot is free; False when the worker stops."""
+        """Wait until a slot is free. Return False when the worker stops."""
         with self._changed:
             while not self._stopping and self._busy >= self._slots:
                 # Bounded, because a signal handler may notify between the test and the wait.
                 self._changed.wait(LISTEN_SECONDS)
             return not self._stopping
-
-    def _wait_for_stop(self, seconds: float) -> None:
-        with self._changed:
-            if not self._stopping:
-                self._changed.wait(seconds)
 
     def _take_one(self) -> None:
         """Pop and start one queue message, or none when none comes within ``LISTEN_SECONDS``."""
@@ -353,7 +340,7 @@ class QueueWorker:
             self._connection.lpush(self._queue_key, raw_id)
 
     def _read(self, raw_id: bytes) -> tuple[str, str | None]:
-        """The RQ job's id and its run id; no run id when the RQ job is gone.
+        """Return the RQ job's id and its run id; no run id when the RQ job is gone.
 
         Raises:
             ValueError: it is no queue message.
@@ -395,16 +382,11 @@ class QueueWorker:
             with self._changed:
                 self._busy -= 1
                 self._changed.notify_all()
-            self._tell_slot_free()
-
-    def _tell_slot_free(self) -> None:
-        if self._on_slot_free is None:
-            return
-        try:
-            self._on_slot_free()
-        except Exception:
-            # The listener is not part of the queue message, which has ended.
-            log.exception("the listener for free slots failed")
+            try:
+                self._on_slot_free()
+            except Exception:
+                # The listener is not part of the queue message, which has ended.
+                log.exception("the listener for free slots failed")
 
 
 def _job_key(raw_id: bytes) -> bytes:
