@@ -10,6 +10,7 @@ import it late.
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -34,8 +35,9 @@ _HEADERS = {
 _APART = frozenset({"betas", "effort", "extra_body", "extra_headers", *_HEADERS})
 
 # What a count of tokens takes: https://docs.claude.com/en/api/messages-count-tokens.
-_COUNTED = ("cache_control", "messages", "model", "output_config", "speed", "system", "thinking")
-_COUNTED += ("tool_choice", "tools")
+_COUNTED = re.compile(
+    "cache_control|messages|model|output_config|speed|system|thinking|tool_choice|tools"
+)
 
 
 def request_headers(options: Mapping[str, Any]) -> dict[str, str]:
@@ -63,7 +65,7 @@ def request_body(request: ModelRequest) -> bytes:
 def count_body(request: ModelRequest) -> bytes:
     """Return the part of a request that its tokens are counted by, as JSON."""
     body = _body(request)
-    return _encoded({name: value for name, value in body.items() if name in _COUNTED})
+    return _encoded({name: value for name, value in body.items() if _COUNTED.fullmatch(name)})
 
 
 def _body(request: ModelRequest) -> dict[str, Any]:
