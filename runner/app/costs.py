@@ -17,7 +17,7 @@ from runner.errors import UsageError
 from runner.jobfile.fit import missing_prices
 from runner.queries.costs import Cost, costs_by
 from runner.queries.jobs import list_runs, show_job
-from runner.store import control
+from runner.store import budgets
 
 # Costs
 
@@ -162,7 +162,7 @@ def budget(
     options: Any = {"author": author, "usd": usd, "tokens": tokens}
     woken: Sequence[Change] = []
     if (usd, tokens) != (None, None):
-        woken = app.change(lambda now: control.set_budget(database, job_id, now, **options))
+        woken = app.change(lambda now: budgets.set_budget(database, job_id, now, **options))
     runs = list_runs(database, job_id, "waiting", whole_trees=True)
     unworked = app.job_without_worker(woken[0].id if woken else None)
     waiting = sum(map(is_out_of_budget, runs))
@@ -171,7 +171,7 @@ def budget(
 
 def budget_of(app: App, job_id: str) -> JobBudget:
     """Return what a job may use, has used and has reserved."""
-    return control.budget_of(app.database, job_id) or JobBudget()
+    return budgets.budget_of(app.database, job_id) or JobBudget()
 
 
 def waits_for(app: App, runs: Iterable[Mapping[str, Any]]) -> dict[str, str]:

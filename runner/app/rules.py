@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ def list_rules(app: App, job: str) -> list[dict[str, Any]]:
     job_id = app.find_job(job)
     calls = stored.asked_for(app.database, job_id)
     return [
-        {**asdict(rule), "call_id": calls.get(rule.position)}
+        {**rule._mapping, "call_id": calls.get(rule.position)}
         for rule in stored.list_rules(app.database, job_id)
     ]
 
@@ -56,7 +56,7 @@ def revoke_rule(
     rule = app.change(
         lambda now: stored.revoke(app.database, job_id, position, author, now, force=force)
     )
-    return job_id, asdict(rule)
+    return job_id, dict(rule._mapping)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -144,11 +144,14 @@ def opening(
 ) -> tuple[tuple[Message, ...], Progress]:
     """How a run begins: its first message, and a progress that counts what the first call sends."""
     message = Message("user", (text_block(prompt),))
-    tokens = tokens_of([message], spec.context.chars_per_token)
-    context = ContextState(
-        estimate=spec.shared_tokens + tokens, appended_bytes=spec.request_bytes([message])
-    )
-    return (message,), Progress(context=context, model=ModelState(warms_cache=warms_cache))
+    model = ModelState(warms_cache=warms_cache)
+    return (message,), Progress(context=context_of(spec, [message]), model=model)
+
+
+def context_of(spec: JobSpec, sent: Sequence[Message]) -> ContextState:
+    """The estimates of a run whose next call sends these messages, and that has measured none."""
+    tokens = spec.shared_tokens + tokens_of(sent, spec.context.chars_per_token)
+    return ContextState(estimate=tokens, appended_bytes=spec.request_bytes(sent))
 
 
 def rested(progress: P) -> P:

@@ -19,7 +19,7 @@ from runner.store import children, runs
 from runner.store import leases as losses
 from runner.store import leases as workers
 from runner.store.approvals import apply_new_rules, expire
-from runner.store.control import BudgetWaits
+from runner.store.budgets import BudgetWaits
 from runner.store.database import Database
 from runner.store.questions import Notice, take_notices
 

@@ -5,10 +5,10 @@ One answer wins: it is stored only where there is none, with the run's row locke
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from sqlalchemy import ColumnElement, Connection, Row, exists, literal_column, select, true, update
 
@@ -18,9 +18,10 @@ from runner.core.run import ENDED, Author
 from runner.core.spec import JobSpec
 from runner.core.text import shorten
 from runner.errors import NotFoundError, UsageError
-from runner.permissions import AnswerEffect, Decision, Request, Rule, evaluate
+from runner.permissions import Decision, Request, Rule, evaluate
 from runner.permissions import rules as syntax
 from runner.permissions.rules import REMEMBERED
+from runner.store.changes import MOST_AT_ONCE, in_lots
 from runner.store.conditions import IS_OPEN_APPROVAL
 from runner.store.database import Database, to_json
 from runner.store.jobs import is_storable
@@ -28,16 +29,23 @@ from runner.store.questions import Given, LockedRun, load_asked, lock_open, stor
 from runner.store.rules import lock_rules, policy_for, remember_rules, rules_at
 from runner.store.tables import approvals, jobs, runs
 
+_BATCH = MOST_AT_ONCE
 _MOST_JOBS = 200
+_EFFECTS: dict[str, Literal["allow", "deny"]] = {"approved": "allow", "denied": "deny"}
 
 
-@dataclass(frozen=True, slots=True)
-class JobRules:
+class _JobRules(NamedTuple):
     """A job's spec and the rules of its newest snapshot."""
 
     spec: JobSpec
     snapshot: int
     rules: tuple[Rule, ...]
+
+    @classmethod
+    def load(cls, connection: Connection, job_id: str) -> _JobRules:
+        query = select(jobs.c.spec, jobs.c.rules_snapshot).where(jobs.c.id == job_id)
+        spec, snapshot = connection.execute(query).one()
+        return cls(JobSpec.from_json(spec), snapshot, rules_at(connection, job_id, snapshot))
 
     def decide(self, asked: Question) -> Decision:
         """What they say of a call that was asked about: whether it may run. Whether one runs again
@@ -47,56 +55,69 @@ class JobRules:
         return evaluate(policy, Request(asked.tool, asked.input, asked.tool_context))
 
 
-@dataclass(frozen=True, slots=True)
-class Applied:
-    """What became of questions under new rules: how many were ``looked`` at, which of them were
-    ``answered`` and how, and the runs that are ``queued`` again."""
+class _Looked(NamedTuple):
+    """What became of questions under new rules."""
 
-    looked: int
-    answered: tuple[tuple[Question, Given], ...]
-    queued: tuple[str, ...]
+    looked: int  # questions
+    answered: Sequence[tuple[Question, Given]] = ()
+    queued: Sequence[str] = ()  # the runs that are queued again
 
 
-def apply_new_rules(database: Database, now: float, most: int = 200) -> list[str]:
+def apply_new_rules(database: Database, now: float, most: int = _BATCH) -> list[str]:
     """Look once more at questions that were asked before their job's rules changed, and answer those
     on which the rules decide now.
 
     Args:
-        now: seconds since the epoch.
         most: how many questions to look at.
 
     Returns:
         The ids of the runs that are queued again.
     """
-    return list(apply_rules(database, now, most).queued)
+    return list(_apply_rules(database, now, most).queued)
 
 
-def apply_rules(database: Database, now: float, most: int, job_id: str | None = None) -> Applied:
+def _apply_rules(database: Database, now: float, most: int, job_id: str | None = None) -> _Looked:
     """``apply_new_rules``, of one job or all of them, that says what it did."""
 
-    def look(connection: Connection) -> list[tuple[Question, Decision]]:
+    def look(connection: Connection) -> dict[str, tuple[Question, Decision]]:
         changed = _jobs_with_older_questions(connection) if job_id is None else [job_id]
         if not changed:
-            return []
+            return {}
         older = approvals.c.checked_snapshot < jobs.c.rules_snapshot
-        found = load_asked(
-            connection, IS_OPEN_APPROVAL & older & approvals.c.job_id.in_(changed), most
-        )
-        rules = {each: job_rules(connection, each) for each in {one.job_id for one in found}}
-        return [(asked, _by_itself(asked, rules[asked.job_id])) for asked in found]
+        condition = IS_OPEN_APPROVAL & older & approvals.c.job_id.in_(changed)
+        found = load_asked(connection, condition, most)
+        rules = {each: _JobRules.load(connection, each) for each in _jobs_of(found)}
+        return {asked.id: (asked, by_itself(asked, rules[asked.job_id])) for asked in found}
+
+    def by_itself(asked: Question, rules: _JobRules) -> Decision:
+        """What the rules answer without a person. What a hook asks they can only deny."""
+        decision = rules.decide(asked)
+        if asked.asked_again or (asked.by_hook and decision.effect != "deny"):
+            return Decision("ask", snapshot=rules.snapshot)
+        return decision
+
+    def store(connection: Connection) -> _Looked:
+        """What the rules said is stored if they are still the newest: they cannot change meanwhile."""
+        locked = lock_open(connection, {asked.run_id for asked, _ in looked.values()})
+        newest = _lock_jobs(connection, [asked for asked, _ in looked.values()])
+        given: dict[str, Given] = {}
+        undecided: dict[int, list[str]] = {}
+        for question in (question for run in locked for question in run.questions):
+            decision = looked[question.id][1] if question.id in looked else None
+            if decision is None or decision.snapshot != newest[question.job_id]:
+                continue
+            if decision.effect == "ask":
+                undecided.setdefault(decision.snapshot, []).append(question.id)
+            else:
+                given[question.id] = _given_by_rules(decision)
+        for snapshot, ids in undecided.items():  # the rules of the snapshot ask as well
+            stamped = update(approvals).where(approvals.c.id.in_(ids))
+            connection.execute(stamped.values(checked_snapshot=snapshot))
+        queued = store_answers(connection, locked, given, now)
+        return _Looked(len(looked), [(looked[id_][0], one) for id_, one in given.items()], queued)
 
     looked = database.read(look)
-    if not looked:
-        return Applied(0, (), ())
-    return database.write(partial(_store, looked={one.id: (one, d) for one, d in looked}, now=now))
-
-
-def _by_itself(asked: Question, rules: JobRules) -> Decision:
-    """What the rules answer without a person. What a hook asks they can only deny."""
-    decision = rules.decide(asked)
-    if asked.asked_again or (asked.by_hook and decision.effect != "deny"):
-        return Decision("ask", snapshot=rules.snapshot)
-    return decision
+    return database.write(store) if looked else _Looked(0)
 
 
 def _jobs_with_older_questions(connection: Connection) -> Sequence[str]:
@@ -112,63 +133,9 @@ def _jobs_with_older_questions(connection: Connection) -> Sequence[str]:
     return connection.execute(query.limit(_MOST_JOBS)).scalars().all()
 
 
-def job_rules(connection: Connection, job_id: str) -> JobRules:
-    """A job's rules as they are now."""
-    query = select(jobs.c.spec, jobs.c.rules_snapshot).where(jobs.c.id == job_id)
-    job = connection.execute(query).one()
-    rules = rules_at(connection, job_id, job.rules_snapshot)
-    return JobRules(JobSpec.from_json(job.spec), job.rules_snapshot, rules)
-
-
-def _store(
-    connection: Connection, looked: Mapping[str, tuple[Question, Decision]], now: float
-) -> Applied:
-    """What the rules said is stored if they are still the newest: they cannot change meanwhile."""
-    locked = lock_open(connection, sorted({asked.run_id for asked, _ in looked.values()}))
-    newest = {
-        job_id: lock_rules(connection, job_id)
-        for job_id in sorted({asked.job_id for asked, _ in looked.values()})
-    }
-    answered: list[tuple[Question, Given]] = []
-    queued = []
-    for run in locked:
-        decided = _decided(run, looked, newest[run.row.job_id])
-        given = {
-            id_: given
-            for id_, decision in decided.items()
-            if (given := _given_by_rules(decision)) is not None
-        }
-        if undecided := [id_ for id_ in decided if id_ not in given]:
-            _stamp(connection, undecided, newest[run.row.job_id])
-        if given:
-            answered += [(looked[id_][0], one) for id_, one in given.items()]
-            if store_answers(connection, run, given, now):
-                queued.append(run.row.id)
-    return Applied(len(looked), tuple(answered), tuple(queued))
-
-
-def _decided(
-    run: LockedRun, looked: Mapping[str, tuple[Question, Decision]], newest: int
-) -> dict[str, Decision]:
-    return {
-        question.id: looked[question.id][1]
-        for question in run.questions
-        if question.id in looked and looked[question.id][1].snapshot == newest
-    }
-
-
-def _stamp(connection: Connection, question_ids: Sequence[str], snapshot: int) -> None:
-    """The rules of the snapshot ask as well."""
-    connection.execute(
-        update(approvals).where(approvals.c.id.in_(question_ids)).values(checked_snapshot=snapshot)
-    )
-
-
-def _given_by_rules(decision: Decision) -> Given | None:
-    """The answer that a decision is; None while it still asks."""
-    if decision.effect == "ask":
-        return None
-    effect: AnswerEffect = "approved" if decision.effect == "allow" else "denied"
+def _given_by_rules(decision: Decision) -> Given:
+    """The answer that a decision is."""
+    effect: Literal["approved", "denied"] = "approved" if decision.effect == "allow" else "denied"
     if not decision.matched_rules:
         return Given(effect, "rule", "the job's default", decision.reason)
     rules = [matched.rule for matched in decision.matched_rules]
@@ -176,72 +143,52 @@ def _given_by_rules(decision: Decision) -> Given | None:
     return Given(effect, "rule", rule.text, rule.why, rule=rule.text, remembered=rule.position)
 
 
-_BATCH = 200
+def _jobs_of(asked: Sequence[Question]) -> list[str]:
+    return sorted({one.job_id for one in asked})
 
 
-def expire(database: Database, now: float, most: int = _BATCH) -> list[str]:
+def _lock_jobs(connection: Connection, asked: Sequence[Question]) -> dict[str, int]:
+    """Lock the rules of the questions' jobs. Returns the newest snapshot of each."""
+    return {job_id: lock_rules(connection, job_id) for job_id in _jobs_of(asked)}
+
+
+def expire(
+    database: Database, now: float, most: int = _BATCH, *, of: ColumnElement[bool] | None = None
+) -> list[str]:
     """Answer the questions that have waited for too long.
 
     Args:
-        now: seconds since the epoch.
         most: how many questions at most, and with them all that are late of the same runs.
+        of: only questions that meet this condition, and those of the same runs.
 
     Returns:
         The ids of the runs that are queued again.
     """
-    return _expire(database, true(), now, most)
-
-
-def expire_these(database: Database, approval_ids: Sequence[str], now: float) -> None:
-    """Answer those of these questions that have waited for too long, and with them all that are late
-    of their runs."""
-    for start in range(0, len(approval_ids), _BATCH):
-        some = approval_ids[start : start + _BATCH]
-        _expire(database, approvals.c.id.in_(some), now, _BATCH)
-
-
-def _expire(database: Database, condition: ColumnElement[bool], now: float, most: int) -> list[str]:
     late = (
         select(approvals.c.run_id)
         .join(runs, runs.c.id == approvals.c.run_id)
-        .where(IS_OPEN_APPROVAL, approvals.c.expires_at <= now, condition)
+        .where(IS_OPEN_APPROVAL, approvals.c.expires_at <= now, true() if of is None else of)
         .order_by(approvals.c.expires_at, approvals.c.id)
         .limit(most)
     )
-    run_ids = database.read(lambda connection: connection.execute(late).scalars().all())
-    if not run_ids:
-        return []
+    run_ids = {row.run_id for row in database.rows(late)}
     expired = Given("expired", "timeout", reason="nobody answered in time")
 
     def work(connection: Connection) -> list[str]:
-        queued = []
-        for run in lock_open(connection, sorted(set(run_ids))):
-            given = {
-                question.id: expired
-                for question in run.questions
-                if question.expires_at is not None and question.expires_at <= now
-            }
-            if given and store_answers(connection, run, given, now):
-                queued.append(run.row.id)
-        return queued
+        locked = lock_open(connection, run_ids)
+        given = {
+            question.id: expired
+            for run in locked
+            for question in run.questions
+            if question.expires_at is not None and question.expires_at <= now
+        }
+        return store_answers(connection, locked, given, now)
 
-    return database.write(work)
+    return database.write(work) if run_ids else []
 
 
-_EFFECTS: dict[str, Literal["allow", "deny"]] = {"approved": "allow", "denied": "deny"}
-
-
-@dataclass(frozen=True, slots=True)
-class _Looked:
-    """What the rules say to a reply: the snapshots that were looked at, by job, and what stands in its
-    way, by question."""
-
-    snapshots: Mapping[str, int]
-    problems: Mapping[str, str]
-
-
-# A rule to be remembered, and the job whose it is.
-_Key = tuple[str, Rule]
+# The positions of the rules that were remembered, by job and rule.
+_Positions = Mapping[tuple[str, Rule], int]
 
 
 def answer(
@@ -252,7 +199,6 @@ def answer(
     Args:
         approval_ids: of the questions; one that is answered already, or too late, or whose run has
             ended, stays as it is.
-        now: seconds since the epoch.
 
     Returns:
         First these questions, by run; then those that a remembered rule answered.
@@ -264,33 +210,36 @@ def answer(
     """
     _refuse_reply(reply)
     ids = list(dict.fromkeys(approval_ids))
-    expire_these(database, ids, now)
+    for some in in_lots(ids, _BATCH):
+        expire(database, now, of=approvals.c.id.in_(some))
     wanted, still_open = database.read(partial(_load, approval_ids=ids))
-    to_remember = _rules_to_remember(still_open, reply)
+    answering = _Answering(reply, _rules_to_remember(still_open, reply), now)
     if reply.edited is not None and len({(one.tool, one.input_digest) for one in still_open}) > 1:
         raise UsageError("calls with different inputs are not edited alike: answer one at a time")
-    looked = database.read(partial(_look, asked=still_open, reply=reply, rules=to_remember))
-    for problem in looked.problems.values():
+    snapshots, problems = database.read(partial(answering.look, asked=still_open))
+    for problem in problems.values():
         raise UsageError(problem)
-    stored: dict[_Key, int] = {}
+    stored: dict[tuple[str, Rule], int] = {}
     results: list[Answered] = []
-    for lot in _lots(wanted):
-        work = partial(
-            _answer_lot,
-            lot=lot,
-            reply=reply,
-            rules=to_remember,
-            looked=looked.snapshots,
-            stored=dict(stored),
-            now=now,
-        )
+    for run_ids in map(set, in_lots(sorted({asked.run_id for asked in wanted}), _BATCH)):
+        lot = [asked for asked in wanted if asked.run_id in run_ids]
+        work = partial(answering.answer, lot=lot, looked=snapshots, stored=dict(stored))
         answered, positions = database.write(work)
         results += answered
         stored |= positions
     for job_id in sorted({job_id for job_id, _ in stored}):
-        while (applied := apply_rules(database, now, _BATCH, job_id)).looked:
-            results += [_by_rule(asked, given) for asked, given in applied.answered]
+        while (applied := _apply_rules(database, now, _BATCH, job_id)).looked:
+            results += [
+                _result(asked, f"{given.answer} by {given.by}", by_rule=True)
+                for asked, given in applied.answered
+            ]
     return results
+
+
+def _result(
+    asked: Question, detail: str, *, changed: bool = True, by_rule: bool = False
+) -> Answered:
+    return Answered(asked.id, asked.run_id, asked.item_key, changed, detail, by_rule)
 
 
 def _load(
@@ -299,8 +248,8 @@ def _load(
     """The questions of these ids by run, and those of them that can be answered."""
     found: list[Question] = []
     still_open: list[Question] = []
-    for start in range(0, len(approval_ids), _BATCH):
-        these = approvals.c.id.in_(approval_ids[start : start + _BATCH])
+    for some in in_lots(approval_ids, _BATCH):
+        these = approvals.c.id.in_(some)
         found += load_asked(connection, these)
         still_open += load_asked(connection, these & IS_OPEN_APPROVAL)
     missing = set(approval_ids) - {asked.id for asked in found}
@@ -310,24 +259,14 @@ def _load(
     return found, still_open
 
 
-def _lots(wanted: Sequence[Question]) -> Iterator[list[Question]]:
-    """Questions in lots of whole runs that one transaction can answer."""
-    run_ids = sorted({asked.run_id for asked in wanted})
-    for start in range(0, len(run_ids), _BATCH):
-        lot = set(run_ids[start : start + _BATCH])
-        yield [asked for asked in wanted if asked.run_id in lot]
-
-
 def _refuse_reply(reply: Reply) -> None:
     for what, text in (("reason", reply.reason), ("name", reply.by), ("rule", reply.rule or "")):
         if not is_storable(text):
             raise UsageError(f"the {what} has a character that cannot be stored: leave it out")
     if reply.rule is not None and reply.remember == "call":
         raise UsageError("a rule is remembered for a run or a job: say --remember run or job")
-    if reply.rule is not None and (problem := syntax.problem(reply.rule)) is not None:
-        raise UsageError(
-            f"the rule {shorten(reply.rule, INPUT_SUMMARY_LENGTH)!r} is none: {problem}"
-        )
+    if reply.rule is not None:
+        _refuse_rule(reply.rule)
     if reply.edited is None:
         return
     if reply.effect == "denied":
@@ -336,6 +275,11 @@ def _refuse_reply(reply: Reply) -> None:
         to_json(dict(reply.edited))
     except (TypeError, ValueError) as error:
         raise UsageError(f"the edited input cannot be stored as JSON ({error})") from error
+
+
+def _refuse_rule(text: str) -> None:
+    if (problem := syntax.problem(text)) is not None:
+        raise UsageError(f"the rule {shorten(text, INPUT_SUMMARY_LENGTH)!r} is none: {problem}")
 
 
 def _rules_to_remember(asked: Sequence[Question], reply: Reply) -> dict[str, Rule]:
@@ -358,169 +302,146 @@ def _rules_to_remember(asked: Sequence[Question], reply: Reply) -> dict[str, Rul
                 f"no rule can be suggested for `{one.summary}`: give one with --rule, or answer "
                 "this call only"
             )
-        if (problem := syntax.problem(text)) is not None:
-            raise UsageError(f"the rule {shorten(text, INPUT_SUMMARY_LENGTH)!r} is none: {problem}")
+        _refuse_rule(text)
         run_id = one.run_id if reply.remember == "run" else None
-        effect = _EFFECTS[reply.effect]
-        rules[one.id] = Rule(effect, text, reply.reason, REMEMBERED, run_id)
+        rules[one.id] = Rule(_EFFECTS[reply.effect], text, reply.reason, REMEMBERED, run_id)
     return rules
 
 
-def _look(
-    connection: Connection, asked: Sequence[Question], reply: Reply, rules: Mapping[str, Rule]
-) -> _Looked:
-    """A rule that is remembered must answer what it was remembered for, and what is approved must not
-    be denied by the newest rules."""
-    found: dict[str, JobRules] = {}
-    problems: dict[str, str] = {}
-    for one in asked:
-        if one.job_id not in found:
-            before = job_rules(connection, one.job_id)
-            added = _rules_of(one.job_id, asked, rules)
-            found[one.job_id] = replace(before, rules=before.rules + added)
-        problem = _problem(one, reply, found[one.job_id], rules.get(one.id))
-        if problem is not None:
-            problems[one.id] = problem
-    return _Looked({job_id: each.snapshot for job_id, each in found.items()}, problems)
+@dataclass(frozen=True)
+class _Answering:
+    """A reply that is being stored."""
 
+    reply: Reply
+    rules: Mapping[str, Rule]  # to be remembered, by question
+    now: float
 
-def _jobs_of(asked: Sequence[Question]) -> set[str]:
-    return {one.job_id for one in asked}
+    def look(
+        self, connection: Connection, asked: Sequence[Question]
+    ) -> tuple[dict[str, int], dict[str, str]]:
+        """A rule that is remembered must answer what it was remembered for, and what is approved must
+        not be denied by the newest rules.
 
+        Returns:
+            The snapshots that the questions were looked at with, by job; and what stands in the way
+            of the reply, by question.
+        """
+        found: dict[str, _JobRules] = {}
+        for job_id in _jobs_of(asked):
+            before = _JobRules.load(connection, job_id)
+            found[job_id] = before._replace(rules=before.rules + self._rules_of(job_id, asked))
+        problems = {one.id: self._problem(one, found[one.job_id]) for one in asked}
+        snapshots = {job_id: each.snapshot for job_id, each in found.items()}
+        return snapshots, {id_: problem for id_, problem in problems.items() if problem}
 
-def _rules_of(
-    job_id: str, asked: Sequence[Question], rules: Mapping[str, Rule]
-) -> tuple[Rule, ...]:
-    return tuple(
-        dict.fromkeys(rules[one.id] for one in asked if one.job_id == job_id and one.id in rules)
-    )
-
-
-def _problem(asked: Question, reply: Reply, rules: JobRules, rule: Rule | None) -> str | None:
-    if reply.effect == "denied" and rule is None:
-        return None
-    changed = asked if reply.edited is None else replace(asked, input=reply.edited)
-    decision = rules.decide(changed)
-    if reply.effect == "approved" and decision.is_final:
-        return f"`{asked.summary}` cannot be approved so: it is {decision.explain()}"
-    if rule is not None and decision.effect != rule.effect:
+    def _problem(self, asked: Question, rules: _JobRules) -> str:
+        reply, rule = self.reply, self.rules.get(asked.id)
+        if reply.effect == "denied" and rule is None:
+            return ""
+        decision = rules.decide(
+            asked if reply.edited is None else replace(asked, input=reply.edited)
+        )
+        if reply.effect == "approved" and decision.is_final:
+            return f"`{asked.summary}` cannot be approved so: it is {decision.explain()}"
+        if rule is None or decision.effect == rule.effect:
+            return ""
         why = f" ({decision.reason})" if decision.reason else ""
         return (
             f"the rule {rule.text!r} does not cover `{asked.summary}`{why}: give another with "
             "--rule, or answer this call only"
         )
-    return None
 
+    def _rules_of(self, job_id: str, asked: Sequence[Question]) -> tuple[Rule, ...]:
+        of_job = (one.id for one in asked if one.job_id == job_id)
+        return tuple(dict.fromkeys(self.rules[id_] for id_ in of_job if id_ in self.rules))
 
-def _answer_lot(
-    connection: Connection,
-    lot: Sequence[Question],
-    reply: Reply,
-    rules: Mapping[str, Rule],
-    looked: Mapping[str, int],
-    stored: Mapping[_Key, int],
-    now: float,
-) -> tuple[list[Answered], dict[_Key, int]]:
-    """Answer questions of runs that are locked together. Gives what became of them, and where the
-    rules are that were stored with it.
+    def answer(
+        self,
+        connection: Connection,
+        lot: Sequence[Question],
+        looked: Mapping[str, int],
+        stored: _Positions,
+    ) -> tuple[list[Answered], _Positions]:
+        """Answer questions of runs that are locked together.
 
-    Args:
-        looked: the snapshot that each job's questions were looked at with. They are looked at once
-            more when there is a newer one.
-    """
-    locked = lock_open(connection, sorted({asked.run_id for asked in lot}))
-    newest = {job_id: lock_rules(connection, job_id) for job_id in sorted(_jobs_of(lot))}
-    still_open = {question.id for run in locked for question in run.questions}
-    left = [asked for asked in lot if asked.id in still_open]
-    changed = [asked for asked in left if looked.get(asked.job_id) != newest[asked.job_id]]
-    problems = _look(connection, changed, reply, rules).problems
-    answered = [asked for asked in left if asked.id not in problems]
-    positions = _remember(connection, answered, reply, rules, stored, now)
-    given = {
-        asked.id: _given(reply, rule, positions[asked.job_id, rule])
-        if (rule := rules.get(asked.id)) is not None
-        else _given(reply, None, None)
-        for asked in answered
-    }
-    queued = {
-        run.row.id
-        for run in locked
-        if any(question.id in given for question in run.questions)
-        and store_answers(connection, run, given, now)
-    }
-    before = _answers_before(connection, [asked for asked in lot if asked.id not in still_open])
-    results = []
-    for asked in lot:
-        if (row := before.get(asked.id)) is not None:
-            is_changed = _is_this_answer(row, reply, now)
-            detail = f"{row.answer} before: the run is {row.state}" if is_changed else _why_not(row)
+        Args:
+            looked: the snapshot that each job's questions were looked at with. They are looked at once
+                more when there is a newer one.
+            stored: the rules that the reply has stored.
+
+        Returns:
+            What became of the questions, and the rules that the reply has stored by now.
+        """
+        locked = lock_open(connection, {asked.run_id for asked in lot})
+        newest = _lock_jobs(connection, lot)
+        still_open = {question.id for run in locked for question in run.questions}
+        left = [asked for asked in lot if asked.id in still_open]
+        changed = [asked for asked in left if looked.get(asked.job_id) != newest[asked.job_id]]
+        _, problems = self.look(connection, changed)
+        answered = [asked for asked in left if asked.id not in problems]
+        positions = self._remember(connection, answered, stored)
+        given = {asked.id: self._given(asked, positions) for asked in answered}
+        queued = store_answers(connection, locked, given, self.now)
+        before = self._refused(connection, [asked for asked in lot if asked.id not in still_open])
+        results = []
+        for asked in lot:
+            if asked.id in before:
+                is_changed, detail = before[asked.id]
+            else:
+                is_changed = asked.id in given
+                detail = problems.get(asked.id) or self._detail(asked, locked, queued)
+            results.append(_result(asked, detail, changed=is_changed))
+        return results, positions
+
+    def _remember(
+        self, connection: Connection, answered: Sequence[Question], stored: _Positions
+    ) -> _Positions:
+        """Store the rules of these answers that are not ``stored`` yet, in a new snapshot of each job.
+        Returns the positions of all of them."""
+        positions = dict(stored)
+        author = Author(self.reply.by, self.reply.reason)
+        for job_id in _jobs_of(answered):
+            rules = self._rules_of(job_id, answered)
+            if new := [rule for rule in rules if (job_id, rule) not in stored]:
+                added = remember_rules(connection, job_id, new, author, self.now)
+                positions |= zip(((job_id, rule) for rule in new), added, strict=True)
+        return positions
+
+    def _given(self, asked: Question, positions: _Positions) -> Given:
+        reply, rule = self.reply, self.rules.get(asked.id)
+        given = Given(reply.effect, "person", reply.by, reply.reason, reply.edited)
+        if rule is None:
+            return given
+        return replace(given, rule=rule.text, remembered=positions[asked.job_id, rule])
+
+    def _detail(self, asked: Question, locked: Sequence[LockedRun], queued: Sequence[str]) -> str:
+        run = next(run.row for run in locked if run.row.id == asked.run_id)
+        if asked.run_id in queued:
+            then = "pauses now, as it was told to" if run.pause_requested else "goes on"
+        elif run.state == "waiting" and run.reason == "approval":
+            then = "waits for another answer"
         else:
-            is_changed = asked.id in given
-            detail = problems.get(asked.id) or _detail(reply, asked, locked, queued)
-        results.append(Answered(asked.id, asked.run_id, asked.item_key, is_changed, detail))
-    return results, positions
+            then = f"is waiting ({run.reason})" if run.state == "waiting" else f"is {run.state}"
+        return f"{self.reply.effect}: the run {then}"
 
-
-def _remember(
-    connection: Connection,
-    answered: Sequence[Question],
-    reply: Reply,
-    rules: Mapping[str, Rule],
-    stored: Mapping[_Key, int],
-    now: float,
-) -> dict[_Key, int]:
-    """Store the rules of these answers that are not ``stored`` yet, in a new snapshot of each job.
-    Gives the positions of all of them."""
-    positions = dict(stored)
-    for job_id in sorted(_jobs_of(answered)):
-        new = [rule for rule in _rules_of(job_id, answered, rules) if (job_id, rule) not in stored]
-        if new:
-            author = Author(reply.by, reply.reason)
-            added = remember_rules(connection, job_id, new, author, now)
-            positions |= {
-                (job_id, rule): position for rule, position in zip(new, added, strict=True)
-            }
-    return positions
-
-
-def _given(reply: Reply, rule: Rule | None, position: int | None) -> Given:
-    return Given(
-        reply.effect,
-        "person",
-        reply.by,
-        reply.reason,
-        reply.edited,
-        rule.text if rule else None,
-        position,
-    )
-
-
-def _detail(reply: Reply, asked: Question, locked: Sequence[LockedRun], queued: set[str]) -> str:
-    run = next(run.row for run in locked if run.row.id == asked.run_id)
-    if asked.run_id in queued:
-        then = "pauses now, as it was told to" if run.pause_requested else "goes on"
-        return f"{reply.effect}: the run {then}"
-    if run.state == "waiting" and run.reason == "approval":
-        return f"{reply.effect}: the run waits for another answer"
-    if run.state == "waiting":
-        return f"{reply.effect}: the run is waiting ({run.reason})"
-    return f"{reply.effect}: the run is {run.state}"
-
-
-def _answers_before(connection: Connection, asked: Sequence[Question]) -> dict[str, Row[Any]]:
-    """The rows of questions that could not be answered, by their ids."""
-    query = (
-        select(approvals, runs.c.state)
-        .join(runs, runs.c.id == approvals.c.run_id)
-        .where(approvals.c.id.in_([one.id for one in asked]))
-    )
-    return {row.id: row for row in connection.execute(query)}
-
-
-def _is_this_answer(row: Row[Any], reply: Reply, now: float) -> bool:
-    """Whether the answer before was this very one, stored by a try whose end was not heard of."""
-    stored = (row.answer, row.answered_via, row.answered_by, row.answered_at)
-    return stored == (reply.effect, "person", reply.by, now)
+    def _refused(
+        self, connection: Connection, asked: Sequence[Question]
+    ) -> dict[str, tuple[bool, str]]:
+        """Why questions could not be answered, by their ids; and True where the answer before was this
+        very one, stored by a try whose end was not heard of."""
+        query = (
+            select(approvals, runs.c.state)
+            .join(runs, runs.c.id == approvals.c.run_id)
+            .where(approvals.c.id.in_([one.id for one in asked]))
+        )
+        this = (self.reply.effect, "person", self.reply.by, self.now)
+        found: dict[str, tuple[bool, str]] = {}
+        for row in connection.execute(query):
+            if (row.answer, row.answered_via, row.answered_by, row.answered_at) == this:
+                found[row.id] = True, f"{row.answer} before: the run is {row.state}"
+            else:
+                found[row.id] = False, _why_not(row)
+        return found
 
 
 def _why_not(row: Row[Any]) -> str:
@@ -531,8 +452,3 @@ def _why_not(row: Row[Any]) -> str:
         return "came too late: the question had expired"
     by = f" by {row.answered_by}" if row.answered_by else ""
     return f"was answered before: {row.answer}{by}"
-
-
-def _by_rule(asked: Question, given: Given) -> Answered:
-    detail = f"{given.answer} by {given.by}"
-    return Answered(asked.id, asked.run_id, asked.item_key, True, detail, by_rule=True)

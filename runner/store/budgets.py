@@ -15,42 +15,44 @@ would pay for writing it, so the siblings wait for the first run's first reply.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection, Row, bindparam, select, update
 
-from runner.core.budget import JobBudget, Reservation, billionths
-from runner.core.events import Event
+from runner.core.budget import JobBudget, billionths, in_usd
+from runner.core.commands import Change
+from runner.core.events import Event, signed_event
+from runner.core.run import RUNNER, Author
 from runner.core.spec import Submission
+from runner.errors import UsageError
+from runner.store.changes import add_job_events, changed, in_lots, locked_runs, queued, store_change
+from runner.store.conditions import IS_ITEM_RUN
+from runner.store.database import Database
+from runner.store.rules import lock_rules
 from runner.store.run_state import progress_from_row, progress_to_json
 from runner.store.statements import execute
-from runner.store.tables import model_calls, purses, runs
+from runner.store.tables import jobs, model_calls, purses, runs
 
 _SUMS = ("spent_tokens", "spent_cost", "reserved_tokens", "reserved_cost")
 _PURSE = select(purses).where(purses.c.job_id == bindparam("job"))
 _LOCKED_PURSE = _PURSE.with_for_update()
+_WAITS = (runs.c.state == "waiting") & (runs.c.reason == "budget")
 
 
-def look_into(connection: Connection, job_id: str) -> JobBudget | None:
-    """A job's budget as it stands; None without a budget."""
-    return _budget_of(execute(connection, _PURSE, {"job": job_id}))
+def look_into(connection: Connection, job_id: str, *, lock: bool = False) -> JobBudget | None:
+    """A job's budget as it stands, None without one; ``lock`` it until the transaction ends."""
+    for row in execute(connection, _LOCKED_PURSE if lock else _PURSE, {"job": job_id}):
+        most_cost = None if row.budget_usd is None else billionths(row.budget_usd)
+        return JobBudget(row.budget_tokens, most_cost, *(getattr(row, name) for name in _SUMS))
+    return None
 
 
-def lock(connection: Connection, job_id: str) -> JobBudget | None:
-    """A job's budget, locked until the transaction ends; None without a budget."""
-    return _budget_of(execute(connection, _LOCKED_PURSE, {"job": job_id}))
-
-
-def _budget_of(rows: list[Any]) -> JobBudget | None:
-    if not rows:
-        return None
-    (row,) = rows
-    return JobBudget(
-        most_tokens=row.budget_tokens,
-        most_cost=None if row.budget_usd is None else billionths(row.budget_usd),
-        **{name: getattr(row, name) for name in _SUMS},
-    )
+def budget_of(database: Database, job_id: str) -> JobBudget | None:
+    """A job's budget as it stands; None without one."""
+    return database.read(lambda connection: look_into(connection, job_id))
 
 
 def sums(job_budget: JobBudget) -> dict[str, int]:
@@ -65,7 +67,6 @@ def charge_open_call(
 
     Args:
         run: its row, locked. kind: a word for what ended the call. why: the same in a sentence.
-        now: seconds since the epoch.
 
     Returns:
         What changes in the run's row, and the event; nothing when it has no call in hand.
@@ -80,7 +81,9 @@ def charge_open_call(
         .where(model_calls.c.run_id == run.id, model_calls.c.number == call.number)
         .values(ended_at=now, charged_tokens=charged, error=f"{kind}: {why}")
     )
-    _spend_reserved(connection, run.job_id, call.reservation)
+    if (budget := look_into(connection, run.job_id, lock=True)) is not None:
+        spent = sums(budget.with_spent(call.reservation, charged, cost))
+        connection.execute(update(purses).where(purses.c.job_id == run.job_id).values(spent))
     after = replace(
         progress,
         model=replace(progress.model, open_call=None),
@@ -91,17 +94,152 @@ def charge_open_call(
     return changes, [Event("model_call_ended", {**data, "status": None, "request_id": None})]
 
 
-def _spend_reserved(connection: Connection, job_id: str, call: Reservation) -> None:
-    connection.execute(
-        update(purses)
-        .where(purses.c.job_id == job_id)
-        .values(
-            spent_tokens=purses.c.spent_tokens + call.worst_case,
-            spent_cost=purses.c.spent_cost + call.worst_cost,
-            reserved_tokens=purses.c.reserved_tokens - call.worst_case,
-            reserved_cost=purses.c.reserved_cost - call.worst_cost,
+def set_budget(
+    database: Database,
+    job_id: str,
+    now: float,
+    *,
+    author: Author,
+    usd: float | None = None,
+    tokens: int | None = None,
+) -> list[Change]:
+    """Change what the runs of a job may use together, and wake those that wait for it.
+
+    A budget may be less than what is spent and reserved, down to what is spent: calls that have begun
+    keep what they reserved, and no other begins until there is room again. Setting a budget to what
+    it is wakes the runs that wait, too.
+
+    Args:
+        usd, tokens: the new caps; None leaves one as it is.
+
+    Returns:
+        The runs that are queued again. They wait once more if the budget still does not cover their
+        next call.
+
+    Raises:
+        NotFoundError: there is no such job.
+        UsageError: the job has no budget that could be changed, or it would be less than what is
+            spent; what to do.
+    """
+    if usd is None and tokens is None:
+        raise UsageError("say what the budget is to be: --usd N, --tokens N or both")
+    setting = partial(_set, job_id=job_id, usd=usd, tokens=tokens, author=author, now=now)
+    old, new = database.write(setting)
+    # Whoever saw the old caps under the budget's lock is waiting by now, and whoever comes sees the new
+    # ones. Runs are not locked before: who holds a budget does not wait for a run.
+    query = select(runs.c.id).where(runs.c.job_id == job_id, _WAITS).order_by(runs.c.id)
+    waiting = [run.id for run in database.rows(query)]
+    return _wake(database, waiting, "budget", author, now, old, new)
+
+
+def _set(
+    connection: Connection,
+    job_id: str,
+    usd: float | None,
+    tokens: int | None,
+    author: Author,
+    now: float,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the caps that change, as they were and as they are."""
+    lock_rules(connection, job_id)
+    budget = look_into(connection, job_id, lock=True)
+    if budget is None:
+        raise UsageError(
+            f"{job_id} has no budget that could be changed: give its file a budget_usd or "
+            "budget_tokens under [limits] and submit it again"
         )
+    if usd is not None and budget.most_cost is None:
+        raise UsageError(
+            f"{job_id} has a budget in tokens only: raise that with "
+            f"`runner budget {job_id} --tokens N`, or submit it again with a budget_usd"
+        )
+    if usd is not None and billionths(usd) < budget.spent_cost:
+        spent = in_usd(budget.spent_cost)
+        raise UsageError(f"{job_id} has spent {spent}: its budget cannot be less")
+    if tokens is not None and tokens < budget.spent_tokens:
+        raise UsageError(
+            f"{job_id} has used {budget.spent_tokens:,} tokens: its budget cannot be less"
+        )
+    purse = purses.c.job_id == job_id
+    before = connection.execute(select(purses).where(purse)).mappings().one()
+    given = {"budget_usd": usd, "budget_tokens": tokens}
+    new = {name: cap for name, cap in given.items() if cap is not None and cap != before[name]}
+    old = {name: before[name] for name in new}
+    if new:
+        connection.execute(update(purses).where(purse).values(new))
+    add_job_events(
+        connection, job_id, [signed_event("budget_changed", author, old=old, new=new)], now
     )
+    return old, new
+
+
+def _wake(
+    database: Database,
+    run_ids: Sequence[str],
+    why: str,
+    author: Author,
+    now: float,
+    old: Mapping[str, Any],
+    new: Mapping[str, Any],
+) -> list[Change]:
+    """Queue those of the runs again that wait for their budget; ``old`` and ``new`` are its caps."""
+    old = {"state": "waiting", "reason": "budget", **old}
+    new = {"state": "queued", "reason": "", **new}
+    event = signed_event("resumed", author, {"reason": why}, old=old, new=new)
+
+    def work(connection: Connection, lot: Sequence[str]) -> list[Change]:
+        found = locked_runs(connection, lot, _WAITS)
+        for run in found:
+            store_change(connection, run, now, [event], **queued(now))
+        return [changed(run, "queued", "goes on") for run in found]
+
+    return [each for lot in in_lots(run_ids) for each in database.write(partial(work, lot=lot))]
+
+
+class BudgetWaits:
+    """The runs of a database that wait for their jobs' budgets, looked at again and again: whatever
+    waits costs the database little, however large its job."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        # Of the jobs whose runs waited at the last look: specs, which can be large, never change.
+        self._deadlines: dict[str, float | None] = {}
+
+    def wake_overdue(self, now: float) -> list[str]:
+        """Queue the runs again whose deadline has passed: all that is left for them is to end, which
+        costs nothing. A sub-agent has a deadline of its own.
+
+        Returns:
+            Their ids.
+
+        Raises:
+            UnreachableError: the database does not answer.
+        """
+        late = self._database.read(lambda connection: self._overdue(connection, now))
+        return [run.id for run in _wake(self._database, late, "deadline", RUNNER, now, {}, {})]
+
+    def _overdue(self, connection: Connection, now: float) -> Sequence[str]:
+        """The runs that have waited for too long, in order."""
+        waiting = select(runs.c.job_id).where(_WAITS).distinct()
+        job_ids = connection.execute(waiting).scalars().all()
+        known = self._deadlines
+        if new := [job_id for job_id in job_ids if job_id not in known]:
+            # Read whole: Postgres can take nothing out of JSON that has a NUL anywhere.
+            query = select(jobs.c.id, jobs.c.spec).where(jobs.c.id.in_(new))
+            read = connection.execute(query)
+            known = known | {job.id: job.spec["limits"]["deadline"] for job in read}
+        self._deadlines = {job_id: known[job_id] for job_id in job_ids}
+        by_deadline: dict[float, list[str]] = {}
+        for job_id, deadline in self._deadlines.items():
+            if deadline is not None:
+                by_deadline.setdefault(deadline, []).append(job_id)
+        looks = [~IS_ITEM_RUN & (runs.c.created_at + runs.c.deadline <= now)] if job_ids else []
+        looks += [
+            IS_ITEM_RUN & runs.c.job_id.in_(of_jobs) & (runs.c.created_at + deadline <= now)
+            for deadline, of_jobs in by_deadline.items()
+        ]
+        late = (connection.execute(select(runs.c.id).where(_WAITS, look)) for look in looks)
+        return sorted(run.id for found in late for run in found)
 
 
 WARMING = "warming"  # why a sibling is queued
@@ -114,9 +252,8 @@ _LEAST_CACHED_TOKENS = 1_024
 def is_worth_it(submission: Submission) -> bool:
     """Whether the job's runs share a prefix that is worth the wait."""
     spec = submission.spec
-    if spec.provider != "anthropic" or len(submission.runs) < 2:
-        return False
-    return spec.shared_tokens >= _LEAST_CACHED_TOKENS
+    several = spec.provider == "anthropic" and len(submission.runs) > 1
+    return several and spec.shared_tokens >= _LEAST_CACHED_TOKENS
 
 
 def let_siblings_start(connection: Connection, job_id: str, now: float) -> None:

@@ -10,13 +10,13 @@ import json
 import sqlite3
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
-from sqlalchemy import URL, Connection, Engine, Select, create_engine, event, make_url
+from sqlalchemy import URL, Connection, Engine, Executable, Select, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.pool import QueuePool
@@ -113,6 +113,15 @@ class Database:
         """A reading transaction, as for ``read``."""
         with reachable(self), self.reader.begin() as connection:
             yield connection
+
+    def rows(self, query: Select[Any]) -> Sequence[Row]:
+        """Return the rows of one query. Raises ``UnreachableError``."""
+        with self.reading() as connection:
+            return connection.execute(query).all()
+
+    def execute(self, statement: Executable) -> None:
+        """Execute one statement in a writing transaction, as for ``write``."""
+        self.write(lambda connection: connection.execute(statement))
 
     def find(self, query: Select[Any], values: Mapping[str, Any]) -> list[Row]:
         """Return the rows of one query, executed by ``execute`` outside a transaction.

@@ -6,28 +6,28 @@ thinking (https://platform.claude.com/docs/en/build-with-claude/preserved-thinki
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, and_, exists, insert, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Row, and_, exists, insert, or_, select
 
 from runner.core.agents import Split
 from runner.core.children import split_of
 from runner.core.commands import Change
-from runner.core.context import Compacted, estimate, is_measurement, sent_messages, tokens_of
+from runner.core.context import Compacted, estimate, is_measurement, sent_messages
 from runner.core.conversation import CUT_REASONS, Block, Message, Usage, content_bytes, content_text
-from runner.core.events import INPUT_SUMMARY_LENGTH, Event, signed_event
+from runner.core.events import INPUT_SUMMARY_LENGTH, signed_event
+from runner.core.fold import context_of
 from runner.core.hook_decisions import end_turns
 from runner.core.run import ENDED, RUNNER, UNKNOWN, Author
 from runner.core.spec import JobSpec, NewRun
 from runner.core.state import Children, ContextState, Files, HookState, ModelState, Progress, Stop
 from runner.core.text import FORKED_TEXT, FORKED_WITH_FILES_TEXT, shorten
 from runner.errors import NotFoundError, UsageError
-from runner.store import jobs as job_rows
-from runner.store.control import refuse_child
+from runner.store.changes import event_rows, refuse_child
 from runner.store.database import Database
+from runner.store.jobs import OpenedRun, insert_runs, is_storable, open_run, spec_to_go_on
 from runner.store.run_state import (
     copy_rows,
     load_compacted,
@@ -39,7 +39,6 @@ from runner.store.snapshots import snapshot_after_turn
 from runner.store.tables import (
     blocks,
     compactions,
-    events,
     jobs,
     model_calls,
     queued_messages,
@@ -50,22 +49,22 @@ from runner.store.tables import (
     tool_outputs,
 )
 
+_OWN_LIMITS = ("token_ceiling", "cost_ceiling_usd", "working_time")
+
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """A run's conversation up to a turn's end, and what is known of the turn. ``since`` is what was
-    added after its model call, which is ``call`` (None where it is not known any more), and ``tree``
-    the workspace's at its end; ``split`` as in ``Progress``."""
+    """A run's conversation up to the end of a turn."""
 
     number: int
     messages: tuple[Message, ...]
     compacted: Compacted
-    since: tuple[Block, ...]
-    call: Row[Any] | None
+    since: tuple[Block, ...]  # what was added after the turn's model call
+    call: Row[Any] | None  # that model call; None if it is not known any more
     has_calls: bool
     has_submitted: bool
-    tree: str | None
-    split: Split
+    tree: str | None  # the workspace's at its end
+    split: Split  # as in ``Progress``
 
     @property
     def sent(self) -> tuple[Message, ...]:
@@ -103,10 +102,8 @@ def fork(
 
     Args:
         turn: 0 is before the first.
-        now: seconds since the epoch.
         text: what is said to the new run.
         model: what it calls instead of the other run's model.
-        author: who says so, for the record.
 
     Raises:
         NotFoundError: there is no such run.
@@ -117,67 +114,52 @@ def fork(
     for what, given in (("message", text), ("model's name", model)):
         if given is not None and not given.strip():
             raise UsageError(f"the {what} is empty: leave the option out, or fill it in")
-        if given is not None and not job_rows.is_storable(given):
+        if given is not None and not is_storable(given):
             raise UsageError(f"the {what} has a character that cannot be stored: leave it out")
 
     def work(connection: Connection) -> Change:
-        run = _load_run(connection, run_id)
+        query = select(runs, jobs.c.workspace_id.label("job_workspace_id"))
+        query = query.join(jobs, jobs.c.id == runs.c.job_id).where(runs.c.id == run_id)
+        run = connection.execute(query).one_or_none()
+        if run is None:
+            raise NotFoundError(f"no run is named {run_id}")
         refuse_child(run.id, "forked")
-        spec = job_rows.spec_to_go_on(connection, run.job_id)
+        spec = spec_to_go_on(connection, run.job_id)
         _refuse_unfinished(connection, run, spec, turn)
         found = _load_turn(connection, run, spec, turn)
         if found.is_final and text is None:
             raise UsageError(
                 f"turn {turn} of {run.id} was its last word: say what to do next with --say"
             )
-        _refuse_without_files(run, spec, found)
+        if turn and spec.is_recorded and found.tree is None:
+            raise UsageError(
+                f"the files of {run.id} after turn {turn} are not known, as none were recorded "
+                "then: fork it at 0"
+            )
         return _store(connection, run, spec, found, text, model, now, author)
 
     return database.write(work)
-
-
-def _load_run(connection: Connection, run_id: str) -> Row[Any]:
-    query = select(runs, jobs.c.workspace_id.label("job_workspace_id"))
-    query = query.join(jobs, jobs.c.id == runs.c.job_id).where(runs.c.id == run_id)
-    run = connection.execute(query).one_or_none()
-    if run is None:
-        raise NotFoundError(f"no run is named {run_id}")
-    return run
 
 
 def _refuse_unfinished(connection: Connection, run: Row[Any], spec: JobSpec, turn: int) -> None:
     if turn > run.turns:
         last = f"its last is {run.turns}" if run.turns else "it has made none (0 is its beginning)"
         raise UsageError(f"{run.id} has no turn {turn}: {last}")
-    unanswered = exists().where(
-        tool_calls.c.run_id == run.id, tool_calls.c.turn == turn, tool_calls.c.ended_at.is_(None)
+    of_turn = select(tool_calls.c.ended_at).where(
+        tool_calls.c.run_id == run.id, tool_calls.c.turn == turn
     )
-    if connection.execute(select(unanswered)).scalar():
+    calls = connection.execute(of_turn).scalars().all()
+    if None in calls:
         raise UsageError(
             f"turn {turn} of {run.id} has not ended, as tool calls of it have no results: fork it at "
             f"{turn - 1}"
         )
-    if turn and turn == run.turns and _has_hooks_to_run(connection, run, spec):
+    # Hooks are still to run after the calls of a run's last turn.
+    is_open = progress_from_row(run).hooks.closed < run.turns and run.state not in ENDED
+    if turn and turn == run.turns and is_open and end_turns(spec) and calls:
         raise UsageError(
             f"turn {turn} of {run.id} has not ended, as hooks of it may still change files: fork it "
             f"when they have run, or at {turn - 1}"
-        )
-
-
-def _has_hooks_to_run(connection: Connection, run: Row[Any], spec: JobSpec) -> bool:
-    """Whether hooks are still to run after the calls of a run's last turn."""
-    if run.state in ENDED or not end_turns(spec):
-        return False
-    calls = exists().where(tool_calls.c.run_id == run.id, tool_calls.c.turn == run.turns)
-    is_open = progress_from_row(run).hooks.closed < run.turns
-    return is_open and bool(connection.execute(select(calls)).scalar())
-
-
-def _refuse_without_files(run: Row[Any], spec: JobSpec, turn: _Turn) -> None:
-    if turn.number and spec.is_recorded and turn.tree is None:
-        raise UsageError(
-            f"the files of {run.id} after turn {turn.number} are not known, as none were recorded "
-            "then: fork it at 0"
         )
 
 
@@ -218,18 +200,13 @@ def _model_call(connection: Connection, run: Row[Any], turn: int) -> Row[Any] | 
     """The one that gave the reply of a turn: of a turn that was copied, it is the other run's."""
     while run.fork_of is not None and turn <= run.fork_turn:
         run = connection.execute(select(runs).where(runs.c.id == run.fork_of)).one()
-    query = (
-        select(model_calls)
-        .where(
-            model_calls.c.run_id == run.id,
-            model_calls.c.turn == turn,
-            model_calls.c.purpose == "turn",
-            model_calls.c.stop_reason.is_not(None),
-        )
-        .order_by(model_calls.c.number.desc())
-        .limit(1)
+    query = select(model_calls).where(
+        model_calls.c.run_id == run.id,
+        model_calls.c.turn == turn,
+        model_calls.c.purpose == "turn",
+        model_calls.c.stop_reason.is_not(None),
     )
-    return connection.execute(query).one_or_none()
+    return connection.execute(query.order_by(model_calls.c.number.desc()).limit(1)).first()
 
 
 def _store(
@@ -243,13 +220,18 @@ def _store(
     author: Author,
 ) -> Change:
     new = NewRun(run.item_key, None, turn.messages[0].blocks[0]["text"])
-    opened = job_rows.open_run(run.job_id, new, spec, run.job_workspace_id, now, author)
+    opened = open_run(run.job_id, new, spec, run.job_workspace_id, now, author)
     fork_id = opened.run["id"]
     called = model or run.model or spec.model
+    sees = with_instructions_of(connection, run.id, spec) if turn.number else spec
     said = [(RUNNER, _where_it_is(run, spec, turn, fork_id)), (author, text)]
-    texts = [each for _, each in said if each is not None]
+    texts = [(by, each) for by, each in said if each is not None]
     forked = {"of": run.id, "turn": turn.number, "model": called, "messages": len(turn.messages)}
-    happened = [signed_event("forked", author, forked), *_queued_events(said)]
+    happened = [signed_event("forked", author, forked)]
+    for count, (by, each) in enumerate(texts):
+        old, new_count = {"queued_count": count}, {"queued_count": count + 1}
+        summary = {"text": shorten(each, INPUT_SUMMARY_LENGTH)}
+        happened.append(signed_event("message_queued", by, summary, old=old, new=new_count))
     row = opened.run | {
         "fork_of": run.id,
         "fork_turn": turn.number,
@@ -262,56 +244,23 @@ def _store(
         "queued_count": len(texts),
         "event_count": 1 + len(happened),
         "start_tree": run.start_tree,
+        "progress": progress_to_json(_progress(run, sees, turn, called)),
+        "compaction_count": turn.compacted.count,
     }
     if turn.tree is not None:
-        row |= _place_of_tree(run, spec)
-    connection.execute(insert(runs).values(row))
+        # Where the other run's trees are: with a remote anywhere, also while sub-agents hold that run
+        # to the host where they work.
+        is_here = spec.workspace is None or spec.workspace.remote is None
+        places = ("workspace_path", "workspace_id")
+        row |= {name: getattr(run, name) if is_here else None for name in places}
+    more = event_rows(fork_id, happened, now, after=1)
+    insert_runs(connection, [OpenedRun(row, [], [], opened.events + more)])
     _copy(connection, run.id, fork_id, turn.number)
-    sees = with_instructions_of(connection, fork_id, spec)
-    progress = progress_to_json(_progress(run, sees, turn, called))
-    counted = {"progress": progress, "compaction_count": turn.compacted.count}
-    connection.execute(update(runs).where(runs.c.id == fork_id).values(**counted))
     if texts:
-        queued = [{"run_id": fork_id, "text": each, "created_at": now} for each in texts]
+        queued = [{"run_id": fork_id, "text": each, "created_at": now} for _, each in texts]
         connection.execute(insert(queued_messages), queued)
-    connection.execute(insert(events), [opened.event, *_event_rows(fork_id, happened, now)])
     detail = f"forked from {run.id} after turn {turn.number}"
     return Change(fork_id, run.item_key, "queued", True, detail)
-
-
-def _place_of_tree(run: Row[Any], spec: JobSpec) -> dict[str, str | None]:
-    """Where the other run's trees are: with a remote anywhere, also while sub-agents hold that run to the
-    host where they work."""
-    if spec.workspace is not None and spec.workspace.remote is not None:
-        return {"workspace_path": None, "workspace_id": None}
-    return {"workspace_path": run.workspace_path, "workspace_id": run.workspace_id}
-
-
-_OWN_LIMITS = ("token_ceiling", "cost_ceiling_usd", "working_time")
-
-
-def _queued_events(said: Sequence[tuple[Author, str | None]]) -> Iterator[Event]:
-    count = 0
-    for author, text in said:
-        if text is not None:
-            summary = {"text": shorten(text, INPUT_SUMMARY_LENGTH)}
-            old, new = {"queued_count": count}, {"queued_count": count + 1}
-            yield signed_event("message_queued", author, summary, old=old, new=new)
-            count += 1
-
-
-def _event_rows(run_id: str, happened: Sequence[Event], now: float) -> list[dict[str, Any]]:
-    return [
-        {
-            "run_id": run_id,
-            "number": number,
-            "at": now,
-            "attempt": 0,
-            "type": event.type,
-            "data": event.data,
-        }
-        for number, event in enumerate(happened, 2)
-    ]
 
 
 def _where_it_is(run: Row[Any], spec: JobSpec, turn: _Turn, fork_id: str) -> str | None:
@@ -346,35 +295,32 @@ def _copy(connection: Connection, run_id: str, fork_id: str, turn: int) -> None:
 def _progress(run: Row[Any], spec: JobSpec, turn: _Turn, called: str) -> Progress:
     """How the new run begins: nothing used, and its next prompt measured as well as can be. The real
     tokens of the last one count when the same model counted them."""
-    before, sent = progress_from_row(run), turn.sent
-    per_token = spec.context.chars_per_token
-    context = ContextState(
-        estimate=spec.shared_tokens + tokens_of(sent, per_token),
-        appended_bytes=spec.request_bytes(sent),
-    )
-    progress = Progress(
+    before = progress_from_row(run)
+    return Progress(
         turns=turn.number,
         model=ModelState(stop=turn.stop),
-        context=context,
+        context=_context(before.context, spec, turn, called),
         files=Files(turn.tree, instructed=before.files.instructed and turn.number > 0),
         children=Children(split=turn.split),
         hooks=HookState(closed=turn.number),
     )
-    call = turn.call
+
+
+def _context(before: ContextState, spec: JobSpec, turn: _Turn, called: str) -> ContextState:
+    context, call = context_of(spec, turn.sent), turn.call
     if call is None or call.model != called:
-        return progress
+        return context
     real = Usage(
         call.input_tokens, call.cache_read_tokens, call.cache_creation_tokens
     ).prompt_tokens
-    since = sum(estimate(block, per_token) for block in turn.since)
+    since = sum(estimate(block, spec.context.chars_per_token) for block in turn.since)
     if not is_measurement(real, context.estimate - since):
-        return progress
-    context = replace(
+        return context
+    return replace(
         context,
         measured=real,
         estimate_since=since,
-        correction=before.context.correction,
+        correction=before.correction,
         last_prompt_tokens=real,
         appended_bytes=sum(map(content_bytes, turn.since)),
     )
-    return replace(progress, context=context)

@@ -30,9 +30,9 @@ from runner.exchange.lines import Header, Line, Reader, TableFormat, parsed
 from runner.exchange.sessions import TABLES, Happened, SessionRun
 from runner.permissions import ToolContext
 from runner.store import ids
-from runner.store.control import cancel_locked, store_change
+from runner.store.changes import add_job_events, store_change
+from runner.store.control import cancel_locked
 from runner.store.database import Database
-from runner.store.entries import add_job_events
 from runner.store.exports import FORMATS, IMPORTED, JOB_TABLES, RUN_TABLES, job_lines, run_lines
 from runner.store.jobs import SESSIONS
 from runner.store.run_state import progress_from_row, progress_to_json, tool_context_from_json

@@ -15,7 +15,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from runner.core.agents import lineage
 from runner.core.children import spec_of
 from runner.core.conversation import Message
-from runner.core.events import INPUT_SUMMARY_LENGTH, Event, signed_event
+from runner.core.events import INPUT_SUMMARY_LENGTH, signed_event
 from runner.core.fold import opening
 from runner.core.run import UNKNOWN, Author
 from runner.core.spec import JobSpec, NewRun, Submission
@@ -23,8 +23,8 @@ from runner.core.text import shorten
 from runner.errors import UsageError
 from runner.permissions import Policy, Rule
 from runner.store import budgets, ids
+from runner.store.changes import add_job_events, event_rows
 from runner.store.database import Database
-from runner.store.entries import add_job_events
 from runner.store.rules import agent_types, insert_rules, policy_for, rules_at
 from runner.store.run_state import progress_to_json
 from runner.store.tables import blocks, events, jobs, purses, run_items, runs
@@ -45,7 +45,6 @@ def submit(
     the first has sent what they share.
 
     Args:
-        now: seconds since the epoch.
         key: names the job for its caller; a second submit with the same key stores nothing.
         workspace_id: what is written in the root of the job's workspace, if it has one.
         author: who submits it, for the record and as its rules name them.
@@ -57,20 +56,46 @@ def submit(
         UsageError: a text that no database can hold. UnreachableError: the database does not answer.
     """
     _refuse_unstorable(submission, key)
-    return database.write(
-        lambda connection: _submit(connection, submission, now, key, workspace_id, author)
-    )
+    spec, limit = submission.spec, INPUT_SUMMARY_LENGTH
+    budget = {"budget_usd": spec.budget.usd, "budget_tokens": spec.budget.tokens}
+    told = {
+        "name": shorten(spec.name, limit),
+        "key": None if key is None else shorten(key, limit),
+        "source": shorten(submission.source, limit),
+        "runs": len(submission.runs),
+        "rules": len(spec.rules),
+        **budget,
+    }
+
+    def work(connection: Connection) -> str:
+        job_id = ids.new("job", now)
+        if not _insert_job(connection, job_id, submission, now, key, workspace_id):
+            return str(connection.execute(select(jobs.c.id).where(jobs.c.key == key)).scalar_one())
+        add_job_events(connection, job_id, [signed_event("submitted", author, new=told)], now)
+        insert_rules(connection, job_id, spec.rules, author, now)
+        if spec.budget.is_set:
+            connection.execute(insert(purses).values(job_id=job_id, **budget))
+        warms = budgets.is_worth_it(submission)
+        opened = [
+            open_run(job_id, new, spec, workspace_id, now, author, warms=warms and number == 0)
+            for number, new in enumerate(submission.runs)
+        ]
+        for sibling in opened[1:] if warms else ():
+            sibling.run.update(reason=budgets.WARMING, due_at=now + budgets.MOST_SECONDS)
+        insert_runs(connection, opened)
+        return job_id
+
+    return database.write(work)
 
 
 @dataclass(frozen=True, slots=True)
 class OpenedRun:
-    """The rows of a run that has only been submitted: itself, its item, its prompt and its first
-    event."""
+    """The rows of a run that has only been submitted."""
 
     run: dict[str, Any]
-    item: dict[str, Any]
-    block: dict[str, Any]
-    event: dict[str, Any]
+    items: list[dict[str, Any]]
+    blocks: list[dict[str, Any]]  # the prompt
+    events: list[dict[str, Any]]
 
 
 def spec_to_go_on(connection: Connection, job_id: str) -> JobSpec:
@@ -131,94 +156,32 @@ def open_run(
         "event_count": 1,
         "progress": progress_to_json(progress),
     }
-    (block,) = block_rows(run_id, 0, message, now)
-    message_of_commit = new.commit_message or None
-    item = {"run_id": run_id, "item": new.item, "commit_message": message_of_commit}
+    item = {"run_id": run_id, "item": new.item, "commit_message": new.commit_message or None}
     named = {"job_id": job_id, "item_key": shorten(new.key, INPUT_SUMMARY_LENGTH)}
-    event = signed_event("run_submitted", author, named | dict(told or {}))
-    return OpenedRun(run, item, block, _first_event(run_id, event, now))
+    event = signed_event("run_submitted", author, {**named, **(told or {})})
+    prompt, happened = block_rows(run_id, 0, message, now), event_rows(run_id, [event], now)
+    return OpenedRun(run, [item], prompt, happened)
 
 
 def block_rows(run_id: str, number: int, message: Message, now: float) -> list[dict[str, Any]]:
     """The blocks of a message that a run begins with; ``number`` is the message's."""
+    named = {"run_id": run_id, "message": number, "role": message.role, "turn": 0}
     return [
-        {
-            "run_id": run_id,
-            "message": number,
-            "position": position,
-            "role": message.role,
-            "type": block["type"],
-            "turn": 0,
-            "content": block,
-            "created_at": now,
-        }
+        {**named, "position": position, "type": block["type"], "content": block, "created_at": now}
         for position, block in enumerate(message.blocks)
     ]
 
 
-def _first_event(run_id: str, event: Event, now: float) -> dict[str, Any]:
-    return {
-        "run_id": run_id,
-        "number": 1,
-        "at": now,
-        "attempt": 0,
-        "type": event.type,
-        "data": event.data,
-    }
-
-
 def insert_runs(connection: Connection, opened: Sequence[OpenedRun]) -> None:
     """Store runs that begin."""
-    if opened:
-        connection.execute(insert(runs), [each.run for each in opened])
-        connection.execute(insert(run_items), [each.item for each in opened])
-        connection.execute(insert(blocks), [each.block for each in opened])
-        connection.execute(insert(events), [each.event for each in opened])
-
-
-def _submit(
-    connection: Connection,
-    submission: Submission,
-    now: float,
-    key: str | None,
-    workspace_id: str | None,
-    author: Author,
-) -> str:
-    job_id = ids.new("job", now)
-    if not _insert_job(connection, job_id, submission, now, key, workspace_id):
-        first: str = connection.execute(select(jobs.c.id).where(jobs.c.key == key)).scalar_one()
-        return first
-    spec = submission.spec
-    add_job_events(connection, job_id, [_submitted(submission, key, author)], now)
-    insert_rules(connection, job_id, spec.rules, author, now)
-    if spec.budget.is_set:
-        budget = {"budget_usd": spec.budget.usd, "budget_tokens": spec.budget.tokens}
-        connection.execute(insert(purses).values(job_id=job_id, **budget))
-    warms = budgets.is_worth_it(submission)
-    opened = [
-        open_run(job_id, new, spec, workspace_id, now, author, warms=warms and number == 0)
-        for number, new in enumerate(submission.runs)
-    ]
-    if warms:
-        for sibling in opened[1:]:
-            sibling.run.update(reason=budgets.WARMING, due_at=now + budgets.MOST_SECONDS)
-    insert_runs(connection, opened)
-    return job_id
-
-
-def _submitted(submission: Submission, key: str | None, author: Author) -> Event:
-    """A job's first event."""
-    spec, limit = submission.spec, INPUT_SUMMARY_LENGTH
-    new = {
-        "name": shorten(spec.name, limit),
-        "key": None if key is None else shorten(key, limit),
-        "source": shorten(submission.source, limit),
-        "runs": len(submission.runs),
-        "rules": len(spec.rules),
-        "budget_usd": spec.budget.usd,
-        "budget_tokens": spec.budget.tokens,
-    }
-    return signed_event("submitted", author, new=new)
+    for table, rows in (
+        (runs, [each.run for each in opened]),
+        (run_items, [row for each in opened for row in each.items]),
+        (blocks, [row for each in opened for row in each.blocks]),
+        (events, [row for each in opened for row in each.events]),
+    ):
+        if rows:
+            connection.execute(insert(table), rows)
 
 
 def _insert_job(
@@ -242,10 +205,8 @@ def _insert_job(
         "workspace_id": workspace_id,
         "created_at": now,
     }
-    statement = (
-        dialect.insert(jobs).on_conflict_do_nothing(index_elements=["key"]).returning(jobs.c.id)
-    )
-    return connection.execute(statement, row).first() is not None
+    unless_taken = dialect.insert(jobs).on_conflict_do_nothing(index_elements=["key"])
+    return connection.execute(unless_taken.returning(jobs.c.id), row).first() is not None
 
 
 def _refuse_unstorable(submission: Submission, key: str | None) -> None:
@@ -294,12 +255,12 @@ class JobReader:
         """The spec of a job, or of its sub-agents of a type: ``types`` as ``agent_types`` gives them."""
 
         def read() -> JobSpec:
+            if types:
+                return spec_of(self.spec(job_id), *types)
             query = select(jobs.c.spec).where(jobs.c.id == job_id)
             return JobSpec.from_json(self._connection.execute(query).scalar_one())
 
-        if types:
-            return self._once(("spec", job_id, *types), lambda: spec_of(self.spec(job_id), *types))
-        return self._once(("spec", job_id), read)
+        return self._once(("spec", job_id, *types), read)
 
     def types(self, run_id: str) -> tuple[str, ...]:
         """Of which types the run and those that it works for are."""

@@ -9,27 +9,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, fields, replace
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, bindparam, select
+from sqlalchemy import Connection, Select, bindparam, select
 
 from runner.core.agents import lineage
 from runner.core.budget import Limits
-from runner.core.context import Compacted, tokens_of
+from runner.core.commands import Raised
+from runner.core.context import Compacted
 from runner.core.conversation import Message
 from runner.core.entries import ChildrenStarted, Entry
-from runner.core.fold import Applied, fold
+from runner.core.fold import Applied, context_of, fold
 from runner.core.hook_decisions import end_turns
 from runner.core.prices import Tariff
 from runner.core.run import Ended, Lease, Waiting
 from runner.core.spec import JobSpec
-from runner.core.state import Call, Inbox, QueuedMessage, RunState
+from runner.core.state import Inbox, Progress, QueuedMessage, RunState
 from runner.errors import LeaseLost, StaleView, UnreachableError
-from runner.permissions import Answer
 from runner.ports import Decide, Observer, Stored
 from runner.store import budgets
-from runner.store import budgets as money
 from runner.store.children import Family, children_waited_for, end_children, family_of, wake
 from runner.store.database import Database
 from runner.store.entries import Rows
@@ -54,17 +53,9 @@ _HELD = (
     & (runs.c.state == "running")
     & (runs.c.attempt == bindparam("lease_attempt"))
 )
+_GUARDED = ("queued_count", "pause_requested", "event_count", "revision", "denials", "answer_count")
 _GUARD = (
-    select(
-        runs.c.queued_count,
-        runs.c.pause_requested,
-        runs.c.event_count,
-        runs.c.revision,
-        runs.c.denials,
-        runs.c.answer_count,
-        runs.c.job_id,
-        jobs.c.rules_snapshot,
-    )
+    select(*(runs.c[name] for name in _GUARDED), runs.c.job_id, jobs.c.rules_snapshot)
     .join(jobs, jobs.c.id == runs.c.job_id)
     .where(_HELD)
     .with_for_update(of=runs)
@@ -107,7 +98,7 @@ class StoredJournal:
 
         def work(connection: Connection) -> tuple[RunState, JobReader]:
             jobs_read = self._jobs.on(connection)
-            return _load(connection, jobs_read, lease), jobs_read
+            return _load(connection, jobs_read, _held(connection, _RUN, lease)), jobs_read
 
         state, jobs_read = self._database.read(work)
         jobs_read.keep()
@@ -121,12 +112,15 @@ class StoredJournal:
 
         def work(connection: Connection) -> tuple[RunState, T, JobReader]:
             nonlocal stored
-            row = self._guard(connection, lease, state)
-            jobs_read = self._jobs.on(connection)
-            budget = money.lock(connection, row.job_id) if state.spec.budget.is_set else None
+            row = _held(connection, _GUARD, lease)
+            if row.revision != state.revision:
+                behind = f"{lease.run_id} is at {row.revision}, the state at {state.revision}"
+                raise StaleView(behind)
+            jobs_read, now = self._jobs.on(connection), self._now()
+            is_set = state.spec.budget.is_set
+            budget = budgets.look_into(connection, row.job_id, lock=True) if is_set else None
             before = _as_it_stands(connection, jobs_read, row, state)
             before = replace(before, money=replace(before.money, budget=budget))
-            now = self._now()
             applied, step = _decided(before, entries, decide, now)
             if any(isinstance(one.entry, ChildrenStarted) for one in applied):
                 lock_tree(connection, lease.run_id)
@@ -143,12 +137,11 @@ class StoredJournal:
             changes |= place_with_children(connection, before, after)
             writes.change(runs, changes, id=lease.run_id)
             if after.money.budget is not None and after.money.budget != budget:
-                writes.change(purses, money.sums(after.money.budget), job_id=row.job_id)
+                writes.change(purses, budgets.sums(after.money.budget), job_id=row.job_id)
             writes.run(connection)
             start_children(connection, jobs_read, applied, now)
-            if before.model.warms_cache and (
-                after.outcome is not None or not after.model.warms_cache
-            ):
+            has_warmed = after.outcome is not None or not after.model.warms_cache
+            if before.model.warms_cache and has_warmed:
                 budgets.let_siblings_start(connection, row.job_id, now)
             return after, step, jobs_read
 
@@ -176,23 +169,16 @@ class StoredJournal:
             with suppress(UnreachableError):
                 wake(self._database, woken, self._now())
 
-    def _guard(self, connection: Connection, lease: Lease, state: RunState) -> Any:
-        held = {"run": lease.run_id, "lease_attempt": lease.attempt}
-        rows = execute(connection, _GUARD, held)
-        if not rows:
-            raise LeaseLost(f"attempt {lease.attempt} no longer holds {lease.run_id}")
-        (row,) = rows
-        if row.revision != state.revision:
-            raise StaleView(f"{lease.run_id} is at {row.revision}, the state at {state.revision}")
-        return row
 
-
-def _load(connection: Connection, jobs_read: JobReader, lease: Lease) -> RunState:
+def _held(connection: Connection, query: Select[Any], lease: Lease) -> Any:
+    """The row of the lease's run that a query finds. Raises ``LeaseLost``."""
     held = {"run": lease.run_id, "lease_attempt": lease.attempt}
-    found = execute(connection, _RUN, held)
-    if not found:
-        raise LeaseLost(f"attempt {lease.attempt} no longer holds {lease.run_id}")
-    (row,) = found
+    for row in execute(connection, query, held):
+        return row
+    raise LeaseLost(f"attempt {lease.attempt} no longer holds {lease.run_id}")
+
+
+def _load(connection: Connection, jobs_read: JobReader, row: Any) -> RunState:
     spec = jobs_read.spec_of_run(row.job_id, row.id)
     if row.model is not None:
         spec = replace(spec, model=row.model)
@@ -209,7 +195,9 @@ def _load(connection: Connection, jobs_read: JobReader, lease: Lease) -> RunStat
         lambda snapshot: jobs_read.rules_in(row.job_id, row.id, snapshot),
         hooks.closed if end_turns(spec) else None,
     )
+    stored = {each.name: getattr(progress, each.name) for each in fields(Progress)}
     state = RunState(
+        **stored | {"hooks": hooks, "context": replace(progress.context, compacted=compacted)},
         run_id=row.id,
         item_key=row.item_key,
         attempt=row.attempt,
@@ -218,33 +206,18 @@ def _load(connection: Connection, jobs_read: JobReader, lease: Lease) -> RunStat
         agent_type=row.agent_type or "",
         spec=spec,
         policy=jobs_read.policy(row.job_id, row.id, row.rules_snapshot),
-        limits=limits_of(row, spec),
+        limits=_limits_of(row, spec),
         messages=messages,
         calls=calls,
         inbox=_inbox(connection, row.id, row),
         revision=row.revision,
-        turns=progress.turns,
-        worked=progress.worked,
-        model=progress.model,
-        context=replace(progress.context, compacted=compacted),
-        money=progress.money,
-        files=progress.files,
-        ending=progress.ending,
-        children=progress.children,
-        hooks=hooks,
     )
-    return _with_children(connection, _with_estimate(state))
-
-
-def _with_estimate(state: RunState) -> RunState:
-    """An imported session has no estimate of its context: it gets one when it is resumed."""
-    if state.context.estimate:
-        return state
-    results = tuple(call.result for call in state.calls if call.result is not None)
-    sent = (*state.sent, Message("user", results))
-    tokens = state.spec.shared_tokens + tokens_of(sent, state.spec.context.chars_per_token)
-    size = state.spec.request_bytes(sent)
-    return replace(state, context=replace(state.context, estimate=tokens, appended_bytes=size))
+    if not state.context.estimate:  # an imported session has none: it gets one when it is resumed
+        results = tuple(call.result for call in calls if call.result is not None)
+        new = context_of(spec, (*state.sent, Message("user", results)))
+        context = replace(state.context, estimate=new.estimate, appended_bytes=new.appended_bytes)
+        state = replace(state, context=context)
+    return _with_children(connection, state)
 
 
 def _with_children(connection: Connection, state: RunState) -> RunState:
@@ -266,17 +239,10 @@ def _with_family(state: RunState, family: Family) -> RunState:
     return replace(state, children=children)
 
 
-def limits_of(row: Any, spec: JobSpec) -> Limits:
+def _limits_of(row: Any, spec: JobSpec) -> Limits:
     """The limits of a run: those of its job, with what its own row says instead."""
     own = {"deadline": row.deadline} if row.depth else {}
-    return replace(
-        spec.limits,
-        **own,
-        max_turns=row.max_turns,
-        token_ceiling=row.token_ceiling,
-        cost_ceiling_usd=row.cost_ceiling_usd,
-        working_time=row.working_time,
-    )
+    return replace(spec.limits, **own, **Raised().of(row))
 
 
 def _as_it_stands(
@@ -286,7 +252,13 @@ def _as_it_stands(
     run_id, calls, policy = state.run_id, state.calls, state.policy
     if row.answer_count != state.inbox.answer_count:
         answers = answers_to(connection, run_id, len(state.messages) - 1)
-        calls = tuple(_answered(call, answers.get(call.index)) for call in calls)
+        # Where an answered call leads by now is to be looked at before it runs.
+        calls = tuple(
+            replace(call, answer=answer, tool_context=None)
+            if (answer := answers.get(call.index)) not in (None, call.answer)
+            else call
+            for call in calls
+        )
     if row.rules_snapshot != policy.snapshot:
         policy = jobs_read.policy(row.job_id, run_id, row.rules_snapshot)
     state = replace(state, calls=calls, policy=policy, inbox=_inbox(connection, run_id, row))
@@ -304,15 +276,7 @@ def _decided(
     return [*applied, *decided], step
 
 
-def _answered(call: Call, answer: Answer | None) -> Call:
-    """The call with its answer: where it leads by now is to be looked at before it runs."""
-    if answer == call.answer or answer is None:
-        return call
-    return replace(call, answer=answer, tool_context=None)
-
-
 def _run_changes(state: RunState, rows: Rows, denials: int) -> dict[str, Any]:
-    usage = state.money.usage
     return {
         "revision": state.revision,
         "event_count": rows.event_count,
@@ -320,10 +284,7 @@ def _run_changes(state: RunState, rows: Rows, denials: int) -> dict[str, Any]:
         "queued_count": len(state.inbox.messages),
         "turns": state.turns,
         "denials": denials + rows.denials,
-        "input_tokens": usage.input_tokens,
-        "cache_read_tokens": usage.cache_read_tokens,
-        "cache_creation_tokens": usage.cache_creation_tokens,
-        "output_tokens": usage.output_tokens,
+        **asdict(state.money.usage),
         "charged_tokens": state.money.charged_tokens,
         "progress": progress_to_json(state),
         **rows.run_changes,

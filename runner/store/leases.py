@@ -15,15 +15,13 @@ from sqlalchemy import Connection, Row, bindparam, func, insert, select, text, u
 from runner.core.events import Event, usage_of
 from runner.core.run import Lease
 from runner.store.budgets import charge_open_call, let_siblings_start
+from runner.store.changes import ended, locked_runs, queued, store_change
 from runner.store.database import Database
 from runner.store.run_state import progress_from_row
-from runner.store.runs import add_event
 from runner.store.statements import execute
 from runner.store.tables import runs, workers
 
 LOST_LEASES_BEFORE_FAILED = 5
-
-_NO_REPLY = "the worker was gone before the reply was stored"
 
 
 def take_from(
@@ -42,6 +40,14 @@ def take_from(
         The ids of the runs that are queued again.
     """
 
+    def take(connection: Connection, run: Row[Any]) -> bool:
+        lost, failure = run.lost_leases + 1, None
+        if lost >= LOST_LEASES_BEFORE_FAILED:
+            failure = "crash_loop", f"{lost} workers in a row were gone before anything was stored"
+        data = {"why": "lease_lost", "worker": run.worker_id, "in_a_row": lost}
+        happened = [Event("attempt_ended", data)]
+        return _free(connection, run, now, happened, "lease_lost", failure, lost_leases=lost)
+
     def work(connection: Connection) -> list[str]:
         dead = select(workers.c.id, workers.c.lease_expires_at).where(workers.c.id.in_(worker_ids))
         dead_ids = [
@@ -56,22 +62,9 @@ def take_from(
             .order_by(runs.c.job_id, runs.c.id)  # so the jobs' purses are locked in order
             .with_for_update(skip_locked=True)
         ).all()
-        return [run.id for run in taken if _take(connection, run, now)]
+        return [run.id for run in taken if take(connection, run)]
 
     return database.write(work)
-
-
-def _take(connection: Connection, run: Row[Any], now: float) -> bool:
-    lost = run.lost_leases + 1
-    failure = None
-    if lost >= LOST_LEASES_BEFORE_FAILED:
-        detail = f"{lost} workers in a row were gone before anything was stored"
-        failure = _failure("crash_loop", detail)
-    _free(connection, run, failure, "lease_lost", now, lost_leases=lost)
-    data = {"why": "lease_lost", "worker": run.worker_id, "in_a_row": lost}
-    add_event(connection, run, Event("attempt_ended", data), now)
-    _tell(connection, run, failure, now)
-    return failure is None
 
 
 def give_back(database: Database, lease: Lease, now: float) -> None:
@@ -79,10 +72,9 @@ def give_back(database: Database, lease: Lease, now: float) -> None:
     to its claim was lost)."""
 
     def work(connection: Connection) -> None:
-        run = _held(connection, lease)
-        if run is not None:
-            _free(connection, run, None, "lease_lost", now)
-            add_event(connection, run, Event("attempt_ended", {"why": "lease_lost"}), now)
+        for run in _held(connection, lease):
+            happened = [Event("attempt_ended", {"why": "lease_lost"})]
+            _free(connection, run, now, happened, "lease_lost", None)
 
     database.write(work)
 
@@ -95,62 +87,49 @@ def give_up(database: Database, lease: Lease, error: str, now: float) -> None:
     """
 
     def work(connection: Connection) -> None:
-        run = _held(connection, lease)
-        if run is None:
-            return
-        failure = _failure("bug", error.strip().splitlines()[-1]) if run.bugs else None
-        _free(connection, run, failure, "bug", now, bugs=run.bugs + 1)
-        add_event(connection, run, Event("error", {"reason": "bug", "traceback": error}), now)
-        add_event(connection, run, Event("attempt_ended", {"why": "bug"}), now)
-        _tell(connection, run, failure, now)
+        for run in _held(connection, lease):
+            failure = ("bug", error.strip().splitlines()[-1]) if run.bugs else None
+            raised = Event("error", {"reason": "bug", "traceback": error})
+            happened = [raised, Event("attempt_ended", {"why": "bug"})]
+            _free(connection, run, now, happened, "bug", failure, bugs=run.bugs + 1)
 
     database.write(work)
 
 
-def _held(connection: Connection, lease: Lease) -> Row[Any] | None:
-    query = select(runs).where(
-        runs.c.id == lease.run_id,
-        runs.c.attempt == lease.attempt,
-        runs.c.worker_id == lease.worker_id,
-    )
-    return connection.execute(query.with_for_update()).one_or_none()
-
-
-def _failure(reason: str, detail: str) -> dict[str, str]:
-    return {"state": "failed", "reason": reason, "detail": detail}
+def _held(connection: Connection, lease: Lease) -> Sequence[Row[Any]]:
+    """The row of the lease's run, locked; none if its attempt has ended."""
+    this = runs.c.attempt == lease.attempt, runs.c.worker_id == lease.worker_id
+    return locked_runs(connection, [lease.run_id], *this)
 
 
 def _free(
     connection: Connection,
     run: Row[Any],
-    failure: dict[str, str] | None,
-    queued_for: str,
     now: float,
+    happened: Sequence[Event],
+    queued_for: str,
+    failure: tuple[str, str] | None,
     **counts: int,
-) -> None:
-    """Take the run from its worker: failed, or queued again."""
-    changes: dict[str, Any] = {"state": "queued", "reason": queued_for, "due_at": now}
+) -> bool:
+    """Take the run from its worker: failed (for a reason, with a detail), or queued again.
+
+    Returns:
+        True if it is queued.
+    """
+    progress, changes = progress_from_row(run), queued(now, queued_for)
+    failed: list[Event] = []
     if failure is not None:
-        changes = {**failure, "ended_at": now, "pause_requested": False}
-        if progress_from_row(run).model.warms_cache:
+        end = {"state": "failed", "reason": failure[0], "detail": failure[1]}
+        changes = ended(**end, now=now)
+        total = {"total": usage_of(progress.money.usage)}
+        failed = [Event("error", end), Event("done", {**end, **total})]
+        if progress.model.warms_cache:
             let_siblings_start(connection, run.job_id, now)
-    charges, charged = charge_open_call(connection, run, "worker_lost", _NO_REPLY, now)
-    connection.execute(
-        update(runs)
-        .where(runs.c.id == run.id)
-        .values(worker_id=None, rung_at=None, **changes, **charges, **counts)
-    )
-    for event in charged:
-        add_event(connection, run, event, now)
-
-
-def _tell(
-    connection: Connection, run: Row[Any], failure: dict[str, str] | None, now: float
-) -> None:
-    if failure is not None:
-        total = usage_of(progress_from_row(run).money.usage)
-        add_event(connection, run, Event("error", {**failure}), now)
-        add_event(connection, run, Event("done", {**failure, "total": total}), now)
+    no_reply = "the worker was gone before the reply was stored"
+    charges, charged = charge_open_call(connection, run, "worker_lost", no_reply, now)
+    happened = [*charged, *happened, *failed]
+    store_change(connection, run, now, happened, **changes, **charges, **counts)
+    return failure is None
 
 
 LEASE_SECONDS = 15.0
@@ -184,30 +163,10 @@ class DatabaseClock:
         self._offset = theirs - (before + time.time()) / 2
 
 
-def register(
-    database: Database,
-    worker_id: str,
-    *,
-    host_id: str,
-    hostname: str,
-    pid: int,
-    slots: int,
-    now: float,
-) -> None:
-    """Make a worker known; its leases last until it renews them."""
-    database.write(
-        lambda connection: connection.execute(
-            insert(workers).values(
-                id=worker_id,
-                host_id=host_id,
-                hostname=hostname,
-                pid=pid,
-                slots=slots,
-                started_at=now,
-                lease_expires_at=now + LEASE_SECONDS,
-            )
-        )
-    )
+def register(database: Database, worker_id: str, *, now: float, **columns: str | int) -> None:
+    """Make a worker known, with the other columns of its row; its leases last until it renews them."""
+    times = {"started_at": now, "lease_expires_at": now + LEASE_SECONDS}
+    database.execute(insert(workers).values(id=worker_id, **columns, **times))
 
 
 _RENEW = (
@@ -225,29 +184,19 @@ def renew(database: Database, worker_id: str, now: float) -> None:
 
 def end(database: Database, worker_id: str, now: float) -> None:
     """A worker that holds nothing any more."""
-    database.write(
-        lambda connection: connection.execute(
-            update(workers).where(workers.c.id == worker_id).values(ended_at=now)
-        )
-    )
+    database.execute(update(workers).where(workers.c.id == worker_id).values(ended_at=now))
 
 
 def others(database: Database, worker_id: str) -> list[tuple[str, str, float]]:
     """Id, host id and lease expiry of every other worker that has not ended, or that holds a run."""
-
-    def work(connection: Connection) -> list[tuple[str, str, float]]:
-        holds = select(runs.c.worker_id).where(runs.c.worker_id.is_not(None))
-        query = select(workers.c.id, workers.c.host_id, workers.c.lease_expires_at).where(
-            workers.c.id != worker_id, workers.c.ended_at.is_(None) | workers.c.id.in_(holds)
-        )
-        return [(row.id, row.host_id, row.lease_expires_at) for row in connection.execute(query)]
-
-    return database.read(work)
+    holds = select(runs.c.worker_id).where(runs.c.worker_id.is_not(None))
+    query = select(workers.c.id, workers.c.host_id, workers.c.lease_expires_at).where(
+        workers.c.id != worker_id, workers.c.ended_at.is_(None) | workers.c.id.in_(holds)
+    )
+    return [tuple(row) for row in database.rows(query)]
 
 
 def live(database: Database, now: float) -> int:
     """How many workers hold valid leases."""
-    query = select(func.count()).where(
-        workers.c.ended_at.is_(None), workers.c.lease_expires_at > now
-    )
-    return database.read(lambda connection: connection.execute(query).scalar_one())
+    is_live = workers.c.ended_at.is_(None) & (workers.c.lease_expires_at > now)
+    return int(database.rows(select(func.count()).where(is_live))[0][0])

@@ -8,19 +8,18 @@ API wants thinking in the newest reply and checks nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
-from sqlalchemy import Connection, Row, insert, select
+from sqlalchemy import Connection, Row, select
 
 from runner.core.agents import NewChild, child_id, lineage
 from runner.core.budget import BILLIONTHS
 from runner.core.children import children_work_in
-from runner.core.context import sent_messages, tokens_of
+from runner.core.context import sent_messages
 from runner.core.conversation import (
-    Block,
     Message,
     ToolResult,
     content_bytes,
@@ -30,18 +29,16 @@ from runner.core.conversation import (
     text_bytes,
 )
 from runner.core.entries import ChildrenStarted
-from runner.core.fold import Applied, opening
+from runner.core.fold import Applied, context_of, opening
 from runner.core.run import RUNNER
 from runner.core.spec import JobSpec, NewRun
 from runner.core.state import ContextState, Files, Progress, RunState
 from runner.core.text import SNAPSHOT_TEXT
-from runner.store import jobs as job_rows
-from runner.store.jobs import JobReader
+from runner.store.jobs import JobReader, OpenedRun, block_rows, insert_runs, open_run
 from runner.store.run_state import copy_rows, progress_to_json, with_instructions_of
 from runner.store.tables import (
     blocks,
     compactions,
-    events,
     run_instructions,
     run_items,
     run_workspaces,
@@ -56,114 +53,6 @@ _THIS_ONE = (
     "that asks for it. What you are to do follows."
 )
 _UNDER_WAY = "This call is under way, and not for you to wait for: its result is not known here."
-
-
-@dataclass(frozen=True, slots=True)
-class Opening:
-    """``message`` is the child's own, number ``number`` of its conversation: before it are copies of
-    all that its parent's had, if it is a snapshot."""
-
-    number: int
-    message: Message
-    progress: Progress
-
-
-def opening_of(state: RunState, spec: JobSpec, child: NewChild) -> Opening:
-    """How a child begins.
-
-    Args:
-        state: of its parent, with the reply that asks for it.
-        spec: that the child works by, with the model that it calls.
-    """
-    if not child.snapshot:
-        (message,), progress = opening(spec, child.prompt)
-        return Opening(0, message, progress)
-    told = [text_block(text) for text in (*_where_outputs_are(state, child), child.prompt)]
-    own = Message("user", (*_results(state, child), *told))
-    return Opening(len(state.messages), own, _progress(state, spec, own))
-
-
-def copy_conversation(
-    connection: Connection, state: RunState, child_run: str, spec: JobSpec
-) -> None:
-    """Copy the parent's messages, and what is sent in place of some; ``spec`` as in ``opening_of``."""
-    kept = [blocks.c.message < len(state.messages)]
-    if not _keeps_thinking(state, spec):
-        kept.append(blocks.c.type.not_in(_THINKING))
-    copy_rows(connection, blocks, state.run_id, child_run, *kept, turn=0)
-    if state.context.compacted.count:
-        own = {"made_by_call": None, "first_sent_in": 1, "turn": 1}
-        copy_rows(connection, compactions, state.run_id, child_run, **own)
-
-
-def _results(state: RunState, child: NewChild) -> Iterator[Block]:
-    """A result for each call of the reply that asks for the child: the API takes no call without."""
-    for call in state.calls:
-        if call.result is not None:
-            yield call.result
-        else:
-            text = _THIS_ONE if call.index == child.index else _UNDER_WAY
-            yield result_block(call.id, ToolResult(text))
-
-
-def _where_outputs_are(state: RunState, child: NewChild) -> Iterator[str]:
-    """What a child is told of the outputs that its parent's conversation names as it is sent: clips and
-    summaries name some, too."""
-    theirs, ours = state.run_id, child_id(state.run_id, child.number)
-    results = (call.result for call in state.calls if call.result is not None)
-    said = chain((block for message in state.sent for block in message.blocks), results)
-    if any(_names_outputs(content_text(block), theirs) for block in said):
-        yield SNAPSHOT_TEXT.format(theirs=theirs, ours=ours)
-
-
-def _names_outputs(text: str, run_id: str) -> bool:
-    """Whether a text names outputs of a run: one of them, or all that others had, as what a snapshot or
-    a fork is told does."""
-    of_fork = f"yours have {run_id.removeprefix('run_')} in"
-    return any(each in text for each in (f"outputs/{run_id}/", f"outputs/{run_id},", of_fork))
-
-
-def _progress(state: RunState, spec: JobSpec, own: Message) -> Progress:
-    """Nothing used, and the first prompt measured as well as can be: the real tokens of the parent's last
-    one count where the same model counted them, with all that is new in this one."""
-    messages = (*_kept(state, spec), own)
-    sent = sent_messages(messages, state.context.compacted)
-    tokens = spec.shared_tokens + tokens_of(sent, spec.context.chars_per_token)
-    context = ContextState(estimate=tokens, appended_bytes=spec.request_bytes(sent))
-    before = state.context
-    if spec.model != state.spec.model or before.last_prompt_tokens is None:
-        return Progress(context=context)
-    new = sum(map(content_bytes, own.blocks))
-    if not _has_the_same_prefix(state, spec):
-        new += sum(map(text_bytes, spec.shared_texts))
-    context = replace(
-        context,
-        correction=before.correction,
-        last_prompt_tokens=before.last_prompt_tokens,
-        appended_bytes=before.appended_bytes + new,
-    )
-    return Progress(context=context)
-
-
-def _kept(state: RunState, spec: JobSpec) -> tuple[Message, ...]:
-    if _keeps_thinking(state, spec):
-        return state.messages
-    return tuple(
-        Message(one.role, tuple(block for block in one.blocks if block["type"] not in _THINKING))
-        for one in state.messages
-    )
-
-
-def _keeps_thinking(state: RunState, spec: JobSpec) -> bool:
-    return spec.thinking_tokens > 0 or _has_the_same_prefix(state, spec)
-
-
-def _has_the_same_prefix(state: RunState, spec: JobSpec) -> bool:
-    """Whether the same comes before the messages. What the workspace says to agents may be another thing
-    by the time that the child reads it."""
-    if spec.instructions:
-        return False
-    return (spec.model, spec.shared_texts) == (state.spec.model, state.spec.shared_texts)
 
 
 def lock_tree(connection: Connection, run_id: str) -> None:
@@ -212,42 +101,43 @@ def _start(
     """Store a child with its conversation, queued and due."""
     run_id = child_id(state.run_id, child.number)
     spec, model = _spec_of(jobs_read, state, parent, child)
-    goes_on = _goes_on_with_instructions(state, spec, child)
+    # A child that goes on with its parent's conversation in its folder has the instructions that its
+    # parent has read, so that all of the prompt is as it was and stays cached.
+    is_there = state.files.instructed and not spec.is_recorded
+    goes_on = child.snapshot and spec.instructions and is_there
     sees = spec
     if goes_on:
         sees = replace(with_instructions_of(connection, state.run_id, spec), instructions=False)
-    begins = opening_of(state, sees, child)
-    told = {"parent": state.run_id, "agent_type": child.agent_type, "snapshot": child.snapshot}
-    key = f"{parent.item_key}+{child.number}"
-    new = NewRun(key, None, child.prompt)
-    opened = job_rows.open_run(
-        parent.job_id, new, spec, None, now, RUNNER, run_id=run_id, told=told
-    )
+    number, message, progress = _opening(state, sees, child)
     tree = _newest_tree(connection, state) if spec.is_recorded else None
-    opened.run.update(
-        _lineage(state, child),
+    told = {"parent": state.run_id, "agent_type": child.agent_type, "snapshot": child.snapshot}
+    new = NewRun(f"{parent.item_key}+{child.number}", None, child.prompt)
+    opened = open_run(parent.job_id, new, spec, None, now, RUNNER, run_id=run_id, told=told)
+    row = {
+        **opened.run,
         **_place(connection, state, parent, spec),
-        model=model,
-        token_ceiling=child.tokens,
-        cost_ceiling_usd=None if child.cost is None else child.cost / BILLIONTHS,
-        deadline=child.deadline,
-        start_tree=tree,
-        progress=progress_to_json(
-            replace(begins.progress, files=Files(tree=tree, instructed=goes_on))
-        ),
-        message_count=begins.number + 1,
-        compaction_count=state.context.compacted.count if child.snapshot else 0,
-    )
-    connection.execute(insert(runs).values(opened.run))
-    connection.execute(insert(run_items).values(opened.item))
+        "parent_run": state.run_id,
+        "parent_message": len(state.messages) - 1,
+        "parent_position": child.index,
+        "root_run": lineage(state.run_id)[0],
+        "depth": state.depth + 1,
+        "child_number": child.number,
+        "agent_type": child.agent_type,
+        "model": model,
+        "token_ceiling": child.tokens,
+        "cost_ceiling_usd": None if child.cost is None else child.cost / BILLIONTHS,
+        "deadline": child.deadline,
+        "start_tree": tree,
+        "progress": progress_to_json(replace(progress, files=Files(tree=tree, instructed=goes_on))),
+        "message_count": number + 1,
+        "compaction_count": state.context.compacted.count if child.snapshot else 0,
+    }
+    own = block_rows(run_id, number, message, now)
+    insert_runs(connection, [OpenedRun(row, opened.items, own, opened.events)])
     if child.snapshot:
-        copy_conversation(connection, state, run_id, sees)
+        _copy_conversation(connection, state, run_id, sees)
     if goes_on:
         copy_rows(connection, run_instructions, state.run_id, run_id)
-    connection.execute(
-        insert(blocks), job_rows.block_rows(run_id, begins.number, begins.message, now)
-    )
-    connection.execute(insert(events).values(opened.event))
 
 
 def _spec_of(
@@ -264,24 +154,94 @@ def _spec_of(
     return replace(spec, model=parent.model), parent.model
 
 
-def _goes_on_with_instructions(state: RunState, spec: JobSpec, child: NewChild) -> bool:
-    """Whether a child has the instructions that its parent has read: one that goes on with its
-    conversation in its folder, so that all of the prompt is as it was and stays cached."""
-    is_there = state.files.instructed and not spec.is_recorded
-    return child.snapshot and spec.instructions and is_there
+def _opening(state: RunState, spec: JobSpec, child: NewChild) -> tuple[int, Message, Progress]:
+    """How a child begins.
+
+    Args:
+        state: of its parent, with the reply that asks for it.
+        spec: that the child works by, with the model that it calls.
+
+    Returns:
+        The number of its own message (before it are copies of all that its parent's conversation had,
+        if it is a snapshot), the message, and its progress.
+    """
+    if not child.snapshot:
+        (message,), progress = opening(spec, child.prompt)
+        return 0, message, progress
+    # The API takes no call without a result.
+    known = [call.result for call in state.calls if call.result is not None]
+    results = [
+        call.result
+        if call.result is not None
+        else result_block(
+            call.id, ToolResult(_THIS_ONE if call.index == child.index else _UNDER_WAY)
+        )
+        for call in state.calls
+    ]
+    told = [text_block(child.prompt)]
+    # Truncated results and summaries name outputs, too.
+    said = chain((block for message in state.sent for block in message.blocks), known)
+    if any(_names_outputs(content_text(block), state.run_id) for block in said):
+        ours = child_id(state.run_id, child.number)
+        told.insert(0, text_block(SNAPSHOT_TEXT.format(theirs=state.run_id, ours=ours)))
+    own = Message("user", (*results, *told))
+    return len(state.messages), own, Progress(context=_context(state, spec, own))
 
 
-def _lineage(state: RunState, child: NewChild) -> dict[str, Any]:
-    """The columns that say whose a child is."""
-    return {
-        "parent_run": state.run_id,
-        "parent_message": len(state.messages) - 1,
-        "parent_position": child.index,
-        "root_run": lineage(state.run_id)[0],
-        "depth": state.depth + 1,
-        "child_number": child.number,
-        "agent_type": child.agent_type,
-    }
+def _names_outputs(text: str, run_id: str) -> bool:
+    """Whether a text names outputs of a run: one of them, or all that others had, as what a snapshot or
+    a fork is told does."""
+    of_fork = f"yours have {run_id.removeprefix('run_')} in"
+    return any(each in text for each in (f"outputs/{run_id}/", f"outputs/{run_id},", of_fork))
+
+
+def _context(state: RunState, spec: JobSpec, own: Message) -> ContextState:
+    """The first prompt measured as well as can be: the real tokens of the parent's last one count where
+    the same model counted them, with all that is new in this one."""
+    kept = state.messages
+    if not _keeps_thinking(state, spec):
+        kept = tuple(
+            replace(one, blocks=tuple(each for each in one.blocks if each["type"] not in _THINKING))
+            for one in kept
+        )
+    context = context_of(spec, sent_messages((*kept, own), state.context.compacted))
+    before = state.context
+    if spec.model != state.spec.model or before.last_prompt_tokens is None:
+        return context
+    new = sum(map(content_bytes, own.blocks))
+    if not _has_the_same_prefix(state, spec):
+        new += sum(map(text_bytes, spec.shared_texts))
+    return replace(
+        context,
+        correction=before.correction,
+        last_prompt_tokens=before.last_prompt_tokens,
+        appended_bytes=before.appended_bytes + new,
+    )
+
+
+def _copy_conversation(
+    connection: Connection, state: RunState, child_run: str, spec: JobSpec
+) -> None:
+    """Copy the parent's messages, and what is sent in place of some; ``spec`` as in ``_opening``."""
+    kept = [blocks.c.message < len(state.messages)]
+    if not _keeps_thinking(state, spec):
+        kept.append(blocks.c.type.not_in(_THINKING))
+    copy_rows(connection, blocks, state.run_id, child_run, *kept, turn=0)
+    if state.context.compacted.count:
+        own = {"made_by_call": None, "first_sent_in": 1, "turn": 1}
+        copy_rows(connection, compactions, state.run_id, child_run, **own)
+
+
+def _keeps_thinking(state: RunState, spec: JobSpec) -> bool:
+    return spec.thinking_tokens > 0 or _has_the_same_prefix(state, spec)
+
+
+def _has_the_same_prefix(state: RunState, spec: JobSpec) -> bool:
+    """Whether the same comes before the messages. What the workspace says to agents may be another thing
+    by the time that the child reads it."""
+    if spec.instructions:
+        return False
+    return (spec.model, spec.shared_texts) == (state.spec.model, state.spec.shared_texts)
 
 
 def _place(
@@ -300,12 +260,10 @@ def _place(
 def _nearest_folder(connection: Connection, line: Sequence[str]) -> dict[str, str | None] | None:
     """The folder of the last of these runs that has one of its own; None when none has."""
     query = select(run_workspaces).where(run_workspaces.c.run_id.in_(line))
-    kept = {row.run_id: row for row in connection.execute(query)}
-    nearest = next((kept[each] for each in reversed(line) if each in kept), None)
+    nearest = max(connection.execute(query), key=lambda row: line.index(row.run_id), default=None)
     if nearest is None:
         return None
-    store = f"{SNAPSHOTS}{nearest.store_id}"
-    return {"workspace_path": nearest.path, "workspace_id": store}
+    return {"workspace_path": nearest.path, "workspace_id": f"{SNAPSHOTS}{nearest.store_id}"}
 
 
 def _newest_tree(connection: Connection, state: RunState) -> str | None:

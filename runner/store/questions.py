@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from sqlalchemy import ColumnElement, Connection, Row, select, tuple_, update
 
@@ -18,8 +18,8 @@ from runner.core.run import ENDED, RUNNER, Author
 from runner.core.spec import JobSpec
 from runner.core.text import shorten
 from runner.permissions import AnswerEffect
+from runner.store.changes import in_lots, locked_runs, queued, store_change
 from runner.store.conditions import APPROVAL_OF_CALL, IS_OPEN_APPROVAL
-from runner.store.control import locked_runs, store_change
 from runner.store.database import Database
 from runner.store.rules import agent_types
 from runner.store.run_state import tool_context_from_json
@@ -27,29 +27,25 @@ from runner.store.tables import approvals, blocks, jobs, runs, tool_calls
 
 _INPUTS_AT_ONCE = 500
 
-Via = Literal["person", "rule", "timeout"]
-
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """An answer to be stored. ``rule`` is the text of the rule that it stored or that answered, and
-    ``remembered`` its position."""
+    """An answer to be stored."""
 
     answer: AnswerEffect
-    via: Via
+    via: Literal["person", "rule", "timeout"]
     by: str = ""
     reason: str = ""
-    edited: Mapping[str, Any] | None = None
-    rule: str | None = None
-    remembered: int | None = None
+    edited: Mapping[str, Any] | None = None  # the input to run with instead
+    rule: str | None = None  # the text of the rule that it stored or that answered
+    remembered: int | None = None  # the position of that rule
 
 
-@dataclass(frozen=True, slots=True)
-class LockedRun:
+class LockedRun(NamedTuple):
     """A run that has not ended, locked, and its open questions, in order."""
 
     row: Row[Any]
-    questions: tuple[Row[Any], ...]
+    questions: list[Row[Any]]
 
 
 def waiting(database: Database, of: Target | None = None) -> list[Question]:
@@ -88,26 +84,17 @@ def load_asked(
     rows = connection.execute(query).all()
     inputs = _inputs(connection, list(dict.fromkeys((row.run_id, row.message) for row in rows)))
     types = {run_id: agent_types(connection, run_id) for run_id in {row.run_id for row in rows}}
-    return [
-        _asked(row, inputs[row.run_id, row.message][row.position], types[row.run_id])
-        for row in rows
-    ]
-
-
-def _asked(row: Row[Any], arguments: Mapping[str, Any], types: tuple[str, ...]) -> Question:
-    kept = {name: getattr(row, name) for name in Question.__slots__ if hasattr(row, name)}
-    if row.updated_input is not None:
-        arguments = row.updated_input
-    if row.answer is None and row.edited_input is not None:  # by who let it run the first time
-        arguments = row.edited_input
-    return Question(
-        **{
-            **kept,
-            "input": arguments,
-            "tool_context": tool_context_from_json(row.setting),
-            "agent_types": types,
-        }
-    )
+    questions = []
+    for row in rows:
+        arguments = inputs[row.run_id, row.message][row.position]
+        if row.updated_input is not None:
+            arguments = row.updated_input
+        if row.answer is None and row.edited_input is not None:  # by who let it run the first time
+            arguments = row.edited_input
+        values = {name: getattr(row, name) for name in Question.__slots__ if hasattr(row, name)}
+        values |= {"input": arguments, "tool_context": tool_context_from_json(row.setting)}
+        questions.append(Question(**values, agent_types=types[row.run_id]))
+    return questions
 
 
 def _inputs(
@@ -115,15 +102,10 @@ def _inputs(
 ) -> dict[tuple[str, int], list[Any]]:
     """The inputs of the calls of these replies, in order."""
     found: dict[tuple[str, int], list[Any]] = {}
-    for start in range(0, len(replies), _INPUTS_AT_ONCE):
+    for lot in in_lots(replies, _INPUTS_AT_ONCE):
         query = (
             select(blocks.c.run_id, blocks.c.message, blocks.c.content)
-            .where(
-                tuple_(blocks.c.run_id, blocks.c.message).in_(
-                    replies[start : start + _INPUTS_AT_ONCE]
-                ),
-                blocks.c.type == "tool_use",
-            )
+            .where(tuple_(blocks.c.run_id, blocks.c.message).in_(lot), blocks.c.type == "tool_use")
             .order_by(blocks.c.run_id, blocks.c.message, blocks.c.position)
         )
         for row in connection.execute(query):
@@ -131,46 +113,49 @@ def _inputs(
     return found
 
 
-def lock_open(connection: Connection, run_ids: Sequence[str]) -> list[LockedRun]:
+def lock_open(connection: Connection, run_ids: set[str]) -> list[LockedRun]:
     """Lock runs, in order, and look which of their questions can still be answered."""
-    found = [run for run in locked_runs(connection, run_ids) if run.state not in ENDED]
+    found = locked_runs(connection, sorted(run_ids), runs.c.state.not_in(ENDED))
     query = (
         select(approvals)
         .join(runs, runs.c.id == approvals.c.run_id)
         .where(approvals.c.run_id.in_([run.id for run in found]), IS_OPEN_APPROVAL)
         .order_by(approvals.c.run_id, approvals.c.position)
     )
-    questions: dict[str, list[Row[Any]]] = {run.id: [] for run in found}
+    locked = {run.id: LockedRun(run, []) for run in found}
     for row in connection.execute(query):
-        questions[row.run_id].append(row)
-    return [LockedRun(run, tuple(questions[run.id])) for run in found]
+        locked[row.run_id].questions.append(row)
+    return list(locked.values())
 
 
 def store_answers(
-    connection: Connection, run: LockedRun, given: Mapping[str, Given], now: float
-) -> bool:
-    """Answer questions of one run, with an event each.
+    connection: Connection, locked: Sequence[LockedRun], given: Mapping[str, Given], now: float
+) -> list[str]:
+    """Answer open questions of locked runs, with an event each.
 
     Args:
-        given: by the ids of the run's open questions; at least one.
-        now: seconds since the epoch.
+        given: by the ids of the questions.
 
     Returns:
-        Whether the run is queued again: it is when it waits for the first of them, or one is about a
-        sub-agent, which may start before the others are answered.
+        The runs that are queued again: those that wait for the first of their questions, or where one
+        is about a sub-agent, which may start before the others are answered.
     """
-    answered = [question for question in run.questions if question.id in given]
-    for question in answered:
-        _store_answer(connection, question, given[question.id], now)
-    changes: dict[str, Any] = {"answer_count": run.row.answer_count + len(answered)}
-    waits = run.row.state == "waiting" and run.row.reason == "approval"
-    is_next = answered[0] is run.questions[0] or any(one.tool == AGENT_TOOL for one in answered)
-    goes_on = waits and is_next
-    if goes_on:
-        changes |= {"state": "queued", "reason": "", "detail": "", "due_at": now, "rung_at": None}
-    happened = [_event(question, given[question.id]) for question in answered]
-    store_change(connection, run.row, now, happened, **changes)
-    return goes_on
+    woken = []
+    for run, questions in locked:
+        answered = [question for question in questions if question.id in given]
+        if not answered:
+            continue
+        for question in answered:
+            _store_answer(connection, question, given[question.id], now)
+        changes: dict[str, Any] = {"answer_count": run.answer_count + len(answered)}
+        waits = run.state == "waiting" and run.reason == "approval"
+        is_next = answered[0] is questions[0] or any(one.tool == AGENT_TOOL for one in answered)
+        if waits and is_next:
+            changes |= queued(now)
+            woken.append(run.id)
+        happened = [_event(question, given[question.id]) for question in answered]
+        store_change(connection, run, now, happened, **changes)
+    return woken
 
 
 def _store_answer(connection: Connection, question: Row[Any], given: Given, now: float) -> None:
@@ -178,14 +163,13 @@ def _store_answer(connection: Connection, question: Row[Any], given: Given, now:
     was let run, and it is asked whether it runs again."""
     edited = question.edited_input if given.edited is None else given.edited
     remembered = question.remembered if given.remembered is None else given.remembered
+    answer = {"answer": given.answer, "answered_via": given.via, "answered_by": given.by}
     stored = connection.execute(
         update(approvals)
         .where(approvals.c.id == question.id, approvals.c.answer.is_(None))
         .values(
-            answer=given.answer,
+            **answer,
             answered_at=now,
-            answered_by=given.by,
-            answered_via=given.via,
             reason=given.reason,
             edited_input=edited,
             remembered=remembered,
@@ -228,7 +212,6 @@ def take_notices(database: Database, now: float, most: int = 200) -> list[Notice
     takes it, tells.
 
     Args:
-        now: seconds since the epoch.
         most: how many questions to take at most.
     """
     untold = (
@@ -238,19 +221,16 @@ def take_notices(database: Database, now: float, most: int = 200) -> list[Notice
         .order_by(approvals.c.asked_at, approvals.c.id)
         .limit(most)
     )
-    found = database.read(lambda connection: connection.execute(untold).first())
-    if found is None:
+    if not database.rows(untold.limit(1)):
         return []
 
     def work(connection: Connection) -> list[Notice]:
         # Who answers holds a run and then its questions: waiting for them here could lock both out.
         locked = untold.with_for_update(skip_locked=True, of=approvals)
-        taken = connection.execute(locked).scalars().all()
-        connection.execute(
-            update(approvals).where(approvals.c.id.in_(taken)).values(notified_at=now)
-        )
+        these = approvals.c.id.in_(connection.execute(locked).scalars().all())
+        connection.execute(update(approvals).where(these).values(notified_at=now))
         by_job: dict[str, list[Question]] = {}
-        for asked in load_asked(connection, approvals.c.id.in_(taken)):
+        for asked in load_asked(connection, these):
             by_job.setdefault(asked.job_id, []).append(asked)
         query = select(jobs.c.id, jobs.c.name, jobs.c.spec).where(jobs.c.id.in_(by_job))
         return [

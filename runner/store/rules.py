@@ -7,8 +7,8 @@ Whoever adds or revokes a rule locks runs first, if any, then the job (order of 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, cast
+from dataclasses import replace
+from typing import Any
 
 from sqlalchemy import Connection, Row, func, insert, select, update
 
@@ -18,36 +18,15 @@ from runner.core.run import Author
 from runner.core.spec import JobSpec
 from runner.core.text import shorten
 from runner.errors import NotFoundError, UsageError
-from runner.permissions import Effect, Policy, Rule
+from runner.permissions import Policy, Rule
 from runner.permissions.rules import REMEMBERED
 from runner.store import ids
+from runner.store.changes import add_job_events
 from runner.store.database import Database
-from runner.store.entries import add_job_events
 from runner.store.tables import approvals, jobs, permission_rules, runs
 
 _RULE_SUMMARY_LENGTH = 300
-
-
-@dataclass(frozen=True, slots=True)
-class StoredRule:
-    """A rule of a job, and who added it when (seconds since the epoch; None in jobs that an older
-    Runner stored). It holds from snapshot ``added_in`` on, up to the one before ``revoked_in``."""
-
-    position: int
-    effect: Effect
-    rule: str
-    why: str
-    origin: str
-    run_id: str | None
-    author: str
-    created_at: float | None
-    added_in: int
-    revoked_in: int | None
-    revoked_by: str | None
-    revoked_at: float | None
-
-
-_COLUMNS = tuple(permission_rules.c[name] for name in StoredRule.__slots__)
+_COLUMNS = [column for column in permission_rules.c if column.name != "job_id"]
 
 
 def insert_rules(
@@ -62,7 +41,6 @@ def insert_rules(
 
     Args:
         author: who wrote them, for the record.
-        now: seconds since the epoch.
         snapshot: the first in which they hold.
 
     Returns:
@@ -70,10 +48,10 @@ def insert_rules(
     """
     if not rules:
         return []
-    newest = select(func.max(permission_rules.c.position)).where(
-        permission_rules.c.job_id == job_id
-    )
-    last = connection.execute(newest).scalar()
+    last = select(func.max(permission_rules.c.position)).where(permission_rules.c.job_id == job_id)
+    newest = connection.execute(last).scalar()
+    first = 0 if newest is None else newest + 1
+    added = {"author": author.name or "", "created_at": now, "added_in": snapshot}
     rows = [
         {
             "job_id": job_id,
@@ -83,14 +61,12 @@ def insert_rules(
             "why": rule.why,
             "origin": rule.origin,
             "run_id": rule.run_id,
-            "author": author.name or "",
-            "created_at": now,
-            "added_in": snapshot,
+            **added,
         }
-        for position, rule in enumerate(rules, 0 if last is None else last + 1)
+        for position, rule in enumerate(rules, first)
     ]
     connection.execute(insert(permission_rules), rows)
-    return [cast(int, row["position"]) for row in rows]
+    return list(range(first, first + len(rows)))
 
 
 def rules_at(connection: Connection, job_id: str, snapshot: int) -> tuple[Rule, ...]:
@@ -116,12 +92,11 @@ def policy_for(
 
     Args:
         rules: of the job's snapshot, as ``rules_at`` gives them.
-        types: of the job's, from the outermost on, as ``store.children.types`` gives them.
+        types: of the run, as ``agent_types`` gives them.
     """
     line = (None, *lineage(run_id))
-    policy = Policy(
-        tuple(rule for rule in rules if rule.run_id in line), spec.asking.default, snapshot
-    )
+    own = tuple(rule for rule in rules if rule.run_id in line)
+    policy = Policy(own, spec.asking.default, snapshot)
     for name in types:
         agent = spec.agent(name)
         assert agent is not None, name
@@ -129,15 +104,10 @@ def policy_for(
     return policy
 
 
-def list_rules(database: Database, job_id: str) -> list[StoredRule]:
-    """All rules that a job has or had, in order."""
-    query = (
-        select(*_COLUMNS)
-        .where(permission_rules.c.job_id == job_id)
-        .order_by(permission_rules.c.position)
-    )
-    rows = database.read(lambda connection: connection.execute(query).all())
-    return [StoredRule(*row) for row in rows]
+def list_rules(database: Database, job_id: str) -> Sequence[Row[Any]]:
+    """The rows of all rules that a job has or had, in order, without the job's id."""
+    query = select(*_COLUMNS).where(permission_rules.c.job_id == job_id)
+    return database.rows(query.order_by(permission_rules.c.position))
 
 
 def asked_for(database: Database, job_id: str) -> dict[int, str]:
@@ -152,17 +122,13 @@ def asked_for(database: Database, job_id: str) -> dict[int, str]:
         )
         .order_by(approvals.c.asked_at.desc(), approvals.c.id.desc())
     )
-    rows = database.read(lambda connection: connection.execute(query).all())
-    return {row.remembered: ids.call_id(row.run_id, row.turn, row.position) for row in rows}
+    return {position: ids.call_id(*call) for position, *call in database.rows(query)}
 
 
 def remember_rules(
     connection: Connection, job_id: str, rules: Sequence[Rule], author: Author, now: float
 ) -> list[int]:
     """Add rules to a job whose rules are locked, in a new snapshot and with an event each.
-
-    Args:
-        now: seconds since the epoch.
 
     Returns:
         Their positions.
@@ -197,54 +163,51 @@ def revoke(
     now: float,
     *,
     force: bool = False,
-) -> StoredRule:
+) -> Row[Any]:
     """Let a rule hold no longer. What it has decided stands.
 
     Args:
-        author: who says so, for the record.
-        now: seconds since the epoch.
         force: also one that the job was submitted with.
+
+    Returns:
+        The rule's row, as in ``list_rules``.
 
     Raises:
         NotFoundError: there is no such job.
         UsageError: the job has no rule at that position, or it is revoked already, or it needs
             ``force``.
     """
+    this = (permission_rules.c.job_id == job_id) & (permission_rules.c.position == position)
 
-    def work(connection: Connection) -> StoredRule:
+    def work(connection: Connection) -> Row[Any]:
         lock_rules(connection, job_id)
-        this = (permission_rules.c.job_id == job_id) & (permission_rules.c.position == position)
-        found = connection.execute(select(*_COLUMNS).where(this)).one_or_none()
-        row = _revocable(found, job_id, position, force)
+        rule = _revocable(connection.execute(select(*_COLUMNS).where(this)).one_or_none())
         snapshot = new_snapshot(connection, job_id)
         changes = {"revoked_in": snapshot, "revoked_by": author.name or "", "revoked_at": now}
-        connection.execute(update(permission_rules).where(this).values(**changes))
-        held = Rule(row.effect, row.rule, row.why, row.origin, row.run_id, position)
-        old = _told(held, row.added_in)
+        revoked = update(permission_rules).where(this).values(**changes).returning(*_COLUMNS)
+        held = Rule(rule.effect, rule.rule, rule.why, rule.origin, rule.run_id, position)
+        old = _told(held, rule.added_in)
         event = signed_event("rule_revoked", author, {"snapshot": snapshot}, old=old)
         add_job_events(connection, job_id, [event], now)
-        return StoredRule(*connection.execute(select(*_COLUMNS).where(this)).one())
+        return connection.execute(revoked).one()
+
+    def _revocable(rule: Row[Any] | None) -> Row[Any]:
+        if rule is None:
+            raise UsageError(
+                f"{job_id} has no rule at position {position}: see `runner rules list {job_id}`"
+            )
+        what = f"the rule {rule.effect} {rule.rule!r} of {job_id}"
+        if rule.revoked_in is not None:
+            by = f", by {rule.revoked_by}" if rule.revoked_by else ""
+            raise UsageError(f"{what} was revoked before{by}")
+        if rule.origin != REMEMBERED and not force:
+            raise UsageError(
+                f"{what} was submitted with the job, not remembered: to revoke it all the same, for "
+                "good, say --force"
+            )
+        return rule
 
     return database.write(work)
-
-
-def _revocable(row: Row[Any] | None, job_id: str, position: int, force: bool) -> Row[Any]:
-    """The rule, if it can be revoked. Raises UsageError."""
-    if row is None:
-        raise UsageError(
-            f"{job_id} has no rule at position {position}: see `runner rules list {job_id}`"
-        )
-    if row.revoked_in is not None:
-        raise UsageError(
-            f"the rule {row.effect} {row.rule!r} of {job_id} was revoked before"
-            + (f", by {row.revoked_by}" if row.revoked_by else "")
-        )
-    if row.origin != REMEMBERED and not force:
-        raise UsageError(
-            f"the rule {row.effect} {row.rule!r} of {job_id} was submitted with the job, not "
-            "remembered: to revoke it all the same, for good, say --force"
-        )
-    return row
 
 
 def lock_rules(connection: Connection, job_id: str) -> int:
@@ -267,21 +230,17 @@ def lock_rules(connection: Connection, job_id: str) -> int:
 def new_snapshot(connection: Connection, job_id: str) -> int:
     """The number of a snapshot that begins; the job's rules are locked."""
     raised = (
-        update(jobs)
-        .where(jobs.c.id == job_id)
-        .values(rules_snapshot=jobs.c.rules_snapshot + 1)
-        .returning(jobs.c.rules_snapshot)
+        update(jobs).where(jobs.c.id == job_id).values(rules_snapshot=jobs.c.rules_snapshot + 1)
     )
-    number: int = connection.execute(raised).scalar_one()
-    return number
+    return int(connection.execute(raised.returning(jobs.c.rules_snapshot)).scalar_one())
 
 
 def agent_types(connection: Connection, run_id: str) -> tuple[str, ...]:
     """The names of the types from the child of an item's run down to the run itself; empty for the run
     of an item. They never change."""
-    ids = lineage(run_id)[1:]
-    if not ids:
+    line = lineage(run_id)[1:]
+    if not line:
         return ()
-    query = select(runs.c.id, runs.c.agent_type).where(runs.c.id.in_(ids))
-    found = {row.id: row.agent_type for row in connection.execute(query)}
-    return tuple(found[each] for each in ids)
+    query = select(runs.c.id, runs.c.agent_type).where(runs.c.id.in_(line))
+    types = {row.id: row.agent_type for row in connection.execute(query)}
+    return tuple(types[each] for each in line)

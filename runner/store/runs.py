@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from sqlalchemy import (
     Connection,
@@ -14,7 +13,6 @@ from sqlalchemy import (
     bindparam,
     exists,
     func,
-    insert,
     or_,
     select,
     update,
@@ -22,9 +20,10 @@ from sqlalchemy import (
 
 from runner.core.agents import is_within, lineage
 from runner.core.conversation import Usage
-from runner.core.events import Event, signed_event
+from runner.core.events import Event
 from runner.core.run import ENDED, RUNNER, Ended, Lease
 from runner.ports import Ending
+from runner.store.changes import FREED, event_rows, locked_runs, queued, signed_change, store_change
 from runner.store.children import IS_ORPHAN, IS_READY
 from runner.store.database import Database
 from runner.store.statements import Writes, execute
@@ -38,42 +37,20 @@ WAITS_FOR_SIBLINGS = ("budget", "warming")
 
 @dataclass(frozen=True, slots=True)
 class DueRun:
-    """A queued run as a worker sees it before it claims it. ``last_host_id`` is where its last
-    attempt was, and ``of_family`` says that some run of its tree has started another."""
+    """A queued run as a worker sees it before it claims it."""
 
     id: str
     attempt: int
     lost_leases: int
     workspace_path: str | None
     workspace_id: str | None
-    last_host_id: str | None
-    of_family: bool
+    last_host_id: str | None  # where its last attempt was
+    of_family: bool  # some run of its tree has started another
 
     @property
     def must_be_alone(self) -> bool:
         """Its workers died on it: the next one has nothing else to lose."""
         return self.lost_leases >= LOST_LEASES_BEFORE_ALONE
-
-
-def add_event(connection: Connection, run: Any, event: Event, now: float) -> None:
-    """Append an event to a run from outside its attempt. ``run`` is its row, locked; the row's
-    ``event_count`` is raised with it."""
-    count = connection.execute(
-        update(runs)
-        .where(runs.c.id == run.id)
-        .values(event_count=runs.c.event_count + 1)
-        .returning(runs.c.event_count, runs.c.attempt)
-    ).one()
-    connection.execute(
-        insert(events).values(
-            run_id=run.id,
-            number=count.event_count,
-            at=now,
-            attempt=count.attempt,
-            type=event.type,
-            data=event.data,
-        )
-    )
 
 
 _below = runs.alias("below")
@@ -141,30 +118,16 @@ _CLAIM = (
 
 def claim(database: Database, run: DueRun, worker_id: str, now: float) -> Lease | None:
     """Take a due run for a worker: a new attempt, unless someone was faster."""
-    attempt = run.attempt + 1
-    values = {
-        "run": run.id,
-        "last_attempt": run.attempt,
-        "new_attempt": attempt,
-        "worker": worker_id,
-        "now": now,
-    }
+    attempts = {"last_attempt": run.attempt, "new_attempt": (attempt := run.attempt + 1)}
+    values = {"run": run.id, "worker": worker_id, "now": now, **attempts}
 
     def work(connection: Connection) -> Lease | None:
         claimed = execute(connection, _CLAIM, values)
         if not claimed:
             return None
         started = Event("attempt_started", {"attempt": attempt, "worker": worker_id})
-        row = {
-            "run_id": run.id,
-            "number": claimed[0].event_count,
-            "at": now,
-            "attempt": attempt,
-            "type": started.type,
-            "data": started.data,
-        }
-        writes = Writes()
-        writes.insert(events, [row])
+        before, writes = claimed[0].event_count - 1, Writes()
+        writes.insert(events, event_rows(run.id, [started], now, after=before, attempt=attempt))
         writes.run(connection)
         return Lease(run.id, attempt, worker_id)
 
@@ -173,38 +136,26 @@ def claim(database: Database, run: DueRun, worker_id: str, now: float) -> Lease 
 
 def postpone(database: Database, run: DueRun, until: float) -> None:
     """Look at a queued run again later; its attempt has not begun."""
-    database.write(
-        lambda connection: connection.execute(
-            update(runs)
-            .where(runs.c.id == run.id, runs.c.state == "queued", runs.c.attempt == run.attempt)
-            .values(due_at=until, rung_at=None)
-        )
+    database.execute(
+        update(runs)
+        .where(runs.c.id == run.id, runs.c.state == "queued", runs.c.attempt == run.attempt)
+        .values(due_at=until, rung_at=None)
     )
 
 
 def wait_for_workspace(database: Database, run: DueRun, now: float) -> None:
     """This worker cannot see the run's workspace: let it wait for one that can."""
+    is_due = runs.c.state == "queued", runs.c.attempt == run.attempt
+    event = Event("waiting", {"reason": "workspace", "path": run.workspace_path})
 
     def work(connection: Connection) -> None:
-        changed = connection.execute(
-            update(runs)
-            .where(runs.c.id == run.id, runs.c.state == "queued", runs.c.attempt == run.attempt)
-            .values(state="waiting", reason="workspace", due_at=None, rung_at=None)
-        )
-        if changed.rowcount:
-            data = {"reason": "workspace", "path": run.workspace_path}
-            add_event(connection, run, Event("waiting", data), now)
+        for row in locked_runs(connection, [run.id], *is_due):
+            changes = {**FREED, "state": "waiting", "reason": "workspace"}
+            store_change(connection, row, now, [event], **changes)
 
     database.write(work)
 
 
-_WORKSPACE_SEEN = signed_event(
-    "resumed",
-    RUNNER,
-    {"reason": "workspace"},
-    old={"state": "waiting", "reason": "workspace"},
-    new={"state": "queued", "reason": ""},
-)
 _WAITING = (runs.c.state == "waiting") & (runs.c.reason == "workspace")
 
 
@@ -218,8 +169,7 @@ def missing_workspaces(database: Database, of: str | None = None) -> list[tuple[
     )
     if of is not None:
         query = query.where(or_(runs.c.job_id == of, runs.c.id == of))
-    rows = database.read(lambda connection: connection.execute(query).all())
-    return [(row.workspace_path, row.workspace_id) for row in rows]
+    return [tuple(row) for row in database.rows(query)]
 
 
 def workspace_found(
@@ -235,20 +185,16 @@ def workspace_found(
     waiting = select(runs.c.id).where(_WAITING, of_it).order_by(runs.c.id).limit(most)
 
     def work(connection: Connection) -> list[str]:
-        found = connection.execute(
-            update(runs)
-            .where(runs.c.id.in_(waiting.scalar_subquery()), runs.c.state == "waiting")
-            .values(state="queued", reason="", due_at=now, rung_at=now)
-            .returning(runs.c.id)
-        ).all()
+        run_ids = connection.execute(waiting).scalars().all()
+        found = locked_runs(connection, run_ids, _WAITING)
+        changes = {**queued(now), "rung_at": now}
         for run in found:
-            add_event(connection, run, _WORKSPACE_SEEN, now)
+            signed_change(connection, run, now, "resumed", RUNNER, changes, {"reason": "workspace"})
         return [run.id for run in found]
 
     return database.write(work)
 
 
-_RUNG_BEFORE = bindparam("rung_before", type_=Float)
 _DUE = (
     select(runs.c.id)
     .where(
@@ -257,7 +203,7 @@ _DUE = (
         # A time to come is of a clock that was set back since.
         or_(
             runs.c.rung_at.is_(None),
-            runs.c.rung_at < _RUNG_BEFORE,
+            runs.c.rung_at < bindparam("rung_before", type_=Float),
             runs.c.rung_at > bindparam("now"),
         ),
     )
@@ -286,32 +232,16 @@ def due_to_notify(database: Database, most: int, now: float) -> list[str]:
 
 def unring(database: Database, run_ids: Sequence[str]) -> None:
     """The queue could not be notified: the next pass takes these runs again."""
-    database.write(
-        lambda connection: connection.execute(
-            update(runs)
-            .where(runs.c.id.in_(run_ids), runs.c.state == "queued")
-            .values(rung_at=None)
-        )
-    )
+    still_queued = runs.c.id.in_(run_ids) & (runs.c.state == "queued")
+    database.execute(update(runs).where(still_queued).values(rung_at=None))
 
 
+_WAITS_FOR_SIBLING = or_(*(runs.c.reason == reason for reason in WAITS_FOR_SIBLINGS))
+_GOES_ON = and_(
+    runs.c.state == "queued", or_(runs.c.due_at <= bindparam("now"), _WAITS_FOR_SIBLING)
+)
 _UNFINISHED = (
-    select(runs.c.id)
-    .where(
-        or_(
-            runs.c.state == "running",
-            and_(
-                runs.c.state == "queued",
-                or_(
-                    runs.c.due_at <= bindparam("now"),
-                    *(runs.c.reason == reason for reason in WAITS_FOR_SIBLINGS),
-                ),
-            ),
-            IS_READY,
-            IS_ORPHAN,
-        )
-    )
-    .limit(1)
+    select(runs.c.id).where(or_(runs.c.state == "running", _GOES_ON, IS_READY, IS_ORPHAN)).limit(1)
 )
 
 
@@ -329,29 +259,16 @@ def held_by(database: Database, worker_id: str) -> dict[str, int]:
     return {row.id: row.attempt for row in database.find(_HELD_BY, {"worker": worker_id})}
 
 
-_COLUMNS = (
-    runs.c.id,
-    runs.c.last_worker_id,
-    runs.c.state,
-    runs.c.reason,
-    runs.c.detail,
-    runs.c.ended_at,
-    runs.c.input_tokens,
-    runs.c.cache_read_tokens,
-    runs.c.cache_creation_tokens,
-    runs.c.output_tokens,
-)
-
-
 def endings(database: Database, run_ids: Sequence[str]) -> list[Ending]:
     """Of these runs, those that have ended.
 
     Raises:
         UnreachableError: the database does not answer.
     """
-    query = select(*_COLUMNS).where(runs.c.id.in_(run_ids), runs.c.state.in_(sorted(ENDED)))
-    rows = database.read(lambda connection: connection.execute(query).all())
+    names = ("id", "last_worker_id", "state", "reason", "detail", "ended_at", *Usage.__slots__)
+    query = select(*(runs.c[name] for name in names))
+    query = query.where(runs.c.id.in_(run_ids), runs.c.state.in_(sorted(ENDED)))
     return [
         Ending(run_id, worker_id, Ended(state, reason, detail), at, Usage(*tokens))
-        for run_id, worker_id, state, reason, detail, at, *tokens in rows
+        for run_id, worker_id, state, reason, detail, at, *tokens in database.rows(query)
     ]

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any
 
 from sqlalchemy import Connection, Row, case, literal, or_, select
@@ -12,18 +9,7 @@ from sqlalchemy import Connection, Row, case, literal, or_, select
 from runner.errors import NotFoundError
 from runner.store.tables import hook_runs, runs, tool_calls
 
-
-@dataclass(frozen=True, slots=True)
-class _Change:
-    """A tool call or hook that may have changed files."""
-
-    # Both put changes in order: turn, seconds since the epoch, and the order of what happened at once.
-    began: tuple[float, ...]
-    ended: tuple[float, ...]
-    before: str | None  # git's tree id
-    after: str | None  # None until its outcome is known
-
-
+# Of what happened at once.
 _ORDER = {"RunStart": 0, "PreToolUse": 1, "call": 2, "PostToolUse": 3, "TurnEnd": 4, "RunEnd": 5}
 _COLUMNS = ("started_at", "ended_at", "tree_before", "tree_after")
 
@@ -35,13 +21,10 @@ def snapshot_after_turn(connection: Connection, run_id: str, turn: int) -> str |
         turn: 0 is before the first turn and any hook.
     """
     run = _run_of_turn(connection, _run(connection, run_id), turn)
-    own = _changes(connection, run, 1 + (run.fork_turn or 0), turn)
-    if (snapshot := _last_snapshot(own)) is not None:
-        return snapshot
-    if run.fork_of is not None:
+    _, snapshot = _around(connection, run, 1 + (run.fork_turn or 0), turn)
+    if snapshot is None and run.fork_of is not None:
         return snapshot_after_turn(connection, run.fork_of, run.fork_turn)
-    start: str | None = run.start_tree
-    return start
+    return snapshot or run.start_tree
 
 
 def changes_of_turn(connection: Connection, run_id: str, turn: int) -> tuple[str, str] | None:
@@ -51,16 +34,8 @@ def changes_of_turn(connection: Connection, run_id: str, turn: int) -> tuple[str
     if turn > run.turns:
         there = f"its last is {run.turns}" if run.turns else "it has none yet"
         raise NotFoundError(f"{run_id} has no turn {turn}: {there}")
-    found = _changes(connection, _run_of_turn(connection, run, turn), turn, turn)
-    first = min((each for each in found if each.before), key=attrgetter("began"), default=None)
-    if first is None or first.before is None:
-        return None
-    return first.before, _last_snapshot(found) or first.before
-
-
-def _last_snapshot(changes: Sequence[_Change]) -> str | None:
-    last = max((each for each in changes if each.after), key=attrgetter("ended"), default=None)
-    return None if last is None else last.after
+    first, last = _around(connection, _run_of_turn(connection, run, turn), turn, turn)
+    return None if first is None else (first, last or first)
 
 
 def _run(connection: Connection, run_id: str) -> Row[Any]:
@@ -76,8 +51,11 @@ def _run_of_turn(connection: Connection, run: Row[Any], turn: int) -> Row[Any]:
     return run
 
 
-def _changes(connection: Connection, run: Row[Any], first: int, last: int) -> list[_Change]:
-    """The changes in a run's own turns from ``first`` to ``last``."""
+def _around(
+    connection: Connection, run: Row[Any], first: int, last: int
+) -> tuple[str | None, str | None]:
+    """The snapshots before the first and after the last call or hook that may have changed files in a
+    run's own turns from ``first`` to ``last``."""
     calls = select(
         tool_calls.c.turn,
         literal("call").label("what"),
@@ -97,14 +75,12 @@ def _changes(connection: Connection, run: Row[Any], first: int, last: int) -> li
     ).where(
         hook_runs.c.run_id == run.id, turn.between(first, last), hook_runs.c.tree_after.is_not(None)
     )
-    return [_change(row) for query in (calls, hooks) for row in connection.execute(query)]
-
-
-def _change(row: Row[Any]) -> _Change:
-    place = (_ORDER[row.what], row.place)
-    return _Change(
-        began=(row.turn, row.started_at or 0.0, *place),
-        ended=(row.turn, row.ended_at or 0.0, *place),
-        before=row.tree_before,
-        after=row.tree_after,
-    )
+    before: list[tuple[Any, ...]] = []
+    after: list[tuple[Any, ...]] = []
+    for row in (row for query in (calls, hooks) for row in connection.execute(query)):
+        place = _ORDER[row.what], row.place
+        if row.tree_before:
+            before.append((row.turn, row.started_at or 0.0, *place, row.tree_before))
+        if row.tree_after:
+            after.append((row.turn, row.ended_at or 0.0, *place, row.tree_after))
+    return min(before, default=(None,))[-1], max(after, default=(None,))[-1]

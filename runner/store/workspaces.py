@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from sqlalchemy import Connection, bindparam, select, update
@@ -11,19 +11,16 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from runner.core.events import signed_event
 from runner.core.run import ENDED, Author, Lease
-from runner.core.spec import JobSpec
 from runner.core.text import shorten
 from runner.core.workspace import Workspace
-from runner.errors import LeaseLost
+from runner.store.changes import held_run, in_lots, locked_runs, store_change
 from runner.store.database import Database
 from runner.store.jobs import JobCache, JobReader
-from runner.store.runs import add_event
 from runner.store.statements import execute
 from runner.store.tables import jobs, run_items, run_workspaces, runs
 
 SNAPSHOTS = "snap_"  # what the id of a workspace begins with whose snapshots are on one host
 
-_MOST_IDS = 500
 _LONGEST_TEXT = 1_000
 
 
@@ -39,23 +36,8 @@ class WorkspaceRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Assignment:
-    """What the workspace of a run is made from and named after."""
-
-    run_id: str
-    job_id: str
-    job_name: str
-    item_key: str
-    model: str
-    asked: Workspace | None  # [workspace] of the job file
-    path: str | None  # where the run works, as far as that is known
-    commit_message: str | None
-    record: WorkspaceRecord | None  # None until its own workspace is whole
-
-
-@dataclass(frozen=True, slots=True)
 class StoredWorkspace:
-    """A run that has, or may have, a workspace of its own."""
+    """What is stored of the workspace that a run has, or may have."""
 
     run_id: str
     job_id: str
@@ -63,34 +45,15 @@ class StoredWorkspace:
     item_key: str
     state: str
     attempt: int
+    path: str | None  # where the run works, as far as that is known
+    commit_message: str | None
+    model: str
     asked: Workspace | None  # [workspace] of the job file
     snapshot: str | None  # the last
     delivered: str | None  # the commit that the run has ended with; None if it went on since
-    record: WorkspaceRecord | None
+    record: WorkspaceRecord | None  # None until its own workspace is whole
 
 
-_RECORD = (
-    run_workspaces.c.store_id,
-    run_workspaces.c.path,
-    run_workspaces.c.branch,
-    run_workspaces.c.start_commit,
-    run_workspaces.c.commit_id,
-)
-_ASSIGNMENT = (
-    select(
-        runs.c.job_id,
-        jobs.c.name,
-        runs.c.item_key,
-        runs.c.model,
-        runs.c.workspace_path,
-        run_items.c.commit_message,
-        *_RECORD,
-    )
-    .join(jobs, jobs.c.id == runs.c.job_id)
-    .outerjoin(run_items, run_items.c.run_id == runs.c.id)
-    .outerjoin(run_workspaces, run_workspaces.c.run_id == runs.c.id)
-    .where(runs.c.id == bindparam("run"))
-)
 _STORED = (
     select(
         runs.c.id,
@@ -99,17 +62,26 @@ _STORED = (
         runs.c.item_key,
         runs.c.state,
         runs.c.attempt,
+        runs.c.workspace_path,
+        run_items.c.commit_message,
+        runs.c.model,
         runs.c.progress,
-        *_RECORD,
+        run_workspaces.c.store_id,
+        run_workspaces.c.path,
+        run_workspaces.c.branch,
+        run_workspaces.c.start_commit,
+        run_workspaces.c.commit_id.label("commit"),
     )
     .join(jobs, jobs.c.id == runs.c.job_id)
+    .outerjoin(run_items, run_items.c.run_id == runs.c.id)
     .outerjoin(run_workspaces, run_workspaces.c.run_id == runs.c.id)
     .order_by(runs.c.id)
 )
+_OF_RUN = _STORED.where(runs.c.id == bindparam("run"))
 _ORIGIN = select(runs.c.fork_of, runs.c.parent_run).where(runs.c.id == bindparam("run"))
 
 
-def assignment_of(database: Database, run_id: str, cache: JobCache | None = None) -> Assignment:
+def workspace_of(database: Database, run_id: str, cache: JobCache | None = None) -> StoredWorkspace:
     """Return what is stored of a run's workspace.
 
     Args:
@@ -119,23 +91,33 @@ def assignment_of(database: Database, run_id: str, cache: JobCache | None = None
         UnreachableError: the database does not answer.
     """
 
-    def work(connection: Connection) -> tuple[Any, JobSpec, JobReader]:
-        (row,) = execute(connection, _ASSIGNMENT, {"run": run_id})
+    def work(connection: Connection) -> tuple[StoredWorkspace, JobReader]:
+        (row,) = execute(connection, _OF_RUN, {"run": run_id})
         jobs_read = (cache or JobCache()).on(connection)
-        return row, jobs_read.spec_of_run(row.job_id, run_id), jobs_read
+        return _stored(row, jobs_read), jobs_read
 
-    row, spec, jobs_read = database.read(work)
+    stored, jobs_read = database.read(work)
     jobs_read.keep()
-    return Assignment(
-        run_id=run_id,
+    return stored
+
+
+def _stored(row: Any, jobs_read: JobReader) -> StoredWorkspace:
+    spec, progress = jobs_read.spec_of_run(row.job_id, row.id), row.progress
+    record = WorkspaceRecord(*(getattr(row, name) for name in WorkspaceRecord.__slots__))
+    return StoredWorkspace(
+        run_id=row.id,
         job_id=row.job_id,
         job_name=row.name,
         item_key=row.item_key,
-        model=row.model or spec.model,
-        asked=spec.workspace,
+        state=row.state,
+        attempt=row.attempt,
         path=row.workspace_path,
         commit_message=row.commit_message,
-        record=_record(row),
+        model=row.model or spec.model,
+        asked=spec.workspace,
+        snapshot=progress["files"]["tree"],
+        delivered=progress["ending"]["delivered"],
+        record=None if row.store_id is None else record,
     )
 
 
@@ -152,19 +134,13 @@ def save_record(
         LeaseLost: another attempt has the run; nothing is stored.
         UnreachableError: the database does not answer.
     """
-    row = {
-        "run_id": lease.run_id,
-        "store_id": record.store_id,
-        "path": record.path,
-        "branch": record.branch,
-        "start_commit": record.start_commit,
-        "commit_id": record.commit,
-        "created_at": now,
-    }
-    path = record.path if workspace_id else None
+    row = {**asdict(record), "run_id": lease.run_id, "created_at": now}
+    row["commit_id"] = row.pop("commit")
+    place = {"workspace_path": record.path if workspace_id else None, "workspace_id": workspace_id}
 
     def work(connection: Connection) -> None:
-        _guard(connection, lease, workspace_path=path, workspace_id=workspace_id)
+        held_run(connection, lease)
+        connection.execute(update(runs).where(runs.c.id == lease.run_id).values(place))
         dialect = sqlite if connection.dialect.name == "sqlite" else postgresql
         placed = dialect.insert(run_workspaces).values(row)
         connection.execute(placed.on_conflict_do_update(index_elements=["run_id"], set_=row))
@@ -176,7 +152,7 @@ def save_delivery(database: Database, lease: Lease, commit: str) -> None:
     """Store the commit that a run ends with. Raises ``LeaseLost``, ``UnreachableError``."""
 
     def work(connection: Connection) -> None:
-        _guard(connection, lease, workspace_path=runs.c.workspace_path)
+        held_run(connection, lease)
         own = run_workspaces.c.run_id == lease.run_id
         connection.execute(update(run_workspaces).where(own).values(commit_id=commit))
 
@@ -196,15 +172,14 @@ def record_removal(
     Returns:
         False if the run was taken up again: it must not be removed.
     """
-    query = select(runs.c.id, runs.c.state).where(runs.c.id == run_id).with_for_update()
+    old = {name: shorten(text, _LONGEST_TEXT) for name, text in lost.items()}
+    event = signed_event("workspace_pruned", author, old=old)
 
     def work(connection: Connection) -> bool:
-        run = connection.execute(query).one()
-        if run.state not in ENDED:
-            return False
-        old = {name: shorten(text, _LONGEST_TEXT) for name, text in lost.items()}
-        add_event(connection, run, signed_event("workspace_pruned", author, old=old), now)
-        return True
+        ended = locked_runs(connection, [run_id], runs.c.state.in_(ENDED))
+        for run in ended:
+            store_change(connection, run, now, [event])
+        return bool(ended)
 
     return database.write(work)
 
@@ -214,7 +189,7 @@ def is_branch_of_another(database: Database, run_id: str, branch: str) -> bool:
     query = select(run_workspaces.c.run_id).where(
         run_workspaces.c.branch == branch, run_workspaces.c.run_id != run_id
     )
-    return database.read(lambda connection: connection.execute(query).first()) is not None
+    return bool(database.rows(query))
 
 
 def origins(database: Database, run_id: str) -> list[str]:
@@ -244,46 +219,11 @@ def list_of_host(
 
     def work(connection: Connection) -> None:
         conditions = [run_workspaces.c.store_id == store_id]
-        for start in range(0, len(run_ids), _MOST_IDS):
-            conditions.append(runs.c.id.in_(run_ids[start : start + _MOST_IDS]))
+        conditions += [runs.c.id.in_(lot) for lot in in_lots(run_ids)]
         jobs_read = JobCache().on(connection)
         for condition in conditions:
             for row in connection.execute(query.where(condition)):
-                found[row.id] = _stored(row, jobs_read.spec_of_run(row.job_id, row.id))
+                found[row.id] = _stored(row, jobs_read)
 
     database.read(work)
     return [found[run_id] for run_id in sorted(found)]
-
-
-def _guard(connection: Connection, lease: Lease, **values: Any) -> None:
-    """Update the run's row, or raise ``LeaseLost`` if another attempt has the run."""
-    changed = connection.execute(
-        update(runs)
-        .where(
-            runs.c.id == lease.run_id, runs.c.state == "running", runs.c.attempt == lease.attempt
-        )
-        .values(values)
-    )
-    if not changed.rowcount:
-        raise LeaseLost(f"another attempt than {lease.attempt} has {lease.run_id}")
-
-
-def _record(row: Any) -> WorkspaceRecord | None:
-    if row.store_id is None:
-        return None
-    return WorkspaceRecord(row.store_id, row.path, row.branch, row.start_commit, row.commit_id)
-
-
-def _stored(row: Any, spec: JobSpec) -> StoredWorkspace:
-    return StoredWorkspace(
-        run_id=row.id,
-        job_id=row.job_id,
-        job_name=row.name,
-        item_key=row.item_key,
-        state=row.state,
-        attempt=row.attempt,
-        asked=spec.workspace,
-        snapshot=row.progress["files"]["tree"],
-        delivered=row.progress["ending"]["delivered"],
-        record=_record(row),
-    )

@@ -16,7 +16,7 @@ from runner.errors import WorkspaceError
 from runner.ports import Command, Interrupt, Surroundings
 from runner.store import workspaces
 from runner.store.database import Database
-from runner.store.workspaces import Assignment
+from runner.store.workspaces import StoredWorkspace
 from runner.tools.host import Ended, Start, boot
 from runner.tools.toolbox import LocalTools
 from runner.workspace import child
@@ -300,7 +300,7 @@ def layout_of(site: Site, asked: Workspace, lease: Lease, interrupt: Interrupt) 
 
 
 def make_workspace(
-    layout: Layout, assignment: Assignment, surroundings: Surroundings, interrupt: Interrupt
+    layout: Layout, assignment: StoredWorkspace, surroundings: Surroundings, interrupt: Interrupt
 ) -> Made:
     """Make a run's workspace from scratch, as it was before the run's first turn.
 
@@ -326,7 +326,7 @@ def make_workspace(
 def _make_worktree(
     layout: Layout,
     repository: Repository,
-    assignment: Assignment,
+    assignment: StoredWorkspace,
     surroundings: Surroundings,
     interrupt: Interrupt,
 ) -> Made:
@@ -351,7 +351,7 @@ def _make_worktree(
     return Made(begun["branch"], record.start_commit)
 
 
-def _branches(layout: Layout, assignment: Assignment, interrupt: Interrupt) -> list[str]:
+def _branches(layout: Layout, assignment: StoredWorkspace, interrupt: Interrupt) -> list[str]:
     """Return the names that the run's branch may have, the best first.
 
     A name that another run has, or someone else at the remote, is left out.

@@ -18,7 +18,7 @@ from runner.ports import Interrupt, Prepared, Surroundings
 from runner.store import workspaces
 from runner.store.database import Database
 from runner.store.jobs import JobCache
-from runner.store.workspaces import SNAPSHOTS, Assignment, WorkspaceRecord
+from runner.store.workspaces import SNAPSHOTS, StoredWorkspace, WorkspaceRecord
 from runner.tools.toolbox import LocalTools
 from runner.workspace.child import open_snapshots
 from runner.workspace.folders import has_id, restore_id
@@ -200,11 +200,11 @@ class RunWorkspaces:
             return None
         return self._open_own(assignment, assignment.asked, lease, interrupt)
 
-    def _assignment(self, run_id: str) -> Assignment:
-        return workspaces.assignment_of(self._site.database, run_id, self._jobs)
+    def _assignment(self, run_id: str) -> StoredWorkspace:
+        return workspaces.workspace_of(self._site.database, run_id, self._jobs)
 
     def _open_own(
-        self, assignment: Assignment, asked: Workspace, lease: Lease, interrupt: Interrupt
+        self, assignment: StoredWorkspace, asked: Workspace, lease: Lease, interrupt: Interrupt
     ) -> _OwnWorkspace:
         here, record = store_id(self._site.home), assignment.record
         if record is not None and record.store_id != here and asked.remote is None:
@@ -224,7 +224,7 @@ class _OwnWorkspace:
     See ``runner.ports.Workspaces`` for what its methods do and raise.
     """
 
-    def __init__(self, layout: Layout, assignment: Assignment, store_id: str) -> None:
+    def __init__(self, layout: Layout, assignment: StoredWorkspace, store_id: str) -> None:
         self._layout = layout
         self._assignment = assignment
         self._run_id = assignment.run_id

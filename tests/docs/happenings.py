@@ -23,7 +23,7 @@ from runner.core.run import Author, Ended, Requeued
 from runner.core.workspace import Instructions, Verify, Workspace
 from runner.exchange.sessions import SessionReader
 from runner.permissions import Rule
-from runner.store import control, jobs, leases, retry, rules, runs, workspaces
+from runner.store import budgets, jobs, leases, retry, rules, runs, workspaces
 from runner.store.approvals import answer
 from runner.store.control import cancel, pause, resume
 from runner.store.database import Database
@@ -88,7 +88,7 @@ def use_up_the_budget(database: Database) -> None:
     run_id = submit_one(database, spec=replace(SPEC, budget=Budget(tokens=1)))
     claim(database, run_id)
     job_id = run_row(database, run_id).job_id
-    control.set_budget(database, job_id, NOW, author=Author("lena"), tokens=10**9)
+    budgets.set_budget(database, job_id, NOW, author=Author("lena"), tokens=10**9)
 
 
 def ask_a_person(database: Database) -> None:

@@ -15,7 +15,8 @@ from runner.core.commands import Reply, Target
 from runner.core.spec import Asking
 from runner.store import approvals as approvals_module
 from runner.store.approvals import answer, apply_new_rules, expire
-from runner.store.control import cancel, locked_runs
+from runner.store.changes import locked_runs
+from runner.store.control import cancel
 from runner.store.database import Database
 from runner.store.questions import take_notices
 from runner.store.rules import lock_rules, new_snapshot

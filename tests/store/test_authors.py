@@ -20,7 +20,7 @@ from runner.queries.timeline import changes_of_job, events_after
 from runner.store import control, rules, workspaces
 from runner.store import retry as revive
 from runner.store.approvals import answer, apply_new_rules, expire
-from runner.store.control import set_budget
+from runner.store.budgets import set_budget
 from runner.store.database import Database
 from runner.store.fork import fork
 from runner.store.jobs import submit
@@ -322,6 +322,6 @@ def test_nothing_that_happens_deletes_a_row_of_the_record(database: Database) ->
     for host in ("here", "there"):
         kept = workspaces.WorkspaceRecord(store_id=host, path=f"/{host}")
         workspaces.save_record(database, lease, kept, None, NOW)
-    assert workspaces.assignment_of(database, run_id).record == kept
+    assert workspaces.workspace_of(database, run_id).record == kept
     with pytest.raises(Exception, match="a row of run_workspaces was deleted"):
         database.write(lambda connection: connection.execute(text("DELETE FROM run_workspaces")))

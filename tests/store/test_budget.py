@@ -18,7 +18,8 @@ from runner.core.run import Author, Ended, Requeued, Waiting
 from runner.core.steps import CallModel, Done
 from runner.errors import NotFoundError, UsageError
 from runner.store import leases, runs
-from runner.store.control import budget_of, cancel, pause, resume, set_budget
+from runner.store.budgets import budget_of, set_budget
+from runner.store.control import cancel, pause, resume
 from runner.store.database import Database
 from runner.store.journal import StoredJournal
 from runner.store.retry import retry

@@ -19,8 +19,10 @@ from runner.errors import LeaseLost
 from runner.permissions import Rule
 from runner.store import budgets, leases
 from runner.store.approvals import answer, apply_new_rules
+from runner.store.budgets import budget_of, set_budget
+from runner.store.changes import locked_runs
 from runner.store.children import attend
-from runner.store.control import budget_of, cancel, locked_runs, pause, resume, set_budget
+from runner.store.control import cancel, pause, resume
 from runner.store.database import Database
 from runner.store.new_children import lock_tree
 from runner.store.retry import retry
@@ -53,7 +55,7 @@ def purse_of_who_waits(
         waits = pool.submit(meanwhile, other)
         while not waiting_for_locks(watcher):
             assert not waits.done()
-        assert budgets.lock(connection, job_id) is not None
+        assert budgets.look_into(connection, job_id, lock=True) is not None
         return waits
 
     with ThreadPoolExecutor(1) as pool:
@@ -134,7 +136,7 @@ def test_purses_of_a_dead_worker_s_runs_are_locked_in_order(
     purse_of_who_waits(
         database,
         open_database,
-        held=lambda connection: budgets.lock(connection, first_job),
+        held=lambda connection: budgets.look_into(connection, first_job, lock=True),
         meanwhile=lambda other: leases.take_from(other, [WORKER], NOW),
         job_id=second_job,
     )
@@ -165,7 +167,7 @@ def test_purses_of_orphans_of_several_jobs_are_locked_in_order(
     purse_of_who_waits(
         database,
         open_database,
-        held=lambda connection: budgets.lock(connection, first_job),
+        held=lambda connection: budgets.look_into(connection, first_job, lock=True),
         meanwhile=lambda other: attend(other, NOW),
         job_id=second_job,
     )
@@ -209,7 +211,7 @@ def test_who_has_the_purse_may_start_sub_agents_while_others_of_its_tree_do(
 
     def work(connection: Connection) -> Future[Any]:
         locked_runs(connection, [f"{root}.1"])
-        assert budgets.lock(connection, job_id) is not None
+        assert budgets.look_into(connection, job_id, lock=True) is not None
         waits = pool.submit(second.reply, asks(3), stop="tool_use")
         while not waiting_for_locks(watcher):
             assert not waits.done()

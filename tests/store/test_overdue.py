@@ -10,7 +10,8 @@ from sqlalchemy import event
 from runner.core.commands import Target
 from runner.core.run import Author, Ended, Waiting
 from runner.core.steps import Done
-from runner.store.control import BudgetWaits, cancel, pause, set_budget
+from runner.store.budgets import BudgetWaits, set_budget
+from runner.store.control import cancel, pause
 from runner.store.database import Database
 from tests.store.attempts import claim, event_types, run_row
 from tests.store.examples import NOW

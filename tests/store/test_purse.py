@@ -21,8 +21,8 @@ from runner.errors import LeaseLost
 from runner.store import leases
 from runner.store import runs as runs_store
 from runner.store.approvals import answer, apply_new_rules
-from runner.store.budgets import look_into
-from runner.store.control import budget_of, cancel, pause, resume, set_budget
+from runner.store.budgets import budget_of, look_into, set_budget
+from runner.store.control import cancel, pause, resume
 from runner.store.database import Database
 from runner.store.journal import StoredJournal
 from runner.store.questions import waiting

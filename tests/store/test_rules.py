@@ -13,7 +13,7 @@ from runner.errors import NotFoundError, UsageError
 from runner.permissions import Policy, ResolvedPath, Rule, ToolContext
 from runner.store import jobs as jobs_store
 from runner.store.database import Database
-from runner.store.rules import StoredRule, list_rules, policy_for, revoke, rules_at
+from runner.store.rules import list_rules, policy_for, revoke, rules_at
 from runner.store.run_state import tool_context_from_json, tool_context_to_json
 from tests.store.asked import ASKING, add_rules, run_ids, submit_asking
 from tests.store.examples import NOW, submission
@@ -65,9 +65,7 @@ def test_older_snapshots_stay_as_they_were(database: Database) -> None:
 def test_revoked_rule_is_listed_with_who_and_when(database: Database) -> None:
     job_id = submit_asking(database)
     revoked = revoke(database, job_id, 0, Author("cy"), NOW + 2, force=True)
-    assert revoked == StoredRule(
-        0, "allow", "Read", "", "job", None, "ada", NOW, 1, 2, "cy", NOW + 2
-    )
+    assert revoked == (0, "allow", "Read", "", "job", None, "ada", NOW, 1, 2, "cy", NOW + 2)
     assert list_rules(database, job_id)[0] == revoked
 
 

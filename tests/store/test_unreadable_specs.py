@@ -15,10 +15,10 @@ from runner.core.workspace import Workspace
 from runner.llm.prices import load_prices
 from runner.queries.costs import costs_by
 from runner.queries.runs import snapshots_of_job, snapshots_of_run
-from runner.store import control
+from runner.store import budgets
 from runner.store.database import Database
 from runner.store.tables import runs
-from runner.store.workspaces import assignment_of, list_of_host
+from runner.store.workspaces import list_of_host, workspace_of
 from tests.store.attempts import claim, run_row, submit_one, text
 from tests.store.examples import NOW, SPEC
 
@@ -42,7 +42,7 @@ def run_id(database: Database) -> str:
 
 
 def test_the_workspace_of_a_run_is_found(database: Database, run_id: str) -> None:
-    assert assignment_of(database, run_id).asked == WORKSPACE
+    assert workspace_of(database, run_id).asked == WORKSPACE
     (found,) = list_of_host(database, "here", [run_id])
     assert (found.asked, found.snapshot, found.delivered) == (WORKSPACE, "7ree", "c0mm17")
 
@@ -66,5 +66,5 @@ def test_a_run_that_waits_for_the_budget_meets_its_deadline(database: Database) 
     spec = replace(SPEC_WITH, limits=limits, budget=Budget(tokens=100))
     run_id = submit_one(database, spec=spec)
     assert claim(database, run_id).effect == Done(Waiting("budget"))
-    assert control.BudgetWaits(database).wake_overdue(NOW + 59) == []
-    assert control.BudgetWaits(database).wake_overdue(NOW + 60) == [run_id]
+    assert budgets.BudgetWaits(database).wake_overdue(NOW + 59) == []
+    assert budgets.BudgetWaits(database).wake_overdue(NOW + 60) == [run_id]

@@ -16,7 +16,8 @@ from runner.core.run import Lease
 from runner.core.spec import JobSpec
 from runner.store import jobs as jobs_store
 from runner.store import leases
-from runner.store.control import cancel, locked_runs, pause
+from runner.store.changes import locked_runs
+from runner.store.control import cancel, pause
 from runner.store.database import Database
 from runner.store.retry import retry
 from runner.store.runs import due_to_notify, unfinished

@@ -15,12 +15,12 @@ from runner.store.database import Database
 from runner.store.tables import runs
 from runner.store.workspaces import (
     WorkspaceRecord,
-    assignment_of,
     is_branch_of_another,
     list_of_host,
     origins,
     save_delivery,
     save_record,
+    workspace_of,
 )
 from tests.store.attempts import claim, run_row, submit_one
 from tests.store.examples import NOW, SPEC
@@ -32,20 +32,20 @@ RECORD = WorkspaceRecord("here", "/home/workspaces/1", "runner/mend/one", "5ta47
 
 def test_a_workspace_is_kept_and_found_again(database: Database) -> None:
     run_id = submit_one(database, spec=SPEC_WITH)
-    before = assignment_of(database, run_id)
+    before = workspace_of(database, run_id)
     assert (before.asked, before.path, before.record) == (WORKSPACE, "/project", None)
     assert (before.job_name, before.item_key, before.model) == ("mend", "one", "claude-test")
     lease = claim(database, run_id).lease
     save_record(database, lease, RECORD, "snap_here", NOW)
-    after = assignment_of(database, run_id)
+    after = workspace_of(database, run_id)
     assert (after.record, after.path) == (RECORD, RECORD.path)
     assert run_row(database, run_id).workspace_id == "snap_here"
     moved = replace(RECORD, store_id="there")
     save_record(database, lease, moved, None, NOW)
-    assert assignment_of(database, run_id).record == moved
+    assert workspace_of(database, run_id).record == moved
     assert run_row(database, run_id).workspace_path is None, "any host may have it"
     save_delivery(database, lease, "d0ne")
-    assert assignment_of(database, run_id).record == replace(moved, commit="d0ne")
+    assert workspace_of(database, run_id).record == replace(moved, commit="d0ne")
 
 
 def test_an_attempt_that_lost_its_run_stores_nothing(database: Database) -> None:
@@ -57,7 +57,7 @@ def test_an_attempt_that_lost_its_run_stores_nothing(database: Database) -> None
     save_record(database, lease, RECORD, "snap_here", NOW)
     with pytest.raises(LeaseLost):
         save_delivery(database, stale, "d0ne")
-    assert assignment_of(database, run_id).record == RECORD
+    assert workspace_of(database, run_id).record == RECORD
 
 
 def test_a_branch_is_anothers_by_its_name(database: Database) -> None:

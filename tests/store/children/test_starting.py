@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import insert, select, update
 
 from runner.core.budget import Limits
 from runner.core.commands import Target
@@ -15,7 +15,6 @@ from runner.core.steps import CallModel
 from runner.core.workspace import Workspace
 from runner.errors import LeaseLost
 from runner.store import leases as losses
-from runner.store import new_children
 from runner.store.children import Family, attend, family_of
 from runner.store.control import cancel
 from runner.store.database import Database
@@ -23,7 +22,7 @@ from runner.store.fork import fork
 from runner.store.journal import StoredJournal
 from runner.store.retry import retry
 from runner.store.tables import runs
-from runner.store.workspaces import WorkspaceRecord, assignment_of, origins, save_record
+from runner.store.workspaces import WorkspaceRecord, origins, save_record, workspace_of
 from tests.store.attempts import WORKER, claim, event_types, free, run_row, text, tool_use
 from tests.store.children.family import (
     PARENT,
@@ -164,11 +163,11 @@ def test_no_more_are_started_than_a_tree_may_have_though_others_start_some_meanw
 
     def meanwhile(connection, run_id: str) -> None:
         """A sibling has started all that there is room for, between the look and the lock."""
-        first = new_children.runs.c.id == f"{root}.2"
-        row = connection.execute(new_children.select(runs).where(first)).one()._mapping
+        first = runs.c.id == f"{root}.2"
+        row = connection.execute(select(runs).where(first)).one()._mapping
         for number in range(1, MOST_OF_TREE - 1):
             grown = {**row, "id": f"{root}.2.{number}", "parent_run": f"{root}.2", "depth": 2}
-            connection.execute(new_children.insert(runs).values({**grown, "child_number": number}))
+            connection.execute(insert(runs).values({**grown, "child_number": number}))
 
     monkeypatch.setattr("runner.store.journal.lock_tree", meanwhile)
     child.reply(asks(3), stop="tool_use")
@@ -242,7 +241,7 @@ def test_while_children_work_in_a_folder_only_its_host_can_have_it(database: Dat
     first, second = (run_row(database, f"{run_id}.{number}") for number in (1, 2))
     assert (first.start_tree, second.start_tree) == (None, "7ree")
     assert second.progress["files"]["tree"] == "7ree"
-    assert assignment_of(database, f"{run_id}.1").asked == replace(workspace, mode="shared")
+    assert workspace_of(database, f"{run_id}.1").asked == replace(workspace, mode="shared")
     assert origins(database, f"{run_id}.2") == [run_id]
     for number in (1, 2):
         cancel(database, Target("run", f"{run_id}.{number}"), NOW)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import Row, Select, update
 
 from runner.core.budget import Budget
 from runner.core.commands import Raised, Reply, Target
@@ -13,8 +15,7 @@ from runner.core.run import Author, Waiting
 from runner.core.steps import CallModel, Done
 from runner.errors import LeaseLost, UsageError
 from runner.permissions import Rule
-from runner.store import control
-from runner.store import control as budget
+from runner.store import budgets as budget
 from runner.store.approvals import answer, apply_new_rules
 from runner.store.children import attend
 from runner.store.control import cancel, pause, resume
@@ -90,18 +91,18 @@ def test_a_child_that_is_born_while_its_tree_is_cancelled_is_cancelled_too(
     """A child starts one of its own after who cancels has looked which there are."""
     run_id = start(database, asks(1), asks(2)).state.run_id
     child = claim(database, f"{run_id}.1")
-    looked: list[str] = []
-    real = control._with_children
+    rows = database.rows
+    looked: list[Any] = []
 
-    def looks(opened: Database, target: Target) -> list[str]:
-        found = list(real(opened, target))
+    def looks(query: Select[Any]) -> Sequence[Row[Any]]:
+        found = rows(query)
         if not looked:
             child.reply(asks(3), stop="tool_use")
             assert child.effect == WAITS
         looked.extend(found)
         return found
 
-    monkeypatch.setattr(control, "_with_children", looks)
+    monkeypatch.setattr(database, "rows", looks)
     cancel(database, Target("run", run_id), NOW)
     assert set(states(database, run_id).values()) == {"cancelled"}
     assert f"{run_id}.1.1" in tree_of(database, run_id)

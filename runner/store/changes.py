@@ -1,0 +1,147 @@
+"""Change runs from outside their attempts: lock a run's row, check it, write columns and events.
+
+The order of locks is in ``store.budgets``. Here and in all commands, ``now`` is in seconds since the
+epoch, and ``author`` says who changes something and why, for the record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+from sqlalchemy import ColumnElement, Connection, Row, func, insert, select, update
+
+from runner.core.agents import lineage
+from runner.core.commands import Change
+from runner.core.events import Event, signed_event
+from runner.core.run import TRANSITIONS, Author, Lease, RunStatus
+from runner.errors import LeaseLost, UsageError
+from runner.store.tables import events, job_events, runs
+
+T = TypeVar("T")
+
+MOST_AT_ONCE = 200  # runs or questions that one transaction changes
+# The columns that an event shows when they change.
+_SHOWN = ("state", "reason", "pause_requested", "queued_count")
+_SHOWN_LIMITS = ("max_turns", "token_ceiling", "cost_ceiling_usd", "working_time")
+
+# The columns of a run that no worker holds, and that is not due.
+FREED: dict[str, Any] = {"worker_id": None, "due_at": None, "rung_at": None}
+
+
+def queued(due_at: float, reason: str = "") -> dict[str, Any]:
+    """The columns of a run that is queued."""
+    return {**FREED, "state": "queued", "reason": reason, "detail": "", "due_at": due_at}
+
+
+def ended(state: str, reason: str, detail: str, now: float) -> dict[str, Any]:
+    """The columns of a run that ends."""
+    end = {"state": state, "reason": reason, "detail": detail}
+    return {**FREED, **end, "ended_at": now, "pause_requested": False}
+
+
+def in_lots(items: Sequence[T], size: int = MOST_AT_ONCE) -> Iterator[Sequence[T]]:
+    """Yield the items in lots, each for a transaction that does not hold up the workers' own for long."""
+    return (items[start : start + size] for start in range(0, len(items), size))
+
+
+def locked_runs(
+    connection: Connection, run_ids: Sequence[str], *conditions: ColumnElement[bool]
+) -> Sequence[Row[Any]]:
+    """Lock those of the runs that meet the conditions. Returns their rows by id."""
+    query = select(runs).where(runs.c.id.in_(run_ids), *conditions).order_by(runs.c.id)
+    return connection.execute(query.with_for_update()).all()
+
+
+def held_run(connection: Connection, lease: Lease) -> Row[Any]:
+    """Lock the run of a lease, and return its row. Raises ``LeaseLost`` if its attempt has ended."""
+    is_held = runs.c.state == "running", runs.c.attempt == lease.attempt
+    for run in locked_runs(connection, [lease.run_id], *is_held):
+        return run
+    raise LeaseLost(f"attempt {lease.attempt} no longer holds {lease.run_id}")
+
+
+def store_change(
+    connection: Connection, run: Row[Any], now: float, happened: Sequence[Event], **changes: Any
+) -> None:
+    """Write a locked run's changes and what happened to it, as one numbered event each."""
+    state = changes.get("state", run.state)
+    assert state == run.state or state in TRANSITIONS[run.state], (run.state, state)
+    changes["event_count"] = run.event_count + len(happened)
+    connection.execute(update(runs).where(runs.c.id == run.id).values(**changes))
+    rows = event_rows(run.id, happened, now, after=run.event_count, attempt=run.attempt)
+    connection.execute(insert(events), rows)
+
+
+def signed_change(
+    connection: Connection,
+    run: Row[Any],
+    now: float,
+    kind: str,
+    author: Author,
+    changes: Mapping[str, Any],
+    data: Mapping[str, Any] | None = None,
+) -> None:
+    """Write a locked run's changes and one event, which names the author."""
+    store_change(connection, run, now, [change_event(kind, author, run, changes, data)], **changes)
+
+
+def change_event(
+    kind: str,
+    author: Author,
+    run: Row[Any],
+    changes: Mapping[str, Any],
+    data: Mapping[str, Any] | None = None,
+) -> Event:
+    """The event of a change to a run, with the values that change in its row, old and new."""
+    names = [name for name in (*_SHOWN, *_SHOWN_LIMITS) if name in changes]
+    new = {name: changes[name] for name in names if changes[name] != getattr(run, name)}
+    return signed_event(kind, author, data, old={name: getattr(run, name) for name in new}, new=new)
+
+
+def event_rows(
+    run_id: str, happened: Iterable[Event], now: float, *, after: int = 0, attempt: int = 0
+) -> list[dict[str, Any]]:
+    """The rows of a run's events, numbered from the one behind ``after``."""
+    named = {"run_id": run_id, "at": now, "attempt": attempt}
+    return [
+        {**named, "number": number, "type": event.type, "data": event.data}
+        for number, event in enumerate(happened, after + 1)
+    ]
+
+
+def add_job_events(
+    connection: Connection, job_id: str, happened: Iterable[Event], now: float
+) -> None:
+    """Append events to a job that is locked (``store.rules.lock_rules``), or is being submitted."""
+    newest = select(func.max(job_events.c.number)).where(job_events.c.job_id == job_id)
+    last = connection.execute(newest).scalar() or 0
+    rows = [
+        {"job_id": job_id, "number": number, "at": now, "type": event.type, "data": event.data}
+        for number, event in enumerate(happened, last + 1)
+    ]
+    if rows:
+        connection.execute(insert(job_events), rows)
+
+
+def changed(run: Row[Any], state: RunStatus, detail: str) -> Change:
+    """A change that has been stored."""
+    return Change(run.id, run.item_key, state, True, detail)
+
+
+def unchanged(run: Row[Any], detail: str) -> Change:
+    """Nothing was stored; ``detail`` says why."""
+    return Change(run.id, run.item_key, run.state, False, detail)
+
+
+def refuse_child(run_id: str, what: str) -> None:
+    """Refuse what only the run of an item can be: its sub-agents go on and end with it.
+
+    Raises:
+        UsageError: the run is a sub-agent; which one to take instead.
+    """
+    root, *below = lineage(run_id)
+    if below:
+        raise UsageError(
+            f"{run_id} is a sub-agent and cannot be {what}: take {root}, which it is of"
+        )
