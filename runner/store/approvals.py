@@ -24,7 +24,7 @@ from runner.permissions.rules import REMEMBERED
 from runner.store.changes import MOST_AT_ONCE, in_lots
 from runner.store.conditions import IS_OPEN_APPROVAL
 from runner.store.database import Database, to_json
-from runner.store.jobs import is_storable
+from runner.store.jobs import refuse_unstorable
 from runner.store.questions import Given, LockedRun, load_asked, lock_open, store_answers
 from runner.store.rules import lock_rules, policy_for, remember_rules, rules_at
 from runner.store.tables import approvals, jobs, runs
@@ -261,8 +261,7 @@ def _load(
 
 def _refuse_reply(reply: Reply) -> None:
     for what, text in (("reason", reply.reason), ("name", reply.by), ("rule", reply.rule or "")):
-        if not is_storable(text):
-            raise UsageError(f"the {what} has a character that cannot be stored: leave it out")
+        refuse_unstorable(f"the {what}", text)
     if reply.rule is not None and reply.remember == "call":
         raise UsageError("a rule is remembered for a run or a job: say --remember run or job")
     if reply.rule is not None:

@@ -60,6 +60,14 @@ def to_json(value: Any) -> str:
     return text
 
 
+_POOL: dict[str, Any] = {
+    "json_serializer": to_json,
+    "poolclass": QueuePool,
+    "max_overflow": 0,
+    "pool_timeout": BUSY_TIMEOUT_SECONDS,
+}
+
+
 class Database:
     """An open database. ``write`` and ``read`` run a function in a transaction.
 
@@ -85,6 +93,11 @@ class Database:
             self.writer = _begin_with("BEGIN", self._single.execution_options())
             begin = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
             self.reader = _begin_with(begin, self._single.execution_options())
+
+    @property
+    def where(self) -> str:
+        """Its URL without the password."""
+        return self.url.render_as_string(hide_password=True)
 
     def write(self, work: Callable[[Connection], T]) -> T:
         """Run ``work`` in a writing transaction, which is rolled back if it raises.
@@ -147,20 +160,16 @@ def reachable(database: Database) -> Iterator[None]:
     except (OperationalError, InterfaceError, PoolTimeoutError) as error:
         raise _unreachable(database, error) from error
     except DBAPIError as error:
-        if error.connection_invalidated or _is_outage(error.orig):
+        is_no_database = type(error.orig) is sqlite3.DatabaseError
+        is_outage = str(getattr(error.orig, "sqlstate", None))[:2] in _OUTAGE_CLASSES
+        if error.connection_invalidated or is_no_database or is_outage:
             raise _unreachable(database, error) from error
         raise
 
 
-def _is_outage(error: BaseException | None) -> bool:
-    if type(error) is sqlite3.DatabaseError:  # the file is no database
-        return True
-    return str(getattr(error, "sqlstate", None))[:2] in _OUTAGE_CLASSES
-
-
 def _unreachable(database: Database, error: Exception) -> RunnerError:
     reason = str(getattr(error, "orig", None) or error).strip().splitlines()[0]
-    where = database.url.render_as_string(hide_password=True)
+    where = database.where
     if "no such table" in reason or "no such column" in reason:
         return UsageError(f"the database {where} is not up to date: run `runner db upgrade`")
     return UnreachableError(f"the database {where} does not answer ({reason})")
@@ -204,11 +213,8 @@ def sqlite_engine(
     """
     engine = create_engine(
         url,
-        json_serializer=to_json,
-        poolclass=QueuePool,
+        **_POOL,
         pool_size=connections,
-        max_overflow=0,
-        pool_timeout=BUSY_TIMEOUT_SECONDS,
         connect_args={"timeout": BUSY_TIMEOUT_SECONDS, "check_same_thread": False},
     )
 
@@ -229,11 +235,9 @@ def _postgres_engine(url: URL) -> Engine:
 
     engine = create_engine(
         url,
-        json_serializer=to_json,
+        **_POOL,
         paramstyle="numeric_dollar",  # $1, as Postgres itself has it: psycopg has nothing to replace
         pool_size=POSTGRES_CONNECTIONS,
-        max_overflow=0,
-        pool_timeout=BUSY_TIMEOUT_SECONDS,
         connect_args={
             **_NETWORK_TIMEOUTS,
             "client_encoding": "utf8",
@@ -287,40 +291,31 @@ class _SharedCommits:
     def _commit(self, batch: list[_Waiting]) -> None:
         """Commit all in one transaction, or each in its own if one of them fails."""
         try:
-            values = self._commit_together(batch)
-        except Exception as error:
-            if len(batch) > 1 and not isinstance(error, OperationalError):
+            if self._connection is None:
+                self._connection = self._engine.connect()
+            with self._connection.begin():
+                values = [work(self._connection) for work, _ in batch]
+        except BaseException as error:
+            if isinstance(error, DBAPIError) and self._connection is not None:
+                self._connection.invalidate()
+                self._connection.close()
+                self._connection = None
+            is_of_all = len(batch) == 1 or isinstance(error, OperationalError)
+            if isinstance(error, Exception) and not is_of_all:
                 for one in batch:
                     self._commit([one])
-            else:
-                _fail(batch, error)
-        except BaseException as error:
-            _fail(batch, error)
-            raise
+                return
+            for _, done in batch:
+                if not done.done():
+                    done.set_exception(error)
+            if not isinstance(error, Exception):
+                raise
         else:
             for (_, done), value in zip(batch, values, strict=True):
                 done.set_result(value)
-
-    def _commit_together(self, batch: list[_Waiting]) -> list[Any]:
-        if self._connection is None:
-            self._connection = self._engine.connect()
-        try:
-            with self._connection.begin():
-                return [work(self._connection) for work, _ in batch]
-        except DBAPIError:
-            self._connection.invalidate()
-            self._connection.close()
-            self._connection = None
-            raise
 
     def close(self) -> None:
         with self._lock:
             if self._connection is not None:
                 self._connection.close()
                 self._connection = None
-
-
-def _fail(batch: list[_Waiting], error: BaseException) -> None:
-    for _, done in batch:
-        if not done.done():
-            done.set_exception(error)

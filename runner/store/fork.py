@@ -27,7 +27,7 @@ from runner.core.text import FORKED_TEXT, FORKED_WITH_FILES_TEXT, shorten
 from runner.errors import NotFoundError, UsageError
 from runner.store.changes import event_rows, refuse_child
 from runner.store.database import Database
-from runner.store.jobs import OpenedRun, insert_runs, is_storable, open_run, spec_to_go_on
+from runner.store.jobs import OpenedRun, insert_runs, open_run, refuse_unstorable, spec_to_go_on
 from runner.store.run_state import (
     copy_rows,
     load_compacted,
@@ -114,8 +114,7 @@ def fork(
     for what, given in (("message", text), ("model's name", model)):
         if given is not None and not given.strip():
             raise UsageError(f"the {what} is empty: leave the option out, or fill it in")
-        if given is not None and not is_storable(given):
-            raise UsageError(f"the {what} has a character that cannot be stored: leave it out")
+        refuse_unstorable(f"the {what}", given or "")
 
     def work(connection: Connection) -> Change:
         query = select(runs, jobs.c.workspace_id.label("job_workspace_id"))
@@ -224,14 +223,14 @@ def _store(
     fork_id = opened.run["id"]
     called = model or run.model or spec.model
     sees = with_instructions_of(connection, run.id, spec) if turn.number else spec
-    said = [(RUNNER, _where_it_is(run, spec, turn, fork_id)), (author, text)]
-    texts = [(by, each) for by, each in said if each is not None]
     forked = {"of": run.id, "turn": turn.number, "model": called, "messages": len(turn.messages)}
-    happened = [signed_event("forked", author, forked)]
-    for count, (by, each) in enumerate(texts):
-        old, new_count = {"queued_count": count}, {"queued_count": count + 1}
-        summary = {"text": shorten(each, INPUT_SUMMARY_LENGTH)}
-        happened.append(signed_event("message_queued", by, summary, old=old, new=new_count))
+    happened, texts = [signed_event("forked", author, forked)], list[dict[str, Any]]()
+    for by, said in ((RUNNER, _where_it_is(run, spec, turn, fork_id)), (author, text)):
+        if said is not None:
+            old, new_count = {"queued_count": len(texts)}, {"queued_count": len(texts) + 1}
+            summary = {"text": shorten(said, INPUT_SUMMARY_LENGTH)}
+            happened.append(signed_event("message_queued", by, summary, old=old, new=new_count))
+            texts.append({"run_id": fork_id, "text": said, "created_at": now})
     row = opened.run | {
         "fork_of": run.id,
         "fork_turn": turn.number,
@@ -251,14 +250,13 @@ def _store(
         # Where the other run's trees are: with a remote anywhere, also while sub-agents hold that run
         # to the host where they work.
         is_here = spec.workspace is None or spec.workspace.remote is None
-        places = ("workspace_path", "workspace_id")
-        row |= {name: getattr(run, name) if is_here else None for name in places}
+        for place in ("workspace_path", "workspace_id"):
+            row[place] = getattr(run, place) if is_here else None
     more = event_rows(fork_id, happened, now, after=1)
     insert_runs(connection, [OpenedRun(row, [], [], opened.events + more)])
     _copy(connection, run.id, fork_id, turn.number)
     if texts:
-        queued = [{"run_id": fork_id, "text": each, "created_at": now} for _, each in texts]
-        connection.execute(insert(queued_messages), queued)
+        connection.execute(insert(queued_messages), texts)
     detail = f"forked from {run.id} after turn {turn.number}"
     return Change(fork_id, run.item_key, "queued", True, detail)
 

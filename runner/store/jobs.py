@@ -47,7 +47,6 @@ def submit(
     Args:
         key: names the job for its caller; a second submit with the same key stores nothing.
         workspace_id: what is written in the root of the job's workspace, if it has one.
-        author: who submits it, for the record and as its rules name them.
 
     Returns:
         The job's id; the first job's when the key was taken.
@@ -55,23 +54,24 @@ def submit(
     Raises:
         UsageError: a text that no database can hold. UnreachableError: the database does not answer.
     """
-    _refuse_unstorable(submission, key)
-    spec, limit = submission.spec, INPUT_SUMMARY_LENGTH
+    spec = submission.spec
+    refuse_unstorable("the key", key or "")
+    refuse_unstorable("the job's name", spec.name)
+    for rule in spec.rules:
+        refuse_unstorable(f"the rule {rule.text!r}", rule.text + rule.why)
+    for run in submission.runs:
+        refuse_unstorable(f"the item key {run.key!r}", run.key)
     budget = {"budget_usd": spec.budget.usd, "budget_tokens": spec.budget.tokens}
-    told = {
-        "name": shorten(spec.name, limit),
-        "key": None if key is None else shorten(key, limit),
-        "source": shorten(submission.source, limit),
-        "runs": len(submission.runs),
-        "rules": len(spec.rules),
-        **budget,
-    }
+    texts = {"name": spec.name, "key": key, "source": submission.source}
+    told = {name: text and shorten(text, INPUT_SUMMARY_LENGTH) for name, text in texts.items()}
+    counts = {"runs": len(submission.runs), "rules": len(spec.rules)}
+    submitted = signed_event("submitted", author, new={**told, **counts, **budget})
 
     def work(connection: Connection) -> str:
         job_id = ids.new("job", now)
         if not _insert_job(connection, job_id, submission, now, key, workspace_id):
             return str(connection.execute(select(jobs.c.id).where(jobs.c.key == key)).scalar_one())
-        add_job_events(connection, job_id, [signed_event("submitted", author, new=told)], now)
+        add_job_events(connection, job_id, [submitted], now)
         insert_rules(connection, job_id, spec.rules, author, now)
         if spec.budget.is_set:
             connection.execute(insert(purses).values(job_id=job_id, **budget))
@@ -209,14 +209,11 @@ def _insert_job(
     return connection.execute(unless_taken.returning(jobs.c.id), row).first() is not None
 
 
-def _refuse_unstorable(submission: Submission, key: str | None) -> None:
-    """Postgres holds no NUL in a text, and no database holds half a surrogate pair."""
-    texts = {"the key": key or "", "the job's name": submission.spec.name}
-    texts |= {f"the rule {rule.text!r}": rule.text + rule.why for rule in submission.spec.rules}
-    texts |= {f"the item key {run.key!r}": run.key for run in submission.runs}
-    for what, text in texts.items():
-        if not is_storable(text):
-            raise UsageError(f"{what} has a character that cannot be stored: leave it out")
+def refuse_unstorable(what: str, text: str) -> None:
+    """Raise ``UsageError`` unless both databases can hold a text as it is. Postgres holds no NUL, and no
+    database holds half a surrogate pair."""
+    if not is_storable(text):
+        raise UsageError(f"{what} has a character that cannot be stored: leave it out")
 
 
 def is_storable(text: str) -> bool:

@@ -116,11 +116,12 @@ class StoredJournal:
             if row.revision != state.revision:
                 behind = f"{lease.run_id} is at {row.revision}, the state at {state.revision}"
                 raise StaleView(behind)
-            jobs_read, now = self._jobs.on(connection), self._now()
+            jobs_read = self._jobs.on(connection)
             is_set = state.spec.budget.is_set
             budget = budgets.look_into(connection, row.job_id, lock=True) if is_set else None
             before = _as_it_stands(connection, jobs_read, row, state)
             before = replace(before, money=replace(before.money, budget=budget))
+            now = self._now()
             applied, step = _decided(before, entries, decide, now)
             if any(isinstance(one.entry, ChildrenStarted) for one in applied):
                 lock_tree(connection, lease.run_id)

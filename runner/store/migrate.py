@@ -77,8 +77,7 @@ def require_current(database: Database) -> None:
     """
     status = check(database)
     if status.state == "empty":
-        where = database.url.render_as_string(hide_password=True)
-        raise UsageError(f"no jobs yet in {where}: start one with `runner run SPEC`")
+        raise UsageError(f"no jobs yet in {database.where}: start one with `runner run SPEC`")
     if status.state != "current":
         raise _unusable(database, status)
 
@@ -103,8 +102,12 @@ def upgrade(database: Database, to: str = HEAD) -> Status:
         before = Status(_revision(connection))
         if before.state in ("newer", "unsupported"):
             raise _unusable(database, before)
-        if before.state == "empty":
-            _refuse_strangers(database, connection)
+        tables = set(inspect(connection).get_table_names()) if before.state == "empty" else set()
+        if taken := sorted(tables & set(metadata.tables)):
+            raise UsageError(
+                f"the database {database.where} has tables of something else ({', '.join(taken)}): "
+                "give Runner a database of its own"
+            )
         if before.state != "current":
             _run_migrations(connection, to)
         return before
@@ -117,23 +120,12 @@ def _revision(connection: Connection) -> str | None:
 
 
 def _unusable(database: Database, status: Status) -> UsageError:
-    where = database.url.render_as_string(hide_password=True)
     problem = {
         "older": "is not up to date",
         "newer": f"is of a newer Runner (revision {status.current}, this one knows {HEAD})",
         "unsupported": f"is of a Runner before 0.1.0 (revision {status.current})",
     }[status.state]
-    return UsageError(f"the database {where} {problem}: {status.advice}")
-
-
-def _refuse_strangers(database: Database, connection: Connection) -> None:
-    taken = sorted(set(inspect(connection).get_table_names()) & set(metadata.tables))
-    if taken:
-        where = database.url.render_as_string(hide_password=True)
-        raise UsageError(
-            f"the database {where} has tables of something else ({', '.join(taken)}): "
-            "give Runner a database of its own"
-        )
+    return UsageError(f"the database {database.where} {problem}: {status.advice}")
 
 
 @contextmanager

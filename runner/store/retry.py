@@ -45,7 +45,7 @@ from runner.store.changes import (
 from runner.store.children import family_of
 from runner.store.conditions import IS_ITEM_RUN
 from runner.store.database import Database
-from runner.store.jobs import insert_runs, is_storable, open_run, spec_to_go_on
+from runner.store.jobs import insert_runs, open_run, refuse_unstorable, spec_to_go_on
 from runner.store.run_state import progress_from_row, progress_to_json
 from runner.store.tables import blocks, jobs, queued_messages, run_items, runs
 
@@ -113,8 +113,7 @@ def say(
     """
     if not text.strip():
         raise UsageError("the message is empty: say something")
-    if not is_storable(text):
-        raise UsageError("the message has a character that cannot be stored: leave it out")
+    refuse_unstorable("the message", text)
 
     def work(connection: Connection) -> Change:
         (run,) = locked_runs(connection, [run_id])

@@ -181,17 +181,7 @@ def revoke(
 
     def work(connection: Connection) -> Row[Any]:
         lock_rules(connection, job_id)
-        rule = _revocable(connection.execute(select(*_COLUMNS).where(this)).one_or_none())
-        snapshot = new_snapshot(connection, job_id)
-        changes = {"revoked_in": snapshot, "revoked_by": author.name or "", "revoked_at": now}
-        revoked = update(permission_rules).where(this).values(**changes).returning(*_COLUMNS)
-        held = Rule(rule.effect, rule.rule, rule.why, rule.origin, rule.run_id, position)
-        old = _told(held, rule.added_in)
-        event = signed_event("rule_revoked", author, {"snapshot": snapshot}, old=old)
-        add_job_events(connection, job_id, [event], now)
-        return connection.execute(revoked).one()
-
-    def _revocable(rule: Row[Any] | None) -> Row[Any]:
+        rule = connection.execute(select(*_COLUMNS).where(this)).one_or_none()
         if rule is None:
             raise UsageError(
                 f"{job_id} has no rule at position {position}: see `runner rules list {job_id}`"
@@ -205,7 +195,14 @@ def revoke(
                 f"{what} was submitted with the job, not remembered: to revoke it all the same, for "
                 "good, say --force"
             )
-        return rule
+        snapshot = new_snapshot(connection, job_id)
+        changes = {"revoked_in": snapshot, "revoked_by": author.name or "", "revoked_at": now}
+        revoked = update(permission_rules).where(this).values(**changes).returning(*_COLUMNS)
+        held = Rule(rule.effect, rule.rule, rule.why, rule.origin, rule.run_id, position)
+        old = _told(held, rule.added_in)
+        event = signed_event("rule_revoked", author, {"snapshot": snapshot}, old=old)
+        add_job_events(connection, job_id, [event], now)
+        return connection.execute(revoked).one()
 
     return database.write(work)
 

@@ -25,7 +25,9 @@ from sqlalchemy import (
     Text,
     text,
 )
+from sqlalchemy.schema import SchemaItem
 
+from runner.core.conversation import Usage
 from runner.core.run import STATES
 
 metadata = MetaData(
@@ -39,6 +41,20 @@ metadata = MetaData(
 )
 
 
+def _table(name: str, *items: SchemaItem, **options: Any) -> Table:
+    return Table(name, metadata, *items, **options)
+
+
+def _table_of_run(name: str, *items: SchemaItem, **options: Any) -> Table:
+    """A table whose rows belong to runs: their key begins with the run's id."""
+    run_id = Column("run_id", Text, ForeignKey("runs.id"), primary_key=True)
+    return Table(name, metadata, run_id, *items, **options)
+
+
+def _counts(*names: str, type_: type[Integer] = Integer) -> list[Column[int]]:
+    return [Column(name, type_, nullable=False, server_default="0") for name in names]
+
+
 def _where(condition: str) -> dict[str, Any]:
     """The options of an index of only the rows that meet a condition."""
     return {"sqlite_where": text(condition), "postgresql_where": text(condition)}
@@ -46,9 +62,8 @@ def _where(condition: str) -> dict[str, Any]:
 
 # --- Jobs ---
 
-jobs = Table(
+jobs = _table(
     "jobs",
-    metadata,
     Column("id", Text, primary_key=True),
     Column("key", Text, unique=True),  # given by the user, so that a job is submitted only once
     Column("name", Text, nullable=False),
@@ -64,22 +79,17 @@ jobs = Table(
 
 # The budget of a job that has one. Apart from the job, whose row is large: this one is written in every
 # turn. Costs are in billionths of a USD.
-purses = Table(
+purses = _table(
     "purses",
-    metadata,
     Column("job_id", Text, ForeignKey("jobs.id"), primary_key=True),
     Column("budget_usd", Float),
     Column("budget_tokens", BigInteger),
-    Column("spent_tokens", BigInteger, nullable=False, server_default="0"),
-    Column("spent_cost", BigInteger, nullable=False, server_default="0"),
-    Column("reserved_tokens", BigInteger, nullable=False, server_default="0"),
-    Column("reserved_cost", BigInteger, nullable=False, server_default="0"),
+    *_counts("spent_tokens", "spent_cost", "reserved_tokens", "reserved_cost", type_=BigInteger),
 )
 
 # Snapshot N of the rules of a job has the rules with ``added_in`` <= N that are not revoked in N or before.
-permission_rules = Table(
+permission_rules = _table(
     "permission_rules",
-    metadata,
     Column("job_id", Text, ForeignKey("jobs.id"), primary_key=True),
     Column("position", Integer, primary_key=True),
     Column("effect", Text, nullable=False),
@@ -97,9 +107,8 @@ permission_rules = Table(
 )
 
 # What happened to a job as a whole. What happened to one of its runs is in ``events``.
-job_events = Table(
+job_events = _table(
     "job_events",
-    metadata,
     Column("job_id", Text, ForeignKey("jobs.id"), primary_key=True),
     Column("number", Integer, primary_key=True),
     Column("at", Float, nullable=False),
@@ -109,9 +118,8 @@ job_events = Table(
 )
 
 # The price list that the view ``v_costs`` uses: USD for a million tokens.
-prices = Table(
+prices = _table(
     "prices",
-    metadata,
     Column("model", Text, primary_key=True),
     Column("fast", Integer, primary_key=True),  # 1: of calls in fast mode
     Column("above", BigInteger, primary_key=True),  # of prompts with more tokens than this
@@ -128,9 +136,8 @@ prices = Table(
 
 _STATES = ", ".join(f"'{state}'" for state in STATES)
 
-runs = Table(
+runs = _table(
     "runs",
-    metadata,
     Column("id", Text, primary_key=True),
     Column("job_id", Text, ForeignKey("jobs.id"), nullable=False),
     Column("item_key", Text, nullable=False),
@@ -146,24 +153,17 @@ runs = Table(
     Column("attempt", Integer, nullable=False, server_default="0"),  # the fencing token
     Column("worker_id", Text),  # holds the lease
     Column("last_worker_id", Text),
-    Column("lost_leases", Integer, nullable=False, server_default="0"),
-    Column("bugs", Integer, nullable=False, server_default="0"),  # attempts that raised an error
+    *_counts("lost_leases", "bugs"),  # in a row; a bug is an attempt that raised an error
     Column("pause_requested", Boolean, nullable=False, server_default="0"),
     Column("max_turns", Integer, nullable=False),
     Column("token_ceiling", BigInteger, nullable=False),
     Column("workspace_path", Text),
     Column("workspace_id", Text),  # identifies that folder on a host
-    Column("revision", Integer, nullable=False, server_default="0"),  # commits of its attempts
-    Column("event_count", Integer, nullable=False, server_default="0"),
-    Column("message_count", Integer, nullable=False, server_default="0"),
-    Column("queued_count", Integer, nullable=False, server_default="0"),  # of ``queued_messages``
-    Column("turns", Integer, nullable=False, server_default="0"),
-    Column("denials", Integer, nullable=False, server_default="0"),
-    Column("input_tokens", BigInteger, nullable=False, server_default="0"),
-    Column("cache_read_tokens", BigInteger, nullable=False, server_default="0"),
-    Column("cache_creation_tokens", BigInteger, nullable=False, server_default="0"),
-    Column("output_tokens", BigInteger, nullable=False, server_default="0"),
-    Column("charged_tokens", BigInteger, nullable=False, server_default="0"),
+    *_counts("revision"),  # commits of its attempts
+    *_counts("event_count", "message_count"),
+    *_counts("queued_count"),  # of ``queued_messages``
+    *_counts("turns", "denials"),
+    *_counts(*Usage.__slots__, "charged_tokens", type_=BigInteger),
     Column("progress", JSON, nullable=False),  # the rest of the run state
     Column("answer_count", Integer, nullable=False, server_default="0"),  # answers to approvals
     Column("cost_ceiling_usd", Float),
@@ -193,19 +193,15 @@ runs = Table(
 )
 
 # Apart from the run, whose row is written in every step: an item can be large.
-run_items = Table(
+run_items = _table_of_run(
     "run_items",
-    metadata,
-    Column("run_id", Text, ForeignKey("runs.id"), primary_key=True),
     Column("item", JSON, nullable=False),
     Column("commit_message", Text),  # for the delivery of the run's changes
 )
 
 # The worktree or copy that a run has of its own.
-run_workspaces = Table(
+run_workspaces = _table_of_run(
     "run_workspaces",
-    metadata,
-    Column("run_id", Text, ForeignKey("runs.id"), primary_key=True),
     Column("store_id", Text, nullable=False),  # identifies the folder of its snapshots
     Column("path", Text, nullable=False),
     Column("branch", Text),
@@ -215,10 +211,8 @@ run_workspaces = Table(
 )
 
 # The instruction files of the workspace, as the run read them.
-run_instructions = Table(
+run_instructions = _table_of_run(
     "run_instructions",
-    metadata,
-    Column("run_id", Text, ForeignKey("runs.id"), primary_key=True),
     Column("position", Integer, primary_key=True),
     Column("path", Text, nullable=False),
     Column("sha256", Text, nullable=False),  # of the bytes of the file
@@ -227,9 +221,8 @@ run_instructions = Table(
 )
 
 # Messages from people that the run has not taken into its conversation yet, or has.
-queued_messages = Table(
+queued_messages = _table(
     "queued_messages",
-    metadata,
     Column("id", Integer, primary_key=True, autoincrement=True),
     Column("run_id", Text, ForeignKey("runs.id"), nullable=False),
     Column("text", Text, nullable=False),
@@ -238,9 +231,8 @@ queued_messages = Table(
     Index(None, "run_id"),
 )
 
-workers = Table(
+workers = _table(
     "workers",
-    metadata,
     Column("id", Text, primary_key=True),
     Column("host_id", Text, nullable=False),  # identifies the folder of locks that a host shares
     Column("hostname", Text, nullable=False),
@@ -255,10 +247,8 @@ workers = Table(
 # --- Conversations ---
 
 # A message is the blocks with the same (run_id, message); they share a role.
-blocks = Table(
+blocks = _table_of_run(
     "blocks",
-    metadata,
-    Column("run_id", Text, ForeignKey("runs.id"), primary_key=True),
     Column("message", Integer, primary_key=True),
     Column("position", Integer, primary_key=True),
     Column("role", Text, nullable=False),
@@ -270,10 +260,8 @@ blocks = Table(
 )
 
 # What the model is sent in place of messages, which stay as they are.
-compactions = Table(
+compactions = _table_of_run(
     "compactions",
-    metadata,
-    Column("run_id", Text, ForeignKey("runs.id"), primary_key=True),
     Column("number", Integer, primary_key=True),
     Column("kind", Text, nullable=False),
     Column("first_message", Integer, nullable=False),
@@ -292,10 +280,8 @@ compactions = Table(
 # --- Calls ---
 
 # The input is in the block of the reply, the result in the next message.
-tool_calls = Table(
+tool_calls = _table_of_run(
     "tool_calls",
-    metadata,
-    Column("run_id", Text, ForeignKey("runs.id"), primary_key=True),
     Column("message", Integer, primary_key=True),  # the reply that asks for the call
     Column("position", Integer, primary_key=True),
     Column("turn", Integer, nullable=False),
@@ -322,10 +308,8 @@ tool_calls = Table(
 )
 
 # Whole outputs of tool calls whose results are shortened.
-tool_outputs = Table(
+tool_outputs = _table_of_run(
     "tool_outputs",
-    metadata,
-    Column("run_id", Text, ForeignKey("runs.id"), primary_key=True),
     Column("message", Integer, primary_key=True),
     Column("position", Integer, primary_key=True),
     Column("size", BigInteger, nullable=False),
@@ -333,10 +317,8 @@ tool_outputs = Table(
 )
 
 # A question about a tool call, and its answer.
-approvals = Table(
+approvals = _table_of_run(
     "approvals",
-    metadata,
-    Column("run_id", Text, ForeignKey("runs.id"), primary_key=True),
     Column("message", Integer, primary_key=True),
     Column("position", Integer, primary_key=True),
     Column("job_id", Text, ForeignKey("jobs.id"), nullable=False),
@@ -369,10 +351,8 @@ approvals = Table(
     Index(None, "asked_at", **_where("answer IS NULL AND notified_at IS NULL")),
 )
 
-model_calls = Table(
+model_calls = _table_of_run(
     "model_calls",
-    metadata,
-    Column("run_id", Text, ForeignKey("runs.id"), primary_key=True),
     Column("number", Integer, primary_key=True),
     Column("attempt", Integer, nullable=False),
     Column("turn", Integer, nullable=False),
@@ -398,10 +378,8 @@ model_calls = Table(
 
 # --- Records of a run ---
 
-events = Table(
+events = _table_of_run(
     "events",
-    metadata,
-    Column("run_id", Text, ForeignKey("runs.id"), primary_key=True),
     Column("number", Integer, primary_key=True),
     Column("at", Float, nullable=False),
     Column("attempt", Integer, nullable=False),
@@ -412,10 +390,8 @@ events = Table(
     sqlite_with_rowid=False,
 )
 
-verifications = Table(
+verifications = _table_of_run(
     "verifications",
-    metadata,
-    Column("run_id", Text, ForeignKey("runs.id"), primary_key=True),
     Column("number", Integer, primary_key=True),
     Column("turn", Integer, nullable=False),  # the one that ended before it
     Column("tree", Text),  # the snapshot that was verified
@@ -430,10 +406,8 @@ verifications = Table(
     Column("compressed", LargeBinary),  # the whole output, if it is longer
 )
 
-hook_runs = Table(
+hook_runs = _table_of_run(
     "hook_runs",
-    metadata,
-    Column("run_id", Text, ForeignKey("runs.id"), primary_key=True),
     Column("number", Integer, primary_key=True),
     Column("hook", Integer, nullable=False),  # its index in the job's hooks
     Column("event", Text, nullable=False),
