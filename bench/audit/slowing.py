@@ -14,7 +14,7 @@ from bench.stage.material import make_workspace
 from bench.stage.server import serving
 from bench.stage.sides import Side, attempts
 from bench.tables import held
-from runner.engine.indexer import Indexer
+from runner.engine.indexer import follow_index
 from runner.queries.search.search import open_index
 from runner.store.database import Database
 
@@ -69,7 +69,7 @@ def _indexing(database: Database) -> Iterator[None]:
     with searches.up_to_date(lambda done, all: None):
         pass
     stopping = threading.Event()
-    thread = threading.Thread(target=Indexer(searches).run, args=(stopping,), daemon=True)
+    thread = threading.Thread(target=follow_index, args=(searches, stopping), daemon=True)
     thread.start()
     try:
         yield

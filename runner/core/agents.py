@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Literal, TypedDict
 
 from runner.core.budget import Charged, Limits
@@ -48,18 +49,6 @@ class AgentType:
     cost_ceiling_usd: float | None = None
     working_time: float | None = None  # seconds
     deadline: float | None = None  # seconds
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> AgentType:
-        """The value that ``dataclasses.asdict`` made a mapping of."""
-        tools = data["tools"]
-        return cls(
-            **{
-                **data,
-                "tools": None if tools is None else tuple(tools),
-                "rules": tuple(Rule(**rule) for rule in data["rules"]),
-            }
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,27 +97,16 @@ def lineage(run_id: str) -> tuple[str, ...]:
     >>> lineage("run_a.3.1")
     ('run_a', 'run_a.3', 'run_a.3.1')
     """
-    root, *numbers = run_id.split(".")
-    ids = [root]
-    for number in numbers:
-        ids.append(f"{ids[-1]}.{number}")
-    return tuple(ids)
-
-
-def label(run_id: str) -> str:
-    """What a run is called in its tree: ``3.1`` is the first child of the third child; empty for the
-    run of an item."""
-    return run_id.partition(".")[2]
+    return tuple(accumulate(run_id.split("."), "{}.{}".format))
 
 
 class Place(TypedDict):
-    """``root`` is the run of an item, itself at ``depth`` 0 and without ``parent``; ``label`` is what the
-    run is called in its tree, or one of its tool calls."""
+    """The place of a run, or of a tool call of it, among the runs of an item."""
 
-    root: str
-    parent: str | None
-    depth: int
-    label: str
+    root: str  # the run of the item
+    parent: str | None  # None for the root
+    depth: int  # 0 for the root
+    label: str  # ``3.1`` is the first child of the third child; empty for the root
 
 
 def place_of(run_id: str) -> Place:
@@ -137,13 +115,13 @@ def place_of(run_id: str) -> Place:
     >>> place_of("run_a.3.1")
     {'root': 'run_a', 'parent': 'run_a.3', 'depth': 2, 'label': '3.1'}
     """
-    line = lineage(run_id)
-    parent = line[-2] if len(line) > 1 else None
-    return Place(root=line[0], parent=parent, depth=len(line) - 1, label=label(run_id))
+    *above, _ = lineage(run_id)
+    root, _, label = run_id.partition(".")
+    return Place(root=root, parent=above[-1] if above else None, depth=len(above), label=label)
 
 
 def call_label(run_id: str, number: int) -> str:
-    """What a run's tool call is called in its tree.
+    """The label of a run's tool call.
 
     Args:
         number: of the call among all of its run, from 1.
@@ -151,11 +129,11 @@ def call_label(run_id: str, number: int) -> str:
     >>> call_label("run_a.3", 2)
     '3.2'
     """
-    return f"{label(run_id)}.{number}".lstrip(".")
+    return f"{place_of(run_id)['label']}.{number}".lstrip(".")
 
 
 def is_within(run_id: str, top: str) -> bool:
-    """Whether a run is ``top`` or below it."""
+    """True if a run is ``top`` or below it."""
     return run_id == top or run_id.startswith(f"{top}.")
 
 
@@ -168,9 +146,7 @@ def item_of(run_id: str, item_key: str) -> str:
     >>> item_of("run_a.3.1", "src/a.py+3+1")
     'src/a.py'
     """
-    for _ in range(run_id.count(".")):
-        item_key = item_key.rpartition("+")[0]
-    return item_key
+    return item_key.rsplit("+", run_id.count("."))[0]
 
 
 def tree_order(run_id: str) -> tuple[str | int, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,7 +23,9 @@ TRUNCATED_ABOVE = 1_024  # characters; a shorter result is not worth a note
 OLD_RESULT = 768  # characters of an old result that stay, with its note
 MODEST_RESULT, LEAST_RESULT = 4_000, 256  # characters of a recent one, when it has to be cut
 
-# The note of a tool whose output was too long to show (``tools.output``): it names a file.
+_LEFT_OUT = "\n[… {:,} of {:,} characters left out to save context; {} …]\n"
+# The note of a tool whose output was too long to show (``tools.output``). It is kept, as it names the
+# file with all of the output.
 _OWN_NOTE = re.compile(r"\n\[… the middle is left out: [^\n]{1,600} …\]\n")
 _OWN_NOTE_ABOVE = 10_000
 _FILE_NAME = re.compile(r"[A-Za-z0-9_-]{1,128}", re.ASCII)
@@ -55,11 +57,14 @@ def truncated(state: RunState, result: Result, most: int) -> TruncatedResult | N
     now."""
     if len(result.sent) <= most:
         return None
-    call_id = str(result.block["tool_use_id"])
+    call_id, content = str(result.block["tool_use_id"]), result.block["content"]
     calls = tool_uses(state.messages[result.message - 1].blocks)
     name = next((call["name"] for call in calls if call["id"] == call_id), "")
-    where = where_output_is(state, call_id, name)
-    text = _truncate_result(result.block["content"], most, where)
+    text = truncate_text(content, most, where_output_is(state, call_id, name))
+    own = _OWN_NOTE.search(content) if len(content) > _OWN_NOTE_ABOVE else None
+    if own is not None:
+        room = max(0, most - len(own[0]))
+        text = _head_and_tail(content[: own.start()], own[0], content[own.end() :], room)
     if len(text) >= len(result.sent):
         return None
     return TruncatedResult(result.message, result.position, text)
@@ -78,41 +83,26 @@ def where_output_is(state: RunState, call_id: str, name: str) -> str:
     return "run the call again to see them"
 
 
-def _truncate_result(content: str, most: int, where: str) -> str:
-    """Head, note and tail of a text. A note that it has already is kept: it names the file with all
-    of the output."""
-    own = _OWN_NOTE.search(content) if len(content) > _OWN_NOTE_ABOVE else None
-    if own is None:
-        return truncate_text(content, most, where)
-    room = max(0, most - len(own[0]))
-    at_end = room // 3
-    tail = content[own.end() :]
-    return content[: own.start()][: room - at_end] + own[0] + tail[max(0, len(tail) - at_end) :]
-
-
 def truncate_text(text: str, most: int, where: str) -> str:
-    """Head and tail of a text, and between them a note on what is missing and ``where`` it is: at most
-    ``most`` characters, if the note fits."""
-    longest = len(_left_out(len(text), len(text), where))
-    room = max(0, most - longest)
+    """A text of at most ``most`` characters as it is. Of a longer one head and tail, and between them a
+    note on what is missing and ``where`` it is: at most ``most`` characters, if the note fits."""
+    whole = len(text)
+    if whole <= most:
+        return text
+    room = max(0, most - len(_LEFT_OUT.format(whole, whole, where)))
+    return _head_and_tail(text, _LEFT_OUT.format(whole - room, whole, where), text, room)
+
+
+def _head_and_tail(head: str, note: str, tail: str, room: int) -> str:
     at_end = room // 3
-    note = _left_out(len(text) - room, len(text), where)
-    return text[: room - at_end] + note + text[len(text) - at_end :]
-
-
-def _left_out(missing: int, whole: int, where: str) -> str:
-    return f"\n[… {missing:,} of {whole:,} characters left out to save context; {where} …]\n"
+    return head[: room - at_end] + note + tail[max(0, len(tail) - at_end) :]
 
 
 def cut_points(state: RunState) -> list[int]:
     """Numbers of the messages that may come first after what is dropped, ascending: replies to the user or
     to tool results. A cut there parts no call from its result and no paused turn from its rest."""
-    messages = state.messages
-    return [
-        number
-        for number in range(max(2, state.context.compacted.last + 1), len(messages))
-        if messages[number].role == "assistant" and messages[number - 1].role == "user"
-    ]
+    first, roles = max(2, state.context.compacted.last + 1), [one.role for one in state.messages]
+    return [n for n in range(first, len(roles)) if roles[n - 1 : n + 1] == ["user", "assistant"]]
 
 
 def tail_start(state: RunState) -> int:
@@ -224,24 +214,22 @@ class SummaryQuestion:
 def summary_question(state: RunState) -> SummaryQuestion | None:
     """The request for a summary of all between the task and the recent messages; None if there is nothing
     but an earlier summary, or if none of it fits the summary model's window."""
-    start = tail_start(state)
+    start, settings = tail_start(state), state.spec.context
     if start - 1 <= state.context.compacted.last:
         return None
     system = _SYSTEM
-    if state.spec.context.summary_instructions:
-        system += f"\n\nThe job asks for this besides:\n{state.spec.context.summary_instructions}"
+    if settings.summary_instructions:
+        system += f"\n\nThe job asks for this besides:\n{settings.summary_instructions}"
     most_output = max(_LEAST_OUTPUT_TOKENS, min(_MOST_OUTPUT_TOKENS, prompt_limit(state) // 8))
     most_output = min(most_output, state.limits.max_output_tokens)
     free = int(0.9 * state.context.summary_window) - most_output - _OVERHEAD_TOKENS
-    per_token = state.spec.context.chars_per_token / max(
-        LEAST_PER_ESTIMATED, token_estimate(state).per_estimated
-    )
-    text = _conversation(state, start, int(max(0, free) * per_token) - len(system))
+    per_estimated = max(LEAST_PER_ESTIMATED, token_estimate(state).per_estimated)
+    most = int(max(0, free) * settings.chars_per_token / per_estimated) - len(system)
+    text = _conversation(state, start, most)
     if text is None:
         return None
-    return SummaryQuestion(
-        system, f"{text}\n\nWrite the summary of this conversation.", start - 1, most_output
-    )
+    text += "\n\nWrite the summary of this conversation."
+    return SummaryQuestion(system, text, start - 1, most_output)
 
 
 def summarised(state: RunState, reply: ModelReply) -> SummaryReplied:
@@ -255,37 +243,51 @@ def summarised(state: RunState, reply: ModelReply) -> SummaryReplied:
         return SummaryReplied(reply, None, f"the model stopped with {reply.stop_reason!r}")
     if not text:
         return SummaryReplied(reply, None, "the summary is empty")
-    entry = _stood_in(state, reply, text)
-    most = token_estimate(state).characters(MOST_REPLACEMENT)
-    if entry.compaction is None:
-        return entry
-    if reply.stop_reason in _CUT_OFF:
-        text = f"{text}\n{_CUT}"
-    if len(text) > most:
+    compaction = _stood_in(state, text)
+    if compaction is not None:
+        if reply.stop_reason in _CUT_OFF:
+            text = f"{text}\n{_CUT}"
         # Its end says what comes next, its beginning what it is all for.
-        text = truncate_text(text, most, "they are gone")
-    return _stood_in(state, reply, text)
+        most = token_estimate(state).characters(MOST_REPLACEMENT)
+        compaction = _stood_in(state, truncate_text(text, most, "they are gone"))
+    why = "" if compaction is not None else "the summary is as long as what it is of"
+    return SummaryReplied(reply, compaction, why)
 
 
-def _stood_in(state: RunState, reply: ModelReply, text: str) -> SummaryReplied:
-    found = token_estimate(state)
+def _stood_in(state: RunState, text: str) -> Compaction | None:
+    """The compaction that sends a summary; None if that is no shorter."""
     made = Compaction("summary", 1, tail_start(state) - 1, f"{HEADING}\n\n{text}")
-    change = difference(state.messages, state.context.compacted, made, found.chars_per_token)
-    after = found.after(change)
-    if after >= found.tokens:
-        return SummaryReplied(reply, None, "the summary is as long as what it is of")
-    return SummaryReplied(reply, replace(made, tokens_before=found.tokens, tokens_after=after))
+    found = _measured(state, token_estimate(state), made)
+    return found if found is not None and found.tokens_after < found.tokens_before else None
+
+
+def _measured(state: RunState, now: TokenEstimate, made: Compaction) -> Compaction | None:
+    """A compaction with the tokens before and after it; None if it makes nothing shorter."""
+    change = difference(state.messages, state.context.compacted, made, now.chars_per_token)
+    if change >= 0:
+        return None
+    return replace(made, tokens_before=now.tokens, tokens_after=now.after(change))
 
 
 def _conversation(state: RunState, start: int, most: int) -> str | None:
     """The task, the earlier summary and the messages before ``start`` as lines of at most ``most``
     characters. Texts are cut shorter first, then the oldest messages are dropped; None if all would be."""
+    compacted, messages = state.context.compacted, state.messages[:start]
+    calls = [call for message in messages for call in tool_uses(message.blocks)]
+    names = {call["id"]: call["name"] for call in calls}
     first: list[str] = []
     lines: list[str] = []
     for most_shown in _MOST_SHOWN:
-        first, lines = list(_first_lines(state, most_shown)), list(_lines(state, start, most_shown))
-        if sum(map(_size, (*first, *lines))) <= most:
-            return "\n".join([*first, *lines])
+        first = [*_message_lines(messages[0], "task", most_shown, names)]
+        if compacted.last:
+            first.append(_line("earlier_summary", text=compacted.text))
+        lines = [
+            line
+            for message in messages[compacted.last + 1 :]
+            for line in _message_lines(message, message.role, most_shown, names)
+        ]
+        if sum(map(_size, first + lines)) <= most:
+            return "\n".join(first + lines)
     size, kept = sum(map(_size, first)), len(lines)
     while kept and (size := size + _size(lines[kept - 1])) <= most:
         kept -= 1
@@ -295,45 +297,35 @@ def _conversation(state: RunState, start: int, most: int) -> str | None:
     return "\n".join([*first, note, *lines[kept:]])
 
 
-def _first_lines(state: RunState, most_shown: int) -> Iterator[str]:
-    yield from _message_lines(state.messages[0], "task", most_shown)
-    if state.context.compacted.last:
-        yield _line("earlier_summary", text=state.context.compacted.text)
-
-
-def _lines(state: RunState, start: int, most_shown: int) -> Iterator[str]:
-    names = {
-        block["id"]: block["name"]
-        for message in state.messages[:start]
-        for block in message.blocks
-        if block["type"] == "tool_use"
-    }
-    for number in range(state.context.compacted.last + 1, start):
-        message = state.messages[number]
-        yield from _message_lines(message, message.role, most_shown, names)
-
-
 def _message_lines(
-    message: Message, speaker: str, most_shown: int, names: dict[str, str] | None = None
+    message: Message, speaker: str, most_shown: int, names: Mapping[str, str]
 ) -> Iterator[str]:
+    """The lines of a message.
+
+    Args:
+        names: of the tools that were called, by the calls' ids.
+    """
+
+    def short(text: str, most: int = most_shown) -> str:
+        return truncate_text(text, most, "not shown here")
+
     for block in message.blocks:
         match block["type"]:
+            case "thinking" | "redacted_thinking":
+                pass
             case "text" if block["text"] in OWN_TEXTS:
                 pass
             case "text":
-                yield _line(speaker, text=_short(block["text"], 2 * most_shown))
+                yield _line(speaker, text=short(block["text"], 2 * most_shown))
             case "tool_use":
                 arguments = json.dumps(block["input"], ensure_ascii=False)
-                yield _line("call", tool=block["name"], input=_short(arguments, most_shown))
+                yield _line("call", tool=block["name"], input=short(arguments))
             case "tool_result":
-                name = (names or {}).get(block["tool_use_id"])
-                content = _short(str(block.get("content", "")), most_shown)
+                name, content = names.get(block["tool_use_id"]), str(block.get("content", ""))
                 failed = {"failed": True} if block.get("is_error") else {}
-                yield _line("result", tool=name, text=content, **failed)
-            case "thinking" | "redacted_thinking":
-                pass
+                yield _line("result", tool=name, text=short(content), **failed)
             case _:
-                yield _line(speaker, block=_short(content_text(block), most_shown))
+                yield _line(speaker, block=short(content_text(block)))
 
 
 def _line(kind: str, **parts: Any) -> str:
@@ -345,122 +337,100 @@ def _size(line: str) -> int:
     return len(json.dumps(line, ensure_ascii=False))
 
 
-def _short(text: str, most: int) -> str:
-    return text if len(text) <= most else truncate_text(text, most, "not shown here")
-
-
 _MOST_SAID = 2_000  # characters quoted of a user's text in turns that are dropped
 
 
-@dataclass(frozen=True, slots=True)
 class Shortening:
-    """Ways to make one prompt fit a limit, each None if it is not enough."""
+    """Ways to make a prompt fit a limit in tokens, each None if it is not enough."""
 
-    state: RunState
-    now: TokenEstimate
-    limit: int  # tokens
-    start: int  # number of the first recent message
-    cut_points: Sequence[int]
-    results: Sequence[Result]
+    def __init__(self, state: RunState, now: TokenEstimate) -> None:
+        self._state = state
+        self._now = now
+        self._start = tail_start(state)
+        self._cuts = cut_points(state)
+        self._results = tuple(sent_results(state))
 
-    @classmethod
-    def of(cls, state: RunState, now: TokenEstimate, limit: int) -> Shortening:
-        """Everything that is sent, to be made shorter."""
-        results = tuple(sent_results(state))
-        return cls(state, now, limit, tail_start(state), cut_points(state), results)
-
-    def truncate_old(self) -> Compaction | None:
+    def truncate_old(self, limit: int) -> Compaction | None:
         """Truncate all old results."""
-        made = self._made(0, None)
-        return made if self._fits(made) else None
+        return self._fitting(limit, 0, None)
 
-    def drop_oldest(self) -> Compaction | None:
+    def drop_oldest(self, limit: int) -> Compaction | None:
         """Drop as few as possible of the oldest turns, never a recent one."""
-        old = [cut for cut in self.cut_points if cut <= self.start]
-        found = bisect_left(old, True, key=lambda cut: self._fits(self._made(cut, None)))
+        old = [cut for cut in self._cuts if cut <= self._start]
+        found = bisect_left(old, True, key=lambda cut: bool(self._fitting(limit, cut, None)))
         return self._made(old[found], None) if found < len(old) else None
 
-    def truncate_recent(self) -> Compaction | None:
+    def truncate_recent(self, limit: int) -> Compaction | None:
         """Truncate recent results too, the longest first, and none to less than a modest length."""
-        return self._truncated_to_fit(0, MODEST_RESULT)
+        return self._truncated_to_fit(limit, 0, MODEST_RESULT)
 
-    def drop_and_truncate(self) -> Compaction | None:
+    def drop_and_truncate(self, limit: int) -> Compaction | None:
         """Drop all but the recent messages and truncate their results, then drop ever more of these, down
         to the last reply and what answers it."""
-        newer = [cut for cut in self.cut_points if cut > self.start]
-        attempts = (self._truncated_to_fit(cut, LEAST_RESULT) for cut in (self.start, *newer))
+        cuts = [self._start, *(cut for cut in self._cuts if cut > self._start)]
+        attempts = (self._truncated_to_fit(limit, cut, LEAST_RESULT) for cut in cuts)
         return next((made for made in attempts if made is not None), None)
 
-    def _fits(self, made: Compaction | None) -> bool:
-        return made is not None and made.tokens_after <= self.limit
-
-    def _truncated_to_fit(self, cut: int, least: int) -> Compaction | None:
+    def _truncated_to_fit(self, limit: int, cut: int, least: int) -> Compaction | None:
         """Drop what is before ``cut`` and leave recent results as long as possible."""
-        if self._fits(whole := self._made(cut, None)):
+        if (whole := self._fitting(limit, cut, None)) is not None:
             return whole
-        if not self._fits(self._made(cut, least)):
+        if self._fitting(limit, cut, least) is None:
             return None
-        longest = max((len(result.sent) for result in self.results), default=least)
+        longest = max((len(result.sent) for result in self._results), default=least)
         shorter = range(longest, least - 1, -1)
-        found = bisect_left(shorter, True, key=lambda most: self._fits(self._made(cut, most)))
+        found = bisect_left(shorter, True, key=lambda most: bool(self._fitting(limit, cut, most)))
         return self._made(cut, shorter[found])
+
+    def _fitting(self, limit: int, cut: int, most: int | None) -> Compaction | None:
+        made = self._made(cut, most)
+        return made if made is not None and made.tokens_after <= limit else None
 
     def _made(self, cut: int, most: int | None) -> Compaction | None:
         """Drop all before message ``cut``, truncate old results, and recent ones to ``most`` characters;
         None if that makes nothing shorter."""
-        state = self.state
-        drops = cut - 1 > state.context.compacted.last
+        drops = cut - 1 > self._state.context.compacted.last
         results = tuple(self._truncated(cut if drops else 0, most))
-        if not drops and not results:
-            return None
         if drops:
             made = Compaction("prune", 1, cut - 1, self._note(cut), results)
-        else:
+        elif results:
             numbers = [result.message for result in results]
             made = Compaction("clip", min(numbers), max(numbers), truncated=results)
-        per_token = state.spec.context.chars_per_token
-        change = difference(state.messages, state.context.compacted, made, per_token)
-        if change >= 0:
+        else:
             return None
-        after = self.now.after(change)
-        return replace(made, tokens_before=self.now.tokens, tokens_after=after)
+        return _measured(self._state, self._now, made)
 
     def _truncated(self, first: int, most: int | None) -> Iterator[TruncatedResult]:
-        for result in self.results:
-            length, is_old = len(result.sent), result.message < self.start
+        for result in self._results:
+            length, is_old = len(result.sent), result.message < self._start
             to = (OLD_RESULT if length > TRUNCATED_ABOVE else None) if is_old else most
             if result.message < first or not to:
                 continue
-            if (shorter := truncated(self.state, result, to)) is not None:
+            if (shorter := truncated(self._state, result, to)) is not None:
                 yield shorter
 
     def _note(self, cut: int) -> str:
         """The replacement of the messages before ``cut``."""
-        compacted = self.state.context.compacted
+        compacted = self._state.context.compacted
         first = compacted.last + 1
-        left_out = self.state.messages[first:cut]
+        left_out = self._state.messages[first:cut]
         calls = sum(len(tool_uses(message.blocks)) for message in left_out)
         note = (
             f"[Messages {first} to {cut - 1} are left out here to save context, with {calls} tool "
             "calls. What they did is done.]"
         )
         said = [
-            block["text"]
+            truncate_text(block["text"], _MOST_SAID, "ask for them if they matter")
             for message in left_out
             if message.role == "user"
             for block in message.blocks
             if block["type"] == "text" and block["text"] not in OWN_TEXTS
         ]
-        quoted = [f"The user said there: {_quoted(text)}" for text in said]
-        before = self._within(compacted.text, MOST_REPLACEMENT / 2) if compacted.last else HEADING
+        quoted = [f"The user said there: {json.dumps(text, ensure_ascii=False)}" for text in said]
+        before = HEADING
+        if compacted.last:
+            before = self._within(compacted.text, MOST_REPLACEMENT / 2)
         return self._within("\n\n".join([before, note, *quoted]), MOST_REPLACEMENT)
 
     def _within(self, text: str, share: float) -> str:
-        most = self.now.characters(share)
-        return text if len(text) <= most else truncate_text(text, most, "they are gone")
-
-
-def _quoted(text: str) -> str:
-    if len(text) > _MOST_SAID:
-        text = truncate_text(text, _MOST_SAID, "ask for them if they matter")
-    return json.dumps(text, ensure_ascii=False)
+        return truncate_text(text, self._now.characters(share), "they are gone")

@@ -91,9 +91,7 @@ class Compaction:
     kind: CompactionKind  # "clip" only truncates results; the others replace messages
     first: int  # messages ``first`` to ``last`` are affected
     last: int
-    text: str = (
-        ""  # one user message instead of messages 1 to ``last``, and of earlier replacements
-    )
+    text: str = ""  # the user message instead of messages 1 to ``last`` and earlier replacements
     truncated: tuple[TruncatedResult, ...] = ()
     tokens_before: int = 0  # estimates of the whole prompt
     tokens_after: int = 0
@@ -105,19 +103,19 @@ class Compacted:
 
     last: int = 0  # messages 1 to this one are replaced; 0: none
     text: str = ""  # the replacement
-    truncated: Mapping[tuple[int, int], str] = field(
-        default_factory=dict
-    )  # by message and position
+    # The texts of truncated results, by message and position.
+    truncated: Mapping[tuple[int, int], str] = field(default_factory=dict)
     count: int = 0  # of the compactions
 
     def after(self, compaction: Compaction) -> Compacted:
         """With one more compaction."""
+        last, text = self.last, self.text
+        if compaction.kind != "clip":
+            last, text = compaction.last, compaction.text
         added = {(result.message, result.position): result.text for result in compaction.truncated}
         truncated = {**self.truncated, **added}
-        if compaction.kind == "clip":
-            return Compacted(self.last, self.text, truncated, self.count + 1)
-        kept = {place: text for place, text in truncated.items() if place[0] > compaction.last}
-        return Compacted(compaction.last, compaction.text, kept, self.count + 1)
+        kept = {place: shorter for place, shorter in truncated.items() if place[0] > last}
+        return Compacted(last, text, kept, self.count + 1)
 
     @property
     def replacement(self) -> tuple[Message, ...]:
@@ -126,15 +124,14 @@ class Compacted:
 
     def as_sent(self, message: Message, number: int) -> Message:
         """A message with its results as short as they are sent."""
-        if not any((number, position) in self.truncated for position in range(len(message.blocks))):
+        places = [(number, position) for position in range(len(message.blocks))]
+        if not any(place in self.truncated for place in places):
             return message
-        return Message(
-            message.role,
-            tuple(
-                _with_content(block, self.truncated.get((number, position)))
-                for position, block in enumerate(message.blocks)
-            ),
+        blocks = (
+            {**block, "content": self.truncated[place]} if place in self.truncated else block
+            for place, block in zip(places, message.blocks, strict=True)
         )
+        return Message(message.role, tuple(blocks))
 
 
 def sent_messages(messages: Sequence[Message], compacted: Compacted) -> tuple[Message, ...]:
@@ -161,19 +158,14 @@ def difference(
 ) -> int:
     """Estimated tokens that a compaction adds to what is sent; below 0 if it makes it shorter."""
     after = compacted.after(compaction)
-    changed = {result.message for result in compaction.truncated} - {*range(after.last + 1)}
+    kept = sorted({result.message for result in compaction.truncated} - {*range(after.last + 1)})
     left_out = range(compacted.last + 1, after.last + 1)
 
     def tokens(state: Compacted, numbers: Sequence[int]) -> int:
         sent = [state.as_sent(messages[number], number) for number in numbers]
         return tokens_of([*state.replacement, *sent], chars_per_token)
 
-    kept = sorted(changed)
     return tokens(after, kept) - tokens(compacted, [*left_out, *kept])
-
-
-def _with_content(block: Block, text: str | None) -> Block:
-    return block if text is None else {**block, "content": text}
 
 
 SHORT_SECONDS, LONG_SECONDS = 300.0, 3_600.0
@@ -185,20 +177,23 @@ NEWEST_WEIGHT = 0.25
 WORTH_AN_HOUR = 0.07
 
 
-def paced(last_at: float | None, slow: float, at: float) -> tuple[float, float]:
-    """When the last call began and the share of slow gaps, after one more call.
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How far apart the run's model calls begin."""
 
-    Args:
-        last_at: when the call before began, in seconds since the epoch; None without any.
-        slow: the moving average before it, from 0 to 1.
-        at: when the new one begins.
-    """
-    if last_at is None:
-        return at, slow
-    is_slow = SHORT_SECONDS < at - last_at < LONG_SECONDS
-    return at, slow + NEWEST_WEIGHT * (is_slow - slow)
+    last_at: float | None = None  # when the last one began, in seconds since the epoch
+    # Moving average of the share of calls that came too late for a cache of five minutes, and not
+    # for one of an hour.
+    slow: float = 0.0
 
+    def after(self, at: float) -> Pace:
+        """The pace with one more call, which begins at ``at``."""
+        if self.last_at is None:
+            return Pace(at, self.slow)
+        is_slow = SHORT_SECONDS < at - self.last_at < LONG_SECONDS
+        return Pace(at, self.slow + NEWEST_WEIGHT * (is_slow - self.slow))
 
-def is_worth_an_hour(slow: float) -> bool:
-    """True if a cache of an hour pays for this share of slow gaps."""
-    return slow > WORTH_AN_HOUR
+    @property
+    def is_worth_an_hour(self) -> bool:
+        """True if a cache of an hour pays for this share of slow gaps."""
+        return self.slow > WORTH_AN_HOUR

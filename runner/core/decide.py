@@ -8,7 +8,7 @@ from runner.core.calls import answer_calls, given_by_children
 from runner.core.children import coordinate, split_first
 from runner.core.conversation import CONTEXT_EXCEEDED, CUT_REASONS
 from runner.core.entries import ModelCallFailed, RunSettled, UserMessageAdded, VerificationStarted
-from runner.core.fold import Applied, apply
+from runner.core.fold import Applied, fold
 from runner.core.hook_decisions import (
     continue_hook,
     end_run,
@@ -19,7 +19,7 @@ from runner.core.hook_decisions import (
 )
 from runner.core.model_calls import IN_HAND_SECONDS, fit_context, start_turn, stopped_by
 from runner.core.run import Ended, Requeued, Waiting
-from runner.core.state import RunState, Stop
+from runner.core.state import RunState
 from runner.core.steps import (
     CallModel,
     Deliver,
@@ -31,9 +31,11 @@ from runner.core.steps import (
     RunVerify,
     Sleep,
     Step,
+    end,
     leave,
     settle,
     stop_at_deadline,
+    tell,
 )
 from runner.core.text import (
     CONTINUE_TEXT,
@@ -43,7 +45,6 @@ from runner.core.text import (
     SMALLER_STEPS_TEXT,
     VERIFY_TEXT,
 )
-from runner.core.workspace import Verification
 
 MOST_CONTINUATIONS = 2
 MOST_RESULT_NUDGES = 2
@@ -63,9 +64,8 @@ def advance(state: RunState, now: float, draining: bool) -> tuple[list[Applied],
     decided: list[Applied] = []
     state = replace(state, now=now, draining=draining)
     while isinstance(step := decide(state), Record):
-        after = apply(state, step.entry)
-        decided.append(Applied(state, step.entry, after))
-        state = after
+        decided += fold(state, [step.entry])
+        state = decided[-1].after
     return decided, step
 
 
@@ -75,8 +75,8 @@ def decide(state: RunState) -> Step:
         return Done(state.outcome)
     step = _by_rules(state)
     match step:
-        case Record(RunSettled(Ended() as end)):
-            return _before_end(state, end) or step
+        case Record(RunSettled(Ended() as outcome)):
+            return _before_end(state, outcome) or step
         case _:
             return step
 
@@ -88,7 +88,7 @@ def _by_rules(state: RunState) -> Step:
         or _continue_tools(state)
         or continue_hook(state)
         or stop_for_hook(state)
-        or _leave_calls(state)
+        or (leave(state) if state.calls else None)
         or answer_calls(state)
         or coordinate(state)
         or _end_with_result(state)
@@ -105,10 +105,10 @@ def _by_rules(state: RunState) -> Step:
     )
 
 
-def _before_end(state: RunState, end: Ended) -> Step | None:
+def _before_end(state: RunState, outcome: Ended) -> Step | None:
     """What is still to be done before an end, in this order: sub-agents stop and give their results, the
     files are committed, RunEnd hooks run."""
-    return _end_children(state) or _deliver_files(state, end) or end_run(state, end)
+    return _end_children(state) or _deliver_files(state, outcome) or end_run(state, outcome)
 
 
 def _continue_model_call(state: RunState) -> Step | None:
@@ -142,10 +142,6 @@ def _continue_tools(state: RunState) -> Step | None:
     return RunTools(mine) if mine else None
 
 
-def _leave_calls(state: RunState) -> Step | None:
-    return leave(state) if state.calls else None
-
-
 def _end_with_result(state: RunState) -> Step | None:
     if not state.ending.submitted or state.inbox.messages or objects(state):
         return None
@@ -153,77 +149,67 @@ def _end_with_result(state: RunState) -> Step | None:
 
 
 def _answer_stop(state: RunState) -> Step | None:
+    """What follows from how the last reply ended. A paused turn goes back as it is."""
     stop = state.model.stop
     if stop is None:
         return None
     if stop.reason == "max_tokens" and stop.lowered:
         return stopped_by(state, stop.lowered_by)
     if stop.reason == "refusal":
-        return settle(Ended("failed", "refused", "the model refused to go on"))
+        return end("failed", "refused", "the model refused to go on")
     if state.inbox.messages and stop.reason != "pause_turn":
-        return _deliver(state)
+        return _tell_queued(state)
     if stop.empty and stop.reason == CONTEXT_EXCEEDED:
-        return Record(UserMessageAdded((SMALLER_STEPS_TEXT,), "continue"))
+        return tell("continue", SMALLER_STEPS_TEXT)
     if stop.empty:
         if state.model.nudges:
-            return settle(Ended("failed", "empty_reply", "the model replied twice with nothing"))
-        text = SMALLER_STEPS_TEXT if stop.reason in CUT_REASONS else NUDGE_TEXT
-        return Record(UserMessageAdded((text,), "nudge"))
-    if stop.reason in ("end_turn", "stop_sequence"):
-        return _finish(state, stop.reason)
-    return _answer_whole_reply(state, stop)
-
-
-def _answer_whole_reply(state: RunState, stop: Stop) -> Step | None:
+            return end("failed", "empty_reply", "the model replied twice with nothing")
+        return tell("nudge", SMALLER_STEPS_TEXT if stop.reason in CUT_REASONS else NUDGE_TEXT)
     match stop.reason:
-        case "max_tokens":
-            if state.model.continuations >= MOST_CONTINUATIONS:
-                detail = "the reply was cut at max_output_tokens three times in a row"
-                return settle(Ended("stopped", "max_tokens", detail))
-            return Record(UserMessageAdded((CONTINUE_TEXT,), "continue"))
-        case "model_context_window_exceeded":
-            # How often is for ``fit_context`` to say: it makes room first.
-            return Record(UserMessageAdded((CONTINUE_TEXT,), "continue"))
+        case "end_turn" | "stop_sequence":
+            return _finish(state, stop.reason)
+        case "max_tokens" if state.model.continuations >= MOST_CONTINUATIONS:
+            detail = "the reply was cut at max_output_tokens three times in a row"
+            return end("stopped", "max_tokens", detail)
+        case "max_tokens" | "model_context_window_exceeded":
+            # How often the window may be exceeded is for ``fit_context`` to say: it makes room first.
+            return tell("continue", CONTINUE_TEXT)
         case "pause_turn":
             return None
         case "tool_use":
             detail = "the model stopped for a tool call and made none"
-            return settle(Ended("failed", "no_tool_call", detail))
+            return end("failed", "no_tool_call", detail)
         case _:
             detail = f"stop_reason {stop.reason!r} is not one that Runner knows"
-            return settle(Ended("failed", "unknown_stop_reason", detail))
+            return end("failed", "unknown_stop_reason", detail)
 
 
 def _end_children(state: RunState) -> Step | None:
     """Stop the sub-agents before the files are committed, and record what each gave."""
     if not state.awaits_children:
         return None
-    if all(child.result is not None for child in state.children.current):
+    if not state.children.running:
         return given_by_children(state)
-    return leave(state) or (
-        settle(Waiting("children")) if state.children.cancelled else EndChildren()
-    )
+    if (step := leave(state)) is not None:
+        return step
+    return settle(Waiting("children")) if state.children.cancelled else EndChildren()
 
 
 def _deliver_queued(state: RunState) -> Step | None:
-    paused = state.model.stop is not None  # a paused turn goes back as it is
-    return _deliver(state) if state.inbox.messages and not paused else None
+    is_paused = state.model.stop is not None
+    return _tell_queued(state) if state.inbox.messages and not is_paused else None
 
 
-def _deliver(state: RunState) -> Step:
-    return Record(
-        UserMessageAdded(
-            tuple(message.text for message in state.inbox.messages),
-            "queued",
-            tuple(message.id for message in state.inbox.messages),
-        )
-    )
+def _tell_queued(state: RunState) -> Step:
+    messages = state.inbox.messages
+    ids = tuple(message.id for message in messages)
+    return Record(UserMessageAdded(tuple(message.text for message in messages), "queued", ids))
 
 
 def _speak_first(state: RunState) -> Step | None:
     """A resumed run ends with an assistant message, so append a user message."""
     if state.messages[-1].role == "assistant" and state.model.stop is None:
-        return Record(UserMessageAdded((RESUME_TEXT,), "resume"))
+        return tell("resume", RESUME_TEXT)
     return None
 
 
@@ -233,10 +219,10 @@ def _after_failure(state: RunState) -> Step | None:
         return None
     if failure.retry_at is None:
         request = f" (request {failure.request_id})" if failure.request_id else ""
-        return settle(Ended("failed", failure.kind, failure.message + request))
+        return end("failed", failure.kind, failure.message + request)
     if failure.retry_at <= state.now:
         return None
-    if (ends_at := state.ends_at) is not None and failure.retry_at >= ends_at:
+    if state.ends_at is not None and failure.retry_at >= state.ends_at:
         return stop_at_deadline(state)
     if failure.retry_at - state.now <= IN_HAND_SECONDS:
         return Sleep(failure.retry_at)
@@ -246,23 +232,17 @@ def _after_failure(state: RunState) -> Step | None:
 def _check_limits(state: RunState) -> Step | None:
     limits = state.limits
     if state.turns >= limits.max_turns:
-        return settle(Ended("stopped", "max_turns", f"the limit of {limits.max_turns} turns"))
+        return end("stopped", "max_turns", f"the limit of {limits.max_turns} turns")
     if limits.working_time is not None and state.worked >= limits.working_time:
-        detail = f"the working time of {limits.working_time:g} s"
-        return settle(Ended("stopped", "working_time", detail))
-    if (ends_at := state.ends_at) is not None and state.now >= ends_at:
-        return stop_at_deadline(state)
-    return None
+        return end("stopped", "working_time", f"the working time of {limits.working_time:g} s")
+    return stop_at_deadline(state) if state.is_overdue else None
 
 
 def _finish(state: RunState, reason: str) -> Step:
     """The next step of a run whose agent says that it is done: its task is split, its result submitted,
     its work verified, then it succeeds for ``reason``."""
     return (
-        split_first(state)
-        or _ask_for_result(state)
-        or _verify(state)
-        or settle(Ended("succeeded", reason))
+        split_first(state) or _ask_for_result(state) or _verify(state) or end("succeeded", reason)
     )
 
 
@@ -279,15 +259,14 @@ def _ask_for_result(state: RunState) -> Step | None:
         return None
     if state.ending.result_nudges >= MOST_RESULT_NUDGES:
         detail = f"the model was asked {MOST_RESULT_NUDGES} times for its result and gave none"
-        return settle(Ended("failed", "no_result", detail))
-    return Record(UserMessageAdded((RESULT_TEXT,), "result"))
+        return end("failed", "no_result", detail)
+    return tell("result", RESULT_TEXT)
 
 
 def _verify(state: RunState) -> Step | None:
-    verify = state.spec.verify
+    verify, verification = state.spec.verify, state.current_verification
     if verify is None:
         return None
-    verification = _current_verification(state)
     if verification is None or verification.passed is None:
         if (step := leave(state)) is not None:
             return step
@@ -298,14 +277,6 @@ def _verify(state: RunState) -> Step | None:
     if verification.passed:
         return None
     if verify.on_failure == "fail" or state.ending.verify_failures >= verify.rounds:
-        return settle(Ended("failed", "verify", f"`{verification.command}` failed"))
+        return end("failed", "verify", f"`{verification.command}` failed")
     text = VERIFY_TEXT.format(command=verification.command, output=verification.output)
-    return Record(UserMessageAdded((text,), "verify"))
-
-
-def _current_verification(state: RunState) -> Verification | None:
-    """The verification of the present state; None if a turn or a change of the workspace came since."""
-    verification = state.ending.verification
-    if verification is None or not verification.is_of(state.turns, state.files.tree):
-        return None
-    return verification
+    return tell("verify", text)

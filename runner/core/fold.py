@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import repeat
 from typing import Any, TypeVar
 
-from runner.core.agents import Child, Split
+from runner.core import entries
+from runner.core.agents import SPLIT_SOURCE, Child, NewChild
 from runner.core.budget import Charged
 from runner.core.calls import outcome_question
 from runner.core.context import (
@@ -15,7 +17,6 @@ from runner.core.context import (
     difference,
     estimate_text,
     is_measurement,
-    paced,
     tokens_of,
 )
 from runner.core.conversation import (
@@ -24,6 +25,7 @@ from runner.core.conversation import (
     Block,
     Message,
     ModelReply,
+    content_bytes,
     content_text,
     message_blocks,
     result_block,
@@ -31,46 +33,17 @@ from runner.core.conversation import (
     text_bytes,
     tool_uses,
 )
-from runner.core.entries import (
-    OUR_OWN_FAILURES,
-    PROMPT_TOO_LONG,
-    CallsDecided,
-    ChildrenStarted,
-    ContextCompacted,
-    Delivered,
-    Entry,
-    HookFinished,
-    HookStarted,
-    InstructionsRead,
-    ModelCallFailed,
-    ModelCallStarted,
-    ModelReplied,
-    OutcomeAsked,
-    RunSettled,
-    SummaryReplied,
-    TimeWorked,
-    ToolFinished,
-    ToolsStarted,
-    TreeRecorded,
-    TurnEnded,
-    UserMessageAdded,
-    VerificationStarted,
-    Verified,
-)
+from runner.core.entries import OUR_OWN_FAILURES, PROMPT_TOO_LONG, Entry
 from runner.core.hook_decisions import decided_at, end_turns, hooks_of
 from runner.core.hooks import HookRun
 from runner.core.run import Ended, Outcome, Requeued, Waiting
 from runner.core.spec import JobSpec
 from runner.core.state import (
     Call,
-    Children,
     ContextState,
-    EndingState,
     Failure,
-    HookState,
     ModelState,
     OpenCall,
-    Pace,
     Progress,
     RunState,
     Stop,
@@ -90,53 +63,59 @@ class Applied:
     after: RunState
 
 
-def fold(state: RunState, entries: Iterable[Entry]) -> list[Applied]:
+def fold(state: RunState, happened: Iterable[Entry]) -> list[Applied]:
     """The entries, each with the state before and after it."""
     applied: list[Applied] = []
-    for entry in entries:
-        after = apply(state, entry)
-        applied.append(Applied(state, entry, after))
-        state = after
+    for entry in happened:
+        applied.append(Applied(state, entry, apply(state, entry)))
+        state = applied[-1].after
     return applied
 
 
 def apply(state: RunState, entry: Entry) -> RunState:
     """The state after one entry."""
     match entry:
-        case ModelCallStarted():
+        case entries.ModelCallStarted():
             return _started(state, entry)
-        case ModelReplied(reply, tool_contexts):
+        case entries.ModelReplied(reply, tool_contexts):
             return _replied(state, reply, tool_contexts)
-        case ModelCallFailed():
+        case entries.ModelCallFailed():
             return _failed(state, entry)
-        case SummaryReplied():
-            return _summarised(state, entry)
-        case ContextCompacted(compaction):
+        case entries.SummaryReplied(reply, compaction):
+            state = _charged_for(state, reply, state.spec.summary_model)
+            if compaction is None:
+                return _context(state, summary_failed=True)
             return _compacted(state, compaction)
-        case TimeWorked(seconds):
+        case entries.ContextCompacted(compaction):
+            return _compacted(state, compaction)
+        case entries.TimeWorked(seconds):
             return replace(state, worked=state.worked + seconds)
-        case CallsDecided() | OutcomeAsked():
-            return _hooks_decided(_with_calls(state, entry), entry)
-        case ToolsStarted():
-            return _with_calls(state, entry)
-        case ChildrenStarted():
-            return _children_started(state, entry)
-        case ToolFinished():
+        case entries.CallsDecided(decisions):
+            for index, decision in decisions.items():
+                state = _calls(state, [index], decision=decision.shortened())
+            return _decided(state, decisions)
+        case entries.OutcomeAsked(index, unrecorded):
+            question = outcome_question(state, unrecorded)
+            state = _calls(state, [index], decision=question, answer=None, asked_again=True)
+            return _decided(state, [index])
+        case entries.ToolsStarted(indexes):
+            return _calls(state, indexes, started_by=state.attempt, asked_again=False)
+        case entries.ChildrenStarted(children):
+            return _children_started(state, children)
+        case entries.ToolFinished():
             return _finished(state, entry)
-        case HookStarted():
-            return _hook_started(state, entry)
-        case HookFinished():
-            return _hook_finished(state, entry)
-        case TurnEnded():
+        case entries.HookStarted() | entries.HookFinished():
+            return _hook(state, entry)
+        case entries.TurnEnded():
             return _turn_ended(state)
-        case InstructionsRead():
-            return _instructed(state, entry)
-        case TreeRecorded() | VerificationStarted() | Verified() | Delivered():
-            return _in_workspace(state, entry)
-        case UserMessageAdded():
+        case entries.InstructionsRead(files):
+            return _instructed(state, with_instructions(state.spec.system, files))
+        case entries.UserMessageAdded():
             return _user_message(state, entry)
-        case RunSettled(outcome):
-            return _settled(state, outcome)
+        case entries.RunSettled(outcome):
+            return _settled(replace(state, outcome=outcome), outcome)
+        case _:
+            return _in_workspace(state, entry)
 
 
 def opening(
@@ -158,37 +137,31 @@ def rested(progress: P) -> P:
     """The progress of a run that ended, so that it can be resumed: what ended it is no longer to be
     answered. A paused turn stays paused: its server tools have no results yet."""
     stop = progress.model.stop
+    if stop is not None and stop.reason != "pause_turn":
+        stop = None
     return replace(
         progress,
-        model=replace(
-            progress.model,
-            stop=stop if stop is not None and stop.reason == "pause_turn" else None,
-            failure=None,
-            nudges=0,
-            continuations=0,
-        ),
+        model=replace(progress.model, stop=stop, failure=None, nudges=0, continuations=0),
         context=replace(progress.context, refusals=0, must_shrink=False, summary_failed=False),
         ending=replace(progress.ending, submitted=False, result_nudges=0, verify_failures=0),
         hooks=replace(progress.hooks, ended=progress.hooks.started),
     )
 
 
-def _started(state: RunState, entry: ModelCallStarted) -> RunState:
-    model, budget = state.model, state.money.budget
+def _started(state: RunState, entry: entries.ModelCallStarted) -> RunState:
+    model, money, call = state.model, state.money, entry.reservation
     is_turn = entry.purpose == "turn"
     return replace(
         state,
         model=replace(
             model,
-            open_call=OpenCall(entry.number, state.attempt, entry.reservation, entry.purpose),
+            open_call=OpenCall(entry.number, state.attempt, call, entry.purpose),
             calls=entry.number,
             tries=model.tries + is_turn,
-            pace=Pace(*paced(model.pace.last_at, model.pace.slow, entry.at))
-            if is_turn
-            else model.pace,
+            pace=model.pace.after(entry.at) if is_turn else model.pace,
         ),
         money=replace(
-            state.money, budget_waits=0, budget=budget and budget.with_reserved(entry.reservation)
+            money, budget_waits=0, budget=money.budget and money.budget.with_reserved(call)
         ),
         context=replace(state.context, checked_window=state.context.window),
         ending=replace(state.ending, delivered=None),
@@ -199,19 +172,23 @@ def _replied(
     state: RunState, reply: ModelReply, tool_contexts: tuple[ToolContext, ...]
 ) -> RunState:
     blocks, call = message_blocks(reply), state.model.open_call
+    stop = Stop(reply.stop_reason, lowered=False, empty=not blocks)
+    if call is not None:
+        lowered, lowered_by = call.reservation.lowered, call.reservation.lowered_by
+        stop = replace(stop, lowered=lowered, lowered_by=lowered_by)
     state = _charged_for(state, reply, state.spec.model)
     model, hooks = state.model, state.hooks
-    stop = Stop(
-        reply.stop_reason,
-        call is not None and call.reservation.lowered,
-        empty=not blocks,
-        lowered_by=call.reservation.lowered_by if call is not None else "token_ceiling",
+    calls = (
+        Call(index, block["id"], block["name"], block["input"], tool_context)
+        for index, (block, tool_context) in enumerate(
+            zip(tool_uses(blocks), tool_contexts or repeat(None), strict=False)
+        )
     )
     state = replace(
         state,
         turns=state.turns + 1,
         messages=(*state.messages, Message("assistant", blocks)) if blocks else state.messages,
-        calls=_calls_of(blocks, tool_contexts),
+        calls=tuple(calls),
         model=replace(
             model,
             stop=stop,
@@ -225,19 +202,6 @@ def _replied(
         hooks=replace(hooks, past=hooks.started, decided=(), runs=()),
     )
     return _appended(state, blocks)
-
-
-def _calls_of(blocks: Iterable[Block], tool_contexts: tuple[ToolContext, ...]) -> tuple[Call, ...]:
-    return tuple(
-        Call(
-            index,
-            block["id"],
-            block["name"],
-            block["input"],
-            tool_context=tool_contexts[index] if tool_contexts else None,
-        )
-        for index, block in enumerate(tool_uses(blocks))
-    )
 
 
 def _measured(context: ContextState, reply: ModelReply) -> ContextState:
@@ -280,7 +244,7 @@ def _charged(state: RunState, tokens: int, cost: int) -> RunState:
     return replace(state, money=money, model=replace(state.model, open_call=None))
 
 
-def _failed(state: RunState, entry: ModelCallFailed) -> RunState:
+def _failed(state: RunState, entry: entries.ModelCallFailed) -> RunState:
     before, call = state.model.failure, state.model.open_call
     cost = call.reservation.worst_cost if call is not None and entry.charged else 0
     state = _charged(state, entry.charged, cost)
@@ -303,19 +267,11 @@ def _failed(state: RunState, entry: ModelCallFailed) -> RunState:
     return replace(state, model=replace(state.model, failure=failure))
 
 
-def _summarised(state: RunState, entry: SummaryReplied) -> RunState:
-    state = _charged_for(state, entry.reply, state.spec.summary_model)
-    if entry.compaction is not None:
-        return _compacted(state, entry.compaction)
-    return _context(state, summary_failed=True)
-
-
 def _compacted(state: RunState, compaction: Compaction) -> RunState:
     """For the bound of the next prompt, what is sent instead of messages counts as appended."""
-    context = state.context
-    texts = [compaction.text, *(clip.text for clip in compaction.truncated)]
-    added = sum(text_bytes(content_text(text_block(text))) for text in texts)
-    per_token = state.spec.context.chars_per_token
+    context, per_token = state.context, state.spec.context.chars_per_token
+    texts = [compaction.text, *(result.text for result in compaction.truncated)]
+    added = sum(content_bytes(text_block(text)) for text in texts)
     change = difference(state.messages, context.compacted, compaction, per_token)
     return _context(
         state,
@@ -331,15 +287,11 @@ def _compacted(state: RunState, compaction: Compaction) -> RunState:
 
 def _appended(state: RunState, blocks: Iterable[Block]) -> RunState:
     """With the size of blocks that joined the conversation counted, once and for all."""
-    context, per_token = state.context, state.spec.context.chars_per_token
-    size, tokens = 0, 0
-    for block in blocks:
-        text = content_text(block)
-        size += text_bytes(text)
-        tokens += estimate_text(text, per_token)
+    context, texts = state.context, [content_text(block) for block in blocks]
+    tokens = sum(estimate_text(text, state.spec.context.chars_per_token) for text in texts)
     return _context(
         state,
-        appended_bytes=context.appended_bytes + size,
+        appended_bytes=context.appended_bytes + sum(map(text_bytes, texts)),
         estimate=context.estimate + tokens,
         estimate_since=context.estimate_since + tokens,
     )
@@ -349,36 +301,30 @@ def _context(state: RunState, **changes: Any) -> RunState:
     return replace(state, context=replace(state.context, **changes))
 
 
-def _with_calls(state: RunState, entry: CallsDecided | ToolsStarted | OutcomeAsked) -> RunState:
-    return replace(state, calls=tuple(_changed(state, call, entry) for call in state.calls))
+def _calls(state: RunState, indexes: Collection[int | None], **changes: Any) -> RunState:
+    """With the calls of these indexes changed."""
+    changed = (replace(c, **changes) if c.index in indexes else c for c in state.calls)
+    return replace(state, calls=tuple(changed))
 
 
-def _changed(
-    state: RunState, call: Call, entry: CallsDecided | ToolsStarted | OutcomeAsked
-) -> Call:
-    match entry:
-        case CallsDecided(decisions) if call.index in decisions:
-            return replace(call, decision=decisions[call.index].shortened())
-        case ToolsStarted(indexes) if call.index in indexes:
-            return replace(call, started_by=state.attempt, asked_again=False)
-        case OutcomeAsked(index, unrecorded) if call.index == index:
-            question = outcome_question(state, unrecorded)
-            return replace(call, decision=question, answer=None, asked_again=True)
-        case _:
-            return call
+def _decided(state: RunState, indexes: Collection[int]) -> RunState:
+    """After a decision on calls that took the hooks so far into account: those that follow look at what
+    a person makes of the call."""
+    if not any(hooks_of(state.spec, "PreToolUse")):
+        return state
+    hooks = state.hooks
+    at = (hooks.started if c.index in indexes else decided_at(state, c) for c in state.calls)
+    return replace(state, hooks=replace(hooks, decided=tuple(at)))
 
 
-def _finished(state: RunState, entry: ToolFinished) -> RunState:
-    call = state.calls[entry.index]
-    block = result_block(call.id, entry.result)
-    finished = replace(call, result=block, outcome=entry.result.outcome)
-    state = replace(
-        state,
-        calls=tuple(finished if c.index == entry.index else c for c in state.calls),
-        children=_split_after_result(state, entry),
-    )
-    tool = state.spec.tool(call.name)
-    if tool is not None and tool.source == RESULT_SOURCE and not entry.result.is_error:
+def _finished(state: RunState, entry: entries.ToolFinished) -> RunState:
+    """After a call has its result. A first split that was no good is asked for again."""
+    result, call = entry.result, state.calls[entry.index]
+    block, source = result_block(call.id, result), state.spec.source_of(call.name)
+    state = _calls(state, [entry.index], result=block, outcome=result.outcome)
+    if source == SPLIT_SOURCE and result.is_error and state.children.split == "asked":
+        state = replace(state, children=replace(state.children, split="asked_again"))
+    if source == RESULT_SOURCE and not result.is_error:
         state = replace(state, ending=replace(state.ending, submitted=True, result_nudges=0))
     if entry.tree is not None:
         state = replace(state, files=replace(state.files, tree=entry.tree))
@@ -391,207 +337,143 @@ def _finished(state: RunState, entry: ToolFinished) -> RunState:
 def _turn_ended(state: RunState) -> RunState:
     """With the results of the last reply's calls in the conversation: all have theirs."""
     stop = state.model.stop
+    if stop is not None and stop.reason not in CUT_REASONS:
+        stop = None
     results = tuple(call.result for call in state.calls if call.result is not None)
-    answered = stop is not None and stop.reason not in CUT_REASONS
     return replace(
         state,
         calls=(),
         children=replace(state.children, current=()),
         messages=(*state.messages, Message("user", results)),
-        model=replace(state.model, stop=None if answered else stop),
+        model=replace(state.model, stop=stop),
         hooks=replace(state.hooks, closed=state.turns),
     )
 
 
-def _children_started(state: RunState, entry: ChildrenStarted) -> RunState:
-    """The state after children were started: each counts all that it may use from here on."""
-    indexes = {child.index for child in entry.children}
+def _children_started(state: RunState, started: tuple[NewChild, ...]) -> RunState:
+    """After children were started: each counts all that it may use from here on."""
+    indexes = {child.index for child in started}
     new = tuple(
         Child(child.number, child.index, child.agent_type, Charged(child.tokens, child.cost or 0))
-        for child in entry.children
+        for child in started
     )
-    children = state.children
-    return replace(
-        state,
-        calls=tuple(
-            replace(call, started_by=state.attempt) if call.index in indexes else call
-            for call in state.calls
-        ),
-        files=replace(state.files, shared_tree=None),
-        children=replace(
-            children,
-            started=children.started + len(new),
-            current=(*children.current, *new),
-            reserved=sum((child.reserved for child in new), children.reserved),
-            tree_size=children.tree_size + len(new),
-            split=_split_by(state, indexes),
-        ),
-    )
-
-
-def _split_by(state: RunState, indexes: set[int | None]) -> Split:
+    children, split = state.children, state.children.split
     if None in indexes:
-        return "whole"
-    split = any(state.spec.splits(call.name) for call in state.calls if call.index in indexes)
-    return "done" if split else state.children.split
-
-
-def _split_after_result(state: RunState, entry: ToolFinished) -> Children:
-    """The children after a call has its result: a split that was no good is asked for again."""
-    is_split = state.spec.splits(state.calls[entry.index].name)
-    if is_split and entry.result.is_error and state.children.split == "asked":
-        return replace(state.children, split="asked_again")
-    return state.children
-
-
-def _children_after_message(children: Children, entry: UserMessageAdded) -> Children:
-    """The children after the model was told to split its task, or what came of the whole of it."""
-    match entry.cause:
-        case "split":
-            return replace(children, split="asked_again" if children.split else "asked")
-        case "children":
-            return replace(children, current=(), split="done")
-        case _:
-            return children
-
-
-def _hooks_decided(state: RunState, entry: CallsDecided | OutcomeAsked) -> RunState:
-    """After a decision that is of the hooks so far: those that follow look at what a person makes of the
-    call."""
-    if not any(hooks_of(state.spec, "PreToolUse")):
-        return state
-    indexes = entry.decisions if isinstance(entry, CallsDecided) else (entry.index,)
-    at = (
-        state.hooks.started if call.index in indexes else decided_at(state, call)
-        for call in state.calls
+        split = "whole"
+    elif any(state.spec.splits(call.name) for call in state.calls if call.index in indexes):
+        split = "done"
+    children = replace(
+        children,
+        started=children.started + len(new),
+        current=(*children.current, *new),
+        reserved=sum((child.reserved for child in new), children.reserved),
+        tree_size=children.tree_size + len(new),
+        split=split,
     )
-    return replace(state, hooks=replace(state.hooks, decided=tuple(at)))
+    state = replace(state, files=replace(state.files, shared_tree=None), children=children)
+    return _calls(state, indexes, started_by=state.attempt)
 
 
-def _hooks_after_message(hooks: HookState, entry: UserMessageAdded) -> HookState:
-    """After a message that may tell what hooks have said so far."""
-    return replace(hooks, told=hooks.started) if entry.cause == "hook" else hooks
-
-
-def _hook_started(state: RunState, entry: HookStarted) -> RunState:
-    """One that was started before begins again under its number."""
-    run = HookRun(entry.number, entry.hook, entry.event, entry.index, state.attempt)
-    others = (other for other in state.hooks.runs if other.number != entry.number)
-    runs = tuple(sorted((*others, run), key=lambda one: one.number))
+def _hook(state: RunState, entry: entries.HookStarted | entries.HookFinished) -> RunState:
+    """After a hook has started or finished. One that was started before begins again under its number."""
+    runs = {run.number: run for run in state.hooks.runs}
+    if isinstance(entry, entries.HookStarted):
+        run = HookRun(entry.number, entry.hook, entry.event, entry.index, state.attempt)
+    else:
+        run = replace(runs[entry.number], answer=entry.result.answer)
+    runs[entry.number] = run
+    in_order = tuple(runs[number] for number in sorted(runs))
     started = max(state.hooks.started, entry.number)
-    return replace(state, hooks=replace(state.hooks, runs=runs, started=started))
-
-
-def _hook_finished(state: RunState, entry: HookFinished) -> RunState:
-    result = entry.result
-    runs = tuple(
-        replace(run, answer=result.answer) if run.number == entry.number else run
-        for run in state.hooks.runs
-    )
-    (run,) = (run for run in runs if run.number == entry.number)
-    state = replace(state, hooks=replace(state.hooks, runs=runs))
+    state = replace(state, hooks=replace(state.hooks, runs=in_order, started=started))
+    if isinstance(entry, entries.HookStarted):
+        return state
     if entry.tree is not None:
         state = replace(state, files=replace(state.files, tree=entry.tree))
-    if result.updated_input is None:
+    if (updated := entry.result.updated_input) is None:
         return state
     # Where the call leads with another input is looked up before it is decided on.
-    calls = tuple(
-        replace(call, updated_input=result.updated_input, tool_context=None)
-        if call.index == run.index
-        else call
-        for call in state.calls
-    )
-    return replace(state, calls=calls)
+    return _calls(state, [run.index], updated_input=updated, tool_context=None)
 
 
-def _instructed(state: RunState, entry: InstructionsRead) -> RunState:
-    """The instructions that join the system prompt are counted like all that is sent."""
-    system = with_instructions(state.spec.system, entry.files)
+def _instructed(state: RunState, system: str | None) -> RunState:
+    """With instructions in the system prompt, which are counted like all that is sent."""
+    context, per_token = state.context, state.spec.context.chars_per_token
     before, after = state.spec.system or "", system or ""
-    per_token = state.spec.context.chars_per_token
     tokens = estimate_text(after, per_token) - estimate_text(before, per_token)
     size = text_bytes(after) - text_bytes(before)
-    context = state.context
-    return replace(
-        state,
-        spec=replace(state.spec, system=system),
-        files=replace(state.files, instructed=True),
-        context=replace(
-            context,
-            appended_bytes=context.appended_bytes + size,
-            estimate=context.estimate + tokens,
-        ),
+    state = replace(
+        state, spec=replace(state.spec, system=system), files=replace(state.files, instructed=True)
+    )
+    return _context(
+        state, appended_bytes=context.appended_bytes + size, estimate=context.estimate + tokens
     )
 
 
 def _in_workspace(
-    state: RunState, entry: TreeRecorded | VerificationStarted | Verified | Delivered
+    state: RunState,
+    entry: entries.TreeRecorded
+    | entries.VerificationStarted
+    | entries.Verified
+    | entries.Delivered,
 ) -> RunState:
-    """The state after one entry."""
     ending, files = state.ending, state.files
     match entry:
-        case TreeRecorded(tree):
+        case entries.TreeRecorded(tree):
             delivered = ending.delivered if tree == files.tree else None
             ending, files = replace(ending, delivered=delivered), replace(files, tree=tree)
-        case VerificationStarted(number):
+        case entries.VerificationStarted(number):
             verification = Verification(number, state.turns, tree=files.tree)
             ending = replace(ending, verification=verification)
-        case Verified():
-            ending = replace(ending, verification=_verified(ending.verification, entry))
-        case Delivered(commit):
+        case entries.Verified(_, command, result):
+            assert ending.verification is not None, "a verification has begun before it ends"
+            verification = replace(ending.verification, passed=not result.is_error)
+            if result.is_error:
+                verification = replace(verification, command=command, output=result.content)
+            ending = replace(ending, verification=verification)
+        case entries.Delivered(commit):
             ending = replace(ending, delivered=commit)
     return replace(state, ending=ending, files=files)
 
 
-def _verified(begun: Verification | None, entry: Verified) -> Verification:
-    assert begun is not None, "a verification has begun before it ends"
-    if not entry.result.is_error:
-        return replace(begun, passed=True)
-    return replace(begun, passed=False, command=entry.command, output=entry.result.content)
-
-
-def _ending_after_message(ending: EndingState, message: UserMessageAdded) -> EndingState:
+def _user_message(state: RunState, entry: entries.UserMessageAdded) -> RunState:
     """After the model is told more: the run goes on. What it was told of a verification is in the
     conversation now."""
-    verification = ending.verification
-    return replace(
-        ending,
-        submitted=False,
-        delivered=None,
-        result_nudges=ending.result_nudges + (message.cause == "result"),
-        verify_failures=ending.verify_failures + (message.cause == "verify"),
-        verification=replace(verification, output="") if verification else None,
-    )
-
-
-def _user_message(state: RunState, entry: UserMessageAdded) -> RunState:
-    blocks = tuple(map(text_block, entry.texts))
-    tail = state.messages[-1]
+    blocks, cause = tuple(map(text_block, entry.texts)), entry.cause
+    model, ending, hooks, children = state.model, state.ending, state.hooks, state.children
+    before, tail = state.messages, state.messages[-1]
+    messages = (*before, Message("user", blocks))
     if tail.role == "user":
-        messages = (*state.messages[:-1], Message("user", tail.blocks + blocks))
-    else:
-        messages = (*state.messages, Message("user", blocks))
-    delivered = frozenset(entry.queued_ids)
-    queued = tuple(message for message in state.inbox.messages if message.id not in delivered)
+        messages = (*before[:-1], Message("user", tail.blocks + blocks))
+    if cause == "split":
+        children = replace(children, split="asked_again" if children.split else "asked")
+    elif cause == "children":
+        children = replace(children, current=(), split="done")
+    queued = (each for each in state.inbox.messages if each.id not in entry.queued_ids)
     state = replace(
         state,
         messages=messages,
-        inbox=replace(state.inbox, messages=queued),
+        inbox=replace(state.inbox, messages=tuple(queued)),
         model=replace(
-            state.model,
+            model,
             stop=None,
-            continuations=state.model.continuations + (entry.cause == "continue"),
-            nudges=state.model.nudges + (entry.cause == "nudge"),
+            continuations=model.continuations + (cause == "continue"),
+            nudges=model.nudges + (cause == "nudge"),
         ),
-        ending=_ending_after_message(state.ending, entry),
-        children=_children_after_message(state.children, entry),
-        hooks=_hooks_after_message(state.hooks, entry),
+        ending=replace(
+            ending,
+            submitted=False,
+            delivered=None,
+            result_nudges=ending.result_nudges + (cause == "result"),
+            verify_failures=ending.verify_failures + (cause == "verify"),
+            verification=ending.verification and replace(ending.verification, output=""),
+        ),
+        children=children,
+        hooks=replace(hooks, told=hooks.started) if cause == "hook" else hooks,
     )
     return _appended(state, blocks)
 
 
 def _settled(state: RunState, outcome: Outcome) -> RunState:
-    state = replace(state, outcome=outcome)
     match outcome:
         case Ended():
             calls = (c if c.result else replace(c, interrupted=True) for c in state.calls)

@@ -6,18 +6,18 @@ A hook that an attempt left unfinished runs again only if it is repeatable.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from runner.core.agents import SPLIT_SOURCE, item_of, lineage
 from runner.core.conversation import ToolOutcome
-from runner.core.entries import HookFinished, HookStarted, TurnEnded, UserMessageAdded
+from runner.core.entries import HookFinished, HookStarted, TurnEnded
 from runner.core.hooks import Hook, HookAnswer, HookEvent, HookResult, HookRun
 from runner.core.run import Ended
 from runner.core.spec import JobSpec
 from runner.core.state import Call, RunState
-from runner.core.steps import LocateCalls, Record, RunHook, Step, leave, settle
+from runner.core.steps import Record, RunHook, Step, end, leave, locate, tell
 from runner.core.text import shorten
 from runner.core.workspace import RESULT_SOURCE
 from runner.permissions import Decision, Request, Rule
@@ -25,8 +25,16 @@ from runner.permissions.decisions import any_rule_matches
 
 # A call with one of these has not run: it was refused before, or as it was about to begin.
 _NEVER_RAN: frozenset[ToolOutcome] = frozenset({"denied", "unknown_tool", "invalid_input"})
-# Tools that are part of how a run goes on: nothing is run for them, and no rule is asked.
-_OWN_SOURCES = frozenset({RESULT_SOURCE, SPLIT_SOURCE})
+# Unknown tools, and those that are part of how a run goes on: nothing runs for them, and no rule is asked.
+_NEVER_HOOKED = frozenset({"", RESULT_SOURCE, SPLIT_SOURCE})
+
+_LONGEST_NAME = 100
+_LONGEST_REASON = 1_000
+
+_CONTEXT = "The {event} hook `{name}`{about} says:\n{text}"
+_WOULD_CHANGE = "it would have another input run than the person who approved this call"
+_OBJECTION = "The {event} hook `{name}`{about} objects:\n{text}"
+_UNKNOWN = HookResult(HookAnswer("unknown", reason="its worker died while it ran"))
 
 
 def hooks_of(spec: JobSpec, event: HookEvent) -> Iterator[tuple[int, Hook]]:
@@ -35,12 +43,12 @@ def hooks_of(spec: JobSpec, event: HookEvent) -> Iterator[tuple[int, Hook]]:
 
 
 def end_turns(spec: JobSpec) -> bool:
-    """Whether there are hooks to run once the calls of a turn have their results."""
+    """True if there are hooks to run once the calls of a turn have their results."""
     return any(hook.event in ("PostToolUse", "TurnEnd") for hook in spec.hooks)
 
 
 def is_matched(hook: Hook, call: Call) -> bool:
-    """Whether a hook is about a call, which has been located, as it would run."""
+    """True if a hook is about a call, which has been located, as it would run."""
     if not hook.matcher:
         return True
     if not isinstance(call.input_to_run, Mapping) or call.tool_context is None:
@@ -49,16 +57,11 @@ def is_matched(hook: Hook, call: Call) -> bool:
     return any_rule_matches(rules, Request(call.name, call.input_to_run, call.tool_context))
 
 
-def may_be_hooked(state: RunState, call: Call) -> bool:
-    """Whether there can be hooks around a call at all."""
-    tool = state.spec.tool(call.name)
-    return tool is not None and tool.source not in _OWN_SOURCES
-
-
 def has_run(state: RunState, call: Call) -> bool:
-    """Whether a call has run and has its result, whatever that says."""
+    """True if a call has run and has its result, whatever that says."""
     started = call.started_by is not None and call.result is not None
-    return started and call.outcome not in _NEVER_RAN and may_be_hooked(state, call)
+    is_hooked = state.spec.source_of(call.name) not in _NEVER_HOOKED
+    return started and call.outcome not in _NEVER_RAN and is_hooked
 
 
 def run_of(
@@ -78,47 +81,18 @@ def decided_at(state: RunState, call: Call) -> int:
     return decided[call.index] if decided else 0
 
 
-def in_hand(state: RunState) -> HookRun | None:
-    """The hook that this attempt has started and that has not ended."""
-    mine = (
-        run for run in state.hooks.runs if run.answer is None and run.started_by == state.attempt
-    )
-    return next(mine, None)
+def name_of(hook: Hook) -> str:
+    """What a hook is called: its command or its function."""
+    return hook.command or (hook.function or "").partition("@")[0]
 
 
 def undoes_hook(state: RunState) -> bool:
-    """Whether what a hook has changed that an earlier attempt left in the middle is put back: it is run
+    """True if what a hook has changed that an earlier attempt left in the middle is put back: it is run
     again, or was one of RunEnd, which only look."""
     return any(
         run.event == "RunEnd"
         or (state.spec.hooks[run.hook].repeatable and not _looked_at_what_is_over(state, run))
         for run in _left_in_the_middle(state)
-    )
-
-
-def left_at_end(state: RunState) -> HookRun | None:
-    """A hook that was left in the middle when the run was ended from outside, and that nothing waits for:
-    the start and the end to come have their own, and its call does not run any more."""
-    ended = state.hooks.ended
-    return next(
-        (
-            run
-            for run in _left_in_the_middle(state)
-            if (run.event in ("RunStart", "RunEnd") and run.number <= ended)
-            or _looked_at_what_is_over(state, run)
-        ),
-        None,
-    )
-
-
-def _looked_at_what_is_over(state: RunState, run: HookRun) -> bool:
-    """Whether a hook was to say if a call may run that has its result, or gets one without running."""
-    if run.event != "PreToolUse":
-        return False
-    return all(
-        call.interrupted or call.result is not None
-        for call in state.calls
-        if call.index == run.index
     )
 
 
@@ -128,37 +102,31 @@ def _left_in_the_middle(state: RunState) -> Iterator[HookRun]:
     )
 
 
-def name_of(hook: Hook) -> str:
-    """What a hook is called: its command or its function."""
-    return hook.command or (hook.function or "").partition("@")[0]
-
-
-_LONGEST_NAME = 100
-_LONGEST_REASON = 1_000
-
-_CONTEXT = "The {event} hook `{name}`{about} says:\n{text}"
-_WOULD_CHANGE = "it would have another input run than the person who approved this call"
-_OBJECTION = "The {event} hook `{name}`{about} objects:\n{text}"
+def _looked_at_what_is_over(state: RunState, run: HookRun) -> bool:
+    """True if a hook was to say if a call may run that has its result, or gets one without running."""
+    return run.event == "PreToolUse" and all(
+        call.interrupted or call.result is not None
+        for call in state.calls
+        if call.index == run.index
+    )
 
 
 def tightened(state: RunState, call: Call, decision: Decision) -> Decision:
     """The rules' decision on a call, or what its PreToolUse hooks make of it: never a looser one."""
     if decision.effect == "deny":
         return decision
-    for run, answer in _said_before(state, call):
-        if _denies(state, run, answer):
-            return Decision("deny", (), decision.snapshot, objection(state, run))
+    if (refusing := _refusing(state, call)) is not None:
+        return Decision("deny", (), decision.snapshot, objection(state, refusing))
     if (asking := _asking(state, call)) is None:
         return decision
     reason = objection(state, asking)
     if decision.effect == "ask":
-        reason = "; ".join(filter(None, (decision.reason, reason)))
-        return replace(decision, reason=reason)
+        return replace(decision, reason="; ".join(filter(None, (decision.reason, reason))))
     return Decision("ask", (), decision.snapshot, reason)
 
 
 def refuses(state: RunState, call: Call) -> bool:
-    """Whether one of the PreToolUse hooks of a call denies it, as it would run."""
+    """True if one of the PreToolUse hooks of a call denies it, as it would run."""
     return _refusing(state, call) is not None
 
 
@@ -167,6 +135,36 @@ def refused_edit(state: RunState, call: Call) -> str | None:
     against that."""
     run = _refusing(state, call) if call.is_edited else None
     return None if run is None else f"denied as a person has edited it: {objection(state, run)}"
+
+
+def asks(state: RunState, call: Call) -> bool:
+    """True if a person is asked about a call because a hook wants it: no rule answers that."""
+    return _asking(state, call) is not None
+
+
+def _refusing(state: RunState, call: Call) -> HookRun | None:
+    for run in _answered_before(state, call):
+        if run.said.outcome == "succeeded":
+            denies = run.said.decision == "deny"
+        else:
+            denies = state.spec.hooks[run.hook].on_failure == "deny"
+        if denies:
+            return run
+    return None
+
+
+def _asking(state: RunState, call: Call) -> HookRun | None:
+    asking = (run for run in _answered_before(state, call) if run.said.decision == "ask")
+    return next(asking, None)
+
+
+def _answered_before(state: RunState, call: Call) -> Iterator[HookRun]:
+    """The hooks that have answered about a call that is to be decided on, or was edited since it was."""
+    since = decided_at(state, call)
+    for run in state.hooks.runs:
+        is_of_it = run.event == "PreToolUse" and run.index == call.index and run.number > since
+        if is_of_it and run.answer is not None:
+            yield run
 
 
 def kept_as_edited(state: RunState, run: HookRun, result: HookResult) -> HookResult:
@@ -180,22 +178,17 @@ def kept_as_edited(state: RunState, run: HookRun, result: HookResult) -> HookRes
     return replace(result, answer=answer, updated_input=None)
 
 
-def asks(state: RunState, call: Call) -> bool:
-    """Whether a person is asked about a call because a hook wants it: no rule answers that."""
-    return _asking(state, call) is not None
-
-
 def objection(state: RunState, run: HookRun) -> str:
     """In one line, what a hook has against something."""
-    answer = run.answer
-    name = shorten(name_of(state.spec.hooks[run.hook]), _LONGEST_NAME)
-    if answer is None or answer.outcome == "succeeded":
-        verb = "asks" if answer is not None and answer.decision == "ask" else "objects"
-        if answer is not None and answer.stops:
-            verb = "stops the run"
-    else:
+    answer, verb = run.said, "objects"
+    if answer.outcome != "succeeded":
         verb = "gave no answer"
-    reason = shorten(answer.reason, _LONGEST_REASON) if answer is not None else ""
+    elif answer.stops:
+        verb = "stops the run"
+    elif answer.decision == "ask":
+        verb = "asks"
+    name = shorten(name_of(state.spec.hooks[run.hook]), _LONGEST_NAME)
+    reason = shorten(answer.reason, _LONGEST_REASON)
     return f"the {run.event} hook `{name}` {verb}{f': {reason}' if reason else ''}"
 
 
@@ -203,61 +196,33 @@ def tell_of_hooks(state: RunState) -> Step | None:
     """The message with what hooks have said since the last one; None when there is nothing to tell, or
     nobody to tell it: what is no objection holds up no end."""
     untold = [run for run in state.hooks.runs if run.number > state.hooks.told]
-    texts = tuple(text for run in untold for text in _texts(state, run))
+    texts = [text for run in untold for text in _texts(state, run)]
     if not texts or state.model.stop is not None:
         return None
     if state.ending.submitted and not state.inbox.messages and not objects(state):
         return None
-    return Record(UserMessageAdded(texts, "hook"))
+    return tell("hook", *texts)
 
 
 def objects(state: RunState) -> bool:
-    """Whether a hook has an objection that the model has not been told."""
+    """True if a hook has an objection that the model has not been told."""
     return any(
-        run.answer is not None and run.answer.decision == "block" and run.event != "RunEnd"
+        run.said.decision == "block" and run.event != "RunEnd"
         for run in state.hooks.runs
         if run.number > state.hooks.told
     )
 
 
 def _texts(state: RunState, run: HookRun) -> Iterator[str]:
-    answer = run.answer
-    if answer is None or run.event == "RunEnd":
+    if run.event == "RunEnd":
         return
-    about = ""
-    if run.index is not None:
-        about = f" of call {run.index + 1} of the last turn"
+    about = "" if run.index is None else f" of call {run.index + 1} of the last turn"
     name = shorten(name_of(state.spec.hooks[run.hook]), _LONGEST_NAME)
     told = {"event": run.event, "name": name, "about": about}
-    if answer.decision == "block":
-        yield _OBJECTION.format(**told, text=answer.reason or "it gave no reason")
-    if answer.context.strip():
-        yield _CONTEXT.format(**told, text=answer.context)
-
-
-def _said_before(state: RunState, call: Call) -> Iterator[tuple[HookRun, HookAnswer]]:
-    """What hooks say of a call that is to be decided on, or has been edited since it was."""
-    since = decided_at(state, call)
-    for run in state.hooks.runs:
-        is_of_it = run.event == "PreToolUse" and run.index == call.index and run.number > since
-        if is_of_it and run.answer is not None:
-            yield run, run.answer
-
-
-def _refusing(state: RunState, call: Call) -> HookRun | None:
-    refusing = (run for run, answer in _said_before(state, call) if _denies(state, run, answer))
-    return next(refusing, None)
-
-
-def _denies(state: RunState, run: HookRun, answer: HookAnswer) -> bool:
-    if answer.outcome == "succeeded":
-        return answer.decision == "deny"
-    return state.spec.hooks[run.hook].on_failure == "deny"
-
-
-def _asking(state: RunState, call: Call) -> HookRun | None:
-    asking = (run for run, answer in _said_before(state, call) if answer.decision == "ask")
-    return next(asking, None)
+    if run.said.decision == "block":
+        yield _OBJECTION.format(**told, text=run.said.reason or "it gave no reason")
+    if run.said.context.strip():
+        yield _CONTEXT.format(**told, text=run.said.context)
 
 
 def payload(state: RunState, run: HookRun, outcome: Ended | None = None) -> dict[str, Any]:
@@ -279,71 +244,59 @@ def payload(state: RunState, run: HookRun, outcome: Ended | None = None) -> dict
         "turn": state.turns,
     }
     if run.index is not None:
-        told |= _call(state.calls[run.index])
+        call = state.calls[run.index]
+        told |= {"tool_name": call.name, "tool_input": call.input_to_run, "tool_use_id": call.id}
+        if call.result is not None:
+            told["tool_response"] = {
+                "content": call.result["content"],
+                "is_error": bool(call.result.get("is_error")),
+                "outcome": call.outcome,
+            }
     if outcome is not None:
         told |= {"state": outcome.state, "reason": outcome.reason, "detail": outcome.detail}
     return told
 
 
-def _call(call: Call) -> dict[str, Any]:
-    told = {"tool_name": call.name, "tool_input": call.input_to_run, "tool_use_id": call.id}
-    if call.result is None:
-        return told
-    response = {
-        "content": call.result["content"],
-        "is_error": bool(call.result.get("is_error")),
-        "outcome": call.outcome,
-    }
-    return told | {"tool_response": response}
-
-
-_UNKNOWN = HookResult(HookAnswer("unknown", reason="its worker died while it ran"))
-
-
 def continue_hook(state: RunState) -> Step | None:
-    """The hook that has just been started, or the end of one that nobody comes back to. One of RunEnd is
-    found where the run ends."""
-    if (left := left_at_end(state)) is not None:
-        return _gave_up(state, left)
-    run = in_hand(state)
-    if run is None or run.event == "RunEnd":
-        return None
-    return RunHook(run, payload(state, run))
+    """The hook that has just been started, or the end of one that nobody comes back to: the run was ended
+    from outside, and the start and the end to come have their own hooks, or the call does not run any
+    more. A hook of RunEnd is found where the run ends."""
+    for run in _left_in_the_middle(state):
+        is_past = run.event in ("RunStart", "RunEnd") and run.number <= state.hooks.ended
+        if is_past or _looked_at_what_is_over(state, run):
+            return _gave_up(state, run)
+    mine = _in_hand(state)
+    return None if mine is None or mine.event == "RunEnd" else RunHook(mine, payload(state, mine))
+
+
+def _in_hand(state: RunState) -> HookRun | None:
+    """The hook that this attempt has started and that has not ended."""
+    for run in state.hooks.runs:
+        if run.answer is None and run.started_by == state.attempt:
+            return run
+    return None
 
 
 def before_call(state: RunState, call: Call) -> Step | None:
     """The next PreToolUse hook of a call that the rules allow or ask about, and which is located; None
     when all that are about it have answered, or one of them denies it. Of one that a person has
     approved, those that look at what they made of it."""
-    if not may_be_hooked(state, call) or refuses(state, call):
+    if state.spec.source_of(call.name) in _NEVER_HOOKED or refuses(state, call):
         return None
-    since = decided_at(state, call)
-    for place, hook in hooks_of(state.spec, "PreToolUse"):
-        run = run_of(state, place, call.index, since=since)
-        if run is None and not is_matched(hook, call):
-            continue
-        if (step := _next_of(state, place, hook, call.index, since=since)) is not None:
-            return step
-    return None
+    hooks = hooks_of(state.spec, "PreToolUse")
+    return _next_of(state, hooks, call, since=decided_at(state, call))
 
 
 def after_calls(state: RunState) -> Step | None:
     """The next PostToolUse hook of the calls that have run, in the order of the calls and against that of
     the hooks. None while sub-agents are waited for: they change files of the same folder, which would be
     recorded half done, or taken back with what a hook that was cut off has left."""
-    if state.awaits_children:
-        return None
     hooks = [*hooks_of(state.spec, "PostToolUse")][::-1]
-    ran = [call for call in state.calls if has_run(state, call)] if hooks else []
-    if unlocated := tuple(call for call in ran if call.tool_context is None):
-        return LocateCalls(unlocated)
-    for call in ran:
-        for place, hook in hooks:
-            if run_of(state, place, call.index) is None and not is_matched(hook, call):
-                continue
-            if (step := _next_of(state, place, hook, call.index)) is not None:
-                return step
-    return None
+    if state.awaits_children or not hooks:
+        return None
+    ran = [call for call in state.calls if has_run(state, call)]
+    steps = (_next_of(state, hooks, call) for call in ran)
+    return locate(ran) or next((step for step in steps if step is not None), None)
 
 
 def end_turn(state: RunState) -> Step | None:
@@ -351,10 +304,7 @@ def end_turn(state: RunState) -> Step | None:
     the TurnEnd hooks, then the end of the turn. None where the results end it."""
     if not end_turns(state.spec):
         return None
-    for place, hook in hooks_of(state.spec, "TurnEnd"):
-        if (step := _next_of(state, place, hook)) is not None:
-            return step
-    return Record(TurnEnded())
+    return _next_of(state, hooks_of(state.spec, "TurnEnd")) or Record(TurnEnded())
 
 
 def start_run(state: RunState) -> Step | None:
@@ -362,53 +312,48 @@ def start_run(state: RunState) -> Step | None:
     if state.model.calls:
         return None
     since = state.hooks.ended
-    for place, hook in hooks_of(state.spec, "RunStart"):
-        if (step := _next_of(state, place, hook, since=since)) is not None:
-            return step
-        run = run_of(state, place, since=since)
-        if run is not None and run.answer is not None and run.answer.decision == "block":
-            return settle(Ended("failed", "hook", objection(state, run)))
-    return None
+    for run in state.hooks.runs:
+        if run.event == "RunStart" and run.number > since and run.said.decision == "block":
+            return end("failed", "hook", objection(state, run))
+    return _next_of(state, hooks_of(state.spec, "RunStart"), since=since)
 
 
 def stop_for_hook(state: RunState) -> Step | None:
     """The end of a run that a hook wants stopped."""
     for run in state.hooks.runs:
-        stops = run.answer is not None and run.answer.stops and run.event != "RunEnd"
-        if stops and run.number > state.hooks.ended:
-            return settle(Ended("failed", "hook", objection(state, run)))
+        if run.said.stops and run.event != "RunEnd" and run.number > state.hooks.ended:
+            return end("failed", "hook", objection(state, run))
     return None
 
 
 def end_run(state: RunState, outcome: Ended) -> Step | None:
     """The next RunEnd hook of a run that is about to end so; None when all have run."""
-    since = state.hooks.ended
-    for place, hook in hooks_of(state.spec, "RunEnd"):
-        run = run_of(state, place, since=since)
-        if run is not None and run.answer is None and run.started_by == state.attempt:
-            return RunHook(run, payload(state, run, outcome))
-        if (step := _next_of(state, place, hook, since=since)) is not None:
-            return leave(state) or step
-    return None
+    since, run = state.hooks.ended, _in_hand(state)
+    if run is not None and run.event == "RunEnd" and run.number > since:
+        return RunHook(run, payload(state, run, outcome))
+    step = _next_of(state, hooks_of(state.spec, "RunEnd"), since=since)
+    return None if step is None else leave(state) or step
 
 
 def _next_of(
-    state: RunState, place: int, hook: Hook, index: int | None = None, *, since: int = 0
+    state: RunState, hooks: Iterable[tuple[int, Hook]], call: Call | None = None, *, since: int = 0
 ) -> Step | None:
-    """What is next of one hook; None when it has run. One that is in hand is not looked at here."""
-    run = run_of(state, place, index, since=since)
-    if run is None:
-        number = state.hooks.started + 1
-        return Record(HookStarted(number, place, hook.event, index))
-    if run.answer is not None:
-        return None
-    if hook.repeatable:
-        return Record(HookStarted(run.number, place, hook.event, index))
-    return _gave_up(state, run)
+    """What is next of these hooks, about a call or none; None when all have run. One that is in hand is
+    not looked at here."""
+    index = None if call is None else call.index
+    for place, hook in hooks:
+        run = run_of(state, place, index, since=since)
+        if run is None and (call is None or is_matched(hook, call)):
+            return Record(HookStarted(state.hooks.started + 1, place, hook.event, index))
+        if run is not None and run.answer is None:
+            if hook.repeatable:
+                return Record(HookStarted(run.number, place, hook.event, index))
+            return _gave_up(state, run)
+    return None
 
 
 def _gave_up(state: RunState, run: HookRun) -> Step:
-    """The end of a hook that was left in the middle. It may have changed files: the tree after it is the
-    one that was found, but a RunEnd hook leaves none."""
+    """The end of a hook that was left in the middle. It may have changed files: the snapshot after it is
+    the one that was found, but a RunEnd hook leaves none."""
     is_recorded = state.spec.is_recorded and run.event != "RunEnd" and not state.awaits_children
     return Record(HookFinished(run.number, _UNKNOWN, state.files.tree if is_recorded else None))

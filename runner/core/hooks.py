@@ -32,11 +32,6 @@ class Hook:
     on_failure: OnHookFailure = "deny"  # what a failed PreToolUse hook means for the call
     repeatable: bool = False  # runs again if its worker died in the middle of it
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Hook:
-        """The value that ``dataclasses.asdict`` made a mapping of."""
-        return cls(**{**data, "matcher": tuple(data["matcher"])})
-
 
 # Only "succeeded" says something of what the hook is about: a hook that was cut off ("interrupted" by a
 # shutdown, "unknown" by the death of its worker) has said nothing.
@@ -78,6 +73,11 @@ class HookRun:
     started_by: int  # the attempt
     answer: HookAnswer | None = None  # None: it has not ended
 
+    @property
+    def said(self) -> HookAnswer:
+        """The answer; one that says nothing until the hook has ended."""
+        return self.answer or HookAnswer("unknown")
+
 
 OBJECTS = 2  # the exit code
 MOST_CHARACTERS = 10_000  # of a text that is kept or shown
@@ -101,6 +101,14 @@ class Said:
     errors: bytes = b""
     cut: bool = False  # there was more output than was kept
     duration: float = 0.0  # seconds
+
+
+_NO_ANSWER: Mapping[End, tuple[HookOutcome, str]] = {
+    "timed_out": ("timed_out", "it took more than {timeout:g} s"),
+    "not_started": ("failed", "it could not be started: {output}"),
+    "lost": ("unknown", "it was killed from outside"),
+    "shut_down": ("interrupted", "it was cut off by a shutdown of the worker"),
+}
 
 
 class _Unfit(Exception):  # noqa: N818 - what is wrong with the answer, for who wrote the hook
@@ -132,7 +140,9 @@ def _answer(
     event: HookEvent, said: Said, timeout: float
 ) -> tuple[HookAnswer, Mapping[str, Any] | None]:
     if said.end != "exited":
-        return _no_answer(said, timeout), None
+        outcome, why = _NO_ANSWER[said.end]
+        reason = why.format(timeout=timeout, output=_shown(said.output))
+        return HookAnswer(outcome, reason=reason), None
     if said.exit_code == OBJECTS:
         reason = _shown(said.errors).strip() or "it gave no reason"
         objection: HookDecision = "deny" if event == "PreToolUse" else "block"
@@ -145,17 +155,6 @@ def _answer(
         context = _shown(said.output).strip() if event == "RunStart" else ""
         return HookAnswer("succeeded", context=context), None
     return _from_json(event, _object(said))
-
-
-def _no_answer(said: Said, timeout: float) -> HookAnswer:
-    outcomes: dict[str, tuple[HookOutcome, str]] = {
-        "timed_out": ("timed_out", f"it took more than {timeout:g} s"),
-        "not_started": ("failed", f"it could not be started: {_shown(said.output)}"),
-        "lost": ("unknown", "it was killed from outside"),
-        "shut_down": ("interrupted", "it was cut off by a shutdown of the worker"),
-    }
-    outcome, reason = outcomes[said.end]
-    return HookAnswer(outcome, reason=reason)
 
 
 def _object(said: Said) -> Mapping[str, Any]:
@@ -174,6 +173,8 @@ def _object(said: Said) -> Mapping[str, Any]:
 def _from_json(
     event: HookEvent, data: Mapping[str, Any]
 ) -> tuple[HookAnswer, Mapping[str, Any] | None]:
+    """What the answer says, and the input that it changes the call's to. Of what it says of a call in the
+    old words and in the new ones the stricter holds."""
     specific = data.get("hookSpecificOutput")
     if specific is None:
         specific = {}
@@ -182,34 +183,23 @@ def _from_json(
     goes_on = data.get("continue")
     if not (goes_on is None or isinstance(goes_on, bool)):
         raise _Unfit("continue is neither true nor false")
+    updated, reason = None, _text(data, "reason")
+    if event == "PreToolUse":
+        decision = _known(specific, "permissionDecision", _PERMISSIONS)
+        old, old_reason = _known(data, "decision", _OLD_PERMISSIONS), reason
+        reason = _text(specific, "permissionDecisionReason")
+        if _STRICTNESS[old] > _STRICTNESS[decision] or (old == decision and not reason):
+            decision, reason = old, old_reason
+        updated = specific.get("updatedInput")
+    else:
+        decision = _known(data, "decision", _BLOCKS)
     stops = goes_on is False
-    decision, reason = _decision(event, data, specific)
     if stops:
         reason = _text(data, "stopReason") or reason
-    updated = specific.get("updatedInput") if event == "PreToolUse" else None
     if updated is not None and not isinstance(updated, dict):
         raise _Unfit("updatedInput is not an object")
     context = _text(specific, "additionalContext")
     return HookAnswer("succeeded", decision, reason, context, stops=stops), updated
-
-
-def _decision(
-    event: HookEvent, data: Mapping[str, Any], specific: Mapping[str, Any]
-) -> tuple[HookDecision | None, str]:
-    """What the answer says of its call or turn, and why. Of what it says in the old words and in the
-    new ones the stricter holds."""
-    if event != "PreToolUse":
-        return _known(data, "decision", _BLOCKS), _text(data, "reason")
-    said = (
-        (
-            _known(specific, "permissionDecision", _PERMISSIONS),
-            _text(specific, "permissionDecisionReason"),
-        ),
-        (_known(data, "decision", _OLD_PERMISSIONS), _text(data, "reason")),
-    )
-    strictest = max((decision for decision, _ in said), key=_STRICTNESS.__getitem__)
-    reasons = (reason for decision, reason in said if decision == strictest and reason)
-    return strictest, next(reasons, "")
 
 
 def _known(

@@ -5,23 +5,23 @@ Which failures are retried follows https://docs.claude.com/en/api/errors.
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
 
 from runner.core.budget import Ceiling, JobBudget, Reservation, in_usd, prompt_bound, reserve
 from runner.core.compaction import Shortening, TokenEstimate, summary_question, token_estimate
-from runner.core.context import is_worth_an_hour, paced
 from runner.core.conversation import Message, ModelRequest, Purpose, text_block, text_bytes
 from runner.core.entries import (
     OUR_OWN_FAILURES,
     PROMPT_TOO_LONG,
     ContextCompacted,
     ModelCallStarted,
+    RunSettled,
 )
 from runner.core.prices import FREE, PriceList, Tariff, Terms
 from runner.core.run import Ended, Requeued, Waiting
 from runner.core.spec import JobSpec, Patience
 from runner.core.state import OpenCall, RunState
-from runner.core.steps import CountTokens, Record, Step, settle
+from runner.core.steps import CountTokens, Record, Step, end, settle
 from runner.errors import ModelCallError
 
 # What others have reserved comes back when their calls end.
@@ -34,8 +34,7 @@ def tariffs_of(spec: JobSpec, prices: PriceList) -> dict[str, Tariff]:
     """What the calls of a job's models are billed at, by model: of those that have a price."""
     tariffs = {}
     for model in (spec.model, spec.summary_model):
-        own = model == spec.model
-        terms = Terms.of(spec.provider, spec.model_options, own_model=own)
+        terms = Terms.of(spec.provider, spec.model_options, own_model=model == spec.model)
         if (tariff := prices.tariff(model, terms)) is not None:
             tariffs[model] = tariff
     return tariffs
@@ -43,30 +42,25 @@ def tariffs_of(spec: JobSpec, prices: PriceList) -> dict[str, Tariff]:
 
 def start_turn(state: RunState) -> Step:
     """The step that begins the run's next turn, or that says why it cannot."""
-    context = state.context
+    context, budget = state.context, state.money.budget
+    model, most = state.spec.model, state.limits.max_output_tokens
     prompt = prompt_bound(context.last_prompt_tokens, context.appended_bytes)
-    call = _turn(state, prompt)
-    if state.context.compacted.count and not _has_room(state, call):
+    call = _reserved(state, model, prompt, most)
+    has_room = (
+        isinstance(call, Reservation)
+        and not call.lowered
+        and (budget is None or budget.verdict(call) == "fits")
+    )
+    if context.compacted.count and not has_room:
         # The last prompt was longer. What is sent by now takes long to count.
         sent = prompt_bound(None, state.spec.request_bytes(state.sent))
-        call = _turn(state, min(prompt, sent))
+        call = _reserved(state, model, min(prompt, sent), most)
     if not isinstance(call, Reservation):
         return stopped_by(state, call)
-    return start(state, state.spec.model, call, "turn")
+    return _start(state, model, call, "turn")
 
 
-def _turn(state: RunState, prompt: int) -> Reservation | Ceiling:
-    return reserved(state, state.spec.model, prompt, state.limits.max_output_tokens)
-
-
-def _has_room(state: RunState, call: Reservation | Ceiling) -> bool:
-    """Whether a call fits what is left, with as long a reply as the job allows."""
-    if not isinstance(call, Reservation) or call.lowered:
-        return False
-    return state.money.budget is None or state.money.budget.verdict(call) == "fits"
-
-
-def reserved(state: RunState, model: str, prompt: int, most_output: int) -> Reservation | Ceiling:
+def _reserved(state: RunState, model: str, prompt: int, most_output: int) -> Reservation | Ceiling:
     """What a model call may use, or the ceiling that leaves no room for it.
 
     Args:
@@ -75,9 +69,7 @@ def reserved(state: RunState, model: str, prompt: int, most_output: int) -> Rese
     """
     hour_cache = state.spec.hour_cache
     if hour_cache is None:
-        hour_cache = is_worth_an_hour(
-            paced(state.model.pace.last_at, state.model.pace.slow, state.now)[1]
-        )
+        hour_cache = state.model.pace.after(state.now).is_worth_an_hour
     return reserve(
         state.limits,
         state.used,
@@ -89,22 +81,25 @@ def reserved(state: RunState, model: str, prompt: int, most_output: int) -> Rese
     )
 
 
-def start(state: RunState, model: str, call: Reservation, purpose: Purpose) -> Step:
+def _start(state: RunState, model: str, call: Reservation, purpose: Purpose) -> Step:
     """Begin a call, when the job's budget has room for it."""
-    if model not in state.money.tariffs and _is_cost_limited(state):
+    budget = state.money.budget
+    is_cost_limited = state.limits.cost_ceiling is not None or (
+        budget is not None and budget.most_cost is not None
+    )
+    if is_cost_limited and model not in state.money.tariffs:
         detail = (
             f"the cost is limited, and {model} has no price in this worker's list: "
             "add it to the file that RUNNER_PRICES names, and retry"
         )
-        return settle(Ended("failed", "no_price", detail))
-    if state.money.budget is not None:
-        match state.money.budget.verdict(call):
-            case "later":
-                return settle(Requeued(state.now + _wait(state.money.budget_waits), "budget"))
-            case "never":
-                return settle(Waiting("budget", _lacking(state.money.budget, call)))
-    number = state.model.calls + 1
-    return Record(ModelCallStarted(number, call, state.now, purpose))
+        return end("failed", "no_price", detail)
+    verdict = "fits" if budget is None else budget.verdict(call)
+    if verdict == "later":
+        wait = BUDGET_WAIT_SECONDS * 2.0 ** min(state.money.budget_waits, 10)
+        return settle(Requeued(state.now + min(LONGEST_BUDGET_WAIT_SECONDS, wait), "budget"))
+    if budget is not None and verdict == "never":
+        return settle(Waiting("budget", _lacking(budget, call)))
+    return Record(ModelCallStarted(state.model.calls + 1, call, state.now, purpose))
 
 
 def _lacking(job_budget: JobBudget, call: Reservation) -> str:
@@ -119,32 +114,14 @@ def _lacking(job_budget: JobBudget, call: Reservation) -> str:
     return f"its next call may use {'; '.join(parts)}"
 
 
-def _wait(waits: int) -> float:
-    return min(LONGEST_BUDGET_WAIT_SECONDS, BUDGET_WAIT_SECONDS * 2.0 ** min(waits, 10))
-
-
-def may_ever_start(state: RunState, model: str, call: Reservation) -> bool:
-    """Whether a call is one that ``start`` would begin, at once or later, with the limits as they
-    are."""
-    if model not in state.money.tariffs and _is_cost_limited(state):
-        return False
-    return state.money.budget is None or state.money.budget.verdict(call) != "never"
-
-
-def _is_cost_limited(state: RunState) -> bool:
-    of_job = state.money.budget is not None and state.money.budget.most_cost is not None
-    return of_job or state.limits.cost_ceiling is not None
-
-
 def stopped_by(state: RunState, ceiling: Ceiling) -> Step:
     """The step that ends a run which has used up one of its ceilings."""
-    used_up, limits = state.used, state.limits
+    used, limits = state.used, state.limits
     if ceiling == "cost_ceiling":
-        used = f"{in_usd(used_up.cost)} of {in_usd(limits.cost_ceiling or 0)} is used"
+        detail = f"{in_usd(used.cost)} of {in_usd(limits.cost_ceiling or 0)} is used"
     else:
-        used = f"{used_up.tokens:,} of {limits.token_ceiling:,} tokens are used"
-    detail = f"{used}; what is left is too little for the next call"
-    return settle(Ended("stopped", ceiling, detail))
+        detail = f"{used.tokens:,} of {limits.token_ceiling:,} tokens are used"
+    return end("stopped", ceiling, f"{detail}; what is left is too little for the next call")
 
 
 IN_HAND_SECONDS = 5.0  # a longer wait is stored, and the worker freed
@@ -248,39 +225,25 @@ def next_request(state: RunState) -> ModelRequest:
 
 
 def summary_request(state: RunState, call: OpenCall) -> ModelRequest:
-    """The request for a summary of the middle of the conversation: without tools, and without those of
-    the job's options that shape its own replies."""
-    question = summary_question(state)
+    """The request for a summary of the middle of the conversation: without tools, and of the job's options
+    with those alone that say how calls are sent and billed. Not every model has a fast mode: only the
+    job's own is asked for it."""
+    question, spec = summary_question(state), state.spec
     if question is None:
         raise ValueError(f"there is nothing to summarise in {state.run_id}")
-    spec = state.spec
-    return ModelRequest(
+    names = _OPTIONS_OF_ANY_CALL | ({"speed"} if spec.summary_model == spec.model else set())
+    extra = spec.model_options.get("extra_body") or {}
+    extra = {name: value for name, value in extra.items() if name in names}
+    options = {name: value for name, value in spec.model_options.items() if name in names}
+    return replace(
+        turn_request(state, call),
         model=spec.summary_model,
         system=question.system,
         tools=(),
         messages=(Message("user", (text_block(question.text),)),),
-        max_tokens=call.reservation.max_tokens,
-        options=_summary_options(spec),
-        run_id=state.run_id,
-        item_key=state.item_key,
-        reply_number=state.turns,
+        options=options | ({"extra_body": extra} if extra else {}),
         purpose="summary",
-        hour_cache=call.reservation.hour_cache,
-        agent_type=state.agent_type,
     )
-
-
-def _summary_options(spec: JobSpec) -> dict[str, Any]:
-    """The options that say how calls are sent and billed. Not every model has a fast mode: only the
-    job's own is asked for it."""
-    names = _OPTIONS_OF_ANY_CALL
-    if spec.summary_model == spec.model:
-        names |= {"speed"}
-    options = spec.model_options
-    kept = {name: value for name, value in options.items() if name in names}
-    extra = options.get("extra_body") or {}
-    extra = {name: value for name, value in extra.items() if name in names}
-    return {**kept, "extra_body": extra} if extra else kept
 
 
 MOST_REFUSALS = 2  # in a row that are answered by making the prompt shorter
@@ -337,17 +300,18 @@ def _shrink(state: RunState, found: TokenEstimate) -> Step:
     """Truncate old results; if that is not enough, summarise the middle, or drop its oldest turns without a
     model. What does not reach the goal must at least fit. Only if the recent turns alone are too long
     are their results truncated, and last of all the turns themselves dropped."""
-    aim, fit = (Shortening.of(state, found, limit) for limit in (found.goal, found.limit))
-    for shortening in (aim, fit):
-        if (made := shortening.truncate_old()) is not None:
+    shorter, limits = Shortening(state, found), (found.goal, found.limit)
+    for limit in limits:
+        if (made := shorter.truncate_old(limit)) is not None:
             return Record(ContextCompacted(made))
-        if (made := shortening.drop_oldest()) is not None:
+        if (made := shorter.drop_oldest(limit)) is not None:
             return _summary(state) or Record(ContextCompacted(made))
-    for shortening in (aim, fit):
-        if (made := shortening.truncate_recent()) is not None:
+    for limit in limits:
+        if (made := shorter.truncate_recent(limit)) is not None:
             return Record(ContextCompacted(made))
-    if (made := aim.drop_and_truncate() or fit.drop_and_truncate()) is not None:
-        return _summary(state) or Record(ContextCompacted(made))
+    for limit in limits:
+        if (made := shorter.drop_and_truncate(limit)) is not None:
+            return _summary(state) or Record(ContextCompacted(made))
     if state.context.must_shrink:
         return _stopped(_REFUSED_WHOLE)
     return _stopped(
@@ -359,16 +323,19 @@ def _shrink(state: RunState, found: TokenEstimate) -> Step:
 
 def _summary(state: RunState) -> Step | None:
     """The call for a summary; None if it is useless or cannot be paid for."""
-    asked = summary_question(state)
+    asked, model = summary_question(state), state.spec.summary_model
     if state.context.summary_failed or asked is None:
         return None
-    model = state.spec.summary_model
     prompt = prompt_bound(None, text_bytes(asked.system) + text_bytes(asked.text))
-    call = reserved(state, model, prompt, asked.most_output)
-    if not isinstance(call, Reservation) or not may_ever_start(state, model, call):
+    call = _reserved(state, model, prompt, asked.most_output)
+    if not isinstance(call, Reservation):
         return None
-    return start(state, model, call, "summary")
+    match step := _start(state, model, call, "summary"):
+        case Record(RunSettled(Ended() | Waiting())):
+            return None
+        case _:
+            return step
 
 
 def _stopped(detail: str) -> Step:
-    return settle(Ended("stopped", "context_window", detail))
+    return end("stopped", "context_window", detail)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from datetime import date
 from decimal import ROUND_CEILING, Decimal
 from typing import Any, Literal, get_args
@@ -49,14 +49,17 @@ class Rates:
         dearest = max(self.input, self._write(hour_cache), self.cache_read)
         return (dearest * prompt + self.output * output).scaleb(-6)
 
+    def output_for(self, left: int, prompt: int, *, hour_cache: bool, most: int) -> int:
+        """As ``Tariff.output_for``."""
+        room = left - _rounded_up(self.cost_at_most(prompt, 0, hour_cache=hour_cache))
+        if room < 0:
+            return -1
+        if not self.output:
+            return most
+        return min(most, int(Decimal(room).scaleb(-3) / self.output))
+
     def times(self, factor: Decimal) -> Rates:
-        return Rates(
-            self.input * factor,
-            self.cache_write_5m * factor,
-            self.cache_write_1h * factor,
-            self.cache_read * factor,
-            self.output * factor,
-        )
+        return Rates(*(rate * factor for rate in astuple(self)))
 
     def _write(self, hour_cache: bool) -> Decimal:
         return self.cache_write_1h if hour_cache else self.cache_write_5m
@@ -72,7 +75,7 @@ class Tariff:
 
     def cost(self, usage: Usage, *, hour_cache: bool) -> int:
         """What a call cost that used this."""
-        rates = self._rates(usage.prompt_tokens)
+        rates = self._possible(usage.prompt_tokens)[-1]
         return _rounded_up(rates.cost(usage, hour_cache=hour_cache))
 
     def cost_at_most(self, prompt: int, output: int, *, hour_cache: bool) -> int:
@@ -86,26 +89,15 @@ class Tariff:
         """The tokens of output, at most ``most``, with which a call surely costs no more than
         ``left``; less than 0 when its prompt alone may cost more."""
         return min(
-            _output_for(rates, left, prompt, hour_cache, most) for rates in self._possible(prompt)
+            rates.output_for(left, prompt, hour_cache=hour_cache, most=most)
+            for rates in self._possible(prompt)
         )
-
-    def _rates(self, prompt: int) -> Rates:
-        return self.long if self.long is not None and prompt > self.long_above else self.standard
 
     def _possible(self, prompt: int) -> tuple[Rates, ...]:
         """The rates that a call may be billed at whose prompt has at most so many tokens."""
         if self.long is None or prompt <= self.long_above:
             return (self.standard,)
         return (self.standard, self.long)
-
-
-def _output_for(rates: Rates, left: int, prompt: int, hour_cache: bool, most: int) -> int:
-    room = left - _rounded_up(rates.cost_at_most(prompt, 0, hour_cache=hour_cache))
-    if room < 0:
-        return -1
-    if not rates.output:
-        return most
-    return min(most, int(Decimal(room).scaleb(-3) / rates.output))
 
 
 def _rounded_up(usd: Decimal) -> int:

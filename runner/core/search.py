@@ -15,7 +15,7 @@ import re
 import unicodedata
 from base64 import b32encode
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
@@ -52,37 +52,32 @@ _TERM = re.compile(r'(-?)(?:"([^"]*)"(\*?)|([^\s"]+))')
 _BLANKS = re.compile(r"\s+")
 
 
-def _folded_byte(code: int) -> int:
-    """Fold a byte of UTF-8: only ASCII changes."""
-    if code >= 0x80:
-        return code
-    return ord(chr(code).lower() if chr(code).isalnum() else " ")
-
-
-_ASCII = bytes(map(_folded_byte, range(256)))
+# Folds a byte of UTF-8: only ASCII changes.
+_ASCII = bytes(
+    code if code >= 0x80 else ord(chr(code).lower() if chr(code).isalnum() else " ")
+    for code in range(256)
+)
 
 
 class _Folds(dict[int, str]):
     """The fold of each character, computed once."""
 
     def __missing__(self, code: int) -> str:
-        folded = self[code] = _fold_character(chr(code))
+        character = chr(code)
+        kind = unicodedata.category(character)
+        folded = " "
+        if kind[0] == "M" or kind == "Cf":
+            folded = ""
+        elif character.isalnum():
+            # Marks first: the case of the iota below a letter is a letter.
+            folded = _unmarked(_unmarked(character).casefold())
+            if _UNSPACED.match(character) or "\U00020000" <= character <= "\U0003ffff":
+                folded = f" {folded} "
+        self[code] = folded
         return folded
 
 
 _FOLDS = _Folds()
-
-
-def _fold_character(character: str) -> str:
-    kind = unicodedata.category(character)
-    if kind[0] == "M" or kind == "Cf":
-        return ""
-    if not character.isalnum():
-        return " "
-    # Marks first: the case of the iota below a letter is a letter.
-    folded = _unmarked(_unmarked(character).casefold())
-    is_alone = _UNSPACED.match(character) or "\U00020000" <= character <= "\U0003ffff"
-    return f" {folded} " if is_alone else folded
 
 
 def _unmarked(text: str) -> str:
@@ -180,29 +175,30 @@ def parse(text: str, exact: str | None = None) -> Query:
         raise UsageError(f"a search has at most {LONGEST_QUERY:,} characters: give less of it")
     if text.count('"') % 2:
         raise UsageError('a phrase has no end: close it with another "')
-    wanted: list[Term] = []
-    unwanted: list[Term] = []
+    terms: dict[str, list[Term]] = {"": [], "-": []}
     for sign, phrase, star, plain in _TERM.findall(text):
-        term = _term(phrase, bool(star)) if not plain else _unquoted(plain)
+        if "*" in plain[:-1]:
+            raise UsageError(
+                f"{plain!r} has a * that is not at its end: words can only be cut there"
+            )
+        term = _term(phrase or plain.removesuffix("*"), bool(star) or plain.endswith("*"))
         if term is None:
             raise UsageError(
                 f"{plain or phrase!r} has no letter or digit: use --exact for such a text"
             )
-        (unwanted if sign else wanted).append(term)
-    if exact is not None:
-        _refuse_vague(exact)
+        terms[sign].append(term)
+    wanted, unwanted = map(tuple, terms.values())
+    if exact is not None and _is_vague(parts_of(exact)):
+        raise UsageError(
+            f"{exact!r} has no {SHORTEST_PART} letters or digits in a row, nor a whole word: "
+            "give more of the text"
+        )
     if len(wanted) + len(unwanted) > MOST_TERMS:
         raise UsageError(f"a search has at most {MOST_TERMS} terms: leave some out")
     if not wanted and exact is None:
         what = "only what must not be there" if unwanted else "nothing to look for"
         raise UsageError(f"the search says {what}: give a word that must be there")
-    return Query(tuple(wanted), tuple(unwanted), exact)
-
-
-def _unquoted(text: str) -> Term | None:
-    if "*" in text[:-1]:
-        raise UsageError(f"{text!r} has a * that is not at its end: words can only be cut there")
-    return _term(text.removesuffix("*"), text.endswith("*"))
+    return Query(wanted, unwanted, exact)
 
 
 def _term(text: str, is_prefix: bool) -> Term | None:
@@ -217,14 +213,9 @@ def _term(text: str, is_prefix: bool) -> Term | None:
     return Term(words, is_cut)
 
 
-def _refuse_vague(exact: str) -> None:
-    parts = parts_of(exact)
-    longest = max(map(len, (*parts.whole, parts.first, parts.last, parts.inner)))
-    if longest < SHORTEST_PART and not parts.whole:
-        raise UsageError(
-            f"{exact!r} has no {SHORTEST_PART} letters or digits in a row, nor a whole word: "
-            "give more of the text"
-        )
+def _is_vague(parts: Parts) -> bool:
+    longest = max(map(len, (parts.first, parts.last, parts.inner)))
+    return not parts.whole and longest < SHORTEST_PART
 
 
 def parts_of(exact: str) -> Parts:
@@ -314,76 +305,48 @@ class Excerpt:
     marks: tuple[tuple[int, int], ...] = ()  # start and end of each match in it
 
 
+_BEFORE = 60  # characters shown before the first match
+_LONGEST_EDGE = 24
+_MOST_SPANS = 50
+
+
 def excerpt(text: str, query: Query, length: int = EXCERPT_LENGTH) -> Excerpt:
     """Return the part of ``text``, about ``length`` characters, that shows most of the query."""
-    return _Excerpts(text, query).cut(length)
+    spans = _spans(text, query)
+    start = max(0, _best_start(spans, length - _BEFORE) - _BEFORE)
+    for _ in range(_LONGEST_EDGE):  # only long words are cut
+        if start == 0 or not text[start - 1].isalnum():
+            break
+        start -= 1
+    end = min(len(text), start + length)
+    for _ in range(_LONGEST_EDGE):
+        if end == len(text) or not text[end].isalnum():
+            break
+        end += 1
+    return _squeezed(text, start, end, spans)
 
 
-class _Excerpts:
-    """Cuts an excerpt out of a text."""
-
-    _BEFORE = 60
-    _LONGEST_EDGE = 24
-    _MOST_SPANS = 50
-
-    def __init__(self, text: str, query: Query) -> None:
-        self._text = text
-        # start, end and which part of the query is there, in the order of the text
-        self._spans: list[tuple[int, int, int]] = []
-        folded, offsets = fold(text), _Offsets(text)
-        for number, term in enumerate(query.wanted):
-            for found in islice(_pattern(term).finditer(folded), self._MOST_SPANS):
-                start, end = offsets.start(found.start()), offsets.end(found.end())
-                self._spans.append((start, end, number))
-        if query.exact:
-            exact = re.finditer(re.escape(query.exact), text)
-            self._spans += [(*found.span(), -1) for found in islice(exact, self._MOST_SPANS)]
-        self._spans.sort()
-
-    def cut(self, length: int) -> Excerpt:
-        text = self._text
-        start = max(0, self._best_start(length - self._BEFORE) - self._BEFORE)
-        for _ in range(self._LONGEST_EDGE):  # only long words are cut
-            if start == 0 or not text[start - 1].isalnum():
-                break
-            start -= 1
-        end = min(len(text), start + length)
-        for _ in range(self._LONGEST_EDGE):
-            if end == len(text) or not text[end].isalnum():
-                break
-            end += 1
-        return self._squeezed(start, end)
-
-    def _best_start(self, width: int) -> int:
-        """Return where the stretch starts that has most parts of the query, and most often."""
-        best, best_start = (0, 0), 0
-        for index, (start, _, _) in enumerate(self._spans):
-            spans = self._spans[index:]
-            within = [number for at, end, number in spans if at < start + width >= end]
-            good = (len(set(within)), len(within))
-            if good > best:
-                best, best_start = good, start
-        return best_start
-
-    def _squeezed(self, start: int, end: int) -> Excerpt:
-        """Return the part with its blanks squeezed, piece by piece so that the marks stay right."""
-        text = self._text
-        shown, marks, at = "…" if start else "", [], start
-        for from_, to, _ in self._spans:
-            if from_ < at or from_ >= end:
-                continue
-            shown = _with(shown, text[at:from_])
-            marked = _BLANKS.sub(" ", text[from_ : min(to, end)])
-            marks.append((len(shown), len(shown) + len(marked)))
-            shown += marked
-            at = min(to, end)
-        shown = _with(shown, text[at:end])
-        return Excerpt(shown.rstrip() + ("…" if end < len(text) else ""), tuple(marks))
+# Start and end of a match in a text, and the number of the wanted term (-1: the exact text).
+_Span = tuple[int, int, int]
 
 
-def _with(shown: str, more: str) -> str:
-    squeezed = _BLANKS.sub(" ", more)
-    return shown + (squeezed.lstrip() if shown in ("", "…") or shown.endswith(" ") else squeezed)
+def _spans(text: str, query: Query) -> list[_Span]:
+    """Return the matches of a query, in the order of the text."""
+    spans: list[_Span] = []
+    folded = fold(text)
+    sums: Sequence[int] = range(len(text) + 1)  # the length of the fold before each offset
+    if not text.isascii():
+        sums = [*accumulate(map(_fold_length, text), initial=0)]
+    for number, term in enumerate(query.wanted):
+        for found in islice(_pattern(term).finditer(folded), _MOST_SPANS):
+            start = bisect_right(sums, found.start()) - 1
+            # after any accent there
+            end = bisect_right(sums, sums[bisect_left(sums, found.end())]) - 1
+            spans.append((start, end, number))
+    if query.exact:
+        exact = re.finditer(re.escape(query.exact), text)
+        spans += [(*found.span(), -1) for found in islice(exact, _MOST_SPANS)]
+    return sorted(spans)
 
 
 def _pattern(term: Term) -> re.Pattern[str]:
@@ -397,27 +360,37 @@ def _pattern(term: Term) -> re.Pattern[str]:
     )
 
 
-class _Offsets:
-    """Maps offsets in the fold of a text to offsets in the text."""
-
-    def __init__(self, text: str) -> None:
-        self._sums: list[int] | None = None  # the length of the fold before each offset
-        if not text.isascii():
-            self._sums = [*accumulate(map(_fold_length, text), initial=0)]
-
-    def start(self, folded: int) -> int:
-        """Return the last offset before which the fold has at most ``folded`` characters."""
-        return folded if self._sums is None else bisect_right(self._sums, folded) - 1
-
-    def end(self, folded: int) -> int:
-        """Return the first offset before which the fold has at least ``folded`` characters, after any
-        accent there."""
-        if self._sums is None:
-            return folded
-        length = self._sums[bisect_left(self._sums, folded)]
-        return bisect_right(self._sums, length) - 1
-
-
 @lru_cache(maxsize=65_536)
 def _fold_length(character: str) -> int:
     return len(fold(character))
+
+
+def _best_start(spans: Sequence[_Span], width: int) -> int:
+    """Return where the stretch starts that has most parts of the query, and most often."""
+    best, best_start = (0, 0), 0
+    for index, (start, _, _) in enumerate(spans):
+        within = [number for at, end, number in spans[index:] if at < start + width >= end]
+        good = (len(set(within)), len(within))
+        if good > best:
+            best, best_start = good, start
+    return best_start
+
+
+def _squeezed(text: str, start: int, end: int, spans: Sequence[_Span]) -> Excerpt:
+    """Return the part with its blanks squeezed, piece by piece so that the marks stay right."""
+    shown, marks, at = "…" if start else "", [], start
+    for from_, to, _ in spans:
+        if from_ < at or from_ >= end:
+            continue
+        shown = _with(shown, text[at:from_])
+        marked = _BLANKS.sub(" ", text[from_ : min(to, end)])
+        marks.append((len(shown), len(shown) + len(marked)))
+        shown += marked
+        at = min(to, end)
+    shown = _with(shown, text[at:end])
+    return Excerpt(shown.rstrip() + ("…" if end < len(text) else ""), tuple(marks))
+
+
+def _with(shown: str, more: str) -> str:
+    squeezed = _BLANKS.sub(" ", more)
+    return shown + (squeezed.lstrip() if shown in ("", "…") or shown.endswith(" ") else squeezed)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from dataclasses import asdict, dataclass, field, is_dataclass
+from functools import cache
+from types import UnionType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from runner.core.agents import AGENT_SOURCE, SPLIT_SOURCE, AgentType, Coordinator
 from runner.core.budget import Budget, Limits
@@ -76,19 +78,27 @@ class JobSpec:
         """The job's type of sub-agent of that name, or None."""
         return next((agent for agent in self.agents if agent.name == name), None)
 
-    def splits(self, name: str) -> bool:
-        """Whether the tool of that name takes the parts of a coordinator's task."""
+    def source_of(self, name: str) -> str:
+        """Where the job's tool of that name comes from; empty if it has none."""
         tool = self.tool(name)
-        return tool is not None and tool.source == SPLIT_SOURCE
+        return tool.source if tool is not None else ""
+
+    def only_reads(self, name: str) -> bool:
+        """True if the job has a tool of that name, which changes nothing."""
+        tool = self.tool(name)
+        return tool is not None and tool.read_only
+
+    def splits(self, name: str) -> bool:
+        """True if the tool of that name takes the parts of a coordinator's task."""
+        return self.source_of(name) == SPLIT_SOURCE
 
     def starts_children(self, name: str) -> bool:
-        """Whether the tool of that name starts sub-agents: no process runs for a call of it."""
-        tool = self.tool(name)
-        return tool is not None and tool.source in (AGENT_SOURCE, SPLIT_SOURCE)
+        """True if the tool of that name starts sub-agents: no process runs for a call of it."""
+        return self.source_of(name) in (AGENT_SOURCE, SPLIT_SOURCE)
 
     @property
     def is_recorded(self) -> bool:
-        """Whether the trees of the runs' workspaces are recorded."""
+        """True if snapshots of the runs' workspaces are recorded."""
         return self.workspace is not None and self.workspace.is_recorded
 
     @property
@@ -127,8 +137,8 @@ class JobSpec:
 
     @property
     def hour_cache(self) -> bool | None:
-        """Whether ``model_options`` ask for a cache that lives for an hour; None when they say nothing
-        of the cache."""
+        """True if ``model_options`` ask for a cache that lives for an hour; None if they say nothing of
+        the cache."""
         given = {**self.model_options, **(self.model_options.get("extra_body") or {})}
         cache = given.get("cache_control")
         return None if cache is None else cache.get("ttl") == "1h"
@@ -140,25 +150,25 @@ class JobSpec:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> JobSpec:
         """The spec that ``to_json`` gave."""
-        workspace, verify = data["workspace"], data.get("verify")
-        coordinator = data.get("coordinator")
-        return cls(
-            **{
-                **data,
-                "tools": tuple(Tool(**tool) for tool in data["tools"]),
-                "rules": tuple(Rule(**rule) for rule in data["rules"]),
-                "asking": Asking(**data.get("asking", {})),
-                "limits": Limits(**data["limits"]),
-                "budget": Budget(**data.get("budget", {})),
-                "context": Context(**data.get("context", {})),
-                "retry": Patience(**data["retry"]),
-                "workspace": Workspace.from_json(workspace) if workspace else None,
-                "verify": Verify.from_json(verify) if verify else None,
-                "agents": tuple(map(AgentType.from_json, data.get("agents", ()))),
-                "coordinator": Coordinator(**coordinator) if coordinator else None,
-                "hooks": tuple(map(Hook.from_json, data.get("hooks", ()))),
-            }
-        )
+        spec: JobSpec = _decoded(cls, data)
+        return spec
+
+
+_types_of = cache(get_type_hints)
+
+
+def _decoded(kind: Any, data: Any) -> Any:
+    """The value of a type (a dataclass, a tuple, either or None, plain JSON) from what ``asdict`` gave."""
+    if data is None:
+        return None
+    if get_origin(kind) is UnionType:
+        kind = get_args(kind)[0]
+    if get_origin(kind) is tuple:
+        return tuple(_decoded(get_args(kind)[0], each) for each in data)
+    if not is_dataclass(kind):
+        return data
+    types = _types_of(kind)
+    return kind(**{name: _decoded(types[name], value) for name, value in data.items()})
 
 
 @dataclass(frozen=True, slots=True)

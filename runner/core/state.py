@@ -1,6 +1,6 @@
 """The run state: what is stored of a run as one value, and what only the attempt in hand knows of it.
 
-``core.journal.fold`` says how each entry changes it. The store writes an entry as rows and reads the
+``core.fold`` says how each entry changes it. The store writes an entry as rows and reads the
 rows back as a run state; a test holds that both ways give equal states.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from runner.core.agents import Child, Split
 from runner.core.budget import Ceiling, Charged, JobBudget, Limits, Reservation
-from runner.core.context import DEFAULT_WINDOW, Compacted, sent_messages
+from runner.core.context import DEFAULT_WINDOW, Compacted, Pace, sent_messages
 from runner.core.conversation import Block, Message, Purpose, ToolOutcome, Usage
 from runner.core.hooks import HookRun
 from runner.core.prices import Tariff
@@ -60,6 +60,11 @@ class Call:
         return self.decision is not None and self.decision.effect == "ask" and self.answer is None
 
     @property
+    def is_approved(self) -> bool:
+        """True if a person, or a rule of theirs, has approved it."""
+        return self.answer is not None and self.answer.effect == "approved"
+
+    @property
     def is_edited(self) -> bool:
         """True if the person who approved it changed its input."""
         return self.answer is not None and self.answer.input is not None
@@ -98,16 +103,6 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
-    """How far apart the run's model calls begin."""
-
-    last_at: float | None = None  # when the last one began, in seconds since the epoch
-    # Moving average of the share of calls that came too late for a cache of five minutes, and not
-    # for one of an hour.
-    slow: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
 class ModelState:
     """Where the run is with the model."""
 
@@ -118,7 +113,7 @@ class ModelState:
     failure: Failure | None = None
     continuations: int = 0  # times in a row that a reply was cut off and the model told to go on
     nudges: int = 0  # times in a row that a reply was empty and the model told to go on
-    pace: Pace = Pace()
+    pace: Pace = field(default=Pace())
     warms_cache: bool = False  # its siblings wait for its first reply, to find their prefix cached
 
 
@@ -305,6 +300,14 @@ class RunState(Progress):
         return any(child.index not in given for child in self.children.current)
 
     @property
+    def current_verification(self) -> Verification | None:
+        """The newest verification; None if a turn or a change of the workspace came since."""
+        newest = self.ending.verification
+        if newest is None or (newest.turn, newest.tree) != (self.turns, self.files.tree):
+            return None
+        return newest
+
+    @property
     def sent(self) -> tuple[Message, ...]:
         """The messages as they are sent to the model."""
         return sent_messages(self.messages, self.context.compacted)
@@ -314,3 +317,8 @@ class RunState(Progress):
         """The run's deadline in seconds since the epoch; None without one."""
         limit = self.limits.deadline
         return None if limit is None else self.submitted_at + limit
+
+    @property
+    def is_overdue(self) -> bool:
+        """True if the run's deadline has passed."""
+        return self.ends_at is not None and self.ends_at <= self.now

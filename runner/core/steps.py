@@ -6,13 +6,13 @@ follows in the same transaction) or an effect that the engine carries out and re
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from runner.core.entries import Entry, RunSettled
+from runner.core.entries import Entry, MessageCause, RunSettled, UserMessageAdded
 from runner.core.hooks import HookRun
-from runner.core.run import Ended, Outcome, Requeued, Waiting
+from runner.core.run import Ended, EndState, Outcome, Requeued, Waiting
 from runner.core.state import Call, OpenCall, RunState
 
 
@@ -107,6 +107,22 @@ def settle(outcome: Outcome) -> Step:
     return Record(RunSettled(outcome))
 
 
+def end(state: EndState, reason: str, detail: str = "") -> Step:
+    """The step that ends the run."""
+    return settle(Ended(state, reason, detail))
+
+
+def tell(cause: MessageCause, *texts: str) -> Step:
+    """The step that tells the model more."""
+    return Record(UserMessageAdded(texts, cause))
+
+
+def locate(calls: Sequence[Call]) -> Step | None:
+    """The step that looks up where calls would run; None if all of these are located."""
+    unlocated = tuple(call for call in calls if call.tool_context is None)
+    return LocateCalls(unlocated) if unlocated else None
+
+
 def leave(state: RunState) -> Step | None:
     """The step that ends the attempt at this boundary, if a person pauses the run or the worker drains."""
     if state.inbox.pause_requested:
@@ -116,4 +132,4 @@ def leave(state: RunState) -> Step | None:
 
 def stop_at_deadline(state: RunState) -> Step:
     """The step that ends a run whose deadline has passed."""
-    return settle(Ended("stopped", "deadline", f"the deadline of {state.limits.deadline:g} s"))
+    return end("stopped", "deadline", f"the deadline of {state.limits.deadline:g} s")

@@ -35,25 +35,13 @@ class Workspace:
 
     @property
     def is_recorded(self) -> bool:
-        """Whether trees are recorded of it: each run has one of its own."""
+        """True if snapshots of it are recorded: each run has a workspace of its own."""
         return self.mode in ("git", "copy")
 
     @property
     def source(self) -> str:
         """The repository or folder that runs' own workspaces are made from."""
         return self.url or self.path or ""
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Workspace:
-        """The value that ``dataclasses.asdict`` made a mapping of."""
-        return cls(
-            **{
-                **data,
-                "setup": tuple(data.get("setup", ())),
-                "snapshot_ignored": tuple(data.get("snapshot_ignored", ())),
-                "external": tuple(Rule(**rule) for rule in data.get("external", ())),
-            }
-        )
 
 
 # What of a repository runs may be told to do without: they do not see it as its users do.
@@ -102,11 +90,6 @@ class Verify:
     rounds: int = VERIFY_ROUNDS  # how often a failure goes back to the agent
     timeout: float = VERIFY_SECONDS  # of each command
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Verify:
-        """The value that ``dataclasses.asdict`` made a mapping of."""
-        return cls(**{**data, "commands": tuple(data["commands"])})
-
 
 @dataclass(frozen=True, slots=True)
 class Verification:
@@ -118,10 +101,6 @@ class Verification:
     command: str = ""  # that failed
     output: str = ""  # of that command, until the model was told
     tree: str | None = None  # of the workspace that is verified
-
-    def is_of(self, turns: int, tree: str | None) -> bool:
-        """Whether it is of a run as it stands: after so many turns, with this tree of its workspace."""
-        return self.turn == turns and self.tree == tree
 
 
 RESULT_SOURCE = "result"

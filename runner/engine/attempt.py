@@ -13,31 +13,16 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
-from runner.core import model_calls
+from runner.core import model_calls, steps
 from runner.core.compaction import summarised
 from runner.core.context import DEFAULT_WINDOW
-from runner.core.conversation import ModelReply, message_blocks, tool_uses
+from runner.core.conversation import message_blocks, tool_uses
 from runner.core.decide import advance
 from runner.core.entries import Entry, ModelCallFailed, ModelReplied, RunSettled, TimeWorked
 from runner.core.fold import Applied
-from runner.core.model_calls import next_request, summary_request, turn_request
 from runner.core.run import Ended, Lease, Outcome, Requeued, Waiting
 from runner.core.spec import JobSpec
 from runner.core.state import Call, CountedPrompt, OpenCall, RunState
-from runner.core.steps import (
-    CallModel,
-    CountTokens,
-    Deliver,
-    Done,
-    Effect,
-    EndChildren,
-    LocateCalls,
-    RecordShared,
-    RunHook,
-    RunTools,
-    RunVerify,
-    Sleep,
-)
 from runner.engine.attempt_workspace import AttemptWorkspace
 from runner.errors import (
     ModelCallError,
@@ -91,18 +76,20 @@ class _Attempt:
         self._workspace = AttemptWorkspace(
             lease, ports.tools, ports.workspaces, ports.call_id, interrupt, self._retry
         )
-        self._state = self._load()
+        self._state = self._retry(lambda: ports.journal.load(lease))
 
     def run(self) -> Outcome:
         """Decide, commit, do, until a committed outcome ends the attempt."""
         happened = self._or_failure(self._prepare)
         while True:
             step = self._commit(happened, self._decide)
-            if isinstance(step, Done):
+            if isinstance(step, steps.Done):
                 return step.outcome
             happened = self._or_failure(partial(self._do, step))
 
-    def _decide(self, state: RunState, now: float) -> tuple[Sequence[Applied], Effect | Done]:
+    def _decide(
+        self, state: RunState, now: float
+    ) -> tuple[Sequence[Applied], steps.Effect | steps.Done]:
         """What follows from a run's state. The commit calls this inside its transaction."""
         return advance(state, now, draining=self._ports.stopping.is_set())
 
@@ -115,37 +102,42 @@ class _Attempt:
                 return step
             except StaleView:
                 # The answer to a commit was lost, but it went through: there is nothing to add.
-                self._state = self._reload()
+                self._reload()
                 entries = ()
 
-    def _do(self, step: Effect) -> list[Entry]:
+    def _do(self, step: steps.Effect) -> list[Entry]:
         """Carry out one effect. What only this attempt needs to know joins its state at once."""
+        state, workspace = self._state, self._workspace
         match step:
-            case CallModel(call):
+            case steps.CallModel(call):
                 return self._call_model(call)
-            case RunTools(calls):
-                return self._timed(lambda: self._run_tools(calls))
-            case RunHook():
-                return self._timed(lambda: self._run_hook(step))
-            case RunVerify(number):
-                return self._timed(lambda: self._workspace.verify(self._state, number))
-            case Deliver(outcome):
-                return self._workspace.deliver(outcome)
-            case CountTokens():
+            case steps.RunTools(calls):
+                return self._timed(lambda: workspace.run(state, calls, self._store), requeues=True)
+            case steps.RunHook():
+                return self._timed(lambda: workspace.run_hook(state, step), requeues=True)
+            case steps.RunVerify(number):
+                return self._timed(lambda: workspace.verify(state, number))
+            case steps.Deliver(outcome):
+                return workspace.deliver(outcome)
+            case steps.CountTokens():
                 self._count_tokens()
-            case LocateCalls(calls):
+            case steps.LocateCalls(calls):
                 self._locate(calls)
-            case RecordShared():
-                self._record_shared()
-            case EndChildren():
+            case steps.RecordShared():
+                files = replace(state.files, shared_tree=workspace.record_shared())
+                self._state = replace(state, files=files)
+            case steps.EndChildren():
                 self._end_children()
-            case Sleep(until):
+            case steps.Sleep(until):
                 self._sleep(until)
         return []
 
-    def _or_failure(self, work: Callable[[], list[Entry]]) -> list[Entry]:
+    def _or_failure(
+        self, work: Callable[[], list[Entry]], *, requeues: bool = False
+    ) -> list[Entry]:
         """The entries of ``work``. If the run cannot go on in its workspace, it ends or waits, and so do
-        the runs below it; what a shutdown cuts has not happened."""
+        the runs below it. What a shutdown cuts has not happened, or (``requeues``) sends the run back to
+        the queue."""
         try:
             return work()
         except WorkspaceError as error:
@@ -155,16 +147,26 @@ class _Attempt:
         except WorkspaceElsewhere as error:
             return [RunSettled(Waiting("workspace", str(error)))]
         except ShutDown:
-            return []
+            due_at = self._ports.clock.now()
+            return [RunSettled(Requeued(due_at, "shutdown"))] if requeues else []
 
-    def _load(self) -> RunState:
-        return self._retry(lambda: self._ports.journal.load(self._lease))
+    def _timed(self, work: Callable[[], list[Entry]], *, requeues: bool = False) -> list[Entry]:
+        """The entries of ``work`` in the workspace, and how long it took."""
+        began = self._ports.clock.monotonic()
+        happened = self._or_failure(work, requeues=requeues)
+        return [self._worked_since(began), *happened]
 
-    def _reload(self) -> RunState:
-        """The state as it is stored, with what only this attempt knows."""
+    def _worked_since(self, began: float) -> TimeWorked:
+        return TimeWorked(max(0.0, self._ports.clock.monotonic() - began))
+
+    def _store(self, entry: Entry) -> None:
+        self._commit([entry], lambda state, now: ((), None))
+
+    def _reload(self) -> None:
+        """Load the state as it is stored, and keep what only this attempt knows."""
         context, files = self._state.context, self._state.files
-        state = self._load()
-        return replace(
+        state = self._retry(lambda: self._ports.journal.load(self._lease))
+        self._state = replace(
             state,
             context=replace(
                 state.context, window=context.window, summary_window=context.summary_window
@@ -199,15 +201,16 @@ class _Attempt:
     def _set_windows(self, window_of: Callable[[str], int | None]) -> None:
         """Set the windows of the models. The model itself is asked only before it is called: no other
         step waits for an API."""
+
+        def find(model: str) -> int:
+            return window_of(model) or self._ports.known_window(model) or DEFAULT_WINDOW
+
         spec, context = self._state.spec, self._state.context
-        window = summary_window = spec.context.window or self._window(spec.model, window_of)
+        window = summary_window = spec.context.window or find(spec.model)
         if spec.summary_model != spec.model:
-            summary_window = self._window(spec.summary_model, window_of)
+            summary_window = find(spec.summary_model)
         context = replace(context, window=window, summary_window=summary_window)
         self._state = replace(self._state, context=context)
-
-    def _window(self, model: str, window_of: Callable[[str], int | None]) -> int:
-        return window_of(model) or self._ports.known_window(model) or DEFAULT_WINDOW
 
     def _sleep(self, until: float) -> None:
         """Sleep in short pieces, so that a cancel, a drain or a stepped clock is seen in time."""
@@ -223,67 +226,29 @@ class _Attempt:
     def _call_model(self, call: OpenCall) -> list[Entry]:
         model = self._ports.models(self._state.spec)
         self._set_windows(model.window)
-        began = self._ports.clock.monotonic()
+        state, began = self._state, self._ports.clock.monotonic()
         try:
-            if call.purpose == "summary":
-                request = summary_request(self._state, call)
-                reply = model.complete(request, self._interrupt, _not_shown)
-            else:
-                request = turn_request(self._state, call)
-                reply = model.complete(request, self._interrupt, self._publish)
+            if call.purpose == "summary":  # nobody watches it come
+                request = model_calls.summary_request(state, call)
+                reply = model.complete(request, self._interrupt, lambda text: None)
+                return [self._worked_since(began), summarised(state, reply)]
+            publish = partial(self._ports.live.publish, self._lease.run_id)
+            request = model_calls.turn_request(state, call)
+            reply = model.complete(request, self._interrupt, publish)
         except ModelCallError as error:
             return [self._failed(call, error)]
         except ShutDown:
             cut = ModelCallError("shutdown", "the worker was shut down during the call")
             return [self._failed(call, cut)]
-        return [self._worked_since(began), self._replied(call, reply)]
-
-    def _publish(self, text: str) -> None:
-        self._ports.live.publish(self._lease.run_id, text)
-
-    def _replied(self, call: OpenCall, reply: ModelReply) -> Entry:
-        if call.purpose == "summary":
-            return summarised(self._state, reply)
-        asked = tool_uses(message_blocks(reply))
-        context_of = partial(self._workspace.tool_context, self._state)
-        contexts = tuple(context_of(block["name"], block["input"]) for block in asked)
-        return ModelReplied(reply, contexts)
-
-    def _timed(self, work: Callable[[], list[Entry]]) -> list[Entry]:
-        """The entries of ``work`` in the workspace, and how long it took."""
-        began = self._ports.clock.monotonic()
-        happened = self._or_failure(work)
-        return [self._worked_since(began), *happened]
-
-    def _worked_since(self, began: float) -> TimeWorked:
-        return TimeWorked(max(0.0, self._ports.clock.monotonic() - began))
-
-    def _count_tokens(self) -> None:
-        """Ask the API how long the next prompt is."""
-        state, context = self._state, self._state.context
-        tokens = self._ports.models(state.spec).count(next_request(state), self._interrupt)
-        counted = CountedPrompt(tokens, context.estimate, state.turns)
-        self._state = replace(state, context=replace(context, counted=counted))
-
-    def _record_shared(self) -> None:
-        tree = self._workspace.record_shared()
-        self._state = replace(self._state, files=replace(self._state.files, shared_tree=tree))
-
-    def _locate(self, calls: Sequence[Call]) -> None:
-        located = {call.index: self._workspace.located(self._state, call) for call in calls}
-        self._state = replace(
-            self._state, calls=tuple(located.get(call.index, call) for call in self._state.calls)
+        worked = self._worked_since(began)
+        contexts = (
+            self._workspace.tool_context(state, block["name"], block["input"])
+            for block in tool_uses(message_blocks(reply))
         )
-
-    def _end_children(self) -> None:
-        """Cancel the sub-agents; the next attempt begins when none of their processes is left."""
-        self._retry(lambda: self._ports.journal.end_children(self._lease))
-        children = replace(self._state.children, cancelled=True)
-        self._state = replace(self._state, children=children)
+        return [worked, ModelReplied(reply, tuple(contexts))]
 
     def _failed(self, call: OpenCall, error: ModelCallError) -> ModelCallFailed:
-        now = self._ports.clock.now()
-        before = self._state.model.failure
+        now, before = self._ports.clock.now(), self._state.model.failure
         retry_at = model_calls.retry_at(
             error,
             failures=before.count + 1 if before else 1,
@@ -302,22 +267,22 @@ class _Attempt:
             retry_at=retry_at,
         )
 
-    def _run_tools(self, calls: Sequence[Call]) -> list[Entry]:
-        def store(entry: Entry) -> None:
-            self._commit([entry], lambda state, now: ((), None))
+    def _count_tokens(self) -> None:
+        """Ask the API how long the next prompt is."""
+        state, context = self._state, self._state.context
+        request = model_calls.next_request(state)
+        tokens = self._ports.models(state.spec).count(request, self._interrupt)
+        counted = CountedPrompt(tokens, context.estimate, state.turns)
+        self._state = replace(state, context=replace(context, counted=counted))
 
-        return self._or_requeued(lambda: self._workspace.run(self._state, calls, store))
+    def _locate(self, calls: Sequence[Call]) -> None:
+        state = self._state
+        located = {call.index: self._workspace.located(state, call) for call in calls}
+        calls = tuple(located.get(call.index, call) for call in state.calls)
+        self._state = replace(state, calls=calls)
 
-    def _run_hook(self, step: RunHook) -> list[Entry]:
-        return self._or_requeued(lambda: self._workspace.run_hook(self._state, step))
-
-    def _or_requeued(self, work: Callable[[], list[Entry]]) -> list[Entry]:
-        """The entries of ``work``; if a shutdown cuts it, the run goes back to the queue."""
-        try:
-            return work()
-        except ShutDown:
-            return [RunSettled(Requeued(self._ports.clock.now(), "shutdown"))]
-
-
-def _not_shown(text: str) -> None:
-    """A summary is for the model: nobody watches it come."""
+    def _end_children(self) -> None:
+        """Cancel the sub-agents; the next attempt begins when none of their processes is left."""
+        self._retry(lambda: self._ports.journal.end_children(self._lease))
+        children = replace(self._state.children, cancelled=True)
+        self._state = replace(self._state, children=children)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any, Protocol, TypeVar
 
 from runner.core.calls import (
@@ -76,10 +77,9 @@ class AttemptWorkspace:
         Raises:
             WorkspaceElsewhere: what was recorded of it is not here.
         """
-        tree = state.files.tree
+        tree, busy = state.files.tree, is_busy(state)
         unrecorded = self._beside(state, commands_left(state), self.interrupt)
         undo = undo_needed(replace(state, files=replace(state.files, unrecorded=unrecorded)))
-        busy = is_busy(state)
         prepared = self.retry(
             lambda: self.workspaces.prepare(self.lease, tree, self.interrupt, undo=undo, busy=busy)
         )
@@ -88,9 +88,9 @@ class AttemptWorkspace:
             path = str(call.input_to_run.get("file_path"))
             if not self.workspaces.holds(self.lease, path):
                 unrecorded[call.index] = path
-        if prepared.tree is None or prepared.cause is None:
-            return [], unrecorded
         cause = prepared.cause
+        if prepared.tree is None or cause is None:
+            return [], unrecorded
         if cause == "changed" and children_work_in(state):
             cause = "children"
         return [TreeRecorded(prepared.tree, cause, prepared.found)], unrecorded
@@ -102,7 +102,7 @@ class AttemptWorkspace:
     def _beside(
         self, state: RunState, commands: Sequence[Call], interrupt: Interrupt
     ) -> dict[int, str]:
-        """What commands may have changed outside of every tree, by the index of their call."""
+        """What commands may have changed that is in no snapshot, by the index of their call."""
         tree = state.files.tree
         if not commands or tree is None:
             return {}
@@ -120,94 +120,48 @@ class AttemptWorkspace:
 
     def located(self, state: RunState, call: Call) -> Call:
         """The call, with where it would run."""
-        tool_context = self.tool_context(state, call.name, call.input_to_run)
-        if call.answer is None or not call.is_edited:
-            return replace(call, tool_context=tool_context)
-        places = tuple(place.real for place in tool_context.places.values())
-        return replace(call, tool_context=tool_context, answer=replace(call.answer, places=places))
+        tool_context, answer = self.tool_context(state, call.name, call.input_to_run), call.answer
+        if answer is not None and call.is_edited:
+            places = tuple(place.real for place in tool_context.places.values())
+            answer = replace(answer, places=places)
+        return replace(call, tool_context=tool_context, answer=answer)
 
     def run(
         self, state: RunState, calls: Sequence[Call], append: Callable[[Entry], None]
     ) -> list[Entry]:
         """Run calls side by side. What changes the workspace is done together or not at all: all
-        results are returned, with the tree after them. Otherwise each is appended as it comes, save
+        results are returned, with the snapshot after them. Otherwise each is appended as it comes, save
         the last, which is returned so that it is stored with what follows."""
         if changes_tree(state, calls):
-            return self._run_as_one(state, calls)
+            with self._side_by_side(state, calls) as running:
+                finished = self._ended(state, calls, [future.result() for future in running])
+            tree = self._record()
+            return [replace(entry, tree=tree) for entry in finished]
         if len(calls) == 1:
             return [*self._ended(state, calls, [self._run_tool(state, calls[0])])]
         with self._side_by_side(state, calls) as running:
-            ended = as_completed(running)
-            for _ in running[1:]:
-                (entry,) = self._ended(state, calls, [next(ended).result()])
-                append(entry)
-            return [*self._ended(state, calls, [next(ended).result()])]
-
-    def verify(self, state: RunState, number: int) -> list[Entry]:
-        """Run the commands that verify the run's work, up to the first that fails; what they change
-        is put back."""
-        verify = state.spec.verify
-        assert verify is not None, "only a job that says how is verified"
-        for position, text in enumerate(verify.commands, 1):
-            command = Command(
-                name=f"verify_{number}_{position}",
-                run_id=state.run_id,
-                command=text,
-                surroundings=self.surroundings,
-                timeout=verify.timeout,
-            )
-            result = self.tools.command(command, self.interrupt)
-            if result.outcome == "interrupted":  # killed from outside: says nothing of the work
-                self._put_back(state)
-                result = self.tools.command(command, self.interrupt)
-            if result.is_error:
-                break
-        self._put_back(state)
-        return [Verified(number, command.command, result)]
-
-    def record_shared(self) -> str:
-        """Record the folder that the run shares with one above it; empty when none is recorded of it."""
-        record = self.workspaces.record_shared
-        return self.retry(lambda: record(self.lease, self.interrupt)) or ""
-
-    def _put_back(self, state: RunState) -> None:
-        if (tree := state.files.tree) is not None:
-            self.retry(lambda: self.workspaces.restore(self.lease, tree, self.interrupt))
-
-    def deliver(self, outcome: Ended) -> list[Entry]:
-        """Commit what the run leaves."""
-        commit = self.retry(lambda: self.workspaces.deliver(self.lease, outcome, self.interrupt))
-        return [Delivered(commit)]
-
-    def _run_as_one(self, state: RunState, calls: Sequence[Call]) -> list[Entry]:
-        with self._side_by_side(state, calls) as running:
-            finished = self._ended(state, calls, [future.result() for future in running])
-        with self.interrupt.past_shutdown() as interrupt:
-            tree = self.retry(lambda: self.workspaces.record(self.lease, interrupt))
-        return [replace(entry, tree=tree) for entry in finished]
+            ended = (self._ended(state, calls, [one.result()]) for one in as_completed(running))
+            for entries in islice(ended, len(calls) - 1):
+                append(entries[0])
+            return [*next(ended)]
 
     def _ended(
         self, state: RunState, calls: Sequence[Call], finished: Sequence[ToolFinished | Call]
     ) -> list[ToolFinished]:
         """The entries of calls that ran together. A call that a shutdown cut is interrupted, unless the
-        next attempt would run all of them again as after a crash.
+        next attempt would run all of them again as after a crash, on the files as they were.
 
         Raises:
             ShutDown: it would.
         """
         cut = [entry for entry in finished if isinstance(entry, Call)]
-        if cut and self._run_again(state, calls):
-            raise ShutDown
+        if cut and state.spec.is_recorded and all(runs_again(state, call) for call in calls):
+            commands = [call for call in calls if call.name == "Bash"]
+            with self.interrupt.past_shutdown() as interrupt:
+                if not self._beside(state, commands, interrupt):
+                    raise ShutDown
         interrupted = [ToolFinished(call.index, with_edit_told(call, _SHUT_DOWN)) for call in cut]
         return [*(entry for entry in finished if isinstance(entry, ToolFinished)), *interrupted]
-
-    def _run_again(self, state: RunState, calls: Sequence[Call]) -> bool:
-        """Whether all the calls would run again after a crash, on the files as they were."""
-        if not state.spec.is_recorded or not all(runs_again(state, call) for call in calls):
-            return False
-        commands = [call for call in calls if call.name == "Bash"]
-        with self.interrupt.past_shutdown() as interrupt:
-            return not self._beside(state, commands, interrupt)
 
     @contextmanager
     def _side_by_side(
@@ -224,10 +178,9 @@ class AttemptWorkspace:
 
     def _run_tool(self, state: RunState, call: Call) -> ToolFinished | Call:
         """The entry of a call that has run; the call itself if a shutdown cut it."""
-        tool = state.spec.tool(call.name)
+        tool, arguments = state.spec.tool(call.name), call.input_to_run
         assert tool is not None, "the decision answers unknown tools itself"
         assert call.decision is not None, "a call is decided on before it starts"
-        arguments = call.input_to_run
         request = ToolCall(
             id=self.call_id(state.run_id, state.turns, call.index),
             run_id=state.run_id,
@@ -245,13 +198,42 @@ class AttemptWorkspace:
             return call
         return ToolFinished(call.index, with_edit_told(call, result))
 
+    def verify(self, state: RunState, number: int) -> list[Entry]:
+        """Run the commands that verify the run's work, up to the first that fails; what they change
+        is put back."""
+        verify = state.spec.verify
+        assert verify is not None, "only a job that says how is verified"
+        for position, text in enumerate(verify.commands, 1):
+            name = f"verify_{number}_{position}"
+            command = Command(name, state.run_id, text, self.surroundings, verify.timeout)
+            result = self.tools.command(command, self.interrupt)
+            if result.outcome == "interrupted":  # killed from outside: says nothing of the work
+                self._put_back(state, self.interrupt)
+                result = self.tools.command(command, self.interrupt)
+            if result.is_error:
+                break
+        self._put_back(state, self.interrupt)
+        return [Verified(number, text, result)]
+
+    def record_shared(self) -> str:
+        """Record the folder that the run shares with one above it; empty when none is recorded of it."""
+        record = self.workspaces.record_shared
+        return self.retry(lambda: record(self.lease, self.interrupt)) or ""
+
+    def deliver(self, outcome: Ended) -> list[Entry]:
+        """Commit what the run leaves."""
+        commit = self.retry(lambda: self.workspaces.deliver(self.lease, outcome, self.interrupt))
+        return [Delivered(commit)]
+
     def run_hook(self, state: RunState, step: RunHook) -> list[Entry]:
-        """Run a hook once; what it changed in a recorded workspace is recorded with its end.
+        """Run a hook once; what it changed in a recorded workspace is recorded with its end. What a RunEnd
+        hook changes is put back: the run ends as it was verified and delivered. While sub-agents change
+        the files, no snapshot is one to go back to: the next attempt records what the hook did with theirs.
 
         Raises:
             ShutDown: a repeatable hook was cut: it runs again from the start.
         """
-        hook = state.spec.hooks[step.run.hook]
+        run, hook = step.run, state.spec.hooks[step.run.hook]
         call = HookCall(state.run_id, hook, step.told, self.surroundings)
         try:
             said = self.tools.hook(call, self.interrupt)
@@ -259,19 +241,21 @@ class AttemptWorkspace:
             if hook.repeatable:
                 raise
             said = Said("shut_down")
-        result = kept_as_edited(state, step.run, read_answer(hook.event, said, hook.timeout))
-        return [HookFinished(step.run.number, result, self._tree_after_hook(state, hook.event))]
+        result = kept_as_edited(state, run, read_answer(hook.event, said, hook.timeout))
+        tree: str | None = None
+        if state.spec.is_recorded and not state.awaits_children and state.files.tree is not None:
+            if hook.event == "RunEnd":
+                with self.interrupt.past_shutdown() as interrupt:
+                    self._put_back(state, interrupt)
+            elif (recorded := self._record()) != state.files.tree:
+                tree = recorded
+        return [HookFinished(run.number, result, tree)]
 
-    def _tree_after_hook(self, state: RunState, event: str) -> str | None:
-        """The workspace's tree after a hook; None if it is unchanged, or not recorded now. What a RunEnd
-        hook changes is put back: the run ends as it was verified and delivered. While sub-agents change
-        the files, no tree is one to go back to: the next attempt records what the hook did with theirs."""
-        before = state.files.tree
-        if not state.spec.is_recorded or before is None or state.awaits_children:
-            return None
+    def _record(self) -> str | None:
+        """Record the workspace, though the worker shuts down."""
         with self.interrupt.past_shutdown() as interrupt:
-            if event == "RunEnd":
-                self.retry(lambda: self.workspaces.restore(self.lease, before, interrupt))
-                return None
-            tree = self.retry(lambda: self.workspaces.record(self.lease, interrupt))
-        return None if tree == before else tree
+            return self.retry(lambda: self.workspaces.record(self.lease, interrupt))
+
+    def _put_back(self, state: RunState, interrupt: Interrupt) -> None:
+        if (tree := state.files.tree) is not None:
+            self.retry(lambda: self.workspaces.restore(self.lease, tree, interrupt))

@@ -10,14 +10,13 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
 from runner.engine.process import HostLocks
 from runner.errors import UnreachableError
 from runner.ports import Clock, Notifier
-from runner.store import children, runs
-from runner.store import leases as losses
-from runner.store import leases as workers
+from runner.store import children, leases, runs
 from runner.store.approvals import apply_new_rules, expire
 from runner.store.budgets import BudgetWaits
 from runner.store.database import Database
@@ -72,15 +71,14 @@ class Questions:
         if self._telling is not None and self._telling.is_alive():
             return
         self._untold.extend(take_notices(self._database, self._clock.now()))
-        if self._untold:
-            self._telling = threading.Thread(
-                target=self._tell_all, name="runner-notice", daemon=True
-            )
-            self._telling.start()
 
-    def _tell_all(self) -> None:
-        while self._untold:
-            self._tell(self._untold.popleft())
+        def tell_all() -> None:
+            while self._untold:
+                self._tell(self._untold.popleft())
+
+        if self._untold:
+            self._telling = threading.Thread(target=tell_all, name="runner-notice", daemon=True)
+            self._telling.start()
 
     def _wait(self) -> None:
         if self._telling is not None:
@@ -92,43 +90,27 @@ LEAST_GAP_SECONDS = 0.03
 OUTAGE_SECONDS = 5.0
 
 
+@dataclass(eq=False)
 class Dispatcher:
-    """Passes once a second, and notifies at once when a slot becomes free.
+    """Passes once a second, and notifies at once when a slot becomes free."""
 
-    Args:
-        free_slots: how many more runs this worker could take now.
-        offer: runs a queue message here without the queue; False when no slot is free.
-        visible: whether this worker sees a workspace, by path and id.
-        questions: attends to calls that wait for an answer.
-    """
+    database: Database
+    notifier: Notifier
+    locks: HostLocks
+    clock: Clock
+    worker_id: str
+    _: KW_ONLY
+    free_slots: Callable[[], int]  # how many more runs this worker could take now
+    offer: Callable[[str], bool]  # runs a queue message without the queue; False: no slot is free
+    visible: Callable[[Path, str], bool]  # True if a workspace (path, id) is seen from here
+    questions: Questions  # attends to calls that wait for an answer
 
-    def __init__(
-        self,
-        database: Database,
-        notifier: Notifier,
-        locks: HostLocks,
-        clock: Clock,
-        worker_id: str,
-        *,
-        free_slots: Callable[[], int],
-        offer: Callable[[str], bool],
-        visible: Callable[[Path, str], bool],
-        questions: Questions,
-    ) -> None:
-        self._database = database
-        self._notifier = notifier
-        self._locks = locks
-        self._clock = clock
-        self._worker_id = worker_id
-        self._free_slots = free_slots
-        self._offer = offer
-        self._visible = visible
-        self._questions = questions
-        self._budget_waits = BudgetWaits(database)
+    def __post_init__(self) -> None:
+        self._budget_waits = BudgetWaits(self.database)
         self._poked = threading.Event()
         self._leases: dict[str, tuple[float, float]] = {}
-        self._last_good = clock.monotonic() - PASS_SECONDS
-        self._reaps_expired_from = clock.monotonic() + OUTAGE_SECONDS
+        self._last_good = self.clock.monotonic() - PASS_SECONDS
+        self._reaps_expired_from = self.clock.monotonic() + OUTAGE_SECONDS
 
     def poke(self) -> None:
         """A slot is free: notify at once."""
@@ -139,7 +121,7 @@ class Dispatcher:
         while not stopping.is_set():
             self._poked.clear()
             try:
-                if self._clock.monotonic() - self._last_good < PASS_SECONDS:
+                if self.clock.monotonic() - self._last_good < PASS_SECONDS:
                     self._notify()
                 else:
                     self.dispatch()
@@ -150,76 +132,74 @@ class Dispatcher:
 
     def dispatch(self) -> None:
         """One pass. Raises ``UnreachableError``."""
-        self._check_for_outage()
+        now = self.clock.monotonic()
+        if now - self._last_good > OUTAGE_SECONDS:
+            # Everyone's leases look expired: renew, and give the others time to.
+            leases.renew(self.database, self.worker_id, self.clock.now())
+            self._reaps_expired_from = now + leases.LEASE_SECONDS
         self._reap()
         self._find_workspaces()
-        self._questions.attend()
-        self._budget_waits.wake_overdue(self._clock.now())
-        children.attend(self._database, self._clock.now())
+        self.questions.attend()
+        self._budget_waits.wake_overdue(self.clock.now())
+        children.attend(self.database, self.clock.now())
         self._notify()
-        self._last_good = self._clock.monotonic()
-
-    def _check_for_outage(self) -> None:
-        """After an outage everyone's leases look expired: renew, and give the others time to."""
-        now = self._clock.monotonic()
-        if now - self._last_good > OUTAGE_SECONDS:
-            workers.renew(self._database, self._worker_id, self._clock.now())
-            self._reaps_expired_from = now + workers.LEASE_SECONDS
+        self._last_good = self.clock.monotonic()
 
     def _reap(self) -> None:
-        now = self._clock.now()
-        others = workers.others(self._database, self._worker_id)
+        """Take over the runs of workers that are dead, or do not renew their leases."""
+        now = self.clock.now()
+        others = leases.others(self.database, self.worker_id)
         dead_here = [
             worker_id
             for worker_id, host_id, _ in others
-            if host_id == self._locks.host_id and self._locks.is_dead(worker_id)
+            if host_id == self.locks.host_id and self.locks.is_dead(worker_id)
         ]
         if dead_here:
-            losses.take_from(self._database, dead_here, now)
+            leases.take_from(self.database, dead_here, now)
             for worker_id in dead_here:
-                self._locks.forget(worker_id)
-        leases = {worker_id: at for worker_id, _, at in others if worker_id not in dead_here}
-        expired = self._unrenewed(leases)
-        if expired and self._clock.monotonic() >= self._reaps_expired_from:
-            losses.take_from(self._database, expired, now, leases=leases)
+                self.locks.forget(worker_id)
+        alive = {worker_id: at for worker_id, _, at in others if worker_id not in dead_here}
+        expired = self._unrenewed(alive)
+        if expired and self.clock.monotonic() >= self._reaps_expired_from:
+            leases.take_from(self.database, expired, now, leases=alive)
 
     def _unrenewed(self, expiries: Mapping[str, float]) -> list[str]:
         """The workers whose leases have not moved for as long as a lease lasts, or had run out when
         they were first seen. Counted here, because clocks can be set."""
-        seen, now = self._clock.monotonic(), self._clock.now()
-        leases = {}
+        seen, now = self.clock.monotonic(), self.clock.now()
+        before, self._leases = self._leases, {}
         for worker_id, expires_at in expiries.items():
-            before = self._leases.get(worker_id)
-            first_seen = before[1] if before and before[0] == expires_at else seen
-            if before is None and expires_at < now:
-                first_seen = seen - workers.LEASE_SECONDS
-            leases[worker_id] = (expires_at, first_seen)
-        self._leases = leases
+            old_expiry, first_seen = before.get(worker_id, (expires_at, seen))
+            if old_expiry != expires_at:
+                first_seen = seen
+            if worker_id not in before and expires_at < now:
+                first_seen = seen - leases.LEASE_SECONDS
+            self._leases[worker_id] = (expires_at, first_seen)
         return [
             worker_id
-            for worker_id, (_, first_seen) in leases.items()
-            if seen - first_seen >= workers.LEASE_SECONDS
+            for worker_id, (_, first_seen) in self._leases.items()
+            if seen - first_seen >= leases.LEASE_SECONDS
         ]
 
     def _find_workspaces(self) -> None:
-        if self._free_slots() <= 0:
+        if self.free_slots() <= 0:
             return
-        for path, workspace_id in runs.missing_workspaces(self._database):
-            if self._visible(Path(path), workspace_id):
+        for path, workspace_id in runs.missing_workspaces(self.database):
+            if self.visible(Path(path), workspace_id):
                 found = runs.workspace_found(
-                    self._database, path, workspace_id, self._free_slots(), self._clock.now()
+                    self.database, path, workspace_id, self.free_slots(), self.clock.now()
                 )
                 for run_id in found:
-                    self._offer(run_id)
+                    self.offer(run_id)
 
     def _notify(self) -> None:
-        most = 2 * self._free_slots()
-        run_ids = runs.due_to_notify(self._database, most, self._clock.now()) if most > 0 else []
+        most = 2 * self.free_slots()
+        run_ids = runs.due_to_notify(self.database, most, self.clock.now()) if most > 0 else []
         if not run_ids:
             return
         try:
-            self._notifier.notify(run_ids)
+            self.notifier.notify(run_ids)
         except UnreachableError as error:
             logger.warning("working without the queue: %s", error)
-            left = [run_id for run_id in run_ids if not self._offer(run_id)]
-            runs.unring(self._database, left)
+            left = [run_id for run_id in run_ids if not self.offer(run_id)]
+            runs.unring(self.database, left)

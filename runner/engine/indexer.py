@@ -22,39 +22,26 @@ LONGEST_PAUSE_SECONDS = 60.0
 _PAUSES_PER_WORK = 20
 
 
-class Indexer:
-    """Follows what is stored.
+def follow_index(index: Index, stopping: threading.Event, *, pause: float = PAUSE_SECONDS) -> None:
+    """Add what is stored to the index until ``stopping`` is set. What goes wrong is logged, once: it is a
+    search that needs the index, and it says so too. No worker ends for it.
 
     Args:
-        index: the database's.
         pause: how many seconds it waits at least before it looks again.
     """
-
-    def __init__(self, index: Index, *, pause: float = PAUSE_SECONDS) -> None:
-        self._index = index
-        self._pause = pause
-
-    def run(self, stopping: threading.Event) -> None:
-        """Follow until ``stopping`` is set. What goes wrong is logged, once: it is a search that needs
-        the index, and it says so too. No worker ends for it."""
-        logged = ""
-        pause = self._pause
-        while not stopping.wait(pause):
-            began = time.thread_time()
-            least = self._pause
-            try:
-                least = 0.0 if self._index.follow() else self._pause
-                logged = ""
-            except Exception as error:  # whatever it is: what runs do goes on without an index
-                if stopping.is_set():
-                    return  # it is not waited for: its database may be closed already
-                if _said(error) != logged:
-                    known = isinstance(error, RunnerError)
-                    logger.warning("the search index waits: %s", _said(error), exc_info=not known)
-                logged = _said(error)
-            worked = time.thread_time() - began
-            pause = min(max(least, _PAUSES_PER_WORK * worked), LONGEST_PAUSE_SECONDS)
-
-
-def _said(error: Exception) -> str:
-    return str(error) if isinstance(error, RunnerError) else repr(error)
+    logged, wait = "", pause
+    while not stopping.wait(wait):
+        began, least = time.thread_time(), pause
+        try:
+            least = 0.0 if index.follow() else pause
+            logged = ""
+        except Exception as error:  # whatever it is: what runs do goes on without an index
+            if stopping.is_set():
+                return  # it is not waited for: its database may be closed already
+            known = isinstance(error, RunnerError)
+            said = str(error) if known else repr(error)
+            if said != logged:
+                logger.warning("the search index waits: %s", said, exc_info=not known)
+            logged = said
+        worked = time.thread_time() - began
+        wait = min(max(least, _PAUSES_PER_WORK * worked), LONGEST_PAUSE_SECONDS)

@@ -66,20 +66,16 @@ class HostLocks:
             raise RunnerError(
                 f"{self.folder} must be a folder of yours alone: remove it, or set TMPDIR elsewhere"
             )
-        self.host_id = self._read_host_id()
-        self._held: list[int] = []
-
-    def _read_host_id(self) -> str:
-        path = self.folder / "host-id"
         draft = self.folder / f".host-id.{os.getpid()}.{secrets.token_hex(4)}"
         draft.write_text(secrets.token_hex(16))
         try:
-            os.link(draft, path)
+            os.link(draft, self.folder / "host-id")
         except FileExistsError:
-            return path.read_text()
+            pass
         finally:
             draft.unlink()
-        return path.read_text()
+        self.host_id = (self.folder / "host-id").read_text()
+        self._held: list[int] = []
 
     def hold(self, worker_id: str) -> None:
         """Show that this process, as that worker, is alive, for as long as it is."""
@@ -98,7 +94,7 @@ class HostLocks:
         self._held.clear()
 
     def is_dead(self, worker_id: str) -> bool:
-        """Whether a worker of this host is known to be gone: nobody holds its lock. Without its file
+        """True if a worker of this host is known to be gone: nobody holds its lock. Without its file
         nothing is known, and its lease decides."""
         try:
             descriptor = os.open(self._path(worker_id), os.O_RDWR | os.O_CLOEXEC)

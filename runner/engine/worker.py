@@ -9,13 +9,14 @@ import threading
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from runner.core.run import Lease
 from runner.engine.attempt import Ports, run_attempt
 from runner.engine.dispatcher import Dispatcher, Questions
-from runner.engine.indexer import Indexer
+from runner.engine.indexer import follow_index
 from runner.engine.process import HostLocks
 from runner.errors import Interrupted, LeaseLost, UnreachableError
 from runner.ports import Index, Interrupt, Notifier
@@ -46,27 +47,21 @@ class QueueSide(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a worker uses of its surroundings, beside the ports of its attempts.
-
-    ``visible``: whether a workspace (path, id) is seen from here. ``quiet``: whether no tool process
-    of a run is left on this host. ``still_alive``: told after each renewal of the leases.
-    ``run_apart``: works a run in a process of its own, until it ends or ``stopping`` is set.
-    ``hide``: takes what must not be stored out of a text. ``tell``: runs a job's notification
-    command. ``index``: of texts, which is to follow what runs say. ``close``: ends all tool processes.
-    """
+    """What a worker uses of its surroundings, beside the ports of its attempts."""
 
     database: Database
     locks: HostLocks
     clock: DatabaseClock
     notifier: Notifier
-    visible: Callable[[Path, str], bool]
-    quiet: Callable[[str], bool]
-    still_alive: Callable[[], None]
+    visible: Callable[[Path, str], bool]  # True if a workspace (path, id) is seen from here
+    quiet: Callable[[str], bool]  # True if no tool process of a run is left on this host
+    still_alive: Callable[[], None]  # told after each renewal of the leases
+    # Works a run in a process of its own, until it ends or the event is set.
     run_apart: Callable[[str, threading.Event], None]
-    hide: Callable[[str], str]
-    tell: Callable[[Notice], None]
-    index: Index
-    close: Callable[[], None]
+    hide: Callable[[str], str]  # takes what must not be stored out of a text
+    tell: Callable[[Notice], None]  # runs a job's notification command
+    index: Index  # of texts, which is to follow what runs say
+    close: Callable[[], None]  # ends all tool processes
 
 
 @dataclass(slots=True)
@@ -109,7 +104,7 @@ class Worker:
         self._renewing = threading.Lock()
         self._renewed_at = machine.clock.monotonic()
         self._ended = threading.Event()
-        self._queue_side = queue_side(self._handle, self._slot_is_free)
+        self._queue_side = queue_side(self._handle, lambda: self._dispatcher.poke())
         self._questions = Questions(machine.database, machine.clock, machine.tell)
         self._dispatcher = Dispatcher(
             machine.database,
@@ -173,17 +168,22 @@ class Worker:
         return thread
 
     def _supervise(self) -> None:
-        stopping = self._ports.stopping
+        stopping, only = self._ports.stopping, self._only
         stop_watching = threading.Event()
         watch = self._thread("watch", lambda: self._watch(stop_watching))
         try:
-            if self._only is not None:
-                working = self._thread("only", lambda: self._work_only(self._only or ""))
+            if only is not None:
+
+                def work_only() -> None:
+                    self._handle(only)
+                    stopping.set()
+
+                working = self._thread("only", work_only)
             else:
                 working = self._thread("queue", self._queue_side.run)
                 dispatch = self._thread("dispatcher", lambda: self._dispatcher.run(stopping))
-                indexer = Indexer(self._machine.index)
-                index = self._thread("indexer", lambda: indexer.run(stopping))
+                follow = partial(follow_index, self._machine.index, stopping)
+                index = self._thread("indexer", follow)
             stopping.wait()
             self._queue_side.stop()
             self._dispatcher.poke()
@@ -191,7 +191,7 @@ class Worker:
             for held in list(self._held.values()):
                 held.interrupt.set("shutdown")
             working.join()
-            if self._only is None:
+            if only is None:
                 dispatch.join()
                 index.join(INDEX_SECONDS)  # what it has not committed is not there
         finally:
@@ -213,24 +213,19 @@ class Worker:
             logger.warning("left without a word: %s", error)
         self._machine.locks.release(self.id)
 
-    def _work_only(self, run_id: str) -> None:
-        self._handle(run_id)
-        self._ports.stopping.set()
-
-    def _slot_is_free(self) -> None:
-        self._dispatcher.poke()
-
     # --- leases -----------------------------------------------------------------------------------
 
     def _watch(self, stop: threading.Event) -> None:
+        machine = self._machine
         while not stop.wait(WATCH_SECONDS):
             try:
-                if self._machine.clock.monotonic() - self._renewed_at >= RENEW_SECONDS:
+                if machine.clock.monotonic() - self._renewed_at >= RENEW_SECONDS:
                     with self._renewing:
                         self._renew()
                 else:
                     self._look_for_lost_runs()
-                if self._burst and self._is_done():
+                is_idle = self._burst and not self._held
+                if is_idle and not runs.unfinished(machine.database, machine.clock.now()):
                     self._ports.stopping.set()
             except UnreachableError as error:
                 logger.warning("waiting: %s", error)
@@ -246,7 +241,7 @@ class Worker:
         self._machine.still_alive()
 
     def _may_act(self) -> bool:
-        """Whether the leases are good; after a sleep or an outage, once they have been renewed."""
+        """True if the leases are good; after a sleep or an outage, once they have been renewed."""
         while not self._is_fresh():
             try:
                 with self._renewing:
@@ -266,12 +261,8 @@ class Worker:
         for run_id, held in mine.items():
             if stored.get(run_id) != held.attempt:
                 held.interrupt.set("dropped")
-        known = set(self._held)
-        orphaned = {
-            Lease(run_id, attempt, self.id)
-            for run_id, attempt in stored.items()
-            if run_id not in known
-        }
+        unknown = stored.keys() - set(self._held)
+        orphaned = {Lease(run_id, stored[run_id], self.id) for run_id in unknown}
         self._give_back(orphaned & self._orphaned)
         self._orphaned = orphaned
 
@@ -280,12 +271,7 @@ class Worker:
         for lease in orphaned:
             leases.give_back(self._machine.database, lease, self._machine.clock.now())
 
-    def _is_done(self) -> bool:
-        return not self._held and not runs.unfinished(
-            self._machine.database, self._machine.clock.now()
-        )
-
-    # --- one queue message ------------------------------------------------------------------------------
+    # --- one queue message ------------------------------------------------------------------------
 
     def _handle(self, run_id: str) -> None:
         """What a queue message asks for: nothing, when the run is not due or someone has it."""
@@ -294,9 +280,10 @@ class Worker:
             run = runs.look_at(machine.database, run_id, machine.clock.now())
             if run is None:
                 return
+            path = run.workspace_path
             if run.must_be_alone and self._only is None:
                 machine.run_apart(run_id, self._ports.stopping)
-            elif not self._sees_workspace(run):
+            elif path is not None and not machine.visible(Path(path), run.workspace_id or ""):
                 runs.wait_for_workspace(machine.database, run, machine.clock.now())
             elif not self._is_quiet(run):
                 runs.postpone(machine.database, run, machine.clock.now() + QUIET_SECONDS)
@@ -305,13 +292,8 @@ class Worker:
         except UnreachableError as error:
             logger.warning("%s is left to be taken up again: %s", run_id, error)
 
-    def _sees_workspace(self, run: runs.DueRun) -> bool:
-        if run.workspace_path is None:
-            return True
-        return self._machine.visible(Path(run.workspace_path), run.workspace_id or "")
-
     def _is_quiet(self, run: runs.DueRun) -> bool:
-        """Whether no process is left here of the run's last attempt, nor of sub-agents of it that have
+        """True if no process is left here of the run's last attempt, nor of sub-agents of it that have
         ended: one that was cancelled a moment ago may still write in the run's folder."""
         machine = self._machine
         ids = [run.id] if run.last_host_id == machine.locks.host_id else []

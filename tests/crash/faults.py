@@ -11,7 +11,6 @@ from runner.core import calls
 from runner.core.budget import JobBudget, Reservation
 from runner.core.conversation import Tool
 from runner.core.entries import ToolsStarted
-from runner.core.hooks import Hook
 from runner.core.spec import JobSpec
 from runner.permissions import Authorization
 from runner.store import journal
@@ -86,13 +85,13 @@ def nothing_put_back() -> None:
 
 def every_hook_repeatable() -> None:
     """A hook that was cut off is run again, whatever it may have done."""
-    declared = Hook.from_json.__func__  # type: ignore[attr-defined]
+    declared = JobSpec.from_json.__func__  # type: ignore[attr-defined]
 
-    def repeatable(kind: type[Hook], data: Any) -> Hook:
-        hook: Hook = declared(kind, data)
-        return replace(hook, repeatable=True)
+    def repeatable(kind: type[JobSpec], data: Any) -> JobSpec:
+        spec: JobSpec = declared(kind, data)
+        return replace(spec, hooks=tuple(replace(hook, repeatable=True) for hook in spec.hooks))
 
-    Hook.from_json = classmethod(repeatable)  # type: ignore[assignment]
+    JobSpec.from_json = classmethod(repeatable)  # type: ignore[assignment]
 
 
 FAULTS = {

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from runner.engine.indexer import Indexer
+from runner.engine.indexer import follow_index
 from runner.errors import UnreachableError
 
 
@@ -28,7 +28,7 @@ class _Index:
 def test_it_follows_until_it_is_stopped(caplog: pytest.LogCaptureFixture) -> None:
     stopping = threading.Event()
     index = _Index(stopping, 200, 3, 0, 0, 1)
-    Indexer(index, pause=0.001).run(stopping)
+    follow_index(index, stopping, pause=0.001)
     assert not index._happens
     assert not caplog.records
 
@@ -37,7 +37,7 @@ def test_what_goes_wrong_is_logged_once_and_outlived(caplog: pytest.LogCaptureFi
     stopping, away = threading.Event(), UnreachableError("the index is away")
     index = _Index(stopping, away, away, 5, away, 0)
     with caplog.at_level(logging.WARNING):
-        Indexer(index, pause=0.001).run(stopping)
+        follow_index(index, stopping, pause=0.001)
     assert [record.getMessage() for record in caplog.records] == [
         "the search index waits: the index is away"
     ] * 2
@@ -47,7 +47,7 @@ def test_it_outlives_whatever_goes_wrong_and_logs_where(caplog: pytest.LogCaptur
     stopping = threading.Event()
     index = _Index(stopping, ValueError("damaged"), ValueError("damaged"), 5, 0)
     with caplog.at_level(logging.WARNING):
-        Indexer(index, pause=0.001).run(stopping)
+        follow_index(index, stopping, pause=0.001)
     (logged,) = caplog.records
     assert logged.getMessage() == "the search index waits: ValueError('damaged')"
     assert logged.exc_info is not None
@@ -58,11 +58,11 @@ def test_what_goes_wrong_when_nobody_waits_any_more_is_not_said(
 ) -> None:
     """The database may have been closed."""
     stopping = threading.Event()
-    Indexer(_Index(stopping, ValueError("closed")), pause=0.001).run(stopping)
+    follow_index(_Index(stopping, ValueError("closed")), stopping, pause=0.001)
     assert not caplog.records
 
 
 def test_one_that_is_stopped_before_it_begins_does_nothing() -> None:
     stopping = threading.Event()
     stopping.set()
-    Indexer(_Index(stopping), pause=0.001).run(stopping)
+    follow_index(_Index(stopping), stopping, pause=0.001)

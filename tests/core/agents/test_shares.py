@@ -25,9 +25,9 @@ NOTHING = Charged(0)
 
 def share_of(state, agent, together):
     """One of several children that start together."""
-    return new_child(
-        state, agent, number=1, index=0, description="", prompt="Look.", together=together
-    )
+    state = replace(state, spec=replace(state.spec, agents=(agent,)))
+    arguments = {"agent_type": agent.name, "prompt": "Look."}
+    return new_child(state, arguments, number=1, index=0, together=together)
 
 
 def parent(

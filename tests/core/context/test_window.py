@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.core.context import Context, corrected, estimate, estimate_text, is_worth_an_hour, paced
+from runner.core.context import Context, Pace, corrected, estimate, estimate_text
 
 
 @pytest.mark.parametrize(
@@ -47,10 +47,10 @@ def test_outliers_are_ignored(real, estimated):
 
 def test_only_gaps_that_an_hour_bridges_count_as_slow():
     for gap, slow in ((1.0, 0.0), (299.0, 0.0), (301.0, 0.25), (3_599.0, 0.25), (3_601.0, 0.0)):
-        assert paced(1_000.0, 0.0, 1_000.0 + gap) == (1_000.0 + gap, slow)
-    assert paced(None, 0.0, 5.0) == (5.0, 0.0)
+        assert Pace(1_000.0, 0.0).after(1_000.0 + gap) == Pace(1_000.0 + gap, slow)
+    assert Pace().after(5.0) == Pace(5.0, 0.0)
 
 
 def test_one_slow_gap_in_fifteen_is_worth_an_hour():
-    assert is_worth_an_hour(1 / 14)
-    assert not is_worth_an_hour(1 / 15)
+    assert Pace(slow=1 / 14).is_worth_an_hour
+    assert not Pace(slow=1 / 15).is_worth_an_hour

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.core.hooks import MOST_CHARACTERS, Hook, HookAnswer, Said, read_answer
+from runner.core.spec import JobSpec
 
 EVENTS = ("RunStart", "PreToolUse", "PostToolUse", "TurnEnd", "RunEnd")
 
@@ -158,5 +159,5 @@ def test_whatever_is_printed_amounts_to_something(event, printed, errors, code):
 
 def test_a_stored_hook_is_read_back_as_it_was():
     hook = Hook("PreToolUse", ("Bash",), function="a:b@/c", timeout=5.0, on_failure="continue")
-    stored = {name: getattr(hook, name) for name in hook.__slots__} | {"matcher": ["Bash"]}
-    assert Hook.from_json(stored) == hook
+    stored = json.dumps(JobSpec("job", "model", hooks=(hook,)).to_json())
+    assert JobSpec.from_json(json.loads(stored)).hooks == (hook,)

@@ -8,7 +8,7 @@ import threading
 import pytest
 from sqlalchemy import text, update
 
-from runner.engine.indexer import Indexer
+from runner.engine.indexer import follow_index
 from runner.queries.rows import Rows
 from runner.queries.search.search import open_index
 from runner.store.database import Database
@@ -103,7 +103,7 @@ def test_a_worker_follows_on_behind_a_damaged_row(
             return index.follow()
 
     with caplog.at_level(logging.WARNING):
-        Indexer(Once(), pause=0.001).run(stopping)
+        follow_index(Once(), stopping, pause=0.001)
     (logged,) = caplog.records
     assert "cannot be read" in logged.getMessage()
     assert open_index(database).follow() == 0
