@@ -32,8 +32,7 @@ Split = Literal["", "asked", "asked_again", "whole", "done"]
 
 @dataclass(frozen=True, slots=True)
 class AgentType:
-    """A type of sub-agent (``[agents.NAME]``). None: as the job has it, and a child never gets more than
-    its parent has left."""
+    """A type of sub-agent (``[agents.NAME]``). None: as the job has it, or what the parent has left."""
 
     name: str
     description: str
@@ -121,10 +120,7 @@ def place_of(run_id: str) -> Place:
 
 
 def call_label(run_id: str, number: int) -> str:
-    """The label of a run's tool call.
-
-    Args:
-        number: of the call among all of its run, from 1.
+    """The label of the n-th tool call of a run.
 
     >>> call_label("run_a.3", 2)
     '3.2'
@@ -138,10 +134,7 @@ def is_within(run_id: str, top: str) -> bool:
 
 
 def item_of(run_id: str, item_key: str) -> str:
-    """The key of the item at the top of a run's tree.
-
-    Args:
-        item_key: the run's own: each run below the top adds ``+`` and its number in its parent.
+    """The key of the item at the top: each run below it adds ``+`` and its number in its parent.
 
     >>> item_of("run_a.3.1", "src/a.py+3+1")
     'src/a.py'
@@ -177,12 +170,7 @@ _DEFAULT_LIMITS = Limits()
 
 
 def agent_tool(types: Sequence[AgentType], limits: Limits = _DEFAULT_LIMITS) -> Tool:
-    """The tool that starts a sub-agent.
-
-    Args:
-        types: those that there are, at least one.
-        limits: the job's.
-    """
+    """The tool that starts a sub-agent of one of these types."""
     listed = "\n".join(f"- `{each.name}`: {each.description}" for each in types)
     properties: dict[str, Any] = {
         "description": _text("What the sub-agent is to do, in 3 to 5 words"),
@@ -206,11 +194,7 @@ def agent_tool(types: Sequence[AgentType], limits: Limits = _DEFAULT_LIMITS) -> 
 
 
 def split_tool(coordinator: Coordinator, agent: AgentType) -> Tool:
-    """The tool by which a coordinator gives the parts of its task.
-
-    Args:
-        agent: the type of the parts' sub-agents.
-    """
+    """The tool by which a coordinator gives the parts of its task to sub-agents of this type."""
     part = _object(
         {
             "description": _text("What the part is, in 3 to 5 words"),

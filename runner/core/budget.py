@@ -132,8 +132,7 @@ def prompt_bound(last_prompt_tokens: int | None, appended_bytes: int) -> int:
 
     Args:
         last_prompt_tokens: real input of the last call whose usage is known, None before the first.
-        appended_bytes: UTF-8 bytes appended since that call (before the first: all bytes of system
-            prompt, tool definitions and messages).
+        appended_bytes: UTF-8 bytes appended since that call; before the first, of the whole request.
     """
     if last_prompt_tokens is None:
         return appended_bytes + FIRST_CALL_ALLOWANCE
@@ -154,16 +153,15 @@ def reserve(
 
     Args:
         prompt: the bound from ``prompt_bound``.
-        most_output: the most tokens that the reply should have.
         thinking_tokens: the job's ``budget_tokens``, which ``max_tokens`` has to exceed.
-        tariff: what the call's tokens cost.
     """
-    room, lowered_by = limits.token_ceiling - charged.tokens - prompt, _TOKENS
+    room = limits.token_ceiling - charged.tokens - prompt
+    lowered_by: Ceiling = "token_ceiling"
     if limits.cost_ceiling is not None:
         left = limits.cost_ceiling - charged.cost
         affordable = tariff.output_for(left, prompt, hour_cache=hour_cache, most=most_output)
         if affordable < min(room, most_output):
-            room, lowered_by = affordable, _COST
+            room, lowered_by = affordable, "cost_ceiling"
     if room < LEAST_OUTPUT_TOKENS + thinking_tokens and room < most_output:
         return lowered_by
     max_tokens = min(most_output, room)
@@ -175,7 +173,3 @@ def reserve(
         tariff.cost_at_most(prompt, max_tokens, hour_cache=hour_cache),
         hour_cache,
     )
-
-
-_TOKENS: Ceiling = "token_ceiling"
-_COST: Ceiling = "cost_ceiling"

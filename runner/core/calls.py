@@ -24,6 +24,7 @@ from runner.core.entries import (
     CallsDecided,
     ChildrenStarted,
     OutcomeAsked,
+    RunSettled,
     ToolFinished,
     ToolsStarted,
 )
@@ -37,7 +38,7 @@ from runner.core.hook_decisions import (
 )
 from runner.core.run import Waiting
 from runner.core.state import Call, RunState
-from runner.core.steps import Record, RecordShared, Step, end, locate, settle, stop_at_deadline
+from runner.core.steps import RecordShared, Step, end, locate, stop_at_deadline
 from runner.core.workspace import RESULT_SOURCE
 from runner.permissions import Decision, Request, evaluate
 from runner.permissions.decisions import any_rule_matches
@@ -105,11 +106,8 @@ def asks_about(state: RunState, call: Call) -> bool:
 
 
 def outcome_question(state: RunState, unrecorded: str) -> Decision:
-    """The decision to ask a person what becomes of a call of unknown outcome.
-
-    Args:
-        unrecorded: what it may have changed that is in no snapshot.
-    """
+    """The decision to ask a person what becomes of a call of unknown outcome, which may have changed
+    what is in no snapshot (``unrecorded``)."""
     reason = f"{OUTCOME_UNKNOWN}{_NOT_UNDONE.format(unrecorded) if unrecorded else ''}"
     return Decision("ask", (), state.policy.snapshot, reason)
 
@@ -199,7 +197,7 @@ def _next_result(state: RunState, calls: Iterable[Call]) -> Step | None:
         if (result := _result_without_running(state, call)) is not None:
             was_started = call.started_by is not None and not call.interrupted
             tree = state.files.tree if was_started and state.spec.is_recorded else None
-            return Record(ToolFinished(call.index, result, tree))
+            return ToolFinished(call.index, result, tree)
     return None
 
 
@@ -209,7 +207,7 @@ def _ask_about_unknown(state: RunState) -> Step | None:
     if not doubtful:
         return None
     index = doubtful[0].index
-    return locate(doubtful) or Record(OutcomeAsked(index, state.files.unrecorded.get(index, "")))
+    return locate(doubtful) or OutcomeAsked(index, state.files.unrecorded.get(index, ""))
 
 
 def _decide(state: RunState, pending: Sequence[Call]) -> Step | None:
@@ -233,7 +231,7 @@ def _decide(state: RunState, pending: Sequence[Call]) -> Step | None:
         if allowed and (hook := before_call(state, call)) is not None:
             return hook
     tight = {call.index: tightened(state, call, decisions[call.index]) for call in undecided}
-    return Record(CallsDecided(tight))
+    return CallsDecided(tight)
 
 
 def _by_rules(state: RunState, call: Call) -> Decision:
@@ -260,16 +258,16 @@ def _begin_next(state: RunState, pending: Sequence[Call]) -> Step:
             return stop_at_deadline(state)
         if begins_with_shared(state, children):
             return RecordShared()
-        return Record(ChildrenStarted(children))
+        return ChildrenStarted(children)
     if state.awaits_children:
         # While somebody is asked the end of a child changes nothing, unless another may start then.
         asked = any(call.waits for call in pending) and not waiting_for_room(state, pending)
-        return settle(Waiting("approval" if asked else "children"))
+        return RunSettled(Waiting("approval" if asked else "children"))
     if group := _next_group(state, pending):
         if state.is_overdue and any(call.answer is not None for call in group):
             return stop_at_deadline(state)
-        return Record(ToolsStarted(tuple(call.index for call in group)))
-    return settle(Waiting("approval"))
+        return ToolsStarted(tuple(call.index for call in group))
+    return RunSettled(Waiting("approval"))
 
 
 def _next_group(state: RunState, pending: Sequence[Call]) -> Sequence[Call]:

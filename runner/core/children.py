@@ -9,16 +9,16 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import takewhile
-from typing import Any, TypeVar
+from typing import Any
 
 from runner.core.agents import SPLIT_SOURCE, SPLIT_TOOL, Child, NewChild, Split, child_id
 from runner.core.compaction import truncate_text, where_output_is
 from runner.core.conversation import UNREADABLE_INPUT, Message, ToolResult
-from runner.core.entries import ChildrenStarted
+from runner.core.entries import ChildrenStarted, RunSettled
 from runner.core.run import Waiting
 from runner.core.spec import JobSpec
 from runner.core.state import Call, RunState
-from runner.core.steps import Record, Step, leave, settle, stop_at_deadline, tell
+from runner.core.steps import Step, leave, stop_at_deadline, tell
 from runner.core.text import SPLIT_AGAIN_TEXT, SPLIT_TEXT, WHOLE_TEXT, shorten
 from runner.core.workspace import RESULT_SOURCE, result_tool
 
@@ -45,8 +45,6 @@ _BEFORE = "The task has been split: a task is split once. Go on with what its pa
 _NO_OBJECT = "The arguments must be a JSON object."
 _BLANK = "The description and the prompt of a part must not be blank."
 _AGAIN = f" Call {SPLIT_TOOL} once more with parts that fit."
-
-N = TypeVar("N", int, float)
 
 
 def spec_of(spec: JobSpec, *types: str) -> JobSpec:
@@ -102,15 +100,8 @@ def outcome_of(
     submitted: Mapping[str, Any] | None = None,
     left: tuple[str, str] | None = None,
 ) -> ToolResult:
-    """The result of a child that has ended: what it said last or submitted, or why it did not come
-    to an end.
-
-    Args:
-        state, reason, detail: how it has ended.
-        said: the text of its last message.
-        submitted: its structured result, None when it gave none.
-        left: the branch and the commit that it has left, None without.
-    """
+    """The result of a child that has ended: what it said last or submitted, or why it did not come to an
+    end; and the branch and the commit that it has left."""
     files = "" if left is None else _LEFT.format(*left)
     if state != "succeeded":
         why = ": ".join(part for part in (f"{state} ({reason})", detail.strip()) if part)
@@ -170,7 +161,7 @@ def coordinate(state: RunState) -> Step | None:
         return step
     child = next(child for child in state.children.current if child.index is None)
     if child.result is None:
-        return settle(Waiting("children"))
+        return RunSettled(Waiting("children"))
     where = f"the conversation of {child_id(state.run_id, child.number)} has all of it"
     content = truncate_text(child.result.content, MOST_CHARACTERS, where)
     return tell("children", WHOLE_TEXT.format(result=content))
@@ -184,17 +175,14 @@ def split_first(state: RunState) -> Step | None:
         case "asked_again":
             if state.is_overdue:
                 return stop_at_deadline(state)
-            return Record(ChildrenStarted(_parts_of(state, None)))
+            return ChildrenStarted(_parts_of(state, None))
         case _:
             return None
 
 
 def split_of(spec: JobSpec, messages: Sequence[Message], started: Sequence[bool]) -> Split:
-    """How far a coordinator is that goes on from a copied conversation.
-
-    Args:
-        started: of each call in it to split the task, whether it has started sub-agents.
-    """
+    """How far a coordinator is that goes on from a copied conversation. ``started`` says of each call in it
+    to split the task whether it has started sub-agents."""
     if spec.coordinator is None:
         return ""
     texts = [
@@ -290,11 +278,7 @@ def cannot_start(state: RunState, call: Call) -> ToolResult | None:
 
 def next_children(state: RunState, pending: Sequence[Call]) -> tuple[NewChild, ...]:
     """The sub-agents that are to start now: of neighbouring calls together, those that wait for an
-    answer left out; never before a call of another kind that comes first.
-
-    Args:
-        pending: the calls without results, each with its decision.
-    """
+    answer left out; never before a call of another kind that comes first."""
     block = _next_block(state, pending)
     if block and state.spec.splits(block[0].name):
         return _parts_of(state, block[0])
@@ -310,11 +294,7 @@ def next_children(state: RunState, pending: Sequence[Call]) -> tuple[NewChild, .
 
 
 def waiting_for_room(state: RunState, pending: Sequence[Call]) -> Sequence[Call]:
-    """The calls for sub-agents that start as soon as fewer of them are under way.
-
-    Args:
-        pending: as in ``next_children``.
-    """
+    """The calls for sub-agents that start as soon as fewer of them are under way."""
     block = _next_block(state, pending)
     return [call for call in block if not call.waits and not state.spec.splits(call.name)]
 
@@ -347,18 +327,16 @@ def _parts_of(state: RunState, call: Call | None) -> tuple[NewChild, ...]:
 def new_child(
     state: RunState, arguments: Mapping[str, Any], *, number: int, index: int | None, together: int
 ) -> NewChild:
-    """One of several children that start together. Each may use what its type says, and no more than an
-    equal share of what the parent has left, of which one share stays with the parent.
-
-    Args:
-        arguments: of the Agent tool.
-        together: how many start together.
-    """
+    """One of several children that start together, given the arguments of the Agent tool. Each may use what
+    its type says, and no more than an equal share of what the parent has left, which keeps one share."""
     agent = state.spec.agent(str(arguments["agent_type"]))
     assert agent is not None, "a call with an unknown type has its result by now"
     spec, used, shares = spec_of(state.spec, agent.name), state.used, together + 1
     asked, ceiling = arguments.get("snapshot"), state.limits.cost_ceiling
     tokens_left = max(0, state.limits.token_ceiling - used.tokens)
+    cost_left = None if ceiling is None else max(0, ceiling - used.cost) // shares
+    costs = (spec.limits.cost_ceiling, cost_left)
+    deadlines = (agent.deadline, None if state.ends_at is None else state.ends_at - state.now)
     return NewChild(
         number,
         index,
@@ -368,15 +346,6 @@ def new_child(
         # The API refuses calls and results in a request that defines no tools.
         snapshot=bool(spec.tools) and (agent.snapshot if asked is None else asked),
         tokens=min(spec.limits.token_ceiling, tokens_left // shares),
-        cost=_least(
-            spec.limits.cost_ceiling,
-            None if ceiling is None else max(0, ceiling - used.cost) // shares,
-        ),
-        deadline=_least(
-            agent.deadline, None if state.ends_at is None else state.ends_at - state.now
-        ),
+        cost=min((cost for cost in costs if cost is not None), default=None),
+        deadline=min((seconds for seconds in deadlines if seconds is not None), default=None),
     )
-
-
-def _least(*limits: N | None) -> N | None:
-    return min((limit for limit in limits if limit is not None), default=None)

@@ -53,8 +53,7 @@ def sent_results(state: RunState) -> Iterator[Result]:
 
 
 def truncated(state: RunState, result: Result, most: int) -> TruncatedResult | None:
-    """A result truncated to at most ``most`` characters; None if that is not shorter than what is sent
-    now."""
+    """A result truncated to at most ``most`` characters; None if that is not shorter than what is sent."""
     if len(result.sent) <= most:
         return None
     call_id, content = str(result.block["tool_use_id"]), result.block["content"]
@@ -71,11 +70,7 @@ def truncated(state: RunState, result: Result, most: int) -> TruncatedResult | N
 
 
 def where_output_is(state: RunState, call_id: str, name: str) -> str:
-    """Tells the model how to see the whole of a call's result.
-
-    Args:
-        name: of the tool that was called.
-    """
+    """Tells the model how to see the whole of what a call of this tool gave."""
     if state.files.outputs and state.spec.tool("Read") and _FILE_NAME.fullmatch(call_id):
         return f"all of it is in {state.files.outputs}/{call_id}.txt: Read it with offset and limit"
     if state.spec.starts_children(name):
@@ -233,11 +228,7 @@ def summary_question(state: RunState) -> SummaryQuestion | None:
 
 
 def summarised(state: RunState, reply: ModelReply) -> SummaryReplied:
-    """The entry of a reply to a summary call: a compaction, or why the summary is useless.
-
-    Args:
-        state: as it was when the call began.
-    """
+    """The entry of a reply to a summary call: a compaction, or why the summary is useless."""
     text = "\n\n".join(block["text"] for block in reply.blocks if block["type"] == "text").strip()
     if reply.stop_reason not in _USABLE | _CUT_OFF:
         return SummaryReplied(reply, None, f"the model stopped with {reply.stop_reason!r}")
@@ -300,11 +291,6 @@ def _conversation(state: RunState, start: int, most: int) -> str | None:
 def _message_lines(
     message: Message, speaker: str, most_shown: int, names: Mapping[str, str]
 ) -> Iterator[str]:
-    """The lines of a message.
-
-    Args:
-        names: of the tools that were called, by the calls' ids.
-    """
 
     def short(text: str, most: int = most_shown) -> str:
         return truncate_text(text, most, "not shown here")

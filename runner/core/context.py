@@ -61,12 +61,7 @@ def is_measurement(real: int, estimated: int) -> bool:
 
 
 def corrected(average: float, real: int, estimated: int) -> float:
-    """The moving average of real over estimated tokens, after one more reply.
-
-    Args:
-        average: the one before it. real: the prompt's tokens as the API counted them. estimated: the
-            estimate of the same prompt.
-    """
+    """The moving average of real over estimated tokens, after one more reply."""
     if not is_measurement(real, estimated):
         return average
     return average + AVERAGE_WEIGHT * (real / estimated - average)

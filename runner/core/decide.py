@@ -7,7 +7,13 @@ from dataclasses import replace
 from runner.core.calls import answer_calls, given_by_children
 from runner.core.children import coordinate, split_first
 from runner.core.conversation import CONTEXT_EXCEEDED, CUT_REASONS
-from runner.core.entries import ModelCallFailed, RunSettled, UserMessageAdded, VerificationStarted
+from runner.core.entries import (
+    Entry,
+    ModelCallFailed,
+    RunSettled,
+    UserMessageAdded,
+    VerificationStarted,
+)
 from runner.core.fold import Applied, fold
 from runner.core.hook_decisions import (
     continue_hook,
@@ -26,14 +32,12 @@ from runner.core.steps import (
     Done,
     Effect,
     EndChildren,
-    Record,
     RunTools,
     RunVerify,
     Sleep,
     Step,
     end,
     leave,
-    settle,
     stop_at_deadline,
     tell,
 )
@@ -53,18 +57,14 @@ MOST_RESULT_NUDGES = 2
 def advance(state: RunState, now: float, draining: bool) -> tuple[list[Applied], Effect | Done]:
     """Decide until there is an effect to carry out, or the attempt is over.
 
-    Args:
-        now: seconds since the epoch.
-        draining: the worker is shutting down: stop at this step boundary.
-
     Returns:
         The entries that were decided, each with the run before and after it, and the effect
         that comes next once they are stored, or the end of the attempt.
     """
     decided: list[Applied] = []
     state = replace(state, now=now, draining=draining)
-    while isinstance(step := decide(state), Record):
-        decided += fold(state, [step.entry])
+    while isinstance(step := decide(state), Entry):
+        decided += fold(state, [step])
         state = decided[-1].after
     return decided, step
 
@@ -75,8 +75,10 @@ def decide(state: RunState) -> Step:
         return Done(state.outcome)
     step = _by_rules(state)
     match step:
-        case Record(RunSettled(Ended() as outcome)):
-            return _before_end(state, outcome) or step
+        case RunSettled(Ended() as outcome):
+            # Sub-agents stop and give their results, the files are committed, RunEnd hooks run.
+            before = _end_children(state) or _deliver_files(state, outcome)
+            return before or end_run(state, outcome) or step
         case _:
             return step
 
@@ -105,28 +107,20 @@ def _by_rules(state: RunState) -> Step:
     )
 
 
-def _before_end(state: RunState, outcome: Ended) -> Step | None:
-    """What is still to be done before an end, in this order: sub-agents stop and give their results, the
-    files are committed, RunEnd hooks run."""
-    return _end_children(state) or _deliver_files(state, outcome) or end_run(state, outcome)
-
-
 def _continue_model_call(state: RunState) -> Step | None:
     call = state.model.open_call
     if call is None:
         return None
     if call.attempt == state.attempt:
         return CallModel(call)
-    return Record(
-        ModelCallFailed(
-            kind="worker_lost",
-            message="the worker was gone before the reply was stored",
-            status=None,
-            request_id=None,
-            charged=call.reservation.worst_case,
-            at=state.now,
-            retry_at=state.now,
-        )
+    return ModelCallFailed(
+        kind="worker_lost",
+        message="the worker was gone before the reply was stored",
+        status=None,
+        request_id=None,
+        charged=call.reservation.worst_case,
+        at=state.now,
+        retry_at=state.now,
     )
 
 
@@ -192,7 +186,7 @@ def _end_children(state: RunState) -> Step | None:
         return given_by_children(state)
     if (step := leave(state)) is not None:
         return step
-    return settle(Waiting("children")) if state.children.cancelled else EndChildren()
+    return RunSettled(Waiting("children")) if state.children.cancelled else EndChildren()
 
 
 def _deliver_queued(state: RunState) -> Step | None:
@@ -203,7 +197,7 @@ def _deliver_queued(state: RunState) -> Step | None:
 def _tell_queued(state: RunState) -> Step:
     messages = state.inbox.messages
     ids = tuple(message.id for message in messages)
-    return Record(UserMessageAdded(tuple(message.text for message in messages), "queued", ids))
+    return UserMessageAdded(tuple(message.text for message in messages), "queued", ids)
 
 
 def _speak_first(state: RunState) -> Step | None:
@@ -226,7 +220,7 @@ def _after_failure(state: RunState) -> Step | None:
         return stop_at_deadline(state)
     if failure.retry_at - state.now <= IN_HAND_SECONDS:
         return Sleep(failure.retry_at)
-    return settle(Requeued(failure.retry_at, "backoff"))
+    return RunSettled(Requeued(failure.retry_at, "backoff"))
 
 
 def _check_limits(state: RunState) -> Step | None:
@@ -251,7 +245,7 @@ def _deliver_files(state: RunState, outcome: Ended) -> Step | None:
     workspace = state.spec.workspace
     if workspace is None or workspace.mode != "git" or state.ending.delivered:
         return None
-    return settle(Requeued(state.now, "shutdown")) if state.draining else Deliver(outcome)
+    return RunSettled(Requeued(state.now, "shutdown")) if state.draining else Deliver(outcome)
 
 
 def _ask_for_result(state: RunState) -> Step | None:
@@ -273,7 +267,7 @@ def _verify(state: RunState) -> Step | None:
         if verification is not None:
             return RunVerify(verification.number)
         before = state.ending.verification
-        return Record(VerificationStarted(before.number + 1 if before else 1))
+        return VerificationStarted(before.number + 1 if before else 1)
     if verification.passed:
         return None
     if verify.on_failure == "fail" or state.ending.verify_failures >= verify.rounds:

@@ -174,26 +174,9 @@ class RunSettled:
     outcome: Outcome
 
 
-Entry = (
-    ModelCallStarted
-    | ModelReplied
-    | ModelCallFailed
-    | SummaryReplied
-    | ContextCompacted
-    | TimeWorked
-    | CallsDecided
-    | ToolsStarted
-    | ChildrenStarted
-    | OutcomeAsked
-    | ToolFinished
-    | HookStarted
-    | HookFinished
-    | TurnEnded
-    | InstructionsRead
-    | TreeRecorded
-    | VerificationStarted
-    | Verified
-    | Delivered
-    | UserMessageAdded
-    | RunSettled
-)
+ModelEntry = ModelCallStarted | ModelReplied | ModelCallFailed | SummaryReplied | ContextCompacted
+CallEntry = CallsDecided | OutcomeAsked | ToolsStarted | ChildrenStarted | ToolFinished
+HookEntry = HookStarted | HookFinished
+WorkspaceEntry = InstructionsRead | TreeRecorded | VerificationStarted | Verified | Delivered
+RunEntry = TimeWorked | TurnEnded | UserMessageAdded | RunSettled
+Entry = ModelEntry | CallEntry | HookEntry | WorkspaceEntry | RunEntry

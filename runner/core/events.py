@@ -82,8 +82,7 @@ def signed_event(
 
     Args:
         data: what else it tells.
-        old, new: the values that changed, by name, before and after; ``old`` is None for what came
-            to be, ``new`` for what is gone. Both None: neither is told.
+        old, new: values before and after, by name; None for what came to be, or is gone.
     """
     by = None if author.name is None else shorten(author.name, LONGEST_NAME)
     signed = {**(data or {}), "by": by, "why": shorten(author.why, LONGEST_WHY)}
@@ -108,8 +107,8 @@ def events_of(applied: Applied) -> Iterator[Event]:
             yield _compacted(compaction)
         case entries.ModelCallStarted() | entries.ModelCallFailed() as entry:
             yield from _of_model_call(state, entry)
-        case entries.HookStarted(number) | entries.HookFinished(number) as entry:
-            yield _of_hook(state, after, number, entry)
+        case entries.HookStarted() | entries.HookFinished() as entry:
+            yield _of_hook(state, after, entry)
         case entries.UserMessageAdded(texts, cause):
             yield Event("message_added", {"cause": cause, "messages": len(texts)})
         case entries.RunSettled(outcome):
@@ -117,15 +116,15 @@ def events_of(applied: Applied) -> Iterator[Event]:
         case entries.TimeWorked() | entries.TurnEnded():
             pass
         case (
-            entries.InstructionsRead()
-            | entries.TreeRecorded()
-            | entries.VerificationStarted()
-            | entries.Verified()
-            | entries.Delivered()
+            entries.CallsDecided()
+            | entries.OutcomeAsked()
+            | entries.ToolsStarted()
+            | entries.ChildrenStarted()
+            | entries.ToolFinished()
         ) as entry:
-            yield _in_workspace(state, entry)
-        case entry:
             yield from _of_calls(state, entry)
+        case entry:
+            yield _in_workspace(state, entry)
     match applied.entry:
         case entries.ModelReplied() | entries.ToolFinished() | entries.TurnEnded():
             if not after.calls:
@@ -188,14 +187,7 @@ def usage_of(usage: Usage) -> dict[str, int]:
     }
 
 
-def _of_calls(
-    state: RunState,
-    entry: entries.CallsDecided
-    | entries.ToolsStarted
-    | entries.ChildrenStarted
-    | entries.OutcomeAsked
-    | entries.ToolFinished,
-) -> Iterator[Event]:
+def _of_calls(state: RunState, entry: entries.CallEntry) -> Iterator[Event]:
     match entry:
         case entries.CallsDecided(decisions):
             for index, decision in sorted(decisions.items()):
@@ -265,12 +257,10 @@ def _given(**data: str | None) -> dict[str, Any]:
     return {name: text for name, text in data.items() if text}
 
 
-def _of_hook(
-    state: RunState, after: RunState, number: int, entry: entries.HookStarted | entries.HookFinished
-) -> Event:
-    run = next(run for run in after.hooks.runs if run.number == number)
+def _of_hook(state: RunState, after: RunState, entry: entries.HookEntry) -> Event:
+    run = next(run for run in after.hooks.runs if run.number == entry.number)
     name = _summary(name_of(state.spec.hooks[run.hook]))
-    data = _call(state, run.index) | {"hook_run": number, "event": run.event, "hook": name}
+    data = _call(state, run.index) | {"hook_run": run.number, "event": run.event, "hook": name}
     if isinstance(entry, entries.HookStarted):
         return Event("hook_started", data)
     result, answer = entry.result, entry.result.answer
@@ -287,14 +277,7 @@ def _of_hook(
     )
 
 
-def _in_workspace(
-    state: RunState,
-    entry: entries.InstructionsRead
-    | entries.TreeRecorded
-    | entries.VerificationStarted
-    | entries.Verified
-    | entries.Delivered,
-) -> Event:
+def _in_workspace(state: RunState, entry: entries.WorkspaceEntry) -> Event:
     match entry:
         case entries.InstructionsRead(files, left_out):
             read = [

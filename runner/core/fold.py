@@ -108,8 +108,6 @@ def apply(state: RunState, entry: Entry) -> RunState:
             return _hook(state, entry)
         case entries.TurnEnded():
             return _turn_ended(state)
-        case entries.InstructionsRead(files):
-            return _instructed(state, with_instructions(state.spec.system, files))
         case entries.UserMessageAdded():
             return _user_message(state, entry)
         case entries.RunSettled(outcome):
@@ -374,7 +372,7 @@ def _children_started(state: RunState, started: tuple[NewChild, ...]) -> RunStat
     return _calls(state, indexes, started_by=state.attempt)
 
 
-def _hook(state: RunState, entry: entries.HookStarted | entries.HookFinished) -> RunState:
+def _hook(state: RunState, entry: entries.HookEntry) -> RunState:
     """After a hook has started or finished. One that was started before begins again under its number."""
     runs = {run.number: run for run in state.hooks.runs}
     if isinstance(entry, entries.HookStarted):
@@ -409,15 +407,11 @@ def _instructed(state: RunState, system: str | None) -> RunState:
     )
 
 
-def _in_workspace(
-    state: RunState,
-    entry: entries.TreeRecorded
-    | entries.VerificationStarted
-    | entries.Verified
-    | entries.Delivered,
-) -> RunState:
+def _in_workspace(state: RunState, entry: entries.WorkspaceEntry) -> RunState:
     ending, files = state.ending, state.files
     match entry:
+        case entries.InstructionsRead(read):
+            return _instructed(state, with_instructions(state.spec.system, read))
         case entries.TreeRecorded(tree):
             delivered = ending.delivered if tree == files.tree else None
             ending, files = replace(ending, delivered=delivered), replace(files, tree=tree)

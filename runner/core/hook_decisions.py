@@ -17,7 +17,7 @@ from runner.core.hooks import Hook, HookAnswer, HookEvent, HookResult, HookRun
 from runner.core.run import Ended
 from runner.core.spec import JobSpec
 from runner.core.state import Call, RunState
-from runner.core.steps import Record, RunHook, Step, end, leave, locate, tell
+from runner.core.steps import RunHook, Step, end, leave, locate, tell
 from runner.core.text import shorten
 from runner.core.workspace import RESULT_SOURCE
 from runner.permissions import Decision, Request, Rule
@@ -131,8 +131,7 @@ def refuses(state: RunState, call: Call) -> bool:
 
 
 def refused_edit(state: RunState, call: Call) -> str | None:
-    """Why a call does not run that a person has approved with another input; None while no hook is
-    against that."""
+    """Why a call does not run that a person has approved with another input; None if no hook objects."""
     run = _refusing(state, call) if call.is_edited else None
     return None if run is None else f"denied as a person has edited it: {objection(state, run)}"
 
@@ -226,11 +225,7 @@ def _texts(state: RunState, run: HookRun) -> Iterator[str]:
 
 
 def payload(state: RunState, run: HookRun, outcome: Ended | None = None) -> dict[str, Any]:
-    """All that a hook is told but the folder that it runs in.
-
-    Args:
-        outcome: how the run is about to end, for RunEnd.
-    """
+    """All that a hook is told but the folder that it runs in. ``outcome``: how the run is about to end."""
     above = lineage(state.run_id)[:-1]
     told: dict[str, Any] = {
         "session_id": state.run_id,
@@ -304,7 +299,7 @@ def end_turn(state: RunState) -> Step | None:
     the TurnEnd hooks, then the end of the turn. None where the results end it."""
     if not end_turns(state.spec):
         return None
-    return _next_of(state, hooks_of(state.spec, "TurnEnd")) or Record(TurnEnded())
+    return _next_of(state, hooks_of(state.spec, "TurnEnd")) or TurnEnded()
 
 
 def start_run(state: RunState) -> Step | None:
@@ -344,10 +339,10 @@ def _next_of(
     for place, hook in hooks:
         run = run_of(state, place, index, since=since)
         if run is None and (call is None or is_matched(hook, call)):
-            return Record(HookStarted(state.hooks.started + 1, place, hook.event, index))
+            return HookStarted(state.hooks.started + 1, place, hook.event, index)
         if run is not None and run.answer is None:
             if hook.repeatable:
-                return Record(HookStarted(run.number, place, hook.event, index))
+                return HookStarted(run.number, place, hook.event, index)
             return _gave_up(state, run)
     return None
 
@@ -356,4 +351,4 @@ def _gave_up(state: RunState, run: HookRun) -> Step:
     """The end of a hook that was left in the middle. It may have changed files: the snapshot after it is
     the one that was found, but a RunEnd hook leaves none."""
     is_recorded = state.spec.is_recorded and run.event != "RunEnd" and not state.awaits_children
-    return Record(HookFinished(run.number, _UNKNOWN, state.files.tree if is_recorded else None))
+    return HookFinished(run.number, _UNKNOWN, state.files.tree if is_recorded else None)

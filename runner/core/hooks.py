@@ -116,11 +116,7 @@ class _Unfit(Exception):  # noqa: N818 - what is wrong with the answer, for who 
 
 
 def read_answer(event: HookEvent, said: Said, timeout: float) -> HookResult:
-    """What a hook's end amounts to; whatever it printed.
-
-    Args:
-        timeout: how many seconds it was given.
-    """
+    """What a hook's end amounts to, whatever it printed."""
     updated = None
     try:
         answer, updated = _answer(event, said, timeout)

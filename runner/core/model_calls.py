@@ -21,7 +21,7 @@ from runner.core.prices import FREE, PriceList, Tariff, Terms
 from runner.core.run import Ended, Requeued, Waiting
 from runner.core.spec import JobSpec, Patience
 from runner.core.state import OpenCall, RunState
-from runner.core.steps import CountTokens, Record, Step, end, settle
+from runner.core.steps import CountTokens, Step, end
 from runner.errors import ModelCallError
 
 # What others have reserved comes back when their calls end.
@@ -61,12 +61,7 @@ def start_turn(state: RunState) -> Step:
 
 
 def _reserved(state: RunState, model: str, prompt: int, most_output: int) -> Reservation | Ceiling:
-    """What a model call may use, or the ceiling that leaves no room for it.
-
-    Args:
-        prompt: the most tokens that it can send.
-        most_output: the most that it should reply with.
-    """
+    """What a model call may use, or the ceiling that leaves no room for it."""
     hour_cache = state.spec.hour_cache
     if hour_cache is None:
         hour_cache = state.model.pace.after(state.now).is_worth_an_hour
@@ -96,10 +91,10 @@ def _start(state: RunState, model: str, call: Reservation, purpose: Purpose) -> 
     verdict = "fits" if budget is None else budget.verdict(call)
     if verdict == "later":
         wait = BUDGET_WAIT_SECONDS * 2.0 ** min(state.money.budget_waits, 10)
-        return settle(Requeued(state.now + min(LONGEST_BUDGET_WAIT_SECONDS, wait), "budget"))
+        return RunSettled(Requeued(state.now + min(LONGEST_BUDGET_WAIT_SECONDS, wait), "budget"))
     if budget is not None and verdict == "never":
-        return settle(Waiting("budget", _lacking(budget, call)))
-    return Record(ModelCallStarted(state.model.calls + 1, call, state.now, purpose))
+        return RunSettled(Waiting("budget", _lacking(budget, call)))
+    return ModelCallStarted(state.model.calls + 1, call, state.now, purpose)
 
 
 def _lacking(job_budget: JobBudget, call: Reservation) -> str:
@@ -152,13 +147,8 @@ def is_retried(error: ModelCallError) -> bool:
 
 
 def delay(failures: int, retry_after: float | None, jitter: float) -> float:
-    """Seconds to wait after the n-th failure in a row: exponential with jitter, at most ten minutes,
-    and never less than the API asked for.
-
-    Args:
-        failures: failures in a row, this one included (1 for the first).
-        jitter: a random number from 0 to 1; the wait is 50 to 100 % of the exponential one.
-    """
+    """Seconds to wait after the n-th failure in a row: exponential, at most ten minutes, of which
+    ``jitter`` (0 to 1) takes 50 to 100 %, and never less than the API asked for."""
     exponential = min(LONGEST_DELAY, FIRST_DELAY * 2.0 ** min(failures - 1, 20))
     wait = exponential * (0.5 + jitter / 2)
     return max(wait, (retry_after or 0.0) * (1.0 + jitter / 10))
@@ -174,12 +164,7 @@ def retry_at(
     patience: Patience,
 ) -> float | None:
     """When to try again (seconds since the epoch), or None when that is the end of it. What was too
-    long is tried again at once, shorter, and so is what a shutdown cut.
-
-    Args:
-        failures: failures in a row, this one included.
-        first_failure_at: when the first of them was seen, in seconds since the epoch.
-    """
+    long is tried again at once, shorter, and so is what a shutdown cut."""
     if error.kind == PROMPT_TOO_LONG or error.kind in OUR_OWN_FAILURES:
         return now
     if not is_retried(error) or failures >= patience.max_attempts:
@@ -303,15 +288,15 @@ def _shrink(state: RunState, found: TokenEstimate) -> Step:
     shorter, limits = Shortening(state, found), (found.goal, found.limit)
     for limit in limits:
         if (made := shorter.truncate_old(limit)) is not None:
-            return Record(ContextCompacted(made))
+            return ContextCompacted(made)
         if (made := shorter.drop_oldest(limit)) is not None:
-            return _summary(state) or Record(ContextCompacted(made))
+            return _summary(state) or ContextCompacted(made)
     for limit in limits:
         if (made := shorter.truncate_recent(limit)) is not None:
-            return Record(ContextCompacted(made))
+            return ContextCompacted(made)
     for limit in limits:
         if (made := shorter.drop_and_truncate(limit)) is not None:
-            return _summary(state) or Record(ContextCompacted(made))
+            return _summary(state) or ContextCompacted(made)
     if state.context.must_shrink:
         return _stopped(_REFUSED_WHOLE)
     return _stopped(
@@ -331,7 +316,7 @@ def _summary(state: RunState) -> Step | None:
     if not isinstance(call, Reservation):
         return None
     match step := _start(state, model, call, "summary"):
-        case Record(RunSettled(Ended() | Waiting())):
+        case RunSettled(Ended() | Waiting()):
             return None
         case _:
             return step

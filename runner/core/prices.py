@@ -126,11 +126,7 @@ class Terms:
 
     @classmethod
     def of(cls, provider: str, options: Mapping[str, Any], *, own_model: bool = True) -> Terms:
-        """The terms of a job with these model options.
-
-        Args:
-            own_model: of the calls of the job's own model, not of another that writes summaries.
-        """
+        """The terms of a job with these model options, for its own model or another one."""
         given = {**options, **(options.get("extra_body") or {})}
         return cls(
             scripted=provider == "scripted",
@@ -163,11 +159,8 @@ class PriceList:
         return None if price is None else price.window
 
     def rates(self, model: str, terms: Terms, above: int) -> Rates | None:
-        """What a call is billed at, or None when the list does not say.
-
-        Args:
-            above: the largest of ``thresholds`` that the call's prompt exceeds, 0 for none.
-        """
+        """What a call is billed at, or None when the list does not say. ``above``: the largest of
+        ``thresholds`` that its prompt exceeds, 0 for none."""
         price = self.price(model)
         if price is None:
             return None

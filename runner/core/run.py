@@ -6,21 +6,13 @@ Who changes something, and why.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 RunStatus = Literal["queued", "running", "waiting", "succeeded", "failed", "cancelled", "stopped"]
 EndState = Literal["succeeded", "failed", "cancelled", "stopped"]
 
-STATES: tuple[RunStatus, ...] = (
-    "queued",
-    "running",
-    "waiting",
-    "succeeded",
-    "failed",
-    "cancelled",
-    "stopped",
-)
-ENDED: frozenset[RunStatus] = frozenset({"succeeded", "failed", "cancelled", "stopped"})
+STATES: tuple[RunStatus, ...] = get_args(RunStatus)
+ENDED: frozenset[RunStatus] = frozenset(get_args(EndState))
 
 # The table of legal transitions. ``docs/concepts.md`` draws it; a test compares the two.
 #   queued -> running    a worker claims the run          waiting -> queued   what it waits for came

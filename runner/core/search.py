@@ -120,12 +120,7 @@ def pieces(run: str) -> Iterator[str]:
 
 @lru_cache(maxsize=4096)
 def facet(kind: str, value: str) -> str:
-    """Return the index word for a property of a text, such as its run.
-
-    Args:
-        kind: one letter that names the property.
-        value: any text: its digest is used.
-    """
+    """Return the index word for a property of a text, such as its run; a letter names the kind."""
     digest = blake2b(value.encode("utf-8", "surrogatepass"), digest_size=6).digest()
     return f"{MARK}{kind}{b32encode(digest).decode().rstrip('=').lower()}"
 
@@ -188,7 +183,9 @@ def parse(text: str, exact: str | None = None) -> Query:
             )
         terms[sign].append(term)
     wanted, unwanted = map(tuple, terms.values())
-    if exact is not None and _is_vague(parts_of(exact)):
+    found = parts_of(exact or "")
+    longest = max(map(len, (found.first, found.last, found.inner)))
+    if exact is not None and not found.whole and longest < SHORTEST_PART:
         raise UsageError(
             f"{exact!r} has no {SHORTEST_PART} letters or digits in a row, nor a whole word: "
             "give more of the text"
@@ -211,11 +208,6 @@ def _term(text: str, is_prefix: bool) -> Term | None:
         )
     is_cut = is_prefix and fold(text)[-1] != " " and len(words[-1]) < LONGEST_WORD
     return Term(words, is_cut)
-
-
-def _is_vague(parts: Parts) -> bool:
-    longest = max(map(len, (parts.first, parts.last, parts.inner)))
-    return not parts.whole and longest < SHORTEST_PART
 
 
 def parts_of(exact: str) -> Parts:

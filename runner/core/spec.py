@@ -165,10 +165,11 @@ def _decoded(kind: Any, data: Any) -> Any:
         kind = get_args(kind)[0]
     if get_origin(kind) is tuple:
         return tuple(_decoded(get_args(kind)[0], each) for each in data)
+    make: Any = kind
     if not is_dataclass(kind):
         return data
-    types = _types_of(kind)
-    return kind(**{name: _decoded(types[name], value) for name, value in data.items()})
+    types = _types_of(make)
+    return make(**{name: _decoded(types[name], value) for name, value in data.items()})
 
 
 @dataclass(frozen=True, slots=True)

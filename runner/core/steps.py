@@ -1,7 +1,7 @@
 """What a run does next, as values: ``core.decide`` chooses one.
 
-A step is either ``Record`` (an entry that needs no effect: it is appended and the next decision
-follows in the same transaction) or an effect that the engine carries out and reports.
+A step is an entry that needs no effect (it is appended, and the next decision follows in the same
+transaction), an effect that the engine carries out and reports, or the end of the attempt.
 """
 
 from __future__ import annotations
@@ -14,11 +14,6 @@ from runner.core.entries import Entry, MessageCause, RunSettled, UserMessageAdde
 from runner.core.hooks import HookRun
 from runner.core.run import Ended, EndState, Outcome, Requeued, Waiting
 from runner.core.state import Call, OpenCall, RunState
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    entry: Entry
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,22 +94,17 @@ Effect = (
     | Deliver
     | Sleep
 )
-Step = Record | Effect | Done
-
-
-def settle(outcome: Outcome) -> Step:
-    """The step that ends the attempt."""
-    return Record(RunSettled(outcome))
+Step = Entry | Effect | Done
 
 
 def end(state: EndState, reason: str, detail: str = "") -> Step:
     """The step that ends the run."""
-    return settle(Ended(state, reason, detail))
+    return RunSettled(Ended(state, reason, detail))
 
 
 def tell(cause: MessageCause, *texts: str) -> Step:
     """The step that tells the model more."""
-    return Record(UserMessageAdded(texts, cause))
+    return UserMessageAdded(texts, cause)
 
 
 def locate(calls: Sequence[Call]) -> Step | None:
@@ -126,8 +116,8 @@ def locate(calls: Sequence[Call]) -> Step | None:
 def leave(state: RunState) -> Step | None:
     """The step that ends the attempt at this boundary, if a person pauses the run or the worker drains."""
     if state.inbox.pause_requested:
-        return settle(Waiting("paused"))
-    return settle(Requeued(state.now, "shutdown")) if state.draining else None
+        return RunSettled(Waiting("paused"))
+    return RunSettled(Requeued(state.now, "shutdown")) if state.draining else None
 
 
 def stop_at_deadline(state: RunState) -> Step:

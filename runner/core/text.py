@@ -64,7 +64,8 @@ class KeyTwiceError(ValueError):
     """An object of a JSON text has a key twice: readers differ in which of its values they take."""
 
     def __init__(self, key: str) -> None:
-        super().__init__(f"it has the key {_shown(key)} twice in one object")
+        shown = ascii(key if len(key) <= _LONGEST_KEY else f"{key[:_LONGEST_KEY]}…")
+        super().__init__(f"it has the key {shown} twice in one object")
         self.key = key
 
 
@@ -98,10 +99,6 @@ def _each_once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
             raise KeyTwiceError(key)
         found[key] = value
     return found
-
-
-def _shown(key: str) -> str:
-    return ascii(key if len(key) <= _LONGEST_KEY else f"{key[:_LONGEST_KEY]}…")
 
 
 def _refuse_deeper(value: Any, deepest: int) -> None:
@@ -221,11 +218,7 @@ def telling_line(output: str) -> str:
 
 
 def failure_signature(detail: str, item_key: str, output: str | None) -> str:
-    """The signature of a run that failed or was stopped.
-
-    Args:
-        detail: the run's own words.
-        output: of its last verification, where it failed by that; None otherwise.
-    """
+    """The signature of a run that failed or was stopped: of the output of its last verification where it
+    failed by that, else of its own words."""
     said = telling_line(output) if output else ""
     return signature(said or detail, item_key)

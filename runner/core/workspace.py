@@ -113,11 +113,7 @@ _DESCRIPTION = (
 
 
 def result_tool(schema: Mapping[str, Any]) -> Tool:
-    """The tool that takes a result.
-
-    Args:
-        schema: a JSON Schema of an object.
-    """
+    """The tool that takes a result, by the JSON Schema of an object."""
     return Tool(
         RESULT_TOOL, _DESCRIPTION, schema, read_only=True, repeatable=True, source=RESULT_SOURCE
     )

@@ -54,11 +54,7 @@ class Retry(Protocol):
 @dataclass(slots=True)
 class AttemptWorkspace:
     """The workspace of an attempt's run, and the tools in it. Every method but those that look up
-    places raises ``WorkspaceError`` when the run cannot go on in its workspace, and ``Interrupted``.
-
-    Args:
-        call_id: names a tool call by run, turn and index.
-    """
+    places raises ``WorkspaceError`` when the run cannot go on in its workspace, and ``Interrupted``."""
 
     lease: Lease
     tools: Tools
@@ -73,9 +69,6 @@ class AttemptWorkspace:
 
         Returns:
             The entries to store, and the value of ``RunState.files.unrecorded``.
-
-        Raises:
-            WorkspaceElsewhere: what was recorded of it is not here.
         """
         tree, busy = state.files.tree, is_busy(state)
         unrecorded = self._beside(state, commands_left(state), self.interrupt)
@@ -149,11 +142,7 @@ class AttemptWorkspace:
         self, state: RunState, calls: Sequence[Call], finished: Sequence[ToolFinished | Call]
     ) -> list[ToolFinished]:
         """The entries of calls that ran together. A call that a shutdown cut is interrupted, unless the
-        next attempt would run all of them again as after a crash, on the files as they were.
-
-        Raises:
-            ShutDown: it would.
-        """
+        next attempt would run all of them again on the files as they were: then raise ``ShutDown``."""
         cut = [entry for entry in finished if isinstance(entry, Call)]
         if cut and state.spec.is_recorded and all(runs_again(state, call) for call in calls):
             commands = [call for call in calls if call.name == "Bash"]
@@ -228,11 +217,7 @@ class AttemptWorkspace:
     def run_hook(self, state: RunState, step: RunHook) -> list[Entry]:
         """Run a hook once; what it changed in a recorded workspace is recorded with its end. What a RunEnd
         hook changes is put back: the run ends as it was verified and delivered. While sub-agents change
-        the files, no snapshot is one to go back to: the next attempt records what the hook did with theirs.
-
-        Raises:
-            ShutDown: a repeatable hook was cut: it runs again from the start.
-        """
+        the files, nothing is recorded: the next attempt records what the hook did with their work."""
         run, hook = step.run, state.spec.hooks[step.run.hook]
         call = HookCall(state.run_id, hook, step.told, self.surroundings)
         try:

@@ -44,23 +44,15 @@ class Questions:
         self._untold: deque[Notice] = deque()
 
     def attend(self) -> None:
-        """Let late questions expire, and runs go on that new rules answered; tell of new questions.
-
-        Raises:
-            UnreachableError: the database does not answer.
-        """
+        """Let late questions expire, and runs go on that new rules answered; tell of new questions."""
         now = self._clock.now()
         expire(self._database, now)
         apply_new_rules(self._database, now)
         self._tell_of_new()
 
     def leave(self) -> None:
-        """Tell of what was asked since the last pass, before the worker ends: maybe it was all that
-        there was to do, and the next worker comes when somebody has answered.
-
-        Raises:
-            UnreachableError: the database does not answer.
-        """
+        """Tell of what was asked since the last pass, before the worker ends: maybe it was all that there
+        was to do, and the next worker comes when somebody has answered."""
         self._wait()
         self._tell_of_new()
         self._wait()

@@ -23,12 +23,8 @@ _PAUSES_PER_WORK = 20
 
 
 def follow_index(index: Index, stopping: threading.Event, *, pause: float = PAUSE_SECONDS) -> None:
-    """Add what is stored to the index until ``stopping`` is set. What goes wrong is logged, once: it is a
-    search that needs the index, and it says so too. No worker ends for it.
-
-    Args:
-        pause: how many seconds it waits at least before it looks again.
-    """
+    """Add what is stored to the index until ``stopping`` is set, looking again after ``pause`` seconds.
+    What goes wrong is logged, once: a search needs the index, and says so too. No worker ends for it."""
     logged, wait = "", pause
     while not stopping.wait(wait):
         began, least = time.thread_time(), pause

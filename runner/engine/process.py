@@ -52,11 +52,7 @@ def close_to_others() -> None:
 
 
 class HostLocks:
-    """The folder of locks of this user on this host.
-
-    Raises:
-        RunnerError: the folder belongs to someone else.
-    """
+    """The folder of locks of this user on this host. Raises ``RunnerError`` if it is somebody else's."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder or Path(tempfile.gettempdir()) / f"runner-{os.getuid()}"

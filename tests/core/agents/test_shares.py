@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 from runner.core.agents import AgentType
 from runner.core.budget import BILLIONTHS, Charged, Limits
 from runner.core.children import new_child
-from runner.core.entries import ModelCallStarted
+from runner.core.entries import ModelCallStarted, RunSettled
 from runner.core.fold import apply
 from runner.core.model_calls import start_turn
 from runner.core.run import Ended
-from runner.core.steps import Record
 from tests.core.story import a_run, a_spec, changed
 
 ANY = AgentType("any", "Anything.")
@@ -98,16 +97,14 @@ def test_all_children_together_never_get_more_than_is_left(
 def test_what_children_hold_is_not_there_for_the_parents_own_calls():
     limits = Limits(token_ceiling=100_000, max_output_tokens=32_000)
     free = start_turn(parent(limits))
-    assert isinstance(free, Record)
-    assert isinstance(free.entry, ModelCallStarted)
-    assert not free.entry.reservation.lowered
+    assert isinstance(free, ModelCallStarted)
+    assert not free.reservation.lowered
     less = start_turn(parent(limits, reserved=Charged(80_000)))
-    assert isinstance(less, Record)
-    assert isinstance(less.entry, ModelCallStarted)
-    assert less.entry.reservation.worst_case <= 20_000
+    assert isinstance(less, ModelCallStarted)
+    assert less.reservation.worst_case <= 20_000
     none = start_turn(parent(limits, reserved=Charged(99_500)))
-    assert isinstance(none, Record)
-    outcome = apply(parent(limits), none.entry).outcome
+    assert isinstance(none, RunSettled)
+    outcome = apply(parent(limits), none).outcome
     assert isinstance(outcome, Ended)
     assert outcome.reason == "token_ceiling"
     assert outcome.detail.startswith("99,500 of 100,000 tokens are used")

@@ -19,7 +19,7 @@ from runner.core.fold import apply
 from runner.core.model_calls import fit_context, summary_request
 from runner.core.run import Ended
 from runner.core.state import CountedPrompt
-from runner.core.steps import CountTokens, Record
+from runner.core.steps import CountTokens
 from tests.core.context.histories import a_state, estimated, messages
 from tests.core.sendable import faults
 from tests.core.story import changed, says
@@ -58,13 +58,13 @@ def shrunk(draw, state):
                 assert state.context.counted is None
                 counted = CountedPrompt(tokens, state.context.estimate, state.turns)
                 state = changed(state, counted=counted)
-            case Record(ModelCallStarted(purpose="summary") as entry):
+            case ModelCallStarted(purpose="summary") as entry:
                 state = answered(draw, apply(state, entry))
-            case Record(ContextCompacted(compaction) as entry):
+            case ContextCompacted(compaction) as entry:
                 assert compaction.tokens_after < compaction.tokens_before
                 assert compaction.tokens_after <= token_estimate(state).limit
                 state = apply(state, entry)
-            case Record(RunSettled(outcome)):
+            case RunSettled(outcome):
                 return state, outcome
     raise AssertionError("the context is never done")
 
@@ -159,5 +159,5 @@ def test_with_compaction_off_nothing_is_ever_made_shorter(data, state):
     if not state.context.must_shrink:
         assert step is None
         return
-    assert isinstance(step, Record)
-    assert step.entry.outcome.reason == "context_window"
+    assert isinstance(step, RunSettled)
+    assert step.outcome.reason == "context_window"
