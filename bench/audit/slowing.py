@@ -14,7 +14,7 @@ from bench.stage.material import make_workspace
 from bench.stage.server import serving
 from bench.stage.sides import Side, attempts
 from bench.tables import held
-from runner.engine.indexer import follow_index
+from runner.engine.dispatcher import follow_index
 from runner.queries.search.search import open_index
 from runner.store.database import Database
 

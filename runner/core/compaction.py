@@ -326,7 +326,21 @@ def _size(line: str) -> int:
 _MOST_SAID = 2_000  # characters quoted of a user's text in turns that are dropped
 
 
-class Shortening:
+def shortened(state: RunState, now: TokenEstimate) -> Compaction | None:
+    """The mildest compaction without a model that is enough: old results are truncated, or the oldest turns
+    dropped. What does not reach the goal must at least fit. Only if the recent turns alone are too long
+    are their results truncated, and last of all the turns themselves dropped."""
+    ways, limits = _Shortening(state, now), (now.goal, now.limit)
+    tries = (
+        *((way, limit) for limit in limits for way in (ways.truncate_old, ways.drop_oldest)),
+        *((ways.truncate_recent, limit) for limit in limits),
+        *((ways.drop_and_truncate, limit) for limit in limits),
+    )
+    made = (way(limit) for way, limit in tries)
+    return next((enough for enough in made if enough is not None), None)
+
+
+class _Shortening:
     """Ways to make a prompt fit a limit in tokens, each None if it is not enough."""
 
     def __init__(self, state: RunState, now: TokenEstimate) -> None:
@@ -337,7 +351,6 @@ class Shortening:
         self._results = tuple(sent_results(state))
 
     def truncate_old(self, limit: int) -> Compaction | None:
-        """Truncate all old results."""
         return self._fitting(limit, 0, None)
 
     def drop_oldest(self, limit: int) -> Compaction | None:

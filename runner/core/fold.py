@@ -49,7 +49,6 @@ from runner.core.state import (
     Stop,
 )
 from runner.core.workspace import RESULT_SOURCE, Verification, with_instructions
-from runner.permissions import ToolContext
 
 P = TypeVar("P", bound=Progress)
 
@@ -77,8 +76,8 @@ def apply(state: RunState, entry: Entry) -> RunState:
     match entry:
         case entries.ModelCallStarted():
             return _started(state, entry)
-        case entries.ModelReplied(reply, tool_contexts):
-            return _replied(state, reply, tool_contexts)
+        case entries.ModelReplied():
+            return _replied(state, entry)
         case entries.ModelCallFailed():
             return _failed(state, entry)
         case entries.SummaryReplied(reply, compaction):
@@ -166,10 +165,9 @@ def _started(state: RunState, entry: entries.ModelCallStarted) -> RunState:
     )
 
 
-def _replied(
-    state: RunState, reply: ModelReply, tool_contexts: tuple[ToolContext, ...]
-) -> RunState:
-    blocks, call = message_blocks(reply), state.model.open_call
+def _replied(state: RunState, entry: entries.ModelReplied) -> RunState:
+    reply, call = entry.reply, state.model.open_call
+    blocks = message_blocks(reply)
     stop = Stop(reply.stop_reason, lowered=False, empty=not blocks)
     if call is not None:
         lowered, lowered_by = call.reservation.lowered, call.reservation.lowered_by
@@ -179,7 +177,7 @@ def _replied(
     calls = (
         Call(index, block["id"], block["name"], block["input"], tool_context)
         for index, (block, tool_context) in enumerate(
-            zip(tool_uses(blocks), tool_contexts or repeat(None), strict=False)
+            zip(tool_uses(blocks), entry.tool_contexts or repeat(None), strict=False)
         )
     )
     state = replace(

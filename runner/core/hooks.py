@@ -132,9 +132,11 @@ def read_answer(event: HookEvent, said: Said, timeout: float) -> HookResult:
     )
 
 
-def _answer(
-    event: HookEvent, said: Said, timeout: float
-) -> tuple[HookAnswer, Mapping[str, Any] | None]:
+# What a hook said, and what it changed the call's input to.
+_Answer = tuple[HookAnswer, Mapping[str, Any] | None]
+
+
+def _answer(event: HookEvent, said: Said, timeout: float) -> _Answer:
     if said.end != "exited":
         outcome, why = _NO_ANSWER[said.end]
         reason = why.format(timeout=timeout, output=_shown(said.output))
@@ -166,11 +168,8 @@ def _object(said: Said) -> Mapping[str, Any]:
     return found
 
 
-def _from_json(
-    event: HookEvent, data: Mapping[str, Any]
-) -> tuple[HookAnswer, Mapping[str, Any] | None]:
-    """What the answer says, and the input that it changes the call's to. Of what it says of a call in the
-    old words and in the new ones the stricter holds."""
+def _from_json(event: HookEvent, data: Mapping[str, Any]) -> _Answer:
+    """Of what an answer says of a call in the old words and in the new ones the stricter holds."""
     specific = data.get("hookSpecificOutput")
     if specific is None:
         specific = {}

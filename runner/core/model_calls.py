@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from runner.core.budget import Ceiling, JobBudget, Reservation, in_usd, prompt_bound, reserve
-from runner.core.compaction import Shortening, TokenEstimate, summary_question, token_estimate
+from runner.core.compaction import TokenEstimate, shortened, summary_question, token_estimate
 from runner.core.conversation import Message, ModelRequest, Purpose, text_block, text_bytes
 from runner.core.entries import (
     OUR_OWN_FAILURES,
@@ -282,21 +282,9 @@ def _is_in_doubt(state: RunState, found: TokenEstimate) -> bool:
 
 
 def _shrink(state: RunState, found: TokenEstimate) -> Step:
-    """Truncate old results; if that is not enough, summarise the middle, or drop its oldest turns without a
-    model. What does not reach the goal must at least fit. Only if the recent turns alone are too long
-    are their results truncated, and last of all the turns themselves dropped."""
-    shorter, limits = Shortening(state, found), (found.goal, found.limit)
-    for limit in limits:
-        if (made := shorter.truncate_old(limit)) is not None:
-            return ContextCompacted(made)
-        if (made := shorter.drop_oldest(limit)) is not None:
-            return _summary(state) or ContextCompacted(made)
-    for limit in limits:
-        if (made := shorter.truncate_recent(limit)) is not None:
-            return ContextCompacted(made)
-    for limit in limits:
-        if (made := shorter.drop_and_truncate(limit)) is not None:
-            return _summary(state) or ContextCompacted(made)
+    """Compact what is sent. A summary by a model comes before dropping turns without one."""
+    if (made := shortened(state, found)) is not None:
+        return (_summary(state) if made.kind == "prune" else None) or ContextCompacted(made)
     if state.context.must_shrink:
         return _stopped(_REFUSED_WHOLE)
     return _stopped(

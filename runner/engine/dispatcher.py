@@ -1,21 +1,24 @@
-"""The dispatcher thread of every worker.
+"""The threads of every worker beside those that work runs.
 
-In each pass it takes over the runs of dead workers, continues runs whose wait is over, expires,
-answers and announces questions, and notifies workers of due runs.
+In each pass the dispatcher takes over the runs of dead workers, continues runs whose wait is over,
+expires, answers and announces questions, and notifies workers of due runs. The indexer adds what
+runs say and do to the search index, in small batches: nobody waits for it, because a search adds
+what is missing, so it uses only a small part of its process's time.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 
 from runner.engine.process import HostLocks
-from runner.errors import UnreachableError
-from runner.ports import Clock, Notifier
+from runner.errors import RunnerError, UnreachableError
+from runner.ports import Clock, Index, Notifier
 from runner.store import children, leases, runs
 from runner.store.approvals import apply_new_rules, expire
 from runner.store.budgets import BudgetWaits
@@ -27,27 +30,25 @@ logger = logging.getLogger(__name__)
 LEAVE_SECONDS = 5.0
 
 
+@dataclass(eq=False)
 class Questions:
-    """Attends to all jobs' questions, beside the other workers' dispatchers.
+    """Attends to all jobs' questions, beside the other workers' dispatchers. The methods raise
+    ``UnreachableError`` when the database does not answer."""
 
-    Args:
-        tell: runs a job's notification command, until it ends. Told once of each question; when the
-            worker dies meanwhile, nobody is told of it again. One runs at a time: what comes up
-            meanwhile stays in the database, for the next pass or another worker, and is told together.
-    """
-
-    def __init__(self, database: Database, clock: Clock, tell: Callable[[Notice], None]) -> None:
-        self._database = database
-        self._clock = clock
-        self._tell = tell
-        self._telling: threading.Thread | None = None
-        self._untold: deque[Notice] = deque()
+    database: Database
+    clock: Clock
+    # Runs a job's notification command, until it ends. Told once of each question; when the worker dies
+    # meanwhile, nobody is told of it again. One runs at a time: what comes up meanwhile stays in the
+    # database, for the next pass or another worker, and is told together.
+    tell: Callable[[Notice], None]
+    _telling: threading.Thread | None = field(default=None, init=False)
+    _untold: deque[Notice] = field(default_factory=deque, init=False)
 
     def attend(self) -> None:
         """Let late questions expire, and runs go on that new rules answered; tell of new questions."""
-        now = self._clock.now()
-        expire(self._database, now)
-        apply_new_rules(self._database, now)
+        now = self.clock.now()
+        expire(self.database, now)
+        apply_new_rules(self.database, now)
         self._tell_of_new()
 
     def leave(self) -> None:
@@ -62,11 +63,11 @@ class Questions:
     def _tell_of_new(self) -> None:
         if self._telling is not None and self._telling.is_alive():
             return
-        self._untold.extend(take_notices(self._database, self._clock.now()))
+        self._untold.extend(take_notices(self.database, self.clock.now()))
 
         def tell_all() -> None:
             while self._untold:
-                self._tell(self._untold.popleft())
+                self.tell(self._untold.popleft())
 
         if self._untold:
             self._telling = threading.Thread(target=tell_all, name="runner-notice", daemon=True)
@@ -195,3 +196,31 @@ class Dispatcher:
             logger.warning("working without the queue: %s", error)
             left = [run_id for run_id in run_ids if not self.offer(run_id)]
             runs.unring(self.database, left)
+
+
+PAUSE_SECONDS = 2.0
+LONGEST_PAUSE_SECONDS = 60.0
+
+# While there is more to do it pauses for so many times as long as it computed.
+_PAUSES_PER_WORK = 20
+
+
+def follow_index(index: Index, stopping: threading.Event, *, pause: float = PAUSE_SECONDS) -> None:
+    """Add what is stored to the index until ``stopping`` is set, looking again after ``pause`` seconds.
+    What goes wrong is logged, once: a search needs the index, and says so too. No worker ends for it."""
+    logged, wait = "", pause
+    while not stopping.wait(wait):
+        began, least = time.thread_time(), pause
+        try:
+            least = 0.0 if index.follow() else pause
+            logged = ""
+        except Exception as error:  # whatever it is: what runs do goes on without an index
+            if stopping.is_set():
+                return  # it is not waited for: its database may be closed already
+            known = isinstance(error, RunnerError)
+            said = str(error) if known else repr(error)
+            if said != logged:
+                logger.warning("the search index waits: %s", said, exc_info=not known)
+            logged = said
+        worked = time.thread_time() - began
+        wait = min(max(least, _PAUSES_PER_WORK * worked), LONGEST_PAUSE_SECONDS)

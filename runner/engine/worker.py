@@ -15,8 +15,7 @@ from typing import Protocol
 
 from runner.core.run import Lease
 from runner.engine.attempt import Ports, run_attempt
-from runner.engine.dispatcher import Dispatcher, Questions
-from runner.engine.indexer import follow_index
+from runner.engine.dispatcher import Dispatcher, Questions, follow_index
 from runner.engine.process import HostLocks
 from runner.errors import Interrupted, LeaseLost, UnreachableError
 from runner.ports import Index, Interrupt, Notifier

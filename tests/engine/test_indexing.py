@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from runner.engine.indexer import follow_index
+from runner.engine.dispatcher import follow_index
 from runner.errors import UnreachableError
 
 

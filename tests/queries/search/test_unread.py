@@ -8,7 +8,7 @@ import threading
 import pytest
 from sqlalchemy import text, update
 
-from runner.engine.indexer import follow_index
+from runner.engine.dispatcher import follow_index
 from runner.queries.rows import Rows
 from runner.queries.search.search import open_index
 from runner.store.database import Database
