@@ -6,7 +6,6 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from operator import attrgetter
 from typing import Any
 
 from runner.app.handle import App
@@ -15,8 +14,8 @@ from runner.core.commands import Answered, Question, Reply, Target
 from runner.errors import NotFoundError, UsageError
 from runner.queries import decisions
 from runner.queries.decisions import Why
-from runner.queries.find import SHORTEST_SUFFIX, call_labels
-from runner.queries.jobs import list_runs, show_job, show_run
+from runner.queries.find import SHORTEST_SUFFIX, Found, call_labels
+from runner.queries.jobs import list_runs, show_job
 from runner.store import ids
 from runner.store.approvals import answer as store_answer
 from runner.store.questions import waiting
@@ -24,7 +23,6 @@ from runner.tools.checking import InputCheck
 
 _ID_LENGTH = 10
 _MOST_CANDIDATES = 5
-_AGE = attrgetter("asked_at", "id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,28 +111,29 @@ def waiting_groups(app: App, name: str | None = None) -> list[Group]:
     Args:
         name: only those of this job, or of this run and its sub-agents.
     """
-    questions = _waiting(app, name)
+    questions = waiting(app.database)
+    if name is not None:
+        questions = _of(questions, app.find(name, "job", "run"))
     groups, labels = grouped(questions), call_labels_of(app, questions)
-    reasons = decisions.whys(app.database, [group.questions[0].id for group in groups])
+    firsts = [group.questions[0].id for group in groups]
+    whys = decisions.whys(app.database, firsts)
     return [
-        replace(group, labels=labels, why=reasons.get(group.questions[0].id)) for group in groups
+        replace(group, labels=labels, why=whys.get(first))
+        for group, first in zip(groups, firsts, strict=True)
     ]
 
 
-def _waiting(app: App, name: str | None) -> Sequence[Question]:
-    if name is None:
-        return waiting(app.database)
-    found = app.find(name, "job", "run")
-    if found.kind == "job":
-        return waiting(app.database, Target("job", found.id))
-    of_job = waiting(app.database, Target("job", show_run(app.database, found.id)["job_id"]))
-    return [each for each in of_job if is_within(each.run_id, found.id)]
+def _of(questions: Iterable[Question], thing: Found) -> list[Question]:
+    """The questions of a job, or of a run and its sub-agents."""
+    if thing.kind == "job":
+        return [each for each in questions if each.job_id == thing.id]
+    return [each for each in questions if is_within(each.run_id, thing.id)]
 
 
 def grouped(questions: Iterable[Question]) -> list[Group]:
-    """Group questions by job, tool and what they ask for."""
+    """Group questions, oldest first, by job, tool and what they ask for."""
     found: dict[tuple[str, str, str], list[Question]] = {}
-    for each in sorted(questions, key=_AGE):
+    for each in questions:
         found.setdefault((each.job_id, each.tool, each.group_key), []).append(each)
     return [Group(key, tuple(group)) for (_, _, key), group in found.items()]
 
@@ -151,7 +150,7 @@ def call_labels_of(app: App, questions: Sequence[Question]) -> dict[str, str]:
 
 def questions_of_job(app: App, job_id: str) -> list[Question]:
     """Return the questions of a job that wait, oldest first."""
-    return sorted(waiting(app.database, Target("job", job_id)), key=_AGE)
+    return waiting(app.database, Target("job", job_id))
 
 
 def is_open(app: App, question: Question) -> bool:
@@ -253,9 +252,7 @@ def _named(app: App, questions: Sequence[Question], name: str) -> list[str]:
         if about is None:
             raise UsageError(f"nobody was asked about {thing.id}: see `runner show {thing.id}`")
         return [about]
-    if thing.kind == "job":
-        return [each.id for each in questions if each.job_id == thing.id]
-    return [each.id for each in questions if is_within(each.run_id, thing.id)]
+    return [each.id for each in _of(questions, thing)]
 
 
 def _candidates(questions: Sequence[Question], name: str) -> dict[str, list[str]]:

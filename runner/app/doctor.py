@@ -11,7 +11,6 @@ from contextlib import closing
 from dataclasses import dataclass
 from datetime import date
 from importlib.metadata import version
-from pathlib import Path
 
 import runner
 from runner import wiring
@@ -62,118 +61,113 @@ class Check:
     is_part: bool = False  # no run can be worked without it
 
 
+class _AmissError(RunnerError):
+    """What a check found, and what to do about it."""
+
+    def __init__(self, detail: str, mend: str) -> None:
+        super().__init__(detail)
+        self.mend = mend
+
+
 def diagnose(settings: Settings) -> list[Check]:
     """Check everything; no secret is shown and nothing is stored. Without a configured Redis the
     embedded server is started, and ended again unless a worker uses it."""
-    return [
-        Check("runner", True, f"{runner.__version__}, Python {platform.python_version()}"),
-        Check("home", *_home(settings.home)),
-        _database(settings),
-        _workspaces(settings),
-        _queue(settings),
-        _key(settings),
-        _prices(settings),
-        _program("git", ["git", "--version"], "install git: copies of workspaces need it"),
-        _program("shell", ["bash", "--version"], "install bash: the tool Bash runs it"),
-        _versions(),
-    ]
+    # Each check returns what it found, and raises a RunnerError with what is amiss.
+    checks: dict[str, tuple[Callable[[Settings], str], str]] = {
+        "runner": (lambda _: f"{runner.__version__}, Python {platform.python_version()}", ""),
+        "home": (_home, "choose another folder with RUNNER_HOME"),
+        "database": (_database, "start the database, or set RUNNER_DATABASE_URL"),
+        "workspaces": (_workspaces, "see the database"),
+        "queue": (
+            _queue,
+            "start Redis, mend RUNNER_REDIS_URL, or unset it to use the embedded server",
+        ),
+        "key": (_key, 'export ANTHROPIC_API_KEY=…; jobs with provider = "scripted" need none'),
+        "prices": (_prices, "mend the file, or unset RUNNER_PRICES"),
+        "git": (lambda _: _program("git"), "install git: copies of workspaces need it"),
+        "shell": (lambda _: _program("bash"), "install bash: the tool Bash runs it"),
+        "versions": (_versions, ""),
+    }
+    found = []
+    for name, (check, mend) in checks.items():
+        ok, is_part = True, name in ("database", "queue")
+        try:
+            detail = check(settings)
+        except RunnerError as error:
+            ok, detail = False, str(error)
+            mend = error.mend if isinstance(error, _AmissError) else mend
+        found.append(Check(name, ok, detail, "" if ok else mend, is_part))
+    return found
 
 
-def _home(home: Path) -> tuple[bool, str, str]:
+def _home(settings: Settings) -> str:
+    home = settings.home
     there = next(folder for folder in (home, *home.parents) if folder.exists())
     if there.is_dir() and os.access(there, os.W_OK | os.X_OK):
-        return True, str(home), ""
-    return False, f"{there} cannot be written to", "choose another folder with RUNNER_HOME"
+        return str(home)
+    raise RunnerError(f"{there} cannot be written to")
 
 
-def _database(settings: Settings) -> Check:
-    def look() -> Check:
-        if not migrate.is_created(settings.database_url):
-            return Check("database", True, "none yet; `runner run` makes it", is_part=True)
+def _database(settings: Settings) -> str:
+    if not migrate.is_created(settings.database_url):
+        return "none yet; `runner run` makes it"
+    with closing(Database(settings.database_url)) as database:
+        status = migrate.check(database)
+        where = database.url.render_as_string(hide_password=True)
+    if status.state in ("current", "empty"):
+        return f"{where}, schema {status.current or 'not there yet'}"
+    raise _AmissError(f"{where}, schema {status.current} is {status.state}", status.advice)
+
+
+def _workspaces(settings: Settings) -> str:
+    unseen: dict[str, int] = {}
+    if schema_status(settings).state == "current":
         with closing(Database(settings.database_url)) as database:
-            status = migrate.check(database)
-            where = database.url.render_as_string(hide_password=True)
-        if status.state in ("current", "empty"):
-            detail = f"{where}, schema {status.current or 'not there yet'}"
-            return Check("database", True, detail, is_part=True)
-        detail = f"{where}, schema {status.current} is {status.state}"
-        return Check("database", False, detail, status.advice, is_part=True)
-
-    return _guarded("database", "start the database, or set RUNNER_DATABASE_URL", look)
+            unseen = runs_without_workspace(database)
+    if not unseen:
+        return "no run waits for one"
+    paths = ", ".join(f"{count} runs for {path}" for path, count in sorted(unseen.items()))
+    mend = "start a worker where these folders can be seen, or put them back"
+    raise _AmissError(f"waiting: {paths}", mend)
 
 
-def _workspaces(settings: Settings) -> Check:
-    def look() -> Check:
-        if not migrate.is_created(settings.database_url):
-            return Check("workspaces", True, "no run waits for one")
-        with closing(Database(settings.database_url)) as database:
-            current = migrate.check(database).state == "current"
-            unseen = runs_without_workspace(database) if current else {}
-        if not unseen:
-            return Check("workspaces", True, "no run waits for one")
-        paths = ", ".join(f"{count} runs for {path}" for path, count in sorted(unseen.items()))
-        mend = "start a worker where these folders can be seen, or put them back"
-        return Check("workspaces", False, f"waiting: {paths}", mend)
-
-    return _guarded("workspaces", "see the database", look)
-
-
-def _queue(settings: Settings) -> Check:
-    def look() -> Check:
-        import redis
-
-        from runner.queue.connection import connect
-        from runner.queue.embedded import embedded, server_binary
-
-        try:
-            if settings.redis_url is not None:
-                _ping(connect(settings.redis_url))
-                return Check("queue", True, "the Redis of RUNNER_REDIS_URL answers", is_part=True)
-            with embedded(settings.home) as url:
-                _ping(connect(url))
-            return Check("queue", True, f"embedded: {server_binary()}", is_part=True)
-        except redis.RedisError as error:
-            return Check("queue", False, f"no answer ({error})", _MEND_QUEUE, is_part=True)
-
-    return _guarded("queue", _MEND_QUEUE, look)
-
-
-_MEND_QUEUE = "start Redis, mend RUNNER_REDIS_URL, or unset it to use the embedded server"
-
-
-def _ping(connection: object) -> None:
+def _queue(settings: Settings) -> str:
     import redis
 
-    assert isinstance(connection, redis.Redis)
-    with connection:
-        connection.ping()
+    from runner.queue.connection import connect
+    from runner.queue.embedded import embedded, server_binary
+
+    try:
+        if settings.redis_url is not None:
+            with connect(settings.redis_url) as connection:
+                connection.ping()
+            return "the Redis of RUNNER_REDIS_URL answers"
+        with embedded(settings.home) as url, connect(url) as connection:
+            connection.ping()
+        return f"embedded: {server_binary()}"
+    except redis.RedisError as error:
+        raise RunnerError(f"no answer ({error})") from error
 
 
-def _key(settings: Settings) -> Check:
+def _key(settings: Settings) -> str:
     if settings.keys:
-        return Check("key", True, "set (never printed)")
-    mend = 'export ANTHROPIC_API_KEY=…; jobs with provider = "scripted" need none'
-    return Check("key", False, "ANTHROPIC_API_KEY is not set", mend)
+        return "set (never printed)"
+    raise RunnerError("ANTHROPIC_API_KEY is not set")
 
 
-def _prices(settings: Settings) -> Check:
+def _prices(settings: Settings) -> str:
     """Old prices are mentioned and no failure: nothing may stop working on a day of the calendar."""
-
-    def look() -> Check:
-        prices = wiring.load_prices(settings)
-        detail = f"{len(prices.models)} models, of {prices.date} ({prices.source})"
-        days = (date.today() - prices.date).days
-        if days > OLD_PRICES_DAYS:
-            detail += f": {days} days old, get a newer Runner or set RUNNER_PRICES"
-        return Check("prices", True, detail)
-
-    return _guarded("prices", "mend the file, or unset RUNNER_PRICES", look)
+    prices = wiring.load_prices(settings)
+    days = (date.today() - prices.date).days
+    is_old = days > OLD_PRICES_DAYS
+    old = f": {days} days old, get a newer Runner or set RUNNER_PRICES" if is_old else ""
+    return f"{len(prices.models)} models, of {prices.date} ({prices.source}){old}"
 
 
-def _program(name: str, command: list[str], mend: str) -> Check:
+def _program(name: str) -> str:
     try:
         done = subprocess.run(
-            command,
+            [name, "--version"],
             capture_output=True,
             text=True,
             errors="replace",
@@ -182,18 +176,11 @@ def _program(name: str, command: list[str], mend: str) -> Check:
             check=True,
         )
     except (OSError, subprocess.SubprocessError) as error:
-        return Check(name, False, f"{command[0]} cannot be run ({error})", mend)
-    return Check(name, True, done.stdout.partition("\n")[0])
+        raise RunnerError(f"{name} cannot be run ({error})") from error
+    return done.stdout.partition("\n")[0]
 
 
-def _versions() -> Check:
+def _versions(settings: Settings) -> str:
     packages = ("anthropic", "rq", "redis", "sqlalchemy", "alembic")
     found = ", ".join(f"{name} {version(name)}" for name in packages)
-    return Check("versions", True, f"{found}, SQLite {sqlite3.sqlite_version}")
-
-
-def _guarded(name: str, mend: str, look: Callable[[], Check]) -> Check:
-    try:
-        return look()
-    except RunnerError as error:
-        return Check(name, False, str(error), mend, is_part=name in ("database", "queue"))
+    return f"{found}, SQLite {sqlite3.sqlite_version}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from typing import IO, Any, Literal
 
 import runner
@@ -58,10 +59,16 @@ def import_file(
     Raises:
         UsageError: a line is bad, or the format is not known. Nothing is stored then.
     """
-    now = app.now()
-    if (format or _format_of(file, source)) == "jsonl":
+    now, first = app.now(), file.readline(LONGEST_LINE)
+    file.seek(0)
+    if format == "jsonl" or (format is None and is_export(first)):
         runs: Sequence[Any] = store_file(app.database, file, source, author, now)
         return Imported([asdict(each) for each in runs])
+    if format is None and not looks_like_a_session(first):
+        raise UsageError(
+            f"{source} is neither an export of Runner's nor a session of Claude Code's: its first "
+            "line is neither's (say with --format what it is)"
+        )
     reader = SessionReader(file)
     try:
         sessions = reader.runs()
@@ -72,28 +79,13 @@ def import_file(
     return Imported([asdict(each) for each in runs], reader.is_torn)
 
 
-def _format_of(file: IO[bytes], source: str) -> ImportFormat:
-    """The format of a file, by its first line. Raises ``UsageError`` if it is not known."""
-    first = file.readline(LONGEST_LINE)
-    file.seek(0)
-    if is_export(first):
-        return "jsonl"
-    if looks_like_a_session(first):
-        return "claude-code"
-    raise UsageError(
-        f"{source} is neither an export of Runner's nor a session of Claude Code's: its first line "
-        "is neither's (say with --format what it is)"
-    )
-
-
 # Exports
 
 
 def export_whole(app: App, found: Found, write: Callable[[bytes], object]) -> Sequence[str]:
     """Write all that is stored of a job or a run, and return the ids of the runs."""
-    if found.kind == "job":
-        return exports.export(app.database, job_id=found.id, write=write)
-    return exports.export(app.database, run_id=found.id, write=write)
+    named: Any = {f"{found.kind}_id": found.id}
+    return exports.export(app.database, write=write, **named)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +114,12 @@ def export_runs(app: App, found: Found, format: ExportFormat) -> Iterator[Export
             if format != "atif" or place_of(run_id)["parent"] is None
         ]
     names, written = file_names(keys, _SUFFIXES[format]), set[str]()
-    for run_id, _ in keys:
+    for run_id, name in names.items():
         recorded = exports.load_recorded(app.database, run_id, prices)
-        name = _name(recorded, format, names)
+        if format == "claude-code":  # it finds a session by its file's name
+            agent, is_child = agent_id(recorded), recorded.run["parent_run"] is not None
+            name = f"agent-{name}" if agent else f"{session_id(recorded)}.jsonl"
+            name = f"agent-{agent}.jsonl" if is_child else name
         if name in written:
             raise UsageError(
                 f"{run_id} says that it is the same session as another run, {name}: export it "
@@ -132,16 +127,6 @@ def export_runs(app: App, found: Found, format: ExportFormat) -> Iterator[Export
             )
         written.add(name)
         yield ExportedRun(run_id, name, _parts(app, recorded, format))
-
-
-def _name(recorded: Recorded, format: ExportFormat, names: dict[str, str]) -> str:
-    """Claude Code finds a session by its file's name."""
-    if format != "claude-code":
-        return names[recorded.id]
-    if recorded.run["parent_run"] is not None:
-        return f"agent-{agent_id(recorded)}.jsonl"
-    agent = agent_id(recorded)
-    return f"agent-{names[recorded.id]}" if agent else f"{session_id(recorded)}.jsonl"
 
 
 def _parts(app: App, recorded: Recorded, format: ExportFormat) -> Iterator[bytes]:
@@ -157,11 +142,8 @@ def _parts(app: App, recorded: Recorded, format: ExportFormat) -> Iterator[bytes
 
 def _trajectory(app: App, recorded: Recorded) -> dict[str, Any]:
     """The trajectory of a run, with those of its sub-agents."""
-    children = sorted(
-        (child for started in recorded.children.values() for child in started), key=tree_order
-    )
     below = [
         _trajectory(app, exports.load_recorded(app.database, child, recorded.prices))
-        for child in children
+        for child in sorted(chain.from_iterable(recorded.children.values()), key=tree_order)
     ]
     return trajectory(recorded, runner.__version__, below)

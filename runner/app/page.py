@@ -10,7 +10,7 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from functools import cache, partial
 from itertools import groupby
@@ -100,25 +100,17 @@ def shown(value: Any) -> Markup:
     text = str(value)
     if text.replace("\n", "").replace("\t", "").isprintable():
         return escape(text)
-    return Markup("").join(_shown_parts(text))
-
-
-def _shown_parts(text: str) -> Iterator[Markup]:
+    found = []
     for index, part in enumerate(_UNITS.split(text)):
-        if index % 2:
-            yield Markup(part) if part == _JOINER else _control(part)
-            continue
-        for is_hidden, characters in groupby(part, key=_is_hidden):
-            found = "".join(characters)
-            yield _control(found) if is_hidden else escape(found)
-
-
-def _is_hidden(character: str) -> bool:
-    return character not in "\n\t" and visible(character) != character
-
-
-def _control(characters: str) -> Markup:
-    return Markup('<span class="control">{}</span>').format(visible(characters))
+        if index % 2:  # what the pattern matches
+            found.append((part != _JOINER, part))
+        else:
+            runs = groupby(part, key=lambda each: each not in "\n\t" and visible(each) != each)
+            found += [(is_hidden, "".join(some)) for is_hidden, some in runs]
+    control = Markup('<span class="control">{}</span>')
+    return Markup().join(
+        control.format(visible(some)) if is_hidden else escape(some) for is_hidden, some in found
+    )
 
 
 def _digest(content: str) -> str:
@@ -150,22 +142,14 @@ def _paragraphs(text: str) -> Iterator[tuple[str, str]]:
     for line in text.split("\n"):
         found = _FENCE.match(line)
         if not fence and found:
-            yield from _said(held)
+            yield "p", "\n".join(held)
             fence, held = found[1], [line]
         elif fence and found and line.strip() == fence:
             yield "code", "\n".join([*held, line])
             fence, held = "", []
         else:
             held.append(line)
-    if fence:
-        yield "code", "\n".join(held)
-    else:
-        yield from _said(held)
-
-
-def _said(lines: list[str]) -> Iterator[tuple[str, str]]:
-    if text := "\n".join(lines).strip("\n"):
-        yield "p", text
+    yield "code" if fence else "p", "\n".join(held)
 
 
 def _spans(text: str) -> Iterator[tuple[str, str]]:
@@ -180,21 +164,16 @@ def _spans(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _contents(content: Any) -> Iterator[tuple[str, str]]:
-    """Yield the blocks of a tool result, each as the URL of a picture or as text."""
+    """Yield the blocks of a tool result, each as the URL of a harmless picture that is in the block itself,
+    or as text."""
     if not isinstance(content, list):
         yield "", text_of(content)
         return
     for block in content:
-        picture = _picture(block)
-        yield picture, "" if picture else text_of([block])
-
-
-def _picture(block: Any) -> str:
-    """Return the URL of a picture that is in the block itself and harmless, else nothing."""
-    source = block.get("source") if isinstance(block, Mapping) else None
-    if not isinstance(source, Mapping) or source.get("type") != "base64":
-        return ""
-    kind, data = source.get("media_type"), source.get("data")
-    if kind not in _PICTURES or not isinstance(data, str) or not _BASE64.fullmatch(data):
-        return ""
-    return f"data:{kind};base64,{data}"
+        match block:
+            case {"source": {"type": "base64", "media_type": str(kind), "data": str(data)}} if (
+                kind in _PICTURES and _BASE64.fullmatch(data)
+            ):
+                yield f"data:{kind};base64,{data}", ""
+            case _:
+                yield "", text_of([block])

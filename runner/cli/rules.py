@@ -48,7 +48,7 @@ def check(
       runner rules check jobs/refactor.toml 'Bash(git push -f)' 'Read(src/x.py)'
       runner rules check jobs/team.toml --agent reviewer 'Bash(git stash)'
     """
-    checking = app_rules.RuleCheck.of(load_job(settings, spec).spec, settings.home, agent)
+    checking = app_rules.RuleCheck(load_job(settings, spec).spec, settings.home, agent)
     found = checking.decide_all(calls) if calls else checking.rules()
     if as_json:
         say_json(found)
