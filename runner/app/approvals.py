@@ -106,11 +106,8 @@ class Group:
 
 
 def waiting_groups(app: App, name: str | None = None) -> list[Group]:
-    """Return the questions that wait, grouped; the group with the oldest question first.
-
-    Args:
-        name: only those of this job, or of this run and its sub-agents.
-    """
+    """Return the questions that wait, grouped; the group with the oldest question first. A ``name``
+    is of a job, or of a run with its sub-agents."""
     questions = waiting(app.database)
     if name is not None:
         questions = _of(questions, app.find(name, "job", "run"))
@@ -164,11 +161,8 @@ def why_asked(app: App, question: Question) -> Why | None:
 
 
 def answer(app: App, question_ids: Sequence[str], reply: Reply) -> list[Answered]:
-    """Answer questions, and by the rule that is remembered all others that it covers.
-
-    Raises:
-        UsageError: the reply does not fit the questions. No answer is stored then.
-    """
+    """Answer questions, and by the rule that is remembered all others that it covers. Raises
+    ``UsageError``, and stores no answer, if the reply does not fit them."""
     return app.change(lambda now: store_answer(app.database, question_ids, reply, now))
 
 
@@ -178,17 +172,9 @@ def answer(app: App, question_ids: Sequence[str], reply: Reply) -> list[Answered
 def answer_named(
     app: App, names: Sequence[str], group_key: str | None, reply: Reply, edit: str | None = None
 ) -> tuple[list[Answered], str | None]:
-    """Answer the questions that ``choose`` returns.
-
-    Args:
-        edit: the input to run the call with instead: JSON, or the command of Bash.
-
-    Returns:
-        The outcome for each question, and the first job that goes on while no worker is alive.
-
-    Raises:
-        UsageError: nothing is named, or the reply does not fit. NotFoundError: see ``choose``.
-    """
+    """Answer the questions that ``choose`` returns, and return the outcome for each and the first
+    job that goes on while no worker is alive. ``edit`` is the input to run the call with instead:
+    JSON, or the command of Bash. Raises ``UsageError`` if the reply does not fit."""
     questions = waiting(app.database)
     chosen = choose(app, questions, names, group_key)
     by_id = {each.id: each for each in questions}
@@ -207,16 +193,14 @@ def answer_named(
 def choose(
     app: App, questions: Sequence[Question], names: Sequence[str], group_key: str | None
 ) -> list[str]:
-    """Return the ids of the questions that a person names, each once.
+    """Return the ids of the questions that a person names, each once, in the order of ``names``. A
+    question that is named itself may have been answered.
 
     Args:
         questions: all that wait.
         names: ids, or their beginnings or endings, of groups, approvals, tool calls, runs (with
             their sub-agents) or jobs; without any, all that wait in ``group_key``.
         group_key: only questions that ask for this, as ``runner approvals`` shows it.
-
-    Returns:
-        In the order of ``names``. An answered question is among them if it is named itself.
 
     Raises:
         UsageError: there is neither a name nor a group.
@@ -268,11 +252,8 @@ def _candidates(questions: Sequence[Question], name: str) -> dict[str, list[str]
 
 
 def _edited_input(app: App, questions: Sequence[Question], text: str) -> dict[str, Any]:
-    """The edited input of questions whose calls all have the same input.
-
-    Raises:
-        UsageError: their inputs differ, or the text is no input for their tool.
-    """
+    """The edited input of questions whose calls all have the same input. Raises ``UsageError`` if
+    their inputs differ, or the text is no input for their tool."""
     if not questions:
         raise UsageError("no call that waits is named: there is nothing to edit")
     if len({(each.tool, each.input_digest) for each in questions}) > 1:

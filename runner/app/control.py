@@ -47,14 +47,9 @@ def resume(app: App, name: str, author: Author) -> Outcome:
 def retry(
     app: App, name: str, author: Author, limits: dict[str, Any], *, fresh: bool, only_failed: bool
 ) -> Outcome:
-    """Let ended runs go on from what is stored, or (``fresh``) begin them again as new runs.
-
-    Args:
-        limits: the new ones, by the names of ``Raised``.
-
-    Raises:
-        UsageError: a single run cannot be retried, or its cost cannot be limited.
-    """
+    """Let ended runs go on from what is stored, or (``fresh``) begin them again as new runs, with
+    new ``limits`` as in ``Raised``. Raises ``UsageError`` if a single run cannot be retried, or its
+    cost not be limited."""
     target, raised = _target(app, name), Raised(**limits)
     if raised.cost_ceiling_usd is not None:
         is_job = target.kind == "job"
@@ -106,17 +101,9 @@ class Fork:
 def fork(
     app: App, name: str, turn: int, author: Author, *, text: str | None, model: str | None
 ) -> Fork:
-    """Go on from a turn of a run as another run.
-
-    Args:
-        turn: the last that the new run has; 0 is before the first.
-        text: what the new run is told.
-        model: the model that it calls; None: the one of the job.
-
-    Raises:
-        UsageError: there is no such turn, or it has not ended, or the cost of ``model`` is limited
-            and it has no price.
-    """
+    """Go on from a turn of a run (0: from before the first) as another run, which may be told a
+    ``text`` and call another ``model``. Raises ``UsageError`` if there is no such turn, it has not
+    ended, or the cost of ``model`` is limited and it has no price."""
     run_id = app.find(name, "run").id
     run = show_run(app.database, run_id)
     job = show_job(app.database, run["job_id"])

@@ -44,11 +44,8 @@ class Costs:
 
 
 def costs(app: App, job: str | None, by: By | None) -> Costs:
-    """Return the costs of a job (an id or a part of it), or of all jobs.
-
-    Args:
-        by: what to sum up; None: jobs, or the runs of the job.
-    """
+    """Return the costs of a job (an id or a part of it), or of all jobs, by default by run or by
+    job."""
     prices = app.prices()
     job_id = app.find_job(job) if job else None
     by = by or ("run" if job_id else "job")
@@ -98,11 +95,8 @@ def _used(spending: Spending) -> dict[str, Any]:
 
 
 def refuse_unpriced(app: App, job_id: str, model: str | None = None) -> None:
-    """Raise ``UsageError`` if the cost of a job's runs cannot be limited: its model has no price.
-
-    Args:
-        model: a model that takes the place of the job's.
-    """
+    """Raise ``UsageError`` if the cost of a job's runs cannot be limited: its model, or the
+    ``model`` that takes its place, has no price."""
     spec = JobSpec.from_json(show_job(app.database, job_id)["spec"])
     model = model or spec.model
     for message in missing_prices(
@@ -153,11 +147,8 @@ class BudgetStatus:
 def budget(
     app: App, name: str, author: Author, *, usd: float | None = None, tokens: int | None = None
 ) -> BudgetStatus:
-    """Return the budget of a job; set it first if ``usd`` or ``tokens`` says to what.
-
-    Raises:
-        UsageError: the job has no budget, or would have less than what it has used.
-    """
+    """Return the budget of a job; set it first if ``usd`` or ``tokens`` says to what. Raises
+    ``UsageError`` if the job has no budget, or would have less than what it has used."""
     job_id, database = app.find_job(name), app.database
     options: Any = {"author": author, "usd": usd, "tokens": tokens}
     woken: Sequence[Change] = []

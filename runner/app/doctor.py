@@ -41,12 +41,8 @@ def schema_status(settings: Settings) -> migrate.Status:
 
 
 def reindex(app: App, warn: Callable[[str], None], show: Callable[[int, int], None]) -> int:
-    """Build the search index anew, and return the number of texts in it.
-
-    Args:
-        warn: takes what went wrong, a line each.
-        show: takes how many texts of how many are indexed.
-    """
+    """Build the search index anew, and return the number of texts in it. ``warn`` takes what went
+    wrong, a line each, and ``show`` how many texts of how many are indexed."""
     return open_index(app.database, warn).renew(show)
 
 

@@ -49,16 +49,9 @@ class Imported:
 def import_file(
     app: App, file: IO[bytes], source: str, format: ImportFormat | None, author: Author
 ) -> Imported:
-    """Import the runs of an export of Runner's, or of a session of Claude Code's.
-
-    Args:
-        file: is read twice.
-        source: its name, for messages.
-        format: None: what its first line looks like.
-
-    Raises:
-        UsageError: a line is bad, or the format is not known. Nothing is stored then.
-    """
+    """Import the runs of an export of Runner's, or of a session of Claude Code's: by default what
+    its first line looks like. The file is read twice; ``source`` names it in messages. Raises
+    ``UsageError``, and stores nothing, if a line is bad or the format is not known."""
     now, first = app.now(), file.readline(LONGEST_LINE)
     file.seek(0)
     if format == "jsonl" or (format is None and is_export(first)):
@@ -98,11 +91,8 @@ class ExportedRun:
 
 
 def export_runs(app: App, found: Found, format: ExportFormat) -> Iterator[ExportedRun]:
-    """Yield a run, or the runs of a job. A trajectory has those of its sub-agents in it.
-
-    Raises:
-        UsageError: two runs would have the same name: they are the same session.
-    """
+    """Yield a run, or the runs of a job. A trajectory has those of its sub-agents in it. Raises
+    ``UsageError`` if two runs would have the same name: they are the same session."""
     prices = app.prices()
     if found.kind == "run":
         recorded = exports.load_recorded(app.database, found.id, prices)

@@ -51,11 +51,8 @@ class App:
         return self.find(name, "job").id
 
     def change(self, work: Callable[[float], Changed]) -> Changed:
-        """Change the database: again if Postgres rolled it back in favour of another transaction.
-
-        Args:
-            work: makes the change; takes the time of the database.
-        """
+        """Change the database with ``work``, which takes the time of the database: again if
+        Postgres rolled it back in favour of another transaction."""
         now = self.now()
         for _ in range(_TRIES - 1):
             try:
@@ -81,15 +78,9 @@ def check_prices(settings: Settings) -> None:
 
 @contextmanager
 def open_app(settings: Settings, *, create: bool = False) -> Iterator[App]:
-    """Open the database, and close it in the end.
-
-    Args:
-        create: create the database, or bring it up to date, if need be.
-
-    Raises:
-        UsageError: there is no database yet, or it is not up to date; says what to do.
-        UnreachableError: it does not answer.
-    """
+    """Open the database, and close it in the end. With ``create`` it is created, or brought up to
+    date, if need be. Raises ``UsageError`` if there is none, or it is not up to date (says what to
+    do), and ``UnreachableError`` if it does not answer."""
     if not create and not migrate.is_created(settings.database_url):
         raise UsageError(f"no jobs yet in {settings.home}: start one with `runner run SPEC`")
     database = wiring.open_database(settings, upgrade=create)

@@ -118,11 +118,8 @@ def cost_line(spending: Spending) -> str:
 
 
 def decider(call: Mapping[str, Any]) -> str:
-    """Return what decided on a call: the rule with its reason, or that no rule allows it.
-
-    Args:
-        call: has the keys of ``store.look.decisions.Why``.
-    """
+    """Return what decided on a call (``queries.decisions.Why``): the rule with its reason, or that
+    no rule allows it."""
     if call["rule"] is None:
         return cell(call["decision_reason"] or "no rule of the job allows it")
     why = f" ({call['why']})" if call["why"] else ""
@@ -131,12 +128,8 @@ def decider(call: Mapping[str, Any]) -> str:
 
 
 def denier(call: Mapping[str, Any]) -> str:
-    """Return who or what denied a call: a person with a reason, a rule, the time limit, or the rules
-    when the call was about to run.
-
-    Args:
-        call: has the keys of ``store.look.decisions.DeniedCall``.
-    """
+    """Return who or what denied a call (``queries.decisions.DeniedCall``): a person with a reason,
+    a rule, the time limit, or the rules when the call was about to run."""
     if call["denial"]:
         return cell(call["denial"])
     return answer(call) if call["answer"] else decider(call)

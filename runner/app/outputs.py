@@ -67,15 +67,8 @@ class Diff:
 
 
 def diff_of(app: App, name: str, turn: int | None = None, *, stat: bool = False) -> Diff:
-    """Return what a run changed, as it is recorded now.
-
-    Args:
-        turn: only what it changed in this turn.
-        stat: only how many lines of which files.
-
-    Raises:
-        UsageError: nothing is recorded of the run.
-    """
+    """Return what a run changed, or what it changed in a turn, as it is recorded now; with ``stat``
+    only how many lines of which files. Raises ``UsageError`` if nothing is recorded of the run."""
     found = stored.snapshots_of_run(app.database, app.find(name, "run").id)
     workspaces.refuse_unrecorded(found)
     change: tuple[str, str] | None = (str(found.start_tree), str(found.tree))
@@ -104,11 +97,8 @@ class Written:
 
 
 def runs_to_patch(app: App, name: str, state: RunStatus | None) -> list[RunSnapshots]:
-    """Return a run, or those of a job that are in the state, or have ended.
-
-    Raises:
-        UsageError: there is none, or their workspaces are not recorded.
-    """
+    """Return a run, or those of a job that are in the state, or have ended. Raises ``UsageError``
+    if there is none, or their workspaces are not recorded."""
     found = app.find(name, "job", "run")
     if found.kind == "run":
         run = stored.snapshots_of_run(app.database, found.id)
@@ -185,17 +175,9 @@ def _predict(
 
 
 def file_names(runs: Iterable[tuple[str, str]], suffix: str) -> dict[str, str]:
-    """Return a name for the file of each run: the item's key, and the end of the run's id if two
-    would have the same name.
-
-    Args:
-        runs: ids with the items' keys.
-        suffix: the end of each name, with its dot.
-
-    Returns:
-        Names by the runs' ids. None has a separator, a blank or a leading dot, and no two are the
-        same on a file system that ignores case.
-    """
+    """Return the name of a file for each run, by its id: the item's key with the suffix, and the
+    end of the run's id if two would have the same name. None has a separator, a blank or a leading
+    dot, and no two are the same on a file system that ignores case."""
     safe = {run_id: re.sub(r"[^A-Za-z0-9._-]+", "-", key).strip("-.") for run_id, key in runs}
     stems = {run_id: key[:_LONGEST_NAME].rstrip("-.") or "run" for run_id, key in safe.items()}
     same = Counter(stem.casefold() for stem in stems.values())

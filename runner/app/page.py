@@ -49,11 +49,8 @@ def page(transcript: Transcript) -> Iterator[str]:
 
 
 def _flat(parts: Iterable[Part], label: str = "") -> Iterator[tuple[Part | None, str]]:
-    """Yield parts with the ids to link to, those of a sub-agent between it and a None.
-
-    Args:
-        label: of the run in its tree.
-    """
+    """Yield parts with the ids to link to, those of a sub-agent between it and a None. The label is
+    of the run in its tree."""
     turns: set[int] = set()
     for part in parts:
         anchor = ""

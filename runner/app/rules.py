@@ -38,13 +38,8 @@ def revoke_rule(
     app: App, job: str, position: int, author: Author, *, force: bool
 ) -> tuple[str, dict[str, Any]]:
     """End a rule of a job, and return the id of the job and the rule. What it has decided stands.
-
-    Args:
-        force: even one that the job was submitted with.
-
-    Raises:
-        UsageError: there is no such rule, it was revoked before, or it needs ``force``.
-    """
+    Raises ``UsageError`` if there is no such rule, it was revoked before, or the job was submitted
+    with it and there is no ``force``."""
     job_id = app.find_job(job)
     rule = app.change(
         lambda now: stored.revoke(app.database, job_id, position, author, now, force=force)
@@ -94,14 +89,8 @@ class RuleCheck:
         return self.agent is not None and any(rule.effect == "allow" for rule in self.agent.rules)
 
     def decide_all(self, calls: Sequence[str]) -> list[dict[str, Any]]:
-        """Return what becomes of calls, and of each command of a compound command.
-
-        Args:
-            calls: each is written as a rule is: ``Bash(git push)``.
-
-        Raises:
-            UsageError: one is not written so.
-        """
+        """Return what becomes of calls, and of each command of a compound command. Raises
+        ``UsageError`` if one is not written as a rule is: ``Bash(git push)``."""
         try:
             parsed = [(text, *call_of(text)) for text in calls]
         except ValueError as error:
@@ -129,7 +118,9 @@ class RuleCheck:
                 each_part = evaluate_each(policy, request)
                 parts = list(dict.fromkeys((_shown(access), each) for access, each in each_part))
         return {
-            "call": text, "tool": tool, **_as_json(decision),
+            "call": text,
+            "tool": tool,
+            **_as_json(decision),
             "parts": [{"part": part, **_as_json(each)} for part, each in parts if len(parts) > 1],
         }
 

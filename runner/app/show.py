@@ -36,12 +36,9 @@ def list_jobs(app: App, status: RunStatus | None) -> list[JobSummary]:
 def list_runs(
     app: App, job: str, status: RunStatus | None, *, whole_trees: bool
 ) -> list[dict[str, Any]]:
-    """Return the runs of a job, each with its model, where it was forked from, its
-    branch, the commit that delivered it and the verdict of its last verification.
-
-    Args:
-        whole_trees: with the sub-agents of each run, which has numbers of its own then.
-    """
+    """Return the runs of a job, each with its model, where it was forked from, its branch, the
+    commit that delivered it and the verdict of its last verification. With ``whole_trees`` those of
+    sub-agents have numbers of their own."""
     database, job_id = app.database, app.find_job(job)
     verified = runs.last_verifications(database, job_id)
     recorded = {
@@ -182,11 +179,8 @@ def child_line(child: Mapping[str, Any]) -> str:
 
 
 def events_of(app: App, name: str, *, whole_tree: bool) -> tuple[Kind, list[dict[str, Any]]]:
-    """Return what happened in a run, or what was done to a job and its runs, and which of both it is.
-
-    Args:
-        whole_tree: with the events of the runs below it.
-    """
+    """Return what happened in a run, or in its ``whole_tree``, or what was done to a job and its
+    runs; and which of both it is."""
     found = app.find(name, "job", "run")
     if found.kind == "run":
         return found.kind, _events_after(app, found.id, {}, whole_tree)
@@ -198,16 +192,9 @@ def events_of(app: App, name: str, *, whole_tree: bool) -> tuple[Kind, list[dict
 def follow(
     app: App, name: str, *, whole_tree: bool, tell: Callable[[str], None]
 ) -> Iterator[dict[str, Any]]:
-    """Yield the events of a run until it has ended, and the model's text between them as it is written,
-    as events of the type ``text_delta``.
-
-    Args:
-        whole_tree: with the events of the runs below it, until these have ended as well.
-        tell: is told why there is no text, if there is none.
-
-    Raises:
-        UnreachableError: the database does not answer.
-    """
+    """Yield the events of a run, or of its ``whole_tree``, until it has ended, and the model's text
+    between them as it is written, as events of the type ``text_delta``. ``tell`` is told why there
+    is no text. Raises ``UnreachableError`` if the database does not answer."""
     found = app.find(name, "job", "run")
     if found.kind == "job":
         raise UsageError("-f follows one run: name a run of the job (see `runner list JOB`)")

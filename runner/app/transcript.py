@@ -185,17 +185,13 @@ def text_of(content: Any) -> str:
 def transcript_of(
     app: App, name: str, now: float, turns: Turns | None = None, *, whole_tree: bool = False
 ) -> Transcript:
-    """Return the transcript of a run, whose parts are read from the database when they are asked for.
+    """Return the transcript of a run (an id or a part of it) at a time, whose parts are read from
+    the database when they are asked for.
 
     Args:
-        name: of the run: its id or a part of it.
-        now: seconds since the epoch.
         turns: only the turns from the first number to the last; what was said before turn 1 belongs
-            to that, and so does the system prompt.
+            to that, and so does the system prompt. Raises ``UsageError`` if none has come yet.
         whole_tree: with the transcripts of the sub-agents that it started.
-
-    Raises:
-        UsageError: the run has not come so far.
     """
     run_id = app.find(name, "run").id
     run: dict[str, Any] = {**jobs.show_run(app.database, run_id), **place_of(run_id)}
@@ -257,13 +253,8 @@ _Place = tuple[int, int, int]  # a turn, its stage, and the order in that
 
 
 class _Composer:
-    """Puts what happened beside the messages of a run between them.
-
-    Args:
-        run: with its tree.
-        turns: only parts of these.
-        now: the time of the transcripts of its sub-agents; None to leave them out.
-    """
+    """Puts what happened beside the messages of a run (with its tree) between them, for some turns
+    or all. ``now`` is the time of its sub-agents' transcripts; None leaves them out."""
 
     def __init__(
         self, app: App, run: dict[str, Any], turns: Turns | None, now: float | None

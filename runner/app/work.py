@@ -29,12 +29,9 @@ def load_job(settings: Settings, path: Path) -> Submission:
 def submit(
     app: App, submission: Submission, author: Author, key: str | None = None
 ) -> dict[str, Any]:
-    """Submit a job, and return it as it was submitted and how far it is; the first job with the same
-    ``key``.
-
-    Raises:
-        UsageError: its workspace cannot be marked, or the commit that it begins at not be kept.
-    """
+    """Submit a job, or find the first with the same ``key``; return it and how far it is. Raises
+    ``UsageError`` if its workspace cannot be marked, or the commit that it begins at not be
+    kept."""
     return show_job(app.database, wiring.submit(app.database, submission, key, author=author))
 
 
@@ -46,25 +43,15 @@ def take_up(app: App, job: str) -> tuple[str, Sequence[str]]:
 
 
 def start_worker(app: App, *, slots: int, burst: bool = False, only: str | None = None) -> Worker:
-    """Start a worker in threads of this process.
-
-    Args:
-        slots: runs at once.
-        burst: the worker ends when nothing is due.
-        only: the worker works this run and ends.
-
-    Raises:
-        UnreachableError: the database or the queue does not answer.
-    """
+    """Start a worker in threads of this process. With ``burst`` it ends when nothing is due,
+    with ``only`` when this run does. Raises ``UnreachableError`` if the database or the queue is
+    away."""
     return wiring.start_worker(app.settings, app.database, slots=slots, burst=burst, only=only)
 
 
 def wait_for_end(worker: Worker) -> None:
-    """Wait until a worker has drained; signals are handled meanwhile.
-
-    Raises:
-        RunnerError: what made it end.
-    """
+    """Wait until a worker has drained; signals are handled meanwhile. Raises ``RunnerError`` with
+    what made it end."""
     while not worker.wait(_LOOK_SECONDS):
         pass
     if isinstance(worker.failure, RunnerError):
@@ -85,13 +72,9 @@ class Progress:
         return [run for run in current_runs(self.runs) if not run["depth"]]
 
     def rests(self, *, asks: bool) -> bool:
-        """True if nothing is left to do, and nothing to ask.
-
-        A run that waits for its sub-agents rests when these do: it goes on when the last has ended.
-
-        Args:
-            asks: a person is there who is asked what runs wait for.
-        """
+        """True if nothing is left to do, and nothing to ask of a person who is there (``asks``).
+        A run that waits for its sub-agents rests when these do: it goes on when the last has
+        ended."""
         unended = [run for run in self.runs if run["state"] not in ENDED]
         waited_for = {run["parent"] for run in unended}
         return all(

@@ -34,11 +34,8 @@ def list_workspaces(app: App, job: str | None) -> list[dict[str, Any]]:
 def prune_workspaces(
     app: App, job: str | None, author: Author, *, force: bool
 ) -> list[dict[str, Any]]:
-    """Remove the workspaces of runs that have ended, and return all with why each was kept.
-
-    Args:
-        force: also those with work that is saved nowhere else.
-    """
+    """Remove the workspaces of runs that have ended, with ``force`` even those with work that is
+    saved nowhere else, and return all with why each was kept."""
     options: Any = {"author": author, "job_id": app.find_job(job) if job else None, "force": force}
     home = app.settings.home
     pruned = leftovers.prune(app.database, home, environment(app), app.now(), **options)

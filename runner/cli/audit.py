@@ -138,11 +138,7 @@ def format_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def say_rows(rows: Rows, format: str) -> None:
-    """Print rows on stdout as they come, and then their note on stderr.
-
-    Args:
-        format: one of ``FORMATS``.
-    """
+    """Print rows in one of ``FORMATS`` on stdout as they come, and then their note on stderr."""
     columns = rows.columns
     match format:
         case "table":
@@ -228,12 +224,8 @@ def audit() -> None:
 def question(
     *takes: Callable[[Command], Command], limit: int = 100
 ) -> Callable[[Callable[[], None]], click.Command]:
-    """Make a command that prints the rows of the question of ``runner.audit.Audit`` with its name.
-
-    Args:
-        takes: the arguments and options of this question, beside those that all have.
-        limit: how many rows it prints by default.
-    """
+    """Make a command that prints the rows of the question of ``runner.audit.Audit`` with its name,
+    and takes arguments and options beside those that all have."""
 
     def decorate(described: Callable[[], None]) -> click.Command:
         @wraps(described)

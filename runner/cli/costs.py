@@ -122,11 +122,7 @@ def _budget_lines(budget: JobBudget) -> Iterable[tuple[str, str]]:
 
 
 def budget_fields(job: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the budget of a job in lines for people.
-
-    Args:
-        job: as ``queries.jobs.show_job`` returns it.
-    """
+    """Return the budget of a job (``queries.jobs.show_job``) in lines for people."""
     most_cost = None if job["budget_usd"] is None else billionths(job["budget_usd"])
     names = ("spent_tokens", "spent_cost", "reserved_tokens", "reserved_cost")
     sums = (job[name] for name in names)

@@ -84,11 +84,8 @@ def import_(
 
 @contextmanager
 def _opened(name: str) -> Iterator[IO[bytes]]:
-    """A file that can be read twice; a copy of one that cannot, such as a pipe.
-
-    Raises:
-        UsageError: it cannot be read.
-    """
+    """A file that can be read twice; a copy of one that cannot, such as a pipe. Raises
+    ``UsageError``."""
     with ExitStack() as opened:
         try:
             file: IO[bytes] = sys.stdin.buffer

@@ -29,13 +29,9 @@ _FIRST_THAT_APPLIES = (INTERRUPTED, UNREACHABLE, FAILED, STOPPED, WAITING)
 def exit_code(
     states: Iterable[RunStatus], *, interrupted: bool = False, unreachable: bool = False
 ) -> int:
-    """The exit code of a job: where several apply, the first of 130, 5, 1, 4, 3.
-
-    Args:
-        states: of all of its runs.
-        interrupted: Ctrl-C or SIGTERM ended the command before the job had come to rest.
-        unreachable: a part (database, queue) did not answer.
-    """
+    """Return the exit code for the states of all runs of a job: where several apply, the first of
+    130 (ended by Ctrl-C or SIGTERM before the job had come to rest), 5 (database or queue did not
+    answer), 1, 4, 3."""
     codes = {_CODES[state] for state in states}
     if interrupted:
         codes.add(INTERRUPTED)

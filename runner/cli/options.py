@@ -59,12 +59,8 @@ def with_settings(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def with_app(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the opened app as first argument, and take the global options.
-
-    Raises:
-        UsageError: there is no database yet, or it is not up to date; says what to do.
-        UnreachableError: it does not answer.
-    """
+    """Give a command the opened app as first argument, and take the global options. Raises what
+    ``open_app`` raises."""
 
     @wraps(command)
     def run(settings: Settings, *arguments: Any, **options: Any) -> Any:
@@ -122,11 +118,8 @@ def seconds(text: str) -> float:
 
 
 def load_job(settings: Settings, spec: Path) -> Submission:
-    """Return a job file as it would be submitted, and say on stderr what it left out.
-
-    Raises:
-        SpecError: with everything that is wrong in it.
-    """
+    """Return a job file as it would be submitted, and say on stderr what it left out. Raises
+    ``SpecError`` with everything that is wrong in it."""
     submission = work.load_job(settings, spec)
     for line in submission.notes:
         note(f"warning: {cell(line)}")
@@ -137,12 +130,8 @@ def load_job(settings: Settings, spec: Path) -> Submission:
 
 
 def signed_with(reason_help: str, longest: int | None = None) -> Callable[[Command], Command]:
-    """Give a command ``--as`` and ``--reason``, and the ``author`` that they make as an argument.
-
-    Args:
-        reason_help: the help of ``--reason``.
-        longest: the most characters of a reason; None: any number.
-    """
+    """Give a command ``--as`` and ``--reason`` (of so many characters at most), and the ``author``
+    that they make as an argument."""
 
     def decorate(command: Callable[..., Any]) -> Any:
         @wraps(command)

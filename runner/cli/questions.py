@@ -57,11 +57,8 @@ class Terminal:
         termios.tcflush(self._keyboard, termios.TCIFLUSH)
 
     def read_line(self, until: Ends) -> str | None:
-        """Return the next line that the person enters, or None once ``until`` says so.
-
-        Raises:
-            EOFError: there will be none (Ctrl-D, or the terminal is gone).
-        """
+        """Return the next line that the person enters, or None once ``until`` says so. Raises
+        ``EOFError`` if there will be none (Ctrl-D, or the terminal is gone)."""
         while b"\n" not in self._typed:
             if until():
                 return None
@@ -102,14 +99,8 @@ class Asker:
     def ask(
         self, job_id: str, is_to_end: Ends, paused: Callable[[], AbstractContextManager[None]]
     ) -> None:
-        """Ask until no question of the job is open, the person has had enough, or it is to end.
-
-        Args:
-            paused: a context in which nobody else writes to the terminal.
-
-        Raises:
-            UnreachableError: the database does not answer.
-        """
+        """Ask until no question of the job is open, the person has had enough, or it is to end;
+        while ``paused``, nobody else writes to the terminal. Raises ``UnreachableError``."""
         if not self.can_ask or not (waiting := self._waiting(job_id)):
             return
         with paused():

@@ -41,11 +41,8 @@ def report(app: handle.App, job: str, output: Path | None) -> None:
 
 
 def summarise(report: app_report.Report, *, interrupted: bool, as_json: bool) -> int:
-    """Print what became of the runs of a job's items, and how to look further.
-
-    Returns:
-        The exit code that says it.
-    """
+    """Print what became of the runs of a job's items, and how to look further; return the exit code
+    that says it."""
     runs = [each.run for each in report.runs]
     code = exit_code((run["state"] for run in runs), interrupted=interrupted)
     if as_json:

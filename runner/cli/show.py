@@ -96,13 +96,9 @@ def _counts(by_state: Mapping[RunStatus, int]) -> str:
 def _say_runs(
     runs: Sequence[Mapping[str, Any]], waiting: Mapping[str, str], whole_trees: bool
 ) -> None:
-    """Print runs in lines. Only a job that verifies has a column for it, and only one whose runs have
-    started others.
-
-    Args:
-        waiting: what to do about those that wait.
-        whole_trees: those below a run have lines of their own, so that each tells its own numbers.
-    """
+    """Print runs in lines, with what to do about those that are ``waiting``. Only a job that
+    verifies has a column for it, and only one whose runs have started others. In ``whole_trees``
+    each run has a line and tells its own numbers."""
     tokens, denials = (
         ("charged_tokens", "denials") if whole_trees else ("tree_tokens", "tree_denials")
     )

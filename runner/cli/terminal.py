@@ -79,13 +79,9 @@ def say_table(
     numbers: Collection[int] = (),
     widest: int = 32,
 ) -> None:
-    """Print a table on stdout. A piped table is never cut. A narrow terminal shows the ends of ids, which
-    every command accepts, and cuts the last column.
-
-    Args:
-        numbers: the columns that are aligned to the right.
-        widest: the most characters of any other column at a terminal.
-    """
+    """Print a table on stdout, the ``numbers`` among the columns aligned to the right. A piped
+    table is never cut. A narrow terminal shows the ends of ids, which every command accepts, and
+    cuts the last column; any other has ``widest`` characters at most."""
     heads = [cell(name) for name in columns]
     table = [[cell(value) for value in row] for row in rows]
     if sys.stdout.isatty():
@@ -164,12 +160,9 @@ def say_bytes(content: bytes) -> None:
 
 
 def print_lines(lines: Iterable[Line], *, paged: bool) -> None:
-    """Print lines as they come. Untrusted text in them becomes visible; at a terminal they have colours
-    and none is wider than it.
-
-    Args:
-        paged: through PAGER, else less, where a person is at the terminal.
-    """
+    """Print lines as they come. Untrusted text in them becomes visible; at a terminal they have
+    colours, none is wider than it, and ``paged`` they go through PAGER, else less, if a person is
+    there."""
     visible = ([(cell(text), style) for text, style in line] for line in lines)
     if not sys.stdout.isatty():
         sys.stdout.writelines("".join(text for text, _ in line) + "\n" for line in visible)

@@ -149,11 +149,8 @@ def _say_request(body: bytes) -> None:
 
 
 def lines_of(transcript: told.Transcript, *, is_folded: bool) -> Iterator[Line]:
-    """Yield the lines of a transcript as its parts are read.
-
-    Args:
-        is_folded: of what is long only the beginning and the end.
-    """
+    """Yield the lines of a transcript as its parts are read; folded, of what is long only the
+    beginning and the end."""
     width = max((len(name) for name, _ in transcript.facts), default=0)
     for name, value in transcript.facts:
         words = moment(value) if isinstance(value, float) else value

@@ -215,13 +215,8 @@ def work_job(
     app: handle.App, job_id: str, slots: int, interruption: Interruption, asker: Asker | None = None
 ) -> None:
     """Work a job in this process until every run of it has ended or waits, or it is interrupted.
-
-    Args:
-        asker: asks the person at the terminal what the job's runs wait for; None: they wait.
-
-    Raises:
-        UnreachableError: a part was away when the worker started or had to end.
-    """
+    The asker, if any, asks the person at the terminal what runs wait for. Raises
+    ``UnreachableError`` if a part was away when the worker started or had to end."""
     with interruption:
         worker = work.start_worker(app, slots=slots)
         interruption.watch(worker)
