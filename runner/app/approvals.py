@@ -14,7 +14,7 @@ from runner.core.commands import Answered, Question, Reply, Target
 from runner.errors import NotFoundError, UsageError
 from runner.queries import decisions
 from runner.queries.decisions import Why
-from runner.queries.find import SHORTEST_SUFFIX, Found, call_labels
+from runner.queries.find import SHORTEST_SUFFIX, Call, Found, call_labels
 from runner.queries.jobs import list_runs, show_job
 from runner.store import ids
 from runner.store.approvals import answer as store_answer
@@ -31,8 +31,7 @@ class Group:
 
     key: str
     questions: tuple[Question, ...]
-    # The names of their calls in their trees (3.2), by the ids of the questions.
-    labels: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[Call, str] = field(default_factory=dict)  # of calls in their trees (3.2)
     why: Why | None = None  # the first was asked
 
     @property
@@ -65,15 +64,11 @@ class Group:
             found.setdefault(each.input_digest, []).append(each)
         return sorted(found.values(), key=len, reverse=True)
 
-    @staticmethod
-    def call_id(question: Question) -> str:
-        """Return the id of the tool call of a question."""
-        return ids.call_id(question.run_id, question.turn, question.position)
-
-    @staticmethod
-    def is_nested(question: Question) -> bool:
-        """True if a sub-agent made the call."""
-        return place_of(question.run_id)["depth"] > 0
+    def label(self, question: Question) -> str:
+        """Return the name of a question's call in its tree; empty if no sub-agent made it."""
+        is_nested = place_of(question.run_id)["depth"] > 0
+        key = question.run_id, question.turn, question.position
+        return self.labels[key] if is_nested else ""
 
     def as_json(self) -> dict[str, Any]:
         one = self.questions[0]
@@ -94,10 +89,10 @@ class Group:
             "calls": [
                 {
                     "id": each.id,
-                    "call_id": self.call_id(each),
+                    "call_id": call_id_of(each),
                     "run_id": each.run_id,
                     **place_of(each.run_id),
-                    "label": self.labels[each.id],
+                    "label": self.labels[each.run_id, each.turn, each.position],
                     **{name: getattr(each, name) for name in names},
                 }
                 for each in self.questions
@@ -105,15 +100,22 @@ class Group:
         }
 
 
+def call_id_of(question: Question) -> str:
+    """Return the id of the tool call of a question."""
+    return ids.call_id(question.run_id, question.turn, question.position)
+
+
 def waiting_groups(app: App, name: str | None = None) -> list[Group]:
     """Return the questions that wait, grouped; the group with the oldest question first. A ``name``
     is of a job, or of a run with its sub-agents."""
-    questions = waiting(app.database)
-    if name is not None:
-        questions = _of(questions, app.find(name, "job", "run"))
-    groups, labels = grouped(questions), call_labels_of(app, questions)
+    thing = None if name is None else app.find(name, "job", "run")
+    job = Target("job", thing.id) if thing is not None and thing.kind == "job" else None
+    questions = waiting(app.database, job)
+    groups = grouped(questions if thing is None else _of(questions, thing))
     firsts = [group.questions[0].id for group in groups]
+    run_ids = {each.run_id for group in groups for each in group.questions}
     whys = decisions.whys(app.database, firsts)
+    labels = app.database.read(lambda connection: call_labels(connection, run_ids))
     return [
         replace(group, labels=labels, why=whys.get(first))
         for group, first in zip(groups, firsts, strict=True)
@@ -135,29 +137,9 @@ def grouped(questions: Iterable[Question]) -> list[Group]:
     return [Group(key, tuple(group)) for (_, _, key), group in found.items()]
 
 
-def call_labels_of(app: App, questions: Sequence[Question]) -> dict[str, str]:
-    """Return the names of the calls of questions in their trees (3.2), by the questions' ids."""
-    run_ids = {each.run_id for each in questions}
-    labels = app.database.read(lambda connection: call_labels(connection, run_ids))
-    return {each.id: labels[each.run_id, each.turn, each.position] for each in questions}
-
-
-# One question after the other, as a person at a terminal is asked
-
-
-def questions_of_job(app: App, job_id: str) -> list[Question]:
-    """Return the questions of a job that wait, oldest first."""
-    return waiting(app.database, Target("job", job_id))
-
-
 def is_open(app: App, question: Question) -> bool:
     """True if a question still waits for its answer."""
     return decisions.is_approval_open(app.database, question.id)
-
-
-def why_asked(app: App, question: Question) -> Why | None:
-    """Return why a question was asked."""
-    return decisions.whys(app.database, [question.id]).get(question.id)
 
 
 def answer(app: App, question_ids: Sequence[str], reply: Reply) -> list[Answered]:

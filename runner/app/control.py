@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from runner.app.costs import refuse_unpriced
@@ -13,6 +13,7 @@ from runner.core.run import Author
 from runner.queries.jobs import show_job, show_run
 from runner.store import control
 from runner.store import retry as ended
+from runner.store.database import Database
 from runner.store.fork import fork as fork_run
 from runner.wiring import mend_workspaces
 
@@ -25,6 +26,9 @@ class Outcome:
     changes: Sequence[Change]  # of each run
     unworked_job: str | None = None  # has queued runs while no worker is alive
     mended: Sequence[str] = ()  # paths of workspaces that got their lost ids back
+    is_shared: bool = (
+        False  # a fork's workspace is that of other runs: the files are as they are now
+    )
 
 
 def cancel(app: App, name: str, author: Author) -> Outcome:
@@ -61,7 +65,7 @@ def retry(
 def say(app: App, name: str, text: str, author: Author) -> Outcome:
     """Queue a message for a run; one that has ended starts again to answer it."""
 
-    def tell(database: Any, target: Target, now: float) -> list[Change]:
+    def tell(database: Database, target: Target, now: float) -> list[Change]:
         return [ended.say(database, target.id, text, now, author=author)]
 
     return _changed(app, Target("run", app.find(name, "run").id), tell)
@@ -84,23 +88,9 @@ def _changed(
     return Outcome(target, changes, app.job_without_worker(next(queued, None)), mended)
 
 
-@dataclass(frozen=True, slots=True)
-class Fork:
-    """A run that goes on from a turn of another."""
-
-    change: Change  # of the new run
-    run_id: str  # the run that it was forked from
-    turn: int
-    is_shared: bool  # its workspace is that of other runs: the files are as they are now
-    unworked_job: str | None  # its job, while no worker is alive
-
-    def as_json(self) -> dict[str, Any]:
-        return {**asdict(self.change), "fork_of": self.run_id, "fork_turn": self.turn}
-
-
 def fork(
     app: App, name: str, turn: int, author: Author, *, text: str | None, model: str | None
-) -> Fork:
+) -> Outcome:
     """Go on from a turn of a run (0: from before the first) as another run, which may be told a
     ``text`` and call another ``model``. Raises ``UsageError`` if there is no such turn, it has not
     ended, or the cost of ``model`` is limited and it has no price."""
@@ -109,9 +99,11 @@ def fork(
     job = show_job(app.database, run["job_id"])
     if model is not None and (run["cost_ceiling_usd"], job["budget_usd"]) != (None, None):
         refuse_unpriced(app, run["job_id"], model)
-    change = app.change(
-        lambda now: fork_run(app.database, run_id, turn, now, text=text, model=model, author=author)
-    )
+
+    def begin(database: Database, target: Target, now: float) -> list[Change]:
+        return [fork_run(database, target.id, turn, now, text=text, model=model, author=author)]
+
+    outcome = _changed(app, Target("run", run_id), begin)
     workspace = job["spec"]["workspace"]
     is_shared = workspace is not None and workspace["mode"] == "shared"
-    return Fork(change, run_id, turn, is_shared, app.job_without_worker(change.id))
+    return replace(outcome, is_shared=is_shared)

@@ -187,8 +187,8 @@ def failure_groups(runs: Sequence[ReportedRun]) -> list[FailureGroup]:
 
 
 def report_on(app: App, job: str, now: float, *, with_changes: bool) -> Report:
-    """Gather the report on a job (an id or a part of it) at a time, ``with_changes`` or without:
-    what runs changed, which git has to tell."""
+    """Gather the report on a job (an id or a part of it) ``now`` (seconds since the epoch),
+    ``with_changes`` or without: what runs changed, which git has to tell."""
     database, job_id = app.database, app.find_job(job)
     costs = costs_by(database, app.prices(), "tree", job_id=job_id)
     spent = {each.key: each.spending for each in costs}

@@ -71,9 +71,10 @@ def _say_group(group: app_approvals.Group, now: float) -> None:
     inputs = group.by_input
     for first, *others in inputs[:_MOST_INPUTS]:
         more = f", and {len(others)} more" if others else ""
-        place = f", {group.labels[first.id]} in its tree" if group.is_nested(first) else ""
+        place = f", {label} in its tree" if (label := group.label(first)) else ""
+        call_id = app_approvals.call_id_of(first)
         fields.append(("call", cell(first.summary)))
-        fields.append(("", f"  {group.call_id(first)} of {cell(first.item_key)}{place}{more}"))
+        fields.append(("", f"  {call_id} of {cell(first.item_key)}{place}{more}"))
     if len(inputs) > _MOST_INPUTS:
         fields.append(("", f"… and {len(inputs) - _MOST_INPUTS} other inputs (all: --json)"))
     for name, value in fields:

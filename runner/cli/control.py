@@ -9,7 +9,7 @@ import click
 
 from runner.app import control, handle
 from runner.app.humanize import cell
-from runner.cli.options import json_option, seconds, signed, usd, with_app
+from runner.cli.options import changing, seconds, usd
 from runner.cli.terminal import note, say_json, say_table
 from runner.cli.terminal import say as say_line
 from runner.core.run import Author
@@ -23,9 +23,7 @@ _MOST_DIGITS = 9  # that an INTEGER of the database can hold
 
 @click.command()
 @_id_argument
-@signed
-@json_option
-@with_app
+@changing
 def cancel(app: handle.App, id: str, author: Author, as_json: bool) -> None:
     """End a run, or all runs of a job that have not ended. What they stored stays.
 
@@ -40,9 +38,7 @@ def cancel(app: handle.App, id: str, author: Author, as_json: bool) -> None:
 
 @click.command()
 @_id_argument
-@signed
-@json_option
-@with_app
+@changing
 def pause(app: handle.App, id: str, author: Author, as_json: bool) -> None:
     """Let a run, or all runs of a job, wait until they are resumed.
 
@@ -57,9 +53,7 @@ def pause(app: handle.App, id: str, author: Author, as_json: bool) -> None:
 
 @click.command()
 @_id_argument
-@signed
-@json_option
-@with_app
+@changing
 def resume(app: handle.App, id: str, author: Author, as_json: bool) -> None:
     """Let a paused run, or all paused runs of a job, go on.
 
@@ -88,9 +82,7 @@ def resume(app: handle.App, id: str, author: Author, as_json: bool) -> None:
     "--cost-ceiling", "cost_ceiling_usd", type=usd, metavar="USD", help="New limit of cost."
 )
 @click.option("--working-time", type=seconds, metavar="D", help="New limit of working time: 8h.")
-@signed
-@json_option
-@with_app
+@changing
 def retry(
     app: handle.App,
     id: str,
@@ -142,9 +134,7 @@ def note_unworked(job_id: str | None) -> None:
 @click.command()
 @click.argument("run")
 @click.argument("text")
-@signed
-@json_option
-@with_app
+@changing
 def say(app: handle.App, run: str, text: str, author: Author, as_json: bool) -> None:
     """Send a message to a run. It reads it at its next turn; one that has ended starts again.
 
@@ -165,9 +155,7 @@ def say(app: handle.App, run: str, text: str, author: Author, as_json: bool) -> 
 @click.argument("turn", metavar="RUN@TURN")
 @click.option("--say", "text", metavar="TEXT", help="What to tell the new run.")
 @click.option("--model", metavar="MODEL", help="The model that the new run calls.")
-@signed
-@json_option
-@with_app
+@changing
 def fork(
     app: handle.App, turn: str, text: str | None, model: str | None, author: Author, as_json: bool
 ) -> None:
@@ -189,9 +177,9 @@ def fork(
             "the first)"
         )
     forked = control.fork(app, name, int(number), author, text=text, model=model)
-    change = forked.change
+    (change,) = forked.changes
     if as_json:
-        say_json(forked.as_json())
+        say_json({**asdict(change), "fork_of": forked.target.id, "fork_turn": int(number)})
     else:
         say_line(f"{change.id} ({cell(change.item_key)}): {change.detail}")
     if forked.is_shared:

@@ -12,7 +12,7 @@ from runner.app import costs as app_costs
 from runner.app import handle
 from runner.app.humanize import at_most, cache_share, cell, cost, cost_line, dollars, plural
 from runner.cli.control import note_unworked
-from runner.cli.options import json_option, signed, usd, with_app, with_settings
+from runner.cli.options import changing, json_option, usd, with_settings
 from runner.cli.terminal import note, say, say_fields, say_json, say_table
 from runner.core.budget import JobBudget, billionths
 from runner.core.prices import BY, By
@@ -77,9 +77,7 @@ def costs(settings: Settings, job: str | None, by: By | None, as_json: bool) -> 
 @click.option(
     "--tokens", type=click.IntRange(1, 10**12), metavar="N", help="The new budget in tokens."
 )
-@signed
-@json_option
-@with_app
+@changing
 def budget(
     app: handle.App, job: str, usd: float | None, tokens: int | None, author: Author, as_json: bool
 ) -> None:

@@ -149,6 +149,11 @@ def signed_with(reason_help: str, longest: int | None = None) -> Callable[[Comma
 signed = signed_with("Why, for the record.", LONGEST_WHY)
 
 
+def changing(command: Callable[..., Any]) -> Any:
+    """Give a command that changes something the app, its author, and ``--json``."""
+    return signed(json_option(with_app(command)))
+
+
 def _name(given: str | None) -> str:
     """The given name, or that of the user of the operating system. Raises ``UsageError`` if it is blank,
     too long, not printable, or Runner's own."""

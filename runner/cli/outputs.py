@@ -17,7 +17,7 @@ from runner.app import handle, outputs, workspaces
 from runner.app.humanize import plural
 from runner.cli import exit_codes
 from runner.cli.audit import harmless
-from runner.cli.options import json_option, output_option, signed, state_option, with_app
+from runner.cli.options import changing, json_option, output_option, state_option, with_app
 from runner.cli.terminal import make_folder, note, say_bytes, say_json, say_table, write_file
 from runner.core.run import Author, RunStatus
 
@@ -206,9 +206,7 @@ def list_(app: handle.App, job: str | None, as_json: bool) -> None:
 @workspace.command()
 @_job_option
 @click.option("--force", is_flag=True, help="Also those with work that is saved nowhere else.")
-@signed
-@json_option
-@with_app
+@changing
 def prune(app: handle.App, job: str | None, force: bool, author: Author, as_json: bool) -> None:
     """Remove the workspaces of runs that have ended.
 

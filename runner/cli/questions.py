@@ -15,7 +15,6 @@ from typing import IO
 from runner.app import approvals, handle
 from runner.app.humanize import cell, decider, duration, input_lines
 from runner.cli.terminal import refuse
-from runner.core.agents import place_of
 from runner.core.commands import Question, Reply
 from runner.core.text import shorten
 from runner.errors import UsageError
@@ -106,7 +105,7 @@ class Asker:
         with paused():
             while waiting and not is_to_end():
                 try:
-                    if not self._ask(waiting, is_to_end):
+                    if not self._ask(waiting[0], is_to_end):
                         self._let_go(job_id, is_to_end)
                 except EOFError:
                     self._gave_up = True
@@ -114,8 +113,8 @@ class Asker:
                     return
                 waiting = self._waiting(job_id)
 
-    def _waiting(self, job_id: str) -> Sequence[Question]:
-        return approvals.questions_of_job(self._app, job_id)
+    def _waiting(self, job_id: str) -> Sequence[approvals.Group]:
+        return approvals.waiting_groups(self._app, job_id)
 
     def _let_go(self, job_id: str, is_to_end: Ends) -> None:
         """A question went away while the person may be typing the answer to it, which must not
@@ -124,14 +123,13 @@ class Asker:
             self._terminal.say("Enter shows the next question: ", end="")
             self._terminal.read_line(_seldom(lambda: is_to_end() or not self._waiting(job_id)))
 
-    def _ask(self, waiting: Sequence[Question], is_to_end: Ends) -> bool:
+    def _ask(self, group: approvals.Group, is_to_end: Ends) -> bool:
         """Ask about the first, until it has an answer; False when that came from elsewhere."""
-        one = waiting[0]
+        one = group.questions[0]
         shown = _broken(input_lines(one.input))
         seen = len(shown) <= _MOST_LINES
         gone = _seldom(lambda: not approvals.is_open(self._app, one))
-        alike = sum(each.group_key == one.group_key and each.tool == one.tool for each in waiting)
-        self._terminal.say("\n".join(self._question(one, shown, alike - 1)))
+        self._terminal.say("\n".join(self._question(group, shown)))
         always = ", a(lways in this job)" if one.suggested_rule else ""
         wish = "run it again?" if one.asked_again else "allow it?"
 
@@ -155,20 +153,18 @@ class Asker:
             elif reply is not None and self._answer(one, reply):
                 return True
 
-    def _question(self, one: Question, shown: Sequence[str], others: int) -> Iterator[str]:
+    def _question(self, group: approvals.Group, shown: Sequence[str]) -> Iterator[str]:
+        one, others = group.questions[0], len(group.questions) - 1
         waited = duration(max(self._app.now() - one.asked_at, 0))
         item, tool = shorten(one.item_key, _LONGEST_NAME), shorten(one.tool, _LONGEST_NAME)
         wish = f"was cut off in the middle of {tool}" if one.asked_again else f"asks to use {tool}"
-        place = ""
-        if place_of(one.run_id)["depth"]:
-            place = f" as {approvals.call_labels_of(self._app, [one])[one.id]} of its tree"
+        place = f" as {label} of its tree" if (label := group.label(one)) else ""
         yield f"\n{item}{place} {wish} ({one.run_id}, waiting {waited})"
         yield from shown[:_MOST_LINES]
         if len(shown) > _MOST_LINES:
             yield f"  … {len(shown) - _MOST_LINES} more lines are NOT shown: s shows all"
-        why = approvals.why_asked(self._app, one)
-        if why is not None:
-            yield from _broken([decider(why)], "  asked by: ")
+        if group.why is not None:
+            yield from _broken([decider(group.why)], "  asked by: ")
         if one.suggested_rule:
             yield from _broken([cell(one.suggested_rule)], "  always:   ")
         if others:

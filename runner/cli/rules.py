@@ -10,7 +10,7 @@ import click
 from runner.app import handle
 from runner.app import rules as app_rules
 from runner.app.humanize import cell, moment
-from runner.cli.options import json_option, load_job, signed, with_app, with_settings
+from runner.cli.options import changing, json_option, load_job, with_app, with_settings
 from runner.cli.terminal import say, say_json, say_table
 from runner.core.run import Author
 from runner.settings import Settings
@@ -111,9 +111,7 @@ def list_(app: handle.App, job: str, as_json: bool) -> None:
 @click.option(
     "--force", is_flag=True, help="Also a rule that the job was submitted with, a denial too."
 )
-@signed
-@json_option
-@with_app
+@changing
 def revoke(
     app: handle.App, job: str, position: int, force: bool, author: Author, as_json: bool
 ) -> None:
