@@ -13,14 +13,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jsonschema import Draft202012Validator, ValidationError
+from jsonschema import Draft202012Validator
 
 from runner.ports import Interrupt
 from runner.tools.host import Start, ToolHost, boot
 
+CHECK_SECONDS = 10.0
+
 _MOST_KEPT = 256
 _MOST_SHOWN = 5
 _LONGEST_MESSAGE = 300
+_PATTERNS = frozenset({"pattern", "patternProperties"})
+# What is in these are schemas by names: a name says nothing.
+_NAMED = frozenset({"properties", "$defs", "definitions", "dependentSchemas"})
 
 
 class InputCheck:
@@ -32,80 +37,58 @@ class InputCheck:
         self._lock = threading.Lock()
 
     def problem(self, tool: str, schema: Mapping[str, Any], given: Mapping[str, Any]) -> str | None:
-        """What is wrong with the input, for the model, or None when it fits."""
-        try:
-            errors = list(self._validator(schema).iter_errors(given))
-        except RecursionError:
-            return (
-                f"The input of {tool} is nested too deeply: call it again with something flatter."
-            )
-        errors.sort(key=lambda error: [str(part) for part in error.absolute_path])
-        if not errors:
-            return None
-        told = [_tell(error) for error in errors[:_MOST_SHOWN]]
-        return (
-            f"The input does not fit {tool}: {'; '.join(told)}. Call it again with input that does."
-        )
-
-    def _validator(self, schema: Mapping[str, Any]) -> Draft202012Validator:
+        """Return what is wrong with the input, for the model, or None when it fits."""
         with self._lock:
             kept = self._kept.get(id(schema))
             if kept is None:
                 kept = self._kept[id(schema)] = (schema, Draft202012Validator(schema))
                 if len(self._kept) > _MOST_KEPT:
                     self._kept.popitem(last=False)
-            return kept[1]
+        try:
+            errors = list(kept[1].iter_errors(given))
+        except RecursionError:
+            return (
+                f"The input of {tool} is nested too deeply: call it again with something flatter."
+            )
+        errors.sort(key=lambda error: [str(part) for part in error.absolute_path])
+        told = []
+        for error in errors[:_MOST_SHOWN]:
+            place, message = ".".join(map(str, error.absolute_path)), error.message
+            if len(message) > _LONGEST_MESSAGE:  # it quotes the input
+                message = f"{message[:_LONGEST_MESSAGE]}…"
+            told.append(f"{place}: {message}" if place else message)
+        if not told:
+            return None
+        return (
+            f"The input does not fit {tool}: {'; '.join(told)}. Call it again with input that does."
+        )
 
 
 def main() -> None:
     """Answer the request on stdin, a JSON object, with the problem as JSON."""
-    request = json.load(sys.stdin)
-    problem = InputCheck().problem(request["tool"], request["schema"], request["given"])
+    problem = InputCheck().problem(**json.load(sys.stdin))
     sys.stdout.write(json.dumps(problem))
 
 
-def _tell(error: ValidationError) -> str:
-    place = ".".join(map(str, error.absolute_path))
-    message = error.message
-    if len(message) > _LONGEST_MESSAGE:  # it quotes the input
-        message = f"{message[:_LONGEST_MESSAGE]}…"
-    return f"{place}: {message}" if place else message
-
-
-CHECK_SECONDS = 10.0
-
-_PATTERNS = frozenset({"pattern", "patternProperties"})
-# What is in these are schemas by names: a name says nothing.
-_NAMED = frozenset({"properties", "$defs", "definitions", "dependentSchemas"})
-
-
 def has_patterns(schema: Any) -> bool:
-    """Whether regular expressions are matched when something is checked against a JSON Schema."""
+    """Return True if regular expressions are matched when something is checked against a JSON Schema."""
     if isinstance(schema, list):
         return any(map(has_patterns, schema))
     if not isinstance(schema, Mapping):
         return False
     return not _PATTERNS.isdisjoint(schema) or any(
-        has_patterns(list(inner.values()) if _is_named(word, inner) else inner)
+        has_patterns([*inner.values()] if word in _NAMED and isinstance(inner, Mapping) else inner)
         for word, inner in schema.items()
     )
-
-
-def _is_named(word: str, inner: Any) -> bool:
-    return word in _NAMED and isinstance(inner, Mapping)
 
 
 def problem_found_apart(
     host: ToolHost, tool: str, schema: Mapping[str, Any], given: Mapping[str, Any]
 ) -> str | None:
-    """What is wrong with the input of a tool, for the model; None when it fits.
-
-    Raises:
-        Interrupted: the worker's watchdog cut it.
-    """
-    request = json.dumps({"tool": tool, "schema": schema, "given": given})
-    command = boot(__name__, site=True)
-    start = Start(command, Path("/"), "", CHECK_SECONDS, stdin=request.encode(), merge=False)
+    """Return what is wrong with the input of a tool, for the model; None when it fits. Raises
+    ``Interrupted`` if the worker's watchdog cut it."""
+    request = json.dumps({"tool": tool, "schema": schema, "given": given}).encode()
+    start = Start(boot(__name__, site=True), Path("/"), "", CHECK_SECONDS, stdin=request)
     ended = host.call(start, Interrupt())
     if ended.end == "exited" and ended.exit_code == 0:
         problem: str | None = json.loads(ended.output)

@@ -22,15 +22,11 @@ _STEERING_NAMES = re.compile(
 
 
 def tool_environment(environ: Mapping[str, str], secrets: Sequence[str]) -> dict[str, str]:
-    """The variables of ``environ`` that a tool may see.
+    """Return the variables that a tool may see: their names do not look like a setting of Runner's or a
+    secret, and steer no shell, and their values contain no secret.
 
     Args:
-        secrets: values that no variable may contain (the API key, the database and Redis URLs);
-            empty ones are passed over.
-
-    Returns:
-        The variables whose names do not look like a setting of Runner's or a secret, and steer no
-        shell, and whose values contain none of ``secrets``.
+        secrets: the API key, the database and Redis URLs; empty ones are passed over.
     """
     known = [secret for secret in secrets if secret]
     return {

@@ -5,14 +5,16 @@ was judged, because a symlink changed in between, the call is refused. Permissio
 resolved paths: before a call is decided on, and again when the file is opened.
 """
 
+# ruff: noqa: PTH111, PTH115, PTH116, PTH117, PTH118 - pathlib costs a fast path time
+
 from __future__ import annotations
 
 import errno
 import os
 import stat
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -20,6 +22,16 @@ from pathlib import Path
 from runner.core.conversation import ToolOutcome
 from runner.permissions import Request, ResolvedPath, ToolContext, paths_of
 from runner.ports import Surroundings, ToolCall
+
+WORKSPACE_MARKER = ".runner-workspace"  # as runner.workspace.folders names it; a test compares
+_LONGEST_PATH = 4_096  # PATH_MAX of Linux
+_MOST_FOLDERS = 200  # the standard library makes folders by recursion
+# The file systems whose regular files are the kernel's own.
+_KERNEL_DEVICES = frozenset(
+    os.stat(each).st_dev for each in ("/proc", "/sys") if os.path.ismount(each)
+)
+# They lead somewhere else in each process: a command's are not this worker's.
+_OF_EACH_PROCESS = ("/proc/", "/dev/fd/", "/dev/std")
 
 
 class ToolFailure(Exception):  # noqa: N818 - not an error of Runner's: a result for the model
@@ -30,30 +42,18 @@ class ToolFailure(Exception):  # noqa: N818 - not an error of Runner's: a result
         self.outcome = outcome
 
 
-# ruff: noqa: PTH115, PTH116, PTH118
-# (pathlib has no descriptors of folders, and costs a fast path time)
-
-
-WORKSPACE_MARKER = ".runner-workspace"  # as runner.workspace.folders names it; a test compares
-_LONGEST_PATH = 4_096  # PATH_MAX of Linux
-_MOST_FOLDERS = 200  # the standard library makes folders by recursion
-_OPEN_FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY | os.O_CLOEXEC
-_OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-
-
 @dataclass(frozen=True, slots=True)
 class Places:
-    """The folders of a run, symlinks resolved: where it works, its long outputs, Runner's own home."""
+    """The folders of a run, symlinks resolved."""
 
-    workspace: str | None
-    outputs: str
-    home: str
+    workspace: str | None  # where it works
+    outputs: str  # its long outputs
+    home: str  # Runner's own
 
     @classmethod
-    @lru_cache(
-        maxsize=1024
-    )  # should a folder's symlinks change, files in it are refused: that is safe
+    @lru_cache(maxsize=1024)
     def of(cls, surroundings: Surroundings, home: Path) -> Places:
+        # Should a folder's symlinks change meanwhile, files in it are refused: that is safe.
         workspace = surroundings.workspace
         return cls(
             None if workspace is None else os.path.realpath(workspace),
@@ -62,7 +62,7 @@ class Places:
         )
 
     def find(self, path: str, *, writing: bool = False) -> str:
-        """Where a path leads, when a file tool may go there. It need not exist.
+        """Return where a path leads, if a file tool may go there. It need not exist.
 
         Args:
             path: absolute, or relative to the workspace.
@@ -81,43 +81,36 @@ class Places:
             real = resolve(os.path.join(self.workspace or self.outputs, path))
         except (OSError, ValueError) as error:
             raise ToolFailure(f"{path!r} is not a path that can be used: {error}") from error
-        if self.holds_output(real):
+        if inside(real, self.outputs):
             if writing:
                 raise ToolFailure(f"{path}: outputs of tools can be read and searched, not written")
             return real
-        if self.workspace is None:
+        workspace, home = self.workspace, self.home
+        if workspace is None:
             raise ToolFailure(
                 f"{path}: this job has no workspace, so there are no files to work on"
             )
-        if not inside(real, self.workspace):
+        if not inside(real, workspace):
             raise ToolFailure(
-                f"{path} leads to {real}, outside the workspace {self.workspace}: "
+                f"{path} leads to {real}, outside the workspace {workspace}: "
                 "file tools work only inside it"
             )
         # At any depth: a folder of this workspace may be another job's workspace.
-        if writing and WORKSPACE_MARKER in real[len(self.workspace) :].split("/"):
+        if writing and WORKSPACE_MARKER in real[len(workspace) :].split("/"):
             raise ToolFailure(f"{path} says which workspace this is: it is Runner's own")
-        if inside(real, self.home) and not self._works_in_home():
+        if inside(real, home) and (workspace == home or not inside(workspace, home)):
             raise ToolFailure(f"{path} is in Runner's own folder, which file tools leave alone")
         return real
 
     def name(self, real: str) -> str:
-        """How a path that ``find`` gave is shown: relative to the workspace when it lies there."""
+        """Return how a path that ``find`` gave is shown: relative to the workspace if it lies there."""
         if self.workspace is not None and inside(real, self.workspace):
             return os.path.relpath(real, self.workspace)
         return real
 
-    def holds_output(self, real: str) -> bool:
-        return inside(real, self.outputs)
-
-    def _works_in_home(self) -> bool:
-        return self.workspace is not None and (
-            self.workspace != self.home and inside(self.workspace, self.home)
-        )
-
 
 def unusable(path: str) -> str | None:
-    """What is wrong with a text that no operating system takes for a path."""
+    """Return what is wrong with a text that no operating system takes for a path, or None."""
     if "\0" in path or not path:
         return "the path is empty or contains a NUL character: give a file's path"
     if len(path) > _LONGEST_PATH or path.count("/") > _MOST_FOLDERS:
@@ -128,7 +121,7 @@ def unusable(path: str) -> str | None:
 
 
 def resolve(path: str, *, strict: bool = False) -> str:
-    """An absolute path with its symlinks resolved. What is missing at its end stays as it is.
+    """Return an absolute path with its symlinks resolved. What is missing at its end stays as it is.
 
     Args:
         strict: raise where symlinks lead in a circle or a name is too long, in place of giving a
@@ -150,54 +143,42 @@ def resolve(path: str, *, strict: bool = False) -> str:
 
 
 def inside(path: str, folder: str) -> bool:
-    """Whether a path is a folder, or leads into it; both without symlinks."""
+    """Return True if a path is a folder, or leads into it; both without symlinks."""
     return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
 def open_file(real: str, name: str) -> int:
-    """A descriptor of a regular file, open for reading.
-
-    Raises:
-        ToolFailure: there is none, or it is something else; nothing was waited for.
-    """
-    try:
+    """Return a descriptor of a regular file, open for reading. Raises ``ToolFailure`` if there is
+    none, or it is something else; nothing was waited for."""
+    with explained(name):
         check_regular(os.lstat(real), name)  # opening a device can already do something
-        descriptor = os.open(real, _OPEN_FILE)
-        try:
-            check_regular(os.fstat(descriptor), name)
-            _check_opened(descriptor, real, name)
-        except BaseException:  # whatever it was: the descriptor must not stay open
-            os.close(descriptor)
-            raise
-    except OSError as error:
-        raise ToolFailure(explain(error, name)) from error
-    return descriptor
+        return _open(real, name, os.O_NONBLOCK | os.O_NOCTTY)
 
 
 def open_folder(real: str, name: str) -> int:
-    """A descriptor of a folder, to name files relative to.
+    """Return a descriptor of a folder, to name files relative to. Raises ``ToolFailure`` if it is
+    not a folder any more, or not the one that was meant."""
+    with explained(name):
+        return _open(real, name, os.O_DIRECTORY)
 
-    Raises:
-        ToolFailure: it is not a folder any more, or not the one that was meant.
-    """
+
+def _open(real: str, name: str, flags: int) -> int:
+    descriptor = os.open(real, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | flags)
     try:
-        descriptor = os.open(real, _OPEN_FOLDER)
-        try:
-            _check_opened(descriptor, real, name)
-        except BaseException:  # whatever it was: the descriptor must not stay open
-            os.close(descriptor)
-            raise
-    except OSError as error:
-        raise ToolFailure(explain(error, name)) from error
+        if not flags & os.O_DIRECTORY:
+            check_regular(os.fstat(descriptor), name)
+        if sys.platform == "linux" and os.readlink(f"/proc/self/fd/{descriptor}") != real:
+            raise ToolFailure(f"{name} changed its place while it was opened: try again")
+    except BaseException:  # whatever it was: the descriptor must not stay open
+        os.close(descriptor)
+        raise
     return descriptor
 
 
 def make_folders(folder: str, name: str) -> None:
-    """Make a folder, and those above it that are missing, where they were meant to be.
-
-    Raises:
-        OSError: one cannot be made. ToolFailure: the one that they belong in changed its place.
-    """
+    """Make a folder, and those above it that are missing, where they were meant to be. Raises
+    ``OSError`` if one cannot be made; ``ToolFailure`` if the one that they belong in changed its
+    place."""
     missing: list[str] = []
     while not os.path.lexists(folder):
         folder, part = os.path.split(folder)
@@ -209,7 +190,8 @@ def make_folders(folder: str, name: str) -> None:
         for part in reversed(missing):
             with suppress(FileExistsError):
                 os.mkdir(part, dir_fd=descriptor)
-            inner = os.open(part, _OPEN_FOLDER, dir_fd=descriptor)
+            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+            inner = os.open(part, flags, dir_fd=descriptor)
             os.close(descriptor)
             descriptor = inner
     finally:
@@ -226,46 +208,26 @@ def check_regular(status: os.stat_result, name: str) -> None:
         raise ToolFailure(f"{name} is not a regular file (a pipe, socket, device or the like)")
 
 
-def explain(error: OSError, name: str) -> str:
-    """What an operating system's error means to someone who named a file."""
-    match error.errno:
-        case errno.ENOENT:
-            return f"{name} does not exist: Glob finds the files that do"
-        case errno.ENOTDIR:
-            return f"{name}: a part of this path is a file, not a folder"
-        case errno.ELOOP:
-            return f"{name} is a symlink that leads nowhere"
-        case _:
-            return f"{name}: {error.strerror}"
-
-
-def _check_opened(descriptor: int, real: str, name: str) -> None:
-    if sys.platform == "linux" and os.readlink(f"/proc/self/fd/{descriptor}") != real:
-        raise ToolFailure(f"{name} changed its place while it was opened: try again")
-
-
-def _kernel_devices() -> frozenset[int]:
-    """The file systems whose regular files are the kernel's own."""
-    devices = set()
-    for folder in ("/proc", "/sys"):
-        if os.path.ismount(folder):
-            devices.add(os.stat(folder).st_dev)
-    return frozenset(devices)
-
-
-_KERNEL_DEVICES = _kernel_devices()
-
-
-# ruff: noqa: PTH111, PTH117, PTH118
-# (its paths are strings)
-
-
-# They lead somewhere else in each process: a command's are not this worker's.
-_OF_EACH_PROCESS = ("/proc/", "/dev/fd/", "/dev/std")
+@contextmanager
+def explained(name: str) -> Iterator[None]:
+    """Turn an operating system's error into a ``ToolFailure`` for whoever named the file."""
+    try:
+        yield
+    except OSError as error:
+        match error.errno:
+            case errno.ENOENT:
+                why = f"{name} does not exist: Glob finds the files that do"
+            case errno.ENOTDIR:
+                why = f"{name}: a part of this path is a file, not a folder"
+            case errno.ELOOP:
+                why = f"{name} is a symlink that leads nowhere"
+            case _:
+                why = f"{name}: {error.strerror}"
+        raise ToolFailure(why) from error
 
 
 def locate(paths: Sequence[str], surroundings: Surroundings, places: Places) -> ToolContext:
-    """Where a run's tools would work, and where ``paths`` lead from there.
+    """Return where a run's tools would work, and where ``paths`` lead from there.
 
     A leading ``~/`` is the user's home, as it is where a shell redirects to; file tools refuse such a
     path. What leads nowhere, or nowhere that can be told beforehand, is left out: no pattern of a
@@ -278,7 +240,7 @@ def locate(paths: Sequence[str], surroundings: Surroundings, places: Places) -> 
 
 
 def tool_context_of(places: Places) -> ToolContext:
-    """A run's folders, and the home of the worker's user, which is that of its tools too."""
+    """Return a run's folders, and the home of the worker's user, which is that of its tools too."""
     home = os.path.expanduser("~")
     return ToolContext(
         workspace=places.workspace,
@@ -288,11 +250,8 @@ def tool_context_of(places: Places) -> ToolContext:
 
 
 def permitted(call: ToolCall, places: Places, *, writing: bool = False) -> str:
-    """Where the path that a file tool was given leads now, when it may go there.
-
-    Raises:
-        ToolFailure: it may not, by where it leads or by the rules (``denied``).
-    """
+    """Return where the path that a file tool was given leads now, if it may go there. Raises
+    ``ToolFailure`` if it may not, by where it leads or by the rules (``denied``)."""
     path = call.input["file_path"]
     real = places.find(path, writing=writing)
     require(call, places, path, real)
@@ -320,7 +279,7 @@ def require_command(call: ToolCall, places: Places) -> None:
 
 
 def named(path: str, surroundings: Surroundings, places: Places) -> str:
-    """A path as it is written, absolute and without ``.`` and ``..``. The run's own folders have one
+    """Return a path as it is written, absolute and without ``.`` and ``..``. The run's own folders have one
     name, the one without symlinks, whichever was used."""
     absolute = os.path.normpath(os.path.join(places.workspace or places.outputs, path))
     absolute = "/" + absolute.lstrip("/")  # POSIX lets two slashes mean something else

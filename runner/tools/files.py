@@ -4,6 +4,8 @@ Write and Edit replace whole files in one step, byte for byte. Read numbers line
 what it shows in memory.
 """
 
+# ruff: noqa: PTH120 - pathlib has no descriptors of folders, and costs a fast path time
+
 from __future__ import annotations
 
 import os
@@ -12,7 +14,7 @@ import secrets
 import stat
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from io import BufferedReader
 
 from runner.core.conversation import ToolResult
@@ -22,7 +24,7 @@ from runner.tools.file_access import (
     Places,
     ToolFailure,
     check_regular,
-    explain,
+    explained,
     make_folders,
     open_file,
     open_folder,
@@ -30,21 +32,22 @@ from runner.tools.file_access import (
 )
 from runner.tools.output import MOST_CHARACTERS
 
-# ruff: noqa: PTH120
-# (pathlib has no descriptors of folders, and costs a fast path time)
-
-
 MOST_EDITED_BYTES = 64 << 20
 MOST_COMPARED_BYTES = 4 << 20  # past that, the lines of a file would take hundreds of megabytes
+MOST_LINES = 2_000
+MOST_LINE_CHARACTERS = 2_000
+
 _LINE_NUMBER = re.compile(r"\s*\d+\t")
+_PIECE = 1 << 16
+_LOOKED_AT = 1 << 13
+_NOTE_ROOM = 500
+_NOT_UTF8 = "not UTF-8: what cannot be shown is \ufffd, and Edit refuses the file"
+_CR_LF = "lines end with \\r\\n, which an Edit over several lines has to give too"
 
 
 def write(call: ToolCall, places: Places, interrupt: Interrupt) -> ToolResult:
-    """Make a file, or replace what is in it.
-
-    Raises:
-        ToolFailure: it cannot or may not be written.
-    """
+    """Make a file, or replace what is in it. Raises ``ToolFailure`` if it cannot or may not be
+    written."""
     path = call.input["file_path"]
     content = _encode(call.input["content"], "content")
     real = permitted(call, places, writing=True)
@@ -57,12 +60,8 @@ def write(call: ToolCall, places: Places, interrupt: Interrupt) -> ToolResult:
 
 
 def edit(call: ToolCall, places: Places, interrupt: Interrupt) -> ToolResult:
-    """Replace a text in a file.
-
-    Raises:
-        ToolFailure: the text is not there, is there more than once, or the file cannot or
-            may not be edited.
-    """
+    """Replace a text in a file. Raises ``ToolFailure`` if the text is not there, is there more than
+    once, or the file cannot or may not be edited."""
     path = call.input["file_path"]
     old = _encode(call.input["old_string"], "old_string")
     new = _encode(call.input["new_string"], "new_string")
@@ -73,7 +72,18 @@ def edit(call: ToolCall, places: Places, interrupt: Interrupt) -> ToolResult:
     if old == new:
         raise ToolFailure("old_string and new_string are the same: nothing was changed")
     real = permitted(call, places, writing=True)
-    content = _content(real, path)
+    with explained(path), open(open_file(real, path), "rb") as file:
+        content = file.read(MOST_EDITED_BYTES + 1)
+    if len(content) > MOST_EDITED_BYTES:
+        raise ToolFailure(
+            f"{path} is larger than {MOST_EDITED_BYTES:,} bytes: edit it with Bash (sed)"
+        )
+    try:
+        content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ToolFailure(
+            f"{path} is not UTF-8 (byte {error.start:,}): Edit would damage it, change it with Bash"
+        ) from error
     found = content.count(old)
     if found == 0:
         raise ToolFailure(_not_found(content, old, path))
@@ -97,40 +107,27 @@ def _encode(text: str, name: str) -> bytes:
         ) from error
 
 
-def _content(real: str, path: str) -> bytes:
-    try:
-        with open(open_file(real, path), "rb") as file:
-            content = file.read(MOST_EDITED_BYTES + 1)
-    except OSError as error:
-        raise ToolFailure(explain(error, path)) from error
-    if len(content) > MOST_EDITED_BYTES:
-        raise ToolFailure(
-            f"{path} is larger than {MOST_EDITED_BYTES:,} bytes: edit it with Bash (sed)"
-        )
-    try:
-        content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ToolFailure(
-            f"{path} is not UTF-8 (byte {error.start:,}): Edit would damage it, change it with Bash"
-        ) from error
-    return content
-
-
 def _replace(real: str, path: str, content: bytes) -> bool:
-    """Put ``content`` in the place of a file at once, with its mode and owner; True when there was
+    """Put ``content`` in the place of a file at once, with its mode and owner; return True if there was
     none. Whoever reads the file sees the old content or the new, and a crash leaves one of them."""
     folder_path, name = os.path.split(real)
     folder = open_folder(folder_path, os.path.dirname(path) or ".")
     temporary = f".runner-{secrets.token_hex(8)}"
-    try:
-        before = _before(folder, name, path)
-        descriptor = os.open(
-            temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666, dir_fd=folder
-        )
+    before: os.stat_result | None = None
+    with explained(path), ExitStack() as opened:
+        opened.callback(os.close, folder)
+        with suppress(FileNotFoundError):
+            before = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            check_regular(before, path)
+            if not os.access(name, os.W_OK, dir_fd=folder):
+                raise ToolFailure(f"{path} is read-only")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        descriptor = os.open(temporary, flags, 0o666, dir_fd=folder)
         try:
             with open(descriptor, "wb") as file:
                 if before is not None:
-                    if (before.st_uid, before.st_gid) != _owner(os.fstat(descriptor)):
+                    made = os.fstat(descriptor)
+                    if (before.st_uid, before.st_gid) != (made.st_uid, made.st_gid):
                         with suppress(PermissionError):  # only root can give a file away
                             os.fchown(descriptor, before.st_uid, before.st_gid)
                     os.fchmod(descriptor, stat.S_IMODE(before.st_mode))
@@ -139,46 +136,23 @@ def _replace(real: str, path: str, content: bytes) -> bool:
         except BaseException:  # whatever it was: no half-written file is left
             os.unlink(temporary, dir_fd=folder)
             raise
-    except OSError as error:
-        raise ToolFailure(explain(error, path)) from error
-    finally:
-        os.close(folder)
     return before is None
 
 
-def _owner(status: os.stat_result) -> tuple[int, int]:
-    return status.st_uid, status.st_gid
-
-
-def _before(folder: int, name: str, path: str) -> os.stat_result | None:
-    """The status of the file that is to be replaced, None when there is none."""
-    try:
-        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
-    except FileNotFoundError:
-        return None
-    check_regular(status, path)
-    if not os.access(name, os.W_OK, dir_fd=folder):
-        raise ToolFailure(f"{path} is read-only")
-    return status
-
-
 def _places_of(content: bytes, old: bytes, most: int = 10) -> str:
-    """The numbers of the lines where ``old`` begins, the first ``most`` of them."""
-    lines: list[int] = []
-    start = content.find(old)
-    line, counted = 1, 0
-    while start >= 0:
-        if len(lines) == most:
-            return ", ".join(map(str, lines)) + ", …"
+    """Return the numbers of the lines where ``old`` begins, the first ``most`` of them."""
+    lines: list[str] = []
+    start, line, counted = content.find(old), 1, 0
+    while start >= 0 and len(lines) < most:
         line += content.count(b"\n", counted, start)
         counted = start
-        lines.append(line)
+        lines.append(str(line))
         start = content.find(old, start + len(old))
-    return ", ".join(map(str, lines))
+    return ", ".join([*lines, "…"] if start >= 0 else lines)
 
 
 def _not_found(content: bytes, old: bytes, path: str) -> str:
-    """Why a text is not in a file, as well as can be told."""
+    """Return why a text is not in a file, as well as can be told."""
     message = f"old_string was not found in {path}: "
     text, wanted = content.decode("utf-8"), old.decode("utf-8")
     if "\r\n" in text and wanted in text.replace("\r\n", "\n"):
@@ -203,55 +177,35 @@ def _not_found(content: bytes, old: bytes, path: str) -> str:
 
 
 def _stripped(text: str) -> str:
-    """The lines of a text without the white space around each, every one between two line ends."""
+    """Return the lines of a text without the white space around each, every one between two line
+    ends."""
     return "\n" + "".join(f"{line.strip()}\n" for line in text.splitlines())
 
 
-MOST_LINES = 2_000
-MOST_LINE_CHARACTERS = 2_000
-_PIECE = 1 << 16
-_LOOKED_AT = 1 << 13
-_NOTE_ROOM = 500
-
-
 def read(call: ToolCall, places: Places, interrupt: Interrupt) -> ToolResult:
-    """Show lines of a text file, as ``cat -n`` does.
-
-    Raises:
-        ToolFailure: it cannot or may not be read, or is not text.
-    """
-    path = call.input["file_path"]
-    real = permitted(call, places)
-    try:
-        return _lines_shown(call, real, interrupt)
-    except OSError as error:  # a disk or a server that failed in the middle of it
-        raise ToolFailure(explain(error, path)) from error
-
-
-def _lines_shown(call: ToolCall, real: str, interrupt: Interrupt) -> ToolResult:
-    path = call.input["file_path"]
+    """Show lines of a text file, as ``cat -n`` does. Raises ``ToolFailure`` if it cannot or may not be
+    read, or is not text."""
+    path, real = call.input["file_path"], permitted(call, places)
     first = int(call.input.get("offset") or 1)
     most = int(call.input.get("limit") or MOST_LINES)
-    with open(open_file(real, path), "rb") as file:
+    deadline = time.monotonic() + call.timeout
+
+    def check() -> None:
+        interrupt.check()
+        if time.monotonic() > deadline:
+            raise ToolFailure(f"{path}: reading took over {call.timeout:g} s", "timed_out")
+
+    shown, seen = _Shown(), 0
+    with explained(path), open(open_file(real, path), "rb") as file:
         _check_text(file, path)
-        deadline = time.monotonic() + call.timeout
-
-        def check() -> None:
-            interrupt.check()
-            if time.monotonic() > deadline:
-                raise ToolFailure(f"{path}: reading took over {call.timeout:g} s", "timed_out")
-
-        shown = _Shown(first)
-        seen = 0
-        for number, line, whole in _lines(file, check):
-            seen = number
-            if number < first:
+        for seen, line, whole in _lines(file, check):
+            if seen < first:
                 continue
-            if number >= first + most or not shown.add(number, line, whole):
-                return ToolResult(shown.text(f"the file goes on: read it with offset={number}"))
+            if seen >= first + most or not shown.add(seen, line, whole):
+                return ToolResult(shown.text(f"the file goes on: read it with offset={seen}"))
+    if seen == 0:
+        return ToolResult("(the file is empty)")
     if seen < first:
-        if seen == 0:
-            return ToolResult("(the file is empty)")
         raise ToolFailure(f"{path} has {seen} lines: offset {first} is past its end")
     return ToolResult(shown.text())
 
@@ -259,28 +213,23 @@ def _lines_shown(call: ToolCall, real: str, interrupt: Interrupt) -> ToolResult:
 class _Shown:
     """The lines to show, up to what the model is shown at once, and what is to be said of them."""
 
-    def __init__(self, first: int) -> None:
-        self._first = first
+    def __init__(self) -> None:
         self._lines: list[str] = []
         self._room = MOST_CHARACTERS - _NOTE_ROOM
         self._notes: dict[str, None] = {}
 
     def add(self, number: int, line: bytes, whole: bool) -> bool:
-        """Add a line; False, and nothing is added, when there is no room for it."""
+        """Add a line; return False, and add nothing, if there is no room for it."""
         try:
             text = line.decode("utf-8")
         except UnicodeDecodeError:
             text = line.decode("utf-8", "replace")
             if whole:  # else it may be the cut that parted a character
-                self._notes[
-                    "not UTF-8: what cannot be shown is \ufffd, and Edit refuses the file"
-                ] = None
+                self._notes[_NOT_UTF8] = None
         text = text.removesuffix("\n")
         if text.endswith("\r"):
             text = text[:-1]
-            self._notes[
-                "lines end with \\r\\n, which an Edit over several lines has to give too"
-            ] = None
+            self._notes[_CR_LF] = None
         text = plain(text)
         if not whole or len(text) > MOST_LINE_CHARACTERS:
             text = f"{text[:MOST_LINE_CHARACTERS]} [… the line goes on]"
@@ -291,14 +240,13 @@ class _Shown:
         self._lines.append(shown)
         return True
 
-    def text(self, note: str = "") -> str:
-        notes = [*self._notes, *([note] if note else [])]
-        return "\n".join([*self._lines, *(f"[{note}]" for note in notes)])
+    def text(self, *notes: str) -> str:
+        return "\n".join([*self._lines, *(f"[{note}]" for note in (*self._notes, *notes))])
 
 
 def _lines(file: BufferedReader, check: Callable[[], None]) -> Iterator[tuple[int, bytes, bool]]:
-    """Each line's number (from 1), its first 64 KiB, and whether that is the whole line. ``check`` is
-    called often, however long a line is."""
+    """Yield each line's number (from 1), its first 64 KiB, and whether that is the whole line.
+    ``check`` is called often, however long a line is."""
     number = 0
     while line := file.readline(_PIECE):
         check()

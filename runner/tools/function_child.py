@@ -42,16 +42,15 @@ def main() -> None:
     action, folder, module, name = sys.argv[1:]
     sys.path.insert(0, folder)
     try:
-        told = _told() if action == "hook" else None  # before the import, which may ask where it is
-        function = _load(module, name)
-        if action == "describe":
-            report.end("succeeded", json.dumps(_describe(function, name)))
-        if action == "look":
-            report.end("succeeded", _look(function))
+        given: Any = json.load(sys.stdin) if action in ("hook", "run") else name
         if action == "hook":
-            report.end("succeeded", _as_answer(_ended(function(told))))
-        arguments, keywords = _validated(function, json.load(sys.stdin))
-        report.end("succeeded", _as_text(_ended(function(*arguments, **keywords))))
+            os.environ[FOLDER_NAME] = given["cwd"]  # before the import, which may ask where it is
+        function = getattr(importlib.import_module(module), name, None)
+        if function is None:
+            raise Unusable(f"the module {module} has no {name}")
+        if not callable(function):
+            raise Unusable(f"{module}.{name} is not a function")
+        report.end("succeeded", _ACTIONS[action](function, given))
     except Unusable as error:
         report.end("failed", str(error))
     except InvalidInput as error:
@@ -62,44 +61,7 @@ def main() -> None:
         report.end("failed", _say(error))
 
 
-def _told() -> Any:
-    told = json.load(sys.stdin)
-    os.environ[FOLDER_NAME] = told["cwd"]
-    return told
-
-
-def _load(module: str, name: str) -> Callable[..., Any]:
-    function = getattr(importlib.import_module(module), name, None)
-    if function is None:
-        raise Unusable(f"the module {module} has no {name}")
-    if not callable(function):
-        raise Unusable(f"{module}.{name} is not a function")
-    return function  # type: ignore[no-any-return]
-
-
-def _validated(
-    function: Callable[..., Any], given: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments as the function's type hints want them, without calling it: what it raises itself
-    is another matter than input that does not fit."""
-
-    @functools.wraps(function)
-    def collect(*arguments: Any, **keywords: Any) -> Any:
-        return arguments, keywords
-
-    try:
-        validated: tuple[tuple[Any, ...], dict[str, Any]] = validate_call(collect)(**given)
-    except ValidationError as error:
-        raise InvalidInput(
-            "; ".join(
-                f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
-                for problem in error.errors()
-            )
-        ) from error
-    return validated
-
-
-def _describe(function: Callable[..., Any], name: str) -> dict[str, Any]:
+def _describe(function: Callable[..., Any], name: str) -> str:
     documentation = inspect.getdoc(function)
     if not documentation or not isinstance(function.__doc__, str):
         raise Unusable("it has no docstring: the model is told what it says")
@@ -118,26 +80,18 @@ def _describe(function: Callable[..., Any], name: str) -> dict[str, Any]:
         if argument in schema.get("properties", {}):
             schema["properties"][argument].setdefault("description", text)
     declared = getattr(function, DECLARED, {"read_only": False, "repeatable": False})
-    return {"name": name, "description": description, "input_schema": schema, **declared}
-
-
-def _look(function: Callable[..., Any]) -> str:
-    try:
-        inspect.signature(function).bind({})
-    except TypeError as error:
-        raise Unusable(f"it cannot be called with one argument, the event: {error}") from error
-    return ""
+    told = {"name": name, "description": description, "input_schema": schema, **declared}
+    return json.dumps(told)
 
 
 def _parted(documentation: str) -> tuple[str, dict[str, str]]:
-    """A docstring without its ``Args:`` section, and what that says of each argument."""
+    """Return a docstring without its ``Args:`` section, and what that says of each argument."""
     section = _ARGUMENTS.search(documentation)
     if section is None:
         return documentation, {}
     arguments: dict[str, str] = {}
-    lines = inspect.cleandoc(section[1]).splitlines()
     current = None
-    for line in lines:
+    for line in inspect.cleandoc(section[1]).splitlines():
         if match := _ARGUMENT.match(line):
             current, arguments[match[1]] = match[1], match[2].strip()
         elif current is not None and line.strip():
@@ -146,11 +100,16 @@ def _parted(documentation: str) -> tuple[str, dict[str, str]]:
     return rest.strip(), arguments
 
 
-def _ended(result: Any) -> Any:
-    return asyncio.run(result) if inspect.iscoroutine(result) else result
+def _look(function: Callable[..., Any], _: str) -> str:
+    try:
+        inspect.signature(function).bind({})
+    except TypeError as error:
+        raise Unusable(f"it cannot be called with one argument, the event: {error}") from error
+    return ""
 
 
-def _as_answer(result: Any) -> str:
+def _as_hook(function: Callable[..., Any], told: dict[str, Any]) -> str:
+    result = _ended(function(told))
     if result is None:
         return ""
     if not isinstance(result, dict):
@@ -159,12 +118,27 @@ def _as_answer(result: Any) -> str:
     return _as_json(result, ascii_only=True)
 
 
-def _as_text(result: Any) -> str:
-    if result is None:
-        return ""
-    if isinstance(result, str):
-        return result
+def _as_tool(function: Callable[..., Any], given: dict[str, Any]) -> str:
+    """Validate the arguments by the function's type hints without calling it, as what it raises itself
+    is another matter than input that does not fit; then call it."""
+
+    @functools.wraps(function)
+    def collect(*arguments: Any, **keywords: Any) -> Any:
+        return arguments, keywords
+
+    try:
+        arguments, keywords = validate_call(collect)(**given)
+    except ValidationError as error:
+        problems = (f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+        raise InvalidInput("; ".join(problems)) from error
+    result = _ended(function(*arguments, **keywords))
+    if result is None or isinstance(result, str):
+        return result or ""
     return _as_json(result, ascii_only=False)
+
+
+def _ended(result: Any) -> Any:
+    return asyncio.run(result) if inspect.iscoroutine(result) else result
 
 
 def _as_json(result: Any, *, ascii_only: bool) -> str:
@@ -176,3 +150,11 @@ def _as_json(result: Any, *, ascii_only: bool) -> str:
 
 def _say(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+_ACTIONS: dict[str, Callable[..., str]] = {
+    "describe": _describe,
+    "look": _look,
+    "hook": _as_hook,
+    "run": _as_tool,
+}

@@ -14,7 +14,6 @@ from runner.tools.file_access import ToolFailure
 from runner.tools.host import Start, ToolHost, boot, run_reporting
 from runner.tools.own import OwnSource
 
-_CHILD = "runner.tools.function_child"
 _DESCRIBE_SECONDS = 60.0
 
 
@@ -23,25 +22,19 @@ class Undescribed(Exception):  # noqa: N818 - becomes a problem of the job file
 
 
 def describe(source: OwnSource, environment: Mapping[str, str]) -> Tool:
-    """The tool that a function is, as a child process that imports it says.
+    """Return the tool that a function is. Raises ``Undescribed`` if it cannot be one."""
+    return Tool(**json.loads(ask_child("describe", source, environment)), source=str(source))
+
+
+def ask_child(action: str, source: OwnSource, environment: Mapping[str, str]) -> str:
+    """Return what a child process that imports a function says of it.
+
+    Args:
+        action: ``describe``, or ``look`` whether it can be a hook: called with one argument, the event.
 
     Raises:
-        Undescribed: it cannot be imported, or cannot be a tool.
+        Undescribed: it cannot be imported, or cannot be what was asked for.
     """
-    return Tool(**json.loads(_asked("describe", source, environment)), source=str(source))
-
-
-def look_at(source: OwnSource, environment: Mapping[str, str]) -> None:
-    """Whether a function can be a hook: called with one argument, the event.
-
-    Raises:
-        Undescribed: it cannot be imported, or cannot be called so.
-    """
-    _asked("look", source, environment)
-
-
-def _asked(action: str, source: OwnSource, environment: Mapping[str, str]) -> str:
-    """What a child process that imports the function says of it. Raises Undescribed."""
     try:
         child = subprocess.run(
             command_of(action, source),
@@ -63,11 +56,8 @@ def _asked(action: str, source: OwnSource, environment: Mapping[str, str]) -> st
 
 
 def run_own(call: ToolCall, source: OwnSource, host: ToolHost, interrupt: Interrupt) -> ToolResult:
-    """Call the function once, in a child of its own.
-
-    Raises:
-        ToolFailure: it ended its process. Interrupted: it was cut.
-    """
+    """Call the function once, in a child of its own. Raises ``ToolFailure`` if it ended its
+    process; ``Interrupted`` if it was cut."""
     folder = call.surroundings.workspace or source.folder
     if not folder.is_dir():
         raise ToolFailure(f"the folder that {call.tool.name} is to run in does not exist: {folder}")
@@ -82,6 +72,6 @@ def run_own(call: ToolCall, source: OwnSource, host: ToolHost, interrupt: Interr
 
 
 def command_of(action: str, source: OwnSource) -> list[str]:
-    """The command that does something with a function: see the child."""
-    named = (str(source.folder), source.module, source.function)
-    return boot(_CHILD, action, *named, site=True, isolated=False)
+    """Return the command that does something with a function: see the child."""
+    named = (action, str(source.folder), source.module, source.function)
+    return boot("runner.tools.function_child", *named, site=True, isolated=False)

@@ -3,6 +3,8 @@
 A command runs with bash, a function in a child process of its own.
 """
 
+# ruff: noqa: PTH118 - its paths are strings
+
 from __future__ import annotations
 
 import hashlib
@@ -12,7 +14,6 @@ import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from runner.core.hooks import FOLDER_NAME, Said
 from runner.core.text import plain
@@ -22,105 +23,73 @@ from runner.permissions.decisions import may_touch
 from runner.ports import HookCall, Interrupt
 from runner.tools.file_access import Places, ToolFailure, open_file, tool_context_of
 from runner.tools.functions import command_of
-from runner.tools.host import Ended, Start, ToolHost
+from runner.tools.host import Start, ToolHost
 from runner.tools.own import OwnSource
 from runner.tools.shell import bash_path, checked
-
-_ENV = "env"
-
-
-def run_hook(
-    call: HookCall, host: ToolHost, environment: Mapping[str, str], interrupt: Interrupt
-) -> Said:
-    """Run a hook to its end, whatever that is. It works in the run's workspace, or, in a job without
-    one, where the run's long outputs are; it sees what tools see.
-
-    Raises:
-        Interrupted: it was cut; all processes of it are gone.
-    """
-    began = time.monotonic()
-    try:
-        start, is_function = _start(call, environment)
-        ended = host.call(start, interrupt)
-    except ToolFailure as failure:
-        return Said("not_started", output=str(failure).encode("utf-8", "replace"))
-    said = _said_by_function(ended) if is_function else _said(ended)
-    return replace(said, duration=time.monotonic() - began)
-
-
-def _start(call: HookCall, environment: Mapping[str, str]) -> tuple[Start, bool]:
-    folder = call.surroundings.workspace or _own_folder(call)
-    told = _as_json({**call.told, "cwd": str(folder)})
-    hook = call.hook
-    if hook.function is not None:
-        source = OwnSource.stored(hook.function)
-        if source is None:
-            raise ToolFailure(f"{hook.function!r} names no function")
-        start = Start(command_of("hook", source), folder, call.run_id, hook.timeout, stdin=told)
-        return start, True
-    env = shutil.which(_ENV, path=environment.get("PATH"))
-    if env is None:
-        raise ToolFailure("env is not on the PATH of this worker: it has to be installed there")
-    arguments = [
-        env,
-        f"{FOLDER_NAME}={folder}",
-        bash_path(environment),
-        "-c",
-        checked(hook.command or ""),
-    ]
-    return Start(arguments, folder, call.run_id, hook.timeout, stdin=told), False
-
-
-def _own_folder(call: HookCall) -> Path:
-    folder = call.surroundings.outputs
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ToolFailure(f"the folder {folder} cannot be made: {error.strerror}") from error
-    return folder
-
-
-def _as_json(told: Mapping[str, object]) -> bytes:
-    try:
-        return json.dumps(told).encode()
-    except RecursionError as error:
-        raise ToolFailure("the input of the call is nested too deeply to be told") from error
-
-
-def _said(ended: Ended) -> Said:
-    return Said(ended.end, ended.exit_code, ended.output, ended.errors, ended.cut)
-
-
-def _said_by_function(ended: Ended) -> Said:
-    """What a function gave is what a command prints; what it raised, what one that failed says."""
-    word, newline, text = ended.output.partition(b"\n")
-    if ended.end != "exited" or not newline or word not in (b"succeeded", b"failed"):
-        return replace(_said(ended), exit_code=ended.exit_code or 1)
-    if word == b"failed":
-        return Said("exited", 1, b"", text + b"\n" + ended.errors)
-    return Said("exited", 0, text, ended.errors, ended.cut)
-
-
-# ruff: noqa: PTH118
-# (its paths are strings)
-
 
 _READ = "Read"
 _ASKED_FOR = Rule("allow", _READ)
 
 
+def run_hook(
+    call: HookCall, host: ToolHost, environment: Mapping[str, str], interrupt: Interrupt
+) -> Said:
+    """Run a hook to its end, whatever that is. It works in the run's workspace, or, in a job
+    without one, where the run's long outputs are; it sees what tools see. Raises ``Interrupted`` if
+    it was cut; all processes of it are gone."""
+    began = time.monotonic()
+    try:
+        ended = host.call(_start(call, environment), interrupt)
+    except ToolFailure as failure:
+        return Said("not_started", output=str(failure).encode("utf-8", "replace"))
+    said = Said(ended.end, ended.exit_code, ended.output, ended.errors, ended.cut)
+    if call.hook.function is not None:
+        # What a function gave is what a command prints; what it raised, what one that failed says.
+        word, newline, text = ended.output.partition(b"\n")
+        if ended.end != "exited" or not newline or word not in (b"succeeded", b"failed"):
+            said = replace(said, exit_code=ended.exit_code or 1)
+        elif word == b"failed":
+            said = Said("exited", 1, b"", text + b"\n" + ended.errors)
+        else:
+            said = replace(said, exit_code=0, output=text)
+    return replace(said, duration=time.monotonic() - began)
+
+
+def _start(call: HookCall, environment: Mapping[str, str]) -> Start:
+    """Return the process to start. Raises ``ToolFailure``."""
+    hook, folder = call.hook, call.surroundings.workspace or call.surroundings.outputs
+    if call.surroundings.workspace is None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ToolFailure(f"the folder {folder} cannot be made: {error.strerror}") from error
+    try:
+        told = json.dumps({**call.told, "cwd": str(folder)}).encode()
+    except RecursionError as error:
+        raise ToolFailure("the input of the call is nested too deeply to be told") from error
+    if hook.function is not None:
+        source = OwnSource.stored(hook.function)
+        if source is None:
+            raise ToolFailure(f"{hook.function!r} names no function")
+        arguments = command_of("hook", source)
+    else:
+        env = shutil.which("env", path=environment.get("PATH"))
+        if env is None:
+            raise ToolFailure("env is not on the PATH of this worker: it has to be installed there")
+        command = [bash_path(environment), "-c", checked(hook.command or "")]
+        arguments = [env, f"{FOLDER_NAME}={folder}", *command]
+    return Start(arguments, folder, call.run_id, hook.timeout, stdin=told)
+
+
 def read_instructions(
     root: str, places: Places, policy: Policy
 ) -> tuple[Sequence[Instructions], Sequence[str]]:
-    """The files of instructions in a workspace's root, each once, whatever links there are between
-    them.
+    """Return what the files of instructions in a workspace's root say, each once, whatever links there
+    are between them; and a line for each that is there and not used, with why.
 
     Args:
         root: the workspace, symlinks resolved.
         policy: the run's rules. No file is shown that they deny to Read or ask about.
-
-    Returns:
-        What they say; and of those that are there and are not used, why, a line each.
     """
     files: dict[str, Instructions] = {}
     left_out = []

@@ -1,4 +1,4 @@
-"""What a tool printed, made fit for the model: always text, harmless to show, and not too long."""
+"""Makes what a tool printed fit for the model: always text, harmless to show, and not too long."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NO_OUTPUT = "(no output)"
 def present(
     printed: bytes, copy: Path, *, cut: bool = False, ending: str = ""
 ) -> tuple[str, bytes | None]:
-    """What the model is shown of an output, and the whole of it when that is too long to show.
+    """Return what the model is shown of an output, and the whole of it if that is too long to show.
 
     An output of more than 50,000 characters keeps its head and its tail, with a note between them
     that says what is left out and where the whole is: ``copy``, which is written here. A copy that
@@ -33,28 +33,28 @@ def present(
     text = printed.decode("utf-8", "replace")
     if cut:
         ending = f"[only the first {len(printed):,} bytes of the output were kept]\n{ending}"
-    room = MOST_CHARACTERS - len(ending) - 1
+    room, ending = MOST_CHARACTERS - len(ending) - 1, ending.rstrip("\n")
     if len(text) <= room:
         shown = plain(text)
         if len(shown) <= room:
-            return _join(shown, ending.rstrip("\n")), None
+            return _join(shown, ending), None
     whole = text.encode("utf-8", "replace")
-    note = (
-        f"\n[… the middle is left out: the output has {len(text):,} characters. "
-        f"{_where(copy, whole)} …]\n"
-    )
+    try:
+        restore_output(copy, whole)
+        where = f"All of it is in {copy}: Read it with offset and limit, or search it with Grep"
+    except OSError as error:
+        where = (
+            f"All of it is kept, but no copy to read could be written ({error.strerror}): "
+            "ask for less to see more of it"
+        )
+    note = f"\n[… the middle is left out: the output has {len(text):,} characters. {where} …]\n"
     half = (room - len(note)) // 2
-    head = plain(text[:half])[:half]
-    tail = plain(text[-half:])[-half:]
-    return _join(head + note + tail, ending.rstrip("\n")), whole
+    head, tail = plain(text[:half])[:half], plain(text[-half:])[-half:]
+    return _join(head + note + tail, ending), whole
 
 
 def restore_output(path: Path, output: bytes) -> None:
-    """Write a long output to its copy, which appears whole or not at all.
-
-    Raises:
-        OSError: it cannot be written; nothing is left of the attempt.
-    """
+    """Write a long output to its copy, which appears whole or not at all. Raises ``OSError``."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(dir=path.parent)
     try:
@@ -64,18 +64,6 @@ def restore_output(path: Path, output: bytes) -> None:
     except OSError:
         os.unlink(temporary)  # noqa: PTH108 - a plain string
         raise
-
-
-def _where(copy: Path, whole: bytes) -> str:
-    """Write the copy, and say where the whole output can be read."""
-    try:
-        restore_output(copy, whole)
-    except OSError as error:
-        return (
-            f"All of it is kept, but no copy to read could be written ({error.strerror}): "
-            "ask for less to see more of it"
-        )
-    return f"All of it is in {copy}: Read it with offset and limit, or search it with Grep"
 
 
 def _join(shown: str, ending: str) -> str:

@@ -54,13 +54,13 @@ class OwnSource:
 
     @classmethod
     def named(cls, name: str, folder: Path) -> OwnSource | None:
-        """The source that a job file's ``package.module:function`` means, None when it is no such."""
+        """Return the source that a job file's ``package.module:function`` means, None if it is none."""
         match = _NAME.fullmatch(name)
         return match and cls(match["module"], match["function"], folder.absolute())
 
     @classmethod
     def stored(cls, source: str) -> OwnSource | None:
-        """The source that ``str`` wrote, None when it is something else."""
+        """Return the source that ``str`` wrote, None if it is something else."""
         name, at, folder = source.partition("@")
         return cls.named(name, Path(folder)) if at else None
 

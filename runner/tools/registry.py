@@ -1,5 +1,4 @@
-"""Resolve the names in a job's ``tools`` and ``hooks`` to the tools and functions that the job
-stores.
+"""Resolves the names in a job's ``tools`` and ``hooks`` to the tools and functions that it stores.
 
 The built-in tools have the names and arguments of Claude Code's, which models know well
 (https://docs.claude.com/en/docs/claude-code/settings#tools-available-to-claude).
@@ -18,7 +17,7 @@ from runner.core.agents import AGENT_TOOL
 from runner.core.conversation import Tool
 from runner.errors import UsageError
 from runner.tools.environment import tool_environment
-from runner.tools.functions import Undescribed, describe, look_at
+from runner.tools.functions import Undescribed, ask_child, describe
 from runner.tools.own import OwnSource
 
 _FILE = "The file's path, absolute or relative to the workspace"
@@ -174,17 +173,16 @@ _GREP = Tool(
 
 BUILTIN: dict[str, Tool] = {tool.name: tool for tool in (_BASH, _READ, _WRITE, _EDIT, _GLOB, _GREP)}
 
-
 _TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")  # what the Messages API takes
 
 
 @dataclass(frozen=True, slots=True)
 class UnusableTool:
-    """A name in ``tools`` that cannot be used: its position (from 0), the name, and why."""
+    """A name in ``tools`` that cannot be used."""
 
-    index: int
+    index: int  # its position, from 0
     name: str
-    message: str
+    message: str  # why
 
 
 class ToolsError(UsageError):
@@ -198,7 +196,7 @@ class ToolsError(UsageError):
 def resolve(
     names: Sequence[str], import_from: Path, environ: Mapping[str, str] | None = None
 ) -> tuple[Tool, ...]:
-    """The tools that a job file names, in its order.
+    """Return the tools that a job file names, in its order.
 
     Args:
         names: builtin names (``Bash``), or ``package.module:function`` for own tools, each of which a
@@ -215,7 +213,7 @@ def resolve(
     problems: list[UnusableTool] = []
     for index, name in enumerate(names):
         try:
-            tool = _one(name, import_from, environment)
+            tool = BUILTIN.get(name) or _own(name, import_from, environment)
             if tool.name in tools:
                 raise Undescribed(f"there is already a tool with the name {tool.name} in the list")
             tools[tool.name] = tool
@@ -229,8 +227,8 @@ def resolve(
 def resolve_hooks(
     names: Sequence[str], import_from: Path, environ: Mapping[str, str] | None = None
 ) -> tuple[dict[str, str], tuple[tuple[str, str], ...]]:
-    """The functions that a job file names as hooks: by name, each as the job stores it, and what is
-    wrong with the other names.
+    """Return the functions that a job file names as hooks: by name, each as the job stores it, and what
+    is wrong with the other names.
 
     Args:
         names: ``package.module:function``, each of which a child process imports.
@@ -244,24 +242,22 @@ def resolve_hooks(
             source = OwnSource.named(name, import_from)
             if source is None:
                 raise Undescribed("there is no such function: name it package.module:function")
-            look_at(source, environment)
+            ask_child("look", source, environment)
             found[name] = str(source)
         except Undescribed as error:
             problems.append((name, str(error)))
     return found, tuple(problems)
 
 
-def _one(name: str, import_from: Path, environment: Mapping[str, str]) -> Tool:
-    if name in BUILTIN:
-        return BUILTIN[name]
-    source = OwnSource.named(name, import_from)
+def _own(name: str, import_from: Path, environment: Mapping[str, str]) -> Tool:
+    builtin, source = (*BUILTIN, AGENT_TOOL), OwnSource.named(name, import_from)
     if source is None:
         raise Undescribed(
-            f"there is no such tool: the builtin ones are {', '.join((*BUILTIN, AGENT_TOOL))}, "
+            f"there is no such tool: the builtin ones are {', '.join(builtin)}, "
             "and own tools are named package.module:function"
         )
     tool = describe(source, environment)
-    if tool.name in (*BUILTIN, AGENT_TOOL):
+    if tool.name in builtin:
         raise Undescribed(
             f"{tool.name} is the name of a builtin tool: call the function something else"
         )

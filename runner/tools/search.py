@@ -1,5 +1,7 @@
 """Grep and Glob, from the worker's side: where they may look, and what came of it."""
 
+# ruff: noqa: PTH112, PTH116 - its paths are strings
+
 from __future__ import annotations
 
 import json
@@ -13,7 +15,7 @@ from runner.tools.file_access import (
     Places,
     ToolFailure,
     check_regular,
-    explain,
+    explained,
     named,
     require,
     tool_context_of,
@@ -21,48 +23,37 @@ from runner.tools.file_access import (
 from runner.tools.host import Start, ToolHost, boot, run_reporting
 from runner.tools.search_filter import packed
 
-# ruff: noqa: PTH112, PTH116
-# (its paths are strings)
-
 
 def glob(call: ToolCall, places: Places, host: ToolHost, interrupt: Interrupt) -> ToolResult:
-    """The files that a glob pattern names, by path.
-
-    Raises:
-        ToolFailure: the folder may not be searched, or is none. Interrupted: it was cut.
-    """
-    pattern = call.input["pattern"]
-    base = places.find(call.input.get("path") or ".")
+    """Return the files that a glob pattern names, by path. Raises ``ToolFailure`` if the folder may
+    not be searched, or is none; ``Interrupted`` if it was cut."""
+    pattern, base = call.input["pattern"], places.find(call.input.get("path") or ".")
     if not os.path.isdir(base):
         raise ToolFailure(f"{places.name(base)} is not a folder: give the folder to search in path")
     if pattern.startswith("/"):
-        if not pattern.startswith(base.rstrip("/") + "/"):
+        folder = base.rstrip("/") + "/"
+        if not pattern.startswith(folder):
             raise ToolFailure(
                 f"the pattern has to be relative to the folder that is searched, {base}"
             )
-        pattern = pattern[len(base.rstrip("/")) + 1 :]
-    return _search(call, places, host, interrupt, base, {"pattern": pattern})
+        pattern = pattern[len(folder) :]
+    return _search(call, places, host, interrupt, {"base": base, "pattern": pattern})
 
 
 def grep(call: ToolCall, places: Places, host: ToolHost, interrupt: Interrupt) -> ToolResult:
-    """The files, lines or counts that a regular expression matches, by path.
-
-    Raises:
-        ToolFailure: the path may not be searched (a file: by the rules), or is not there.
-        Interrupted: it was cut.
-    """
-    given = call.input
-    path = given.get("path") or "."
+    """Return the files, lines or counts that a regular expression matches, by path. Raises
+    ``ToolFailure`` if the path may not be searched (a file: by the rules), or is not there;
+    ``Interrupted`` if it was cut."""
+    given, path = call.input, call.input.get("path") or "."
     base = places.find(path)
     name = places.name(base)
     if not os.path.isdir(base):
         require(call, places, path, base)
-        try:
+        with explained(name):
             check_regular(os.stat(base), name)
-        except OSError as error:
-            raise ToolFailure(explain(error, name)) from error
     around = int(given.get("-C") or given.get("context") or 0)
     request = {
+        "base": base,
         "pattern": given["pattern"],
         "output_mode": given.get("output_mode", "files_with_matches"),
         "glob": given.get("glob"),
@@ -74,25 +65,17 @@ def grep(call: ToolCall, places: Places, host: ToolHost, interrupt: Interrupt) -
         "head_limit": int(given.get("head_limit") or 0),
         "multiline": given.get("multiline", False),
     }
-    return _search(call, places, host, interrupt, base, request)
+    return _search(call, places, host, interrupt, request)
 
 
 def _search(
-    call: ToolCall,
-    places: Places,
-    host: ToolHost,
-    interrupt: Interrupt,
-    base: str,
-    request: dict[str, Any],
+    call: ToolCall, places: Places, host: ToolHost, interrupt: Interrupt, request: dict[str, Any]
 ) -> ToolResult:
     name = named(call.input.get("path") or ".", call.surroundings, places)
     permission = packed(call.authorization, call.tool.name, name, tool_context_of(places))
-    where = {"base": base, "workspace": places.workspace, "excluded": [places.home]}
-    start = Start(
-        boot(search_child.__name__, site=permission is not None),
-        call.surroundings.workspace or call.surroundings.outputs,
-        call.run_id,
-        call.timeout,
-        stdin=json.dumps(request | where | {"permission": permission}).encode(),
-    )
+    request |= {"workspace": places.workspace, "excluded": [places.home], "permission": permission}
+    command = boot(search_child.__name__, site=permission is not None)
+    folder = call.surroundings.workspace or call.surroundings.outputs
+    given = json.dumps(request).encode()
+    start = Start(command, folder, call.run_id, call.timeout, stdin=given)
     return run_reporting(call, start, host, interrupt)

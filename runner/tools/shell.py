@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Mapping
 
-from runner.core.conversation import ToolResult
+from runner.core.conversation import ToolOutcome, ToolResult
 from runner.ports import Command, Interrupt, ToolCall
 from runner.tools.file_access import ToolFailure
-from runner.tools.host import Ended, Start, ToolHost
+from runner.tools.host import Start, ToolHost
 from runner.tools.output import present
 
 LONGEST_TIMEOUT = 600.0
@@ -18,12 +19,8 @@ _LONGEST_COMMAND = 100_000  # bytes; Linux takes 128 KiB in one argument (execve
 def bash(
     call: ToolCall, host: ToolHost, environment: Mapping[str, str], interrupt: Interrupt
 ) -> ToolResult:
-    """Run a command with bash; its output and errors in one, in order. ``call.timeout`` (seconds) is
-    for a call that asks for none: ``timeout`` of its input (milliseconds) goes before, up to 600 s.
-
-    Raises:
-        ToolFailure: it could not be started. Interrupted: it was cut.
-    """
+    """Run a command with bash. ``call.timeout`` (seconds) is for a call that asks for none:
+    ``timeout`` of its input (milliseconds) goes before, up to 600 s. Raises like ``run``."""
     asked = call.input.get("timeout")
     timeout = min(LONGEST_TIMEOUT, call.timeout if asked is None else asked / 1000)
     hint = f" A longer timeout (at most {LONGEST_TIMEOUT * 1000:.0f} ms) can be given."
@@ -44,48 +41,16 @@ def run(
         hint: what someone can do whose command was killed for its time.
 
     Raises:
-        ToolFailure: it could not be started. Interrupted: it was cut.
+        ToolFailure: it could not be started.
+        Interrupted: it was cut.
     """
     text = checked(command.command)
     workspace = command.surroundings.workspace
     if workspace is None:
         raise ToolFailure("this job has no workspace, so there is no folder to run commands in")
-    start = Start(
-        [bash_path(environment), "-c", text], workspace, command.run_id, command.timeout, merge=True
-    )
-    return _result(command, host.call(start, interrupt), hint)
-
-
-def bash_path(environment: Mapping[str, str]) -> str:
-    """Where bash is. Raises ``ToolFailure`` when it is not there."""
-    path = shutil.which("bash", path=environment.get("PATH"))
-    if path is None:
-        raise ToolFailure("bash is not on the PATH of this worker: it has to be installed there")
-    return path
-
-
-def checked(command: str) -> str:
-    """The command. Raises ``ToolFailure`` when it cannot be passed to a process."""
-    if "\0" in command:
-        raise ToolFailure("the command contains a NUL character: leave it out", "invalid_input")
-    size = len(command.encode("utf-8", "surrogatepass"))
-    if size > _LONGEST_COMMAND:
-        raise ToolFailure(
-            f"the command has {size:,} bytes, more than the {_LONGEST_COMMAND:,} that can be passed: "
-            "put the content in a file with Write first",
-            "invalid_input",
-        )
-    try:
-        command.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise ToolFailure(
-            f"the command has a lone surrogate at character {error.start}: leave it out",
-            "invalid_input",
-        ) from error
-    return command
-
-
-def _result(command: Command, ended: Ended, hint: str) -> ToolResult:
+    arguments = [bash_path(environment), "-c", text]
+    start = Start(arguments, workspace, command.run_id, command.timeout, merge=True)
+    ended = host.call(start, interrupt)
     if ended.end == "not_started":
         reason = ended.output.decode("utf-8", "replace")
         raise ToolFailure(f"the command could not be started: {reason}")
@@ -96,18 +61,41 @@ def _result(command: Command, ended: Ended, hint: str) -> ToolResult:
             "interrupted",
         )
     ending = ""
+    outcome: ToolOutcome = "failed" if ended.exit_code else "succeeded"
     if ended.end == "timed_out":
+        outcome = "timed_out"
         ending = f"The command was killed: it took more than {command.timeout:g} s.{hint}"
     elif ended.exit_code < 0:
         ending = f"Killed by signal {-ended.exit_code}"
     elif ended.exit_code > 0:
         ending = f"Exit code {ended.exit_code}"
-    content, output = present(
-        ended.output,
-        command.surroundings.outputs / f"{command.name}.txt",
-        cut=ended.cut,
-        ending=ending,
-    )
-    if ended.end == "timed_out":
-        return ToolResult(content, "timed_out", output)
-    return ToolResult(content, "failed" if ending else "succeeded", output)
+    copy = command.surroundings.outputs / f"{command.name}.txt"
+    content, output = present(ended.output, copy, cut=ended.cut, ending=ending)
+    return ToolResult(content, outcome, output)
+
+
+def bash_path(environment: Mapping[str, str]) -> str:
+    """Return where bash is. Raises ``ToolFailure`` when it is not there."""
+    path = shutil.which("bash", path=environment.get("PATH"))
+    if path is None:
+        raise ToolFailure("bash is not on the PATH of this worker: it has to be installed there")
+    return path
+
+
+def checked(command: str) -> str:
+    """Return the command. Raises ``ToolFailure`` when it cannot be passed to a process."""
+    wrong = ""
+    size = len(command.encode("utf-8", "surrogatepass"))
+    if "\0" in command:
+        wrong = "the command contains a NUL character: leave it out"
+    elif size > _LONGEST_COMMAND:
+        wrong = (
+            f"the command has {size:,} bytes, more than the {_LONGEST_COMMAND:,} that can be passed: "
+            "put the content in a file with Write first"
+        )
+    elif surrogate := re.search("[\ud800-\udfff]", command):
+        at = surrogate.start()
+        wrong = f"the command has a lone surrogate at character {at}: leave it out"
+    if wrong:
+        raise ToolFailure(wrong, "invalid_input")
+    return command

@@ -14,9 +14,7 @@ from runner.core.entries import InstructionsRead
 from runner.core.hooks import Said
 from runner.permissions import Policy, ToolContext, digest_of
 from runner.ports import Command, HookCall, Interrupt, Surroundings, ToolCall
-from runner.tools import file_access, search, shell
-from runner.tools import files as editing
-from runner.tools import files as reading
+from runner.tools import file_access, files, search, shell
 from runner.tools.checking import InputCheck, has_patterns, problem_found_apart
 from runner.tools.environment import tool_environment
 from runner.tools.file_access import Places, ToolFailure
@@ -28,21 +26,13 @@ from runner.tools.own import OwnSource
 
 BUILTIN_SOURCE = "builtin"
 _OUTPUT_SUFFIX = ".txt"
-
-_FileTool = Callable[[ToolCall, Places, Interrupt], ToolResult]
-_SearchTool = Callable[[ToolCall, Places, ToolHost, Interrupt], ToolResult]
-
-_FILE_TOOLS: dict[str, _FileTool] = {
-    "Read": reading.read,
-    "Write": editing.write,
-    "Edit": editing.edit,
-}
-_SEARCH_TOOLS: dict[str, _SearchTool] = {"Glob": search.glob, "Grep": search.grep}
+_FILE_TOOLS = {"Read": files.read, "Write": files.write, "Edit": files.edit}
+_SEARCH_TOOLS = {"Glob": search.glob, "Grep": search.grep}
 
 
 class LocalTools:
-    """Tools that run on this machine: Read, Write and Edit in this process, all others in processes
-    that end with their call, with this worker, and with its lease.
+    """``runner.ports.Tools`` that run on this machine: Read, Write and Edit in this process, all others
+    in processes that end with their call, with this worker, and with its lease (``dropped``).
 
     Args:
         home: RUNNER_HOME, which file tools leave alone (workspaces in it excepted).
@@ -76,15 +66,12 @@ class LocalTools:
         self._inputs = InputCheck()
 
     def problem(self, tool: Tool, arguments: Mapping[str, Any]) -> str | None:
-        """What is wrong with the input of a call, for the model; None when it fits the tool."""
         schema = tool.input_schema
         if has_patterns(schema):
             return problem_found_apart(self.host, tool.name, schema, arguments)
         return self._inputs.problem(tool.name, schema, arguments)
 
     def locate(self, paths: Sequence[str], surroundings: Surroundings) -> ToolContext:
-        """Where a run's tools would work, and where ``paths`` lead from there. Never raises: a path
-        that leads nowhere is left out."""
         return file_access.locate(paths, surroundings, Places.of(surroundings, self._home))
 
     def run(self, call: ToolCall, interrupt: Interrupt) -> ToolResult:
@@ -109,13 +96,6 @@ class LocalTools:
         return _timed(work, call.surroundings.outputs / f"{call.id}{_OUTPUT_SUFFIX}")
 
     def command(self, command: Command, interrupt: Interrupt) -> ToolResult:
-        """Run a command of the job itself with bash, to its end; whatever goes wrong with it is in the
-        result.
-
-        Raises:
-            Interrupted: ``interrupt`` was set, or the watchdog cut the command (``dropped``); all
-                processes of the command are gone.
-        """
         interrupt.check()
         return _timed(
             lambda: shell.run(command, self.host, self.environment, interrupt),
@@ -123,23 +103,15 @@ class LocalTools:
         )
 
     def hook(self, call: HookCall, interrupt: Interrupt) -> Said:
-        """Run a hook of the job to its end, whatever that is.
-
-        Raises:
-            Interrupted: ``interrupt`` was set, or the watchdog cut the hook (``dropped``); all processes
-                of it are gone.
-        """
         interrupt.check()
         return run_hook(call, self.host, self.environment, interrupt)
 
     def instructions(self, surroundings: Surroundings, policy: Policy) -> InstructionsRead:
-        """What the workspace says to agents, as far as the run's rules let it be read; nothing where
-        there is none. Never raises."""
         places = Places.of(surroundings, self._home)
         if places.workspace is None:
             return InstructionsRead(())
-        files, left_out = read_instructions(places.workspace, places, policy)
-        return InstructionsRead(tuple(files), tuple(left_out))
+        found, left_out = read_instructions(places.workspace, places, policy)
+        return InstructionsRead(tuple(found), tuple(left_out))
 
     def alive(self) -> None:
         """Say that this worker holds its leases. While calls are in hand this has to be said more
@@ -172,8 +144,8 @@ class LocalTools:
         )
 
     def _restore(self, call: ToolCall, path: str, places: Places) -> None:
-        """Have the output that a path names in a file: its copy may be gone, and a result that was
-        shown whole has none."""
+        """Write the output that a path names to its copy, which may be gone: a result that was shown
+        whole has none."""
         if not path.endswith(_OUTPUT_SUFFIX):
             return
         real = places.find(path)
@@ -193,7 +165,7 @@ class LocalTools:
 
 
 def _timed(work: Callable[[], ToolResult], copy: Path) -> ToolResult:
-    """What came of some work, with how long it took in seconds; ``copy`` is for a long failure."""
+    """Return what came of some work, with how long it took; ``copy`` is for a long failure."""
     began = time.monotonic()
     try:
         result = work()
