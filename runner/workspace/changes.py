@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from runner.errors import RunnerError, WorkspaceError
-from runner.workspace.git import shown, split
+from runner.workspace.git import Git, shown, split
 from runner.workspace.restore import submodules_in
 from runner.workspace.snapshot_store import (
     MANIFEST,
@@ -26,6 +27,9 @@ Change = tuple[str, str]  # from one snapshot or commit to another
 Touch = Literal["created", "changed", "deleted"]
 
 _TOUCHES: Mapping[bytes, Touch] = {b"A": "created", b"D": "deleted"}
+# A line with both trees, then a letter and a path for each file
+# (https://git-scm.com/docs/git-diff-tree#_raw_output_format).
+_TOUCHED = re.compile(rb"([0-9a-f]+) ([0-9a-f]+)\n|([A-Z])\0([^\0]+)\0")
 _SOME_MISSING = 128  # an exit code
 _WITHOUT_MANIFEST = ("--", b":(exclude,top,literal)" + MANIFEST)
 
@@ -63,11 +67,8 @@ class CommitText:
 def touched(
     store: Path, pairs: Sequence[Change], environment: Mapping[str, str]
 ) -> dict[Change, list[tuple[Touch, str]]]:
-    """Return the files that differ between each pair of snapshots that the store has.
-
-    Raises:
-        GitError: git cannot be run.
-    """
+    """Return the files that differ between each pair of snapshots that the store has. Raises
+    ``GitError``."""
     given = "".join(f"{before} {after}\n" for before, after in dict.fromkeys(pairs)).encode()
     told = store_git(store, environment).run(
         *("diff-tree", "-r", "--no-renames", "-z", "--name-status", "--stdin"),
@@ -75,24 +76,13 @@ def touched(
         given=given,
         accept=(0, _SOME_MISSING),
     )
-    return dict(_pairs(told))
-
-
-def _pairs(told: bytes) -> Iterator[tuple[Change, list[tuple[Touch, str]]]]:
-    """Parse a line with both trees, then a letter and a path for each file, each ended by a NUL
-    (https://git-scm.com/docs/git-diff-tree#_raw_output_format)."""
-    at = 0
-    while at < len(told):
-        end = told.index(b"\n", at)
-        before, _, after = told[at:end].decode("ascii").partition(" ")
-        at = end + 1
-        files: list[tuple[Touch, str]] = []
-        while told[at + 1 : at + 2] == b"\0":
-            end = told.index(b"\0", at + 2)
-            touch = _TOUCHES.get(told[at : at + 1], "changed")
-            files.append((touch, os.fsdecode(told[at + 2 : end])))
-            at = end + 1
-        yield (before, after), files
+    found: dict[Change, list[tuple[Touch, str]]] = {}
+    for before, after, letter, path in _TOUCHED.findall(told):
+        if before:
+            files = found[before.decode(), after.decode()] = []
+        else:
+            files.append((_TOUCHES.get(letter, "changed"), os.fsdecode(path)))
+    return found
 
 
 class RecordedChanges:
@@ -106,7 +96,7 @@ class RecordedChanges:
         """
         self._home = home
         self._environment = environment
-        self._failures: dict[str, RunnerError] = {}
+        self._failures: dict[str, RunnerError] = {}  # of remotes, which are not asked again
 
     def diff(self, where: Whereabouts, changes: Sequence[Change], *, stat: bool = False) -> bytes:
         """Return what was changed, as ``git apply`` takes it.
@@ -123,13 +113,12 @@ class RecordedChanges:
 
     def stat(self, where: Whereabouts, changes: Sequence[Change]) -> DiffStat:
         """Return how much was changed; see ``diff``."""
-        listed = split(self._compare(where, changes, "--numstat", "-z"))
-        counts = [line.split(b"\t")[:2] for line in listed]
-        added, removed = (
-            sum(int(count[column]) for count in counts if count[column] != b"-")
-            for column in (0, 1)
-        )
-        return DiffStat(len(counts), added, removed)
+        lines = split(self._compare(where, changes, "--numstat", "-z"))
+        counts = [
+            [int(count) for count in line.split(b"\t")[:2] if count != b"-"] for line in lines
+        ]
+        text = [count for count in counts if count]
+        return DiffStat(len(counts), sum(added for added, _ in text), sum(lost for _, lost in text))
 
     def touched(
         self, where: Whereabouts, changes: Sequence[Change]
@@ -141,8 +130,7 @@ class RecordedChanges:
 
     def too_large(self, where: Whereabouts, change: Change) -> tuple[str, ...]:
         """Return the changed files that are over the limit, and so in no diff; safe to print."""
-        store, trees = self._find(where, [change])
-        git = store_git(store, self._environment)
+        git, trees = self._find(where, [change])
         before, after = (manifest_in(git, tree).large for tree in trees)
         return tuple(shown(path) for path in sorted({large.path for large in before ^ after}))
 
@@ -152,8 +140,7 @@ class RecordedChanges:
         These are repositories of their own and what could not be read when the snapshot was taken,
         and submodules.
         """
-        store, _ = self._find(where, [(snapshot, snapshot)])
-        git = store_git(store, self._environment)
+        git, _ = self._find(where, [(snapshot, snapshot)])
         found = {*manifest_in(git, snapshot).unrecorded, *submodules_in(git, snapshot)}
         return tuple(shown(path) for path in sorted(found))
 
@@ -162,16 +149,14 @@ class RecordedChanges:
         store = store_of(self._home, where.source)
         if not self._has(store, [commit]):
             return None
-        form = "--format=%an%x00%ae%x00%at%x00%B"
-        told = store_git(store, self._environment).run(
-            "show", "-s", "--encoding=UTF-8", form, commit
-        )
+        form = ("-s", "--encoding=UTF-8", "--format=%an%x00%ae%x00%at%x00%B")
+        told = store_git(store, self._environment).run("show", *form, commit)
         name, email, at, message = told.decode("utf-8", "replace").split("\0", 3)
         return CommitText(name, email, float(at), message)
 
     def _compare(self, where: Whereabouts, changes: Sequence[Change], *form: str) -> bytes:
-        store, change = self._find(where, changes)
-        return store_git(store, self._environment).run(
+        git, change = self._find(where, changes)
+        return git.run(
             *(
                 "diff-tree",
                 "-r",
@@ -184,40 +169,33 @@ class RecordedChanges:
             *_WITHOUT_MANIFEST,
         )
 
-    def _find(self, where: Whereabouts, changes: Sequence[Change]) -> tuple[Path, Change]:
-        """Return the store and the first change that can be had whole; fetch the run's snapshots if
-        the first is not here."""
-        store = store_of(self._home, where.source)
-        failure: RunnerError | None = None
-        if not self._has(store, changes[0]) and where.remote is not None:
-            failure = self._fetch(where, where.remote)
-        for change in changes:
-            if self._has(store, change):
-                return store, change
-        raise failure or WorkspaceError(self._elsewhere(store, where))
-
-    def _has(self, store: Path, objects: Sequence[str]) -> bool:
-        return store.is_dir() and has_trees(store_git(store, self._environment), objects)
-
-    def _fetch(self, where: Whereabouts, remote: str) -> RunnerError | None:
-        """Fetch what a remote has of a run; return why it cannot be had.
-
-        A remote that has failed is not asked again for each of a job's runs.
-        """
-        if remote not in self._failures:
+    def _find(self, where: Whereabouts, changes: Sequence[Change]) -> tuple[Git, Change]:
+        """Return git on the store, and the first change that can be had whole; fetch the run's
+        snapshots if the first is not here."""
+        store, remote, run_ids = store_of(self._home, where.source), where.remote, where.run_ids
+        if remote and remote not in self._failures and not self._has(store, changes[0]):
             try:
-                store = make_store(self._home, where.source, None, environment=self._environment)
-                for run_id in where.run_ids:
+                make_store(self._home, where.source, None, environment=self._environment)
+                for run_id in run_ids:
                     StoredSnapshots(store, self._environment, run_id, 0).fetch(remote)
             except RunnerError as error:
                 self._failures[remote] = error
-        return self._failures.get(remote)
-
-    def _elsewhere(self, store: Path, where: Whereabouts) -> str:
-        run_id = where.run_ids[0]
-        if where.remote is not None:
-            return f"the files of {run_id} are neither here nor at its job's remote"
+        for change in changes:
+            if self._has(store, change):
+                return store_git(store, self._environment), change
+        if remote in self._failures:
+            raise self._failures[remote]
+        if remote is not None:
+            raise WorkspaceError(
+                f"the files of {run_ids[0]} are neither here nor at its job's remote"
+            )
         if where.store_id == store_id(self._home):
-            return f"the files of {run_id} are no longer in {store}: they were removed"
+            raise WorkspaceError(
+                f"the files of {run_ids[0]} are no longer in {store}: they were removed"
+            )
         host = f"the host {where.hostname}" if where.hostname else "another host"
-        return f"the files of {run_id} are recorded on {host}: do this there, with its RUNNER_HOME"
+        advice = "do this there, with its RUNNER_HOME"
+        raise WorkspaceError(f"the files of {run_ids[0]} are recorded on {host}: {advice}")
+
+    def _has(self, store: Path, objects: Sequence[str]) -> bool:
+        return store.is_dir() and has_trees(store_git(store, self._environment), objects)

@@ -37,10 +37,8 @@ def identify(root: Path) -> str:
     """Return the id of a workspace; write a new one into its root if it has none.
 
     In a git repository the id's file is excluded (``info/exclude``), so that ``git status`` stays
-    clean and nobody commits it.
-
-    Raises:
-        UsageError: the id cannot be written, or another file is in its place.
+    clean and nobody commits it. Raises ``UsageError`` if the id cannot be written, or another file
+    is in its place.
     """
     with _explained(root):
         if not os.path.lexists(root / MARKER):
@@ -62,13 +60,8 @@ def mark(root: Path) -> str:
 def restore_id(root: Path, identity: str) -> bool:
     """Write a workspace's id back into its folder, from which a ``git clean`` or an agent removed it.
 
-    The caller must know that it is still the same folder.
-
-    Returns:
-        False if there is no such folder, or something is in the place of the id.
-
-    Raises:
-        UsageError: the id cannot be written.
+    The caller must know that it is still the same folder. Returns False if there is no such folder, or
+    something is in the place of the id. Raises ``UsageError`` if it cannot be written.
     """
     if not root.is_dir() or os.path.lexists(root / MARKER):
         return False
@@ -91,9 +84,17 @@ def exclude_from_git(root: Path) -> None:
     The repository is not trusted: an ignore list that is a link, no regular file, or over 1 MiB is
     left alone, and ``git status`` shows the id's file then.
     """
-    listing = _exclude_file(root)
-    if listing is None:
-        return
+    if shutil.which("git") is None:
+        folder = root / ".git"
+        if not folder.is_dir() or folder.is_symlink():
+            return
+        listing = folder / "info" / "exclude"
+    else:  # wherever git keeps it: worktrees share one
+        git = Git(root, os.environ, user_settings=True, seconds=_GIT_SECONDS)
+        found = git.answer("rev-parse", "--git-path", "info/exclude")
+        if found is None:
+            return
+        listing = root / found
     try:
         descriptor = _open_listing(listing)
     except OSError as error:
@@ -103,80 +104,10 @@ def exclude_from_git(root: Path) -> None:
     with open(descriptor, "rb+", buffering=0) as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             return
-        text = _first_bytes(descriptor, _LARGEST_EXCLUDE + 1)
+        text = file.read(_LARGEST_EXCLUDE + 1)
         if len(text) <= _LARGEST_EXCLUDE and EXCLUDED.encode() not in text.splitlines():
             start = "" if not text or text.endswith(b"\n") else "\n"
             file.write(f"{start}{EXCLUDED}\n".encode())
-
-
-def read_beginning(path: str | Path, most: int) -> bytes | None:
-    """Return the first ``most`` bytes of a file, or None if it is no regular file.
-
-    Raises:
-        OSError: it cannot be read, or is a link.
-    """
-    descriptor = os.open(path, os.O_RDONLY | _CAREFULLY)
-    try:
-        regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
-        return _first_bytes(descriptor, most) if regular else None
-    finally:
-        os.close(descriptor)
-
-
-def new_id() -> str:
-    """Return 26 random letters and digits."""
-    return base64.b32encode(secrets.token_bytes(16)).decode().rstrip("=").lower()
-
-
-def write_once(file: Path, text: str) -> bool:
-    """Write a file, whole or not at all; return False if another process was first."""
-    draft = _draft(file)
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
-    try:
-        with os.fdopen(descriptor, "w", encoding="ascii") as opened:
-            opened.write(text)
-        os.link(draft, file)  # unlike a rename, it never replaces a file
-    except FileExistsError:
-        return False
-    finally:
-        draft.unlink()
-    return True
-
-
-def write_whole(file: Path, content: bytes) -> None:
-    """Write or replace a file, whole or not at all."""
-    draft = _draft(file)
-    try:
-        draft.write_bytes(content)
-        draft.replace(file)
-    finally:
-        draft.unlink(missing_ok=True)
-
-
-def _draft(file: Path) -> Path:
-    return file.with_name(f"{file.name}.{secrets.token_hex(8)}")
-
-
-@contextmanager
-def _explained(root: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise UsageError(
-            f"cannot keep the workspace's id in {root / MARKER}: {error.strerror or error}; "
-            "make the folder writable or choose another workspace"
-        ) from error
-
-
-def _exclude_file(root: Path) -> Path | None:
-    """Return the repository's own ignore list, wherever git keeps it (worktrees share one)."""
-    if shutil.which("git") is None:
-        folder = root / ".git"
-        plain = folder.is_dir() and not folder.is_symlink()
-        return folder / "info" / "exclude" if plain else None
-    git = Git(root, os.environ, user_settings=True, seconds=_GIT_SECONDS)
-    found = git.answer("rev-parse", "--git-path", "info/exclude")
-    return None if found is None else root / found
 
 
 def _open_listing(listing: Path) -> int:
@@ -200,11 +131,58 @@ def _open_listing(listing: Path) -> int:
         os.close(info)
 
 
-def _first_bytes(descriptor: int, most: int) -> bytes:
-    found = bytearray()
-    while len(found) < most and (piece := os.read(descriptor, most - len(found))):
-        found += piece
-    return bytes(found)
+def read_beginning(path: str | Path, most: int) -> bytes | None:
+    """Return the first ``most`` bytes of a file, or None if it is no regular file. Raises
+    ``OSError`` if it cannot be read, or is a link."""
+    descriptor = os.open(path, os.O_RDONLY | _CAREFULLY)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return None
+        with open(descriptor, "rb", closefd=False) as file:
+            return file.read(most)
+    finally:
+        os.close(descriptor)
+
+
+def new_id() -> str:
+    """Return 26 random letters and digits."""
+    return base64.b32encode(secrets.token_bytes(16)).decode().rstrip("=").lower()
+
+
+def write_once(file: Path, text: str) -> bool:
+    """Write a file, whole or not at all; return False if another process was first."""
+    draft = file.with_name(f"{file.name}.{secrets.token_hex(8)}")
+    with draft.open("x", encoding="ascii") as opened:
+        try:
+            opened.write(text)
+            opened.flush()
+            os.link(draft, file)  # unlike a rename, it never replaces a file
+        except FileExistsError:
+            return False
+        finally:
+            draft.unlink()
+    return True
+
+
+def write_whole(file: Path, content: bytes) -> None:
+    """Write or replace a file, whole or not at all."""
+    draft = file.with_name(f"{file.name}.{secrets.token_hex(8)}")
+    try:
+        draft.write_bytes(content)
+        draft.replace(file)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+@contextmanager
+def _explained(root: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(
+            f"cannot keep the workspace's id in {root / MARKER}: {error.strerror or error}; "
+            "make the folder writable or choose another workspace"
+        ) from error
 
 
 def _read(marker: Path) -> str | None:
@@ -236,11 +214,12 @@ def copy_folder(
     """
     if target.is_dir():
         return identify(target)
-    draft = target.with_name(f"{_copy_prefix(target)}{secrets.token_hex(4)}")
+    prefix = f".{target.name}.partial-"
+    draft = target.with_name(f"{prefix}{secrets.token_hex(4)}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         for path in target.parent.iterdir():
-            if path.name.startswith(_copy_prefix(target)):
+            if path.name.startswith(prefix):
                 check()
                 remove_folder(path)
         left_out = frozenset(os.path.realpath(path) for path in (*leave_out, target, draft))
@@ -249,48 +228,43 @@ def copy_folder(
             exclude_from_git(draft)
         identity = mark(draft)
         _copy_status(os.path.realpath(source), str(draft))
-        return identity if _moved(draft, target) else identify(target)
+        try:
+            draft.rename(target)
+        except OSError as error:
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST):  # another attempt's is there already
+                return identify(target)
+            raise
+        return identity
     except OSError as error:
         raise WorkspaceError(f"cannot copy the workspace {source} to {target}: {error}") from error
     finally:
         remove_folder(draft)
 
 
-def remove_folder(folder: Path) -> None:
-    """Remove a folder with everything in it, or a link or file in its place.
+def remove_folder(folder: Path | bytes, dir_fd: int | None = None) -> None:
+    """Remove a folder with everything in it, or a link or file in its place, if it is there.
 
-    Folders that may not be written to are removed too.
-
-    Raises:
-        OSError: it cannot be removed whole.
+    Folders of this user's that may not be written to are removed too. Raises ``OSError`` if it cannot
+    be removed whole.
     """
-    if not os.path.lexists(folder):
-        return
-    if folder.is_symlink() or not folder.is_dir():
-        folder.unlink()
-        return
-    folder.chmod(stat.S_IRWXU)
-    for here, names, _ in os.walk(folder):
-        for name in names:
-            path = Path(here, name)
-            if not path.is_symlink():
-                path.chmod(stat.S_IRWXU)
-    shutil.rmtree(folder)
-
-
-def _copy_prefix(target: Path) -> str:
-    return f".{target.name}.partial-"
-
-
-def _moved(draft: Path, target: Path) -> bool:
-    """Move a whole copy into its place; return False if another attempt's is there already."""
     try:
-        draft.rename(target)
-    except OSError as error:
-        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
-            return False
-        raise
-    return True
+        is_folder = stat.S_ISDIR(os.lstat(folder, dir_fd=dir_fd).st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    if not is_folder:
+        os.unlink(folder, dir_fd=dir_fd)
+        return
+    try:
+        shutil.rmtree(folder, dir_fd=dir_fd)
+    except PermissionError:
+        with suppress(PermissionError):
+            os.chmod(folder, stat.S_IRWXU, dir_fd=dir_fd)
+        for _, names, _, here in os.fwalk(folder, dir_fd=dir_fd):
+            for name in names:
+                with suppress(PermissionError):
+                    if stat.S_ISDIR(os.lstat(name, dir_fd=here).st_mode):
+                        os.chmod(name, stat.S_IRWXU, dir_fd=here)
+        shutil.rmtree(folder, dir_fd=dir_fd)
 
 
 def _copy_tree(source: str, target: str, left_out: frozenset[str], check: Check) -> None:

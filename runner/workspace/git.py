@@ -7,12 +7,11 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO
 
 from runner.errors import WorkspaceError
 
@@ -32,6 +31,13 @@ _TRANSPORT = re.compile(
 )
 # A repository may name programs that git runs (https://git-scm.com/docs/git-config).
 _NEVER_RUN = ("core.hooksPath=/dev/null", "core.fsmonitor=false")
+_VARIABLES = {
+    "GIT_TERMINAL_PROMPT": "0",
+    "SSH_ASKPASS_REQUIRE": "never",
+    "GIT_OPTIONAL_LOCKS": "0",
+    "GIT_ATTR_NOSYSTEM": "1",
+    "LC_ALL": "C",
+}
 
 
 class GitError(WorkspaceError):
@@ -100,25 +106,15 @@ class Git:
         """Return this git with further variables."""
         return replace(self, variables={**self.variables, **variables})
 
+    def signed(self, name: str, email: str, **more: str) -> Git:
+        """Return this git with an author and committer of what it writes; ``DATE`` can be given."""
+        person = {"NAME": name, "EMAIL": email, **more}
+        roles = ("AUTHOR", "COMMITTER")
+        return self.having(**{f"GIT_{r}_{k}": value for r in roles for k, value in person.items()})
+
     def start(self, *arguments: str | bytes, given: bytes = b"") -> GitProcess:
         """Start one command. Raises ``GitError`` if git cannot be started."""
         options = [part for setting in (*_NEVER_RUN, *self.settings) for part in ("-c", setting)]
-        try:
-            with _standard_input(given) as standard_input:
-                process = subprocess.Popen(
-                    ["git", *options, *arguments],
-                    cwd=self.folder,
-                    env=self._variables(),
-                    stdin=standard_input,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    start_new_session=True,  # no terminal to ask on, and one group to kill
-                )
-        except OSError as error:
-            raise GitError(_not_started(error, self.folder)) from error
-        return GitProcess(process, os.fsdecode(arguments[0]))
-
-    def _variables(self) -> dict[str, str]:
         kept: dict[str, str] = {
             name: value
             for name, value in self.environment.items()
@@ -126,67 +122,67 @@ class Git:
         }
         if not self.user_settings:
             kept |= {"GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": os.devnull}
-        return kept | {
-            "GIT_TERMINAL_PROMPT": "0",
-            "SSH_ASKPASS_REQUIRE": "never",
-            "GIT_OPTIONAL_LOCKS": "0",
-            "GIT_ATTR_NOSYSTEM": "1",
-            "LC_ALL": "C",
-            **self.variables,
-        }
+        # From a file: Popen.communicate stops writing to a pipe once it has timed out
+        # (https://docs.python.org/3/library/subprocess.html#subprocess.Popen.communicate).
+        try:
+            with TemporaryFile() if given else open(os.devnull, "r+b", buffering=0) as source:
+                source.write(given)
+                source.seek(0)
+                process = subprocess.Popen(
+                    ["git", *options, *arguments],
+                    cwd=self.folder,
+                    env=kept | _VARIABLES | dict(self.variables),
+                    stdin=source,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    start_new_session=True,  # no terminal to ask on, and one group to kill
+                )
+        except OSError as error:
+            if isinstance(error, FileNotFoundError) and self.folder.is_dir():
+                advice = "install it (https://git-scm.com) and start the worker again"
+                raise GitError(f"git is not on the PATH: {advice}") from error
+            place = one_line(str(self.folder))
+            raise GitError(
+                f"git cannot be started in {place}: {error.strerror or error}"
+            ) from error
+        return GitProcess(process, os.fsdecode(arguments[0]))
 
 
+@dataclass(frozen=True, slots=True)
 class GitProcess:
     """A command of git that was started."""
 
-    def __init__(self, process: subprocess.Popen[bytes], name: str) -> None:
-        self._process = process
-        self._name = name
+    process: subprocess.Popen[bytes]
+    name: str  # of the command, for messages
 
     def result(
         self, check: Check = no_check, accept: Sequence[int] = (0,), seconds: float = _LOCAL_SECONDS
     ) -> bytes:
         """Wait for its end and return its standard output; see ``Git.run``."""
+        until = time.monotonic() + seconds
         try:
-            output, said = self._wait(check, time.monotonic() + seconds)
-        except subprocess.TimeoutExpired as error:
-            took = f"git {self._name} did not end within {seconds:.0f} seconds"
-            raise GitTimeoutError(took) from error
+            while True:
+                try:
+                    output, said = self.process.communicate(timeout=_CHECK_SECONDS)
+                    break
+                except subprocess.TimeoutExpired as error:
+                    check()
+                    if time.monotonic() > until:
+                        took = f"git {self.name} did not end within {seconds:.0f} seconds"
+                        raise GitTimeoutError(took) from error
         finally:
             self.stop()
-        code = self._process.returncode
+        code = self.process.returncode
         if code not in accept:
-            raise GitError(f"git {self._name} failed: {_explained(code, said)}")
+            raise GitError(f"git {self.name} failed: {_explained(code, said)}")
         return output
 
     def stop(self) -> None:
         """Kill it and what it started, unless it has ended."""
-        with self._process:
-            if self._process.poll() is None:
+        with self.process:
+            if self.process.poll() is None:
                 with suppress(ProcessLookupError):
-                    os.killpg(self._process.pid, signal.SIGKILL)
-
-    def _wait(self, check: Check, until: float) -> tuple[bytes, bytes]:
-        while True:
-            try:
-                return self._process.communicate(timeout=_CHECK_SECONDS)
-            except subprocess.TimeoutExpired:
-                check()
-                if time.monotonic() > until:
-                    raise
-
-
-@contextmanager
-def _standard_input(given: bytes) -> Iterator[int | IO[bytes]]:
-    """Yield a file for a process to read from: ``Popen.communicate`` stops writing to a pipe once it has
-    timed out (https://docs.python.org/3/library/subprocess.html#subprocess.Popen.communicate)."""
-    if not given:
-        yield subprocess.DEVNULL
-        return
-    with TemporaryFile() as file:
-        file.write(given)
-        file.seek(0)
-        yield file
+                    os.killpg(self.process.pid, signal.SIGKILL)
 
 
 def split(listed: bytes) -> list[bytes]:
@@ -213,9 +209,3 @@ def _explained(code: int, said: bytes) -> str:
         text = f"{text[:_LONGEST_MESSAGE]} …"
     ended = f"signal {-code}" if code < 0 else f"exit code {code}"
     return text or f"{ended}, and it said nothing"
-
-
-def _not_started(error: OSError, folder: Path) -> str:
-    if isinstance(error, FileNotFoundError) and folder.is_dir():
-        return "git is not on the PATH: install it (https://git-scm.com) and start the worker again"
-    return f"git cannot be started in {one_line(str(folder))}: {error.strerror or error}"

@@ -41,11 +41,6 @@ class Leftover:
         """True if its folder exists."""
         return self.path.is_dir()
 
-    @property
-    def has_ended(self) -> bool:
-        """True if it has a run that will not go on by itself."""
-        return self.run is not None and self.run.state in ENDED
-
     def size(self) -> int:
         """Return the bytes of its files, looking at each of them."""
         size = 0
@@ -73,7 +68,6 @@ def list_workspaces(
     Each is compared with the last snapshot of it.
 
     Args:
-        home: RUNNER_HOME.
         environment: the environment of git.
         job_id: only of this job's runs.
 
@@ -87,16 +81,12 @@ def list_workspaces(
     known = workspaces.list_of_host(database, store_id(home), folders, job_id)
     found = {run.run_id: run for run in known if run.record is not None or run.run_id in folders}
     strangers = [] if job_id is not None else [name for name in folders if name not in found]
-    files = _Files(home, environment)
-    return [
-        Leftover(
-            name,
-            folder / name,
-            found.get(name),
-            files.unsaved(found[name], folder / name) if name in found else _STRANGER,
-        )
-        for name in sorted([*found, *strangers])
-    ]
+    files, leftovers = _Files(home, environment), []
+    for name in sorted([*found, *strangers]):
+        run, path = found.get(name), folder / name
+        unsaved = _STRANGER if run is None else files.unsaved(run, path)
+        leftovers.append(Leftover(name, path, run, unsaved))
+    return leftovers
 
 
 def prune(
@@ -128,7 +118,8 @@ def prune(
     for leftover in list_workspaces(database, home, environment, job_id=job_id):
         if not leftover.here:
             continue
-        why = "" if force and leftover.has_ended else leftover.unsaved
+        has_ended = leftover.run is not None and leftover.run.state in ENDED
+        why = "" if force and has_ended else leftover.unsaved
         lost = {"path": str(leftover.path), "unsaved": leftover.unsaved}
         if not why and not workspaces.record_removal(database, leftover.run_id, lost, author, now):
             why = _GOES_ON
@@ -155,10 +146,10 @@ class _Files:
             is_noted = MadeNotes.beside(path, run.attempt).folder.is_dir()
             return "" if is_noted else _NOT_RECORDED
         try:
-            is_recorded, unrecorded = self._compare(run, run.asked, path)
+            snapshot, known, unrecorded = self._look(run, run.asked, path)
         except (RunnerError, OSError) as error:
             return f"it cannot be compared with what is recorded of it: {error}"
-        if not is_recorded:
+        if snapshot not in known:
             return "its files were changed since they were recorded last"
         if unrecorded:
             names = ", ".join(shown(each) for each in unrecorded)
@@ -180,10 +171,11 @@ class _Files:
             return f"it cannot be removed: {error}"
         return ""
 
-    def _compare(
+    def _look(
         self, run: StoredWorkspace, asked: Workspace, path: Path
-    ) -> tuple[bool, list[bytes]]:
-        """Return whether the workspace is as it was recorded, and what in it no snapshot holds."""
+    ) -> tuple[str, set[str], list[bytes]]:
+        """Return a snapshot of the workspace as it is, those that are recorded, and what in it no
+        snapshot holds."""
         repository = self._repository(run)
         common = repository.common_folder() if repository else None
         store = make_store(self.home, asked.source, common, environment=self.environment)
@@ -203,15 +195,14 @@ class _Files:
             known = {run.snapshot or snapshot}
             if run.record is None or run.record.store_id != store_id(self.home):
                 known |= snapshots.last_of_attempts()  # another host went on from there
-            return snapshot in known, snapshots.unrecorded(snapshot)
+            return snapshot, known, snapshots.unrecorded(snapshot)
 
     def _repository(self, run: StoredWorkspace) -> Repository | None:
         """Return what a run's worktree is of, None for a copy."""
         asked = run.asked
         if asked is None or asked.mode != "git":
             return None
+        urls = filter(None, (asked.url, asked.remote))
         folders = [Path(asked.path)] if asked.path else []
-        folders += [clone_of(self.home, url) for url in (asked.url, asked.remote) if url]
-        repositories = [Repository(folder, self.environment) for folder in folders]
-        there = (repository for repository in repositories if repository.folder.is_dir())
-        return next(there, repositories[0])
+        folders += [clone_of(self.home, url) for url in urls]
+        return Repository(next(filter(Path.is_dir, folders), folders[0]), self.environment)

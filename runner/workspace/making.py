@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,12 +19,19 @@ from runner.ports import Command, Interrupt, Surroundings
 from runner.store import workspaces
 from runner.store.database import Database
 from runner.store.workspaces import StoredWorkspace
-from runner.tools.host import Ended, Start, boot
+from runner.tools.host import Start, boot
 from runner.tools.toolbox import LocalTools
 from runner.workspace import child
 from runner.workspace.child import open_snapshots
 from runner.workspace.folders import copy_folder, write_whole
-from runner.workspace.repository import Repository, branch_name, clone_of, setup_message, tip_at
+from runner.workspace.repository import (
+    Repository,
+    branch_name,
+    clone_of,
+    setup_message,
+    tip_at,
+    transfer,
+)
 from runner.workspace.snapshot_store import StoredSnapshots, make_store, store_git
 from runner.workspace.snapshots import Snapshots
 from runner.workspace.worktree import NO_CHANGES, GitState, Worktree
@@ -46,69 +55,7 @@ class Site:
     database: Database
     home: Path  # RUNNER_HOME
     tools: LocalTools  # its host starts whatever writes in a workspace
-    now: Callable[[], float] = time.time  # seconds since the epoch
     remote_seconds: float = REMOTE_SECONDS  # how long a remote that does not answer is asked again
-
-    @property
-    def environment(self) -> Mapping[str, str]:
-        """The environment of git."""
-        return self.tools.environment
-
-    def run_child(
-        self, action: str, run_id: str, interrupt: Interrupt, **request: Any
-    ) -> dict[str, Any]:
-        """Work on a run's workspace below the tool host (``runner.workspace.child``).
-
-        Raises:
-            WorkspaceError: it cannot be done.
-            Interrupted: it was cut; no process of it is left.
-        """
-        self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
-        given = json.dumps({"do": action, **request}).encode()
-        start = Start(boot(child.__name__), self.home, run_id, _CHILD_SECONDS, stdin=given)
-        ended = self.tools.host.call(start, interrupt)
-        if (
-            ended.end == "lost"
-        ):  # killed from outside, or out of memory; every action can be repeated
-            ended = self.tools.host.call(start, interrupt)
-        if ended.end != "exited" or ended.exit_code:
-            raise WorkspaceError(
-                f"the workspace of {run_id} is of no use: {_failure(action, ended)}"
-            )
-        answer: dict[str, Any] = json.loads(ended.output)
-        if "error" in answer:
-            raise WorkspaceError(answer["error"])
-        return answer
-
-    def retry(self, work: Callable[[], T], interrupt: Interrupt) -> T:
-        """Do what needs a remote, again and again for ``remote_seconds``.
-
-        Raises:
-            WorkspaceError: it could not be done in that time.
-            Interrupted: ``interrupt`` was set meanwhile.
-        """
-        until = time.monotonic() + self.remote_seconds
-        pause = _FIRST_PAUSE
-        while True:
-            try:
-                return work()
-            except WorkspaceError:
-                if time.monotonic() + pause > until:
-                    raise
-            interrupt.wait(pause)
-            interrupt.check()
-            pause = min(2 * pause, _LONGEST_PAUSE)
-
-
-def _failure(action: str, ended: Ended) -> str:
-    said = plain(ended.errors.decode("utf-8", "replace")[-_LAST_WORDS:]).split("\n")
-    how = {
-        "timed_out": f"took more than {_CHILD_SECONDS:.0f} s",
-        "not_started": f"could not be started ({ended.output.decode('utf-8', 'replace')})",
-        "lost": "was killed twice",
-        "exited": f"ended with exit code {ended.exit_code}",
-    }[ended.end]
-    return " ".join([f"`{action}` {how}", *said]).strip()
 
 
 # --- notes ------------------------------------------------------------------------------------------
@@ -168,13 +115,12 @@ class MadeNotes:
 
     def read(self) -> Made | None:
         """Return the note, or None if no workspace is whole. Raises ``OSError``."""
-        if (content := self._content(self.attempt)) is None:
-            earlier = [each for each in self._attempts() if each < self.attempt]
-            content = self._content(max(earlier)) if earlier else None
         try:
-            return None if content is None else Made(**json.loads(content))
-        except (ValueError, TypeError):  # none, or another Runner's: the workspace is made again
-            return None
+            newest = max(each for each in self._attempts() if each <= self.attempt)
+            content = json.loads((self.folder / str(newest)).read_bytes())
+            return None if content is None else Made(**content)
+        except (FileNotFoundError, ValueError, TypeError):
+            return None  # there is none, or another Runner's: the workspace is made again
 
     def write(self, made: Made | None) -> None:
         """Write this attempt's note, and remove earlier ones. Raises ``OSError``."""
@@ -185,16 +131,9 @@ class MadeNotes:
             if earlier < self.attempt:
                 (self.folder / str(earlier)).unlink(missing_ok=True)
 
-    def _content(self, attempt: int) -> bytes | None:
-        try:
-            return (self.folder / str(attempt)).read_bytes()
-        except FileNotFoundError:
-            return None
-
     def _attempts(self) -> list[int]:
-        if not self.folder.is_dir():
-            return []
-        return [int(path.name) for path in self.folder.iterdir() if path.name.isdecimal()]
+        names = os.listdir(self.folder) if self.folder.is_dir() else []  # noqa: PTH208 - names alone
+        return [int(name) for name in names if name.isdecimal()]
 
 
 # --- the parts of a workspace -----------------------------------------------------------------------
@@ -202,7 +141,7 @@ class MadeNotes:
 
 @dataclass(slots=True)
 class Layout:
-    """Where the parts of a run's own workspace are."""
+    """Where the parts of a run's own workspace are, and the processes that work on them."""
 
     site: Site
     asked: Workspace
@@ -210,6 +149,7 @@ class Layout:
     repository: Repository | None  # what the worktree is of; None for copies
     _store: Path | None = field(default=None, init=False)
     _snapshots: Snapshots | None = field(default=None, init=False)
+    _in_store: set[str] = field(default_factory=set, init=False)  # commits of the worktree
 
     @property
     def path(self) -> Path:
@@ -224,18 +164,17 @@ class Layout:
     def store(self) -> Path:
         """Return the store of snapshots of everything that is made from the same source."""
         if self._store is None:
-            self._store = make_store(
-                self.site.home,
-                self.asked.source,
-                self.repository.common_folder() if self.repository else None,
-                environment=self.site.environment,
-            )
+            common = self.repository.common_folder() if self.repository else None
+            environment = self.site.tools.environment
+            source = self.asked.source
+            self._store = make_store(self.site.home, source, common, environment=environment)
         return self._store
 
     def snapshots(self) -> Snapshots:
         """Return this attempt's snapshots."""
         if self._snapshots is None:
-            self._snapshots = open_snapshots(**self.request(), environment=self.site.environment)
+            environment = self.site.tools.environment
+            self._snapshots = open_snapshots(**self.request(), environment=environment)
         return self._snapshots
 
     def request(self) -> dict[str, Any]:
@@ -249,51 +188,104 @@ class Layout:
             "largest_file": self.asked.largest_file,
         }
 
-    def fetch(self, snapshot: str, interrupt: Interrupt) -> None:
-        """Fetch a snapshot of the run, or of one that it was forked from, unless it is here.
+    def send_to_store(self, commits: Iterable[str]) -> None:
+        """Copy commits of the worktree's own repository to the store; of a copy there are none."""
+        wanted = [each for each in commits if each not in self._in_store]
+        if self.worktree is not None and wanted:
+            own = self.worktree.own
+            transfer(wanted, self.asked.commit, own.git, store_git(self.store(), own.environment))
+            self._in_store.update(wanted)
 
-        Raises:
-            WorkspaceError: it is neither here nor at the remote.
-        """
+    def push(self, snapshots: Snapshots, interrupt: Interrupt) -> None:
+        """Push snapshots to the job's remote, if it has one."""
+        if (remote := self.asked.remote) is not None:
+            self.retry(lambda: snapshots.push(remote, interrupt.check), interrupt)
+
+    def fetch(self, snapshot: str, interrupt: Interrupt) -> None:
+        """Fetch a snapshot of the run, or of one that it was forked from, unless it is here. Raises
+        ``WorkspaceError`` if it is neither here nor at the remote."""
         site, remote, run_id = self.site, self.asked.remote, self.lease.run_id
         if self.snapshots().has(snapshot):
             return
         if remote is not None:
             for each in (run_id, *workspaces.origins(site.database, run_id)):
-                self._fetch_run(each, remote, interrupt)
+                theirs = StoredSnapshots(self.store(), site.tools.environment, each, 0)
+                self.retry(partial(theirs.fetch, remote, interrupt.check), interrupt)
                 if self.snapshots().has(snapshot):
                     return
         where = f"neither in {self.store()} nor at {remote}" if remote else f"not in {self.store()}"
         raise WorkspaceError(f"the recorded files of {run_id} (tree {snapshot}) are {where}")
 
-    def _fetch_run(self, run_id: str, remote: str, interrupt: Interrupt) -> None:
-        theirs = StoredSnapshots(self.store(), self.site.environment, run_id, self.lease.attempt)
-        self.site.retry(lambda: theirs.fetch(remote, interrupt.check), interrupt)
+    def run_child(self, action: str, interrupt: Interrupt, **request: Any) -> dict[str, Any]:
+        """Work on the workspace below the tool host, with a method of ``child.OwnFolder``. Raises
+        ``WorkspaceError`` if it cannot be done; ``Interrupted`` if it was cut; no process of it is
+        left."""
+        site, run_id = self.site, self.lease.run_id
+        site.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder = {
+            "path": str(self.path),
+            "repository": str(self.repository.folder) if self.repository else "",
+            "base": self.asked.commit,
+            "owner": run_id,
+        }
+        given = json.dumps({"do": action, "on": folder, "with": request}).encode()
+        start = Start(boot(child.__name__), site.home, run_id, _CHILD_SECONDS, stdin=given)
+        ended = site.tools.host.call(start, interrupt)
+        if (
+            ended.end == "lost"
+        ):  # killed from outside, or out of memory; every action can be repeated
+            ended = site.tools.host.call(start, interrupt)
+        if ended.end != "exited" or ended.exit_code:
+            how = {
+                "timed_out": f"took more than {_CHILD_SECONDS:.0f} s",
+                "not_started": f"could not be started ({ended.output.decode('utf-8', 'replace')})",
+                "lost": "was killed twice",
+                "exited": f"ended with exit code {ended.exit_code}",
+            }[ended.end]
+            said = plain(ended.errors.decode("utf-8", "replace")[-_LAST_WORDS:]).split("\n")
+            why = " ".join([f"`{action}` {how}", *said]).strip()
+            raise WorkspaceError(f"the workspace of {run_id} is of no use: {why}")
+        answer: dict[str, Any] = json.loads(ended.output)
+        if "error" in answer:
+            raise WorkspaceError(answer["error"])
+        return answer
+
+    def retry(self, work: Callable[[], T], interrupt: Interrupt) -> T:
+        """Do what needs a remote, again and again for ``remote_seconds``. Raises ``WorkspaceError``
+        if it could not be done in that time; ``Interrupted`` if ``interrupt`` was set meanwhile."""
+        until = time.monotonic() + self.site.remote_seconds
+        pause = _FIRST_PAUSE
+        while True:
+            try:
+                return work()
+            except WorkspaceError:
+                if time.monotonic() + pause > until:
+                    raise
+            interrupt.wait(pause)
+            interrupt.check()
+            pause = min(2 * pause, _LONGEST_PAUSE)
 
 
 def layout_of(site: Site, asked: Workspace, lease: Lease, interrupt: Interrupt) -> Layout:
     """Return the layout of a run's workspace.
 
-    A worktree is of the user's repository if that is on this host and has the base, else of a clone,
-    which is made if need be.
-
-    Raises:
-        WorkspaceError: it cannot be cloned.
-        Interrupted: ``interrupt`` was set meanwhile.
+    A worktree is of the user's repository if that is on this host and has the base, else of a
+    clone, which is made if need be. Raises ``WorkspaceError`` if it cannot be cloned;
+    ``Interrupted`` if ``interrupt`` was set meanwhile.
     """
     if asked.mode != "git":
         return Layout(site, asked, lease, None)
     url = asked.url or asked.remote
     if asked.path is not None:
-        here = Repository(Path(asked.path), site.environment)
+        here = Repository(Path(asked.path), site.tools.environment)
         if url is None or here.has(asked.commit):
             return Layout(site, asked, lease, here)
     assert url is not None, "a job in mode git has a path or a URL"
-    clone = Repository(clone_of(site.home, url), site.environment)
+    clone = Repository(clone_of(site.home, url), site.tools.environment)
+    layout = Layout(site, asked, lease, clone)
     if not clone.has(asked.commit):
-        request = {"clone": str(clone.folder), "url": url, "commit": asked.commit}
-        site.retry(lambda: site.run_child("clone", lease.run_id, interrupt, **request), interrupt)
-    return Layout(site, asked, lease, clone)
+        layout.retry(lambda: layout.run_child("clone", interrupt, url=url), interrupt)
+    return layout
 
 
 # --- making it --------------------------------------------------------------------------------------
@@ -304,50 +296,36 @@ def make_workspace(
 ) -> Made:
     """Make a run's workspace from scratch, as it was before the run's first turn.
 
-    Whatever is in its place is removed. The branch that the run had goes on where it is.
-
-    Raises:
-        WorkspaceError: it cannot be made, or the job's setup fails.
-        Interrupted: ``interrupt`` was set meanwhile.
+    Whatever is in its place is removed. The branch that the run had goes on where it is. Raises
+    ``WorkspaceError`` if it cannot be made, or the job's setup fails; ``Interrupted`` if
+    ``interrupt`` was set meanwhile.
     """
-    if layout.repository is not None:
-        return _make_worktree(layout, layout.repository, assignment, surroundings, interrupt)
-    site, path = layout.site, layout.path
-    source = Path(layout.asked.source)
-    site.run_child("discard", assignment.run_id, interrupt, path=str(path))
-    if source.is_dir() or assignment.record is None:
-        copy_folder(source, path, [site.home], interrupt.check)
-    else:  # the source is gone by now, and what the run has recorded will fill the folder
-        path.mkdir(mode=0o700, parents=True)
-    _set_up(layout, surroundings, interrupt)
-    return Made()
+    asked, record = layout.asked, assignment.record
 
+    def run(action: str, **request: Any) -> dict[str, Any]:
+        return layout.run_child(action, interrupt, **request)
 
-def _make_worktree(
-    layout: Layout,
-    repository: Repository,
-    assignment: StoredWorkspace,
-    surroundings: Surroundings,
-    interrupt: Interrupt,
-) -> Made:
-    site, run_id, base = layout.site, assignment.run_id, layout.asked.commit
-    place = {"repository": str(repository.folder), "path": str(layout.path)}
-    names, record = _branches(layout, assignment, interrupt), assignment.record
-    branch = {"branches": names, "owner": run_id}
+    if layout.repository is None:
+        source = Path(asked.source)
+        run("discard")
+        if source.is_dir() or record is None:
+            copy_folder(source, layout.path, [layout.site.home], interrupt.check)
+        else:  # the source is gone by now, and what the run has recorded will fill the folder
+            layout.path.mkdir(mode=0o700, parents=True)
+        _set_up(layout, surroundings, interrupt)
+        return Made()
+    names = _branches(layout, assignment, interrupt)
     is_new = record is None or record.branch is None or record.start_commit is None
-    at_once = {**branch, "message": None} if is_new and not layout.asked.setup else None
-    begun = site.run_child("add", run_id, interrupt, **place, commit=base, begin=at_once)
+    at_once = {"branches": names, "message": None} if is_new and not asked.setup else None
+    begun = run("add", begin=at_once)
     _set_up(layout, surroundings, interrupt)
     if record is None or record.branch is None or record.start_commit is None:
-        if not begun:
-            message = setup_message(assignment.job_name)
-            request = {**place, **branch, "base": base, "message": message}
-            begun = site.run_child("begin", run_id, interrupt, **request)
+        message = setup_message(assignment.job_name)
+        begun = begun or run("begin", branches=names, message=message)
         return Made(begun["branch"], begun["start_commit"])
-    branch["branches"] = [record.branch, *(name for name in names if name != record.branch)]
-    commits = [each for each in (record.commit, record.start_commit, base) if each]
-    request = {**place, **branch, "store": str(layout.store()), "base": base, "commits": commits}
-    begun = site.run_child("go_on", run_id, interrupt, **request)
+    commits = [each for each in (record.commit, record.start_commit, asked.commit) if each]
+    names = list(dict.fromkeys([record.branch, *names]))
+    begun = run("go_on", branches=names, store=str(layout.store()), commits=commits)
     return Made(begun["branch"], record.start_commit)
 
 
@@ -362,25 +340,18 @@ def _branches(layout: Layout, assignment: StoredWorkspace, interrupt: Interrupt)
     if workspaces.is_branch_of_another(site.database, run_id, name):
         return [own]
     if remote is not None:
-        git = store_git(layout.store(), site.environment, remote=True)
-        theirs = site.retry(lambda: tip_at(git, remote, name, interrupt.check), interrupt)
-        record = assignment.record
-        if theirs is not None and theirs != (record.commit if record else None):
+        git = store_git(layout.store(), site.tools.environment, remote=True)
+        theirs = layout.retry(lambda: tip_at(git, remote, name, interrupt.check), interrupt)
+        if theirs not in (None, assignment.record and assignment.record.commit):
             return [own]
     return [name, own]
 
 
 def _set_up(layout: Layout, surroundings: Surroundings, interrupt: Interrupt) -> None:
     """Run the job's setup commands. Raises ``WorkspaceError`` if one fails."""
-    tools, asked = layout.site.tools, layout.asked
-    for number, text in enumerate(asked.setup, 1):
-        command = Command(
-            name=f"setup_{number}",
-            run_id=layout.lease.run_id,
-            command=text,
-            surroundings=surroundings,
-            timeout=asked.setup_timeout,
-        )
+    tools, run_id, timeout = layout.site.tools, layout.lease.run_id, layout.asked.setup_timeout
+    for number, text in enumerate(layout.asked.setup, 1):
+        command = Command(f"setup_{number}", run_id, text, surroundings, timeout)
         result = tools.command(command, interrupt)
         if result.outcome == "interrupted":  # it was killed from outside
             result = tools.command(command, interrupt)

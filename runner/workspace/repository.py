@@ -7,8 +7,7 @@ import hashlib
 import os
 import re
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -66,11 +65,8 @@ class Repository:
         return self.git.answer("rev-parse", "--verify", "--quiet", f"{commit}^")
 
     def fetch_from_store(self, commit: str, known: str, store: Path) -> bool:
-        """Take a commit from a store of snapshots unless it is here; return True if it is here now.
-
-        Args:
-            known: a commit below it that is here.
-        """
+        """Take a commit from a store of snapshots unless it is here, down to ``known``, which is here;
+        return True if it is here now."""
         if not self.has(commit):
             try:
                 transfer([commit], known, store_git(store, self.environment), self.git)
@@ -85,10 +81,8 @@ class Repository:
     def new_branch(self, names: Sequence[str], commit: str, run_id: str) -> str:
         """Make a run's branch, with the first of ``names`` that is free, and return its name.
 
-        A branch that an earlier attempt at the same run made is taken over as it is.
-
-        Raises:
-            GitError: none of them is free.
+        A branch that an earlier attempt at the same run made is taken over as it is. Raises
+        ``GitError`` if none is free.
         """
         note = f"runner: {run_id} begins"
         failure: GitError | None = None
@@ -104,25 +98,10 @@ class Repository:
             return name
         raise GitError(f"no branch can be made for {run_id}: {failure}") from failure
 
-    def is_delivery(self, commit: str, run_id: str) -> bool:
-        """Return True if a run was delivered in a commit. Raises ``GitError``."""
-        return names_run(run_id, self.git.text("log", "-1", "--format=%B", commit))
-
-    def checked_out(self, branch: str) -> str:
-        """Return the folder in which a branch is checked out, or "". Raises ``GitError``."""
-        return self.git.text("for-each-ref", "--format=%(worktreepath)", f"{BRANCHES}{branch}")
-
     def move(self, branch: str, commit: str, before: str | None, note: str) -> None:
-        """Point a branch at a commit.
-
-        Args:
-            before: the commit that it must be at until then; None: any.
-            note: for the branch's log.
-
-        Raises:
-            GitError: it cannot be moved, or is at another commit.
-        """
-        git = self.git.having(GIT_COMMITTER_NAME=RUNNER, GIT_COMMITTER_EMAIL=RUNNERS_ADDRESS)
+        """Point a branch at a commit, with a note for the branch's log. Raises ``GitError`` if it
+        cannot be moved, or is at another commit than ``before`` (None: any)."""
+        git = self.git.signed(RUNNER, RUNNERS_ADDRESS)
         change = [f"{BRANCHES}{branch}", commit, *([] if before is None else [before])]
         git.run("update-ref", "--create-reflog", "-m", note, *change)
 
@@ -140,14 +119,8 @@ def users_git(folder: Path, environment: Mapping[str, str], variables: Mapping[s
 
 
 def transfer(commits: Sequence[str], known: str, source: Git, target: Git) -> None:
-    """Copy commits with everything below them from one repository to another.
-
-    Args:
-        known: a commit that both have.
-
-    Raises:
-        GitError: they cannot be copied.
-    """
+    """Copy commits with everything below them, down to ``known``, which both have. Raises
+    ``GitError``."""
     wanted = "".join(f"{commit}\n" for commit in commits) + f"^{known}\n"
     packed = source.run("pack-objects", "--revs", "--stdout", "--quiet", given=wanted.encode())
     target.run("index-pack", "--stdin", given=packed)
@@ -165,12 +138,7 @@ def tip_at(git: Git, remote: str, branch: str, check: Check = no_check) -> str |
 
 
 def branch_name(job: str, key: str, run_id: str = "") -> str:
-    """Return ``runner/<job>/<item>``, or with a run's id a name that no other run has.
-
-    Args:
-        job: the job's name.
-        key: the item's key.
-    """
+    """Return ``runner/<job>/<item>``, or with a run's id a name that no other run has."""
     ending = f"-{run_id[-_ID_SUFFIX:]}" if run_id else ""
     return f"runner/{ref_part(job)}/{ref_part(key)}{ending}"
 
@@ -182,10 +150,7 @@ def ref_part(text: str) -> str:
     """
     kept = "".join(c if c.isalnum() or c in "._-" else "-" for c in text)
     kept = kept.encode("utf-8", "replace")[:_LONGEST_NAME].decode("utf-8", "ignore")
-    for doubled in ("--", ".."):
-        while doubled in kept:
-            kept = kept.replace(doubled, doubled[0])
-    kept = kept.strip(".-")
+    kept = re.sub(r"([-.])\1+", r"\1", kept).strip(".-")
     if kept.endswith(".lock"):
         kept = f"{kept.removesuffix('.lock')}-lock"
     return kept or "item"
@@ -224,8 +189,9 @@ def setup_message(job_name: str) -> str:
     return f"Set up by job {_line(job_name)}\n"
 
 
-def names_run(run_id: str, message: str) -> bool:
-    """Return True if a commit's message has the trailer of a run."""
+def is_delivery(git: Git, commit: str, run_id: str) -> bool:
+    """Return True if a commit's message has the trailer of a run. Raises ``GitError``."""
+    message = git.text("log", "-1", "--format=%B", commit)
     return f"{_RUN}: {run_id}" in message.strip().rpartition("\n\n")[2].splitlines()
 
 
@@ -244,13 +210,12 @@ def clone_of(home: Path, url: str) -> Path:
 
 def update_clone(clone: Path, url: str, commit: str) -> None:
     """Make a clone, or fetch into it, until it has a commit. Processes do it one after the other.
-
-    Raises:
-        GitError: the URL does not answer, or has no such commit.
-        OSError: the clone cannot be written.
-    """
+    Raises ``GitError`` if the URL does not answer, or has no such commit; ``OSError`` if the clone
+    cannot be written."""
     clone.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with _locked(clone):
+    lock = os.open(f"{clone}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         for draft in clone.parent.glob(f"{clone.name}.partial-*"):  # a clone that was cut off
             remove_folder(draft)
         if not clone.is_dir():
@@ -261,6 +226,8 @@ def update_clone(clone: Path, url: str, commit: str) -> None:
             draft.rename(clone)
         elif not Repository(clone).has(commit):
             _fetch(Repository(clone), url, commit)
+    finally:
+        os.close(lock)
 
 
 def _fetch(clone: Repository, url: str, commit: str) -> None:
@@ -277,13 +244,3 @@ def _fetch(clone: Repository, url: str, commit: str) -> None:
             failure = error
     if not clone.has(commit):
         raise GitError(f"{url} has no commit {commit}: {failure}") from failure
-
-
-@contextmanager
-def _locked(clone: Path) -> Iterator[None]:
-    descriptor = os.open(f"{clone}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)

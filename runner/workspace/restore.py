@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-import shutil
 import stat
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
+from runner.workspace.folders import remove_folder
 from runner.workspace.git import Check, Git, GitError, no_check, shown
-from runner.workspace.snapshot_store import MANIFEST, Large, Manifest, ancestors
+from runner.workspace.snapshot_store import MANIFEST, Manifest, ancestors
 from runner.workspace.survey import SUBMODULE, Surveyor
 
 _RULES = b".gitignore"
@@ -30,16 +30,9 @@ class WorkTreeWriter:
     def remove(self, path: bytes) -> None:
         """Remove a file, or a folder with everything in it, if it is there."""
         with suppress(FileNotFoundError), self._parent(path) as (parent, name):
-            is_folder = stat.S_ISDIR(os.lstat(name, dir_fd=parent).st_mode)
+            os.lstat(name, dir_fd=parent)  # what is not there needs no permission
             _grant_owner(parent)
-            if not is_folder:
-                os.unlink(name, dir_fd=parent)
-                return
-            try:
-                shutil.rmtree(name, dir_fd=parent)
-            except PermissionError:
-                _grant_owner_below(name, parent)
-                shutil.rmtree(name, dir_fd=parent)
+            remove_folder(name, parent)
 
     def remove_empty(self, folders: Iterable[bytes]) -> None:
         """Remove the folders that are empty, the innermost first."""
@@ -109,17 +102,6 @@ def _grant_owner(descriptor: int) -> None:
             os.fchmod(descriptor, mode | stat.S_IRWXU)
 
 
-def _grant_owner_below(name: bytes, parent: int) -> None:
-    """Let this process change a folder and every folder in it, as far as they are its own."""
-    with suppress(PermissionError):
-        os.chmod(name, stat.S_IRWXU, dir_fd=parent)
-    for _, folders, _, descriptor in os.fwalk(name, dir_fd=parent):
-        for folder in folders:
-            with suppress(PermissionError):
-                if stat.S_ISDIR(os.lstat(folder, dir_fd=descriptor).st_mode):
-                    os.chmod(folder, stat.S_IRWXU, dir_fd=descriptor)
-
-
 @dataclass(frozen=True, slots=True)
 class Difference:
     """How a path differs between the snapshot that was found and the one that is wanted."""
@@ -152,19 +134,14 @@ def submodules_in(git: Git, tree: str, check: Check = no_check) -> list[bytes]:
     return [line.partition(b"\t")[2] for line in listed if line.startswith(SUBMODULE)]
 
 
+@dataclass(frozen=True, slots=True)
 class Restorer:
     """Puts one work tree back."""
 
-    def __init__(self, reader: Git, surveyor: Surveyor, root: bytes, check: Check) -> None:
-        """
-        Args:
-            reader: git with the work tree and its index, which is that of the snapshot found.
-            surveyor: of the same work tree.
-        """
-        self._reader = reader
-        self._surveyor = surveyor
-        self._writer = WorkTreeWriter(root)
-        self._check = check
+    reader: Git  # with the work tree and its index, which is that of the snapshot found
+    surveyor: Surveyor
+    writer: WorkTreeWriter
+    check: Check
 
     def restore(
         self, found: str, present: Manifest, wanted: str, manifest: Manifest, *, leave_out: bool
@@ -183,7 +160,7 @@ class Restorer:
             GitError: the work tree cannot be written, or something that no snapshot holds would have
                 to be put back; then nothing was changed.
         """
-        changes = differences(self._reader, found, wanted, self._check)
+        changes = differences(self.reader, found, wanted, self.check)
         _expect_possible(changes, present, manifest)
         missing = manifest.unrecorded - present.unrecorded
         if not leave_out and (lost := missing - self._held(wanted, missing)):
@@ -204,75 +181,53 @@ class Restorer:
     ) -> None:
         submodules = {change.path for change in changes if change.mode_wanted == SUBMODULE}
         put = {change.path for change in changes if change.is_wanted} - submodules
+        large = {each.path for each in manifest.large}
+        listed = self.reader.records("ls-tree", "-d", "-r", "-z", "--name-only", wanted)
+        named = manifest.directories | manifest.unrecorded
+        folders = {*listed, *named, *ancestors(named | large)}
+        # Recorded files that can be read no more are removed, so that git writes them again.
+        closed = present.unrecorded - manifest.unrecorded
+        for path in (unreadable := self._held(wanted, closed) - folders):
+            self.writer.remove(path)
+        put |= unreadable
         surplus = {change.path for change in changes if not change.is_wanted}
-        folders = self._folders_of(wanted, manifest)
-        put |= self._make_way_for_unreadable(present, manifest, wanted, folders)
-        surplus |= self._surplus_unrecorded(present, manifest, folders | put)
+        surplus |= {each.path for each in present.large} - large - folders - put
+        # What no snapshot holds was not there before, unless it only may not be read.
+        for path in closed:
+            if path in folders or path in put or path in large:
+                self.writer.open_up(path)
+            else:
+                surplus.add(path)
         new_folders = ancestors(surplus) | present.directories | ancestors(present.directories)
         # What takes the place of something else replaces it.
         surplus -= folders
         new_folders -= folders | put
 
-        self._reader.run("read-tree", "--reset", wanted, check=self._check)
+        self.reader.run("read-tree", "--reset", wanted, check=self.check)
         # The rules of what is ignored come first: they say what of the rest was there unseen.
         rules = {path for path in put | surplus if path.rpartition(b"/")[2] == _RULES}
         self._check_out(rules & put)
         self._remove(rules & surplus, spare_ignored=bool(rules))
-        self._remove_folders(new_folders)
+        # An ignored folder may have been there, unseen.
+        ignored = self.surveyor.ignored_among(new_folders, self.check)
+        for folder in sorted(new_folders - ignored):
+            if ancestors([folder]).isdisjoint(ignored):
+                self.writer.remove(folder)
         self._remove(surplus - rules, spare_ignored=bool(rules))
-        self._writer.remove_empty(new_folders)
+        self.writer.remove_empty(new_folders)
         self._check_out(put - rules)
         for folder in [*submodules, *sorted(manifest.directories - present.directories)]:
-            self._writer.make_folder(folder)
-        for large in manifest.large - present.large:
-            self._writer.set_executable(large.path, large.executable)
+            self.writer.make_folder(folder)
+        for each in manifest.large - present.large:
+            self.writer.set_executable(each.path, each.executable)
 
     def _held(self, tree: str, paths: Collection[bytes]) -> set[bytes]:
         """Return the paths that a tree has."""
         if not paths:
             return set()
         arguments = ("ls-tree", "-z", "--name-only", tree, "--")
-        held = self._reader.records(*arguments, *sorted(paths), check=self._check)
+        held = self.reader.records(*arguments, *sorted(paths), check=self.check)
         return set(held) & set(paths)
-
-    def _make_way_for_unreadable(
-        self, present: Manifest, manifest: Manifest, wanted: str, folders: Collection[bytes]
-    ) -> set[bytes]:
-        """Remove recorded files that can be read no more, so that git writes them again."""
-        closed = self._held(wanted, present.unrecorded - manifest.unrecorded) - set(folders)
-        for path in closed:
-            self._writer.remove(path)
-        return closed
-
-    def _folders_of(self, tree: str, manifest: Manifest) -> set[bytes]:
-        """Return every folder of a snapshot."""
-        listed = self._reader.records("ls-tree", "-d", "-r", "-z", "--name-only", tree)
-        named = manifest.directories | manifest.unrecorded
-        return set(listed) | named | ancestors(manifest.paths())
-
-    def _surplus_unrecorded(
-        self, present: Manifest, manifest: Manifest, known: Collection[bytes]
-    ) -> set[bytes]:
-        """Return what no snapshot holds and was not there before.
-
-        A known folder or file that only may not be read is opened up instead.
-        """
-        kept = {large.path for large in manifest.large}
-        surplus = {large.path for large in present.large} - kept
-        for path in present.unrecorded - manifest.unrecorded:
-            if path in known or path in kept:
-                self._writer.open_up(path)
-            else:
-                surplus.add(path)
-        return surplus - set(known)
-
-    def _remove_folders(self, folders: set[bytes]) -> None:
-        """Remove folders with everything in them, unless git ignores them: an ignored one may have
-        been there, unseen."""
-        ignored = self._surveyor.ignored_among(folders, self._check)
-        for folder in sorted(folders - ignored):
-            if ancestors([folder]).isdisjoint(ignored):
-                self._writer.remove(folder)
 
     def _remove(self, paths: Collection[bytes], *, spare_ignored: bool) -> None:
         """Remove paths; with ``spare_ignored`` not what git ignores by the rules that are back now.
@@ -280,18 +235,18 @@ class Restorer:
         Such may have been there, unseen. What is recorded though it is ignored is found once more
         when the rules are back, and removed then.
         """
-        ignored = self._surveyor.ignored_among(paths, self._check) if spare_ignored else set()
+        ignored = self.surveyor.ignored_among(paths, self.check) if spare_ignored else set()
         for path in paths:
             if path not in ignored:
-                self._writer.remove(path)
+                self.writer.remove(path)
 
     def _check_out(self, paths: Collection[bytes]) -> None:
         if not paths:
             return
         for folder in sorted(ancestors(paths)):
-            self._writer.open_up(folder)
+            self.writer.open_up(folder)
         arguments = ("checkout-index", "--force", "--index", "--quiet", "-z", "--stdin")
-        self._reader.run(*arguments, given=b"\0".join(sorted(paths)), check=self._check)
+        self.reader.run(*arguments, given=b"\0".join(sorted(paths)), check=self.check)
 
 
 def _expect_possible(
@@ -301,7 +256,11 @@ def _expect_possible(
     there = {(large.path, large.sha256) for large in present.large}
     lost = [large for large in manifest.large if (large.path, large.sha256) not in there]
     if lost:
-        raise GitError(_lost_large(min(lost, key=lambda large: large.path)))
+        first = min(lost, key=lambda large: large.path)
+        raise GitError(
+            f"cannot put {shown(first.path)} back: a file of {first.size} bytes is over the limit for "
+            "snapshots (largest_file), so only its digest was recorded, and it was changed or removed"
+        )
     moved = [
         change.path for change in changes if change.mode_found == change.mode_wanted == SUBMODULE
     ]
@@ -310,10 +269,3 @@ def _expect_possible(
             f"cannot put {shown(min(moved))} back: it is a submodule that is at another commit now, "
             "and submodules are not recorded; check out the commit in it by hand"
         )
-
-
-def _lost_large(large: Large) -> str:
-    return (
-        f"cannot put {shown(large.path)} back: a file of {large.size} bytes is over the limit for "
-        "snapshots (largest_file), so only its digest was recorded, and it was changed or removed"
-    )

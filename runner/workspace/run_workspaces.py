@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from threading import Lock
-from typing import Any
 
 from runner.core.agents import lineage
 from runner.core.run import Ended, Lease
@@ -33,13 +34,11 @@ from runner.workspace.making import (
     layout_of,
     make_workspace,
 )
-from runner.workspace.repository import Repository, commit_message, transfer
-from runner.workspace.snapshot_store import store_git, store_id
+from runner.workspace.repository import Repository, commit_message, is_delivery
+from runner.workspace.snapshot_store import store_id
 from runner.workspace.worktree import GitState, GitStateReader
 
-REPOSITORY = (
-    "git_"  # what the id of a workspace that is still to be made of a repository begins with
-)
+REPOSITORY = "git_"  # begins the id of a workspace that is still to be made of a repository
 
 _LITTLE_ROOM = 50_000_000  # bytes
 _MOST_OPEN = 256  # an older one is opened again when it is needed
@@ -47,7 +46,7 @@ _LAST_ATTEMPT = 1 << 62  # reads the notes of every attempt
 
 
 class RunWorkspaces:
-    """``runner.ports.Workspaces``."""
+    """``runner.ports.Workspaces``, which says what its methods do and raise."""
 
     def __init__(
         self,
@@ -89,7 +88,7 @@ class RunWorkspaces:
         seen = (path, workspace_id) in self._seen
         if workspace_id.startswith(REPOSITORY):
             commit = workspace_id.removeprefix(REPOSITORY)
-            repository = Repository(path, self._site.environment)
+            repository = Repository(path, self._site.tools.environment)
             found = (seen and path.is_dir()) or repository.has(commit)
         else:
             found = has_id(path, workspace_id) or (seen and restore_id(path, workspace_id))
@@ -106,7 +105,6 @@ class RunWorkspaces:
         undo: bool,
         busy: bool = False,
     ) -> Prepared:
-        """See ``runner.ports.Workspaces``."""
         assignment = self._assignment(lease.run_id)
         asked = assignment.asked
         if asked is None or not asked.is_recorded:
@@ -118,47 +116,46 @@ class RunWorkspaces:
             return own.prepare(tree, interrupt, undo=undo, busy=busy)
 
     def record(self, lease: Lease, interrupt: Interrupt) -> str | None:
-        """See ``runner.ports.Workspaces``."""
-        own = self._own(lease, interrupt)
         with self._explained():
+            own = self._own(lease, interrupt)
             return None if own is None else own.record(interrupt)
 
     def record_shared(self, lease: Lease, interrupt: Interrupt) -> str | None:
-        """See ``runner.ports.Workspaces``."""
-        if self._recorded(lease.run_id) is not None:
-            return None
-        for above in reversed(lineage(lease.run_id)[:-1]):
-            if (found := self._recorded(above)) is not None:
+        owners = ((run_id, self._assignment(run_id)) for run_id in reversed(lineage(lease.run_id)))
+        for owner, assignment in owners:
+            asked, record = assignment.asked, assignment.record
+            if asked is not None and record is not None and asked.is_recorded:
+                if owner == lease.run_id:
+                    return None
                 with self._explained():
-                    return _record_from_below(self._site, lease, above, *found, interrupt)
+                    return _record_from_below(self._site, lease, owner, asked, record, interrupt)
         return None
 
     def holds(self, lease: Lease, path: str) -> bool:
-        """See ``runner.ports.Workspaces``."""
-        own = self._own(lease, Interrupt())
         with self._explained():
-            return own is not None and own.holds(path)
+            own = self._own(lease, Interrupt())
+            return own is not None and own.layout.snapshots().holds(path)
 
     def unrecorded(self, lease: Lease, tree: str, interrupt: Interrupt) -> Sequence[str]:
-        """See ``runner.ports.Workspaces``."""
-        own = self._own(lease, interrupt)
         with self._explained():
-            return () if own is None else own.unrecorded(tree, interrupt)
+            own = self._own(lease, interrupt)
+            if own is None:
+                return ()
+            own.layout.fetch(tree, interrupt)
+            return [*map(shown, own.layout.snapshots().unrecorded(tree, interrupt.check))]
 
     def restore(self, lease: Lease, tree: str, interrupt: Interrupt) -> None:
-        """See ``runner.ports.Workspaces``."""
-        own = self._own(lease, interrupt)
-        if own is None:
-            raise WorkspaceError(f"no tree is recorded of the workspace of {lease.run_id}")
         with self._explained():
+            own = self._own(lease, interrupt)
+            if own is None:
+                raise WorkspaceError(f"no tree is recorded of the workspace of {lease.run_id}")
             own.restore(tree, interrupt)
 
     def deliver(self, lease: Lease, outcome: Ended, interrupt: Interrupt) -> str:
-        """See ``runner.ports.Workspaces``."""
-        own = self._own(lease, interrupt)
-        if own is None:
-            raise WorkspaceError(f"{lease.run_id} has no branch to be delivered on")
         with self._explained():
+            own = self._own(lease, interrupt)
+            if own is None:
+                raise WorkspaceError(f"{lease.run_id} has no branch to be delivered on")
             return own.deliver(outcome, interrupt)
 
     @contextmanager
@@ -181,14 +178,6 @@ class RunWorkspaces:
                 raise
             raise WorkspaceError(str(error)) from error
 
-    def _recorded(self, run_id: str) -> tuple[Workspace, WorkspaceRecord] | None:
-        """Return the workspace of its own that a run has, if snapshots are taken of it."""
-        assignment = self._assignment(run_id)
-        asked, record = assignment.asked, assignment.record
-        if asked is None or record is None or not asked.is_recorded:
-            return None
-        return asked, record
-
     def _own(self, lease: Lease, interrupt: Interrupt) -> _OwnWorkspace | None:
         """Return the run's own workspace, as ``prepare`` left it, or None if it has none."""
         with self._opening:
@@ -209,8 +198,7 @@ class RunWorkspaces:
         here, record = store_id(self._site.home), assignment.record
         if record is not None and record.store_id != here and asked.remote is None:
             raise WorkspaceElsewhere(f"the recorded files of {lease.run_id} are on another host")
-        layout = layout_of(self._site, asked, lease, interrupt)
-        own = _OwnWorkspace(layout, assignment, here)
+        own = _OwnWorkspace(layout_of(self._site, asked, lease, interrupt), assignment, here)
         with self._opening:
             while len(self._open) >= self._most_open:
                 del self._open[next(iter(self._open))]
@@ -225,15 +213,15 @@ class _OwnWorkspace:
     """
 
     def __init__(self, layout: Layout, assignment: StoredWorkspace, store_id: str) -> None:
-        self._layout = layout
+        self.layout = layout
         self._assignment = assignment
         self._run_id = assignment.run_id
         self._store_id = store_id  # of this host
         self._notes = MadeNotes.beside(layout.path, layout.lease.attempt)
         self._worktree = layout.worktree
         self._state_reader = None if self._worktree is None else GitStateReader(self._worktree)
-        self._in_store: set[str] = set()  # commits of the worktree that the store has
         self._surroundings = Surroundings(layout.path, layout.site.home / "outputs" / self._run_id)
+        self._prepared = partial(Prepared, self._surroundings)
 
     def prepare(
         self, snapshot: str | None, interrupt: Interrupt, *, undo: bool, busy: bool
@@ -242,9 +230,9 @@ class _OwnWorkspace:
         if made is None:
             prepared = self._prepare_new(snapshot, interrupt)
         elif snapshot is None:
-            prepared = Prepared(self._surroundings, self.record(interrupt), "created")
+            prepared = self._prepared(self.record(interrupt), "created")
         elif busy:
-            prepared = Prepared(self._surroundings, snapshot)
+            prepared = self._prepared(snapshot)
         else:
             prepared = self._prepare_found(made, snapshot, interrupt, undo=undo)
         self._save_record()
@@ -252,63 +240,53 @@ class _OwnWorkspace:
 
     def record(self, interrupt: Interrupt) -> str:
         note, keep = self._note(self._made())
-        self._send_to_store(keep)
-        snapshot = self._layout.snapshots().take(interrupt.check, note=note, keep=keep)
-        self._push(interrupt)
+        self.layout.send_to_store(keep)
+        snapshots = self.layout.snapshots()
+        snapshot = snapshots.take(interrupt.check, note=note, keep=keep)
+        self.layout.push(snapshots, interrupt)
         return snapshot
-
-    def holds(self, path: str) -> bool:
-        return self._layout.snapshots().holds(path)
-
-    def unrecorded(self, snapshot: str, interrupt: Interrupt) -> list[str]:
-        self._layout.fetch(snapshot, interrupt)
-        found = self._layout.snapshots().unrecorded(snapshot, interrupt.check)
-        return [shown(path) for path in found]
 
     def restore(self, snapshot: str, interrupt: Interrupt, *, leave_out: bool = False) -> str:
         """Put the workspace back; see ``Snapshots.restore`` for ``leave_out`` and the result."""
-        layout, made = self._layout, self._made()
+        layout, made = self.layout, self._made()
         layout.fetch(snapshot, interrupt)
         self._notes.write(replace(made, put_back=False))
-        request = {
-            "snapshots": layout.request(),
-            "snapshot": snapshot,
-            "state": self._state_at(snapshot, made),
-            "leave_out": leave_out,
-        }
-        answer = layout.site.run_child("restore", self._run_id, interrupt, **request)
+        answer = layout.run_child(
+            "restore",
+            interrupt,
+            snapshots=layout.request(),
+            snapshot=snapshot,
+            branch=made.branch,
+            note=self._state_at(snapshot, made).to_note(made.branch),
+            leave_out=leave_out,
+        )
         self._notes.write(replace(made, put_back=True))
-        self._push(interrupt)
+        layout.push(layout.snapshots(), interrupt)
         return str(answer["snapshot"])
 
     def deliver(self, outcome: Ended, interrupt: Interrupt) -> str:
-        layout, assignment, made = self._layout, self._assignment, self._made()
-        assert layout.repository is not None, "only worktrees are delivered"
+        layout, assignment, made = self.layout, self._assignment, self._made()
         note, _ = self._note(made)
         self._notes.write(replace(made, delivering=note))
-        answer = layout.site.run_child(
-            "deliver",
-            self._run_id,
-            interrupt,
-            repository=str(layout.repository.folder),
-            path=str(layout.path),
-            branch=made.branch,
-            start_commit=made.start_commit,
-            base=layout.asked.commit,
-            owner=self._run_id,
-            message=commit_message(
-                job_name=assignment.job_name,
-                job_id=assignment.job_id,
-                run_id=self._run_id,
-                item_key=assignment.item_key,
-                model=assignment.model,
-                outcome=f"{outcome.state} {outcome.reason}",
-                message=assignment.commit_message,
-            ),
+        message = commit_message(
+            job_name=assignment.job_name,
+            job_id=assignment.job_id,
+            run_id=self._run_id,
+            item_key=assignment.item_key,
+            model=assignment.model,
+            outcome=f"{outcome.state} {outcome.reason}",
+            message=assignment.commit_message,
+        )
+        start, branch = made.start_commit, made.branch
+        answer = layout.run_child(
+            "deliver", interrupt, branch=branch, start_commit=start, message=message
         )
         commit = str(answer["commit"])
         self._notes.write(replace(made, delivered=commit, delivered_from=note))
-        self._publish(made, commit, interrupt)
+        if (remote := layout.asked.remote) is not None:
+            request = {"store": str(layout.store()), "remote": remote, "branch": branch}
+            publish = partial(layout.run_child, "publish", interrupt, **request, commit=commit)
+            layout.retry(publish, interrupt)
         workspaces.save_delivery(layout.site.database, layout.lease, commit)
         if assignment.record is not None:
             record = replace(assignment.record, commit=commit)
@@ -322,7 +300,7 @@ class _OwnWorkspace:
 
         What is in its place is recorded before it is removed, if it was whole once.
         """
-        layout, earlier = self._layout, self._noted()
+        layout, earlier = self.layout, self._noted()
         found = None
         if snapshot is not None:
             layout.fetch(snapshot, interrupt)
@@ -331,7 +309,7 @@ class _OwnWorkspace:
         self._notes.write(None)
         made = make_workspace(layout, self._assignment, self._surroundings, interrupt)
         if made.start_commit:
-            self._send_to_store([made.start_commit])
+            layout.send_to_store([made.start_commit])
             layout.snapshots().start(made.start_commit)
         if earlier is not None and earlier.branch == made.branch:
             made = replace(made, delivered=earlier.delivered, delivered_from=earlier.delivered_from)
@@ -339,17 +317,17 @@ class _OwnWorkspace:
             made = self._with_delivery(made, snapshot)
         self._notes.write(made)
         if snapshot is None:
-            return Prepared(self._surroundings, self.record(interrupt), "created")
+            return self._prepared(self.record(interrupt), "created")
         return self._restored(snapshot, found, interrupt)
 
     def _restored(self, snapshot: str, found: str | None, interrupt: Interrupt) -> Prepared:
         """Put the workspace back; ``found`` was put aside for it."""
         reached = self.restore(snapshot, interrupt, leave_out=True)
         if reached != snapshot:
-            return Prepared(self._surroundings, reached, "incomplete", found or snapshot)
+            return self._prepared(reached, "incomplete", found or snapshot)
         if found in (None, snapshot):
-            return Prepared(self._surroundings, snapshot)
-        return Prepared(self._surroundings, snapshot, "restored", found)
+            return self._prepared(snapshot)
+        return self._prepared(snapshot, "restored", found)
 
     def _with_delivery(self, made: Made, snapshot: str) -> Made:
         """Return the note with the run's delivery, which was noted on another host or is gone.
@@ -359,7 +337,7 @@ class _OwnWorkspace:
         record, worktree = self._assignment.record, self._worktree
         if worktree is None or record is None or record.commit is None:
             return made
-        note = self._layout.snapshots().note_of(snapshot)
+        note = self.layout.snapshots().note_of(snapshot)
         below = worktree.own.parent(record.commit)
         if record.branch != made.branch or made.state(note).commit != below:
             return made
@@ -369,24 +347,24 @@ class _OwnWorkspace:
         self, made: Made, snapshot: str, interrupt: Interrupt, *, undo: bool
     ) -> Prepared:
         """Compare a whole workspace with the last snapshot, and put it back or take it as it is."""
-        snapshots, record = self._layout.snapshots(), self._assignment.record
+        snapshots, record = self.layout.snapshots(), self._assignment.record
         elsewhere = record is not None and record.store_id != self._store_id
         last = snapshots.last()
         found = self.record(interrupt)
         if found == snapshot and made.put_back and not undo:
-            return Prepared(self._surroundings, snapshot)
+            return self._prepared(snapshot)
         if not (undo or elsewhere) and made.put_back:
-            return Prepared(self._surroundings, found, "changed")
+            return self._prepared(found, "changed")
         prepared = self._restored(snapshot, found, interrupt)
         # A delivery that was cut off has changed the git state, and no file.
         ours = not made.put_back and snapshots.same_files(found, snapshot)
         if prepared.tree == snapshot and (ours or (elsewhere and found == last)):
-            return Prepared(self._surroundings, snapshot)
+            return self._prepared(snapshot)
         return prepared
 
     def _whole(self) -> Made | None:
         """Return the note if the workspace is whole: it was made, and nothing of it is gone."""
-        path, worktree, noted = self._layout.path, self._worktree, self._noted()
+        path, worktree, noted = self.layout.path, self._worktree, self._noted()
         if noted is None or path.is_symlink() or not path.is_dir():
             return None
         if worktree is None:
@@ -396,9 +374,9 @@ class _OwnWorkspace:
         if noted.delivering is None:
             return noted
         # A delivery was cut off: if its commit is there, the run has been delivered in it.
-        tip = worktree.own.tip(noted.branch)
-        left = replace(noted, delivering=None, put_back=False)
-        if tip not in (None, noted.delivered) and worktree.own.is_delivery(tip, self._run_id):
+        own, left = worktree.own, replace(noted, delivering=None, put_back=False)
+        tip = own.tip(noted.branch)
+        if tip not in (None, noted.delivered) and is_delivery(own.git, tip, self._run_id):
             left = replace(left, delivered=tip, delivered_from=noted.delivering)
         self._notes.write(left)
         return left
@@ -406,7 +384,7 @@ class _OwnWorkspace:
     def _noted(self) -> Made | None:
         """Return the note, which is this attempt's from here on."""
         noted, assignment = self._notes.read(), self._assignment
-        is_older = assignment.record is None and assignment.path == str(self._layout.path)
+        is_older = assignment.record is None and assignment.path == str(self.layout.path)
         if noted is None and is_older:  # a Runner that took no snapshots has made the copy
             noted = Made()
         if noted is not None:
@@ -416,12 +394,12 @@ class _OwnWorkspace:
     def _made(self) -> Made:
         made = self._notes.read()
         if made is None:
-            raise WorkspaceError(f"the workspace {self._layout.path} was removed while in use")
+            raise WorkspaceError(f"the workspace {self.layout.path} was removed while in use")
         return made
 
     def _save_record(self) -> None:
         """Store where the workspace is, unless that is stored."""
-        layout, made, before = self._layout, self._made(), self._assignment.record
+        layout, made, before = self.layout, self._made(), self._assignment.record
         now = WorkspaceRecord(
             store_id=self._store_id,
             path=str(layout.path),
@@ -431,9 +409,9 @@ class _OwnWorkspace:
         )
         if now == before:
             return
-        site = layout.site
-        workspace_id = None if layout.asked.remote is not None else f"{SNAPSHOTS}{self._store_id}"
-        workspaces.save_record(site.database, layout.lease, now, workspace_id, site.now())
+        database, remote = layout.site.database, layout.asked.remote
+        workspace_id = None if remote is not None else f"{SNAPSHOTS}{self._store_id}"
+        workspaces.save_record(database, layout.lease, now, workspace_id, time.time())
         self._assignment = replace(self._assignment, record=now)
 
     # --- the git state of a worktree --------------------------------------------------------------
@@ -443,53 +421,13 @@ class _OwnWorkspace:
         reader = self._state_reader
         return ("", ()) if reader is None else made.note(reader.read())
 
-    def _state_at(self, snapshot: str, made: Made) -> dict[str, str] | None:
-        """Return the git state when a snapshot was taken, for a child."""
-        repository = self._layout.repository
-        if repository is None:
-            return None
-        state = made.state(self._layout.snapshots().note_of(snapshot))
+    def _state_at(self, snapshot: str, made: Made) -> GitState:
+        """Return the git state when a snapshot was taken."""
+        state = made.state(self.layout.snapshots().note_of(snapshot))
         before = made.state(made.delivered_from)
         if made.delivered and replace(state, refs=before.refs) == before:
             state = GitState(made.delivered, made.branch, refs=state.refs)
-        return {
-            "repository": str(repository.folder),
-            "branch": made.branch,
-            "base": self._layout.asked.commit,
-            "note": state.to_note(made.branch),
-        }
-
-    def _send_to_store(self, commits: Sequence[str]) -> None:
-        """Copy commits of the worktree's own repository to the store."""
-        wanted = [each for each in commits if each not in self._in_store]
-        if self._worktree is None or not wanted:
-            return
-        _transfer_to_store(self._layout, wanted)
-        self._in_store.update(wanted)
-
-    # --- the remote -------------------------------------------------------------------------------
-
-    def _push(self, interrupt: Interrupt) -> None:
-        site, remote, snapshots = (
-            self._layout.site,
-            self._layout.asked.remote,
-            self._layout.snapshots(),
-        )
-        if remote is not None:
-            site.retry(lambda: snapshots.push(remote, interrupt.check), interrupt)
-
-    def _publish(self, made: Made, commit: str, interrupt: Interrupt) -> None:
-        site, remote = self._layout.site, self._layout.asked.remote
-        if remote is None:
-            return
-        request: dict[str, Any] = {
-            "store": str(self._layout.store()),
-            "remote": remote,
-            "owner": self._run_id,
-            "branch": made.branch,
-            "commit": commit,
-        }
-        site.retry(lambda: site.run_child("publish", self._run_id, interrupt, **request), interrupt)
+        return state
 
 
 def _record_from_below(
@@ -508,10 +446,6 @@ def _record_from_below(
     Args:
         lease: of the sub-agent.
         owner: the run whose folder it is; ``asked`` and ``record`` are of that.
-
-    Raises:
-        WorkspaceError: it cannot be taken.
-        Interrupted: ``interrupt`` was set meanwhile.
     """
     layout = layout_of(site, asked, replace(lease, run_id=owner), interrupt)
     made = MadeNotes.beside(Path(record.path), _LAST_ATTEMPT).read()
@@ -520,19 +454,11 @@ def _record_from_below(
     note, commits = "", tuple[str, ...]()
     if layout.worktree is not None:
         note, commits = made.note(GitStateReader(layout.worktree).read())
-        _transfer_to_store(layout, [each for each in (made.start_commit, *commits) if each])
+        layout.send_to_store([each for each in (made.start_commit, *commits) if each])
     request = {**layout.request(), "run_id": lease.run_id, "attempt": lease.attempt}
-    snapshots = open_snapshots(**request, environment=site.environment)
+    snapshots = open_snapshots(**request, environment=site.tools.environment)
     if made.start_commit:
         snapshots.start(made.start_commit)
     snapshot = snapshots.take(interrupt.check, note=note, keep=commits)
-    if (remote := asked.remote) is not None:
-        site.retry(lambda: snapshots.push(remote, interrupt.check), interrupt)
+    layout.push(snapshots, interrupt)
     return snapshot
-
-
-def _transfer_to_store(layout: Layout, commits: Sequence[str]) -> None:
-    worktree = layout.worktree
-    assert worktree is not None, "only a worktree has commits of its own"
-    target = store_git(layout.store(), worktree.own.environment)
-    transfer(commits, layout.asked.commit, worktree.own.git, target)

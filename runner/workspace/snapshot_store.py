@@ -13,11 +13,11 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from operator import itemgetter
 from pathlib import Path
-from typing import Any
 
 from runner.workspace.folders import new_id, read_beginning, write_once, write_whole
 from runner.workspace.git import REMOTE_SECONDS, Check, Git, GitError, no_check, one_line
@@ -29,6 +29,7 @@ _STORES = "snapshots"  # the folder of RUNNER_HOME with the stores
 _SOURCE = "source"  # the file of a store that names the source's git folder
 _LARGEST_EXCLUDE = 1 << 20
 _MANIFEST_VERSION = 1
+_LARGE_FIELDS = itemgetter("path", "size", "sha256", "executable")
 _FORBIDDEN = frozenset({b"", b".", b"..", b".git"})
 _RUNS = "refs/runner/runs"
 _FETCHED = "refs/runner/fetched"  # what other hosts recorded is kept apart
@@ -60,11 +61,6 @@ _SETTINGS = (
     "gc.auto=0",
     "maintenance.auto=false",
 )
-_AUTHOR = {
-    f"GIT_{who}_{what}": value
-    for who in ("AUTHOR", "COMMITTER")
-    for what, value in (("NAME", "Runner"), ("EMAIL", "runner@localhost"))
-}
 
 
 # --- the manifest -----------------------------------------------------------------------------------
@@ -96,28 +92,20 @@ class Manifest:
             return b""
         data = {
             "version": _MANIFEST_VERSION,
-            "directories": _names(self.directories),
+            "directories": list(map(_name, sorted(self.directories))),
             "large": [
-                {
-                    "path": _name(large.path),
-                    "size": large.size,
-                    "sha256": large.sha256,
-                    "executable": large.executable,
-                }
+                {**asdict(large), "path": _name(large.path)}
                 for large in sorted(self.large, key=lambda large: large.path)
             ],
-            "unrecorded": _names(self.unrecorded),
+            "unrecorded": list(map(_name, sorted(self.unrecorded))),
             "note": self.note,
         }
         return json.dumps(data, indent=1).encode() + b"\n"
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Manifest:
-        """Return the manifest that ``to_bytes`` wrote.
-
-        Raises:
-            GitError: it is none, or names a path outside the workspace.
-        """
+        """Return the manifest that ``to_bytes`` wrote. Raises ``GitError`` if it is none, or names
+        a path outside the workspace."""
         if not content:
             return cls()
         try:
@@ -127,9 +115,13 @@ class Manifest:
                     f"a snapshot was made by a newer Runner (its manifest is version "
                     f"{data['version']!r}): use that one"
                 )
+            large = (
+                Large(_path(path), int(size), str(sha256), bool(executable))
+                for path, size, sha256, executable in map(_LARGE_FIELDS, data["large"])
+            )
             return cls(
                 frozenset(map(_path, data["directories"])),
-                frozenset(map(_large, data["large"])),
+                frozenset(large),
                 frozenset(map(_path, data["unrecorded"])),
                 str(data["note"]),
             )
@@ -138,12 +130,6 @@ class Manifest:
                 f"the {MANIFEST.decode()} of a tree is no snapshot's manifest ({error}): "
                 "the tree was not recorded by Runner"
             ) from error
-
-    def paths(self) -> Iterator[bytes]:
-        """Yield every path that it names."""
-        yield from self.directories
-        yield from (large.path for large in self.large)
-        yield from self.unrecorded
 
 
 def ancestors(paths: Iterable[bytes]) -> set[bytes]:
@@ -157,10 +143,6 @@ def ancestors(paths: Iterable[bytes]) -> set[bytes]:
     return found
 
 
-def _names(paths: Iterable[bytes]) -> list[str]:
-    return [_name(path) for path in sorted(paths)]
-
-
 def _name(path: bytes) -> str:
     return path.decode("utf-8", "surrogateescape")
 
@@ -171,12 +153,6 @@ def _path(name: str) -> bytes:
     if b"\0" in path or not _FORBIDDEN.isdisjoint(path.split(b"/")):
         raise ValueError(f"the path {name!r}")
     return path
-
-
-def _large(data: dict[str, Any]) -> Large:
-    return Large(
-        _path(data["path"]), int(data["size"]), str(data["sha256"]), bool(data["executable"])
-    )
 
 
 # --- the stores -------------------------------------------------------------------------------------
@@ -195,10 +171,8 @@ def make_store(
     source's own ignore list says now.
 
     Args:
-        home: RUNNER_HOME.
         source: the folder or URL that workspaces are made from.
         source_git_dir: a git folder of the source's repository; None when it is no repository.
-        environment: the environment that git runs in.
 
     Raises:
         GitError: it cannot be made, or is for repositories with another kind of object ids.
@@ -206,20 +180,51 @@ def make_store(
     store = store_of(home, source)
     folder, kind = None, "sha1"
     if source_git_dir is not None:
-        folder, kind = _inspect(source_git_dir, environment)
+        git = Git(source_git_dir, environment, {"GIT_DIR": str(source_git_dir)})
+        told = git.text("rev-parse", "--show-object-format", "--git-common-dir")
+        kind, _, common = told.partition("\n")
+        folder = Path(os.path.realpath(source_git_dir / common))
     try:
         store.parent.mkdir(parents=True, exist_ok=True)
         if not store.is_dir():
             _create(store, kind, environment)
-        _expect_kind(store, kind, source)
+        config = (store / "config").read_text(encoding="utf-8", errors="replace")
+        if ("objectformat = sha256" in config.lower()) != (kind == "sha256"):
+            raise GitError(
+                f"{one_line(source)} has {kind} object ids now, and its earlier snapshots in {store} "
+                "have others: move that folder away to begin anew (earlier snapshots are lost to "
+                "Runner)"
+            )
         if folder is not None:
-            _update(store / _SOURCE, os.fsencode(folder))
-            _update(store / SOURCE_EXCLUDE, _exclude_list(folder / "info" / "exclude"))
+            exclude = b""
+            with suppress(OSError):  # it is missing, or no file of the repository's own
+                exclude = read_beginning(folder / "info" / "exclude", _LARGEST_EXCLUDE) or b""
+            for name, content in ((_SOURCE, os.fsencode(folder)), (SOURCE_EXCLUDE, exclude)):
+                if not (store / name).exists() or (store / name).read_bytes() != content:
+                    write_whole(store / name, content)
     except OSError as error:
         raise GitError(
             f"cannot make the store for snapshots {store}: {error.strerror or error}"
         ) from error
     return store
+
+
+def _create(store: Path, kind: str, environment: Mapping[str, str]) -> None:
+    draft = store.with_name(f".{store.name}.partial-{secrets.token_hex(4)}")
+    try:
+        # Locks that a killed git left are removed as files, whatever a later git would choose.
+        git = Git(store.parent, environment, {"GIT_DEFAULT_REF_FORMAT": "files"})
+        made = ("init", "--quiet", "--bare", "--template=", f"--object-format={kind}")
+        git.run(*made, os.fsencode(draft))
+        (draft / "info").mkdir()
+        (draft / "info" / "attributes").write_bytes(_ATTRIBUTES)
+        try:
+            draft.rename(store)
+        except OSError:
+            if not store.is_dir():  # or another process was first
+                raise
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
 
 
 def store_of(home: Path, source: str) -> Path:
@@ -230,11 +235,8 @@ def store_of(home: Path, source: str) -> Path:
 
 
 def store_id(home: Path) -> str:
-    """Return the id of this host's stores, made at the first call: 26 characters.
-
-    Raises:
-        GitError: it cannot be read or written.
-    """
+    """Return the id of this host's stores, made at the first call: 26 characters. Raises
+    ``GitError``."""
     file = home / _STORES / "id"
     try:
         if not file.exists():
@@ -268,7 +270,7 @@ def store_git(
         objects: a folder for new objects instead of the store; git flushes none of them.
         remote: use the user's settings, to talk to a remote as the user would.
     """
-    found: dict[str, str] = {"GIT_DIR": str(store), **_AUTHOR, **(variables or {})}
+    found: dict[str, str] = {"GIT_DIR": str(store), **(variables or {})}
     source = _source_of(store) if with_source else None
     others = [store] if objects is not None else []
     others += [source] if source is not None else []
@@ -278,7 +280,8 @@ def store_git(
     if others:
         alternates = (quoted(each / "objects") for each in others)
         found["GIT_ALTERNATE_OBJECT_DIRECTORIES"] = os.pathsep.join(alternates)
-    return Git(folder or store, environment, found, (*_SETTINGS, *settings), remote)
+    git = Git(folder or store, environment, found, (*_SETTINGS, *settings), remote)
+    return git.signed("Runner", "runner@localhost")
 
 
 def manifest_in(git: Git, snapshot: str, check: Check = no_check) -> Manifest:
@@ -316,60 +319,6 @@ def _source_of(store: Path) -> Path | None:
         return None
 
 
-def _is_shallow(store: Path) -> bool:
-    """Return True if the source's history is cut off (``git clone --depth``)."""
-    source = _source_of(store)
-    return source is not None and (source / "shallow").exists()
-
-
-def _inspect(git_dir: Path, environment: Mapping[str, str]) -> tuple[Path, str]:
-    """Return the folder that all worktrees of a repository share, and its kind of object ids."""
-    git = Git(git_dir, environment, {"GIT_DIR": str(git_dir)})
-    kind = git.text("rev-parse", "--show-object-format")
-    return Path(os.path.realpath(git_dir / git.text("rev-parse", "--git-common-dir"))), kind
-
-
-def _create(store: Path, kind: str, environment: Mapping[str, str]) -> None:
-    draft = store.with_name(f".{store.name}.partial-{secrets.token_hex(4)}")
-    try:
-        # Locks that a killed git left are removed as files, whatever a later git would choose.
-        git = Git(store.parent, environment, {"GIT_DEFAULT_REF_FORMAT": "files"})
-        made = ("init", "--quiet", "--bare", "--template=", f"--object-format={kind}")
-        git.run(*made, os.fsencode(draft))
-        (draft / "info").mkdir()
-        (draft / "info" / "attributes").write_bytes(_ATTRIBUTES)
-        try:
-            draft.rename(store)
-        except OSError:
-            if not store.is_dir():  # or another process was first
-                raise
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
-
-
-def _expect_kind(store: Path, kind: str, source: str) -> None:
-    config = (store / "config").read_text(encoding="utf-8", errors="replace")
-    if ("objectformat = sha256" in config.lower()) != (kind == "sha256"):
-        raise GitError(
-            f"{one_line(source)} has {kind} object ids now, and its earlier snapshots in {store} have "
-            "others: move that folder away to begin anew (earlier snapshots are lost to Runner)"
-        )
-
-
-def _exclude_list(file: Path) -> bytes:
-    try:
-        return read_beginning(file, _LARGEST_EXCLUDE) or b""
-    except OSError:  # none, or the repository has put something else in its place: it is left alone
-        return b""
-
-
-def _update(file: Path, content: bytes) -> None:
-    with suppress(FileNotFoundError):
-        if file.read_bytes() == content:
-            return
-    write_whole(file, content)
-
-
 # --- the refs ---------------------------------------------------------------------------------------
 
 
@@ -404,7 +353,8 @@ class StoredSnapshots:
         self._remote = store_git(store, environment, remote=True)
         self._run_id = run_id
         self._attempt = str(attempt)
-        self._own = f"{_RUNS}/{run_id}/{attempt}"
+        self._refs = f"{_RUNS}/{run_id}"
+        self._own = f"{self._refs}/{attempt}"
         self._pushed: tuple[str, bytes] | None = None
 
     def last(self) -> str | None:
@@ -426,18 +376,16 @@ class StoredSnapshots:
     def start(self, commit: str) -> None:
         """Record which commit the workspace began as.
 
-        It is the first snapshot's parent, so that a remote that has it is sent little.
-
-        Raises:
-            GitError: there is no such commit.
+        It is the first snapshot's parent, so that a remote that has it is sent little. Raises
+        ``GitError`` if there is no such commit.
         """
         tree = self._store_git.text("rev-parse", "--verify", f"{commit}^{{tree}}")
         if self._starts_at(tree):
             return
-        if _is_shallow(self._store):
+        if self._is_shallow():
             # Its history is cut off and could not be pushed: a commit without any stands in for it.
             commit = self._commit(tree, ())
-        arguments = ("update-ref", f"{_RUNS}/{self._run_id}/{_START}", commit)
+        arguments = ("update-ref", f"{self._refs}/{_START}", commit)
         try:
             self._store_git.run(*arguments)
         except GitError:
@@ -456,24 +404,17 @@ class StoredSnapshots:
             keep: further commits that are kept, and pushed, with it.
         """
         parents = [before.commit] if before else []
-        if not _is_shallow(self._store):
+        if not self._is_shallow():
             parents += keep
         commit = self._commit(tree, parents, check)
         self._store_git.run("update-ref", self._own, commit, check=check)
         return Recorded(commit, tree)
 
-    def unlock(self) -> None:
-        """Remove the lock that a killed git left on this attempt's ref: nobody else writes it."""
-        self._unlock(self._attempt)
-
     def push(self, remote: str, check: Check = no_check) -> None:
         """Send this attempt's snapshots to a remote, as ``refs/runner/runs/<run>/<attempt>``.
 
-        Refs of other attempts are left alone: here may lie something else under their names than what
-        their hosts recorded.
-
-        Raises:
-            GitError: the remote does not take it.
+        Refs of other attempts are left alone: here may lie something else under their names than
+        what their hosts recorded. Raises ``GitError`` if the remote does not take it.
         """
         recorded = self._store_git.run("for-each-ref", self._own)
         if not recorded or self._pushed == (remote, recorded):
@@ -492,22 +433,25 @@ class StoredSnapshots:
         self._remote.run(
             *("fetch", "--quiet", "--no-tags", "--no-write-fetch-head", "--no-auto-maintenance"),
             *("--no-recurse-submodules", "--", remote),
-            f"+{_RUNS}/{self._run_id}/*:{_FETCHED}/{self._run_id}/*",
+            f"+{self._refs}/*:{_FETCHED}/{self._run_id}/*",
             check=check,
             seconds=REMOTE_SECONDS,
         )
 
     def _found(self) -> dict[str, Recorded]:
-        folder, form = f"{_RUNS}/{self._run_id}", "--format=%(refname) %(objectname) %(tree)"
-        found = {}
-        for line in self._store_git.text("for-each-ref", form, folder).splitlines():
-            ref, commit, tree = line.split(" ")
-            found[ref.removeprefix(f"{folder}/")] = Recorded(commit, tree)
-        return found
+        form = "--format=%(refname) %(objectname) %(tree)"
+        listed = self._store_git.text("for-each-ref", form, self._refs).splitlines()
+        refs = (line.split(" ") for line in listed)
+        return {ref.removeprefix(f"{self._refs}/"): Recorded(*found) for ref, *found in refs}
 
     def _starts_at(self, tree: str) -> bool:
         start = self.history().start
         return start is not None and start.tree == tree
+
+    def _is_shallow(self) -> bool:
+        """Return True if the source's history is cut off (``git clone --depth``)."""
+        source = _source_of(self._store)
+        return source is not None and (source / "shallow").exists()
 
     def _commit(self, tree: str, parents: Sequence[str], check: Check = no_check) -> str:
         named = [part for parent in dict.fromkeys(parents) for part in ("-p", parent)]
@@ -515,7 +459,8 @@ class StoredSnapshots:
         return self._store_git.text("commit-tree", tree, *named, "-m", message, check=check)
 
     def _unlock(self, name: str) -> None:
-        lock = self._store / f"{_RUNS}/{self._run_id}/{name}.lock"
+        """Remove the lock that a killed git left on a ref of the run."""
+        lock = self._store / f"{self._refs}/{name}.lock"
         try:
             lock.unlink(missing_ok=True)
         except NotADirectoryError as error:

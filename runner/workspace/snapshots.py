@@ -21,14 +21,14 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from runner.workspace.folders import EXCLUDED, write_whole
 from runner.workspace.git import Check, GitError, GitTimeoutError, no_check, shown
-from runner.workspace.restore import Restorer, differences, submodules_in
+from runner.workspace.restore import Restorer, WorkTreeWriter, differences, submodules_in
 from runner.workspace.snapshot_store import (
     MANIFEST,
     SOURCE_EXCLUDE,
-    History,
     Manifest,
     Recorded,
     StoredSnapshots,
@@ -61,6 +61,11 @@ class Snapshots(StoredSnapshots):
     """The snapshots of one attempt at a run, with its workspace.
 
     One method at a time may be called; ``take``, ``restore`` and ``holds`` need the work tree.
+
+    The attempt has an index: what git knows of the work tree since the last snapshot. Beside it lie
+    those of the run's other attempts, and the run's ignore list: that of the source's repository as it
+    was at the run's first snapshot, so that what is ignored changes only with files that are recorded
+    themselves.
     """
 
     def __init__(
@@ -88,15 +93,35 @@ class Snapshots(StoredSnapshots):
             aside: a folder for the index and new objects, so that the store stays as it is.
         """
         super().__init__(git_dir, environment, run_id, attempt)
-        self._work_tree = work_tree
         self._root = os.fsencode(work_tree)
         self._largest = largest_file
-        self._aside = aside
-        folder = aside or _index_folder(git_dir, run_id)
-        self._index = _Index(git_dir, work_tree, folder, attempt, environment, aside)
-        self._reader, self._plain = self._index.reader, self._index.plain
+        self._is_aside = aside is not None
+        self._folder = aside or _index_folder(git_dir, run_id)
+        self._index = self._folder / f"index-{attempt}"
+        self._exclude = self._folder / "exclude"
+        objects = None if aside is None else aside / "objects"
+        settings = [f"core.excludesFile={self._exclude}"]
+        if aside is not None:
+            settings.append("core.splitIndex=false")  # its parts lie in the store
+        variables = {"GIT_WORK_TREE": str(work_tree), "GIT_INDEX_FILE": str(self._index)}
+        # The reader sees the source's objects; what the writer writes is whole without them. Plain
+        # git needs no work tree.
+        self._reader, self._writer = (
+            store_git(
+                git_dir,
+                environment,
+                variables=variables,
+                settings=settings,
+                folder=work_tree,
+                with_source=with_source,
+                objects=objects,
+            )
+            for with_source in (True, False)
+        )
+        self._plain = store_git(git_dir, environment, objects=objects)
+        digests = self._folder / "digests"
         self._surveyor = Surveyor(
-            self._reader, self._index.writer, self._root, ignored, largest_file, folder / "digests"
+            self._reader, self._writer, self._root, ignored, largest_file, digests
         )
         self._known: _Known | None = None
 
@@ -123,15 +148,16 @@ class Snapshots(StoredSnapshots):
                     raise
         if is_same and recorded is not None:
             return recorded.tree
-        tree = self._index.write_tree(check)
-        if self._aside is None:
+        # To the writer, which does not see them, the source's objects are missing.
+        tree = self._writer.text("write-tree", "--missing-ok", check=check)
+        if not self._is_aside:
             if recorded is None:
                 history = self.history()
                 before = history.last or history.start
                 recorded = history.own or self.add(tree, before, keep, check)
             if recorded.tree != tree:
                 recorded = self.add(tree, recorded, keep, check)
-        self._known = _Known(self._index.stamp(), manifest, recorded)
+        self._known = _Known(self._stamp(), manifest, recorded)
         return tree
 
     def restore(self, snapshot: str, check: Check = no_check, *, leave_out: bool = False) -> str:
@@ -159,25 +185,27 @@ class Snapshots(StoredSnapshots):
         check = unless_waiting(self._root, check)
         wanted = manifest_in(self._plain, snapshot, check)
         found = self.take(check, note=wanted.note)
+        present = Manifest.from_bytes(self._indexed_manifest(check))
+        restorer = Restorer(self._reader, self._surveyor, WorkTreeWriter(self._root), check)
         for _ in range(_ROUNDS):
             if found == snapshot:
                 return found
-            restorer = Restorer(self._reader, self._surveyor, self._root, check)
-            present = self._manifest(check)
             restorer.restore(found, present, snapshot, wanted, leave_out=leave_out)
             # Again if the rules of what is ignored changed: other files come to light then.
             found = self.take(check, note=wanted.note)
-            if self._lacks_names_alone(found, snapshot, wanted, check):
+            present = Manifest.from_bytes(self._indexed_manifest(check))
+            differing = differences(self._reader, found, snapshot, check)
+            if not differing and _lacks_names_alone(present, wanted):
                 return found
         # An empty folder can be hidden by rules that hide themselves, and are left alone as well.
-        wanted = replace(wanted, directories=self._manifest(check).directories)
-        if self._lacks_names_alone(found, snapshot, wanted, check):
+        wanted = replace(wanted, directories=present.directories)
+        if not differing and _lacks_names_alone(present, wanted):
             return found
-        differing = differences(self._reader, found, snapshot, check)[:_MOST_NAMED]
-        named = ", ".join(shown(each.path) for each in differing) or "an empty folder"
+        named = ", ".join(shown(each.path) for each in differing[:_MOST_NAMED])
         raise GitError(
-            f"the workspace {shown(self._root)} was put back to tree {snapshot} but still differs "
-            f"from it ({named}): something else changes it, or its file system cannot hold it"
+            f"the workspace {shown(self._root)} was put back to tree {snapshot} but still differs from "
+            f"it ({named or 'an empty folder'}): something else changes it, or its file system cannot "
+            "hold it"
         )
 
     def has(self, snapshot: str) -> bool:
@@ -200,10 +228,7 @@ class Snapshots(StoredSnapshots):
         """Return what was in the workspace and is not in a snapshot of it, ignored files aside.
 
         These are repositories of their own, what could not be read, and submodules that have files
-        now.
-
-        Raises:
-            GitError: the snapshot is not in the store.
+        now. Raises ``GitError`` if the snapshot is not in the store.
         """
         named = manifest_in(self._plain, snapshot, check).unrecorded
         submodules = submodules_in(self._plain, snapshot, check)
@@ -221,7 +246,10 @@ class Snapshots(StoredSnapshots):
         root = os.path.realpath(self._root)
         real = os.path.realpath(os.path.join(root, os.fsencode(path)))  # noqa: PTH118 - bytes
         inner = real.removeprefix(root + b"/")
-        if inner == real or is_reserved(inner) or _is_nested(root, inner):
+        is_gits_own = any(part.lower() == b".git" for part in inner.split(b"/"))
+        if inner == real or is_reserved(inner) or is_gits_own:
+            return False
+        if any(os.path.lexists(root + b"/" + above + b"/.git") for above in ancestors([inner])):
             return False
         with suppress(OSError):
             if os.lstat(real).st_size > self._largest:
@@ -231,7 +259,9 @@ class Snapshots(StoredSnapshots):
         if self._reader.run("ls-files", "-z", "--", literal(inner), check=check):
             return True
         ignored = self._surveyor.ignored_among([inner], check)
-        return not ignored or self._surveyor.would_choose(inner, check)
+        return not ignored or inner in self._surveyor.chosen(check)
+
+    # --- the index --------------------------------------------------------------------------------
 
     def _learn(self, note: str, check: Check) -> tuple[Recorded | None, bytes, bool]:
         """Update the index from the work tree.
@@ -244,183 +274,109 @@ class Snapshots(StoredSnapshots):
         manifest = found.manifest(note).to_bytes()
         is_same = not (found.left or found.changed) and manifest == known.manifest
         if not is_same or known.recorded is None:
-            self._index.update(found.changed, known.manifest, manifest, check)
+            self._update(found.changed, known.manifest, manifest, check)
         return known.recorded, manifest, is_same
 
     def _begin(self, check: Check) -> _Known:
         """Make or unlock the index and return what it was left with."""
-        if self._work_tree.is_symlink():
+        work_tree = self._reader.folder
+        if work_tree.is_symlink():
             raise GitError(
                 f"a link is in the place of the workspace {shown(self._root)}, and is not followed: "
                 "remove it, and retry the run to have its files put back"
             )
-        if not self._work_tree.is_dir():
+        if not work_tree.is_dir():
             raise GitError(f"the workspace {shown(self._root)} is gone: it was removed or moved")
-        self._index.make(self, check)
-        stamp = self._index.stamp()
+        self._make_index(check)
+        stamp = self._stamp()
         if self._known is None or self._known.stamp != stamp:
-            self._known = _Known(stamp, self._index.manifest(check), None)
+            self._known = _Known(stamp, self._indexed_manifest(check), None)
         return self._known
 
-    def _manifest(self, check: Check) -> Manifest:
-        return Manifest.from_bytes(self._index.manifest(check))
-
-    def _lacks_names_alone(self, found: str, snapshot: str, wanted: Manifest, check: Check) -> bool:
-        """Return True if all that is missing of a snapshot are paths that it only names."""
-        present = self._manifest(check)
-        return (
-            present.unrecorded <= wanted.unrecorded
-            and replace(present, unrecorded=wanted.unrecorded) == wanted
-            and not differences(self._reader, found, snapshot, check)
-        )
-
-
-class _Index:
-    """The index of one attempt: what git knows of the work tree since the last snapshot.
-
-    Beside it lie those of the run's other attempts, and the run's ignore list: that of the source's
-    repository as it was at the run's first snapshot, so that what is ignored changes only with files
-    that are recorded themselves.
-    """
-
-    def __init__(
-        self,
-        store: Path,
-        work_tree: Path,
-        folder: Path,
-        attempt: int,
-        environment: Mapping[str, str],
-        aside: Path | None,
-    ) -> None:
-        self._store = store
-        self._root = os.fsencode(work_tree)
-        self._folder = folder
-        self._attempt = attempt
-        self._file = folder / f"index-{attempt}"
-        self._draft = folder / f"new-{attempt}"
-        self._exclude = folder / "exclude"
-        objects = None if aside is None else aside / "objects"
-        settings = [f"core.excludesFile={self._exclude}"]
-        if aside is not None:
-            settings.append("core.splitIndex=false")  # its parts lie in the store
-        variables = {"GIT_WORK_TREE": str(work_tree), "GIT_INDEX_FILE": str(self._file)}
-        # The reader sees the source's objects; what the writer writes is whole without them. Plain
-        # git needs no work tree.
-        self.reader, self.writer = (
-            store_git(
-                store,
-                environment,
-                variables=variables,
-                settings=settings,
-                folder=work_tree,
-                with_source=with_source,
-                objects=objects,
-            )
-            for with_source in (True, False)
-        )
-        self.plain = store_git(store, environment, objects=objects)
-
-    def make(self, stored: StoredSnapshots, check: Check) -> None:
+    def _make_index(self, check: Check) -> None:
         """Make the index unless it is there, and remove what a killed git left of its work on it.
 
         It is made of an earlier attempt's, of the last snapshot, or of what the workspace began as,
-        so that only what changed since is read.
-
-        Raises:
-            GitError: it cannot be made.
+        so that only what changed since is read. Raises ``GitError`` if it cannot be made.
         """
         try:
-            stored.unlock()
-            Path(f"{self._file}.lock").unlink(missing_ok=True)
+            self._unlock(self._attempt)
+            Path(f"{self._index}.lock").unlink(missing_ok=True)
             self._folder.mkdir(parents=True, exist_ok=True)
-            if self._file.exists():
+            if self._index.exists():
                 return
             if not self._exclude.exists():
                 listed = b""
                 with suppress(FileNotFoundError):  # the source is no repository
                     listed = (self._store / SOURCE_EXCLUDE).read_bytes()
                 write_whole(self._exclude, listed + _OUR_OWN)
-            if not self._copy(check):
-                self._read(stored.history(), check)
+            draft = self._folder / f"new-{self._attempt}"
+            if self._copy_earlier(draft, check) or self._read_last(draft, check):
+                draft.replace(self._index)
         except OSError as error:
             raise GitError(f"cannot write {self._folder}: {error.strerror or error}") from error
 
-    def stamp(self) -> tuple[int, int, int] | None:
+    def _copy_earlier(self, draft: Path, check: Check) -> bool:
+        """Copy the index of the attempt before; return False if none can be read."""
+        earlier = _newest_index(self._folder, int(self._attempt))
+        if earlier is None:
+            return False
+        # With its time: a newer one would pass off as settled what git must look at again.
+        shutil.copy2(earlier, draft)
+        try:
+            git = self._reader.having(GIT_INDEX_FILE=str(draft))
+            git.run("ls-files", "--", MANIFEST, check=check)
+        except GitError:  # unused for so long that git removed the part it shares with others
+            return False
+        return True
+
+    def _read_last(self, draft: Path, check: Check) -> bool:
+        """Make an index of what was recorded last; return False if nothing was."""
+        history = self.history()
+        begun = history.last or history.start
+        if begun is None:
+            return False
+        draft.unlink(missing_ok=True)
+        git = self._reader.having(GIT_INDEX_FILE=str(draft))
+        whole = replace(git, settings=(*git.settings, "core.splitIndex=false"))
+        whole.run("read-tree", begun.commit, check=check)
+        git.run("update-index", "-q", "--refresh", check=check, accept=(0, 1))
+        return True
+
+    def _stamp(self) -> tuple[int, int, int] | None:
         """Return a value that changes when the index does, None if there is no index."""
         try:
-            status = self._file.stat()
+            status = self._index.stat()
         except FileNotFoundError:
             return None
         return status.st_ino, status.st_mtime_ns, status.st_size
 
-    def manifest(self, check: Check) -> bytes:
-        """Return the manifest that it holds, as a file; empty if it holds none."""
-        listed = self.reader.run("ls-files", "-s", "-z", "--", MANIFEST)
-        return blob_of(self.plain, listed, check)
+    def _indexed_manifest(self, check: Check) -> bytes:
+        """Return the manifest that the index holds, as a file; empty if it holds none."""
+        return blob_of(self._plain, self._reader.run("ls-files", "-s", "-z", "--", MANIFEST), check)
 
-    def update(
+    def _update(
         self, changed: Collection[bytes], before: bytes, manifest: bytes, check: Check
     ) -> None:
         """Read changed files into the index, and the manifest if it is another than before."""
         options: list[str | bytes] = ["update-index", "-z", "--add", "--replace"]
         if manifest and manifest != before:
-            made = self.writer.run("hash-object", "-w", "--stdin", given=manifest, check=check)
+            made = self._writer.run("hash-object", "-w", "--stdin", given=manifest, check=check)
             options += ["--cacheinfo", b"100644," + made.strip() + b"," + MANIFEST]
         elif before and not manifest:
-            self.writer.run("update-index", "--force-remove", MANIFEST, check=check)
+            self._writer.run("update-index", "--force-remove", MANIFEST, check=check)
         if changed or manifest != before:
             settle(self._root, changed, check)
             given = b"\0".join(sorted(changed))
-            self.writer.run(*options, "--remove", "--stdin", given=given, check=check)
-
-    def write_tree(self, check: Check) -> str:
-        """Write the tree that it holds to the store and return its id."""
-        # To the writer, which does not see them, the source's objects are missing.
-        return self.writer.text("write-tree", "--missing-ok", check=check)
-
-    def _copy(self, check: Check) -> bool:
-        """Copy the index of the attempt before; return False if none can be read."""
-        earlier = _newest_index(self._folder, self._attempt)
-        if earlier is None:
-            return False
-        # With its time: a newer one would pass off as settled what git must look at again.
-        shutil.copy2(earlier, self._draft)
-        try:
-            git = self.reader.having(GIT_INDEX_FILE=str(self._draft))
-            git.run("ls-files", "--", MANIFEST, check=check)
-        except GitError:  # unused for so long that git removed the part it shares with others
-            return False
-        self._draft.replace(self._file)
-        return True
-
-    def _read(self, history: History, check: Check) -> None:
-        begun = history.last or history.start
-        if begun is None:
-            return
-        self._draft.unlink(missing_ok=True)
-        git = self.reader.having(GIT_INDEX_FILE=str(self._draft))
-        whole = replace(git, settings=(*git.settings, "core.splitIndex=false"))
-        whole.run("read-tree", begun.commit, check=check)
-        git.run("update-index", "-q", "--refresh", check=check, accept=(0, 1))
-        self._draft.replace(self._file)
+            self._writer.run(*options, "--remove", "--stdin", given=given, check=check)
 
 
 @contextmanager
-def looking(
-    git_dir: Path,
-    work_tree: Path,
-    run_id: str,
-    *,
-    environment: Mapping[str, str],
-    ignored: Sequence[str],
-    largest_file: int,
-) -> Iterator[Snapshots]:
+def looking(git_dir: Path, work_tree: Path, run_id: str, **options: Any) -> Iterator[Snapshots]:
     """Yield snapshots that are taken for their ids alone, and are gone at the end.
 
     Others may look, or work on the run, at the same time. See ``Snapshots`` for the arguments.
-
-    Raises:
-        OSError: there is no room for them.
+    Raises ``OSError`` if there is no room for them.
     """
     with tempfile.TemporaryDirectory(prefix="runner-look-") as name:
         aside, folder = Path(name), _index_folder(git_dir, run_id)
@@ -431,16 +387,7 @@ def looking(
             for file in (folder / "exclude", folder / "digests", newest):
                 if file is not None and file.exists():
                     shutil.copy2(file, aside / file.name)
-        yield Snapshots(
-            git_dir,
-            work_tree,
-            run_id,
-            _AFTER_ALL,
-            environment=environment,
-            ignored=ignored,
-            largest_file=largest_file,
-            aside=aside,
-        )
+        yield Snapshots(git_dir, work_tree, run_id, _AFTER_ALL, aside=aside, **options)
 
 
 def _index_folder(store: Path, run_id: str) -> Path:
@@ -454,8 +401,9 @@ def _newest_index(folder: Path, before: int) -> Path | None:
     return folder / f"index-{max(attempts)}" if attempts else None
 
 
-def _is_nested(root: bytes, path: bytes) -> bool:
-    """Return True if a path is in a repository inside the one at ``root``, or is git's own."""
-    if any(part.lower() == b".git" for part in path.split(b"/")):
-        return True
-    return any(os.path.lexists(root + b"/" + folder + b"/.git") for folder in ancestors([path]))
+def _lacks_names_alone(present: Manifest, wanted: Manifest) -> bool:
+    """Return True if a manifest lacks nothing but paths that the wanted one only names."""
+    return (
+        present.unrecorded <= wanted.unrecorded
+        and replace(present, unrecorded=wanted.unrecorded) == wanted
+    )

@@ -9,23 +9,15 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NoReturn
 
 from runner.errors import RunnerError
-from runner.workspace.git import Git, GitError, one_line
+from runner.workspace.git import Git, GitError, one_line, split
 from runner.workspace.repository import BASES
 
 # Of the user's settings, those that say how their files are to be read; none names a program.
 _READING_SETTINGS = (
-    "autocrlf",
-    "checkstat",
-    "eol",
-    "excludesfile",
-    "filemode",
-    "ignorecase",
-    "precomposeunicode",
-    "symlinks",
-    "trustctime",
+    r"^core\.(autocrlf|checkstat|eol|excludesfile|filemode|ignorecase|precomposeunicode|symlinks"
+    r"|trustctime)$"
 )
 # A repository without all of its objects would fetch them by programs that it names.
 _NOTHING_FETCHED = {"GIT_ALLOW_PROTOCOL": "none"}
@@ -36,8 +28,6 @@ _FETCH_SECONDS = 600.0
 # Links, attributes and LFS pointers are smaller; what is larger need not come.
 _LARGEST_BLOB = "100k"
 _COMMIT = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
-_PUSH = ("push", "-q", "--no-verify", "--recurse-submodules=no")
-_NOTHING_MORE = ("push.followTags=false", "push.gpgSign=false")
 
 
 class Unfit(RunnerError):  # noqa: N818 - not an error of Runner's: the word for such a repository
@@ -52,11 +42,7 @@ class Unfit(RunnerError):  # noqa: N818 - not an error of Runner's: the word for
 
 
 def git_reading(environment: Mapping[str, str], git_dir: Path) -> Git:
-    """Return git with a repository's own settings, for reading refs, settings and attributes alone.
-
-    Args:
-        environment: this process's, without secrets.
-    """
+    """Return git with a repository's own settings, for reading refs, settings and attributes alone."""
     variables = {**_NOTHING_FETCHED, "GIT_DIR": str(git_dir)}
     return Git(git_dir, environment, variables, user_settings=True)
 
@@ -67,8 +53,6 @@ def private_git(
     """Make a git folder that borrows the objects of a repository and none of its settings.
 
     Args:
-        environment: this process's, without secrets.
-        folder: where it is made.
         objects: the repository's folder of objects, which is written to as well.
         object_format: how the repository names objects, like ``sha1``.
     """
@@ -92,10 +76,9 @@ def remote_git(private: Git) -> Git:
 
 def reading_settings(git: Git) -> tuple[str, ...]:
     """Return settings that have git read files as the repository's and the user's say."""
-    pattern = f"^core\\.({'|'.join(_READING_SETTINGS)})$"
-    output = git.run("config", "-z", "--get-regexp", pattern, accept=(0, 1))
+    output = git.run("config", "-z", "--get-regexp", _READING_SETTINGS, accept=(0, 1))
     settings: list[str] = []
-    for record in output.split(b"\0")[:-1]:
+    for record in split(output):
         name, _, value = os.fsdecode(record).partition("\n")
         if name == "core.excludesfile":
             value = git.answer("config", "--path", "--get", name) or value
@@ -105,14 +88,12 @@ def reading_settings(git: Git) -> tuple[str, ...]:
 
 def blobs(git: Git, ids: Sequence[str], most: int) -> Iterator[tuple[str, bytes]]:
     """Yield the ids and contents of the blobs that are here and have at most ``most`` bytes."""
-    known = git.text("cat-file", "--batch-check", given="\n".join(ids).encode() + b"\n")
+    known = git.text("cat-file", "--batch-check", given="".join(f"{i}\n" for i in ids).encode())
     told = (line.split() for line in known.splitlines())
     small = [words[0] for words in told if len(words) == 3 and int(words[2]) <= most]
-    if not small:
-        return
-    found = git.run("cat-file", "--batch", given="\n".join(small).encode() + b"\n")
+    found = git.run("cat-file", "--batch", given="".join(f"{i}\n" for i in small).encode())
     at = 0
-    for _ in small:
+    while at < len(found):
         end = found.index(b"\n", at)
         blob, _, size = found[at:end].decode().split()
         at = end + 1 + int(size) + 1
@@ -131,13 +112,15 @@ class Checkout:
     common: Path  # the one with the objects; another where ``top`` is a worktree
     object_format: str  # how it names objects, like "sha1"
 
+    @property
+    def objects(self) -> Path:
+        """The folder of its objects."""
+        return self.common / "objects"
+
 
 def find_checkout(path: Path, environment: Mapping[str, str]) -> Checkout:
-    """Return the repository at a path.
-
-    Raises:
-        Unfit: there is none, or one without a checkout, or the path is a folder inside of one.
-    """
+    """Return the repository at a path. Raises ``Unfit`` if there is none, or one without a
+    checkout, or the path is a folder inside of one."""
     if not path.is_dir():
         what = "is not a folder" if path.exists() else "does not exist"
         raise Unfit("repo", f"{path} {what}: name the folder of a git repository, or a URL")
@@ -181,8 +164,16 @@ def resolve_base(git: Git, base: str | None, *, uncommitted: bool) -> str:
     commit = git.answer(
         "rev-parse", "--verify", "-q", "--end-of-options", f"{base or 'HEAD'}^{{commit}}"
     )
-    if base not in (None, "HEAD"):
-        return commit or _missing_base(git, base or "")
+    if base is not None and base != "HEAD":
+        if commit is not None:
+            return commit
+        if git.answer("rev-parse", "--verify", "-q", "--end-of-options", base):
+            raise Unfit(
+                "base", f"{shown_path(base)} is no commit: name a branch, a tag or a commit"
+            )
+        kinds = ("refs/heads", "refs/tags", "refs/remotes")
+        listed = git.text("for-each-ref", "--format=%(refname:short)", *kinds)
+        raise Unfit("base", _no_such_base(base, listed.splitlines()))
     branch = git.answer("symbolic-ref", "-q", "HEAD")
     if commit is None:
         name = shown_path((branch or "HEAD").removeprefix("refs/heads/"))
@@ -194,23 +185,6 @@ def resolve_base(git: Git, base: str | None, *, uncommitted: bool) -> str:
             'base = "HEAD" for this commit or base = "…" for a branch',
         )
     return commit
-
-
-def expect_whole(git: Git) -> None:
-    """Raise ``Unfit`` for a repository without its whole history, which cannot be pushed."""
-    if git.text("rev-parse", "--is-shallow-repository") == "true":
-        raise Unfit(
-            "remote",
-            "the repository is a shallow clone, which cannot be pushed: run `git fetch --unshallow`",
-        )
-
-
-def _missing_base(git: Git, base: str) -> NoReturn:
-    if git.answer("rev-parse", "--verify", "-q", "--end-of-options", base):
-        raise Unfit("base", f"{shown_path(base)} is no commit: name a branch, a tag or a commit")
-    kinds = ("refs/heads", "refs/tags", "refs/remotes")
-    listed = git.text("for-each-ref", "--format=%(refname:short)", *kinds)
-    raise Unfit("base", _no_such_base(base, listed.splitlines()))
 
 
 def _no_such_base(base: str, names: Sequence[str]) -> str:
@@ -288,23 +262,20 @@ def check_push(git: Git, remote: str, commit: str) -> None:
     try:
         if remote.startswith("/") and not os.access(remote, os.W_OK):
             raise GitError(f"it {'does not exist' if is_missing else 'may not be written to'}")
-        _push(git, "--dry-run", "--", remote, _refspec(commit), seconds=_ANSWER_SECONDS)
+        push_base(git, remote, commit, dry_run=True)
     except GitError as error:
         make = f"; make it with `git init --bare {remote}`" if is_missing else ""
         raise Unfit("remote", f"{remote} cannot be pushed to: {error}{make}") from error
 
 
-def push_base(git: Git, remote: str, commit: str) -> None:
+def push_base(git: Git, remote: str, commit: str, *, dry_run: bool = False) -> None:
     """Push the commit that runs begin at. Raises ``GitError``."""
-    _push(git, "--", remote, _refspec(commit), seconds=_FETCH_SECONDS)
-
-
-def _push(git: Git, *arguments: str, seconds: float) -> None:
-    replace(git, settings=_NOTHING_MORE).run(*_PUSH, *arguments, seconds=seconds)
-
-
-def _refspec(commit: str) -> str:
-    return f"{commit}:{BASES}{commit}"
+    replace(git, settings=("push.followTags=false", "push.gpgSign=false")).run(
+        *("push", "-q", "--no-verify", "--recurse-submodules=no"),
+        *(("--dry-run",) if dry_run else ()),
+        *("--", remote, f"{commit}:{BASES}{commit}"),
+        seconds=_ANSWER_SECONDS if dry_run else _FETCH_SECONDS,
+    )
 
 
 # --- messages ---------------------------------------------------------------------------------------

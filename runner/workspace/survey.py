@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import stat
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,12 +23,12 @@ Kind = Literal["file", "link", "folder", "nothing", "blocked", "other"]
 SUBMODULE = b"160000"  # the mode of a submodule in trees and indexes
 
 _OTHERS = ("ls-files", "-z", "--others", "--exclude-standard")
-_EXECUTABLE = 0o100
-_READABLE_FOLDER = os.R_OK | os.X_OK
 _CHECK_EVERY = 500  # files
 _PIECE = 1 << 20
 # Hardly any git takes longer than this, and a look for pipes costs as much as a short one.
 _FIRST_LOOK_SECONDS = 1.0
+# The part of a path that git refuses.
+_REFUSED = re.compile(rb"(?:.*?/)??\.git(?=/|\Z)", re.IGNORECASE | re.DOTALL)
 _RULES = frozenset({b".gitignore", b".gitattributes", b".gitmodules"})
 
 
@@ -78,7 +79,7 @@ class WorkTreeView:
 
     def folders_in(self, folder: bytes) -> list[bytes] | Literal["blocked", "nothing"]:
         """Return the folders right in a folder, except git's own, or why they cannot be listed."""
-        if not os.access(self._at(folder), _READABLE_FOLDER) and os.path.lexists(self._at(folder)):
+        if not os.access(self._at(folder), os.R_OK | os.X_OK) and os.path.lexists(self._at(folder)):
             return "blocked"
         try:
             with os.scandir(self._at(folder)) as found:
@@ -127,43 +128,31 @@ class Digests:
         self._known: dict[str, list[object]] | None = None
 
     def sha256(self, path: bytes, check: Check) -> tuple[int, str]:
-        """Return the size in bytes and the SHA-256 of a file.
-
-        Raises:
-            OSError: it cannot be read, or is a link.
-        """
-        name = path.decode("utf-8", "surrogateescape")
-        known = self._load()
-        began = time.time()
-        status = os.lstat(self._root + b"/" + path)
-        stamp = [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
-        match known.get(name):
-            case [remembered, str(digest)] if remembered == stamp:
-                return status.st_size, digest
-        size, digest = _digest(self._root + b"/" + path, check)
-        if max(status.st_mtime, status.st_ctime) + self._settled_seconds < began:
-            known[name] = [stamp, digest]
-            write_whole(self._file, json.dumps(known).encode("ascii"))
-        return size, digest
-
-    def _load(self) -> dict[str, list[object]]:
+        """Return the size in bytes and the SHA-256 of a file. Raises ``OSError`` if it cannot be
+        read, or is a link."""
         if self._known is None:
             self._known = {}
             with suppress(OSError, ValueError):  # what cannot be read is worked out again
                 stored = json.loads(self._file.read_bytes())
                 self._known = stored if isinstance(stored, dict) else {}
-        return self._known
-
-
-def _digest(path: bytes, check: Check) -> tuple[int, str]:
-    size, digest = 0, hashlib.sha256()
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(descriptor, "rb", buffering=0) as file:
-        while piece := file.read(_PIECE):
-            check()
-            digest.update(piece)
-            size += len(piece)
-    return size, digest.hexdigest()
+        name, place = path.decode("utf-8", "surrogateescape"), self._root + b"/" + path
+        began = time.time()
+        status = os.lstat(place)
+        stamp = [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
+        match self._known.get(name):
+            case [remembered, str(known)] if remembered == stamp:
+                return status.st_size, known
+        size, digest = 0, hashlib.sha256()
+        descriptor = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(descriptor, "rb", buffering=0) as file:
+            while piece := file.read(_PIECE):
+                check()
+                digest.update(piece)
+                size += len(piece)
+        if max(status.st_mtime, status.st_ctime) + self._settled_seconds < began:
+            self._known[name] = [stamp, digest.hexdigest()]
+            write_whole(self._file, json.dumps(self._known).encode("ascii"))
+        return size, digest.hexdigest()
 
 
 def unless_waiting(root: bytes, check: Check) -> Check:
@@ -183,23 +172,17 @@ def unless_waiting(root: bytes, check: Check) -> Check:
         for folder, _, names in os.walk(root):
             check()
             for name in _RULES.intersection(names):
-                if _blocks_a_reader(folder + b"/" + name):
-                    path = shown((folder + b"/" + name).removeprefix(root + b"/"))
+                path, mode = folder + b"/" + name, stat.S_IFREG
+                with suppress(OSError):  # gone by now
+                    mode = os.lstat(path).st_mode
+                if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):  # git follows no link there
                     raise GitError(
-                        f"{path} is no file, and git would wait for it for ever: remove it from the "
-                        "workspace"
+                        f"{shown(path.removeprefix(root + b'/'))} is no file, and git would wait for it "
+                        "for ever: remove it from the workspace"
                     )
         next_look = time.monotonic() + (time.monotonic() - began)
 
     return check_both
-
-
-def _blocks_a_reader(path: bytes) -> bool:
-    try:
-        mode = os.lstat(path).st_mode
-    except OSError:  # gone by now
-        return False
-    return not (stat.S_ISREG(mode) or stat.S_ISLNK(mode))  # git follows no link there
 
 
 def settle(root: bytes, paths: Iterable[bytes], check: Check) -> None:
@@ -267,7 +250,11 @@ class Surveyor:
         self._reader = reader
         self._writer = writer
         self._root = root
-        self._ignored = [_pathspec(pattern) for pattern in ignored]
+        # As pathspecs: https://git-scm.com/docs/gitglossary#Documentation/gitglossary.txt-aiddefpathspecapathspec
+        self._ignored = [
+            f":(top,glob){'' if '/' in pattern.rstrip('/') else '**/'}{pattern.strip('/')}"
+            for pattern in ignored
+        ]
         self._largest = largest
         self._digests = Digests(root, digests)
 
@@ -287,7 +274,7 @@ class Surveyor:
             self._writer.run(*arguments, given=b"\0".join(found.left), check=check)
             others = self._reader.records(*_OTHERS, "--directory", check=check)
         self._sort_others(others, found)
-        self._sort_files(self._chosen(check), found)
+        self._sort_files(self.chosen(check), found)
         return found
 
     def ignored_among(self, paths: Collection[bytes], check: Check) -> set[bytes]:
@@ -298,11 +285,8 @@ class Surveyor:
         given = b"\0".join(paths)
         return set(split(self._reader.run(*arguments, given=given, check=check, accept=(0, 1))))
 
-    def would_choose(self, path: bytes, check: Check) -> bool:
-        """Return True if a path is there and matches the patterns for ignored files."""
-        return path in self._chosen(check)
-
-    def _chosen(self, check: Check) -> list[bytes]:
+    def chosen(self, check: Check) -> list[bytes]:
+        """Return the files that are ignored and match the patterns for ignored files."""
         if not self._ignored:
             return []
         return self._reader.records(*_OTHERS, "--ignored", "--", *self._ignored, check=check)
@@ -322,9 +306,12 @@ class Surveyor:
                 found.changed.add(path)
             else:
                 found.left.append(path)
-        submodules = self._submodules(folders, found.check)
-        found.changed |= submodules
-        found.left += [path for path in folders if path not in submodules]
+        if folders:
+            named = map(literal, folders)
+            listed = self._reader.records("ls-files", "-s", "-z", "--", *named, check=found.check)
+            submodules = {line.partition(b"\t")[2] for line in listed if line.startswith(SUBMODULE)}
+            found.changed |= submodules.intersection(folders)
+            found.left += [path for path in folders if path not in submodules]
 
     def _is_too_large(self, path: bytes, status: os.stat_result, check: Check) -> bool:
         """Return True if a file is over the limit, and is not what the index has of it already."""
@@ -334,43 +321,27 @@ class Surveyor:
         found = self._reader.run("hash-object", "--no-filters", "--", path, check=check)
         return listed.split(b" ")[1] != found.strip()
 
-    def _submodules(self, folders: Sequence[bytes], check: Check) -> set[bytes]:
-        if not folders:
-            return set()
-        paths = [literal(path) for path in folders]
-        listed = self._reader.records("ls-files", "-s", "-z", "--", *paths, check=check)
-        found = {line.partition(b"\t")[2] for line in listed if line.startswith(SUBMODULE)}
-        return found & set(folders)
-
     def _sort_others(self, listed: Iterable[bytes], found: Survey) -> None:
         """Sort what the index does not know and git does not ignore."""
         files, folders = _parted(listed)
         empty = {folder for folder in folders if found.view.is_empty(folder)}
         found.directories |= empty
-        filled = [folder for folder in folders if folder not in empty]
-        if filled:
+        if filled := folders - empty:
             files, nested = _parted(self._reader.records(*_OTHERS, check=found.check))
-            found.unrecorded.update(nested)
-            self._sort_folders(filled, ancestors([*files, *nested]), set(nested), found)
+            found.unrecorded |= nested
+            self._sort_folders(filled - nested, ancestors([*files, *nested]), nested, found)
         self._sort_files(files, found)
 
     def _sort_folders(
-        self,
-        folders: Sequence[bytes],
-        held: Collection[bytes],
-        nested: Collection[bytes],
-        found: Survey,
+        self, waiting: Iterable[bytes], held: Set[bytes], nested: Set[bytes], found: Survey
     ) -> None:
         """Find the folders without a recorded file in or below them; ``held`` are those with one."""
-        waiting = [folder for folder in folders if folder not in nested]
-        while waiting:
-            below = {folder: found.view.folders_in(folder) for folder in waiting}
+        while below := {folder: found.view.folders_in(folder) for folder in waiting}:
             inner = {
                 each for inners in below.values() if isinstance(inners, list) for each in inners
             }
-            unsure = inner.difference(held, nested)
-            left_out = self.ignored_among(unsure, found.check).union(nested)
-            waiting = []
+            left_out = self.ignored_among(inner - held - nested, found.check) | nested
+            deeper: list[bytes] = []
             for folder, inners in below.items():
                 if inners == "blocked":
                     found.unrecorded.add(folder)
@@ -378,30 +349,29 @@ class Surveyor:
                     seen = [each for each in inners if each not in left_out]
                     if not seen and folder not in held:
                         found.directories.add(folder)
-                    waiting += seen
+                    deeper += seen
+            waiting = deeper
 
     def _sort_files(self, paths: Iterable[bytes], found: Survey) -> None:
         for number, path in enumerate(paths):
             if number % _CHECK_EVERY == 0:
                 found.check()
-            refused = _refused_part(path)
-            if refused is not None:
-                found.unrecorded.add(refused)
+            if refused := _REFUSED.match(path):
+                found.unrecorded.add(refused[0])
                 continue
             kind, status = found.view.look(path)
             if kind == "blocked":
                 found.unrecorded.add(found.view.blocked_part(path))
             elif status is not None and status.st_size > self._largest:
-                self._add_large(path, status, found)
+                try:
+                    size, sha256 = self._digests.sha256(path, found.check)
+                except OSError as error:
+                    why = error.strerror or error
+                    raise GitError(f"cannot read {shown(path)}: {why}") from error
+                is_executable = bool(status.st_mode & stat.S_IXUSR)
+                found.large.add(Large(path, size, sha256, is_executable))
             elif kind in ("file", "link"):
                 found.changed.add(path)
-
-    def _add_large(self, path: bytes, status: os.stat_result, found: Survey) -> None:
-        try:
-            size, sha256 = self._digests.sha256(path, found.check)
-        except OSError as error:
-            raise GitError(f"cannot read {shown(path)}: {error.strerror or error}") from error
-        found.large.add(Large(path, size, sha256, bool(status.st_mode & _EXECUTABLE)))
 
 
 def is_reserved(path: bytes) -> bool:
@@ -415,25 +385,8 @@ def literal(path: bytes) -> bytes:
     return b":(top,literal)" + path
 
 
-def _pathspec(pattern: str) -> str:
-    """Return a pattern of gitignore as a pathspec
-    (https://git-scm.com/docs/gitglossary#Documentation/gitglossary.txt-aiddefpathspecapathspec)."""
-    anchored = "/" in pattern.rstrip("/")
-    bare = pattern.strip("/")
-    return f":(top,glob){bare}" if anchored else f":(top,glob)**/{bare}"
-
-
-def _parted(listed: Iterable[bytes]) -> tuple[list[bytes], list[bytes]]:
+def _parted(listed: Iterable[bytes]) -> tuple[list[bytes], set[bytes]]:
     """Return the files and the folders of a list of git's, without Runner's own."""
     names = [path for path in listed if not is_reserved(path)]
     files = [path for path in names if not path.endswith(b"/")]
-    return files, [path[:-1] for path in names if path.endswith(b"/")]
-
-
-def _refused_part(path: bytes) -> bytes | None:
-    """Return the part of a path that git refuses: ``.git``, in upper or lower case."""
-    parts = path.split(b"/")
-    for count, part in enumerate(parts, 1):
-        if part.lower() == b".git":
-            return b"/".join(parts[:count])
-    return None
+    return files, {path[:-1] for path in names if path.endswith(b"/")}

@@ -101,11 +101,8 @@ class Worktree:
 
     @property
     def git(self) -> Git:
-        """git on its files and its own repository, whatever is in the place of ``.git``.
-
-        Raises:
-            GitError: one of them is gone, or a link is in the place of the files.
-        """
+        """git on its files and its own repository, whatever is in the place of ``.git``. Raises
+        ``GitError`` if one of them is gone, or a link is in the place of the files."""
         if not self.has_repository():
             raise GitError(f"{self.path} is no worktree of {self.repository.folder} any more")
         if self.path.is_symlink():
@@ -116,11 +113,8 @@ class Worktree:
         return users_git(self.path, self.repository.environment, variables)
 
     def add(self, commit: str) -> None:
-        """Make it from scratch at a commit, on no branch; remove what an earlier attempt left.
-
-        Raises:
-            GitError, OSError: it cannot be made.
-        """
+        """Make it from scratch at a commit, on no branch; remove what an earlier attempt left. Raises
+        ``GitError``, ``OSError``."""
         self.remove()
         if not self.repository.has(commit):
             raise GitError(f"{self.repository.folder} has no commit {commit}")
@@ -138,10 +132,7 @@ class Worktree:
 
     def is_whole(self) -> bool:
         """Return True if the files and the repository are there; write a missing ``.git`` again.
-
-        Raises:
-            OSError: it cannot be written.
-        """
+        Raises ``OSError``."""
         if self.path.is_symlink() or not self.path.is_dir() or not self.has_repository():
             return False
         if not os.path.lexists(self.path / ".git"):
@@ -150,12 +141,10 @@ class Worktree:
 
     def unlock(self) -> None:
         """Remove the locks that a killed git left; nothing else may work in it now."""
-        if not self.has_repository():
-            return
-        refs = (entry for entry in self.git_folder.glob("refs/**") if entry.is_dir())
-        for folder in (self.git_folder, *refs):
-            for lock in folder.glob("*.lock"):
-                lock.unlink(missing_ok=True)
+        if self.has_repository():
+            for pattern in ("*.lock", "refs/**/*.lock"):
+                for lock in self.git_folder.glob(pattern):
+                    lock.unlink(missing_ok=True)
 
     def commit_all(self, message: str) -> str:
         """Commit what is in it and not ignored, if that is anything new; return the commit that HEAD
@@ -172,10 +161,8 @@ class Worktree:
         """Stage all that is in it and not ignored, by the repository's own rules; return its tree.
 
         Repositories in it that are no submodules are left out: a commit could only name them, and
-        nobody else has them.
-
-        Raises:
-            GitError: something in it cannot be read, or there is no room.
+        nobody else has them. Raises ``GitError`` if something in it cannot be read, or there is no
+        room.
         """
         git = self.git
         others = git.records("ls-files", "-z", "--others", "--exclude-standard")
@@ -196,14 +183,9 @@ class Worktree:
     def commit(self, tree: str, parent: str, message: str) -> str:
         """Make a commit that no ref names yet, by the author of the user's settings, or Runner.
         Raises ``GitError``."""
-        name, email = self.repository.author()
-        people = {
-            f"GIT_{role}_{what}": value
-            for role in ("AUTHOR", "COMMITTER")
-            for what, value in (("NAME", name), ("EMAIL", email))
-        }
-        text = message.replace("\0", "").encode("utf-8", "replace")
-        return self.git.having(**people).text("commit-tree", tree, "-p", parent, given=text)
+        git, text = self.git, message.replace("\0", "").encode("utf-8", "replace")
+        git = git.signed(*self.repository.author())
+        return git.text("commit-tree", tree, "-p", parent, given=text)
 
     def head(self) -> str | None:
         """Return the commit that HEAD is at, None on a branch without one."""
@@ -217,11 +199,8 @@ class Worktree:
         self.git.run("symbolic-ref", "-m", note, "HEAD", f"{BRANCHES}{branch}")
 
     def restore(self, state: GitState) -> None:
-        """Put the git state back; files stay. A staged tree that is not here is left out.
-
-        Raises:
-            GitError: the commit is not in the repository.
-        """
+        """Put the git state back; files stay. A staged tree that is not here is left out. Raises
+        ``GitError`` if the commit is not here."""
         git, index = self.git, state.index
         if index is not None and git.answer("cat-file", "-e", f"{index}^{{tree}}") is None:
             index = None
@@ -250,20 +229,14 @@ class GitStateReader:
         self._staged: tuple[tuple[int, int, int], str, str | None] | None = None
 
     def read(self) -> GitState | None:
-        """Return the state, or None on a branch that has no commit.
-
-        Raises:
-            GitError: it is no worktree any more.
-            OSError: a file of its repository cannot be read.
-        """
+        """Return the state, or None on a branch that has no commit. Raises ``GitError`` if it is no
+        worktree any more; ``OSError`` if a file of its repository cannot be read."""
         worktree = self._worktree
         if not worktree.has_repository():
             raise GitError(f"{worktree.path} is no worktree of its repository any more")
         commit = worktree.head()
-        on = _ON_BRANCH.fullmatch(
-            read_beginning(worktree.git_folder / "HEAD", _LARGEST_HEAD) or b""
-        )
-        branch = os.fsdecode(on[1]) if on else None
+        head = read_beginning(worktree.git_folder / "HEAD", _LARGEST_HEAD) or b""
+        branch = os.fsdecode(on[1]) if (on := _ON_BRANCH.fullmatch(head)) else None
         if commit is None:
             return None
         refs = _read_refs(worktree.own, branch)
@@ -294,11 +267,7 @@ class GitStateReader:
 
 
 def _read_refs(own: Repository, branch: str | None) -> RefChanges:
-    """Return how the refs have changed, except the branch that the worktree is on.
-
-    Raises:
-        GitError, OSError: they cannot be read.
-    """
+    """Return how the refs have changed, except the branch that the worktree is on."""
     first, now, commits = _first_refs(own), dict[str, str](), list[str]()
     form = "--format=%(objectname) %(objecttype) %(refname)"
     for line in own.git.text("for-each-ref", form).splitlines():
@@ -321,14 +290,14 @@ def _restore_refs(own: Repository, refs: RefChanges, branch: str | None) -> None
     """Put the refs back, except the branch ``branch``.
 
     Objects that are not here (on another host only commits are) are left out.
-
-    Raises:
-        GitError, OSError: they cannot be changed.
     """
     now = _by_name(own.git.text("for-each-ref", "--format=%(objectname) %(refname)"))
     updates = _ref_updates(now, {**_first_refs(own), **dict(refs.changed)})
     updates.pop(f"{BRANCHES}{branch}", None)
-    here = _existing(own, {object_id for object_id in updates.values() if object_id})
+    wanted = "".join(f"{each}\n" for each in sorted({*updates.values()} - {""})).encode()
+    form = "--batch-check=%(objectname) %(objecttype)"
+    found = own.git.text("cat-file", form, given=wanted).splitlines()
+    here = {line.split(" ")[0] for line in found if not line.endswith(" missing")}
     gone = [f"delete {name}\n" for name, object_id in updates.items() if not object_id]
     made = [f"update {name} {each}\n" for name, each in updates.items() if each in here]
     for lines in (gone, made):  # a folder of refs may become a ref
@@ -357,33 +326,27 @@ def _ref_updates(before: Mapping[str, str], after: Mapping[str, str]) -> dict[st
     }
 
 
-def _existing(own: Repository, objects: set[str]) -> set[str]:
-    given = "".join(f"{object_id}\n" for object_id in sorted(objects)).encode()
-    form = "--batch-check=%(objectname) %(objecttype)"
-    lines = own.git.text("cat-file", form, given=given).splitlines()
-    return {line.split(" ")[0] for line in lines if not line.endswith(" missing")}
-
-
 def _make_borrowing(folder: Path, source: Repository) -> None:
-    """Make a repository with the objects, branches, tags and settings of another.
-
-    Raises:
-        GitError, OSError: it cannot be made.
-    """
+    """Make a repository with the objects, branches, tags and settings of another."""
     common, git = source.common_folder(), source.git
     kind = git.text("rev-parse", "--show-object-format")
     git.run("init", "--quiet", "--bare", "--template=", f"--object-format={kind}", str(folder))
     for name in _COPIED:
-        _copy(common / name, folder / name)
+        (folder / name).parent.mkdir(exist_ok=True)
+        try:
+            content = read_beginning(common / name, _LARGEST_FILE)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise GitError(f"{common / name} cannot be read: {error.strerror}") from error
+        if content is not None:
+            (folder / name).write_bytes(content)
     with (folder / "info" / "exclude").open("ab") as excluded:
         excluded.write(f"\n{EXCLUDED}\n".encode())
     listed = git.run("for-each-ref", "--format=%(objectname) %(refname)")
     left_out = tuple(map(os.fsencode, _NOT_BORROWED))
-    refs = b"".join(
-        line
-        for line in listed.splitlines(keepends=True)
-        if not line.partition(b" ")[2].startswith(left_out)
-    )
+    lines = listed.splitlines(keepends=True)
+    refs = b"".join(each for each in lines if not each.partition(b" ")[2].startswith(left_out))
     (folder / _FIRST_REFS).write_bytes(refs)
     (folder / "packed-refs").write_bytes(refs)
     alternates = os.fsencode(quoted(common / "objects"))
@@ -397,15 +360,3 @@ def _make_borrowing(folder: Path, source: Repository) -> None:
     )
     with (folder / "config").open("ab") as config:
         config.write(os.fsencode(settings))
-
-
-def _copy(file: Path, target: Path) -> None:
-    target.parent.mkdir(exist_ok=True)
-    try:
-        content = read_beginning(file, _LARGEST_FILE)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise GitError(f"{file} cannot be read: {error.strerror}") from error
-    if content is not None:
-        target.write_bytes(content)

@@ -195,8 +195,9 @@ class AtWork:
             model=self.attempt.state.spec.model,
             outcome=f"{outcome.state} {outcome.reason}",
         )
-        commit = child.deliver(self.worktree, self.branch, self.start_commit, message)
-        child.hand_over(self.worktree, self.branch, commit, self.start_commit, self.id)
+        repository = str(self.worktree.repository.folder)
+        own = child.OwnFolder(str(self.path), repository, self.start_commit, self.id)
+        commit = own.deliver(self.branch, self.start_commit, message)["commit"]
         save_delivery(self.database, self.attempt.lease, commit)
         self.attempt.append(Delivered(commit))
         assert isinstance(self.attempt.state.outcome, Ended)
