@@ -15,32 +15,53 @@ from alembic import op
 revision = "r01"
 down_revision = None
 
+_TYPES: dict[str, Any] = {
+    "text": sa.Text,
+    "int": sa.Integer,
+    "long": sa.BigInteger,
+    "float": sa.Float,
+    "bool": sa.Boolean,
+    "json": sa.JSON,
+    "bytes": sa.LargeBinary,
+}
+
 
 def upgrade() -> None:
     _create_jobs()
     _create_runs()
     _create_conversations()
     _create_calls()
-    _create_records()
-    _create_views()
-    if op.get_bind().dialect.name == "postgresql":
+    connection = op.get_bind()
+    views = _Views(connection.dialect.name == "sqlite")
+    names = ("runs", "turns", "messages", "tool_calls", "decisions", "costs", "events", "hooks")
+    for name in names:
+        connection.exec_driver_sql(f"CREATE VIEW v_{name} AS {getattr(views, name)()}")
+    if connection.dialect.name == "postgresql":
         for statement in _SEARCH_INDEX:
             op.execute(statement)
 
 
-def _optional(kind: Any, *names: str) -> list[sa.Column[Any]]:
-    return [sa.Column(name, kind) for name in names]
+def _create(table: str, columns: str, *others: Any, **options: Any) -> None:
+    """Create a table of columns, and of constraints and indexes.
 
-
-def _required(kind: Any, *names: str, default: str | None = None) -> list[sa.Column[Any]]:
-    return [sa.Column(name, kind, nullable=False, server_default=default) for name in names]
-
-
-def _key(reference: str, *numbers: str) -> list[sa.Column[Any]]:
-    """A primary key of a reference such as ``runs.id``, in column ``run_id``, and of numbers."""
-    name = reference.replace("s.", "_")
-    first: sa.Column[Any] = sa.Column(name, sa.Text, sa.ForeignKey(reference), primary_key=True)
-    return [first, *(sa.Column(number, sa.Integer, primary_key=True) for number in numbers)]
+    Between semicolons are a type and its columns: ``int! a b`` are the primary key, ``text? c`` can be
+    null, ``text='' d`` has a default, ``text e>runs.id`` refers to a column.
+    """
+    parts = []
+    for group in columns.split(";"):
+        declared, *names = group.split()
+        kind, is_default, default = declared.partition("=")
+        for name, _, reference in (each.partition(">") for each in names):
+            column = sa.Column(
+                name,
+                _TYPES[kind.rstrip("!?")],
+                *([sa.ForeignKey(reference)] if reference else []),
+                primary_key=kind.endswith("!"),
+                nullable=kind.endswith("?"),
+                server_default=default.strip("'") if is_default else None,
+            )
+            parts.append(column)
+    op.create_table(table, *parts, *others, **options)
 
 
 def _index(*columns: str, where: str) -> sa.Index:
@@ -49,80 +70,49 @@ def _index(*columns: str, where: str) -> sa.Index:
 
 
 def _one_of(column: str, values: str, name: str | None = None) -> sa.CheckConstraint:
-    listed = ", ".join(f"'{value}'" for value in values.split())
-    return sa.CheckConstraint(f"{column} IN ({listed})", name=name or column)
+    return sa.CheckConstraint(f"{column} IN {tuple(values.split())}", name=name or column)
 
 
 # Large columns come last: on SQLite, reading a column behind a large one reads all of that.
 
 
 def _create_jobs() -> None:
-    op.create_table(
+    _create(
         "jobs",
-        sa.Column("id", sa.Text, primary_key=True),
-        sa.Column("key", sa.Text, unique=True),
-        *_required(sa.Float, "created_at"),
-        *_required(sa.Integer, "rules_snapshot", default="1"),
-        *_required(sa.Text, "name", "source", "spec_digest"),
-        *_optional(sa.Text, "workspace_id"),
-        *_required(sa.Text, "spec_text"),
-        *_required(sa.JSON, "spec"),
+        "text! id; text? key; float created_at; int='1' rules_snapshot; text name source spec_digest;"
+        "text? workspace_id; text spec_text; json spec",
+        sa.UniqueConstraint("key"),
         _index("rules_snapshot", where="rules_snapshot > 1"),
     )
-    op.create_table(
+    _create(
         "purses",
-        *_key("jobs.id"),
-        *_optional(sa.Float, "budget_usd"),
-        *_optional(sa.BigInteger, "budget_tokens"),
-        *_required(sa.BigInteger, "spent_tokens", "spent_cost", default="0"),
-        *_required(sa.BigInteger, "reserved_tokens", "reserved_cost", default="0"),
+        "text! job_id>jobs.id; float? budget_usd; long? budget_tokens;"
+        "long='0' spent_tokens spent_cost reserved_tokens reserved_cost",
     )
-    op.create_table(
+    _create(
         "job_events",
-        *_key("jobs.id", "number"),
-        *_required(sa.Float, "at"),
-        *_required(sa.Text, "type"),
-        *_required(sa.JSON, "data"),
+        "text! job_id>jobs.id; int! number; float at; text type; json data",
         sqlite_with_rowid=False,
     )
-    op.create_table(
+    _create(
         "prices",
-        sa.Column("model", sa.Text, primary_key=True),
-        sa.Column("fast", sa.Integer, primary_key=True),
-        sa.Column("above", sa.BigInteger, primary_key=True),
-        *_optional(sa.BigInteger, "up_to"),
-        *_required(sa.Float, "input", "cache_write_5m", "cache_write_1h", "cache_read", "output"),
-        *_required(sa.Float, "us_inference"),
+        "text! model; int! fast; long! above; long? up_to;"
+        "float input cache_write_5m cache_write_1h cache_read output us_inference",
     )
 
 
 def _create_runs() -> None:
-    op.create_table(
+    _create(
         "runs",
-        sa.Column("id", sa.Text, primary_key=True),
-        sa.Column("job_id", sa.Text, sa.ForeignKey("jobs.id"), nullable=False),
-        sa.Column("fresh_of", sa.Text, sa.ForeignKey("runs.id")),
-        *_required(sa.Text, "item_key", "state"),
-        *_required(sa.Text, "reason", "detail", default=""),
-        *_required(sa.Float, "created_at"),
-        *_optional(sa.Float, "started_at", "ended_at", "due_at", "rung_at", "deadline"),
-        *_optional(sa.Text, "worker_id", "last_worker_id", "workspace_path", "workspace_id"),
-        *_required(sa.Integer, "attempt", "lost_leases", "bugs", "depth", default="0"),
-        *_required(sa.Boolean, "pause_requested", default="0"),
-        *_required(sa.Integer, "max_turns"),
-        *_required(sa.BigInteger, "token_ceiling"),
-        *_optional(sa.Float, "cost_ceiling_usd", "working_time"),
-        *_required(sa.Integer, "revision", "turns", "denials", "answer_count", default="0"),
-        *_required(sa.Integer, "event_count", "message_count", "queued_count", default="0"),
-        *_required(sa.Integer, "compaction_count", default="0"),
-        *_required(sa.BigInteger, "input_tokens", "cache_read_tokens", default="0"),
-        *_required(sa.BigInteger, "cache_creation_tokens", "output_tokens", default="0"),
-        *_required(sa.BigInteger, "charged_tokens", default="0"),
-        *_optional(
-            sa.Text, "model", "start_tree", "fork_of", "parent_run", "root_run", "agent_type"
-        ),
-        *_optional(sa.Integer, "fork_turn", "parent_message", "parent_position", "child_number"),
-        *_required(sa.JSON, "progress"),
+        "text! id; text job_id>jobs.id; text? fresh_of>runs.id; text item_key state;"
+        "text='' reason detail; float created_at; float? started_at ended_at due_at rung_at deadline;"
+        "text? worker_id last_worker_id workspace_path workspace_id;"
+        "int='0' attempt lost_leases bugs depth; bool='0' pause_requested; int max_turns;"
+        "long token_ceiling; float? cost_ceiling_usd working_time;"
+        "int='0' revision turns denials answer_count event_count message_count queued_count"
+        " compaction_count; long='0' input_tokens cache_read_tokens cache_creation_tokens"
+        " output_tokens charged_tokens; text? model start_tree fork_of parent_run root_run agent_type;"
+        "int? fork_turn parent_message parent_position child_number; json progress",
         _one_of("state", "queued running waiting succeeded failed cancelled stopped"),
         sa.CheckConstraint("(state = 'running') = (worker_id IS NOT NULL)", name="held"),
         sa.CheckConstraint("(state = 'queued') = (due_at IS NOT NULL)", name="due"),
@@ -132,179 +122,111 @@ def _create_runs() -> None:
         _index("root_run", where="root_run IS NOT NULL"),
         _index("state", "parent_run", where="parent_run IS NOT NULL"),
     )
-    op.create_table(
-        "run_items",
-        *_key("runs.id"),
-        *_optional(sa.Text, "commit_message"),
-        *_required(sa.JSON, "item"),
-    )
-    op.create_table(
+    _create("run_items", "text! run_id>runs.id; text? commit_message; json item")
+    _create(
         "run_workspaces",
-        *_key("runs.id"),
-        *_required(sa.Text, "store_id", "path"),
-        *_optional(sa.Text, "branch", "start_commit", "commit_id"),
-        *_required(sa.Float, "created_at"),
+        "text! run_id>runs.id; text store_id path; text? branch start_commit commit_id;"
+        "float created_at",
     )
-    op.create_table(
-        "run_instructions",
-        *_key("runs.id", "position"),
-        *_required(sa.Integer, "size"),
-        *_required(sa.Text, "path", "sha256", "text"),
+    _create(
+        "run_instructions", "text! run_id>runs.id; int! position; int size; text path sha256 text"
     )
-    op.create_table(
+    _create(
         "permission_rules",
-        *_key("jobs.id", "position"),
-        sa.Column("run_id", sa.Text, sa.ForeignKey("runs.id")),
-        *_required(sa.Text, "effect", "rule"),
-        *_required(sa.Text, "why", "author", default=""),
-        *_required(sa.Text, "origin", default="job"),
-        *_required(sa.Integer, "added_in", default="1"),
-        *_optional(sa.Integer, "revoked_in"),
-        *_optional(sa.Text, "revoked_by"),
-        *_optional(sa.Float, "created_at", "revoked_at"),
+        "text! job_id>jobs.id; int! position; text? run_id>runs.id; text effect rule;"
+        "text='' why author; text='job' origin; int='1' added_in; int? revoked_in;"
+        "text? revoked_by; float? created_at revoked_at",
         _one_of("effect", "allow ask deny"),
     )
-    op.create_table(
+    _create(
         "workers",
-        sa.Column("id", sa.Text, primary_key=True),
-        *_required(sa.Text, "host_id", "hostname"),
-        *_required(sa.Integer, "pid", "slots"),
-        *_required(sa.Float, "started_at", "lease_expires_at"),
-        *_optional(sa.Float, "ended_at"),
+        "text! id; text host_id hostname; int pid slots; float started_at lease_expires_at;"
+        "float? ended_at",
         sa.Index(None, "ended_at"),
     )
 
 
 def _create_conversations() -> None:
-    op.create_table(
+    _create(
         "blocks",
-        *_key("runs.id", "message", "position"),
-        *_required(sa.Text, "role", "type"),
-        *_required(sa.Integer, "turn"),
-        *_required(sa.Float, "created_at"),
-        *_required(sa.JSON, "content"),
+        "text! run_id>runs.id; int! message position; text role type; int turn; float created_at;"
+        "json content",
         _one_of("role", "user assistant"),
     )
-    op.create_table(
+    _create(
         "queued_messages",
-        sa.Column("id", sa.Integer, primary_key=True, autoincrement=True),
-        sa.Column("run_id", sa.Text, sa.ForeignKey("runs.id"), nullable=False),
-        *_required(sa.Float, "created_at"),
-        *_optional(sa.Integer, "delivered_message"),
-        *_required(sa.Text, "text"),
+        "int! id; text run_id>runs.id; float created_at; int? delivered_message; text text",
         sa.Index(None, "run_id"),
     )
-    op.create_table(
+    _create(
         "compactions",
-        *_key("runs.id", "number"),
-        *_required(sa.Text, "kind"),
-        *_required(sa.Integer, "first_message", "last_message", "turn", "first_sent_in"),
-        *_optional(sa.Integer, "made_by_call"),
-        *_required(sa.BigInteger, "tokens_before", "tokens_after"),
-        *_required(sa.Float, "created_at"),
-        *_required(sa.JSON, "text", "clips"),
+        "text! run_id>runs.id; int! number; text kind;"
+        "int first_message last_message turn first_sent_in; int? made_by_call;"
+        "long tokens_before tokens_after; float created_at; json text clips",
         _one_of("kind", "clip summary prune"),
     )
-
-
-def _create_calls() -> None:
-    op.create_table(
-        "tool_calls",
-        *_key("runs.id", "message", "position"),
-        *_required(sa.Integer, "turn"),
-        *_required(sa.Text, "tool_use_id", "name"),
-        *_optional(sa.Text, "decision", "rule", "matched", "decision_reason", "denial", "outcome"),
-        *_optional(sa.Integer, "decision_snapshot", "rule_position", "started_attempt"),
-        *_optional(sa.Float, "started_at", "ended_at", "duration"),
-        *_required(sa.Boolean, "interrupted", "asked_again", default="0"),
-        *_optional(sa.Text, "tree_before", "tree_after"),
-        *_optional(sa.JSON, "updated_input"),
-        sqlite_with_rowid=False,
-    )
-    op.create_table(
-        "tool_outputs",
-        *_key("runs.id", "message", "position"),
-        *_required(sa.BigInteger, "size"),
-        *_required(sa.LargeBinary, "compressed"),
-    )
-    op.create_table(
-        "approvals",
-        *_key("runs.id", "message", "position"),
-        sa.Column("job_id", sa.Text, sa.ForeignKey("jobs.id"), nullable=False),
-        sa.Column("id", sa.Text, nullable=False, unique=True),
-        *_required(sa.Integer, "turn", "checked_snapshot"),
-        *_optional(sa.Integer, "remembered"),
-        *_required(sa.Boolean, "by_hook", default="0"),
-        *_required(sa.Float, "asked_at"),
-        *_optional(sa.Float, "expires_at", "notified_at", "answered_at"),
-        *_optional(sa.Text, "answer", "answered_by", "answered_via"),
-        *_required(sa.Text, "reason", default=""),
-        *_required(sa.Text, "tool", "input_digest", "summary", "group_key", "suggested_rule"),
-        *_required(sa.JSON, "setting"),
-        *_optional(sa.JSON, "edited_input"),
-        _one_of("answer", "approved denied expired cancelled"),
-        _one_of("answered_via", "person rule timeout cancel end", name="via"),
-        sa.CheckConstraint("(answer IS NULL) = (answered_at IS NULL)", name="answered"),
-        _index("job_id", "checked_snapshot", where="answer IS NULL"),
-        _index("expires_at", where="answer IS NULL"),
-        _index("asked_at", where="answer IS NULL AND notified_at IS NULL"),
-    )
-    op.create_table(
-        "model_calls",
-        *_key("runs.id", "number"),
-        *_required(sa.Integer, "attempt", "turn", "max_tokens"),
-        *_required(sa.Text, "purpose", default="turn"),
-        *_required(sa.Text, "model"),
-        *_required(sa.Float, "started_at"),
-        *_optional(sa.Float, "ended_at", "latency"),
-        *_optional(sa.Text, "request_id", "stop_reason", "error"),
-        *_optional(sa.Boolean, "hour_cache"),
-        *_required(sa.BigInteger, "worst_case"),
-        *_optional(sa.BigInteger, "input_tokens", "cache_read_tokens", "cache_creation_tokens"),
-        *_optional(sa.BigInteger, "output_tokens", "charged_tokens"),
-        *_optional(sa.JSON, "cut"),
-        sqlite_with_rowid=False,
-    )
-
-
-def _create_records() -> None:
-    op.create_table(
+    _create(
         "events",
-        *_key("runs.id", "number"),
-        *_required(sa.Float, "at"),
-        *_required(sa.Integer, "attempt"),
-        *_required(sa.Text, "type"),
-        *_required(sa.JSON, "data"),
+        "text! run_id>runs.id; int! number; float at; int attempt; text type; json data",
         _index("at", where="type = 'limit_reached'"),
         sqlite_with_rowid=False,
     )
-    op.create_table(
+    _create(
         "verifications",
-        *_key("runs.id", "number"),
-        *_required(sa.Integer, "turn", "attempt"),
-        *_required(sa.Float, "started_at"),
-        *_optional(sa.Float, "ended_at", "duration"),
-        *_optional(sa.Text, "tree", "outcome", "command"),
-        *_optional(sa.BigInteger, "size"),
-        *_optional(sa.JSON, "content"),
-        *_optional(sa.LargeBinary, "compressed"),
+        "text! run_id>runs.id; int! number; int turn attempt; float started_at;"
+        "float? ended_at duration; text? tree outcome command; long? size; json? content;"
+        "bytes? compressed",
     )
-    op.create_table(
+    _create(
         "hook_runs",
-        *_key("runs.id", "number"),
-        *_required(sa.Integer, "hook", "turn", "attempt"),
-        *_optional(sa.Integer, "message", "position", "exit_code"),
-        *_required(sa.Text, "event", "name"),
-        *_required(sa.Float, "started_at"),
-        *_optional(sa.Float, "ended_at", "duration"),
-        *_required(sa.Boolean, "stops", default="0"),
-        *_optional(sa.Text, "outcome", "decision", "tree_before", "tree_after"),
-        *_required(sa.Text, "reason", "context", "output", "errors", default=""),
+        "text! run_id>runs.id; int! number; int hook turn attempt;"
+        "int? message position exit_code; text event name; float started_at;"
+        "float? ended_at duration; bool='0' stops; text? outcome decision tree_before tree_after;"
+        "text='' reason context output errors",
         _one_of("event", "RunStart PreToolUse PostToolUse TurnEnd RunEnd"),
         _one_of("decision", "allow ask deny block"),
     )
 
 
+def _create_calls() -> None:
+    _create(
+        "tool_calls",
+        "text! run_id>runs.id; int! message position; int turn; text tool_use_id name;"
+        "text? decision rule matched decision_reason denial outcome;"
+        "int? decision_snapshot rule_position started_attempt; float? started_at ended_at duration;"
+        "bool='0' interrupted asked_again; text? tree_before tree_after; json? updated_input",
+        sqlite_with_rowid=False,
+    )
+    _create(
+        "tool_outputs", "text! run_id>runs.id; int! message position; long size; bytes compressed"
+    )
+    _create(
+        "approvals",
+        "text! run_id>runs.id; int! message position; text job_id>jobs.id; text id;"
+        "int turn checked_snapshot; int? remembered; bool='0' by_hook; float asked_at;"
+        "float? expires_at notified_at answered_at; text? answer answered_by answered_via;"
+        "text='' reason; text tool input_digest summary group_key suggested_rule; json setting;"
+        "json? edited_input",
+        _one_of("answer", "approved denied expired cancelled"),
+        _one_of("answered_via", "person rule timeout cancel end", name="via"),
+        sa.CheckConstraint("(answer IS NULL) = (answered_at IS NULL)", name="answered"),
+        sa.UniqueConstraint("id"),
+        _index("job_id", "checked_snapshot", where="answer IS NULL"),
+        _index("expires_at", where="answer IS NULL"),
+        _index("asked_at", where="answer IS NULL AND notified_at IS NULL"),
+    )
+    _create(
+        "model_calls",
+        "text! run_id>runs.id; int! number; int attempt turn max_tokens; text='turn' purpose;"
+        "text model; float started_at; float? ended_at latency; text? request_id stop_reason error;"
+        "bool? hour_cache; long worst_case;"
+        "long? input_tokens cache_read_tokens cache_creation_tokens output_tokens charged_tokens;"
+        "json? cut",
+        sqlite_with_rowid=False,
+    )
+
+
+_TOKENS = ("input_tokens", "cache_read_tokens", "cache_creation_tokens", "output_tokens")
 # Which tree of sub-agents a row belongs to, and the label of a run and of a call in it.
 _TREE = "coalesce(r.root_run, r.id) AS root_run, r.parent_run, r.depth, r.agent_type"
 _RUN_LABEL = "CASE WHEN r.depth > 0 THEN substr(r.id, length(r.root_run) + 2) ELSE '' END"
@@ -317,37 +239,19 @@ _OF_NO_RUN = """CAST(NULL AS TEXT) AS root_run, CAST(NULL AS TEXT) AS parent_run
     CAST(NULL AS INTEGER) AS depth, CAST(NULL AS TEXT) AS agent_type, CAST(NULL AS TEXT) AS label"""
 
 
-def _create_views() -> None:
-    connection = op.get_bind()
-    views = _Views(connection.dialect.name == "sqlite")
-    for name in (
-        "runs",
-        "turns",
-        "messages",
-        "tool_calls",
-        "decisions",
-        "costs",
-        "events",
-        "hooks",
-    ):
-        connection.exec_driver_sql(f"CREATE VIEW v_{name} AS {getattr(views, name)()}")
-
-
 class _Views:
     """The queries of the views, in the SQL of SQLite or of Postgres."""
 
     def __init__(self, sqlite: bool) -> None:
         self._sqlite = sqlite
 
-    def _iso(self, seconds: str) -> str:
-        """Seconds since the epoch as ``2026-11-22T22:00:00Z``, rounded down."""
-        if self._sqlite:
-            return f"strftime('%Y-%m-%dT%H:%M:%SZ', CAST({seconds} AS INTEGER), 'unixepoch')"
-        utc = f"to_timestamp(floor({seconds})) AT TIME ZONE 'UTC'"
-        return f"""to_char({utc}, 'YYYY-MM-DD"T"HH24:MI:SS"Z"')"""
-
     def _time(self, seconds: str, name: str) -> str:
-        return f"{seconds} AS {name}, {self._iso(seconds)} AS {name}_text"
+        """Seconds since the epoch, and as text such as ``2026-11-22T22:00:00Z``, rounded down."""
+        iso = f"strftime('%Y-%m-%dT%H:%M:%SZ', CAST({seconds} AS INTEGER), 'unixepoch')"
+        if not self._sqlite:
+            utc = f"to_timestamp(floor({seconds})) AT TIME ZONE 'UTC'"
+            iso = f"""to_char({utc}, 'YYYY-MM-DD"T"HH24:MI:SS"Z"')"""
+        return f"{seconds} AS {name}, {iso} AS {name}_text"
 
     def _readable(self, json: str) -> str:
         """JSON text whose strings both databases can extract. Neither extracts a string with a NUL or a
@@ -361,25 +265,25 @@ class _Views:
         steps = steps if self._sqlite else f"({steps})::json"
         return f"CASE WHEN {is_odd} THEN {steps} ELSE {json} END"
 
+    def _at(self, *path: str) -> str:
+        return f"'$.{'.'.join(path)}'" if self._sqlite else f"'{{{','.join(path)}}}'"
+
     def _json(self, json: str, *path: str) -> str:
         """The value at a path in JSON, as JSON text."""
-        if self._sqlite:
-            return f"({json}) -> '$.{'.'.join(path)}'"
-        return f"(({json})::json #> '{{{','.join(path)}}}')::text"
+        at = self._at(*path)
+        return f"({json}) -> {at}" if self._sqlite else f"(({json})::json #> {at})::text"
 
     def _text(self, json: str, *path: str) -> str:
         """The value at a path in JSON: a string as it is, anything else as JSON text."""
-        if self._sqlite:
-            return f"CAST(json_extract({json}, '$.{'.'.join(path)}') AS TEXT)"
-        return f"({json})::json #>> '{{{','.join(path)}}}'"
+        at = self._at(*path)
+        extracted = f"CAST(json_extract({json}, {at}) AS TEXT)"
+        return extracted if self._sqlite else f"({json})::json #>> {at}"
 
     def _string(self, json: str, *path: str) -> str:
         """The string at a path in JSON, NULL for any other value."""
+        at = self._at(*path)
         if self._sqlite:
-            at = f"'$.{'.'.join(path)}'"
-            is_text = f"json_type({json}, {at}) = 'text'"
-            return f"CASE WHEN {is_text} THEN json_extract({json}, {at}) END"
-        at = f"'{{{','.join(path)}}}'"
+            return f"CASE WHEN json_type({json}, {at}) = 'text' THEN json_extract({json}, {at}) END"
         is_text = f"json_typeof(({json})::json #> {at}) = 'string'"
         return f"CASE WHEN {is_text} THEN ({json})::json #>> {at} END"
 
@@ -400,14 +304,18 @@ class _Views:
         return f"(r.fork_turn IS NULL OR {row}.turn > r.fork_turn)"
 
     def runs(self) -> str:
-        model = self._string("readable", "model")
         spec = f"SELECT {self._readable('j.spec')} AS readable FROM jobs j WHERE j.id = r.job_id"
-        own = f"(SELECT {model} FROM ({spec}) AS s)"
+        own = f"(SELECT {self._string('readable', 'model')} FROM ({spec}) AS s)"
+        agents = "json_each(s.readable, '$.agents')"
+        if not self._sqlite:
+            agents = "json_array_elements(s.readable::json -> 'agents')"
+        name, model = self._string("a.value", "name"), self._string("a.value", "model")
+        of_type = f"SELECT {model} FROM ({spec}) AS s, {agents} AS a WHERE {name} = r.agent_type"
+        of_type = f"CASE WHEN r.agent_type IS NOT NULL THEN ({of_type}) END"
         parent_call = f"""(SELECT {self._call_id("p")} FROM tool_calls p WHERE p.run_id = r.parent_run
             AND p.message = r.parent_message AND p.position = r.parent_position)"""
-        return f"""
-        SELECT r.id AS run_id, r.job_id, jobs.name AS job, r.item_key AS item, r.state, r.reason,
-            r.detail, coalesce(r.model, {self._model_of_type()}, {own}) AS model,
+        return f"""SELECT r.id AS run_id, r.job_id, jobs.name AS job, r.item_key AS item, r.state,
+            r.reason, r.detail, coalesce(r.model, {of_type}, {own}) AS model,
             {self._time("r.created_at", "created_at")}, {self._time("r.started_at", "started_at")},
             {self._time("r.ended_at", "ended_at")}, r.ended_at - r.started_at AS seconds,
             r.attempt AS attempts, r.turns, r.message_count AS messages, r.denials,
@@ -415,29 +323,15 @@ class _Views:
             r.max_turns, r.fork_of, r.fork_turn, r.fresh_of,
             w.path AS workspace, w.branch, w.commit_id,
             {_OF_RUN}, {parent_call} AS parent_call
-        FROM runs r JOIN jobs ON jobs.id = r.job_id LEFT JOIN run_workspaces w ON w.run_id = r.id
-        """
-
-    def _model_of_type(self) -> str:
-        """The model that the job sets for a sub-agent's type."""
-        each = "json_each(s.readable, '$.agents')"
-        if not self._sqlite:
-            each = "json_array_elements(s.readable::json -> 'agents')"
-        name, model = self._string("a.value", "name"), self._string("a.value", "model")
-        spec = f"SELECT {self._readable('j.spec')} AS readable FROM jobs j WHERE j.id = r.job_id"
-        found = f"SELECT {model} FROM ({spec}) AS s, {each} AS a WHERE {name} = r.agent_type"
-        return f"CASE WHEN r.agent_type IS NOT NULL THEN ({found}) END"
+        FROM runs r JOIN jobs ON jobs.id = r.job_id LEFT JOIN run_workspaces w ON w.run_id = r.id"""
 
     def turns(self) -> str:
-        tokens = ("input_tokens", "cache_read_tokens", "cache_creation_tokens", "output_tokens")
-        used = ", ".join(tokens)
-        none = ", ".join(f"0 AS {name}" for name in tokens)
-        sums = ", ".join(f"CAST(sum({name}) AS BIGINT) AS {name}" for name in tokens)
-        return f"""
-        SELECT t.run_id, r.job_id, r.item_key AS item, t.turn,
+        none = ", ".join(f"0 AS {name}" for name in _TOKENS)
+        sums = ", ".join(f"CAST(sum({name}) AS BIGINT) AS {name}" for name in _TOKENS)
+        return f"""SELECT t.run_id, r.job_id, r.item_key AS item, t.turn,
             {self._time("t.started_at", "started_at")}, {self._time("t.ended_at", "ended_at")},
             t.ended_at - t.started_at AS seconds, t.model_calls, t.tool_calls, t.failed_calls,
-            t.denied_calls, t.stop_reason, {", ".join(f"t.{name}" for name in tokens)}, {_OF_RUN}
+            t.denied_calls, t.stop_reason, {", ".join(f"t.{name}" for name in _TOKENS)}, {_OF_RUN}
         FROM (
             SELECT run_id, turn, min(started_at) AS started_at, max(ended_at) AS ended_at,
                 CAST(sum(model_call) AS BIGINT) AS model_calls,
@@ -447,7 +341,7 @@ class _Views:
                 max(stop_reason) AS stop_reason, {sums}
             FROM (
                 SELECT run_id, turn, started_at, ended_at, 1 AS model_call, 0 AS tool_call,
-                    0 AS failed, 0 AS denied, stop_reason, {used}
+                    0 AS failed, 0 AS denied, stop_reason, {", ".join(_TOKENS)}
                 FROM model_calls WHERE purpose = 'turn'
                 UNION ALL
                 SELECT run_id, turn, started_at, ended_at, 0, 1,
@@ -455,8 +349,7 @@ class _Views:
                     {self._flag("outcome = 'denied'")}, NULL, {none}
                 FROM tool_calls
             ) AS done GROUP BY run_id, turn
-        ) AS t JOIN runs r ON r.id = t.run_id WHERE {self._is_its_own("t")}
-        """
+        ) AS t JOIN runs r ON r.id = t.run_id WHERE {self._is_its_own("t")}"""
 
     def messages(self) -> str:
         said = self._readable("b.content")
@@ -470,9 +363,8 @@ class _Views:
             WHERE later.run_id = b.run_id AND later.turn = 0
                 AND (later.message, later.position) > (b.message, b.position)))"""
         text = partial(self._text, said)
-        return f"""
-        SELECT b.run_id, r.job_id, r.item_key AS item, b.message, b.position, b.turn, b.role, b.type,
-            {self._time("b.created_at", "at")},
+        return f"""SELECT b.run_id, r.job_id, r.item_key AS item, b.message, b.position, b.turn,
+            b.role, b.type, {self._time("b.created_at", "at")},
             CASE b.type WHEN 'text' THEN {text("text")} WHEN 'thinking' THEN {text("thinking")}
                 WHEN 'tool_use' THEN {self._json(said, "input")}
                 WHEN 'tool_result' THEN {text("content")} END AS text,
@@ -481,57 +373,43 @@ class _Views:
                 WHEN 'tool_result' THEN {text("tool_use_id")} END AS tool_use_id,
             {self._plain("b.content")} AS content, {self._flag(f"{copied} OR {from_parent}")} AS copied,
             {_OF_RUN}
-        FROM blocks b JOIN runs r ON r.id = b.run_id
-        """
+        FROM blocks b JOIN runs r ON r.id = b.run_id"""
 
     def _of_use(self, value: str) -> str:
         """A value of the block that asked for call ``c``: the tool_use block whose index among the
         tool_use blocks of its message is the call's position."""
-        return f"""(
-            SELECT {value} FROM blocks u
+        return f"""(SELECT {value} FROM blocks u
             WHERE u.run_id = c.run_id AND u.message = c.message AND u.type = 'tool_use'
-                AND c.position = (
-                    SELECT count(*) FROM blocks p
+                AND c.position = (SELECT count(*) FROM blocks p
                     WHERE p.run_id = u.run_id AND p.message = u.message
-                        AND p.position < u.position AND p.type = 'tool_use'
-                )
-        )"""
-
-    def _of_result(self, value: str) -> str:
-        """A value of the block that answers call ``c``."""
-        return f"""(
-            SELECT {value} FROM blocks u
-            WHERE u.run_id = c.run_id AND u.message = c.message + 1 AND u.position = c.position
-                AND u.type = 'tool_result'
-        )"""
+                        AND p.position < u.position AND p.type = 'tool_use'))"""
 
     def tool_calls(self) -> str:
         said = self._readable("u.content")
-        path = f"coalesce({self._string(said, 'input', 'file_path')}, "
-        path += f"{self._string(said, 'input', 'path')})"
-        return f"""
-        SELECT c.run_id, r.job_id, r.item_key AS item, {self._call_id("c")} AS call_id, c.message,
-            c.position, c.turn, c.name AS tool, c.tool_use_id,
+        paths = [self._string(said, "input", name) for name in ("file_path", "path")]
+        output = f"""(SELECT {self._text(said, "content")} FROM blocks u
+            WHERE u.run_id = c.run_id AND u.message = c.message + 1 AND u.position = c.position
+                AND u.type = 'tool_result')"""
+        return f"""SELECT c.run_id, r.job_id, r.item_key AS item, {self._call_id("c")} AS call_id,
+            c.message, c.position, c.turn, c.name AS tool, c.tool_use_id,
             {self._of_use(self._json(said, "input"))} AS input,
             {self._of_use(self._string(said, "input", "command"))} AS command,
-            {self._of_use(path)} AS path,
+            {self._of_use(f"coalesce({', '.join(paths)})")} AS path,
             c.decision, c.rule, c.outcome, {self._flag("c.interrupted")} AS interrupted,
             {self._time("c.started_at", "started_at")}, {self._time("c.ended_at", "ended_at")},
-            c.duration AS seconds, {self._of_result(self._text(said, "content"))} AS output,
+            c.duration AS seconds, {output} AS output,
             (SELECT o.size FROM tool_outputs o WHERE o.run_id = c.run_id AND o.message = c.message
                 AND o.position = c.position) AS whole_output_bytes,
             c.tree_before, c.tree_after,
             {_OF_CALL}, {self._plain("c.updated_input")} AS updated_input
-        FROM tool_calls c JOIN runs r ON r.id = c.run_id WHERE {self._is_its_own("c")}
-        """
+        FROM tool_calls c JOIN runs r ON r.id = c.run_id WHERE {self._is_its_own("c")}"""
 
     def decisions(self) -> str:
         asked = """(SELECT b.created_at FROM blocks b WHERE b.run_id = c.run_id
             AND b.message = c.message AND b.position = 0)"""
         input_now = self._of_use(self._json(self._readable("u.content"), "input"))
-        return f"""
-        SELECT c.run_id, r.job_id, r.item_key AS item, {self._call_id("c")} AS call_id, c.message,
-            c.position, c.turn, c.name AS tool, {input_now} AS input,
+        return f"""SELECT c.run_id, r.job_id, r.item_key AS item, {self._call_id("c")} AS call_id,
+            c.message, c.position, c.turn, c.name AS tool, {input_now} AS input,
             {self._time(asked, "at")}, c.decision, c.rule, p.effect AS rule_effect,
             p.origin AS rule_origin, p.author AS rule_author, p.why AS rule_why,
             c.decision_snapshot AS rules_snapshot, c.matched, c.decision_reason, c.denial,
@@ -545,8 +423,7 @@ class _Views:
         LEFT JOIN permission_rules p ON p.job_id = r.job_id AND p.position = c.rule_position
         LEFT JOIN approvals a ON a.run_id = c.run_id AND a.message = c.message
             AND a.position = c.position
-        WHERE c.decision IS NOT NULL AND {self._is_its_own("c")}
-        """
+        WHERE c.decision IS NOT NULL AND {self._is_its_own("c")}"""
 
     def events(self) -> str:
         data = self._readable("e.data")
@@ -555,8 +432,7 @@ class _Views:
         )
 
         def select(columns: str, tree: str, source: str) -> str:
-            return f"""
-            SELECT {columns}, e.number, {self._time("e.at", "at")}, e.type,
+            return f"""SELECT {columns}, e.number, {self._time("e.at", "at")}, e.type,
                 {self._text(data, "by")} AS who, {self._text(data, "why")} AS why,
                 {values},
                 {self._plain("e.data")} AS data, {tree}
@@ -572,8 +448,7 @@ class _Views:
 
     def hooks(self) -> str:
         label = f"CASE WHEN c.run_id IS NULL THEN {_RUN_LABEL} ELSE {_CALL_LABEL} END AS label"
-        return f"""
-        SELECT h.run_id, r.job_id, r.item_key AS item, h.number, h.event, h.name, h.turn,
+        return f"""SELECT h.run_id, r.job_id, r.item_key AS item, h.number, h.event, h.name, h.turn,
             {self._call_id("c")} AS call_id, c.name AS tool, h.attempt,
             {self._time("h.started_at", "started_at")}, {self._time("h.ended_at", "ended_at")},
             h.duration AS seconds, h.outcome, h.exit_code, h.decision, h.reason, h.context,
@@ -581,14 +456,12 @@ class _Views:
             {_TREE}, {label}
         FROM hook_runs h JOIN runs r ON r.id = h.run_id
         LEFT JOIN tool_calls c ON c.run_id = h.run_id AND c.message = h.message
-            AND c.position = h.position
-        """
+            AND c.position = h.position"""
 
     def costs(self) -> str:
         """What each call cost, by the same rules as the price list in ``runner.core``."""
-        known = ("input_tokens", "cache_read_tokens", "cache_creation_tokens", "output_tokens")
-        tokens = ", ".join(f"c.{name}" for name in known)
-        used = {name: f"coalesce(k.{name}, 0)" for name in known}
+        tokens = ", ".join(f"c.{name}" for name in _TOKENS)
+        used = {name: f"coalesce(k.{name}, 0)" for name in _TOKENS}
         write = "CASE WHEN k.hour_cache = 1 THEN p.cache_write_1h ELSE p.cache_write_5m END"
         greatest = "max" if self._sqlite else "greatest"
         factor = "(CASE WHEN k.us_only = 1 THEN p.us_inference ELSE 1.0 END) / 1000000.0"
@@ -598,8 +471,7 @@ class _Views:
         bound = f"""({greatest}(p.input, {write}, p.cache_read) * (k.worst_case - k.max_tokens)
             + p.output * k.max_tokens) * {factor}"""
         nothing = f"k.scripted = 1 OR (k.unknown = 0 AND {' + '.join(used.values())} = 0)"
-        return f"""
-        WITH terms AS MATERIALIZED ({self._terms()}), calls AS (
+        return f"""WITH terms AS MATERIALIZED ({self._terms()}), calls AS (
             SELECT c.run_id, r.job_id, r.item_key AS item, c.number, c.turn, c.purpose, c.model,
                 c.started_at, c.latency, {tokens}, c.worst_case, c.max_tokens, t.scripted, t.us_only,
                 {self._flag("c.input_tokens IS NULL AND c.charged_tokens > 0")} AS unknown,
@@ -616,7 +488,7 @@ class _Views:
         )
         SELECT k.run_id, k.job_id, k.item, k.number, k.turn, k.purpose, k.model,
             {self._time("k.started_at", "at")}, k.latency AS seconds,
-            {", ".join(f"k.{name}" for name in known)},
+            {", ".join(f"k.{name}" for name in _TOKENS)},
             CASE WHEN {nothing} THEN 0.0 WHEN k.unknown = 0 THEN {usd} END AS usd,
             CASE WHEN k.unknown = 1 AND k.scripted = 0 THEN {bound} END AS usd_at_most,
             CASE WHEN k.scripted = 1 THEN 'scripted' WHEN {nothing} THEN 'usage'
@@ -624,8 +496,7 @@ class _Views:
                 ELSE 'usage' END AS basis,
             k.root_run, k.parent_run, k.depth, k.agent_type, k.label
         FROM calls k LEFT JOIN prices p ON p.model = k.priced_as AND p.fast = k.fast
-            AND k.prompt > p.above AND (p.up_to IS NULL OR k.prompt <= p.up_to)
-        """
+            AND k.prompt > p.above AND (p.up_to IS NULL OR k.prompt <= p.up_to)"""
 
     def _without_release(self, model: str) -> str:
         """A model's id without the date or ``-latest`` at its end."""
@@ -645,8 +516,7 @@ class _Views:
             return f"CASE WHEN {extra} IS NOT NULL THEN {inner} ELSE {own} END"
 
         is_fast = f"{option('speed')} = 'fast'"
-        return f"""
-            SELECT o.job_id, {self._flag("o.provider = 'scripted'")} AS scripted,
+        return f"""SELECT o.job_id, {self._flag("o.provider = 'scripted'")} AS scripted,
                 {self._flag(is_fast)} AS fast,
                 {self._flag(f"{is_fast} AND coalesce(o.summary_model, o.model) = o.model")}
                     AS fast_summary,
@@ -664,53 +534,27 @@ class _Views:
 # The search index on Postgres (runner.queries.search.postgres). It is derived from the other tables,
 # and `runner db reindex` makes it again.
 _SEARCH_INDEX = (
-    """
-    CREATE TABLE search_runs (
-        number integer PRIMARY KEY,
-        job_id text NOT NULL,
-        run_id text NOT NULL,
-        seen bigint NOT NULL,
-        message integer NOT NULL,
-        positions text NOT NULL,
-        compactions integer NOT NULL,
-        verifications text NOT NULL,
-        UNIQUE (run_id, job_id)
-    )
-    """,
+    """CREATE TABLE search_runs (
+        number integer PRIMARY KEY, job_id text NOT NULL, run_id text NOT NULL, seen bigint NOT NULL,
+        message integer NOT NULL, positions text NOT NULL, compactions integer NOT NULL,
+        verifications text NOT NULL, UNIQUE (run_id, job_id))""",
     'CREATE TABLE search_words (word text COLLATE "C" PRIMARY KEY)',
-    """
-    CREATE FUNCTION search_trigrams(word text) RETURNS text[]
+    """CREATE FUNCTION search_trigrams(word text) RETURNS text[]
     LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE
-    RETURN ARRAY(
-        SELECT pg_catalog.substr(word, start, 3)
-        FROM pg_catalog.generate_series(1, pg_catalog.length(word) - 2) AS start
-    )
-    """,
-    """
-    CREATE INDEX ix_search_words_trigrams ON search_words
-    USING gin (search_trigrams(word)) WITH (fastupdate = on, gin_pending_list_limit = 1024)
-    """,
-    """
-    CREATE TABLE search_documents (
-        at double precision NOT NULL,
-        id integer PRIMARY KEY,
-        document integer NOT NULL,
-        run integer NOT NULL,
-        message integer NOT NULL,
-        position integer NOT NULL,
-        length integer NOT NULL,
-        kind smallint NOT NULL,
-        pairs bytea NOT NULL,
-        words tsvector NOT NULL
-    )
-    """,
+    RETURN ARRAY(SELECT pg_catalog.substr(word, start, 3)
+        FROM pg_catalog.generate_series(1, pg_catalog.length(word) - 2) AS start)""",
+    """CREATE INDEX ix_search_words_trigrams ON search_words
+    USING gin (search_trigrams(word)) WITH (fastupdate = on, gin_pending_list_limit = 1024)""",
+    """CREATE TABLE search_documents (
+        at double precision NOT NULL, id integer PRIMARY KEY, document integer NOT NULL,
+        run integer NOT NULL, message integer NOT NULL, position integer NOT NULL,
+        length integer NOT NULL, kind smallint NOT NULL, pairs bytea NOT NULL,
+        words tsvector NOT NULL)""",
     "ALTER TABLE search_documents ALTER COLUMN pairs SET STORAGE MAIN",
     "ALTER TABLE search_documents ALTER COLUMN words SET STORAGE EXTERNAL",
     # Statistics about words would be read from many documents, and no plan depends on them.
     "ALTER TABLE search_documents ALTER COLUMN words SET STATISTICS 0",
     "CREATE INDEX ix_search_documents_run ON search_documents (run)",
-    """
-    CREATE INDEX ix_search_documents_words ON search_documents
-    USING gin (words) WITH (fastupdate = on)
-    """,
+    """CREATE INDEX ix_search_documents_words ON search_documents
+    USING gin (words) WITH (fastupdate = on)""",
 )
