@@ -16,9 +16,9 @@ from runner.core.run import Author
 from runner.errors import UsageError
 from runner.exchange.atif import trajectory
 from runner.exchange.claude_code import agent_id, session_id, session_lines
-from runner.exchange.lines import LONGEST_LINE, encoded, is_export
+from runner.exchange.lines import LONGEST_LINE, encoded, parsed
 from runner.exchange.recorded import Recorded
-from runner.exchange.sessions import SessionReader, looks_like_a_session
+from runner.exchange.sessions import SessionReader
 from runner.queries.find import Found
 from runner.queries.transcript import api_messages
 from runner.store import exports
@@ -52,12 +52,13 @@ def import_file(
     """Import the runs of an export of Runner's, or of a session of Claude Code's: by default what
     its first line looks like. The file is read twice; ``source`` names it in messages. Raises
     ``UsageError``, and stores nothing, if a line is bad or the format is not known."""
-    now, first = app.now(), file.readline(LONGEST_LINE)
+    now = app.now()
+    format = format or _format_of(file.readline(LONGEST_LINE))
     file.seek(0)
-    if format == "jsonl" or (format is None and is_export(first)):
+    if format == "jsonl":
         runs: Sequence[Any] = store_file(app.database, file, source, author, now)
         return Imported([asdict(each) for each in runs])
-    if format is None and not looks_like_a_session(first):
+    if format is None:
         raise UsageError(
             f"{source} is neither an export of Runner's nor a session of Claude Code's: its first "
             "line is neither's (say with --format what it is)"
@@ -70,6 +71,17 @@ def import_file(
         raise UsageError(f"{where}: {error}; nothing was imported") from error
     runs = import_sessions(app.database, sessions, source, author, now)
     return Imported([asdict(each) for each in runs], reader.is_torn)
+
+
+def _format_of(first_line: bytes) -> ImportFormat | None:
+    try:
+        value = parsed(first_line)
+    except ValueError:
+        return None
+    if isinstance(value, dict) and "runner_export" in value:
+        return "jsonl"
+    is_session = isinstance(value, dict) and isinstance(value.get("type"), str)
+    return "claude-code" if is_session else None
 
 
 # Exports

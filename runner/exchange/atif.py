@@ -43,7 +43,17 @@ def trajectory(
         agent = {"name": "claude-code", "version": str(session.get("version") or "unknown")}
     agent["model_name"] = recorded.model
     if recorded.spec.tools:
-        agent["tool_definitions"] = [_definition(tool.definition()) for tool in recorded.spec.tools]
+        agent["tool_definitions"] = [  # in the form of OpenAI's function calling
+            {
+                "type": "function",
+                "function": {
+                    "name": tool.name,
+                    "description": tool.description,
+                    "parameters": dict(tool.input_schema),
+                },
+            }
+            for tool in recorded.spec.tools
+        ]
     of_run = ("state", "reason", "detail", "fork_of", "fork_turn", "parent_run", "agent_type")
     return {
         "schema_version": VERSION,
@@ -64,29 +74,21 @@ def trajectory(
     }
 
 
-def _definition(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a tool in the form of OpenAI's function calling."""
-    function = {name: tool[name] for name in ("name", "description")}
-    function["parameters"] = tool["input_schema"]
-    return {"type": "function", "function": function}
-
-
 class _Steps:
-    """Makes the steps of a run, in order."""
-
     def __init__(self, recorded: Recorded) -> None:
         self._recorded = recorded
         self._replies = recorded.replies()
         self._copied = recorded.run["fork_turn"] if recorded.run["fork_of"] is not None else None
-        self._inherited = recorded.inherited
+        # The blocks that a sub-agent has from its parent: all that it began with but the last.
+        began = [(row["message"], row["position"]) for row in recorded.blocks if row["turn"] == 0]
+        self._inherited = began[:-1] if recorded.run["parent_run"] is not None else []
         self._compactions = list(recorded.compactions)
         self._verifications = list(recorded.verifications)
         self._steps: list[Step] = []
         self._first_step: dict[int, int] = {}  # by message
 
     def all(self) -> list[Step]:
-        system = self._recorded.spec.system
-        if system:
+        if system := self._recorded.spec.system:
             self._add({"source": "system", "message": system})
         for message in self._recorded.messages():
             if message.role == "assistant":
@@ -94,7 +96,7 @@ class _Steps:
                 self._add_reply(message)
             else:
                 self._add_user(message)
-        self._add_happened(None)
+        self._add_happened(math.inf)
         return self._steps
 
     def _add(self, step: Step) -> Step:
@@ -102,32 +104,20 @@ class _Steps:
         self._steps.append(numbered)
         return numbered
 
-    def _add_happened(self, before_turn: int | None) -> None:
-        """Add what happened before the reply of a turn, or (None) all that is left."""
-        turn = math.inf if before_turn is None else before_turn
+    def _add_happened(self, turn: float) -> None:
+        """Add what happened before the reply of a turn."""
         self._add_verifications(turn - 1)
         while self._compactions and self._compactions[0]["turn"] <= turn:
-            self._add(self._compaction(self._compactions.pop(0)))
-
-    def _compaction(self, row: Row) -> Step:
-        about = {
-            **_BOUNDARIES[row["kind"]],
-            "first_step": self._step_of(row["first_message"]),
-            "last_step": self._step_of(row["last_message"]),
-        }
-        step: Step = {
-            "timestamp": iso(row["created_at"]),
-            "source": "system",
-            "message": f"Context compaction ({row['kind']})",
-            "extra": {
-                "context_management": about,
-                "tokens_before": row["tokens_before"],
-                "tokens_after": row["tokens_after"],
-            },
-        }
-        if row["text"]:
-            step["observation"] = {"results": [{"content": row["text"]}]}
-        return step
+            row = self._compactions.pop(0)
+            about = {
+                **_BOUNDARIES[row["kind"]],
+                "first_step": self._step_of(row["first_message"]),
+                "last_step": self._step_of(row["last_message"]),
+            }
+            tokens = {name: row[name] for name in ("tokens_before", "tokens_after")}
+            extra = {"context_management": about, **tokens}
+            words = f"Context compaction ({row['kind']})"
+            self._add(_system_step(row["created_at"], words, extra, row["text"]))
 
     def _step_of(self, message: int) -> int | None:
         """The step that a message is in: results are in that of the reply that asked for them."""
@@ -140,8 +130,10 @@ class _Steps:
         thought = [b["thinking"] for b in blocks if isinstance(b.get("thinking"), str)]
         call = self._replies.get(message.turn)
         step["model_name"] = self._recorded.model if call is None else call["model"]
-        effort = _effort(self._recorded.spec.model_options)
-        if effort is not None:
+        options = self._recorded.spec.model_options
+        config = {**options, **(options.get("extra_body") or {})}.get("output_config")
+        effort = config.get("effort") if isinstance(config, dict) else None
+        if isinstance(effort, str | float):
             step["reasoning_effort"] = effort
         step["message"] = _parts([b for b in blocks if b["type"] in ("text", "image")])
         if any(thought):
@@ -181,21 +173,31 @@ class _Steps:
     def _add_verifications(self, turn: float) -> None:
         """Add the verifications that followed a turn or one before it."""
         while self._verifications and self._verifications[0]["turn"] <= turn:
-            self._add(_verification(self._verifications.pop(0)))
+            row = self._verifications.pop(0)
+            words = f"Verification {row['number']}: {row['outcome'] or 'not ended'}"
+            extra = {name: row[name] for name in ("turn", "command", "duration")}
+            self._add(_system_step(row["started_at"], words, extra, row["content"]))
 
     def _add_results(self, message: RecordedMessage, rows: Sequence[Row]) -> None:
         agent = next((s for s in reversed(self._steps) if s["source"] == "agent"), None)
         if agent is None:  # results without a reply: of a record that was damaged elsewhere
-            agent = self._add(
-                {**self._common(message, "system", copied=False), "message": "Results of tools"}
-            )
+            common = self._common(message, "system", copied=False)
+            agent = self._add(common | {"message": "Results of tools"})
         asked = {call["tool_call_id"] for call in agent.get("tool_calls", ())}
         results = agent.setdefault("observation", {"results": []})["results"]
         for row in rows:
-            call = self._recorded.calls.get((message.number - 1, row["position"]))
-            started = self._recorded.children.get((message.number - 1, row["position"]), ())
-            result = _result(row["content"], call, asked)
-            if started:
+            place, block = (message.number - 1, row["position"]), row["content"]
+            content = block["content"]
+            extra: dict[str, Any] = {"is_error": bool(block.get("is_error"))}
+            if call := self._recorded.calls.get(place):
+                extra |= {"outcome": call["outcome"], "duration": call["duration"]}
+            shown = content if isinstance(content, str) else _parts(content)
+            result: dict[str, Any] = {"content": shown, "extra": extra}
+            if block["tool_use_id"] in asked:
+                result = {"source_call_id": block["tool_use_id"], **result}
+            else:
+                extra["tool_use_id"] = block["tool_use_id"]
+            if started := self._recorded.children.get(place):
                 result["subagent_trajectory_ref"] = [{"trajectory_id": each} for each in started]
             results.append(result)
         self._first_step.setdefault(message.number, agent["step_id"])
@@ -220,16 +222,9 @@ class _Steps:
         return bool(is_prompt or is_result or row["role"] == "assistant")
 
 
-def _verification(row: Row) -> Step:
-    step: Step = {
-        "timestamp": iso(row["started_at"]),
-        "source": "system",
-        "message": f"Verification {row['number']}: {row['outcome'] or 'not ended'}",
-        "extra": {"turn": row["turn"], "command": row["command"], "duration": row["duration"]},
-    }
-    if row["content"]:
-        step["observation"] = {"results": [{"content": row["content"]}]}
-    return step
+def _system_step(at: float, message: str, extra: Mapping[str, Any], text: str | None) -> Step:
+    step: Step = {"timestamp": iso(at), "source": "system", "message": message, "extra": extra}
+    return step | ({"observation": {"results": [{"content": text}]}} if text else {})
 
 
 def _tool_call(use: Block, row: Row | None) -> dict[str, Any]:
@@ -239,27 +234,6 @@ def _tool_call(use: Block, row: Row | None) -> dict[str, Any]:
         names = ("decision", "rule", "started_at", "ended_at")
         call["extra"] = {name: row[name] for name in names if row[name] is not None}
     return call
-
-
-def _result(block: Block, row: Row | None, asked: set[str]) -> dict[str, Any]:
-    content = block["content"]
-    extra: dict[str, Any] = {"is_error": bool(block.get("is_error"))}
-    if row is not None:
-        extra |= {"outcome": row["outcome"], "duration": row["duration"]}
-    result: dict[str, Any] = {
-        "content": content if isinstance(content, str) else _parts(content),
-        "extra": extra,
-    }
-    if block["tool_use_id"] in asked:
-        return {"source_call_id": block["tool_use_id"], **result}
-    return {**result, "extra": extra | {"tool_use_id": block["tool_use_id"]}}
-
-
-def _effort(options: Mapping[str, Any]) -> str | float | None:
-    given = {**options, **(options.get("extra_body") or {})}
-    config = given.get("output_config")
-    effort = config.get("effort") if isinstance(config, dict) else None
-    return effort if isinstance(effort, str | float) else None
 
 
 def _metrics(call: Row, cost: float | None) -> dict[str, Any]:
@@ -279,41 +253,37 @@ def _totals(recorded: Recorded, steps: Sequence[Step]) -> dict[str, Any]:
     """Return sums over the steps. Costs include the calls that wrote summaries or failed."""
     metrics = [step["metrics"] for step in steps if "metrics" in step]
     costs = [recorded.cost(call) for call in recorded.model_calls]
-    totals: dict[str, Any] = {
-        f"total_{name}": sum(each.get(name, 0) for each in metrics)
-        for name in ("prompt_tokens", "completion_tokens", "cached_tokens")
+    known = [cost for cost in costs if cost is not None]
+    extra = {"model_calls": len(costs), "calls_without_known_cost": len(costs) - len(known)}
+    return {
+        **{
+            f"total_{name}": sum(each.get(name, 0) for each in metrics)
+            for name in ("prompt_tokens", "completion_tokens", "cached_tokens")
+        },
+        **({"total_cost_usd": sum(known)} if known else {}),
+        "total_steps": len(steps),
+        "extra": extra,
     }
-    if any(cost is not None for cost in costs):
-        totals["total_cost_usd"] = sum(cost for cost in costs if cost is not None)
-    extra = {
-        "model_calls": len(costs),
-        "calls_without_known_cost": sum(cost is None for cost in costs),
-    }
-    return {**totals, "total_steps": len(steps), "extra": extra}
 
 
 _IMAGE_TYPES = frozenset({"image/jpeg", "image/png", "image/gif", "image/webp"})
 
-_Part = dict[str, Any]
 
-
-def _parts(blocks: Sequence[Any]) -> str | list[_Part]:
+def _parts(blocks: Sequence[Any]) -> str | list[dict[str, Any]]:
     """Return blocks of the Messages API as ATIF's content: one text if there is nothing but text, else
     a list of texts and images. Other blocks become text, as JSON."""
-    parts = [_part(block) for block in blocks]
+    parts: list[dict[str, Any]] = []
+    for block in blocks:
+        match block:
+            case {"text": str(text)}:
+                parts.append({"type": "text", "text": text})
+            case {"type": "image", "source": {"media_type": str(kind), "data": str(data)}} if (
+                kind in _IMAGE_TYPES
+            ):
+                source = {"media_type": kind, "path": f"data:{kind};base64,{data}"}
+                parts.append({"type": "image", "source": source})
+            case _:
+                parts.append({"type": "text", "text": json.dumps(block, ensure_ascii=False)})
     if all(part["type"] == "text" for part in parts):
         return "\n\n".join(part["text"] for part in parts)
     return parts
-
-
-def _part(block: Any) -> _Part:
-    if isinstance(block, dict):
-        if isinstance(block.get("text"), str):
-            return {"type": "text", "text": block["text"]}
-        source = block.get("source")
-        if block.get("type") == "image" and isinstance(source, dict):
-            kind, data = source.get("media_type"), source.get("data")
-            if kind in _IMAGE_TYPES and isinstance(data, str):
-                path = f"data:{kind};base64,{data}"
-                return {"type": "image", "source": {"media_type": kind, "path": path}}
-    return {"type": "text", "text": json.dumps(block, ensure_ascii=False)}

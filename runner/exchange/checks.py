@@ -5,29 +5,22 @@ Nothing in a file is trusted: ids become parts of paths, and text is shown on te
 
 from __future__ import annotations
 
-import math
 import re
 import zlib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from types import NoneType, UnionType
-from typing import (
-    Any,
-    Literal,
-    TypedDict,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-    is_typeddict,
-)
+from typing import Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
 from runner.core.agents import DEEPEST, place_of
-from runner.core.hooks import HookEvent
+from runner.core.context import CompactionKind
+from runner.core.conversation import Purpose, Role
+from runner.core.hooks import HookDecision, HookEvent
 from runner.core.run import ENDED, RunStatus
 from runner.core.spec import JobSpec
 from runner.core.text import visible
+from runner.permissions import Effect
 
 # --- Values against their types ---
 
@@ -38,70 +31,55 @@ def misfit(value: Any, hint: Any, name: str = "") -> str | None:
     """Return the name of the first part of a value that is not of its type, or None.
 
     Args:
-        hint: the type: a dataclass, a TypedDict, or what their fields are made of.
+        hint: the type: a dataclass, or what its fields are made of.
         name: of the value itself.
     """
+    if not _is_of(value, hint):
+        return name
+    found = (misfit(part, inner, f"{name}{step}") for part, inner, step in _parts(value, hint))
+    return next((each.lstrip(".") for each in found if each is not None), None)
+
+
+def _is_of(value: Any, hint: Any) -> bool:
+    """True if a value without its parts is of a type."""
     origin, arguments = get_origin(hint), get_args(hint)
-    if hint is Any:
-        return None
     if origin in (Union, UnionType):
-        return None if any(misfit(value, each) is None for each in arguments) else name
+        return any(misfit(value, each) is None for each in arguments)
     if origin is Literal:
-        return None if value in arguments else name
-    if is_dataclass(hint) or is_typeddict(hint):
-        return _misfit_of_fields(value, hint, name)
-    if origin is None:
-        return None if _is_plain(value, hint) else name
-    if issubclass(origin, Mapping):
-        if not isinstance(value, Mapping):
-            return name
-        return _first(misfit(each, arguments[1], f"{name}.{key}") for key, each in value.items())
-    if not isinstance(value, list | tuple):
-        return name
+        return value in arguments
     if origin is tuple and arguments[-1] is not Ellipsis:
-        if len(value) != len(arguments):
-            return name
-        inner: Sequence[Any] = arguments
+        return isinstance(value, list | tuple) and len(value) == len(arguments)
+    if origin is not None:
+        return isinstance(value, Mapping if issubclass(origin, Mapping) else list | tuple)
+    if hint is Any or hint in (None, NoneType):
+        return hint is Any or value is None
+    if hint in (int, float):
+        is_number = type(value) is int or (hint is float and type(value) is float)
+        return is_number and abs(value) <= _LARGEST_NUMBER
+    return isinstance(value, hint)
+
+
+def _parts(value: Any, hint: Any) -> Iterator[tuple[Any, Any, str]]:
+    """Yield the parts of a value of a type, each with its own type and the step that leads to it."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if is_dataclass(hint):
+        for each, inner in _field_types(cast(type, hint)).items():
+            yield getattr(value, each), inner, f".{each}"
+    elif origin in (None, Union, UnionType, Literal):
+        return
+    elif issubclass(origin, Mapping):
+        for key, each in value.items():
+            yield each, arguments[1], f".{key}"
     else:
-        inner = arguments[:1] * len(value)
-    each_with_hint = enumerate(zip(value, inner, strict=True))
-    return _first(misfit(each, hint, f"{name}[{at}]") for at, (each, hint) in each_with_hint)
-
-
-def _first(found: Iterable[str | None]) -> str | None:
-    return next((each for each in found if each is not None), None)
-
-
-def _misfit_of_fields(value: Any, kind: Any, name: str) -> str | None:
-    is_dict = is_typeddict(kind)
-    if not isinstance(value, dict if is_dict else kind):
-        return name
-    for each, hint in _hints(kind).items():
-        path = f"{name}.{each}" if name else each
-        if is_dict and each not in value:
-            return path
-        found = misfit(value[each] if is_dict else getattr(value, each), hint, path)
-        if found is not None:
-            return found
-    return None
+        is_fixed = origin is tuple and arguments[-1] is not Ellipsis
+        for at, each in enumerate(value):
+            yield each, arguments[at if is_fixed else 0], f"[{at}]"
 
 
 @lru_cache(maxsize=64)
-def _hints(kind: Any) -> dict[str, Any]:
+def _field_types(kind: type) -> dict[str, Any]:
     hints = get_type_hints(kind)
-    names = [each.name for each in fields(kind)] if is_dataclass(kind) else hints
-    return {name: hints[name] for name in names}
-
-
-def _is_plain(value: Any, hint: Any) -> bool:
-    if hint in (None, NoneType):
-        return value is None
-    if hint is int:
-        return type(value) is int and abs(value) <= _LARGEST_NUMBER
-    if hint is float:
-        is_number = type(value) in (int, float)
-        return is_number and math.isfinite(value) and abs(value) <= _LARGEST_NUMBER
-    return isinstance(value, hint)
+    return {each.name: hints[each.name] for each in fields(cast(Any, kind))}
 
 
 def check_value(value: Any, parse: Callable[[Any], Any], hint: Any, what: str) -> Any:
@@ -118,8 +96,7 @@ def check_value(value: Any, parse: Callable[[Any], Any], hint: Any, what: str) -
         found = parse(value)
     except (TypeError, KeyError, ValueError, AttributeError) as error:
         raise ValueError(f"{what} ({type(error).__name__}: {error})") from error
-    wrong = misfit(found, hint)
-    if wrong is not None:
+    if (wrong := misfit(found, hint)) is not None:
         raise ValueError(f"{what} ({wrong} is of another kind)")
     return found
 
@@ -145,7 +122,6 @@ def check_id(value: str, kind: str) -> None:
 _MOST_SECONDS = 1e11  # the year 5138
 _LARGEST_COUNT = 2**31 - 1
 _EVENT_TYPE = re.compile(r"[a-z][a-z0-9_]{0,59}", re.ASCII)
-_SECONDS = ("at", "due_at", "duration", "latency")
 
 # The type of a value by its name, the same in all events.
 _EVENT_VALUES: dict[str, Any] = {
@@ -156,25 +132,25 @@ _EVENT_VALUES: dict[str, Any] = {
         (str | None, "answer by detail reason rule state stop_reason via why worker"),
         (int, "call_index first last messages turn verification"),
         (int | None, "call"),
+        (float | None, "at due_at duration latency"),
         (bool, "edited"),
         (Mapping[str, Any] | None, "new old"),
-        (Literal["turn", "summary"], "purpose"),
+        (Purpose, "purpose"),
     )
     for name in names.split()
 }
-_OF_A_CALL = ("turn", "call_index", "name")
 # The values that readers need in the data of an event, by its type.
 _NEEDED: dict[str, tuple[str, ...]] = {
-    "approval_answered": (*_OF_A_CALL, "answer"),
+    **dict.fromkeys(
+        ("outcome_asked", "permission_decided", "tool_done", "tool_started"),
+        ("turn", "call_index", "name"),
+    ),
+    "approval_answered": ("turn", "call_index", "name", "answer"),
     "done": ("state",),
     "message_added": ("messages",),
     "message_queued": ("text",),
     "model_call_started": ("call", "turn"),
-    "outcome_asked": _OF_A_CALL,
-    "permission_decided": _OF_A_CALL,
     "retry_scheduled": ("at",),
-    "tool_done": _OF_A_CALL,
-    "tool_started": _OF_A_CALL,
     "turn_ended": ("turn",),
     "turn_started": ("turn",),
     "waiting": ("reason",),
@@ -199,19 +175,13 @@ def check_event(table: str, kind: str, data: Any) -> None:
     has_turn = is_reply or "call_index" in data
     for name in (*_NEEDED.get(kind, ()), *(("turn",) if has_turn else ())):
         if data.get(name) is None:
-            raise ValueError(f"{table}.data of {kind[:60]!a}: {name} is missing")
-    for name, value in data.items():
-        if not _fits(name, value):
-            raise ValueError(f"{table}.data of {kind[:60]!a}: {name} is of another kind")
-
-
-def _fits(name: str, value: Any) -> bool:
-    if name in _SECONDS:
-        return value is None or (type(value) in (int, float) and 0 <= value <= _MOST_SECONDS)
-    hint = _EVENT_VALUES.get(name, Any)
-    if type(value) is int and hint in (int, int | None):
-        return 0 <= value <= _LARGEST_COUNT
-    return misfit(value, hint) is None
+            raise ValueError(f"{table}.data of {kind!a}: {name} is missing")
+    for name in filter(_EVENT_VALUES.__contains__, data):
+        value, hint = data[name], _EVENT_VALUES[name]
+        most = _MOST_SECONDS if hint == float | None else _LARGEST_COUNT
+        is_number = type(value) in (int, float)
+        if misfit(value, hint) is not None or (is_number and not 0 <= value <= most):
+            raise ValueError(f"{table}.data of {kind!a}: {name} is of another kind")
 
 
 # --- Rows by themselves ---
@@ -220,68 +190,32 @@ Row = Mapping[str, Any]
 
 LARGEST_OUTPUT = 64 * 1024 * 1024  # bytes; a tool's whole output has 10 MB at most
 
-
-class _Block(TypedDict):
-    type: str
-
-
-class _Text(TypedDict):
-    text: str
-
-
-class _ToolUse(TypedDict):
-    id: str
-    name: str
-    input: Any
-
-
-class _ToolResult(TypedDict):
-    tool_use_id: str
-    content: str | list[Any]
-
-
-_BLOCKS: dict[str, Any] = {"text": _Text, "tool_use": _ToolUse, "tool_result": _ToolResult}
-
+# The types of the fields of a block, by its type.
+_BLOCKS: dict[str, dict[str, Any]] = {
+    "text": {"text": str},
+    "tool_use": {"id": str, "name": str, "input": Any},
+    "tool_result": {"tool_use_id": str, "content": str | list[Any]},
+}
 _Object = Mapping[str, Any] | None
-# The types of columns by table, where they say more than the database, and what to say of other values.
-_COLUMNS: dict[str, dict[str, tuple[Any, str]]] = {
-    "runs": {"state": (RunStatus, "is {}, which is no state")},
-    "permission_rules": {
-        "effect": (Literal["allow", "ask", "deny"], "is neither allow, ask nor deny")
-    },
-    "blocks": {
-        "content": (_Block, "is no block of that type"),
-        "role": (Literal["user", "assistant"], "is neither user nor assistant"),
-    },
-    "tool_calls": {"updated_input": (_Object, "is no object")},
-    "approvals": {
-        "answer": (
-            Literal["approved", "denied", "expired", "cancelled"] | None,
-            "is none that there is",
-        ),
-        "answered_via": (
-            Literal["person", "rule", "timeout", "cancel", "end"] | None,
-            "is none that there is",
-        ),
-        "edited_input": (_Object, "is no object"),
-    },
-    "model_calls": {
-        "purpose": (Literal["turn", "summary"], "is neither turn nor summary"),
-        "cut": (list[_Block] | None, "is no list of blocks"),
-    },
-    "compactions": {
-        "kind": (Literal["clip", "summary", "prune"], "is neither clip, summary nor prune"),
-        "text": (str, "is no text"),
-        "clips": (list[tuple[int, int, str]], "is no list of message, position and text"),
-    },
-    "verifications": {"content": (str | None, "is no text")},
-    "hook_runs": {
-        "event": (HookEvent, "is none at which hooks run"),
-        "decision": (
-            Literal["allow", "ask", "deny", "block"] | None,
-            "is neither allow, ask, deny nor block",
-        ),
-    },
+_Answer = Literal["approved", "denied", "expired", "cancelled"] | None
+_AnsweredVia = Literal["person", "rule", "timeout", "cancel", "end"] | None
+# The types of columns, where they say more than the database, and what to say of other values.
+_COLUMNS: dict[str, tuple[Any, str]] = {
+    "runs.state": (RunStatus, "is {}, which is no state"),
+    "permission_rules.effect": (Effect, "is neither allow, ask nor deny"),
+    "blocks.role": (Role, "is neither user nor assistant"),
+    "tool_calls.updated_input": (_Object, "is no object"),
+    "approvals.answer": (_Answer, "is none that there is"),
+    "approvals.answered_via": (_AnsweredVia, "is none that there is"),
+    "approvals.edited_input": (_Object, "is no object"),
+    "model_calls.purpose": (Purpose, "is neither turn nor summary"),
+    "model_calls.cut": (list[Mapping[str, Any]] | None, "is no list of blocks"),
+    "compactions.kind": (CompactionKind, "is neither clip, summary nor prune"),
+    "compactions.text": (str, "is no text"),
+    "compactions.clips": (list[tuple[int, int, str]], "is no list of message, position and text"),
+    "verifications.content": (str | None, "is no text"),
+    "hook_runs.event": (HookEvent, "is none at which hooks run"),
+    "hook_runs.decision": (HookDecision | None, "is neither allow, ask, deny nor block"),
 }
 # Columns of a table that have a value in the same rows.
 _TOGETHER = {
@@ -289,6 +223,8 @@ _TOGETHER = {
     "approvals": ("answered_at", "answer"),
     "hook_runs": ("position", "message"),
 }
+# Tables whose rows are of tool calls; those of hooks may be of none.
+_OF_CALLS = ("tool_outputs", "approvals", "hook_runs")
 _IDS = {"jobs": "job", "runs": "run", "approvals": "apr"}
 
 
@@ -296,9 +232,11 @@ def check_row(table: str, row: Row) -> None:
     """Check what a row says by itself. Raises ``ValueError``."""
     if table in _IDS:
         check_id(row["id"], _IDS[table])
-    for column, (hint, words) in _COLUMNS.get(table, {}).items():
-        if misfit(row[column], hint) is not None:
-            raise ValueError(f"{table}.{column} {words.format(ascii(str(row[column])[:20]))}")
+    for column, value in row.items():
+        if known := _COLUMNS.get(f"{table}.{column}"):
+            hint, words = known
+            if misfit(value, hint) is not None:
+                raise ValueError(f"{table}.{column} {words.format(ascii(str(value)[:20]))}")
     if table in _TOGETHER:
         one, other = _TOGETHER[table]
         if (row[one] is None) != (row[other] is None):
@@ -306,18 +244,17 @@ def check_row(table: str, row: Row) -> None:
     if table in ("events", "job_events"):
         check_event(table, row["type"], row["data"])
     elif table == "blocks":
-        _check_block(row)
+        kind, block = row["type"], row["content"]
+        if not isinstance(block, dict) or block.get("type") != kind:
+            raise ValueError("blocks.content is no block of that type")
+        for name, hint in _BLOCKS.get(kind, {}).items():
+            if name not in block or misfit(block[name], hint) is not None:
+                raise ValueError(f"a block of type {kind} has no {name} as the API has it")
+    elif table == "model_calls":
+        if not all(isinstance(block.get("type"), str) for block in row["cut"] or ()):
+            raise ValueError("model_calls.cut is no list of blocks")
     elif table in ("tool_outputs", "verifications") and row["compressed"] is not None:
         _check_output(table, row)
-
-
-def _check_block(row: Row) -> None:
-    kind = row["content"]["type"]
-    if kind != row["type"]:
-        raise ValueError("blocks.content is no block of that type")
-    missing = misfit(row["content"], _BLOCKS.get(kind, Any))
-    if missing is not None:
-        raise ValueError(f"a block of type {kind} has no {missing} as the API has it")
 
 
 def _check_output(table: str, row: Row) -> None:
@@ -361,8 +298,7 @@ class RunCheck:
     """
 
     def __init__(self, run: Row, spec: JobSpec, known: Mapping[str, Collection[Place]]) -> None:
-        # The calls that may have started sub-agents.
-        self.starts: set[Place] = set()
+        self.starts: set[Place] = set()  # the calls that may have started sub-agents
         self.has_open_approvals = False
         self._run = run
         self._spec = spec
@@ -372,49 +308,32 @@ class RunCheck:
         self._has_item = False
         if run["id"] in known:
             raise ValueError(f"{run['id']} is in the file twice")
-        if (run["state"] == "running") != (run["worker_id"] is not None):
-            raise ValueError("runs.worker_id is for a run that is running, and only for it")
-        if (run["state"] == "queued") != (run["due_at"] is not None):
-            raise ValueError("runs.due_at is for a run that is queued, and only for it")
-        for name in ("fresh_of", "fork_of"):
+        for name, state in (("worker_id", "running"), ("due_at", "queued")):
+            if (run["state"] == state) != (run[name] is not None):
+                raise ValueError(f"runs.{name} is for a run that is {state}, and only for it")
+        self._check_place(run)
+        for name in ("fresh_of", "fork_of", "parent_run"):
             if run[name] is not None and run[name] not in known:
                 raise ValueError(f"runs.{name} names no run that is in the file before it")
-        self._check_parent(run, known)
+        if run["parent_position"] is None:
+            return
+        if run["parent_run"] is None:
+            raise ValueError("runs.parent_position is for sub-agents")
+        if (run["parent_message"], run["parent_position"]) not in known[run["parent_run"]]:
+            raise ValueError("runs.parent_position is of no call of its parent that starts one")
 
     @property
     def has_ended(self) -> bool:
         """True if no part of the run goes on or waits."""
         return self._run["state"] in ENDED and not self.has_open_approvals
 
-    def _check_parent(self, run: Row, known: Mapping[str, Collection[Place]]) -> None:
-        """Check that a run is where its id says."""
-        place = place_of(run["id"])
-        parent, is_child = place["parent"], place["parent"] is not None
-        wanted = {
-            "parent_run": parent,
-            "root_run": place["root"] if is_child else None,
-            "depth": place["depth"],
-            "child_number": int(run["id"].rpartition(".")[2]) if is_child else None,
-        }
-        for name, value in wanted.items():
-            if run[name] != value:
-                raise ValueError(f"runs.{name} is not what the run's id says")
-        if parent is not None and parent not in known:
-            raise ValueError("runs.parent_run names no run that is in the file before it")
-        types = [agent.name for agent in self._spec.agents] if is_child else [None]
-        if run["agent_type"] not in types:
-            raise ValueError("runs.agent_type is no type of sub-agent that the job has")
-        if run["parent_position"] is None:
-            return
-        if parent is None:
-            raise ValueError("runs.parent_position is for sub-agents")
-        if (run["parent_message"], run["parent_position"]) not in known[parent]:
-            raise ValueError("runs.parent_position is of no call of its parent that starts one")
-
     def add(self, table: str, row: Row) -> None:
         """Check the next row. Raises ``ValueError``."""
         if row["run_id"] != self._run["id"]:
             raise ValueError(f"{table}.run_id is not {self._run['id']}")
+        of_call = row.get("message") is not None and table in _OF_CALLS
+        if of_call and row["position"] >= self._calls.get(row["message"], 0):
+            raise ValueError(f"{table} has a row of no tool call")
         match table:
             case "run_items":
                 self._has_item = True
@@ -425,13 +344,12 @@ class RunCheck:
                     self._uses.setdefault(row["message"], []).append(row["content"])
             case "tool_calls":
                 self._add_call(row)
-            case "tool_outputs":
-                self._check_call_of(table, row)
             case "approvals":
-                self._check_call_of(table, row)
                 self.has_open_approvals |= row["answer"] is None
             case "hook_runs":
-                self._check_hook(row)
+                hooks = self._spec.hooks
+                if row["hook"] >= len(hooks) or hooks[row["hook"]].event != row["event"]:
+                    raise ValueError("hook_runs.hook is no hook that the job has at that event")
             case "events":
                 self._events += 1
                 if row["number"] != self._events:
@@ -454,6 +372,22 @@ class RunCheck:
         if len(self._run["progress"]["hooks"]["decided"]) not in (0, calls):
             raise ValueError("runs.progress is no run's (hooks.decided is not of its last calls)")
 
+    def _check_place(self, run: Row) -> None:
+        place = place_of(run["id"])
+        is_child = place["parent"] is not None
+        wanted = {
+            "parent_run": place["parent"],
+            "root_run": place["root"] if is_child else None,
+            "depth": place["depth"],
+            "child_number": int(run["id"].rpartition(".")[2]) if is_child else None,
+        }
+        for name, value in wanted.items():
+            if run[name] != value:
+                raise ValueError(f"runs.{name} is not what the run's id says")
+        types = [agent.name for agent in self._spec.agents] if is_child else [None]
+        if run["agent_type"] not in types:
+            raise ValueError("runs.agent_type is no type of sub-agent that the job has")
+
     def _add_call(self, row: Row) -> None:
         message, position = row["message"], row["position"]
         uses = self._uses.get(message, [])
@@ -466,14 +400,3 @@ class RunCheck:
         # A call of a tool that the job does not have is refused before anything waits for it.
         if self._spec.tool(row["name"]) is None or self._spec.starts_children(row["name"]):
             self.starts.add((message, position))
-
-    def _check_call_of(self, table: str, row: Row) -> None:
-        if row["position"] >= self._calls.get(row["message"], 0):
-            raise ValueError(f"{table} has a row of no tool call")
-
-    def _check_hook(self, row: Row) -> None:
-        hooks = self._spec.hooks
-        if row["hook"] >= len(hooks) or hooks[row["hook"]].event != row["event"]:
-            raise ValueError("hook_runs.hook is no hook that the job has at that event")
-        if row["message"] is not None:
-            self._check_call_of("hook_runs", row)

@@ -48,32 +48,28 @@ def session_lines(recorded: Recorded, version: str) -> Iterator[Line]:
 
 class _Session:
     def __init__(self, recorded: Recorded, version: str) -> None:
-        session = recorded.session or {}
+        session, agent = recorded.session or {}, agent_id(recorded)
         self._recorded = recorded
         self._replies = recorded.replies()
-        self._summaries = [row for row in recorded.compactions if row["kind"] != "clip"]
         self._parent: str | None = None
         self._count = 0
         self._asked: dict[str, str] = {}  # the uuid of a call's line, by the call's id
         self._base = {
-            "isSidechain": agent_id(recorded) is not None,
+            "isSidechain": agent is not None,
             "userType": "external",
             "cwd": session.get("cwd") or recorded.run["workspace_path"] or "/",
             "sessionId": session_id(recorded),
             "version": session.get("version") or version,
             "gitBranch": session.get("git_branch") or "",
+            **({} if agent is None else {"agentId": agent}),
         }
-        if (agent := agent_id(recorded)) is not None:
-            self._base["agentId"] = agent
 
     def lines(self) -> Iterator[Line]:
+        summaries = [row for row in self._recorded.compactions if row["kind"] != "clip"]
         for message in self._recorded.messages():
-            if message.role == "assistant":
-                yield from self._reply(message)
-            else:
-                yield from self._user(message)
-            while self._summaries and self._summaries[0]["last_message"] <= message.number:
-                yield from self._boundary(self._summaries.pop(0))
+            yield from (self._reply if message.role == "assistant" else self._user)(message)
+            while summaries and summaries[0]["last_message"] <= message.number:
+                yield from self._boundary(summaries.pop(0))
 
     def _line(self, kind: str, at: float, **fields: Any) -> Line:
         self._count += 1
@@ -91,11 +87,10 @@ class _Session:
             "model": self._recorded.model if call is None else call["model"],
             "stop_sequence": None,
         }
+        request = {}
         if call is not None:
             common |= {"stop_reason": call["stop_reason"], "usage": _usage(call)}
-        request = (
-            {} if call is None or not call["request_id"] else {"requestId": call["request_id"]}
-        )
+            request = {"requestId": call["request_id"]} if call["request_id"] else {}
         for row in message.rows:
             block = row["content"]
             said = {**common, "content": [block]}
@@ -108,25 +103,20 @@ class _Session:
         # Results come first.
         for row in sorted(message.rows, key=lambda row: row["content"]["type"] != "tool_result"):
             block = row["content"]
-            if block["type"] == "tool_result":
-                yield self._result(row)
-                continue
             is_plain = block["type"] == "text" and block.keys() == {"type", "text"}
-            said = {"role": "user", "content": block["text"] if is_plain else [block]}
-            yield self._line("user", row["created_at"], message=said)
-
-    def _result(self, row: Row) -> Line:
-        block = row["content"]
-        fields: dict[str, Any] = {"toolUseResult": block["content"]}
-        source = self._asked.get(block["tool_use_id"])
-        if source is not None:
-            fields["sourceToolAssistantUUID"] = source
-        message = {"role": "user", "content": [block]}
-        return self._line("user", row["created_at"], message=message, **fields)
+            fields: dict[str, Any] = {
+                "message": {"role": "user", "content": block["text"] if is_plain else [block]}
+            }
+            if block["type"] == "tool_result":
+                fields["toolUseResult"] = block["content"]
+                if source := self._asked.get(block["tool_use_id"]):
+                    fields["sourceToolAssistantUUID"] = source
+            yield self._line("user", row["created_at"], **fields)
 
     def _boundary(self, row: Row) -> Iterator[Line]:
         """Yield the two lines of a compaction: from here on a summary stands in for all before."""
         before, self._parent = self._parent, None
+        tokens = {"preTokens": row["tokens_before"], "postTokens": row["tokens_after"]}
         yield self._line(
             "system",
             row["created_at"],
@@ -135,11 +125,7 @@ class _Session:
             isMeta=False,
             level="info",
             logicalParentUuid=before,
-            compactMetadata={
-                "trigger": "auto",
-                "preTokens": row["tokens_before"],
-                "postTokens": row["tokens_after"],
-            },
+            compactMetadata={"trigger": "auto", **tokens},
         )
         yield self._line(
             "user",

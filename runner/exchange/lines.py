@@ -1,6 +1,6 @@
 """Runner's own export format: a file of lines, each a JSON object.
 
-    {"runner_export": 1, "job": "job_…", "run": null}     the header: a whole job, or one run of it
+    {"runner_export": 2, "job": "job_…", "run": null}     the header: a whole job, or one run of it
     {"table": "jobs", "row": {…}}                         the rows of the job, then those of each run
     {"end": {"rows": 2731, "sha256": "…"}}                the digest of all bytes before this line
 
@@ -12,30 +12,24 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import IO, Any
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
+from typing import IO, Any, NamedTuple
 
 from sqlalchemy import JSON, BigInteger, Column, Table
 
 from runner.core.text import DEEPEST, read_json
 
-VERSION = 1
+VERSION = 2
+_BEFORE_0_1_0 = 1
 LONGEST_LINE = 256 * 1024 * 1024  # bytes; a tool's whole output is at most 10 MB
 # A value in a row may be as deep as JSON can be, and the objects around it add to that.
 _DEEPEST_LINE = DEEPEST + 20
 _ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
-    job_id: str
-    # None: the whole job; else this run and those that it came from.
-    run_id: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(NamedTuple):
     """A row as a file has it, unchecked."""
 
     start: int  # of the line in the file, in bytes
@@ -49,31 +43,19 @@ def encoded(value: Any) -> bytes:
     return _ENCODER.encode(value).encode("ascii") + b"\n"
 
 
-class Writer:
-    """Writes a file.
+def file_lines(job_id: str, run_id: str | None, rows: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the lines of a file.
 
     Args:
-        write: takes bytes, in order.
+        run_id: the run that it is an export of, with those that it came from; None: the whole job.
+        rows: as ``TableFormat.line`` returns them.
     """
-
-    def __init__(self, write: Callable[[bytes], object], header: Header) -> None:
-        self._write = write
-        self._digest = hashlib.sha256()
-        self._rows = 0
-        self._put(encoded({"runner_export": VERSION, "job": header.job_id, "run": header.run_id}))
-
-    def add(self, line: bytes) -> None:
-        """Write a row, as ``TableFormat.line`` returns it."""
-        self._rows += 1
-        self._put(line)
-
-    def end(self) -> None:
-        """Write the last line."""
-        self._write(encoded({"end": {"rows": self._rows, "sha256": self._digest.hexdigest()}}))
-
-    def _put(self, line: bytes) -> None:
-        self._digest.update(line)
-        self._write(line)
+    digest, count = hashlib.sha256(), 0
+    header = encoded({"runner_export": VERSION, "job": job_id, "run": run_id})
+    for count, line in enumerate(chain((header,), rows)):  # noqa: B007 - used after the loop
+        digest.update(line)
+        yield line
+    yield encoded({"end": {"rows": count, "sha256": digest.hexdigest()}})
 
 
 class Reader:
@@ -86,9 +68,25 @@ class Reader:
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
         self._digest = hashlib.sha256()
-        self._next = 0
-        self.number = 0
-        self.header = _header(self._value())
+        self._next = self.number = 0
+        header = self._value()
+        if not (isinstance(header, dict) and "runner_export" in header):
+            raise ValueError("it is not the first line of an export of Runner's")
+        version = header["runner_export"]
+        if version == _BEFORE_0_1_0:
+            raise ValueError(
+                "an export of Runner before 0.1.0: read it with the Runner that wrote it, or submit "
+                "its job again here"
+            )
+        if version != VERSION:
+            raise ValueError(
+                f"it is of an export of version {str(version)[:20]!a}, this Runner knows {VERSION}: "
+                "install a newer one"
+            )
+        job_id, self.run_id = header.get("job"), header.get("run")
+        if not isinstance(job_id, str) or not isinstance(self.run_id, str | None):
+            raise ValueError("it does not say what it is an export of")
+        self.job_id = job_id
 
     def rows(self) -> Iterator[Line]:
         """Yield the rows in order, then check the last line."""
@@ -115,22 +113,18 @@ class Reader:
     def _value(self) -> Any:
         self.number += 1
         line = self._file.readline(LONGEST_LINE + 1)
-        check_length(line)
-        if not line.endswith(b"\n"):
+        if len(line) <= LONGEST_LINE and not line.endswith(b"\n"):
             raise ValueError("it is missing or cut off: the export is not whole")
         self._digest.update(line)
         self._next += len(line)
         return parsed(line)
 
 
-def check_length(line: bytes) -> None:
-    """Raise ``ValueError`` if a line is longer than any line can be."""
+def parsed(line: bytes) -> Any:
+    """Return the value of a line of JSON, of which ``LONGEST_LINE + 1`` bytes were read at most. Raises
+    ``ValueError``."""
     if len(line) > LONGEST_LINE:
         raise ValueError(f"it is longer than {LONGEST_LINE:,} bytes")
-
-
-def parsed(line: bytes) -> Any:
-    """Return the value of a line of JSON. Raises ``ValueError``."""
     try:
         return read_json(line.decode("utf-8"), _DEEPEST_LINE)
     except UnicodeDecodeError as error:
@@ -141,30 +135,7 @@ def parsed(line: bytes) -> Any:
         raise ValueError(f"it is not JSON ({error})") from error
 
 
-def is_export(first_line: bytes) -> bool:
-    """True if a file that begins with this line is an export of Runner's own."""
-    try:
-        value = parsed(first_line)
-    except ValueError:
-        return False
-    return isinstance(value, dict) and "runner_export" in value
-
-
-def _header(value: Any) -> Header:
-    if not (isinstance(value, dict) and "runner_export" in value):
-        raise ValueError("it is not the first line of an export of Runner's")
-    if value["runner_export"] != VERSION:
-        raise ValueError(
-            f"it is of an export of version {str(value['runner_export'])[:20]!a}, this Runner knows "
-            f"{VERSION}: install a newer one"
-        )
-    job_id, run_id = value.get("job"), value.get("run")
-    if not isinstance(job_id, str) or not (run_id is None or isinstance(run_id, str)):
-        raise ValueError("it does not say what it is an export of")
-    return Header(job_id, run_id)
-
-
-_NO_DEFAULT = object()
+_MISSING = object()
 _MOST_REAL = 1e11  # the year 5138; no time, duration or amount is larger
 # SQLite keeps a whole JSON number that stands alone without its ".0".
 _WHOLE_BELOW = 2**53
@@ -174,10 +145,10 @@ _MOST_TOKENS = 2**50
 _MOST = {"purses": 2**60}
 # Other numbers are not negative. An exit code is, for a signal.
 _LEAST = {"hook_runs.exit_code": -(2**31)}
+_UNSTORABLE = re.compile(r"[\x00\ud800-\udfff]")  # NUL, and halves of surrogate pairs
 
 
-@dataclass(frozen=True, slots=True)
-class _Column:
+class _Column(NamedTuple):
     name: str
     kind: type  # of a value in Python; ``dict`` is any JSON, ``bytes`` is base64 in the file
     nullable: bool
@@ -188,7 +159,7 @@ class _Column:
     @classmethod
     def of(cls, column: Column[Any]) -> _Column:
         kind = dict if isinstance(column.type, JSON) else column.type.python_type
-        default: Any = None if column.nullable else _NO_DEFAULT
+        default: Any = None if column.nullable else _MISSING
         if column.server_default is not None:
             text = str(column.server_default.arg)  # type: ignore[attr-defined]  # a plain value
             default = kind(int(text)) if kind in (int, bool) else text
@@ -207,6 +178,8 @@ class _Column:
     def from_file(self, value: Any) -> Any:
         """Return a value as the database takes it. Raises ``ValueError``."""
         kind = self.kind
+        if value is _MISSING:
+            raise ValueError("is missing")
         if kind is dict or (value is None and self.nullable):
             return value
         if value is None:
@@ -215,13 +188,20 @@ class _Column:
             raise ValueError(f"is no whole number from {self.least} to {self.most}")
         if kind is bool and type(value) is not bool:
             raise ValueError("is neither true nor false")
-        if kind is str:
-            _check_text(value)
         if kind is float:
             if type(value) not in (int, float) or not 0 <= value <= _MOST_REAL:
                 raise ValueError(f"is no number from 0 to {_MOST_REAL:g}")
             return float(value)
-        return _decoded(value) if kind is bytes else value
+        if kind in (str, bytes) and not isinstance(value, str):
+            raise ValueError("is no text" if kind is str else "is no base64")
+        if kind is str and _UNSTORABLE.search(value):
+            raise ValueError("has a character that no database can hold")
+        if kind is bytes:
+            try:
+                return base64.b64decode(value, validate=True)
+            except ValueError as error:  # characters beyond ASCII, or binascii.Error
+                raise ValueError("is no base64") from error
+        return value
 
 
 class TableFormat:
@@ -229,12 +209,12 @@ class TableFormat:
 
     def __init__(self, table: Table) -> None:
         # A database numbers some rows itself; those keep the order that they have in the file.
-        numbered = [column for column in table.c if column.autoincrement is True]
+        numbered = {column for column in table.c if column.autoincrement is True}
         self.table = table
         self.name = table.name
         # The columns that order the rows; empty for rows that the database numbers.
         self.key = () if numbered else tuple(column.name for column in table.primary_key)
-        self._columns = tuple(_Column.of(each) for each in table.c if each not in set(numbered))
+        self._columns = tuple(_Column.of(each) for each in table.c if each not in numbered)
 
     def line(self, row: Mapping[str, Any]) -> bytes:
         """Return a row of the database as a line."""
@@ -249,8 +229,7 @@ class TableFormat:
         """
         if not isinstance(values, dict):
             raise ValueError(f"a row of {self.name} is an object")
-        unknown = values.keys() - {column.name for column in self._columns}
-        if unknown:
+        if unknown := values.keys() - {column.name for column in self._columns}:
             raise ValueError(
                 f"{self.name} has no column {min(unknown)[:_LONGEST_NAME]!a}: the file may be of a "
                 "newer Runner"
@@ -258,33 +237,7 @@ class TableFormat:
         row = {}
         for column in self._columns:
             try:
-                if column.name in values:
-                    row[column.name] = column.from_file(values[column.name])
-                elif column.default is _NO_DEFAULT:
-                    raise ValueError("is missing")
-                else:
-                    row[column.name] = column.default
+                row[column.name] = column.from_file(values.get(column.name, column.default))
             except ValueError as error:
                 raise ValueError(f"{self.name}.{column.name} {error}") from error
         return row
-
-
-def _check_text(value: Any) -> None:
-    if not isinstance(value, str):
-        raise ValueError("is no text")
-    try:
-        value.encode()
-        is_storable = "\0" not in value
-    except UnicodeEncodeError:  # half of a surrogate pair
-        is_storable = False
-    if not is_storable:
-        raise ValueError("has a character that no database can hold")
-
-
-def _decoded(value: Any) -> bytes:
-    if not isinstance(value, str):
-        raise ValueError("is no base64")
-    try:
-        return base64.b64decode(value, validate=True)
-    except ValueError as error:  # characters beyond ASCII, or binascii.Error
-        raise ValueError("is no base64") from error

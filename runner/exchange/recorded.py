@@ -63,15 +63,6 @@ class Recorded:
         return place_of(self.id)["root"]
 
     @property
-    def inherited(self) -> frozenset[tuple[int, int]]:
-        """The places of the blocks that a sub-agent has from its parent: all that its conversation
-        began with but the last."""
-        if self.run["parent_run"] is None:
-            return frozenset()
-        began = [(row["message"], row["position"]) for row in self.blocks if row["turn"] == 0]
-        return frozenset(began[:-1])
-
-    @property
     def model(self) -> str:
         return self.run["model"] or self.spec.model
 

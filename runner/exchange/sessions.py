@@ -26,7 +26,7 @@ from runner.core.events import (
     usage_of,
 )
 from runner.core.text import shorten, visible
-from runner.exchange.lines import LONGEST_LINE, check_length, parsed
+from runner.exchange.lines import LONGEST_LINE, parsed
 from runner.exchange.recorded import SESSION
 
 TABLES = ("blocks", "tool_calls", "tool_outputs", "model_calls", "compactions")
@@ -53,34 +53,6 @@ class Happened(NamedTuple):
 
     at: float  # seconds since the epoch
     event: Event
-
-
-@dataclass
-class SessionRun:
-    """A session, or an agent's part of it, as a run."""
-
-    id: str
-    project: str
-    item: dict[str, Any]
-    model: str
-    state: str
-    reason: str  # for the state
-    started_at: float
-    ended_at: float
-    turns: int
-    message_count: int
-    usage: Usage  # of all replies
-    rows: dict[str, list[dict[str, Any]]]  # by table, each with the run's id
-    events: list[Happened]  # what Runner would have recorded, in order
-
-
-def looks_like_a_session(first_line: bytes) -> bool:
-    """True if a file that begins with this line can be a session."""
-    try:
-        value = parsed(first_line)
-    except ValueError:
-        return False
-    return isinstance(value, dict) and isinstance(value.get("type"), str)
 
 
 class SessionReader:
@@ -114,36 +86,36 @@ class SessionReader:
                 agents.setdefault(agent, _Conversation()).add(line)
             else:
                 main.add(line)
-        found = [_run(main, None, title)] if main.messages else []
-        found += [_run(one, agent, None) for agent, one in agents.items() if one.messages]
+        found = [SessionRun(main, None, title)] if main.messages else []
+        found += [SessionRun(one, agent) for agent, one in agents.items() if one.messages]
         if not found:
             raise ValueError("nothing was said in the session")
         return tuple(found)
 
     def _lines(self) -> Iterator[_Line]:
-        """Yield each line once, without blank ones."""
         at = 0.0
-        seen: set[str] = set()
+        seen: set[str | None] = set()
         while content := self._file.readline(LONGEST_LINE + 1):
             self.number += 1
-            check_length(content)
             if not content.strip():
                 continue
             try:
                 value = parsed(content)
             except ValueError:
-                if content.endswith(b"\n"):
+                if content.endswith(b"\n") or len(content) > LONGEST_LINE:
                     raise
                 self.is_torn = True
                 return
-            line = _line(value, at)
-            at = line.at
-            uuid = line.text("uuid")
-            if uuid is not None and line.kind not in _TITLES:
-                if uuid in seen:
-                    continue
+            if not isinstance(value, dict):
+                raise ValueError("it is no object")
+            is_said = value.get("type") in ("user", "assistant")
+            blocks = tuple(_blocks(value.get("message"))) if is_said else ()
+            at = _moment(value.get("timestamp"), at)
+            line = _Line(value, at, blocks)
+            uuid = None if line.kind in _TITLES else line.text("uuid")
+            if uuid is None or uuid not in seen:
                 seen.add(uuid)
-            yield line
+                yield line
 
 
 # --- Lines ---
@@ -169,48 +141,34 @@ class _Line:
         return value if isinstance(value, str) and value else None
 
 
-def _line(value: Any, before: float) -> _Line:
-    if not isinstance(value, dict):
-        raise ValueError("it is no object")
-    said = _blocks(value.get("message")) if value.get("type") in ("user", "assistant") else ()
-    return _Line(value, _moment(value.get("timestamp"), before), tuple(said))
-
-
-def _blocks(message: Any) -> Iterator[Block]:
-    if message is None:
-        return
-    if not isinstance(message, dict):
-        raise ValueError("its message is no object")
-    content = message.get("content")
-    if content is None:
-        return
-    if isinstance(content, str):
-        content = [content]
-    if not isinstance(content, list):
-        raise ValueError("its message's content is neither text nor a list of blocks")
-    for block in content:
-        yield _block({"type": "text", "text": block} if isinstance(block, str) else block)
-
-
 _TEXTS = {"text": ("text",), "tool_use": ("id", "name"), "tool_result": ("tool_use_id",)}
 
 
-def _block(block: Any) -> Block:
-    """Return a block with all that the code below relies on."""
-    if not isinstance(block, dict) or not isinstance(block.get("type"), str):
-        raise ValueError("a block of its message has no type")
-    kind = block["type"]
-    for name in _TEXTS.get(kind, ()):
-        if not isinstance(block.get(name), str):
-            raise ValueError(f"a block of type {kind} has no {name}")
-    if kind == "tool_use":
-        return {**block, "input": block.get("input", {})}
-    if kind == "tool_result":
-        content = "" if block.get("content") is None else block["content"]
-        if not isinstance(content, str | list):
-            raise ValueError("the content of a tool_result is neither text nor a list of blocks")
-        return {**block, "content": content}
-    return block
+def _blocks(message: Any) -> Iterator[Block]:
+    """Yield the blocks of a message, each with all that the code below relies on."""
+    if not isinstance(message, dict | None):
+        raise ValueError("its message is no object")
+    content = (message or {}).get("content")
+    if isinstance(content, str):
+        content = [content]
+    if not isinstance(content, list | None):
+        raise ValueError("its message's content is neither text nor a list of blocks")
+    for written in content or ():
+        block = {"type": "text", "text": written} if isinstance(written, str) else written
+        if not isinstance(block, dict) or not isinstance(kind := block.get("type"), str):
+            raise ValueError("a block of its message has no type")
+        for name in _TEXTS.get(kind, ()):
+            if not isinstance(block.get(name), str):
+                raise ValueError(f"a block of type {kind} has no {name}")
+        if kind == "tool_use":
+            block = {"input": {}, **block}
+        elif kind == "tool_result":
+            block = {**block, "content": "" if block.get("content") is None else block["content"]}
+            if not isinstance(block["content"], str | list):
+                raise ValueError(
+                    "the content of a tool_result is neither text nor a list of blocks"
+                )
+        yield block
 
 
 def _moment(value: Any, before: float) -> float:
@@ -307,13 +265,17 @@ class _Conversation:
         self._calls: dict[str, tuple[_Message, int]] = {}
 
     def add(self, line: _Line) -> None:
-        """Add the next line."""
         asked_at = self.lines[-1].at if self.lines else line.at
         self.lines.append(line)
         if line.kind == "assistant" and line.blocks:
             self._add_reply(line, min(asked_at, line.at))
         elif line.kind == "user" and line.fields.get("isCompactSummary") is True and self.messages:
-            self._add_summary(line)
+            text = "\n\n".join(block["text"] for block in line.blocks if block["type"] == "text")
+            last = self.boundaries[-1] if self.boundaries else None
+            if last is None or last.before != len(self.messages) or last.text:
+                last = _Boundary(len(self.messages), line.at)
+                self.boundaries.append(last)
+            last.text = text
         elif line.kind == "user":
             self._add_user(line)
         elif line.text("subtype") == "compact_boundary" and line.kind == "system" and self.messages:
@@ -364,48 +326,8 @@ class _Conversation:
             self.messages.append(_Message("user"))
         self.messages[-1].said += words
 
-    def _add_summary(self, line: _Line) -> None:
-        text = "\n\n".join(block["text"] for block in line.blocks if block["type"] == "text")
-        last = self.boundaries[-1] if self.boundaries else None
-        if last is None or last.before != len(self.messages) or last.text:
-            last = _Boundary(len(self.messages), line.at)
-            self.boundaries.append(last)
-        last.text = text
-
 
 # --- Runs ---
-
-
-def _run(talk: _Conversation, agent: str | None, title: str | None) -> SessionRun:
-    session_id, cwd = talk.last("sessionId") or "", talk.first("cwd")
-    started = next((line.at for line in talk.lines if line.at), 0.0)
-    state, reason = _end(talk.messages[-1])
-    session = {
-        "session_id": session_id or None,
-        "agent_id": agent,
-        "title": title,
-        "cwd": cwd,
-        "git_branch": talk.last("gitBranch"),
-        "version": talk.last("version"),
-    }
-    run_id = _run_id(session_id or str(talk.lines[0].text("uuid")), agent, started)
-    rows = _Rows(run_id, talk)
-    models = [row["model"] for row in rows.tables["model_calls"]]
-    return SessionRun(
-        id=run_id,
-        project=visible(cwd or "unknown"),
-        item={SESSION: session},
-        model=models[-1] if models else "unknown",
-        state=state,
-        reason=reason,
-        started_at=started,
-        ended_at=max(line.at for line in talk.lines),
-        turns=rows.turns,
-        message_count=len({row["message"] for row in rows.tables["blocks"]}),
-        usage=rows.usage,
-        rows=rows.tables,
-        events=sorted(rows.events, key=lambda each: each.at),
-    )
 
 
 def _run_id(session: str, agent: str | None, started: float) -> str:
@@ -419,33 +341,55 @@ def _run_id(session: str, agent: str | None, started: float) -> str:
     return f"run_{digits}"
 
 
-def _end(last: _Message) -> tuple[str, str]:
-    """Return the state and its reason: a session ends with a reply that asks for nothing."""
-    if last.role == "assistant" and len(last.results) == len(last.uses):
-        if last.stop_reason == "refusal":
-            return "failed", "refusal"
-        if not last.uses and last.stop_reason in ("end_turn", "stop_sequence"):
-            return "succeeded", "end_turn"
-    return "cancelled", "cancelled"
+class SessionRun:
+    """A session, or an agent's part of it, as a run.
 
+    Args:
+        agent: its id; None for the session itself.
+    """
 
-class _Rows:
-    """The rows and events of a conversation."""
-
-    def __init__(self, run_id: str, talk: _Conversation) -> None:
-        self.tables: dict[str, list[dict[str, Any]]] = {name: [] for name in TABLES}
-        self.events: list[Happened] = []
+    def __init__(self, talk: _Conversation, agent: str | None, title: str | None = None) -> None:
+        session_id, cwd = talk.last("sessionId"), talk.first("cwd")
+        self.started_at = next((line.at for line in talk.lines if line.at), 0.0)
+        self.ended_at = max(line.at for line in talk.lines)
+        self.id = _run_id(session_id or str(talk.lines[0].text("uuid")), agent, self.started_at)
+        self.project = visible(cwd or "unknown")
+        session = {
+            "session_id": session_id,
+            "agent_id": agent,
+            "title": title,
+            "cwd": cwd,
+            "git_branch": talk.last("gitBranch"),
+            "version": talk.last("version"),
+        }
+        self.item = {SESSION: session}
+        # A session that ended ends with a reply that asks for nothing.
+        self.state, self.reason = "cancelled", "cancelled"
+        last = talk.messages[-1]
+        if last.role == "assistant" and len(last.results) == len(last.uses):
+            if last.stop_reason == "refusal":
+                self.state, self.reason = "failed", "refusal"
+            elif not last.uses and last.stop_reason in ("end_turn", "stop_sequence"):
+                self.state, self.reason = "succeeded", "end_turn"
         self.turns = 0
-        self.usage = Usage()
-        self._run_id = run_id
+        self.usage = Usage()  # of all replies
+        # The rows by table, each with the run's id.
+        self.rows: dict[str, list[dict[str, Any]]] = {name: [] for name in TABLES}
+        self.events: list[Happened] = []  # what Runner would have recorded, in order
         self._numbers: list[int] = []  # of the messages
+        self._add_messages(talk)
+        self.events.sort(key=lambda each: each.at)
+        self.message_count = len({row["message"] for row in self.rows["blocks"]})
+        models = [row["model"] for row in self.rows["model_calls"]]
+        self.model = models[-1] if models else "unknown"
+
+    def _add_messages(self, talk: _Conversation) -> None:
         boundaries = list(talk.boundaries)
-        before: _Message | None = None
+        uses = 0  # of the message before
         for place, message in enumerate(talk.messages):
             while boundaries and boundaries[0].before <= place:
                 self._add_compaction(boundaries.pop(0), talk.messages)
             number = self._numbers[-1] + 1 if self._numbers else 0
-            uses = len(before.uses) if before is not None else 0
             if message.role == "assistant":
                 number += uses > 0  # the message between two replies has the results
                 self._add_reply(message, number)
@@ -453,12 +397,12 @@ class _Rows:
                 # The words of a user follow the results in the same message.
                 self._add_blocks(number, "user", message.said, first=uses)
             self._numbers.append(number)
-            before = message
+            uses = len(message.uses)
         for boundary in boundaries:
             self._add_compaction(boundary, talk.messages)
 
     def _add(self, table: str, **row: Any) -> None:
-        self.tables[table].append({"run_id": self._run_id, **row})
+        self.rows[table].append({"run_id": self.id, **row})
 
     def _add_event(self, at: float, kind: str, data: dict[str, Any]) -> None:
         self.events.append(Happened(at, Event(kind, data)))
@@ -485,7 +429,7 @@ class _Rows:
             self._add_call(number, position, use, reply.results.get(position))
 
     def _add_model_call(self, reply: _Message) -> None:
-        tokens, number = reply.usage(), len(self.tables["model_calls"]) + 1
+        tokens, number = reply.usage(), len(self.rows["model_calls"]) + 1
         usage, total = Usage(**tokens), sum(tokens.values())
         self.usage += usage
         ended_at = max(line.at for line in reply.lines)
@@ -522,33 +466,29 @@ class _Rows:
 
     def _add_call(self, message: int, position: int, use: _Said, result: _Said | None) -> None:
         place = {"message": message, "position": position}
-        call: dict[str, Any] = {
-            **place,
-            "turn": self.turns,
-            "tool_use_id": visible(use.block["id"]),
-            "name": visible(use.block["name"]),
-            "started_attempt": 1,
-            "started_at": use.at,
-            "interrupted": result is None,
-        }
-        of_call: dict[str, Any] = {
-            "turn": self.turns,
-            "call_index": position,
-            "tool_use_id": shorten(call["tool_use_id"], INPUT_SUMMARY_LENGTH),
-            "name": shorten(call["name"], INPUT_SUMMARY_LENGTH),
-        }
-        started = of_call | {"input": summarise_input(use.block["input"])}
-        self._add_event(use.at, "tool_started", started)
+        named = {"tool_use_id": visible(use.block["id"]), "name": visible(use.block["name"])}
+        short = {name: shorten(text, INPUT_SUMMARY_LENGTH) for name, text in named.items()}
+        of_call: dict[str, Any] = {"turn": self.turns, "call_index": position, **short}
+        started = {"started_attempt": 1, "started_at": use.at, "interrupted": result is None}
+        call: dict[str, Any] = {**place, "turn": self.turns, **named, **started}
+        data = of_call | {"input": summarise_input(use.block["input"])}
+        self._add_event(use.at, "tool_started", data)
         if result is not None:
-            shown = _text_of(result.block["content"])
+            content = result.block["content"]
+            parts = [{"text": content}] if isinstance(content, str) else map(_object, content)
+            texts = (part.get("text") for part in parts)
+            shown = "\n".join(text for text in texts if isinstance(text, str))
             outcome, ended_at = _outcome(result, shown), max(result.at, use.at)
             duration = ended_at - use.at
             denial = shorten(shown, 300) if outcome == "denied" else None
-            call |= {"ended_at": ended_at, "duration": duration, "outcome": outcome}
-            call["denial"] = denial
+            call |= {
+                "ended_at": ended_at,
+                "duration": duration,
+                "outcome": outcome,
+                "denial": denial,
+            }
             self._add_blocks(message + 1, "user", [result], first=position)
-            whole = _whole_output(result, shown)
-            if whole is not None:
+            if whole := _whole_output(result, shown):
                 compressed = zlib.compress(whole)
                 self._add("tool_outputs", **place, size=len(whole), compressed=compressed)
             done = {
@@ -567,14 +507,14 @@ class _Rows:
         tokens = {"tokens_before": boundary.tokens_before, "tokens_after": boundary.tokens_after}
         self._add(
             "compactions",
-            number=len(self.tables["compactions"]) + 1,
+            number=len(self.rows["compactions"]) + 1,
             kind=kind,
             first_message=first,
             last_message=last,
             text=boundary.text,
             clips=[],
             turn=self.turns + 1,
-            first_sent_in=len(self.tables["model_calls"]) + 1,
+            first_sent_in=len(self.rows["model_calls"]) + 1,
             created_at=boundary.at,
             **tokens,
         )
@@ -592,13 +532,6 @@ def _outcome(result: _Said, shown: str) -> str:
     if not result.block.get("is_error"):
         return "succeeded"
     return "denied" if shown.startswith(_REJECTED) else "failed"
-
-
-def _text_of(content: str | list[Any]) -> str:
-    if isinstance(content, str):
-        return content
-    texts = (_object(block).get("text") for block in content)
-    return "\n".join(text for text in texts if isinstance(text, str))
 
 
 def _whole_output(result: _Said, shown: str) -> bytes | None:

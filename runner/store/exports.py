@@ -4,60 +4,31 @@ format, and a run as one value, for all other formats."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Table, literal, or_, select, true, tuple_
+from sqlalchemy import ColumnElement, Connection, Table, and_, literal, or_, select, true, tuple_
 
 from runner.core.agents import lineage, tree_order
 from runner.core.prices import PriceList
 from runner.errors import NotFoundError
-from runner.exchange.lines import Header, TableFormat, Writer
+from runner.exchange.lines import TableFormat, file_lines
 from runner.exchange.recorded import Recorded
 from runner.store.conditions import in_tree
 from runner.store.database import Database
 from runner.store.jobs import JobCache
-from runner.store.tables import (
-    approvals,
-    blocks,
-    compactions,
-    events,
-    hook_runs,
-    job_events,
-    jobs,
-    model_calls,
-    permission_rules,
-    purses,
-    queued_messages,
-    run_instructions,
-    run_items,
-    run_workspaces,
-    runs,
-    tool_calls,
-    tool_outputs,
-    verifications,
-)
+from runner.store.tables import job_events, jobs, metadata, permission_rules, runs
 
 # The tables of a job as a whole, in the order of a file; of the rules those that hold for all runs.
-JOB_TABLES = (jobs, purses, permission_rules, job_events)
+JOB_TABLES = (jobs, metadata.tables["purses"], permission_rules, job_events)
 # The tables of a run; of the rules those that hold for it alone. Tool calls follow the blocks that ask
 # for them and precede what belongs to them.
-RUN_TABLES = (
-    runs,
-    run_items,
-    permission_rules,
-    run_workspaces,
-    blocks,
-    tool_calls,
-    tool_outputs,
-    approvals,
-    model_calls,
-    compactions,
-    verifications,
-    hook_runs,
-    run_instructions,
-    events,
-    queued_messages,
+_OF_RUN = (
+    *("runs", "run_items", "permission_rules", "run_workspaces", "blocks", "tool_calls"),
+    *("tool_outputs", "approvals", "model_calls", "compactions", "verifications", "hook_runs"),
+    *("run_instructions", "events", "queued_messages"),
 )
+RUN_TABLES = tuple(metadata.tables[name] for name in _OF_RUN)
 FORMATS = {table.name: TableFormat(table) for table in (*JOB_TABLES, *RUN_TABLES)}
 # The type of the event that a database adds to a job that it imports. It is not exported again.
 IMPORTED = "imported"
@@ -89,13 +60,9 @@ def export(
 
     def work(connection: Connection) -> list[str]:
         of_job, run_ids = _selected(connection, job_id, run_id)
-        writer = Writer(write, Header(of_job, run_id))
-        for line in job_lines(connection, of_job):
-            writer.add(line)
-        for each in run_ids:
-            for line in run_lines(connection, each):
-                writer.add(line)
-        writer.end()
+        of_runs = chain.from_iterable(run_lines(connection, each) for each in run_ids)
+        for line in file_lines(of_job, run_id, chain(job_lines(connection, of_job), of_runs)):
+            write(line)
         return run_ids
 
     return database.read(work)
@@ -172,23 +139,31 @@ def load_recorded(database: Database, run_id: str, prices: PriceList) -> Recorde
         found = _rows(connection, runs, runs.c.id == run_id)
         if not found:
             raise NotFoundError(f"no run is named {run_id}: look with `runner list`")
-        of_run = {
-            table: _rows(connection, table, table.c.run_id == run_id)
-            for table in (run_items, blocks, tool_calls, model_calls, compactions, verifications)
-        }
-        (job,) = _rows(connection, jobs, jobs.c.id == found[0]["job_id"])
+        run = found[0]
+        (job,) = _rows(connection, jobs, jobs.c.id == run["job_id"])
+        names = ("run_items", "blocks", "tool_calls", "model_calls", "compactions", "verifications")
+        tables = [metadata.tables[name] for name in names]
+        items, blocks, calls, model_calls, compactions, verifications = (
+            _rows(connection, table, table.c.run_id == run_id) for table in tables
+        )
+        children: dict[tuple[int, int] | None, tuple[str, ...]] = {}
+        below = _rows(connection, runs, and_(runs.c.parent_run == run_id, in_tree(run_id)))
+        for child in sorted(below, key=lambda row: tree_order(row["id"])):
+            at = (child["parent_message"], child["parent_position"])
+            place = None if at[1] is None else at
+            children[place] = (*children.get(place, ()), child["id"])
         return Recorded(
-            run=found[0],
-            item=of_run[run_items][0]["item"] if of_run[run_items] else None,
+            run=run,
+            item=items[0]["item"] if items else None,
             job_name=job["name"],
             spec=JobCache().on(connection).spec_of_run(job["id"], run_id),
-            blocks=of_run[blocks],
-            calls={(row["message"], row["position"]): row for row in of_run[tool_calls]},
-            model_calls=of_run[model_calls],
-            compactions=of_run[compactions],
-            verifications=of_run[verifications],
+            blocks=blocks,
+            calls={(row["message"], row["position"]): row for row in calls},
+            model_calls=model_calls,
+            compactions=compactions,
+            verifications=verifications,
             prices=prices,
-            children=_children(connection, run_id),
+            children=children,
         )
 
     return database.read(work)
@@ -199,16 +174,6 @@ def run_ids(database: Database, job_id: str) -> Sequence[tuple[str, str]]:
     query = select(runs.c.id, runs.c.item_key).where(runs.c.job_id == job_id)
     rows = database.read(lambda connection: connection.execute(query).all())
     return sorted(((row.id, row.item_key) for row in rows), key=lambda run: tree_order(run[0]))
-
-
-def _children(connection: Connection, run_id: str) -> dict[tuple[int, int] | None, tuple[str, ...]]:
-    columns = (runs.c.id, runs.c.parent_message, runs.c.parent_position)
-    query = select(*columns).where(runs.c.parent_run == run_id, in_tree(run_id))
-    found: dict[tuple[int, int] | None, tuple[str, ...]] = {}
-    for row in sorted(connection.execute(query).all(), key=lambda row: tree_order(row.id)):
-        at = None if row.parent_position is None else (row.parent_message, row.parent_position)
-        found[at] = (*found.get(at, ()), row.id)
-    return found
 
 
 def _rows(

@@ -8,7 +8,7 @@ again: what is stored already is left as it is.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -16,7 +16,7 @@ from itertools import groupby, islice
 from types import SimpleNamespace
 from typing import IO, Any, Literal
 
-from sqlalchemy import Connection, Row, Table, insert, select, update
+from sqlalchemy import Connection, Table, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from runner.core.events import INPUT_SUMMARY_LENGTH, Event, signed_event
@@ -26,7 +26,7 @@ from runner.core.state import ModelState, Progress
 from runner.core.text import shorten
 from runner.errors import UsageError
 from runner.exchange.checks import Place, RunCheck, check_id, check_row, check_value, spec_of
-from runner.exchange.lines import Header, Line, Reader, TableFormat, parsed
+from runner.exchange.lines import Line, Reader, parsed
 from runner.exchange.sessions import TABLES, Happened, SessionRun
 from runner.permissions import ToolContext
 from runner.store import ids
@@ -75,53 +75,42 @@ class Section:
     start: int  # in the file, in bytes
     rows: int = 0
     digest: str = ""  # of the rows as lines
+    key: str | None = None  # of a job, if its submitter gave it one
     # Of a run:
-    state: str = ""
     has_ended: bool = True
     approvals: list[str] = field(default_factory=list)  # their ids
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What a file holds."""
-
-    source: str  # the name of the file for errors
-    job: Section
-    runs: tuple[Section, ...]
-    key: str | None  # the job's, if its submitter gave it one
-
-
-def check_file(file: IO[bytes], source: str) -> Plan:
-    """Check every line of a file.
-
-    Args:
-        source: the name of the file for errors.
-
-    Raises:
-        UsageError: what is wrong, and in which line.
-    """
+def _check_file(file: IO[bytes], source: str) -> list[Section]:
+    """Check every line of a file, and return its job and then its runs. Raises ``UsageError``: what is
+    wrong, and in which line."""
     file.seek(0)
     reader: Reader | None = None
     try:
         reader = Reader(file)
-        check = _FileCheck(reader.header)
+        check = _FileCheck(reader.job_id, reader.run_id)
         for line in reader.rows():
             check.add(line)
-        return check.end(source)
+        check.end()
     except ValueError as error:
         number = 1 if reader is None else reader.number
         raise UsageError(f"{source}, line {number}: {error}; nothing was imported") from error
+    return check.sections
 
 
 class _FileCheck:
-    """Checks the rows of a file in order."""
+    """Checks the rows of a file in order. Raises ``ValueError``.
 
-    def __init__(self, header: Header) -> None:
-        check_id(header.job_id, "job")
-        self._header = header
-        self._key: str | None = None
+    Args:
+        job_id, run_id: what the file says it is an export of.
+    """
+
+    def __init__(self, job_id: str, run_id: str | None) -> None:
+        check_id(job_id, "job")
+        self._job_id = job_id
+        self._run_id = run_id
+        self.sections: list[Section] = []
         self._spec: JobSpec | None = None
-        self._sections: list[Section] = []
         self._run: RunCheck | None = None  # of the section that is read
         self._known: dict[str, set[Place]] = {}  # the runs, with the calls that start sub-agents
         self._delegating: set[str] = set()  # runs whose sub-agent for the whole task is to come
@@ -129,107 +118,91 @@ class _FileCheck:
         self._last: tuple[int, list[Any]] = (-1, [])  # the table and the key of the last row
 
     def add(self, line: Line) -> None:
-        """Check the next row. Raises ``ValueError``."""
-        format = FORMATS.get(line.table)
-        if format is None:
-            raise ValueError(
-                f"there is no table {line.table[:60]!a}: the file may be of a newer Runner"
-            )
-        table = format.name
+        table = line.table
+        if table not in FORMATS:
+            raise ValueError(f"there is no table {table[:60]!a}: the file may be of a newer Runner")
         if table in ("jobs", "runs"):
             self._begin_section(line)
-        elif not self._sections:
+        elif not self.sections:
             raise ValueError("the first row is not the job's")
-        row = format.row(line.row)
-        self._check_order(format, row)
+        row = FORMATS[table].row(line.row)
+        self._check_order(table, row)
         check_row(table, row)
-        if row.get("job_id", self._header.job_id) != self._header.job_id:
-            raise ValueError(f"{table}.job_id is not {self._header.job_id}")
-        section = self._sections[-1]
+        if row.get("job_id", self._job_id) != self._job_id:
+            raise ValueError(f"{table}.job_id is not {self._job_id}")
         if table == "jobs":
-            self._add_job(row)
+            if row["id"] != self._job_id:
+                raise ValueError(f"it is of another job than {self._job_id}")
+            self.sections[-1].key, self._spec = row["key"], spec_of(row)
         elif table == "runs":
             self._add_run(row)
         elif self._run is not None:
             self._run.add(table, row)
         elif row.get("run_id") is not None:
             raise ValueError(f"{table}.run_id does not belong here")
+        section = self.sections[-1]
         if table == "approvals":
             section.approvals.append(row["id"])
             what = "approvals.setting is none"
             check_value(row["setting"], tool_context_from_json, ToolContext, what)
         section.rows += 1
-        self._digest.update(format.line(row))
+        self._digest.update(FORMATS[table].line(row))
 
-    def end(self, source: str) -> Plan:
-        """Check the file as a whole. Raises ``ValueError``."""
+    def end(self) -> None:
         self._end_section()
-        if not self._sections:
+        if not self.sections:
             raise ValueError("there is no row in it")
-        wanted = self._header.run_id
-        if wanted is not None and wanted not in self._known:
-            raise ValueError(f"the run {wanted[:60]!a} that it is of is not in it")
+        if self._run_id is not None and self._run_id not in self._known:
+            raise ValueError(f"the run {self._run_id[:60]!a} that it is of is not in it")
         if self._delegating:
             run_id = min(self._delegating)
             raise ValueError(
                 f"{run_id} has given its whole task to a sub-agent, which is not in the file"
             )
-        job, *of_runs = self._sections
-        return Plan(source, job, tuple(of_runs), self._key)
 
     def _begin_section(self, line: Line) -> None:
         self._end_section()
-        if (line.table == "jobs") == bool(self._sections):
+        if (line.table == "jobs") == bool(self.sections):
             raise ValueError("a file has one job, and its row comes first")
         id_ = line.row.get("id") if isinstance(line.row, dict) else None
         if not isinstance(id_, str):
             raise ValueError(f"{line.table}.id is no text")
-        kind: Literal["job", "run"] = "job" if line.table == "jobs" else "run"
-        self._sections.append(Section(kind, id_, line.start))
+        self.sections.append(Section("job" if line.table == "jobs" else "run", id_, line.start))
         self._last = (-1, [])
         self._digest = hashlib.sha256()
 
     def _end_section(self) -> None:
-        if not self._sections:
+        if not self.sections:
             return
-        section = self._sections[-1]
+        section = self.sections[-1]
         section.digest = self._digest.hexdigest()
         if self._run is not None:
             self._run.end()
             section.has_ended = self._run.has_ended
             self._known[section.id] = self._run.starts
 
-    def _check_order(self, format: TableFormat, row: dict[str, Any]) -> None:
+    def _check_order(self, table: str, row: dict[str, Any]) -> None:
         """Check that a row is in its section once and in the order in which exports are written."""
-        tables = JOB_TABLES if self._sections[-1].kind == "job" else RUN_TABLES
+        tables = JOB_TABLES if self.sections[-1].kind == "job" else RUN_TABLES
+        format = FORMATS[table]
         if format.table not in tables:
-            raise ValueError(f"a row of {format.name} does not belong here")
+            raise ValueError(f"a row of {table} does not belong here")
         last, last_key = self._last
         place, key = tables.index(format.table), [row[name] for name in format.key]
         if place < last or (place == last and key and key <= last_key):
-            raise ValueError(f"the row of {format.name} is there twice, or is not in its place")
+            raise ValueError(f"the row of {table} is there twice, or is not in its place")
         self._last = (place, key)
-
-    def _add_job(self, row: dict[str, Any]) -> None:
-        if row["id"] != self._header.job_id:
-            raise ValueError(f"it is of another job than {self._header.job_id}")
-        self._key = row["key"]
-        self._spec = spec_of(row)
 
     def _add_run(self, row: dict[str, Any]) -> None:
         assert self._spec is not None, "the job's row comes first"
         self._run = RunCheck(row, self._spec, self._known)
-        self._sections[-1].state = row["state"]
-        what = "runs.progress is no run's"
-        progress: Progress = check_value(row, _progress, Progress, what)
+        progress: Progress = check_value(
+            SimpleNamespace(**row), progress_from_row, Progress, "runs.progress is no run's"
+        )
         if progress.children.split == "whole":
             self._delegating.add(row["id"])
         if row["parent_position"] is None:
             self._delegating.discard(row["parent_run"])
-
-
-def _progress(row: dict[str, Any]) -> Progress:
-    return progress_from_row(SimpleNamespace(**row))
 
 
 # --- Storing an export ---
@@ -252,9 +225,28 @@ def import_file(
         UsageError: a line is wrong, or the database has the job or a run with other content; nothing
             was stored. UnreachableError: the database does not answer; what was stored is whole.
     """
-    plan = check_file(file, source)
+    job, *of_runs = sections = _check_file(file, source)
+    new = {"source": shorten(source, 200), "runs": len(of_runs)}
+    event = signed_event("imported", author, {"sha256": job.digest}, new=new)
+
+    def store(connection: Connection, section: Section) -> None:
+        _insert_rows(connection, file, section, source)
+        if section is job:
+            add_job_events(connection, job.id, [event], now)
+        elif not section.has_ended:
+            _cancel(connection, section, author, now)
+
     with _refusing_conflicts(source):
-        return _store_file(database, file, plan, author, now)
+        missing = database.read(lambda connection: _missing(connection, sections, source))
+        for section in sections:
+            if section in missing:
+                database.write(partial(store, section=section))
+        query = select(runs.c.id, runs.c.state).where(runs.c.job_id == job.id)
+        states = {row.id: row.state for row in database.read(lambda c: c.execute(query).all())}
+    return [
+        ImportedRun(each.id, job.id, "imported" if each in missing else "there", states[each.id])
+        for each in of_runs
+    ]
 
 
 @contextmanager
@@ -270,113 +262,51 @@ def _refusing_conflicts(source: str) -> Iterator[None]:
         ) from error
 
 
-def _store_file(
-    database: Database, file: IO[bytes], plan: Plan, author: Author, now: float
-) -> list[ImportedRun]:
-    missing = database.read(lambda connection: _missing(connection, plan))
-    imported = []
-    if plan.job in missing:
-        database.write(lambda connection: _store_job(connection, file, plan, author, now))
-    for section in plan.runs:
-        if section in missing:
-            store = partial(_store_run, file=file, plan=plan, section=section, by=author, now=now)
-            database.write(store)
-            state = section.state if section.has_ended else "cancelled"
-            imported.append(ImportedRun(section.id, plan.job.id, "imported", state))
-        else:
-            state = _state(database, section.id)
-            imported.append(ImportedRun(section.id, plan.job.id, "there", state))
-    return imported
-
-
-def _state(database: Database, run_id: str) -> str:
-    query = select(runs.c.state).where(runs.c.id == run_id)
-    return str(database.read(lambda connection: connection.execute(query).scalar_one()))
-
-
-def _missing(connection: Connection, plan: Plan) -> set[Section]:
+def _missing(connection: Connection, sections: Sequence[Section], source: str) -> set[Section]:
     """Return the sections that the database does not have.
 
     Raises:
         UsageError: it has one with other content, or something else where the file needs to be alone.
     """
     missing = set()
-    for section in (plan.job, *plan.runs):
+    for section in sections:
         table = jobs if section.kind == "job" else runs
-        here = connection.execute(select(table.c.id).where(table.c.id == section.id)).first()
-        if here is None:
+        if connection.scalar(select(table.c.id).where(table.c.id == section.id)) is None:
             missing.add(section)
         elif not _is_same(connection, section):
             raise UsageError(
-                f"{plan.source}: {section.id} is here already and is not the same: a job or run is "
+                f"{source}: {section.id} is here already and is not the same: a job or run is "
                 "not changed by an import (export it anew, or import it into another database)"
             )
-    if plan.key is not None and plan.job in missing:
-        holder = connection.execute(select(jobs.c.id).where(jobs.c.key == plan.key)).scalar()
-        if holder is not None:
-            raise UsageError(f"{plan.source}: {holder} has the key {plan.key[:60]!a} here already")
-    for section in plan.runs:
-        if section in missing and section.approvals:
+    for section in filter(missing.__contains__, sections):
+        if section.key is not None:
+            holder = connection.scalar(select(jobs.c.id).where(jobs.c.key == section.key))
+            if holder is not None:
+                raise UsageError(
+                    f"{source}: {holder} has the key {section.key[:60]!a} here already"
+                )
+        if section.approvals:
             query = select(approvals.c.id).where(approvals.c.id.in_(section.approvals)).limit(1)
-            taken = connection.execute(query).scalar()
-            if taken is not None:
-                raise UsageError(f"{plan.source}: {taken} is a question of another run here")
+            if (taken := connection.scalar(query)) is not None:
+                raise UsageError(f"{source}: {taken} is a question of another run here")
     return missing
 
 
 def _is_same(connection: Connection, section: Section) -> bool:
     """True if the database has the section as the file does, or imported it from such a file."""
     is_job = section.kind == "job"
-    lines = job_lines(connection, section.id) if is_job else run_lines(connection, section.id)
-    if _digest_of(lines) == section.digest:
+    digest = hashlib.sha256()
+    for line in (job_lines if is_job else run_lines)(connection, section.id):
+        digest.update(line)
+    if digest.hexdigest() == section.digest:
         return True
     table, key = (job_events, job_events.c.job_id) if is_job else (events, events.c.run_id)
     query = select(table.c.data).where(key == section.id, table.c.type == IMPORTED)
-    return any(data.get("sha256") == section.digest for data in connection.execute(query).scalars())
+    return any(data.get("sha256") == section.digest for data in connection.scalars(query))
 
 
-def _digest_of(lines: Iterable[bytes]) -> str:
-    digest = hashlib.sha256()
-    for line in lines:
-        digest.update(line)
-    return digest.hexdigest()
-
-
-def _store_job(
-    connection: Connection, file: IO[bytes], plan: Plan, author: Author, now: float
-) -> None:
-    _insert_section(connection, file, plan, plan.job)
-    new = {"source": shorten(plan.source, 200), "runs": len(plan.runs)}
-    event = signed_event("imported", author, {"sha256": plan.job.digest}, new=new)
-    add_job_events(connection, plan.job.id, [event], now)
-
-
-def _store_run(
-    connection: Connection, file: IO[bytes], plan: Plan, section: Section, by: Author, now: float
-) -> None:
-    _insert_section(connection, file, plan, section)
-    if section.has_ended:
-        return
-    run = _locked(connection, section.id)
-    data = {"state": run.state, "reason": run.reason, "sha256": section.digest}
-    store_change(connection, run, now, [signed_event("imported", by, data)])
-    run = _locked(connection, section.id)
-    if run.state not in ENDED:
-        cancel_locked(connection, run, now, by)
-    # A run that has ended may have open approvals: nobody is asked or told about them here.
-    connection.execute(
-        update(approvals)
-        .where(approvals.c.run_id == section.id, approvals.c.answer.is_(None))
-        .values(answer="cancelled", answered_at=now, answered_by=by.name, answered_via="end")
-    )
-
-
-def _locked(connection: Connection, run_id: str) -> Row[Any]:
-    return connection.execute(select(runs).where(runs.c.id == run_id).with_for_update()).one()
-
-
-def _insert_section(connection: Connection, file: IO[bytes], plan: Plan, section: Section) -> None:
-    rows = _rows_of(file, plan, section)
+def _insert_rows(connection: Connection, file: IO[bytes], section: Section, source: str) -> None:
+    rows = _rows_of(file, section, source)
     for table, of_table in groupby(rows, key=lambda each: each[0]):
         values = (row for _, row in of_table)
         while batch := list(islice(values, _ROWS_AT_ONCE)):
@@ -384,7 +314,7 @@ def _insert_section(connection: Connection, file: IO[bytes], plan: Plan, section
 
 
 def _rows_of(
-    file: IO[bytes], plan: Plan, section: Section
+    file: IO[bytes], section: Section, source: str
 ) -> Iterator[tuple[Table, dict[str, Any]]]:
     """Yield the rows of a section as the database takes them. Raises ``UsageError`` at the end unless
     they are the ones that were checked."""
@@ -400,13 +330,29 @@ def _rows_of(
     except (ValueError, KeyError, TypeError):
         digest.update(b"changed")
     if digest.hexdigest() != section.digest:
-        raise UsageError(f"{plan.source}: the file changed while it was imported: import it again")
+        raise UsageError(f"{source}: the file changed while it was imported: import it again")
+
+
+def _cancel(connection: Connection, section: Section, author: Author, now: float) -> None:
+    """Cancel a run that had not ended, and the questions that nobody is to be asked here."""
+    query = select(runs).where(runs.c.id == section.id).with_for_update()
+    run = connection.execute(query).one()
+    data = {"state": run.state, "reason": run.reason, "sha256": section.digest}
+    store_change(connection, run, now, [signed_event("imported", author, data)])
+    if run.state not in ENDED:
+        cancel_locked(connection, connection.execute(query).one(), now, author)
+    connection.execute(
+        update(approvals)
+        .where(approvals.c.run_id == section.id, approvals.c.answer.is_(None))
+        .values(answer="cancelled", answered_at=now, answered_by=author.name, answered_via="end")
+    )
 
 
 # --- Storing sessions of Claude Code ---
 
 # The tables of which a session that has gone on may change rows. To the others it only adds.
 _CHANGING = (tool_calls, model_calls, compactions)
+_RUN_COLUMNS = ("state", "reason", "ended_at", "message_count", "turns", "model")
 
 
 @dataclass(frozen=True, slots=True)
@@ -437,11 +383,9 @@ def import_sessions(
         for run in sessions:
             what = _store_session(connection, job_id, run, source)
             imported.append(ImportedSession(run.id, job_id, what, run.state, run.project))
-        stored = sum(each.what != "there" for each in imported)
-        if stored:
+        if stored := sum(each.what != "there" for each in imported):
             new = {"source": shorten(source, 200), "runs": stored}
-            event = signed_event("imported", author, new=new)
-            add_job_events(connection, job_id, [event], now)
+            add_job_events(connection, job_id, [signed_event("imported", author, new=new)], now)
         return imported
 
     with _refusing_conflicts(source):
@@ -461,14 +405,12 @@ def _sessions_job(connection: Connection, author: Author, now: float) -> str:
         return str(found.id)
     job_id = ids.new("job", now)
     row = {
+        **dict.fromkeys(("key", "name", "source"), SESSIONS),
         "id": job_id,
-        "key": SESSIONS,
-        "name": SESSIONS,
-        "source": SESSIONS,
+        "created_at": now,
         "spec_text": "",
         "spec_digest": hashlib.sha256(b"").hexdigest(),
         "spec": JobSpec(name=SESSIONS, model=SESSIONS).to_json(),
-        "created_at": now,
     }
     connection.execute(insert(jobs).values(row))
     made = signed_event("submitted", author, new={"name": SESSIONS, "runs": 0})
@@ -480,28 +422,41 @@ def _store_session(
     connection: Connection, job_id: str, run: SessionRun, source: str
 ) -> ImportOutcome:
     query = select(runs).where(runs.c.id == run.id).with_for_update()
-    there = connection.execute(query).one_or_none()
-    done = Event("done", {"state": run.state, "reason": run.reason, "detail": ""})
-    if there is None:
-        _insert_session(connection, job_id, run, done)
-        return "imported"
-    if there.job_id != job_id:
-        raise UsageError(f"{source}: {run.id} is here already, as a run of {there.job_id}")
+    here = connection.execute(query).one_or_none()
+    row = _run_row(run)
+    if here is None:
+        new = {"id": run.id, "job_id": job_id, "item_key": run.project, "attempt": 1}
+        times = {"created_at": run.started_at, "started_at": run.started_at}
+        connection.execute(insert(runs).values(new | times | row))
+        connection.execute(insert(run_items).values(run_id=run.id, item=run.item))
+    elif here.job_id != job_id:
+        raise UsageError(f"{source}: {run.id} is here already, as a run of {here.job_id}")
     added = sum(_add_rows(connection, FORMATS[name].table, run, source) for name in TABLES)
-    if not added:
+    if here is None:
+        data = {"job_id": job_id, "item_key": shorten(run.project, INPUT_SUMMARY_LENGTH)}
+        first = Happened(run.started_at, signed_event("run_submitted", UNKNOWN, data))
+    elif added:
+        first = Happened(run.ended_at, Event("session_continued", {"rows": added}))
+    else:
         return "there"
-    query = select(events.c.type, events.c.data).where(events.c.run_id == run.id)
-    known = {_subject(row.type, row.data) for row in connection.execute(query)}
+    of_run = select(events.c.type, events.c.data).where(events.c.run_id == run.id)
+    known = {_subject(kind, data) for kind, data in connection.execute(of_run)}
     happened = [
-        Happened(run.ended_at, Event("session_continued", {"rows": added})),
+        first,
         *(each for each in run.events if _subject(each.event.type, each.event.data) not in known),
-        Happened(run.ended_at, done),
+        Happened(
+            run.ended_at, Event("done", {"state": run.state, "reason": run.reason, "detail": ""})
+        ),
     ]
-    count = there.event_count + len(happened)
-    row = {**_run_row(run), "event_count": count, "revision": there.revision + 1}
-    connection.execute(update(runs).where(runs.c.id == run.id).values(row))
-    _insert_events(connection, run, there.event_count + 1, happened)
-    return "continued"
+    count, revision = (0, 0) if here is None else (here.event_count, here.revision)
+    counts = {"event_count": count + len(happened), "revision": revision + 1}
+    connection.execute(update(runs).where(runs.c.id == run.id).values(row | counts))
+    rows = [
+        {"run_id": run.id, "number": number, "at": at, "attempt": 1, **asdict(event)}
+        for number, (at, event) in enumerate(happened, count + 1)
+    ]
+    connection.execute(insert(events), rows)
+    return "imported" if here is None else "continued"
 
 
 _SUBJECTS = {"model_call_ended": ("call",), "context_compacted": ("first", "last")}
@@ -513,59 +468,20 @@ def _subject(kind: str, data: Mapping[str, Any]) -> tuple[Any, ...]:
     return (kind, *(data.get(name) for name in names))
 
 
-def _insert_session(connection: Connection, job_id: str, run: SessionRun, done: Event) -> None:
-    data = {"job_id": job_id, "item_key": shorten(run.project, INPUT_SUMMARY_LENGTH)}
-    submitted = signed_event("run_submitted", UNKNOWN, data)
-    happened = [Happened(run.started_at, submitted), *run.events, Happened(run.ended_at, done)]
-    row = {
-        **_run_row(run),
-        "id": run.id,
-        "job_id": job_id,
-        "item_key": run.project,
-        "created_at": run.started_at,
-        "started_at": run.started_at,
-        "attempt": 1,
-        "revision": 1,
-        "event_count": len(happened),
-    }
-    connection.execute(insert(runs).values(row))
-    connection.execute(insert(run_items).values(run_id=run.id, item=run.item))
-    writes = Writes()
-    for name in TABLES:
-        writes.insert(FORMATS[name].table, run.rows[name])
-    writes.run(connection)
-    _insert_events(connection, run, 1, happened)
-
-
 def _run_row(run: SessionRun) -> dict[str, Any]:
     """Return the columns of ``runs`` that change when a session goes on. Its limits are used up, so that
     nobody resumes it by mistake."""
-    usage, calls = run.usage, run.rows["model_calls"]
+    calls = len(run.rows["model_calls"])
     return {
-        "state": run.state,
-        "reason": run.reason,
-        "ended_at": run.ended_at,
+        **{name: getattr(run, name) for name in _RUN_COLUMNS},
+        **asdict(run.usage),
         "max_turns": max(run.turns, 1),
-        "token_ceiling": max(usage.total, 1),
-        "message_count": run.message_count,
-        "turns": run.turns,
+        "token_ceiling": max(run.usage.total, 1),
         "denials": sum(call.get("outcome") == "denied" for call in run.rows["tool_calls"]),
-        **asdict(usage),
-        "charged_tokens": usage.total,
+        "charged_tokens": run.usage.total,
         "compaction_count": len(run.rows["compactions"]),
-        "progress": progress_to_json(Progress(model=ModelState(calls=len(calls)))),
-        "model": run.model,
+        "progress": progress_to_json(Progress(model=ModelState(calls=calls))),
     }
-
-
-def _insert_events(
-    connection: Connection, run: SessionRun, first: int, happened: Sequence[Happened]
-) -> None:
-    rows = [
-        {"run_id": run.id, "number": number, "at": at, "attempt": 1, **asdict(event)}
-        for number, (at, event) in enumerate(happened, first)
-    ]
-    connection.execute(insert(events), rows)
 
 
 def _add_rows(connection: Connection, table: Table, run: SessionRun, source: str) -> int:
@@ -575,27 +491,26 @@ def _add_rows(connection: Connection, table: Table, run: SessionRun, source: str
         UsageError: the table has other rows of the session.
     """
     key = [column.name for column in table.primary_key]
-    query = select(table).where(table.c.run_id == run.id)
-    there = {
-        tuple(row[name] for name in key): dict(row) for row in connection.execute(query).mappings()
-    }
+    rows = connection.execute(select(table).where(table.c.run_id == run.id)).mappings()
+    here = {tuple(row[name] for name in key): dict(row) for row in rows}
     refused = UsageError(
         f"{source}: {run.id} is here already and says something else: what was imported is not "
         "changed (import it into another database)"
     )
-    changed = 0
+    added, changed = [], 0
     for row in run.rows[table.name]:
-        old = there.pop(tuple(row[name] for name in key), None)
+        old = here.pop(tuple(row[name] for name in key), None)
         if old is None:
-            connection.execute(insert(table).values(row))
-        elif {**old, **row} == old:
-            continue
-        elif table in _CHANGING:
+            added.append(row)
+        elif {**old, **row} != old:
+            if table not in _CHANGING:
+                raise refused
             conditions = [table.c[name] == row[name] for name in key]
             connection.execute(update(table).where(*conditions).values(row))
-        else:
-            raise refused
-        changed += 1
-    if there:
+            changed += 1
+    if here:
         raise refused
-    return changed
+    writes = Writes()
+    writes.insert(table, added)
+    writes.run(connection)
+    return len(added) + changed

@@ -201,7 +201,7 @@ def test_lines_that_are_there_twice_count_once() -> None:
     session = usual()
     doubled = [line for line in session.lines for _ in range(2)]
     (run,) = SessionReader(file_of(doubled)).runs()
-    assert run == read(usual())
+    assert vars(run) == vars(read(usual()))
 
 
 def test_what_is_missing_is_done_without() -> None:
@@ -226,7 +226,8 @@ def test_what_is_missing_is_done_without() -> None:
 def test_a_last_line_that_was_being_written_is_left_out() -> None:
     content = usual().file().getvalue() + b'{"type":"assistant","uui'
     reader = SessionReader(BytesIO(content))
-    assert reader.runs() == (read(usual()),)
+    (run,) = reader.runs()
+    assert vars(run) == vars(read(usual()))
     assert reader.is_torn
 
 

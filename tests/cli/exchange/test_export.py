@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -177,10 +177,11 @@ def test_an_export_that_fails_on_its_way_leaves_no_half_file(
     run_id = ended(database)
     (folder / "run.jsonl").write_text("the one before")
 
-    def fail(*arguments: Any) -> None:
+    def fail(*arguments: Any) -> Iterator[bytes]:
+        yield b"{}\n"
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("runner.exchange.lines.Writer.end", fail)
+    monkeypatch.setattr("runner.store.exports.file_lines", fail)
     assert command("export", run_id, "-o", "run.jsonl").code == 130
     assert (folder / "run.jsonl").read_text() == "the one before"
     assert [path.name for path in folder.iterdir() if path.name != ".runner"] == ["run.jsonl"]

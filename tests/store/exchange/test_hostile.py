@@ -242,7 +242,11 @@ def test_an_event_of_a_newer_runner_is_read_like_any_other(target: Database, sam
         (lambda content: content[:-2], "cut off: the export is not whole"),
         (lambda content: content.replace(b"Done.", b"Gone."), "the file was changed or damaged"),
         (lambda content: content + b"{}\n", "comes after the end"),
-        (lambda content: content.replace(b'"runner_export":1', b'"runner_export":2'), "newer one"),
+        (lambda content: content.replace(b'"runner_export":2', b'"runner_export":3'), "newer one"),
+        (
+            lambda content: content.replace(b'"runner_export":2', b'"runner_export":1'),
+            "line 1: an export of Runner before 0.1.0: read it with the Runner that wrote it",
+        ),
         (lambda content: content.replace(b"{", b"\xff", 1), "line 1: it is not UTF-8"),
         (lambda content: b"[" * 200_000 + b"\n", "line 1: it is nested too deeply"),
         (lambda content: content.replace(b"\n", b"\n\n", 1), "line 2: it is not JSON"),

@@ -19,7 +19,7 @@ from runner.store import imports as bringing
 from runner.store.database import Database
 from runner.store.exports import export
 from runner.store.fork import fork
-from runner.store.imports import Plan, Section, import_file
+from runner.store.imports import Section, import_file
 from runner.store.jobs import submit
 from runner.store.retry import retry, say
 from runner.store.runs import due_to_notify
@@ -265,8 +265,8 @@ def test_two_imports_of_one_file_at_a_time_store_it_once(
     content = exported(first, run_id=run_id)
     look = bringing._missing
 
-    def be_slower(connection: Connection, plan: Plan) -> set[Section]:
-        missing = look(connection, plan)
+    def be_slower(connection: Connection, sections: list[Section], source: str) -> set[Section]:
+        missing = look(connection, sections, source)
         monkeypatch.setattr(bringing, "_missing", look)
         with closing(Database(second.url.render_as_string(hide_password=False))) as other:
             assert brought(other, content) == [("imported", "succeeded")]

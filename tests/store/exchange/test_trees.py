@@ -261,7 +261,9 @@ def test_what_a_snapshot_holds_asks_for_no_rows_of_calls(make_database: MakeData
     child = start_child(first, parent, 3, snapshot=("Said.", "Replied."))
     content = exported(first, run_id=parent)
     brought(second, content)
-    assert load_recorded(second, child, PRICES).inherited == {(0, 0), (1, 0)}
+    steps = trajectory(load_recorded(second, child, PRICES), "1")["steps"]
+    copied = [step["message"] for step in steps if step.get("is_copied_context")]
+    assert copied == ["Said.", "Replied."]
 
 
 def test_a_trajectory_has_those_of_its_sub_agents_in_it(database: Database) -> None:
