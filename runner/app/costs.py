@@ -14,7 +14,7 @@ from runner.core.prices import By, PriceList, Spending
 from runner.core.run import Author
 from runner.core.spec import JobSpec
 from runner.errors import UsageError
-from runner.jobfile.fit import missing_prices
+from runner.jobfile.check import missing_prices
 from runner.queries.costs import Cost, costs_by
 from runner.queries.jobs import list_runs, show_job
 from runner.store import budgets

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePath
 from typing import Any
@@ -82,7 +83,12 @@ def note_taken_keys(at: Node, keyed: Sequence[Keyed], *, scripted: bool, has_age
     keys = {key for key, _ in keyed}
     with at.noting_at_most(MOST_REPORTED, "and {} more such problems"):
         for index, (key, _) in enumerate(keyed):
-            parent = next(filter(keys.__contains__, _parents(key)), None)
+            parents: list[
+                str
+            ] = []  # the keys of the runs that a run with this key could be a sub-agent of
+            while child := _CHILD_KEY.fullmatch(parents[-1] if parents else key):
+                parents.append(child[1])
+            parent = next(filter(keys.__contains__, parents), None)
             if scripted and key.startswith("@"):
                 message = "begins with '@', as do the keys of sub-agents' replies in a script"
             elif has_agents and parent is not None:
@@ -91,13 +97,6 @@ def note_taken_keys(at: Node, keyed: Sequence[Keyed], *, scripted: bool, has_age
                 continue
             node = at.at(index) if at.path[-1] == "list" else at
             node.note(f"the key {shown(key)} {message}: choose another")
-
-
-def _parents(key: str) -> Iterator[str]:
-    """Yield the keys of the runs that a run with this key could be a sub-agent of."""
-    while child := _CHILD_KEY.fullmatch(key):
-        key = child[1]
-        yield key
 
 
 def _with_keys(found: Iterable[_Found]) -> list[Keyed]:
@@ -139,25 +138,22 @@ def _files_matching(pattern: str, root: Path | Sequence[str], at: Node) -> Itera
     where = str(root) if isinstance(root, Path) else "the repository"
     if PurePath(pattern).is_absolute() or ".." in parts:
         raise BadValueError(f"{shown(pattern)} must stay inside {where}: no leading / and no ..")
-    if isinstance(root, Path):
-        names = _files_in(root, pattern)
-    else:
-        names = [name for name in root if _matches(name.split("/"), parts)]
-    if not any(part.startswith(".") for part in parts):
-        names = [name for name in names if not f"/{name}".count("/.")]
-    if not names:
-        raise BadValueError(f"no file in {where} matches {shown(pattern)}")
-    for name in sorted(set(names)):
-        yield at, f"{shown(name)}: ", name
-
-
-def _files_in(root: Path, pattern: str) -> list[str]:
     try:
-        return [str(path.relative_to(root)) for path in root.glob(pattern) if path.is_file()]
+        if isinstance(root, Path):
+            files = (path for path in root.glob(pattern) if path.is_file())
+            names = {str(path.relative_to(root)) for path in files}
+        else:
+            names = {name for name in root if _matches(name.split("/"), parts)}
     except (ValueError, NotImplementedError, IndexError) as error:
         raise BadValueError(f"{shown(pattern)} is no pattern: {error}") from error
     except OSError as error:
         raise BadValueError(f"{shown(pattern)} cannot be searched for: {error}") from error
+    if not any(part.startswith(".") for part in parts):
+        names = {name for name in names if "/." not in f"/{name}"}
+    if not names:
+        raise BadValueError(f"no file in {where} matches {shown(pattern)}")
+    for name in sorted(names):
+        yield at, f"{shown(name)}: ", name
 
 
 def _matches(names: Sequence[str], parts: Sequence[str]) -> bool:
@@ -187,15 +183,12 @@ def _lines_of_command(
     words: Sequence[str], folder: Path, seconds: float, at: Node
 ) -> Iterator[_Found]:
     for number, line in enumerate(_output_of(words, folder, seconds).split(b"\n"), 1):
-        text = os.fsdecode(line).strip()
-        item: Any = text
-        if text[:1] in ("{", '"'):
-            try:
-                item = read_json(text)
-            except (ValueError, RecursionError):
-                item = text
-        if text:
-            yield at, f"line {number} of its output: ", item
+        item: Any = os.fsdecode(line).strip()
+        if not item:
+            continue
+        with suppress(ValueError, RecursionError):
+            item = read_json(item) if item[0] in '{"' else item
+        yield at, f"line {number} of its output: ", item
 
 
 def _output_of(words: Sequence[str], folder: Path, seconds: float) -> bytes:
@@ -261,8 +254,10 @@ def render_texts(
     known = {"item"} if has_items else set()
     undefined = meta.find_undeclared_variables(_ENVIRONMENT.parse(text))
     unknown = sorted(undefined - set(_ENVIRONMENT.globals) - known)
+    meant = "only 'item' is" if has_items else "a job without [items] defines nothing"
     for name in unknown:
-        at.note(f"the template uses {_undefined(name, has_items)}")
+        no_item = name == "item" and "'item', but the job has no [items]"
+        at.note(f"the template uses {no_item or f'{shown(name)}, which is not defined; {meant}'}")
     if unknown:
         return ()
     texts = []
@@ -284,13 +279,6 @@ def _parse(text: str) -> Template:
         raise BadValueError(message) from error
     except RecursionError as error:
         raise BadValueError("the template is nested too deeply") from error
-
-
-def _undefined(name: str, has_items: bool) -> str:
-    if name == "item":
-        return "'item', but the job has no [items]"
-    meant = "only 'item' is" if has_items else "a job without [items] defines nothing"
-    return f"{shown(name)}, which is not defined; {meant}"
 
 
 def _render(template: Template, values: dict[str, Any], what: str) -> str:

@@ -38,7 +38,14 @@ def place(*parts: Part) -> str:
 
 def locate(text: str) -> dict[str, int]:
     """The line (from 1) of every key, table and array element of a valid TOML text, by place."""
-    return _Scanner(text.replace("\r\n", "\n")).scan()
+    scanner = _Scanner(text.replace("\r\n", "\n"))
+    base: Path = ()
+    while scanner.tokens:
+        if scanner.tokens[-1][0] == "[":
+            base = scanner.header()
+        else:
+            scanner.pair(base)
+    return scanner.lines
 
 
 class _Scanner:
@@ -51,37 +58,12 @@ class _Scanner:
             line += match.group().count("\n")
         self.tokens.reverse()
         self.lines: dict[str, int] = {}
-        self.array_tables: Counter[Path] = Counter()
+        self._array_tables: Counter[Path] = Counter()
 
-    def scan(self) -> dict[str, int]:
-        base: Path = ()
-        while self.tokens:
-            if self._next() == "[":
-                base = self._header()
-            else:
-                self._pair(base)
-        return self.lines
-
-    def _next(self) -> str:
-        return self.tokens[-1][0]
-
-    def _note(self, path: Path, line: int) -> None:
-        self.lines.setdefault(place(*path), line)
-
-    def _key(self, end: str) -> list[str]:
-        """The names of a dotted key, whose end is taken too."""
-        names: list[str] = []
-        while (token := self.tokens.pop()[0]) != end:
-            if token[0] in "\"'":
-                names.append(str(tomllib.loads(f"key = {token}")["key"]))
-            else:
-                names += _BARE_KEY.findall(token)
-        return names
-
-    def _header(self) -> Path:
+    def header(self) -> Path:
+        """Take the header of a table or an array of tables, and return its path."""
         line = self.tokens.pop()[1]
-        is_array = self._next() == "["
-        if is_array:
+        if is_array := self.tokens[-1][0] == "[":
             self.tokens.pop()
         names = self._key("]")
         if is_array:
@@ -91,30 +73,43 @@ class _Scanner:
             path = (*path, name)
             self._note(path, line)
             if is_array and number == len(names):
-                self.array_tables[path] += 1
-            if path in self.array_tables:
-                path = (*path, self.array_tables[path] - 1)
+                self._array_tables[path] += 1
+            if path in self._array_tables:
+                path = (*path, self._array_tables[path] - 1)
         self._note(path, line)
         return path
 
-    def _pair(self, path: Path) -> None:
+    def pair(self, path: Path) -> None:
         line = self.tokens[-1][1]
         for name in self._key("="):
             path = (*path, name)
             self._note(path, line)
         self._value(path)
 
-    def _value(self, path: Path) -> None:
-        token = self.tokens.pop()[0]
-        end = {"[": "]", "{": "}"}.get(token)
-        index = 0
-        while end and self._next() != end:
-            if self._next() == ",":
-                self.tokens.pop()
-            elif token == "{":
-                self._pair(path)
+    def _note(self, path: Path, line: int) -> None:
+        self.lines.setdefault(place(*path), line)
+
+    def _key(self, end: str) -> list[str]:
+        """Take a dotted key with its end, and return its names."""
+        names: list[str] = []
+        while (token := self.tokens.pop()[0]) != end:
+            if token[0] in "\"'":
+                names.append(str(tomllib.loads(f"key = {token}")["key"]))
             else:
-                self._note((*path, index), self.tokens[-1][1])
+                names += _BARE_KEY.findall(token)
+        return names
+
+    def _value(self, path: Path) -> None:
+        opening = self.tokens.pop()[0]
+        end = {"[": "]", "{": "}"}.get(opening)
+        index = 0
+        while end and (token := self.tokens[-1])[0] != end:
+            if token[0] == ",":
+                self.tokens.pop()
+            elif opening == "{":
+                self.pair(path)
+            else:
+                self._note((*path, index), token[1])
                 self._value((*path, index))
                 index += 1
         if end:

@@ -7,19 +7,13 @@ import re
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from runner.core.agents import (
-    AGENT_TOOL,
-    SPLIT_TOOL,
-    AgentType,
-    Coordinator,
-    agent_tool,
-    split_tool,
-)
+from runner.core import agents
+from runner.core.agents import AGENT_TOOL, SPLIT_TOOL
 from runner.core.budget import Budget, Limits
 from runner.core.context import Context
 from runner.core.conversation import Tool
@@ -35,25 +29,15 @@ from runner.core.workspace import (
     result_tool,
 )
 from runner.errors import Problem, SpecError
-from runner.jobfile.check import check
-from runner.jobfile.fit import note_misfits
+from runner.jobfile import values
+from runner.jobfile.check import check, note_misfits
 from runner.jobfile.items import Keyed, note_taken_keys, read_items, render_texts
 from runner.jobfile.keys import MOST_NAME
 from runner.jobfile.lines import locate
 from runner.jobfile.permissions import EFFECTS, PlacedRules, note_idle_rules, read_settings
 from runner.jobfile.script import read_script
 from runner.jobfile.table import Node, Section
-from runner.jobfile.values import (
-    BadValueError,
-    is_url,
-    line_problem,
-    read_bytes,
-    read_json_file,
-    read_text,
-    schema_problem,
-    shown,
-    text_problem,
-)
+from runner.jobfile.values import BadValueError, is_url, line_problem, shown, text_problem
 from runner.permissions import Rule
 from runner.permissions.modes import rules_of as mode_rules
 from runner.permissions.rules import with_copies
@@ -65,6 +49,7 @@ ResolveTools = Callable[[Sequence[str], Path], tuple[tuple[Tool, ...], tuple[tup
 # each as the job stores it, and (name, what is wrong with it) for each other name.
 ResolveHooks = Callable[[Sequence[str], Path], tuple[Mapping[str, str], Sequence[tuple[str, str]]]]
 
+_IS_RESULT_TOOL = f"{RESULT_TOOL} is how results of output_schema are submitted: rename {{}} tool"
 _TOML_POSITION = re.compile(r" \(at line (\d+), column (\d+)\)$")
 
 
@@ -94,46 +79,15 @@ def load(
     name = top["name"] or path.stem
     if top["name"] is None and (problem := line_problem(path.stem, MOST_NAME)):
         top.note(f"is missing, and the file's own name {problem}", "name")
-    source = _find_source(top, name, path.parent, look_at_repository)
-    job = _Job(top, path.parent, source, resolve_tools)
-    keyed = job.items(name)
+    job = _Job(top, name, path.parent, resolve_tools)
+    source_notes = job.find_workspace(look_at_repository)
+    keyed = job.items()
     runs = job.runs(keyed)
-    rules, left_out = job.rules()
-    parts = {
-        "name": name,
-        "system": job.read(top, "system"),
-        "tools": (*job.tools, *job.ending_tools()),
-        "rules": rules,
-        "workspace": job.workspace(),
-        "script": job.script([key for key, _ in keyed]),
-        "agents": job.agents(),
-        "coordinator": job.coordinator,
-        "hooks": job.hooks(resolve_hooks),
-    }
-    note_misfits(top, parts["agents"], prices)
+    spec, notes = job.spec([key for key, _ in keyed], resolve_hooks)
+    note_misfits(top, spec.agents, prices)
     if top.problems:
         raise SpecError(str(path), _with_lines(top.problems, text))
-    notes = (*left_out, *source.notes)
-    return Submission(str(path), text, _spec(top, parts), runs, notes)
-
-
-def _spec(top: Section, parts: Mapping[str, Any]) -> JobSpec:
-    """Return the spec of the file's own values and of the parts that it names."""
-    limits, permissions = top["limits"], top["permissions"]
-    verify = Verify(top["verify"], top["on_failure"], top["verify_rounds"], top["verify_timeout"])
-    return top.fill(
-        JobSpec,
-        asking=permissions.fill(
-            Asking, timeout=permissions["ask_timeout"], notify=permissions["on_ask"]
-        ),
-        limits=limits.fill(Limits),
-        budget=Budget(limits["budget_usd"], limits["budget_tokens"]),
-        context=top["context"].fill(Context),
-        retry=top["retry"].fill(Patience),
-        model_options=top["model_options"].written,
-        verify=verify if verify.commands else None,
-        **parts,
-    )
+    return Submission(str(path), text, spec, runs, (*notes, *source_notes))
 
 
 def _read_toml(path: Path) -> tuple[str, Mapping[str, Any]]:
@@ -141,7 +95,7 @@ def _read_toml(path: Path) -> tuple[str, Mapping[str, Any]]:
         return SpecError(str(path), (Problem("", message, line),))
 
     try:
-        text = read_bytes(path).decode("utf-8-sig")
+        text = values.read_bytes(path).decode("utf-8-sig")
     except OSError as error:
         raise broken(f"cannot read this job file: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
@@ -173,107 +127,129 @@ def _with_lines(problems: Sequence[Problem], text: str) -> tuple[Problem, ...]:
     return tuple(sorted(placed, key=lambda problem: problem.line or 0))
 
 
-@dataclass(frozen=True, slots=True)
-class _Source:
-    """What a job's workspaces are made from."""
-
-    workspace: Workspace | None = None  # None also with a problem
-    # Where items.glob looks: in a folder, or among these paths of files; None with a problem.
-    root: Path | tuple[str, ...] | None = None
-    notes: tuple[str, ...] = ()  # for whoever submits the job
-
-
-def _find_source(top: Section, job: str, folder: Path, look_at: LookAtRepository) -> _Source:
-    """Look at the folder or repository of ``[workspace]``."""
-    section = top["workspace"]
-    if section is None:
-        return _Source(root=folder)
-    if section["mode"] == "git":
-        return _find_repository(section, job, folder, look_at)
-    if section["mode"] == "none":
-        return _Source(_workspace(section), folder)
-    if section["path"] is None:
-        return _Source(root=folder)
-    path = section.at("path").attempt(_existing_folder, folder / section["path"])
-    return _Source(_workspace(section, path=str(path)), path) if path else _Source()
-
-
 def _existing_folder(path: Path) -> Path:
     try:
         path = path.resolve()
         if not path.is_dir():
-            raise BadValueError(
-                f"{path} {'is not a folder' if path.exists() else 'does not exist'}"
-            )
+            wrong = "is not a folder" if path.exists() else "does not exist"
+            raise BadValueError(f"{path} {wrong}")
     except (OSError, RuntimeError) as error:
         raise BadValueError(f"cannot look at {path}: {error}") from error
-    if wrong := text_problem(str(path)):
-        raise BadValueError(f"the folder's whole path {wrong}")
+    if problem := text_problem(str(path)):
+        raise BadValueError(f"the folder's whole path {problem}")
     return path
-
-
-def _find_repository(
-    section: Section, job: str, folder: Path, look_at: LookAtRepository
-) -> _Source:
-    def absolute(place: str) -> str:
-        return place if is_url(place) else os.path.normpath(folder / place)
-
-    if section["repo"] is None or section.is_wrong():
-        return _Source()
-    asked = Asked(
-        job=job,
-        source=absolute(section["repo"]),
-        is_url=is_url(section["repo"]),
-        base=section["base"],
-        uncommitted=section["uncommitted"],
-        remote=section["remote"] and absolute(section["remote"]),
-        accepted=frozenset(section["accept"]),
-    )
-    found = look_at(asked)
-    for key, message in found.problems:
-        section.note(message, key)
-    if found.path is not None and (wrong := text_problem(found.path)):
-        section.note(f"the folder's whole path {wrong}", "repo")
-    if section.is_wrong():
-        return _Source()
-    url = asked.source if asked.is_url else None
-    workspace = _workspace(
-        section, path=found.path, url=url, remote=asked.remote, commit=found.commit
-    )
-    return _Source(workspace, found.files, found.notes)
-
-
-def _workspace(section: Section, path: str | None = None, **found: str | None) -> Workspace:
-    return section.fill(
-        Workspace,
-        path=path,
-        base=section["base"] or "HEAD",
-        external=tuple(rule for _, rule in section["external"]),
-        **found,
-    )
 
 
 class _Job:
     """Looks up what a checked job file names, and notes in it what is wrong."""
 
-    def __init__(
-        self, top: Section, folder: Path, source: _Source, resolve_tools: ResolveTools
-    ) -> None:
+    def __init__(self, top: Section, name: str, folder: Path, resolve_tools: ResolveTools) -> None:
         self.top = top
+        self.name = name
         self.folder = folder  # of the job file
-        self.source = source
+        self.workspace: Workspace | None = None  # None also with a problem
+        # Where items.glob looks: in a folder, or among these paths of files; None with a problem.
+        self.root: Path | tuple[str, ...] | None = folder
         self.types = {
-            name: AgentType(name, section["description"] or "", snapshot=section["snapshot"])
+            name: agents.AgentType(name, section["description"] or "", snapshot=section["snapshot"])
             for name, section in top["agents"].items()
         }
         coordinator = top["coordinator"]
-        self.coordinator = coordinator and coordinator.fill(Coordinator)
+        self.coordinator = coordinator and coordinator.fill(agents.Coordinator)
         self.named: dict[str, Node] = {}  # tools as they are written, with their places
         for at, name in top["tools"]:
             self.named.setdefault(name, at)
         self.tools = self._find_tools(resolve_tools)
         found = {tool.name for tool in self.tools}
         self.listed = sorted(found.union(map(_own_name, self.named)))
+
+    def find_workspace(self, look_at: LookAtRepository) -> tuple[str, ...]:
+        """Look at the folder or repository of ``[workspace]``, and return notes for whoever submits."""
+        section = self.top["workspace"]
+        notes: tuple[str, ...] = ()
+        found: Mapping[str, Any] | None = {}
+        if section is None or (section["mode"] in ("shared", "copy") and section["path"] is None):
+            return ()
+        if section["mode"] == "git":
+            found, notes = self._find_repository(section, look_at)
+        elif section["mode"] != "none":
+            folder = self.folder / section["path"]
+            self.root = section.at("path").attempt(_existing_folder, folder)
+            found = {"path": str(self.root)} if self.root else None
+        if found is not None:
+            rules = tuple(rule for _, rule in section["external"])
+            given = {"path": None, "base": section["base"] or "HEAD", "external": rules, **found}
+            workspace = self.workspace = section.fill(Workspace, **given)
+            # Its rules hold in copies too.
+            self.workspace = replace(workspace, external=self._in_copies(rules))
+        return notes
+
+    def _find_repository(
+        self, section: Section, look_at: LookAtRepository
+    ) -> tuple[Mapping[str, Any] | None, tuple[str, ...]]:
+        """Return what a repository gives a workspace, None with a problem, and notes."""
+
+        def absolute(place: str) -> str:
+            return place if is_url(place) else os.path.normpath(self.folder / place)
+
+        self.root = None
+        if section["repo"] is None or section.is_wrong():
+            return None, ()
+        asked = Asked(
+            job=self.name,
+            source=absolute(section["repo"]),
+            is_url=is_url(section["repo"]),
+            base=section["base"],
+            uncommitted=section["uncommitted"],
+            remote=section["remote"] and absolute(section["remote"]),
+            accepted=frozenset(section["accept"]),
+        )
+        found = look_at(asked)
+        for key, message in found.problems:
+            section.note(message, key)
+        if found.path is not None and (wrong := text_problem(found.path)):
+            section.note(f"the folder's whole path {wrong}", "repo")
+        if section.is_wrong():
+            return None, ()
+        self.root = found.files
+        url = asked.source if asked.is_url else None
+        place = {"path": found.path, "url": url, "remote": asked.remote, "commit": found.commit}
+        return place, found.notes
+
+    def spec(
+        self, keys: Sequence[str], resolve_hooks: ResolveHooks
+    ) -> tuple[JobSpec, tuple[str, ...]]:
+        """Return the spec of a job with the items of these keys, and notes of what the rules of its
+        settings file lack."""
+        top, script = self.top, None
+        rules, notes = self._rules()
+        if top["provider"] == "scripted" and top["script"]:
+            at = top.at("script")
+            script = read_script(self.folder / top["script"], at, keys, list(self.types))
+        limits, asking = top["limits"], top["permissions"]
+        verify = Verify(
+            top["verify"], top["on_failure"], top["verify_rounds"], top["verify_timeout"]
+        )
+        spec = top.fill(
+            JobSpec,
+            name=self.name,
+            system=self._read(top, "system"),
+            tools=(*self.tools, *self._ending_tools()),
+            rules=rules,
+            asking=asking.fill(Asking, timeout=asking["ask_timeout"], notify=asking["on_ask"]),
+            limits=limits.fill(Limits),
+            budget=Budget(limits["budget_usd"], limits["budget_tokens"]),
+            context=top["context"].fill(Context),
+            retry=top["retry"].fill(Patience),
+            model_options=top["model_options"].written,
+            verify=verify if verify.commands else None,
+            workspace=self.workspace,
+            script=script,
+            agents=self._agents(),
+            coordinator=self.coordinator,
+            hooks=self._hooks(resolve_hooks),
+        )
+        return spec, notes
 
     def _find_tools(self, resolve_tools: ResolveTools) -> tuple[Tool, ...]:
         names = list(self.named)
@@ -282,7 +258,7 @@ class _Job:
             self.named[name].note(message)
         if AGENT_TOOL in names and self.types:
             at = names.index(AGENT_TOOL)
-            agent = agent_tool(list(self.types.values()), self.top["limits"].fill(Limits))
+            agent = agents.agent_tool(list(self.types.values()), self.top["limits"].fill(Limits))
             tools = (*tools[:at], agent, *tools[at:])
         for name, number in Counter(tool.name for tool in tools).items():
             if number > 1:
@@ -290,28 +266,26 @@ class _Job:
                 self.top.note(message, "tools")
         return tools
 
-    def ending_tools(self) -> Iterator[Tool]:
+    def _ending_tools(self) -> Iterator[Tool]:
         """Yield the tool that takes the job's result, and the one that splits a coordinator's task."""
         own_names = {_own_name(name): at for name, at in self.named.items()}
         if RESULT_TOOL in own_names and _has_schema(self.top):
-            own_names[RESULT_TOOL].note(
-                f"{RESULT_TOOL} is how results of output_schema are submitted: rename this tool"
-            )
-        if schema := self.read(self.top, "output_schema", _read_schema):
+            own_names[RESULT_TOOL].note(_IS_RESULT_TOOL.format("this"))
+        if schema := self._read(self.top, "output_schema", _read_schema):
             yield result_tool(schema)
         if self.coordinator and self.coordinator.agent in self.types:
-            yield split_tool(self.coordinator, self.types[self.coordinator.agent])
+            yield agents.split_tool(self.coordinator, self.types[self.coordinator.agent])
 
-    def items(self, name: str) -> list[Keyed]:
+    def items(self) -> list[Keyed]:
         """Return the items, each with the key that names its run; without items the job's name."""
-        keyed: list[Keyed] = [(name, None)]
+        keyed: list[Keyed] = [(self.name, None)]
         at = self.top.at("name")
         if "items" in self.top:
             section, at = self.top["items"], self.top.at("items")
-            if at.is_wrong() or ("glob" in section and self.source.root is None):
+            if at.is_wrong() or ("glob" in section and self.root is None):
                 return []
             at = at.at(*section.written)
-            keyed = read_items(section, self.folder, self.source.root or ())
+            keyed = read_items(section, self.folder, self.root or ())
         if not at.is_wrong():
             scripted = self.top["provider"] == "scripted"
             note_taken_keys(at, keyed, scripted=scripted, has_agents=bool(self.types))
@@ -322,7 +296,7 @@ class _Job:
         top, workspace = self.top, self.top["workspace"]
         render = partial(render_texts, keyed=keyed, has_items="items" in top)
         at = top.at("prompt_file" if "prompt_file" in top else "prompt")
-        prompts = render(self.read(top, "prompt"), at)
+        prompts = render(self._read(top, "prompt"), at)
         messages: Sequence[str] = [""] * len(keyed)
         if workspace and (message := workspace["commit_message"]):
             messages = render(message, workspace.at("commit_message"), what="commit message")
@@ -333,19 +307,19 @@ class _Job:
             for (key, item), prompt, message in zip(keyed, prompts, messages, strict=True)
         )
 
-    def read(self, section: Section, key: str, read_file: Callable[[Path], Any] = read_text) -> Any:
+    def _read(
+        self, section: Section, key: str, read_file: Callable[[Path], Any] = values.read_text
+    ) -> Any:
         """Return the value of a key, or the content of the file that the key ``KEY_file`` names."""
         file = section[f"{key}_file"]
         if file is None:
             return section[key]
         return section.at(f"{key}_file").attempt(read_file, self.folder / file)
 
-    def rules(self) -> tuple[tuple[Rule, ...], tuple[str, ...]]:
+    def _rules(self) -> tuple[tuple[Rule, ...], tuple[str, ...]]:
         """Return the rules that the job begins with, and notes of what its settings file's lack."""
         section = self.top["permissions"]
-        placed = _rules_of(section)
-        self._check_rules(placed)
-        rules = [rule for _, rule in placed]
+        rules = self._rules_of(section)
         notes: tuple[str, ...] = ()
         if section["from"] is not None:
             at = section.at("from")
@@ -360,14 +334,17 @@ class _Job:
         self._check_rules(workspace["external"] if workspace else ())
         return self._in_copies(rules), notes
 
-    def workspace(self) -> Workspace | None:
-        """Return the workspace; its rules hold in copies too."""
-        workspace = self.source.workspace
-        return workspace and replace(workspace, external=self._in_copies(workspace.external))
+    def _rules_of(self, permissions: Section) -> list[Rule]:
+        placed = [pair for effect in EFFECTS for pair in permissions[effect]]
+        self._check_rules(placed)
+        return [rule for _, rule in placed]
+
+    def _check_rules(self, rules: PlacedRules) -> None:
+        note_idle_rules(rules, self.listed, list(self.types))
 
     def _in_copies(self, rules: Iterable[Rule]) -> tuple[Rule, ...]:
         """Return the rules, with what those about the workspace's folder mean in a run's copy of it."""
-        workspace, section = self.source.workspace, self.top["workspace"]
+        workspace, section = self.workspace, self.top["workspace"]
         if workspace is None or not workspace.is_recorded or workspace.path is None:
             return tuple(rules)
         written = os.path.normpath(self.folder / (section["path"] or section["repo"]))
@@ -375,8 +352,7 @@ class _Job:
         real_home = os.path.realpath(home) if Path(home).is_absolute() else None
         return tuple(with_copies(tuple(rules), (workspace.path, written), real_home))
 
-    def agents(self) -> tuple[AgentType, ...]:
-        """Return the types of sub-agents."""
+    def _agents(self) -> tuple[agents.AgentType, ...]:
         if AGENT_TOOL in self.named and not self.types:
             message = f"{AGENT_TOOL} has nothing to start: add a section [agents.NAME]"
             self.named[AGENT_TOOL].note(message)
@@ -385,28 +361,25 @@ class _Job:
             self.top.note(message, "tools")
         return tuple(self._agent(name, each) for name, each in self.top["agents"].items())
 
-    def _agent(self, name: str, section: Section) -> AgentType:
+    def _agent(self, name: str, section: Section) -> agents.AgentType:
         is_coordinated = self.coordinator and self.coordinator.agent == name
         if AGENT_TOOL not in self.named and not is_coordinated:
             section.note(
                 f'nothing starts it: list "{AGENT_TOOL}" in tools, or name it as coordinator.agent'
             )
         if _has_schema(section) and any(tool.name == RESULT_TOOL for tool in self.tools):
-            message = (
-                f"{RESULT_TOOL} is how results of output_schema are submitted: rename the tool"
-            )
-            section.note(message, "output_schema")
-        placed = _rules_of(section["permissions"])
-        self._check_rules(placed)
-        rules = [replace(rule, origin=section.place) for _, rule in placed]
+            section.note(_IS_RESULT_TOOL.format("the"), "output_schema")
+        rules = [
+            replace(rule, origin=section.place) for rule in self._rules_of(section["permissions"])
+        ]
         return section.fill(
-            AgentType,
+            agents.AgentType,
             name=name,
             description=self.types[name].description,
-            system=self.read(section, "system"),
+            system=self._read(section, "system"),
             tools=self._tools_of(section),
             rules=self._in_copies(rules),
-            result_schema=self.read(section, "output_schema", _read_schema),
+            result_schema=self._read(section, "output_schema", _read_schema),
             **section["limits"].values,
         )
 
@@ -425,7 +398,7 @@ class _Job:
             names[name] = None
         return tuple(names)
 
-    def hooks(self, resolve_hooks: ResolveHooks) -> tuple[Hook, ...]:
+    def _hooks(self, resolve_hooks: ResolveHooks) -> tuple[Hook, ...]:
         """Return the hooks by event, their functions found."""
         written = [
             (at, section.fill(Hook, event=event))
@@ -438,24 +411,14 @@ class _Job:
             places = {at.place: at for at, hook in written if hook.function == name}
             for at in places.values():
                 at.note(message, *(() if "[" in at.place.split(".")[0] else ("function",)))
-        return tuple(self._hook(at.at("matcher"), hook, found) for at, hook in written)
-
-    def _hook(self, at: Node, hook: Hook, functions: Mapping[str, str]) -> Hook:
-        rules = [Rule("ask", text) for text in hook.matcher]
-        self._check_rules([(at, rule) for rule in rules])
-        matcher = tuple(rule.text for rule in self._in_copies(rules))
-        function = hook.function and functions.get(hook.function)
-        return replace(hook, matcher=matcher, function=function)
-
-    def _check_rules(self, rules: PlacedRules) -> None:
-        note_idle_rules(rules, self.listed, list(self.types))
-
-    def script(self, items: Sequence[str]) -> Mapping[str, Any] | None:
-        """Return the script of a scripted job with these items."""
-        if self.top["provider"] != "scripted" or not self.top["script"]:
-            return None
-        path = self.folder / self.top["script"]
-        return read_script(path, self.top.at("script"), items, list(self.types))
+        hooks = []
+        for at, hook in written:
+            rules = [Rule("ask", text) for text in hook.matcher]
+            self._check_rules((at.at("matcher"), rule) for rule in rules)
+            matcher = tuple(rule.text for rule in self._in_copies(rules))
+            function = hook.function and found.get(hook.function)
+            hooks.append(replace(hook, matcher=matcher, function=function))
+        return tuple(hooks)
 
 
 def _has_schema(section: Section) -> bool:
@@ -467,12 +430,8 @@ def _own_name(written: str) -> str:
     return written.rpartition(":")[2]
 
 
-def _rules_of(section: Section) -> list[tuple[Node, Rule]]:
-    return [pair for effect in EFFECTS for pair in section[effect]]
-
-
 def _read_schema(path: Path) -> Mapping[str, Any]:
-    schema = read_json_file(path)
-    if wrong := schema_problem(schema):
+    schema = values.read_json_file(path)
+    if wrong := values.schema_problem(schema):
         raise BadValueError(f"{path} {wrong}")
     return dict(schema)

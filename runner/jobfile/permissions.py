@@ -36,24 +36,17 @@ def rules_of(effect: Effect, table: Table) -> Type:
             section.note(wrong, "rule")
             return None
         rule = Rule(effect, section["rule"], section["why"] or "")
-        for key in ("match", "not_match"):
+        for key, does in {"match": "does not match", "not_match": "matches"}.items():
             for at, example in section[key]:
-                _check_example(at, rule, example, should_match=key == "match")
+                try:
+                    if matches(rule, example) != (key == "match"):
+                        at.note(f"the rule {shown(rule.text)} {does} the example {shown(example)}")
+                except ValueError as error:
+                    at.note(str(error))
         return rule
 
-    rule = Type("", {"$ref": "#/definitions/rule"}, read)
-    return list_of(rule, "rules", words="[rules](#rules)", placed=True)
-
-
-def _check_example(at: Node, rule: Rule, example: str, *, should_match: bool) -> None:
-    try:
-        matched = matches(rule, example)
-    except ValueError as error:
-        at.note(str(error))
-        return
-    if matched != should_match:
-        does = "matches" if matched else "does not match"
-        at.note(f"the rule {shown(rule.text)} {does} the example {shown(example)}")
+    one = Type("", {"$ref": "#/definitions/rule"}, read)
+    return list_of(one, "rules", words="[rules](#rules)", placed=True)
 
 
 def matcher() -> Type:

@@ -58,9 +58,10 @@ def check_script(script: Mapping[str, Any]) -> list[Problem]:
         root.note(f'is empty; give at least the replies for "{ANY_ITEM}"')
     for key, written in script.items():
         at = root.at(key)
-        is_summary = key == SUMMARY and isinstance(written, str)
-        replies = at.attempt((text() if is_summary else _REPLIES).read, written, at)
-        for node, reply in () if is_summary else replies or ():
+        if key == SUMMARY and isinstance(written, str):
+            at.attempt(text().read, written, at)
+            continue
+        for node, reply in at.attempt(_REPLIES.read, written, at) or ():
             if not reply.written:
                 node.note('is empty; to play an empty reply say so with stop_reason = "end_turn"')
     return root.problems

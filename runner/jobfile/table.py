@@ -114,23 +114,18 @@ class Table:
     def names(self) -> tuple[str, ...]:
         return tuple(key.name for key in self.keys)
 
-    def inner_keys(self, path: Path) -> dict[str, str]:
-        """Return the keys of the tables in this one, and where they belong."""
-        found: dict[str, str] = {}
-        for key in self.keys:
-            at = f"in [{place(*path, key.name)}]"
-            for name in key.type.table.names if key.type.table else ():
-                found[name] = f"{found[name]} or {at}" if name in found else at
-        return found
-
 
 class Section(Node):
     """A table of a job file, read; ``section[key]`` is the value of a key, or its default."""
 
     def __init__(self, table: Table, written: Mapping[str, Any], node: Node) -> None:
         # Only a [section] can have keys of another: deeper tables repeat the names of some.
-        others = node.elsewhere if len(node.path) < 2 else {}
-        elsewhere = {**others, **table.inner_keys(node.path)}
+        elsewhere = dict(node.elsewhere) if len(node.path) < 2 else {}
+        inner: dict[str, list[str]] = {}
+        for key in table.keys:
+            for name in key.type.table.names if key.type.table else ():
+                inner.setdefault(name, []).append(f"in [{place(*node.path, key.name)}]")
+        elsewhere |= {name: " or ".join(places) for name, places in inner.items()}
         super().__init__(node.path, node.problems, elsewhere)
         self.table = table
         self.written = written
@@ -138,7 +133,13 @@ class Section(Node):
             self._note_unknown_keys()
         self.values = {key.name: self._value_of(key) for key in table.keys}
         for names, needed in table.groups:
-            self._check_group(names, needed)
+            given = [name for name in names if name in self]
+            if len(given) > 1:
+                self.note(f"give only one of {listed(names)}, not {listed(given)}", given[-1])
+                self.values.update(dict.fromkeys(names))
+            elif not given and needed:
+                at = self if self.path else self.at(names[0])
+                at.note(f"one of {listed(names)} is needed: {needed}")
 
     def __getitem__(self, name: str) -> Any:
         return self.values[name]
@@ -184,15 +185,6 @@ class Section(Node):
                 message += f"; known {'here:' if noun == 'key' else 'are'} {', '.join(known)}"
             self.note(message, key)
 
-    def _check_group(self, names: tuple[str, ...], needed: str) -> None:
-        given = [name for name in names if name in self]
-        if len(given) > 1:
-            self.note(f"give only one of {listed(names)}, not {listed(given)}", given[-1])
-            self.values.update(dict.fromkeys(names))
-        elif not given and needed:
-            at = self if self.path else self.at(names[0])
-            at.note(f"one of {listed(names)} is needed: {needed}")
-
 
 def checked(words: str, schema: Mapping[str, Any], check: Check) -> Type:
     """Any value, read as it is, with which nothing is wrong."""
@@ -218,6 +210,13 @@ def text(most: int = 0, words: str = "string", check: Check | None = None) -> Ty
     return checked(words, {"type": "string", "pattern": r"\S", **longest}, wrong)
 
 
+flag = checked(
+    "boolean",
+    {"type": "boolean"},
+    lambda value: None if isinstance(value, bool) else f"must be true or false, not {kind(value)}",
+)
+
+
 def choice(*options: str) -> Type:
     """One of a few words."""
     quoted = [f'"{option}"' for option in options]
@@ -232,15 +231,6 @@ def choice(*options: str) -> Type:
 
     words = listed([f"`{option}`" for option in quoted], "or")
     return checked(words, {"enum": list(options)}, wrong)
-
-
-def flag() -> Type:
-    """True or false."""
-
-    def wrong(value: Any) -> str | None:
-        return None if isinstance(value, bool) else f"must be true or false, not {kind(value)}"
-
-    return checked("boolean", {"type": "boolean"}, wrong)
 
 
 def integer(most: int, least: int = 1) -> Type:
@@ -389,18 +379,18 @@ def schema_of(table: Table) -> dict[str, Any]:
         "dependencies": {key.name: [key.needs] for key in table.keys if key.needs},
         "allOf": groups,
     }
+    properties = {}
+    for key in table.keys:
+        more = {
+            "description": re.sub(r"\[(.*?)\]\(.*?\)", r"\1", key.doc),
+            "default": None if key.default == {} else key.default,
+            "examples": None if key.example is None else [key.example],
+        }
+        told = {name: each for name, each in more.items() if each is not None}
+        properties[key.name] = {**key.type.schema, **told}
     return {
         "type": "object",
-        "properties": {key.name: _schema_of_key(key) for key in table.keys},
+        "properties": properties,
         "additionalProperties": table.is_open,
         **{keyword: part for keyword, part in parts.items() if part},
     }
-
-
-def _schema_of_key(key: Key) -> dict[str, Any]:
-    more = {
-        "description": re.sub(r"\[(.*?)\]\(.*?\)", r"\1", key.doc),
-        "default": None if key.default == {} else key.default,
-        "examples": None if key.example is None else [key.example],
-    }
-    return {**key.type.schema, **{name: each for name, each in more.items() if each is not None}}

@@ -66,14 +66,14 @@ def read_bytes(path: Path) -> bytes:
     Raises:
         OSError: it cannot be read, or is not a regular file: reading a pipe might never end.
     """
-    with open(path, "rb", opener=_open_without_waiting) as file:
+
+    def open_at_once(name: str, flags: int) -> int:
+        return os.open(name, flags | os.O_NONBLOCK)  # opening a pipe waits for its writer
+
+    with open(path, "rb", opener=open_at_once) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(errno.EINVAL, "it is no regular file")
         return file.read()
-
-
-def _open_without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)  # opening a pipe waits for its writer
 
 
 def read_text(path: Path) -> str:
@@ -221,6 +221,8 @@ def schema_problem(schema: Any) -> str | None:
     accepted by the Messages API as a tool's ``input_schema``.
     """
     from jsonschema import Draft202012Validator, SchemaError  # late: slow to import
+    from referencing import Registry, exceptions
+    from referencing.jsonschema import DRAFT202012
 
     if not isinstance(schema, Mapping):
         return f"must be a JSON Schema of an object, not {kind(schema)}"
@@ -243,10 +245,16 @@ def schema_problem(schema: Any) -> str | None:
                 f"has the property {shown(name)}: the API takes letters, digits, '_', '.' and '-', "
                 "at most 64"
             )
+    resource = DRAFT202012.create_resource(schema)
+    resolver = Registry().with_resource("", resource).resolver()
     for reference in _references(schema):
         if not reference.startswith("#"):
             return f"refers to {shown(reference)}, which is not in the schema: put it under $defs"
-        if not _has_part(schema, reference[1:]):
+        try:
+            found = resolver.lookup(reference).contents
+        except exceptions.Unresolvable:
+            found = None
+        if not isinstance(found, Mapping | bool):
             return f"refers to {shown(reference)}, and there is nothing: name a place such as #/$defs/x"
     try:
         Draft202012Validator(schema).is_valid({})
@@ -264,18 +272,3 @@ def _references(value: Any) -> Iterator[str]:
     elif isinstance(value, list):
         for inner in value:
             yield from _references(inner)
-
-
-def _has_part(schema: Any, pointer: str) -> bool:
-    """True if a JSON pointer (https://www.rfc-editor.org/rfc/rfc6901) names a part of the schema."""
-    first, *steps = pointer.split("/")
-    here = schema
-    for step in steps:
-        name = step.replace("~1", "/").replace("~0", "~")
-        if isinstance(here, list) and name.isdecimal() and int(name) < len(here):
-            here = here[int(name)]
-        elif isinstance(here, Mapping) and name in here:
-            here = here[name]
-        else:
-            return False
-    return not first and isinstance(here, Mapping | bool)

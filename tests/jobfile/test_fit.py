@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from runner.core.budget import Budget, Limits
 from runner.core.context import DEFAULT_WINDOW, Context
-from runner.jobfile.fit import window_problems
+from runner.jobfile.check import window_problems
 
 from .conftest import PRICES, Load, Problems
 
