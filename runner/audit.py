@@ -11,26 +11,28 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
+from typing import Any, Self, TypedDict, Unpack
 
 from sqlalchemy.exc import DBAPIError
 
 from runner.app.handle import App
 from runner.app.workspaces import differences_in
 from runner.core.prices import By, PriceList
+from runner.core.search import Role, Source, parse
 from runner.errors import UnreachableError, UsageError
-from runner.queries.files import Differences
+from runner.queries import calls, costs, decisions, problems
+from runner.queries.files import Differences, file_rows
 from runner.queries.filters import Filters
 from runner.queries.find import find
 from runner.queries.rows import Column, Rows
-from runner.queries.search.search import Found, Hit
+from runner.queries.search.search import Found, Hit, search
+from runner.queries.sql.ask import Bounds, ask, store_prices
+from runner.queries.sql.views import VIEWS
+from runner.queries.timeline import timeline_rows
 from runner.settings import Settings
 from runner.store import migrate
 from runner.store.database import Database
 from runner.store.jobs import is_storable
-
-if TYPE_CHECKING:
-    from runner.core.search import Role, Source
 
 __all__ = ["Audit", "Column", "Found", "Hit", "Only", "Rows", "open", "views"]
 
@@ -143,41 +145,26 @@ class Audit:
         **watched: Callable[..., None],
     ) -> Found:
         """``search`` for who shows excerpts; ``watched`` is ``tell`` and ``progress`` of the query."""
-        from runner.core.search import parse
-        from runner.queries.search.search import search
-
         filters, query = self._filters(only), parse(text, exact)
         if not 0 <= offset <= MOST_ROWS:
             raise UsageError(f"offset={offset!r}: give how many rows are left out at first, from 0")
-        options: Any = {
-            "sources": sources,
-            "role": role,
-            "limit": limit,
-            "offset": offset,
-            **watched,
-        }
-        return search(self._database, query, filters, **options)
+        options: Any = {"sources": sources, "role": role, "limit": limit, "offset": offset}
+        return search(self._database, query, filters, **(options | watched))
 
     def tools(self, *, limit: int | None = None, **only: Unpack[Only]) -> Rows:
         """How often each tool was called, and with what outcome."""
-        from runner.queries.calls import tool_rows
-
-        return tool_rows(self._database, self._filters(only), limit=_most(limit))
+        return calls.tool_rows(self._database, self._filters(only), limit=_most(limit))
 
     def commands(
         self, pattern: str | None = None, *, limit: int | None = None, **only: Unpack[Only]
     ) -> Rows:
         """Commands of Bash, the newest first; ``pattern`` is a pattern as in rules, or words."""
-        from runner.queries.calls import command_rows
-
-        return command_rows(self._database, self._filters(only), pattern, limit=_most(limit))
+        return calls.command_rows(self._database, self._filters(only), pattern, limit=_most(limit))
 
     def files(
         self, pattern: str | None = None, *, limit: int | None = None, **only: Unpack[Only]
     ) -> Rows:
         """Who read or changed which file, in which turn."""
-        from runner.queries.files import file_rows
-
         filters, told = self._filters(only), self._differences
         return file_rows(self._database, filters, pattern, differences=told, limit=_most(limit))
 
@@ -185,45 +172,33 @@ class Audit:
         self, *, each: bool = False, limit: int | None = None, **only: Unpack[Only]
     ) -> Rows:
         """What was allowed, asked about or denied, and by which rule; ``each``: call by call."""
-        from runner.queries.decisions import decision_rows
-
-        return decision_rows(self._database, self._filters(only), each=each, limit=_most(limit))
+        filters = self._filters(only)
+        return decisions.decision_rows(self._database, filters, each=each, limit=_most(limit))
 
     def approvals(self, *, limit: int | None = None, **only: Unpack[Only]) -> Rows:
         """The questions that were asked, and who answered."""
-        from runner.queries.decisions import approval_rows
-
-        return approval_rows(self._database, self._filters(only), limit=_most(limit))
+        return decisions.approval_rows(self._database, self._filters(only), limit=_most(limit))
 
     def limits(self, *, limit: int | None = None, **only: Unpack[Only]) -> Rows:
         """The limits that stopped runs, and the budgets that runs wait for."""
-        from runner.queries.problems import limit_rows
-
-        return limit_rows(self._database, self._filters(only), limit=_most(limit))
+        return problems.limit_rows(self._database, self._filters(only), limit=_most(limit))
 
     def errors(self, *, limit: int | None = None, **only: Unpack[Only]) -> Rows:
         """Errors, grouped when they are alike."""
-        from runner.queries.problems import error_rows
-
-        return error_rows(self._database, self._filters(only), limit=_most(limit))
+        return problems.error_rows(self._database, self._filters(only), limit=_most(limit))
 
     def costs(self, by: By = "job", *, limit: int | None = None, **only: Unpack[Only]) -> Rows:
         """What model calls cost, by ``job``, ``run``, ``tree``, ``model``, ``day`` or ``purpose``."""
-        from runner.queries.costs import cost_rows
-
         filters = self._filters(only)
-        return cost_rows(self._database, filters, self._prices, by, limit=_most(limit))
+        return costs.cost_rows(self._database, filters, self._prices, by, limit=_most(limit))
 
     def models(self, *, limit: int | None = None, **only: Unpack[Only]) -> Rows:
         """What each model was called for, and what it cost."""
-        from runner.queries.costs import model_rows
-
-        return model_rows(self._database, self._filters(only), self._prices, limit=_most(limit))
+        filters = self._filters(only)
+        return costs.model_rows(self._database, filters, self._prices, limit=_most(limit))
 
     def timeline(self, run: str, /, *, limit: int | None = None, **only: Unpack[Only]) -> Rows:
         """Everything that happened in a run, in order."""
-        from runner.queries.timeline import timeline_rows
-
         run_id = find(self._database, _name("run", run), "run").id
         filters = self._filters(only)
         return timeline_rows(self._database, filters, run_id, self._prices, limit=_most(limit))
@@ -241,37 +216,29 @@ class Audit:
             UsageError: it is no question, or it cannot be answered; why.
             RunnerError: it took too long, or too much memory.
         """
-        from runner.queries.sql.ask import Bounds, ask, store_prices
-
         if not 0 < timeout <= _MOST_SECONDS:
             raise UsageError(f"timeout={timeout!r}: give more than 0 seconds, and a year at most")
-        bounds = Bounds(seconds=timeout, rows=_most(limit))
-        note = ""
+        notes = []
         try:
             store_prices(self._database, self._prices)
         except (DBAPIError, UnreachableError):  # a user who may only read can still ask
-            note = "v_costs has an older price list: this user may not store the newer one"
-        rows = ask(self._database, sql, bounds, role)
-        rows.note = "; ".join(filter(None, (rows.note, note)))
+            notes = ["v_costs has an older price list: this user may not store the newer one"]
+        rows = ask(self._database, sql, Bounds(seconds=timeout, rows=_most(limit)), role)
+        rows.note = "; ".join(filter(None, (rows.note, *notes)))
         return rows
 
     def _filters(self, only: Only) -> Filters:
-        """Filters with whole ids.
-
-        Raises:
-            UsageError: a name or a time is impossible.
-            NotFoundError: ``job`` or ``run`` names nothing.
-        """
-        names = ("job", "run", "item", "tool", "model")
-        given = {name: _name(name, only[name]) for name in names if name in only}  # type: ignore[literal-required]
-        job, run = given.pop("job", None), given.pop("run", None)
-        return Filters(
-            job_id=None if job is None else find(self._database, job, "job").id,
-            run_id=None if run is None else find(self._database, run, "run").id,
-            since=_seconds(only.get("since")),
-            until=_seconds(only.get("until")),
-            **given,
-        )
+        """Filters with whole ids. Raises ``UsageError`` and ``NotFoundError`` as questions do."""
+        given: dict[str, Any] = {}
+        for name, value in only.items():
+            if name in ("since", "until"):
+                given[name] = _seconds(value)  # type: ignore[arg-type]
+            elif name in ("job", "run"):
+                found = find(self._database, _name(name, value), name)  # type: ignore[arg-type]
+                given[f"{name}_id"] = found.id
+            else:
+                given[name] = _name(name, value)  # type: ignore[arg-type]
+        return Filters(**given)
 
 
 def _name(option: str, text: str) -> str:
@@ -305,15 +272,13 @@ def views(name: str | None = None) -> Rows:
     Raises:
         UsageError: there is no such view.
     """
-    from runner.queries.sql.views import VIEWS
-
     names = [view.name for view in VIEWS]
     if name is not None and name not in names:
         raise UsageError(f"no view is named {name}: there are {', '.join(names)}")
     rows = [
         (view.name, column.name, column.kind, column.meaning.replace("`", ""))
         for view in VIEWS
-        for column in view.columns
         if name in (None, view.name)
+        for column in view.columns
     ]
     return Rows([Column(name) for name in ("view", "column", "kind", "meaning")], rows)

@@ -1,20 +1,5 @@
-"""The error tree.
-
-    RunnerError                 everything that Runner raises on purpose; one line, for a reader
-    ├── UsageError              the caller asked for something that cannot be (exit code 2)
-    │   ├── SpecError           a job file with problems, all of them listed (exit code 2)
-    │   └── NotFoundError       no such job, run or tool call, or more than one (exit code 2)
-    ├── WorkspaceError          a run's workspace cannot be made, recorded or put back
-    ├── WorkspaceElsewhere      a run's workspace cannot be had on this host
-    ├── UnreachableError        a database, queue or network that does not answer (exit code 5)
-    ├── StaleView               the journal holds more than the run state at hand: load again
-    ├── LeaseLost               the attempt no longer holds its run: drop it, append nothing
-    ├── Interrupted             an effect was cut on purpose: the run was lost or cancelled
-    │   └── ShutDown            … or the worker shuts down
-    └── ModelCallError          a model call that gave no whole reply, with what is known of it
-
-Tool errors are not here: they are results for the model (see ``runner.core.conversation``).
-"""
+"""What Runner raises on purpose. Errors of tools are not here: they are results for the model
+(``runner.core.conversation``)."""
 
 from __future__ import annotations
 
@@ -27,7 +12,7 @@ class RunnerError(Exception):
 
 
 class UsageError(RunnerError):
-    """The caller asked for something that cannot be done; nothing was changed."""
+    """The caller asked for something that cannot be done; nothing was changed (exit code 2)."""
 
 
 class NotFoundError(UsageError):
@@ -65,11 +50,11 @@ class WorkspaceElsewhere(RunnerError):  # noqa: N818 - not wrong, only not here
 
 
 class UnreachableError(RunnerError):
-    """A part that Runner needs (database, queue) does not answer."""
+    """A database, queue or network that Runner needs does not answer (exit code 5)."""
 
 
 class LeaseLost(RunnerError):  # noqa: N818 - the design's word for it
-    """Another attempt holds the run, or it was cancelled: nothing more may be appended."""
+    """Another attempt holds the run, or it was cancelled: drop it, append nothing."""
 
 
 class StaleView(RunnerError):  # noqa: N818 - the design's word for it
@@ -99,13 +84,11 @@ class ModelCallError(RunnerError):
     """A model call that gave no whole reply.
 
     Args:
-        kind: what went wrong, the API's error type where it gave one (``rate_limit_error``,
-            ``overloaded_error``, ``invalid_request_error`` …), else one of ``connection``,
-            ``stream_cut``, ``stream_stalled``, ``stream_broken``, ``call_deadline``; and
-            ``prompt_too_long`` whatever the API calls that.
+        kind: the API's error type where it gave one (``rate_limit_error``, ``overloaded_error`` …),
+            else ``connection``, ``stream_cut``, ``stream_stalled``, ``stream_broken`` or
+            ``call_deadline``; and ``prompt_too_long`` whatever the API calls that.
         message: the API's own words, or what was seen, in one line.
         status: HTTP status, when the API answered with an error status.
-        request_id: the API's request id, when one is known.
         retry_after: seconds that the API asked to wait.
         billed: False when it is certain that no token was used (the API refused the request before
             any model read it, or it was never sent); True when usage is unknown, which is charged

@@ -22,10 +22,8 @@ T = TypeVar("T")
 
 
 class Interrupt:
-    """Cuts the effect that an attempt has in hand, from another thread.
-
-    Whoever runs an effect registers how to cut it (``cut_by``); ``set`` calls that at once, or as
-    soon as it is registered. The first reason wins, save that ``dropped`` overrules ``shutdown``.
+    """Cuts the effect that an attempt has in hand, from another thread. Whoever runs an effect registers
+    how to cut it. The first reason wins, save that ``dropped`` overrules ``shutdown``.
 
     Args:
         may_act: asked before each effect: whether the worker's leases are good. A process that slept
@@ -53,10 +51,7 @@ class Interrupt:
     @contextmanager
     def cut_by(self, cut: Callable[[], None]) -> Iterator[None]:
         """While the block runs, ``cut`` is how to end it; it may be called from any thread, twice.
-
-        Raises:
-            Interrupted: ``set`` was called before the block began, or the worker may not act.
-        """
+        Raises ``Interrupted`` as ``check`` does."""
         self.check()
         with self._lock:
             self._raise_if_set()
@@ -139,21 +134,16 @@ class Journal(Protocol):
 
 
 class Model(Protocol):
+    """Every method raises ``Interrupted`` when its interrupt was set."""
+
     def complete(
         self, request: ModelRequest, interrupt: Interrupt, on_text: Callable[[str], None]
     ) -> ModelReply:
-        """One model call, streamed; ``on_text`` gets text as it comes.
-
-        Raises:
-            ModelCallError: no whole reply came. Interrupted: ``interrupt`` was set.
-        """
+        """One model call, streamed; ``on_text`` gets text as it comes. Raises ``ModelCallError`` when no
+        whole reply came."""
 
     def count(self, request: ModelRequest, interrupt: Interrupt) -> int | None:
-        """The tokens of a request's prompt, None when that cannot be learnt soon.
-
-        Raises:
-            Interrupted: ``interrupt`` was set.
-        """
+        """The tokens of a request's prompt, None when that cannot be learnt soon."""
 
     def window(self, model: str) -> int | None:
         """The most tokens that a prompt to a model can have, None when that cannot be learnt soon."""
@@ -161,50 +151,51 @@ class Model(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """Where a run's tools work. ``workspace`` is None for a job without one; ``outputs`` is the
-    run's own folder for long outputs, which file tools may read and not write."""
+    """Where a run's tools work."""
 
-    workspace: Path | None
-    outputs: Path
+    workspace: Path | None  # None for a job without one
+    outputs: Path  # the run's own folder for long outputs, which file tools may read and not write
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call about to run. ``id`` is Runner's (``call_…``); ``timeout`` is in seconds. ``authorization``
-    proves that this very input was allowed, and says which files it may show or change."""
+    """A call about to run."""
 
-    id: str
+    id: str  # Runner's (``call_…``)
     run_id: str
     tool: Tool
     input: dict[str, Any]
+    # Proves that this very input was allowed, and says which files it may show or change.
     authorization: Authorization
     surroundings: Surroundings
-    timeout: float
+    timeout: float  # seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A shell command of the job itself (setup, verify): no rule is asked. ``name`` is what its long
-    output is stored as; ``timeout`` is in seconds."""
+    """A shell command of the job itself (setup, verify): no rule is asked."""
 
-    name: str
+    name: str  # of its long output
     run_id: str
     command: str
     surroundings: Surroundings
-    timeout: float
+    timeout: float  # seconds
 
 
 @dataclass(frozen=True, slots=True)
 class HookCall:
-    """A hook about to run. ``told`` is what it reads as JSON, but for the folder that it runs in."""
+    """A hook about to run."""
 
     run_id: str
     hook: Hook
-    told: Mapping[str, Any]
+    told: Mapping[str, Any]  # what it reads as JSON, but for the folder that it runs in
     surroundings: Surroundings
 
 
 class Tools(Protocol):
+    """Every method with an interrupt raises ``Interrupted`` when that was set: all processes of the
+    call, command or hook are gone then."""
+
     def problem(self, tool: Tool, arguments: Mapping[str, Any]) -> str | None:
         """What is wrong with the input of a call, for the model; None when it fits the tool."""
 
@@ -213,25 +204,13 @@ class Tools(Protocol):
         that leads nowhere is left out."""
 
     def run(self, call: ToolCall, interrupt: Interrupt) -> ToolResult:
-        """Run one call to its end; whatever goes wrong with the tool is in the result.
-
-        Raises:
-            Interrupted: ``interrupt`` was set; all processes of the call are gone.
-        """
+        """Run one call to its end; whatever goes wrong with the tool is in the result."""
 
     def command(self, command: Command, interrupt: Interrupt) -> ToolResult:
-        """Run a command of the job to its end; whatever goes wrong with it is in the result.
-
-        Raises:
-            Interrupted: ``interrupt`` was set; all processes of the command are gone.
-        """
+        """Run a command of the job to its end; whatever goes wrong with it is in the result."""
 
     def hook(self, call: HookCall, interrupt: Interrupt) -> Said:
-        """Run a hook of the job to its end, whatever that is.
-
-        Raises:
-            Interrupted: ``interrupt`` was set; all processes of the hook are gone.
-        """
+        """Run a hook of the job to its end, whatever that is."""
 
     def instructions(self, surroundings: Surroundings, policy: Policy) -> InstructionsRead:
         """What the workspace says to agents, as far as the run's rules let it be read; nothing where
@@ -240,14 +219,13 @@ class Tools(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A workspace that is ready. ``tree`` is recorded of it as it is now (None: none is), and
-    ``cause`` says why that is not the tree that was recorded last (None: it is, or was restored to
-    it with nothing put aside). ``found`` is a tree that was put aside."""
+    """A workspace that is ready."""
 
     surroundings: Surroundings
-    tree: str | None = None
+    tree: str | None = None  # recorded of it as it is now; None: none is
+    # Why that is not the tree that was recorded last. None: it is, or was restored with nothing put aside.
     cause: TreeCause | None = None
-    found: str | None = None
+    found: str | None = None  # a tree that was put aside
 
 
 class Workspaces(Protocol):
@@ -306,40 +284,34 @@ class Live(Protocol):
 
 class Index(Protocol):
     def follow(self) -> int:
-        """Add to the index of texts a little of what it lacks; how many texts that were.
-
-        Raises:
-            UnreachableError: the database or the index does not answer.
-        """
+        """Add to the index of texts a little of what it lacks; how many texts that were. Raises
+        ``UnreachableError`` when the database or the index does not answer."""
 
 
 class Notifier(Protocol):
     def notify(self, run_ids: Sequence[str]) -> None:
-        """Put a queue message for each run in the queue.
-
-        Raises:
-            UnreachableError: the queue does not answer; the runs stay due.
-        """
+        """Put a queue message for each run in the queue. Raises ``UnreachableError`` when the queue does
+        not answer; the runs stay due."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What an attempt has stored in one transaction, at a time in seconds since the epoch."""
+    """What an attempt has stored in one transaction."""
 
     lease: Lease
     job_id: str
     applied: Sequence[Applied]
-    at: float
+    at: float  # seconds since the epoch
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a run has ended, and when (seconds since the epoch). ``worker_id`` had it last."""
+    """How a run has ended."""
 
     run_id: str
-    worker_id: str | None
+    worker_id: str | None  # had it last
     outcome: Ended
-    at: float
+    at: float  # seconds since the epoch
     usage: Usage
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
@@ -19,20 +20,13 @@ _DEFAULT_HOME = ".runner"
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What every part is built from.
+    """What every part is built from."""
 
-    Args:
-        home: an absolute folder for the database, copies of workspaces and long outputs.
-        database_url: a SQLAlchemy URL.
-        redis_url: None: an embedded server is started.
-        prices: a file that changes the prices that Runner comes with; an absolute path.
-        keys: the credentials in the environment, which nothing else may show.
-    """
-
-    home: Path
-    database_url: str = field(repr=False)
-    redis_url: str | None = field(default=None, repr=False)
-    prices: Path | None = None
+    home: Path  # an absolute folder for the database, copies of workspaces and long outputs
+    database_url: str = field(repr=False)  # a SQLAlchemy URL
+    redis_url: str | None = field(default=None, repr=False)  # None: an embedded server is started
+    prices: Path | None = None  # an absolute path; changes the prices that Runner comes with
+    # The credentials in the environment, which nothing else may show.
     keys: tuple[str, ...] = field(default=(), repr=False)
 
     @classmethod
@@ -66,9 +60,10 @@ class Settings:
         """What must not reach a tool, the store or a terminal: keys, URLs that hold a password, and
         the passwords themselves; the longest first, so that hiding one hides all of it."""
         found = set(self.keys)
-        for url in (self.database_url, self.redis_url):
-            if url and (password := _password(url)):
-                found |= {url, password, unquote(password)}
+        for url in (self.database_url, self.redis_url or ""):
+            with suppress(ValueError):  # not a URL: opening it says so
+                if password := urlsplit(url).password:
+                    found |= {url, password, unquote(password)}
         return tuple(sorted(found, key=len, reverse=True))
 
     def hide(self, text: str) -> str:
@@ -76,10 +71,3 @@ class Settings:
         for secret in self.secrets():
             text = text.replace(secret, "…")
         return text
-
-
-def _password(url: str) -> str | None:
-    try:
-        return urlsplit(url).password
-    except ValueError:
-        return None  # not a URL: opening it says so

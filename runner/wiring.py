@@ -22,7 +22,6 @@ from runner.core.conversation import Tool
 from runner.core.prices import PriceList
 from runner.core.run import Author
 from runner.core.spec import JobSpec, Submission
-from runner.core.workspace import Workspace
 from runner.errors import UnreachableError
 from runner.settings import Settings
 from runner.store import ids, jobs, migrate
@@ -96,57 +95,42 @@ def _resolve_tools(
 def submit(
     database: Database, submission: Submission, key: str | None = None, *, author: Author
 ) -> str:
-    """Submit a job that ``load_submission`` found nothing wrong with.
-
-    Args:
-        author: who submits it, for the record.
-
-    Returns:
-        The job's id; the first job's when ``key`` has been used.
+    """Submit a job that ``load_submission`` found nothing wrong with, and return its id; the first job's
+    when ``key`` has been used.
 
     Raises:
         UsageError: its workspace cannot be marked, or the commit that it begins at not be kept.
         UnreachableError: the database does not answer.
     """
-    workspace = submission.spec.workspace
-    workspace_id = _keep_source(workspace) if workspace else None
+    from runner.tools.environment import tool_environment
+    from runner.workspace.folders import identify
+    from runner.workspace.submission import keep_base
+
+    # The folder or commit that a worker has to see; None where any worker can work.
+    workspace, workspace_id = submission.spec.workspace, None
+    if workspace and workspace.mode == "git" and workspace.path is not None:
+        keep_base(workspace, tool_environment(os.environ, ()))
+        workspace_id = None if workspace.remote else f"git_{workspace.commit}"
+    elif workspace and workspace.path is not None:
+        workspace_id = identify(Path(workspace.path))
     clock = DatabaseClock(database)
     clock.measure()
     return jobs.submit(database, submission, clock.now(), key, workspace_id, author)
 
 
-def _keep_source(workspace: Workspace) -> str | None:
-    """Have what runs are to work in found later: the id of the folder or commit that a worker has to
-    see, None where any worker can work."""
-    from runner.tools.environment import tool_environment
-    from runner.workspace.folders import identify
-    from runner.workspace.submission import keep_base
-
-    if workspace.path is None:
-        return None
-    if workspace.mode != "git":
-        return identify(Path(workspace.path))
-    keep_base(workspace, tool_environment(os.environ, ()))
-    return None if workspace.remote else f"git_{workspace.commit}"
-
-
 def mend_workspaces(database: Database, of: str) -> list[str]:
     """Give the workspaces that a job's or a run's runs wait for their ids back, where the folder is
-    there and something (``git clean``, say) removed the id's file.
+    there and something (``git clean``, say) removed the id's file. Return their paths.
 
     Args:
         of: the id of the job or the run, whose user says that the folder is the right one.
-
-    Returns:
-        The paths that were mended.
     """
     from runner.store.runs import missing_workspaces
     from runner.workspace.folders import MARKED, restore_id
 
-    missing = missing_workspaces(database, of)
     return [
         path
-        for path, workspace_id in missing
+        for path, workspace_id in missing_workspaces(database, of)
         if workspace_id.startswith(MARKED) and restore_id(Path(path), workspace_id)
     ]
 
@@ -159,13 +143,10 @@ def start_worker(
     burst: bool = False,
     only: str | None = None,
 ) -> Worker:
-    """A worker that has begun to work, in threads of this process.
+    """A worker that has begun to work, in threads of this process. Raises ``UnreachableError``.
 
     Args:
         slots: runs at once. burst: it ends when nothing is due. only: it works this run and ends.
-
-    Raises:
-        UnreachableError: the database or the queue does not answer.
     """
     from runner.engine.process import allow_open_files, close_to_others, make_home
     from runner.engine.worker import Worker
@@ -176,7 +157,8 @@ def start_worker(
     close_to_others()
     allow_open_files(slots)
     make_home(settings.home)
-    with ExitStack() as opened:
+    opened = ExitStack()
+    try:
         url, server = _queue(settings, opened)
         connection = connect(url)
         opened.callback(connection.close)
@@ -197,14 +179,9 @@ def start_worker(
                 connection, name=worker_id, slots=slots, handle=handle, on_slot_free=on_slot_free
             ),
         )
-        return _started(worker, machine)
-
-
-def _started(worker: Worker, machine: Machine) -> Worker:
-    try:
         worker.start()
     except BaseException:
-        machine.close()
+        opened.close()
         raise
     return worker
 
@@ -227,11 +204,11 @@ def _surroundings(
     telemetry = start_telemetry(os.environ, partial(endings, database))
     if telemetry is not None:
         opened.callback(telemetry.close)
-    clock, locks = DatabaseClock(database), HostLocks()
+    clock, locks, secrets = DatabaseClock(database), HostLocks(), settings.secrets()
     tools = LocalTools(
         home=settings.home,
         lock_dir=locks.folder,
-        secrets=settings.secrets(),
+        secrets=secrets,
         stored_output=lambda run_id, name: tool_output(database, run_id, name),
     )
     opened.callback(tools.close)
@@ -248,9 +225,9 @@ def _surroundings(
         still_alive=tools.alive,
         run_apart=lambda run_id, stopping: _run_apart(settings, run_id, stopping),
         hide=settings.hide,
-        tell=lambda notice: _tell(notice, settings.secrets()),
+        tell=lambda notice: _tell(notice, secrets),
         index=open_index(database, logger.warning),
-        close=opened.pop_all().close,
+        close=opened.close,
     )
     return machine, ports
 
@@ -358,18 +335,7 @@ def _tell(notice: Notice, secrets: Sequence[str]) -> None:
     from runner.tools.environment import tool_environment
     from runner.tools.notice import tell
 
-    questions = [
-        {
-            "id": asked.id,
-            "run_id": asked.run_id,
-            "item_key": asked.item_key,
-            "tool": asked.tool,
-            "summary": asked.summary,
-            "asked_again": asked.asked_again,
-            "asked_at": asked.asked_at,
-            "expires_at": asked.expires_at,
-        }
-        for asked in notice.asked
-    ]
+    names = ("id", "run_id", "item_key", "tool", "summary", "asked_again", "asked_at", "expires_at")
+    questions = [{name: getattr(asked, name) for name in names} for asked in notice.asked]
     about = {"job_id": notice.job_id, "job_name": notice.job_name, "questions": questions}
     tell(notice.command, about, tool_environment(os.environ, secrets))

@@ -142,7 +142,7 @@ def test_who_cannot_store_prices_can_ask(audit: Audit, monkeypatch: pytest.Monke
     def refuse(*_: Any) -> None:
         raise ProgrammingError("INSERT", {}, Exception("permission denied"))
 
-    monkeypatch.setattr("runner.queries.sql.ask.store_prices", refuse)
+    monkeypatch.setattr("runner.audit.store_prices", refuse)
     rows = audit.sql("SELECT 1 AS one UNION ALL SELECT 2", limit=1)
     assert rows.note == (
         "only the first 1 rows: there are more; "
