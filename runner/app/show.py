@@ -183,7 +183,7 @@ def events_of(app: App, name: str, *, whole_tree: bool) -> tuple[Kind, list[dict
     runs; and which of both it is."""
     found = app.find(name, "job", "run")
     if found.kind == "run":
-        return found.kind, _events_after(app, found.id, {}, whole_tree)
+        return found.kind, timeline.events_after(app.database, found.id, whole_tree=whole_tree)
     if whole_tree:
         raise UsageError("--tree is of one run: name a run of the job (see `runner list JOB`)")
     return found.kind, timeline.changes_of_job(app.database, found.id)
@@ -209,16 +209,9 @@ def follow(
             if text is not None:
                 yield {"type": "text_delta", "run_id": run_id, **place_of(run_id), "text": text}
             has_ended = runs.has_ended(app.database, run_id, whole_tree=whole_tree)
-            for event in _events_after(app, run_id, last, whole_tree):
+            new = timeline.events_after(app.database, run_id, last, whole_tree=whole_tree)
+            for event in new:
                 last[event["run_id"]] = event["number"]
                 yield event
             if has_ended:
                 return
-
-
-def _events_after(
-    app: App, run_id: str, last: Mapping[str, int], whole_tree: bool
-) -> list[dict[str, Any]]:
-    if whole_tree:
-        return timeline.tree_events_after(app.database, run_id, last)
-    return timeline.events_after(app.database, run_id, last.get(run_id, 0))

@@ -6,27 +6,10 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
-from sqlalchemy import (
-    JSON,
-    ColumnElement,
-    Connection,
-    FromClause,
-    Integer,
-    Row,
-    ScalarSelect,
-    Select,
-    Text,
-    and_,
-    cast,
-    column,
-    exists,
-    func,
-    literal,
-    or_,
-    select,
-)
+import sqlalchemy as sa
+from sqlalchemy import ColumnElement, Connection, FromClause, Select, and_, func, or_, select
 
 from runner.core.search import LONGEST_WORD, SHORTEST_PART, Query, Term, fold
 from runner.errors import RunnerError, UsageError
@@ -41,16 +24,14 @@ from runner.queries.filters import (
     STATE,
     TOOK,
     Filters,
+    answer,
     at_most,
-    cut,
-    with_labels,
 )
-from runner.queries.find import descendant_ids
+from runner.queries.find import CallKey, descendant_ids, in_batches
 from runner.queries.rows import Rows, columns
 from runner.queries.search.index import needs_of
 from runner.queries.search.search import open_index
-from runner.store import ids
-from runner.store.conditions import APPROVAL_OF_CALL
+from runner.store.conditions import APPROVAL_OF_CALL, of_call
 from runner.store.database import Database, to_json
 from runner.store.tables import approvals, blocks, hook_runs, runs, tool_calls
 
@@ -67,6 +48,8 @@ _COMMAND_COLUMNS = columns(
 MOST_TAKEN_APART = 1_000
 # More candidates than this, and the newest calls are as likely to match.
 MOST_CANDIDATES = 20_000
+# The newest calls are looked for among the calls of so many of the newest runs first.
+NEWEST_RUNS = 200
 # Indexing more texts than this takes longer than looking at every call.
 MOST_UNINDEXED = 5_000
 
@@ -77,49 +60,42 @@ def tool_rows(database: Database, filters: Filters, *, limit: int | None = None)
     ``outcome`` is the outcome of a call that has one, else ``interrupted`` (its run ended first),
     ``started`` or ``pending``. ``seconds`` is what the calls took together, None if none of them ran.
     """
-    each = filters.tool_calls(
-        tool_calls.c.run_id,
-        tool_calls.c.name,
-        STATE.label("outcome"),
-        TOOK.label("duration"),
-        CALLED_AT.label("at"),
-    ).subquery()
-    # Runs are counted after their calls are grouped: COUNT(DISTINCT run_id) would sort all calls.
-    one = each.c
-    by_run = (
-        select(
-            one.name,
-            one.outcome,
-            func.count().label("calls"),
-            func.sum(one.duration).label("seconds"),
-            func.count(one.duration).label("timed"),
-            func.max(one.duration).label("longest"),
-            func.min(one.at).label("first_at"),
-            func.max(one.at).label("last_at"),
-        )
-        .group_by(one.run_id, one.name, one.outcome)
-        .subquery()
+    one = filters.tool_calls(
+        *(tool_calls.c.run_id, tool_calls.c.name.label("tool"), STATE.label("outcome")),
+        *(TOOK.label("duration"), CALLED_AT.label("at")),
     )
-    of_run = by_run.c
-    calls, seconds = cast(func.sum(of_run.calls), Integer), func.sum(of_run.seconds)
+    one_call = one.subquery().c
+    # Runs are counted after their calls are grouped: COUNT(DISTINCT run_id) would sort all calls.
+    of_run = (
+        select(
+            *(one_call.tool, one_call.outcome),
+            func.count().label("calls"),
+            func.sum(one_call.duration).label("seconds"),
+            func.count(one_call.duration).label("timed"),
+            func.max(one_call.duration).label("longest"),
+            func.min(one_call.at).label("first_at"),
+            func.max(one_call.at).label("last_at"),
+        )
+        .group_by(one_call.run_id, one_call.tool, one_call.outcome)
+        .subquery()
+        .c
+    )
+    calls, seconds = sa.cast(func.sum(of_run.calls), sa.Integer), func.sum(of_run.seconds)
     query = (
         select(
-            of_run.name,
-            of_run.outcome,
-            calls,
-            func.count(),
-            seconds,
-            seconds / func.nullif(func.sum(of_run.timed), 0),
-            func.max(of_run.longest),
-            func.min(of_run.first_at),
-            func.max(of_run.last_at),
+            *(of_run.tool, of_run.outcome, calls.label("calls"), func.count().label("runs")),
+            seconds.label("seconds"),
+            (seconds / func.nullif(func.sum(of_run.timed), 0)).label("average"),
+            func.max(of_run.longest).label("longest"),
+            func.min(of_run.first_at).label("first_at"),
+            func.max(of_run.last_at).label("last_at"),
         )
-        .group_by(of_run.name, of_run.outcome)
-        .order_by(calls.desc(), of_run.name, of_run.outcome)
+        .group_by(of_run.tool, of_run.outcome)
+        .order_by(calls.desc(), of_run.tool, of_run.outcome)
         .limit(at_most(limit))
     )
-    rows = database.read(lambda connection: connection.execute(query).all())
-    return cut(_TOOL_COLUMNS, [tuple(row) for row in rows], limit, "the most frequent")
+    rows = [row._mapping for row in database.rows(query)]
+    return answer(database, _TOOL_COLUMNS, rows, limit, "the most frequent")
 
 
 def command_rows(
@@ -131,9 +107,6 @@ def command_rows(
     Args:
         pattern: only commands that match ``command_pattern(pattern)``. A pattern without a word, such
             as ``:opaque``, is tried on the newest calls only, unless ``limit`` is None.
-
-    Raises:
-        UsageError: the pattern can match nothing.
     """
     wanted = None if pattern is None else command_pattern(pattern)
     among = candidates(database, filters, wanted.terms, "Bash") if wanted else None
@@ -141,47 +114,28 @@ def command_rows(
     most = at_most(limit)
     is_slow = wanted is not None and not needles and limit is not None
 
-    def work(connection: Connection) -> tuple[list[tuple[Any, ...]], bool]:
-        found: list[tuple[Any, ...]] = []
+    def work(connection: Connection) -> tuple[list[Call], bool]:
+        found: list[Call] = []
         is_bash = tool_calls.c.name == "Bash"
         calls = walk(connection, filters, is_bash, limit=most, needles=needles, among=among)
-        for number, walked in enumerate(calls):
+        for number, call in enumerate(calls):
             if is_slow and number == MOST_TAKEN_APART:
                 return found, True
-            row = _command_row(walked)
-            if wanted is None or any(wanted.matches(text) for text in row[-2:] if text):
-                found.append(row)
+            texts = {"command": _command(call["asked"]), "ran": _command(call["edited"])}
+            if wanted is None or any(wanted.matches(text) for text in texts.values() if text):
+                found.append(call | texts)
             if len(found) == most:
                 break
         return found, False
 
     found, is_given_up = database.read(work)
-    answer = cut(_COMMAND_COLUMNS, with_labels(database, found), limit, "the newest")
+    rows = answer(database, _COMMAND_COLUMNS, found, limit, "the newest")
     if is_given_up:
-        answer.note = (
+        rows.note = (
             f"only the newest {MOST_TAKEN_APART:,} commands were looked at: narrow with --job or "
             "--since (--limit 0 looks at all, which takes long)"
         )
-    return answer
-
-
-def _command_row(walked: Walked) -> tuple[Any, ...]:
-    call = walked.row
-    return (
-        ids.call_id(call.run_id, call.turn, call.position),
-        call.at,
-        call.run_id,
-        call.item_key,
-        call.turn,
-        call.state,
-        call.took,
-        call.decision,
-        call.rule,
-        call.answer,
-        call.answered_by,
-        None if call.edited_input is None else _command(call.edited_input),
-        _command(walked.asked),
-    )
+    return rows
 
 
 def _command(arguments: Any) -> str | None:
@@ -213,11 +167,20 @@ def command_pattern(text: str) -> Pattern:
     """A pattern of commands. With a ``*`` it is a pattern of ``Bash(…)`` rules, tried on each command of
     a script as rules are; otherwise words, which must all be there in upper or lower case.
 
-    Raises:
-        UsageError: it is empty, or can match nothing.
+    Raises ``UsageError`` if it is empty, or can match nothing.
     """
     if "*" not in text and text != UNANALYZABLE:
-        return _words_pattern(text)
+        wanted = {word.lower() for word in _WORD.findall(text)}
+        if not wanted:
+            raise UsageError(
+                "the pattern has no letter or digit: give words, or a pattern as in Bash(…) rules"
+            )
+        words = sorted(wanted)
+        return Pattern(
+            lambda command: wanted <= {word.lower() for word in _WORD.findall(command)},
+            tuple(term for word in words for term in _terms([word])),
+            _needles(filter(str.isascii, words)),
+        )
     rule = f"Bash({text})"
     if (problem := syntax.problem(rule)) is not None:
         raise UsageError(f"{problem}; to find words, leave out the *")
@@ -239,11 +202,7 @@ def command_pattern(text: str) -> Pattern:
 
 def path_pattern(text: str) -> Pattern:
     """A pattern of paths, in which ``*`` stands for any characters. It matches a whole path, or a path
-    from one of its folders on.
-
-    Raises:
-        UsageError: it is empty.
-    """
+    from one of its folders on. Raises ``UsageError`` if it is empty."""
     wanted = text.strip()
     if not wanted.strip("*/"):
         raise UsageError("the pattern names no path: write a path, in which * stands for anything")
@@ -255,20 +214,6 @@ def path_pattern(text: str) -> Pattern:
         return glob.matches(path) or within.matches(f"/{path.removeprefix('./')}")
 
     return Pattern(matches, tuple(_terms(pieces)), _needles(pieces))
-
-
-def _words_pattern(text: str) -> Pattern:
-    words = {word.lower() for word in _WORD.findall(text)}
-    if not words:
-        raise UsageError(
-            "the pattern has no letter or digit: give words, or a pattern as in Bash(…) rules"
-        )
-
-    def matches(command: str) -> bool:
-        return words <= {word.lower() for word in _WORD.findall(command)}
-
-    terms = (term for word in sorted(words) for term in _terms([word]))
-    return Pattern(matches, tuple(terms), _needles(filter(str.isascii, sorted(words))))
 
 
 def _terms(pieces: Sequence[str]) -> Iterator[Term]:
@@ -295,8 +240,13 @@ def _needles(pieces: Iterable[str]) -> tuple[str, ...]:
 
 # --- Walking through calls, the newest first
 
-Key = tuple[str, int, int]  # run, message, position
 Message = tuple[str, int]  # run, number
+
+# A tool call: ``run_id``, ``message``, ``position``, ``turn``, ``item``, ``tool``, ``at``, ``decision``,
+# ``rule``, ``outcome`` (``filters.STATE``), ``seconds``, the ``answer`` and ``answered_by`` of its
+# approval, the input that the model ``asked`` for and ``edited``, what a person or a hook replaced it
+# with, and the content of its ``result``, if asked for.
+Call: TypeAlias = dict[str, Any]
 
 _BATCH = 250
 _LISTED = 5_000
@@ -307,40 +257,35 @@ _ASKS = and_(
     blocks.c.message == tool_calls.c.message,
     blocks.c.type == "tool_use",
 )
-_ANSWERS = blocks.alias()
-
-
-@dataclass(frozen=True, slots=True)
-class Walked:
-    """A tool call."""
-
-    # The columns of ``tool_calls``, and ``at``, ``state``, ``took``, ``item_key``, the ``answer`` and
-    # ``answered_by`` of its approval, and ``edited_input``, which a person or a hook replaced the
-    # model's input with.
-    row: Row[Any]
-    asked: Any  # the model's input
-    answer: Any = None  # the content of its result, if asked for
+_RESULTS = blocks.alias()
+_ANSWERS = and_(
+    _RESULTS.c.run_id == tool_calls.c.run_id,
+    _RESULTS.c.message == tool_calls.c.message + 1,
+    _RESULTS.c.position == tool_calls.c.position,
+    _RESULTS.c.type == "tool_result",
+)
+_WAS_ANSWERED = and_(APPROVAL_OF_CALL, approvals.c.edited_input.is_not(None))
+_WAS_UPDATED = tool_calls.c.updated_input.is_not(None)
+# Few runs have hooks, so that few calls are looked at for edits by hooks.
+_HOOK_OF_CALL = and_(of_call(hook_runs), hook_runs.c.event == "PreToolUse")
 
 
 def candidates(
     database: Database, filters: Filters, terms: Sequence[Term], tool: str | None = None
 ) -> list[Message] | None:
-    """The replies with a call that has all these terms in its input, and perhaps others.
-
-    Args:
-        filters: only their job and run count.
-        terms: what to look up in the search index.
-        tool: only calls of this tool.
-
-    Returns:
-        None where the index is no help: there are no terms or too many candidates, or it does not
-        answer or is far behind.
-    """
+    """The replies with a call (of this tool) that has all these terms in its input, and perhaps others,
+    by the search index; of the filters, job and run count. None where the index is no help: there are no
+    terms or too many candidates, or it does not answer or is far behind."""
     if not terms:
         return None
     only = Filters(job_id=filters.job_id, run_id=filters.run_id, tool=tool)
+
+    def refuse_to_wait(done: int, all: int) -> None:
+        if all - done > MOST_UNINDEXED:
+            raise RunnerError("the index of searches is far behind: see `runner db reindex`")
+
     try:
-        with open_index(database).up_to_date(_refuse_to_wait) as index:
+        with open_index(database).up_to_date(refuse_to_wait) as index:
             query = Query(tuple(terms))
             under = descendant_ids(database, only.run_id) if only.run_id else ()
             needs = needs_of(index, query, only, ["input"], "assistant", time.time(), under)
@@ -352,11 +297,6 @@ def candidates(
     return list(dict.fromkeys((each.place.run_id, each.place.message) for each in found))
 
 
-def _refuse_to_wait(done: int, all: int) -> None:
-    if all - done > MOST_UNINDEXED:
-        raise RunnerError("the index of searches is far behind: see `runner db reindex`")
-
-
 def walk(
     connection: Connection,
     filters: Filters,
@@ -364,29 +304,29 @@ def walk(
     limit: int | None,
     needles: Sequence[str] = (),
     among: Sequence[Message] | None = None,
-    answers: bool = False,
-) -> Iterator[Walked]:
+    results: bool = False,
+) -> Iterator[Call]:
     """Tool calls with their inputs, the newest first, as far as the caller iterates.
 
     Args:
         limit: how many the caller needs; it may skip some.
         needles: the caller skips calls whose input does not have all of these (``Pattern.needles``).
         among: the caller skips calls that none of these replies asked for (``candidates``).
-        answers: include their results.
+        results: include their results.
     """
     calls = filters.tool_calls(*KEY, CALLED_AT.label("at")).where(*conditions)
-    newest = calls.order_by(*NEWEST_FIRST)
     lots: Iterable[Iterable[Any]]
     if among is None:
+        newest = calls.order_by(*NEWEST_FIRST)
         lots = map(connection.execute, _lots(connection, newest, limit, needles))
     else:
         lots = [_chosen(connection, calls, among)]
-    seen: set[Key] = set()
+    seen: set[CallKey] = set()
     for lot in lots:
-        keys = [key for key in dict.fromkeys(map(_key, lot)) if key not in seen]
+        keys = [key for row in lot if (key := CallKey(*row[:3])) not in seen]
         seen.update(keys)
-        for start in range(0, len(keys), _BATCH):
-            yield from _read(connection, keys[start : start + _BATCH], answers)
+        for some in in_batches(list(dict.fromkeys(keys)), _BATCH):
+            yield from _read(connection, some, results)
 
 
 def _lots(
@@ -399,16 +339,13 @@ def _lots(
             yield newest_few(connection, newest, max(limit, _BATCH))
         yield newest_few(connection, newest, _MORE * limit)
     if needles:
-        newest = newest.where(or_(_has(connection, needles), _WAS_EDITED))
+        # In any case: LIKE ignores case on SQLite (https://sqlite.org/lang_expr.html#like), ILIKE on
+        # Postgres.
+        stored = sa.cast(blocks.c.content, sa.Text)
+        like = stored.contains if connection.dialect.name == "sqlite" else stored.icontains
+        has = sa.exists().where(_ASKS, *(like(needle, autoescape=True) for needle in needles))
+        newest = newest.where(or_(has, _WAS_UPDATED, sa.exists().where(_WAS_ANSWERED)))
     yield newest
-
-
-def oldest_of_the_newest(count: int) -> ScalarSelect[Any]:
-    """The id of the oldest of the ``count`` newest runs: ids are in the order of creation."""
-    return select(runs.c.id).order_by(runs.c.id.desc()).offset(count - 1).limit(1).scalar_subquery()
-
-
-_NEWEST_RUNS = oldest_of_the_newest(200)
 
 
 def newest_few(connection: Connection, newest: Select[Any], most: int) -> Select[Any]:
@@ -417,120 +354,72 @@ def newest_few(connection: Connection, newest: Select[Any], most: int) -> Select
     Takes a lower bound of ``at`` from the calls of the newest runs. The database goes through runs from
     the oldest on: without the bound it would sort each call in, as the newest so far, and out again.
     """
-    of_newest = newest.where(tool_calls.c.run_id >= _NEWEST_RUNS).limit(most)
+    by_creation = select(runs.c.id).order_by(runs.c.id.desc())
+    oldest = by_creation.offset(NEWEST_RUNS - 1).limit(1).scalar_subquery()
+    of_newest = newest.where(tool_calls.c.run_id >= oldest).limit(most)
     times = [row.at for row in connection.execute(of_newest)]
     if len(times) < most:
         return newest.limit(most)
     return newest.where(times[-1] <= CALLED_AT).limit(most)
 
 
-def _chosen(connection: Connection, calls: Select[Any], among: Sequence[Message]) -> list[Row[Any]]:
+def _chosen(connection: Connection, calls: Select[Any], among: Sequence[Message]) -> list[Any]:
     """The keys of the calls of these replies, and of the calls that a person or a hook edited: what
     these ran with is not in the index."""
-    was_edited = and_(APPROVAL_OF_CALL, approvals.c.edited_input.is_not(None))
-    found = list(connection.execute(calls.join(approvals, was_edited)))
-    was_updated = and_(_HOOK_OF_CALL, tool_calls.c.updated_input.is_not(None))
-    found += connection.execute(calls.join(hook_runs, was_updated))
-    wanted = sorted(among)
-    for start in range(0, len(wanted), _LISTED):
-        listed = _listed(connection, wanted[start : start + _LISTED])
-        found += connection.execute(calls.join(listed, _is_in(listed)))
-    return sorted(found, key=lambda row: (row.at, *_key(row)), reverse=True)
+    found = [*connection.execute(calls.join(approvals, _WAS_ANSWERED))]
+    found += connection.execute(calls.join(hook_runs, and_(_HOOK_OF_CALL, _WAS_UPDATED)))
+    for some in in_batches(sorted(among), _LISTED):
+        found += connection.execute(calls.join(*_listed(connection, some)))
+    return sorted(found, key=lambda row: (row.at, *row[:3]), reverse=True)
 
 
-_WAS_EDITED = or_(
-    tool_calls.c.updated_input.is_not(None),
-    exists().where(APPROVAL_OF_CALL, approvals.c.edited_input.is_not(None)),
-)
-# Few runs have hooks, so that few calls are looked at for edits by hooks.
-_HOOK_OF_CALL = and_(
-    hook_runs.c.run_id == tool_calls.c.run_id,
-    hook_runs.c.message == tool_calls.c.message,
-    hook_runs.c.position == tool_calls.c.position,
-    hook_runs.c.event == "PreToolUse",
-)
-_RAN_WITH: ColumnElement[Any] = func.coalesce(
-    approvals.c.edited_input, tool_calls.c.updated_input, type_=JSON
-)
-
-
-def _has(connection: Connection, needles: Sequence[str]) -> ColumnElement[bool]:
-    """True if the call's reply has all needles in what it asks for, in any case: LIKE ignores case on
-    SQLite (https://sqlite.org/lang_expr.html#like), ILIKE on Postgres."""
-    stored = cast(blocks.c.content, Text)
-    like = stored.like if connection.dialect.name == "sqlite" else stored.ilike
-    return exists().where(_ASKS, *(like(f"%{_escaped(each)}%", escape="/") for each in needles))
-
-
-def _escaped(needle: str) -> str:
-    return needle.replace("/", "//").replace("%", "/%").replace("_", "/_")
-
-
-def _read(connection: Connection, keys: Sequence[Key], answers: bool) -> Iterator[Walked]:
+def _read(connection: Connection, keys: Sequence[CallKey], results: bool) -> Iterator[Call]:
     """These calls with their inputs. The n-th call of a reply is its n-th block that asks for a tool."""
-    found: dict[Key, list[Row[Any]]] = {}
-    listed = _listed(connection, [key[:2] for key in keys])
-    for row in connection.execute(_details(listed, answers)):
-        found.setdefault(_key(row), []).append(row)
-    for key in keys:
-        rows = found.get(key, [])
-        if key[2] < len(rows):
-            row = rows[key[2]]
-            answer = (row.answered or {}).get("content") if answers else None
-            yield Walked(row, row.content.get("input"), answer)
-
-
-def _details(listed: FromClause, answers: bool) -> Select[Any]:
+    listed, is_in = _listed(connection, list(dict.fromkeys(key[:2] for key in keys)))
+    edited = func.coalesce(approvals.c.edited_input, tool_calls.c.updated_input, type_=sa.JSON)
     query = (
         select(
-            tool_calls,
-            CALLED_AT.label("at"),
-            STATE.label("state"),
-            TOOK.label("took"),
-            runs.c.item_key,
-            approvals.c.answer,
-            approvals.c.answered_by,
-            _RAN_WITH.label("edited_input"),
-            blocks.c.content,
+            *(*KEY, tool_calls.c.turn, tool_calls.c.name.label("tool"), CALLED_AT.label("at")),
+            *(tool_calls.c.decision, tool_calls.c.rule, STATE.label("outcome")),
+            *(TOOK.label("seconds"), runs.c.item_key.label("item")),
+            *(approvals.c.answer, approvals.c.answered_by, edited.label("edited")),
+            blocks.c.content.label("asked"),
         )
         .select_from(listed)
-        .join(tool_calls, _is_in(listed))
+        .join(tool_calls, is_in)
         .join(runs, runs.c.id == tool_calls.c.run_id)
         .join(blocks, _ASKS)
         .outerjoin(approvals, APPROVAL_OF_CALL)
         .order_by(*KEY, blocks.c.position)
     )
-    if not answers:
-        return query
-    answers_it = and_(
-        _ANSWERS.c.run_id == tool_calls.c.run_id,
-        _ANSWERS.c.message == tool_calls.c.message + 1,
-        _ANSWERS.c.position == tool_calls.c.position,
-        _ANSWERS.c.type == "tool_result",
-    )
-    return query.outerjoin(_ANSWERS, answers_it).add_columns(_ANSWERS.c.content.label("answered"))
+    if results:
+        query = query.outerjoin(_RESULTS, _ANSWERS).add_columns(_RESULTS.c.content.label("result"))
+    found: dict[CallKey, list[Any]] = {}
+    for row in connection.execute(query):
+        found.setdefault(CallKey(*row[:3]), []).append(row._mapping)
+    for key in keys:
+        if key.position < len(rows := found.get(key, [])):
+            call = dict(rows[key.position])
+            result = (call.get("result") or {}).get("content")
+            yield call | {"asked": call["asked"].get("input"), "result": result}
 
 
-def _listed(connection: Connection, messages: Iterable[Message]) -> FromClause:
-    """Messages as a table of run ids and numbers to join with.
+def _listed(
+    connection: Connection, messages: Sequence[Message]
+) -> tuple[FromClause, ColumnElement[bool]]:
+    """A table of these replies, and the condition to join it with their calls.
 
     Pairs in an IN would make SQLite scan every row, and with statistics SQLite 3.40 skips rows of an OR
     of IN lists.
     """
-    is_sqlite = connection.dialect.name == "sqlite"
-    given = literal(to_json([*dict.fromkeys(messages)]), Text)
-    each = (
-        func.json_each(given) if is_sqlite else func.json_array_elements(cast(given, JSON))
-    ).table_valued(column("value", JSON))
-    pair = each.c.value
-    return select(
+    given = sa.literal(to_json(messages), sa.Text)
+    if connection.dialect.name == "sqlite":
+        values = func.json_each(given)
+    else:
+        values = func.json_array_elements(sa.cast(given, sa.JSON))
+    pair = values.table_valued(sa.column("value", sa.JSON)).c.value
+    listed = select(
         pair[0].as_string().label("run_id"), pair[1].as_integer().label("message")
     ).subquery("listed")
-
-
-def _is_in(listed: FromClause) -> ColumnElement[bool]:
-    return and_(tool_calls.c.run_id == listed.c.run_id, tool_calls.c.message == listed.c.message)
-
-
-def _key(row: Row[Any]) -> Key:
-    return row.run_id, row.message, row.position
+    key = (tool_calls.c.run_id == listed.c.run_id, tool_calls.c.message == listed.c.message)
+    return listed, and_(*key)

@@ -9,26 +9,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from typing import Any, Self
+from typing import Any
 
-from sqlalchemy import (
-    ColumnElement,
-    Connection,
-    Row,
-    Select,
-    Text,
-    and_,
-    case,
-    func,
-    literal,
-    select,
-)
-from sqlalchemy.ext.compiler import compiles
-from sqlalchemy.sql.functions import FunctionElement
+from sqlalchemy import ColumnElement, Connection, Row, Select, and_, case, func, literal, select
 
 from runner.core.conversation import Purpose, Usage
 from runner.core.prices import By, Calls, PriceList, Spending, Terms, spending
-from runner.queries.filters import Filters, cut
+from runner.queries.filters import Filters, answer
 from runner.queries.rows import Column, Rows, columns
 from runner.store.conditions import ROOT_RUN
 from runner.store.database import Database
@@ -69,11 +56,7 @@ class CallCost:
     number: int
     turn: int  # the turn that it was made for
     purpose: Purpose
-    model: str
-    started_at: float
     latency: float | None  # seconds
-    stop_reason: str | None  # None if no reply came
-    error: str | None  # why no reply came
     spending: Spending
 
 
@@ -86,53 +69,38 @@ def costs_by(
     run_id: str | None = None,
     conditions: Collection[ColumnElement[bool]] = (),
 ) -> list[Cost]:
-    """What model calls that have ended cost, in the order of the keys.
+    """What the model calls of a job or a run (without its sub-agents) cost that have ended, in the order
+    of the keys.
 
     Args:
         by: what to sum by. ``tree`` is the run of an item with all of its sub-agents.
-        job_id: only this job's calls.
-        run_id: only this run's own calls.
         conditions: further conditions on ``model_calls`` and ``runs``.
     """
     of_job = () if job_id is None else (runs.c.job_id == job_id,)
     of_run = () if run_id is None else (runs.c.id == run_id,)
-    calls = _ended_calls(prices, _key(by)).where(*of_job, *of_run, *conditions)
-
+    calls = _ended_calls(prices, _key(database, by)).where(*of_job, *of_run, *conditions)
+    named: Select[Any] = select(runs.c.id, runs.c.item_key).where(*of_job, *of_run)
     if by == "job":
-        named: Select[Any] = select(jobs.c.id, jobs.c.name)
-        named = named.where(jobs.c.id == job_id) if job_id else named
-    else:
-        named = select(runs.c.id, runs.c.item_key).where(*of_job, *of_run)
+        of_jobs = () if job_id is None else (jobs.c.id == job_id,)
+        named = select(jobs.c.id, jobs.c.name).where(*of_jobs)
 
-    def work(connection: Connection) -> tuple[list[_Sum], dict[str, str]]:
+    def work(connection: Connection) -> tuple[dict[str, list[_Sum]], dict[str, str]]:
         labels = connection.execute(named).all() if by in ("job", "run", "tree") else ()
         return _sums(connection, prices, calls), dict(labels)
 
     sums, labels = database.read(work)
-    spent: dict[str, Spending] = {}
-    for each in sums:
-        spent[each.row.key] = spent.get(each.row.key, Spending()) + each.spending
-    return [Cost(key, labels.get(key, ""), spent[key]) for key in sorted(spent)]
+    return [Cost(key, labels.get(key, ""), _total(sums[key])) for key in sorted(sums)]
 
 
 def call_costs(database: Database, prices: PriceList, run_id: str) -> list[CallCost]:
     """The model calls of a run that have ended, in order, with their costs."""
-    names = ("number", "turn", "purpose", "model", "started_at", "latency", "stop_reason", "error")
-    more = (model_calls.c[name] for name in names if name not in ("purpose", "model"))
-    query = _ended_calls(prices, literal("")).add_columns(*more).where(runs.c.id == run_id)
-
-    def work(connection: Connection) -> list[CallCost]:
-        found = connection.execute(query.order_by(model_calls.c.number)).all()
-        billing = _billing(connection, {row.job_id for row in found})
-        return [
-            CallCost(
-                **{name: getattr(row, name) for name in names},
-                spending=spending(prices, _billed(row, billing[row.job_id], count=1)),
-            )
-            for row in found
-        ]
-
-    return database.read(work)
+    more = (model_calls.c[name] for name in ("number", "turn", "latency"))
+    calls = _ended_calls(prices, literal("")).add_columns(literal(1).label("calls"), *more)
+    query = calls.where(runs.c.id == run_id).order_by(model_calls.c.number)
+    priced = database.read(lambda connection: _priced(connection, prices, query))
+    return [
+        CallCost(row.number, row.turn, row.purpose, row.latency, spent) for row, spent in priced
+    ]
 
 
 def cost_rows(
@@ -151,8 +119,12 @@ def cost_rows(
     found = costs_by(database, prices, by, conditions=tuple(filters.of_model_calls()))
     found.sort(key=lambda each: (-each.spending.usd, each.key))
     keys = _KEY_COLUMNS[by]
-    rows = [(*(each.key, each.label)[: len(keys)], *_spending_row(each.spending)) for each in found]
-    return cut((*keys, *_SPENDING_COLUMNS), rows, limit, "the dearest")
+    rows = [
+        dict(zip((column.name for column in keys), (each.key, each.label), strict=False))
+        | _spending_columns(each.spending)
+        for each in found
+    ]
+    return answer(database, (*keys, *_SPENDING_COLUMNS), rows, limit, "the dearest")
 
 
 def model_rows(
@@ -165,49 +137,35 @@ def model_rows(
     those of ``cost_rows``.
     """
     calls = _ended_calls(prices, model_calls.c.model).where(*filters.of_model_calls())
-    sums = database.read(lambda connection: _sums(connection, prices, calls))
-    by_model: dict[str, list[_Sum]] = {}
-    for each in sums:
-        by_model.setdefault(each.row.key, []).append(each)
-    spent = {
-        model: sum((each.spending for each in of_model), Spending())
-        for model, of_model in by_model.items()
+    by_model = database.read(lambda connection: _sums(connection, prices, calls))
+    spent = {model: _total(sums) for model, sums in by_model.items()}
+    found = []
+    for model in sorted(spent, key=lambda model: (-spent[model].usd, model)):
+        rows = [row for row, _ in by_model[model]]
+        replied = sum(row.replies for row in rows)
+        summaries = sum(row.replies for row in rows if row.purpose == "summary")
+        replies = {
+            "replies": replied - summaries,
+            "summaries": summaries,
+            "failed": sum(row.calls for row in rows) - replied,
+            "average": sum(row.seconds or 0.0 for row in rows) / replied if replied else None,
+            "longest": max((row.longest for row in rows if row.longest is not None), default=None),
+            "first_at": min(row.first_at for row in rows),
+            "last_at": max(row.last_at for row in rows),
+        }
+        found.append({"model": model, **replies, **_spending_columns(spent[model])})
+    return answer(database, (*_MODEL_COLUMNS, *_SPENDING_COLUMNS), found, limit, "the dearest")
+
+
+def _spending_columns(spending: Spending) -> dict[str, Any]:
+    return {
+        "calls": spending.calls,
+        **{name: getattr(spending.usage, name) for name in _TOKENS},
+        "cost_usd": None if spending.unpriced else usd(spending.usd),
+        "unknown_calls": spending.unknown,
+        "unknown_at_most_usd": None if spending.unpriced else usd(spending.at_most),
+        "unpriced": ", ".join(sorted(spending.unpriced)) or None,
     }
-    rows = [
-        (model, *_replies([each.row for each in by_model[model]]), *_spending_row(spent[model]))
-        for model in sorted(spent, key=lambda model: (-spent[model].usd, model))
-    ]
-    return cut((*_MODEL_COLUMNS, *_SPENDING_COLUMNS), rows, limit, "the dearest")
-
-
-def _replies(rows: Sequence[Row[Any]]) -> tuple[float | None, ...]:
-    """The columns from ``replies`` to ``last_at``."""
-    replied = sum(row.replies for row in rows)
-    summaries = sum(row.replies for row in rows if row.purpose == "summary")
-    return (
-        replied - summaries,
-        summaries,
-        sum(row.calls for row in rows) - replied,
-        sum(row.seconds or 0.0 for row in rows) / replied if replied else None,
-        max((row.longest for row in rows if row.longest is not None), default=None),
-        min(row.first_at for row in rows),
-        max(row.last_at for row in rows),
-    )
-
-
-def _spending_row(spending: Spending) -> tuple[Any, ...]:
-    usage = spending.usage
-    return (
-        spending.calls,
-        usage.input_tokens,
-        usage.cache_creation_tokens,
-        usage.cache_read_tokens,
-        usage.output_tokens,
-        None if spending.unpriced else usd(spending.usd),
-        spending.unknown,
-        None if spending.unpriced else usd(spending.at_most),
-        ", ".join(sorted(spending.unpriced)) or None,
-    )
 
 
 def usd(amount: Decimal) -> float:
@@ -215,34 +173,14 @@ def usd(amount: Decimal) -> float:
     return float(round(amount, 9))
 
 
-class _UtcDay(FunctionElement[str]):
-    """The day of seconds since the epoch, as text."""
-
-    type = Text()
-    inherit_cache = True
-
-
-@compiles(_UtcDay, "sqlite")
-def _sqlite_day(element: _UtcDay, compiler: Any, **options: Any) -> str:
-    return f"date({compiler.process(element.clauses, **options)}, 'unixepoch')"
-
-
-@compiles(_UtcDay, "postgresql")
-def _postgres_day(element: _UtcDay, compiler: Any, **options: Any) -> str:
-    seconds = compiler.process(element.clauses, **options)
-    return f"to_char(to_timestamp({seconds}) AT TIME ZONE 'UTC', 'YYYY-MM-DD')"
-
-
-def _key(by: By) -> ColumnElement[Any]:
-    calls = model_calls.c
-    return {
-        "job": runs.c.job_id,
-        "run": calls.run_id,
-        "tree": ROOT_RUN,
-        "model": calls.model,
-        "day": _UtcDay(calls.started_at),
-        "purpose": calls.purpose,
-    }[by]
+def _key(database: Database, by: By) -> ColumnElement[Any]:
+    calls, at = model_calls.c, model_calls.c.started_at
+    if database.dialect == "sqlite":
+        day = func.date(at, "unixepoch")
+    else:
+        day = func.to_char(func.timezone("UTC", func.to_timestamp(at)), "YYYY-MM-DD")
+    keys = {"run": calls.run_id, "model": calls.model, "purpose": calls.purpose}
+    return (keys | {"job": runs.c.job_id, "tree": ROOT_RUN, "day": day})[by]
 
 
 # What a call can have read at most.
@@ -280,15 +218,11 @@ def _ended_calls(prices: PriceList, key: ColumnElement[Any]) -> Select[Any]:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Sum:
-    """The calls that share a key and a price."""
-
-    row: Row[Any]
-    spending: Spending
+_Sum = tuple[Row[Any], Spending]  # calls of one key that are priced alike, and what they cost
 
 
-def _sums(connection: Connection, prices: PriceList, calls: Select[Any]) -> list[_Sum]:
+def _sums(connection: Connection, prices: PriceList, calls: Select[Any]) -> dict[str, list[_Sum]]:
+    """What calls used and cost, by their keys."""
     timed = (model_calls.c[name] for name in ("stop_reason", "latency", "started_at"))
     one = calls.add_columns(*timed).subquery().c
     alike = [one[name] for name in _ALIKE]
@@ -302,59 +236,33 @@ def _sums(connection: Connection, prices: PriceList, calls: Select[Any]) -> list
         func.min(one.started_at).label("first_at"),
         func.max(one.started_at).label("last_at"),
     ).group_by(*alike)
-    found: list[Row[Any]] = list(connection.execute(query))
-    billing = _billing(connection, {row.job_id for row in found})
-    return [
-        _Sum(row, spending(prices, _billed(row, billing[row.job_id], count=row.calls)))
-        for row in found
-    ]
+    found: dict[str, list[_Sum]] = {}
+    for each in _priced(connection, prices, query):
+        found.setdefault(each[0].key, []).append(each)
+    return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Billing:
-    """How the calls of a job's runs are billed."""
-
-    provider: str
-    options: Mapping[str, Any]
-    models: Mapping[str | None, str]  # by sub-agent type; None is a run of an item
-    summary_model: str | None  # None where each run's own model writes summaries
-
-    @classmethod
-    def of(cls, spec: Mapping[str, Any]) -> Self:
-        """From a job's spec as it is stored."""
-        types = spec.get("agents") or ()
-        models = {agent["name"]: agent.get("model") or spec["model"] for agent in types}
-        return cls(
-            spec["provider"],
-            spec.get("model_options") or {},
-            {None: spec["model"], **models},
-            (spec.get("context") or {}).get("summary_model"),
-        )
-
-    def terms(self, call: Row[Any]) -> Terms:
-        own = call.run_model or self.models.get(call.agent_type, self.models[None])
-        is_own = call.purpose == "turn" or self.summary_model in (None, own)
-        terms = Terms.of(self.provider, self.options, own_model=is_own)
-        if call.hour_cache is None:  # not stored by older versions: the job's
-            return terms
-        return replace(terms, hour_cache=bool(call.hour_cache))
+def _total(sums: Sequence[_Sum]) -> Spending:
+    return sum((spent for _, spent in sums), Spending())
 
 
-def _billing(connection: Connection, job_ids: Collection[str]) -> dict[str, _Billing]:
-    if not job_ids:
-        return {}
+def _priced(connection: Connection, prices: PriceList, query: Select[Any]) -> list[_Sum]:
+    rows = connection.execute(query).all()
     # Specs are read whole: Postgres cannot extract anything from JSON that contains a NUL.
-    query = select(jobs.c.id, jobs.c.spec).where(jobs.c.id.in_(job_ids))
-    return {job_id: _Billing.of(spec) for job_id, spec in connection.execute(query)}
+    stored = select(jobs.c.id, jobs.c.spec).where(jobs.c.id.in_({row.job_id for row in rows}))
+    specs = dict(connection.execute(stored).all())
+    return [(row, _spending(prices, row, specs[row.job_id])) for row in rows]
 
 
-def _billed(row: Row[Any], billing: _Billing, count: int) -> Calls:
+def _spending(prices: PriceList, row: Row[Any], spec: Mapping[str, Any]) -> Spending:
+    """What calls that are priced alike cost. ``spec`` is the stored spec of their job."""
+    types = {agent["name"]: agent.get("model") for agent in spec.get("agents") or ()}
+    own = row.run_model or types.get(row.agent_type) or spec["model"]
+    summary_model = (spec.get("context") or {}).get("summary_model")
+    is_own = row.purpose == "turn" or summary_model in (None, own)
+    terms = Terms.of(spec["provider"], spec.get("model_options") or {}, own_model=is_own)
+    if row.hour_cache is not None:  # older versions do not store it: the job's holds
+        terms = replace(terms, hour_cache=bool(row.hour_cache))
     summed = {name: int(getattr(row, name) or 0) for name in _SUMMED}
-    return Calls(
-        model=row.model,
-        terms=billing.terms(row),
-        above=int(row.above),
-        count=count,
-        usage=Usage(**{name: summed.pop(name) for name in _TOKENS}),
-        **summed,
-    )
+    usage = Usage(**{name: summed.pop(name) for name in _TOKENS})
+    return spending(prices, Calls(row.model, terms, int(row.above), row.calls, usage, **summed))

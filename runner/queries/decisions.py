@@ -3,35 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
-from typing import Any, TypedDict
+from typing import Any, TypeAlias
 
-from sqlalchemy import (
-    ColumnElement,
-    Connection,
-    Row,
-    Select,
-    Text,
-    and_,
-    case,
-    cast,
-    func,
-    or_,
-    select,
-)
+import sqlalchemy as sa
+from sqlalchemy import ColumnElement, Connection, Select, and_, func, or_, select
 
-from runner.queries.filters import (
-    CALLED_AT,
-    KEY,
-    NEWEST_FIRST,
-    Filters,
-    at_most,
-    cut,
-    in_batches,
-    with_labels,
-)
-from runner.queries.find import call_key
+from runner.queries.filters import CALLED_AT, KEY, NEWEST_FIRST, Filters, answer, at_most
+from runner.queries.find import call_key, in_batches
 from runner.queries.rows import Rows, columns
 from runner.store import ids
 from runner.store.conditions import (
@@ -67,7 +47,7 @@ _WAS_DENIED = or_(
         or_(tool_calls.c.decision == "deny", approvals.c.answer == "denied"),
     ),
 )
-_VERDICT: ColumnElement[str] = case(
+_VERDICT: ColumnElement[str] = sa.case(
     (_WAS_DENIED, "denied"),
     (or_(tool_calls.c.decision == "allow", approvals.c.answer == "approved"), "allowed"),
     (tool_calls.c.decision.is_(None), "undecided"),
@@ -78,126 +58,62 @@ _RULE_OF_CALL = and_(
     permission_rules.c.job_id == runs.c.job_id,
     permission_rules.c.position == tool_calls.c.rule_position,
 )
-_REASONS = (
-    tool_calls.c.decision,
-    tool_calls.c.rule,
-    permission_rules.c.why,
-    permission_rules.c.origin,
-    tool_calls.c.matched,
-    tool_calls.c.decision_reason,
-    tool_calls.c.denial,
+
+# What decided on a tool call: ``decision`` (allow, ask or deny), ``rule`` (None: the job's default
+# decided), ``why`` (what the rule says of itself), ``origin`` (who wrote the rule), ``matched`` (the
+# text that the rule matched), ``decision_reason`` (more about the decision) and ``denial`` (why the
+# call was denied although the decision or the answer allowed it).
+Why: TypeAlias = dict[str, Any]
+_WHY = (
+    *(tool_calls.c[name] for name in ("decision", "rule", "decision_reason", "denial")),
+    *(permission_rules.c.why, permission_rules.c.origin),
 )
-_ANSWER = (
-    approvals.c.answer,
-    approvals.c.answered_by,
-    approvals.c.answered_via,
-    approvals.c.reason,
-    approvals.c.remembered,
+_ANSWER = tuple(
+    approvals.c[name] for name in ("answer", "answered_by", "answered_via", "reason", "remembered")
 )
 _APPROVAL = (
-    approvals.c.id,
-    approvals.c.summary,
-    approvals.c.group_key,
-    approvals.c.suggested_rule,
-    approvals.c.asked_at,
-    approvals.c.expires_at,
-    *_ANSWER,
-    approvals.c.answered_at,
-    approvals.c.edited_input,
+    *(approvals.c[name] for name in ("id", "summary", "group_key", "suggested_rule", "asked_at")),
+    *(approvals.c.expires_at, *_ANSWER, approvals.c.answered_at, approvals.c.edited_input),
 )
-
-
-class Why(TypedDict):
-    """What decided on a tool call."""
-
-    decision: str | None  # allow, ask or deny
-    rule: str | None  # None: the job's default decided
-    why: str | None  # what the rule says of itself
-    origin: str | None  # who wrote the rule
-    matched: str | None  # the text that the rule matched
-    decision_reason: str | None  # more about the decision
-    denial: str | None  # why the call was denied although the decision or the answer allowed it
-
-
-class _Denied(Why):
-    tool: str
-    answer: str | None
-    answered_by: str | None
-    answered_via: str | None
-    reason: str | None
-    remembered: int | None
-
-
-class DeniedCall(_Denied):
-    """A call that was denied by a rule, by the answer to a question, or (``denial``) by the rules when it
-    was about to run, because its path led elsewhere by then."""
-
-    id: str
-    run_id: str
-    item_key: str
-    turn: int
-
-
-class DeniedKind(_Denied):
-    """Calls that were denied for the same reason: how many, in how many runs."""
-
-    calls: int
-    runs: int
+# A denied call with ``tool``, its answer and what decided on it, and calls denied for the same reason.
+DeniedCall: TypeAlias = dict[str, Any]
+DeniedKind: TypeAlias = dict[str, Any]
 
 
 def denied_calls(database: Database, run_id: str) -> list[DeniedCall]:
-    """The denied calls of a run, in order, without those that a fork is a copy of."""
+    """The denied calls of a run, in order, without those that a fork is a copy of: with ``id``,
+    ``run_id``, ``item_key``, ``turn``, ``tool``, the keys of ``Why`` and those of the answer."""
+    call = (*(tool_calls.c[name] for name in ("run_id", "position", "turn")), runs.c.item_key)
+    why = (tool_calls.c.name.label("tool"), *_WHY, tool_calls.c.matched)
     query = (
-        _calls_with_reasons(
-            tool_calls.c.run_id,
-            tool_calls.c.position,
-            tool_calls.c.turn,
-            tool_calls.c.name.label("tool"),
-            runs.c.item_key,
-            *_REASONS,
-            *_ANSWER,
-        )
+        _calls_with_reasons(*call, *why, *_ANSWER)
         .where(tool_calls.c.run_id == run_id, IS_OWN_CALL, _WAS_DENIED)
         .order_by(tool_calls.c.message, tool_calls.c.position)
     )
-    rows = database.read(lambda connection: connection.execute(query).mappings().all())
-    found = []
-    for row in map(dict, rows):
-        call_id = ids.call_id(row["run_id"], row["turn"], row.pop("position"))
-        found.append(DeniedCall(id=call_id, **row))  # type: ignore[typeddict-item]
-    return found
+    rows = [dict(row._mapping) for row in database.rows(query)]
+    return [
+        {"id": ids.call_id(row["run_id"], row["turn"], row.pop("position")), **row} for row in rows
+    ]
 
 
 def denied_kinds(database: Database, job_id: str) -> list[DeniedKind]:
-    """What was denied in a job's runs and to their sub-agents, by reason; the most frequent first. Runs
-    that were started afresh are left out, as in ``jobs.current_runs``."""
-    shared = (
-        tool_calls.c.name.label("tool"),
-        *(column for column in _REASONS if column is not tool_calls.c.matched),
-        *_ANSWER,
-    )
-    count = func.count()
-    query = (
-        _calls_with_reasons(
-            *shared,
-            func.min(tool_calls.c.matched).label("matched"),
-            count.label("calls"),
-            func.count(tool_calls.c.run_id.distinct()).label("runs"),
-        )
-        .where(*_denied_in(job_id))
-        .group_by(*shared)
-        .order_by(count.desc(), tool_calls.c.name, tool_calls.c.rule)
-    )
-    rows = database.read(lambda connection: connection.execute(query).mappings().all())
-    return [DeniedKind(**row) for row in rows]  # type: ignore[typeddict-item]
+    """What was denied in a job's runs and to their sub-agents, by ``tool``, the keys of ``Why`` and those
+    of the answer, with the number of ``calls`` and ``runs``; the most frequent first. Runs that were
+    started afresh are left out, as in ``jobs.current_runs``."""
+    alike = (tool_calls.c.name.label("tool"), *_WHY, *_ANSWER)
+    counts = (*_COUNTS, func.min(tool_calls.c.matched).label("matched"))
+    query = _calls_with_reasons(*alike, *counts).where(*_denied_in(job_id)).group_by(*alike)
+    query = query.order_by(sa.desc("calls"), tool_calls.c.name, tool_calls.c.rule)
+    return [dict(row._mapping) for row in database.rows(query)]
 
 
 def denied_counts(database: Database, job_id: str) -> tuple[int, int]:
     """How many calls ``denied_kinds`` covers, and in how many runs."""
-    counts = func.count(), func.count(tool_calls.c.run_id.distinct())
-    query = _calls_with_reasons(*counts).where(*_denied_in(job_id))
-    calls, in_runs = database.read(lambda connection: connection.execute(query).one())
+    ((calls, in_runs),) = database.rows(_calls_with_reasons(*_COUNTS).where(*_denied_in(job_id)))
     return calls, in_runs
+
+
+_COUNTS = (func.count().label("calls"), func.count(tool_calls.c.run_id.distinct()).label("runs"))
 
 
 def _denied_in(job_id: str) -> tuple[ColumnElement[bool], ...]:
@@ -217,35 +133,27 @@ def _calls_with_reasons(*columns: Any) -> Select[Any]:
 
 def whys(database: Database, approval_ids: Sequence[str]) -> dict[str, Why]:
     """Why each of these questions was asked, by the approval's id."""
-    query = _calls_with_reasons(approvals.c.id, *_REASONS)
-
-    def work(connection: Connection) -> dict[str, Why]:
-        found = {}
-        for some in in_batches(approval_ids):
-            rows = connection.execute(query.where(approvals.c.id.in_(some))).mappings()
-            for row in map(dict, rows):
-                found[row.pop("id")] = Why(**row)  # type: ignore[typeddict-item]
-        return found
-
-    return database.read(work)
+    query = _calls_with_reasons(approvals.c.id, *_WHY, tool_calls.c.matched)
+    return {
+        row.id: dict(row._mapping)
+        for some in in_batches(approval_ids)
+        for row in database.rows(query.where(approvals.c.id.in_(some)))
+    }
 
 
 def decision_on_call(database: Database, call_id: str) -> dict[str, Any]:
-    """What is known of the decision on a call beside its own row.
-
-    Returns:
-        ``rule_why``, ``rule_origin``, and ``approval``: the question with its answer, or None.
-    """
-    query = _calls_with_reasons(permission_rules.c.why, permission_rules.c.origin, *_APPROVAL)
+    """What is known of the decision on a call beside its own row: ``rule_why``, ``rule_origin``, and
+    ``approval``, the question with its answer, or None."""
     parsed = ids.parse_call_id(call_id)
     assert parsed is not None, call_id
     run_id, turn, position = parsed
+    query = _calls_with_reasons(permission_rules.c.why, permission_rules.c.origin, *_APPROVAL)
     query = query.where(
         tool_calls.c.run_id == run_id, tool_calls.c.turn == turn, tool_calls.c.position == position
     )
-    row = dict(database.read(lambda connection: connection.execute(query).mappings().one()))
-    why, origin = row.pop("why"), row.pop("origin")
-    return {"rule_why": why, "rule_origin": origin, "approval": row if row["id"] else None}
+    ((why, origin, *approval),) = database.rows(query)
+    asked = dict(zip((column.name for column in _APPROVAL), approval, strict=True))
+    return {"rule_why": why, "rule_origin": origin, "approval": asked if asked["id"] else None}
 
 
 def approvals_of_run(database: Database, run_id: str) -> list[dict[str, Any]]:
@@ -256,33 +164,24 @@ def approvals_of_run(database: Database, run_id: str) -> list[dict[str, Any]]:
         .where(approvals.c.run_id == run_id)
         .order_by(approvals.c.message, approvals.c.position)
     )
-    rows = database.read(lambda connection: connection.execute(query).mappings().all())
     return [
-        {"call_id": ids.call_id(row["run_id"], row["turn"], row["position"]), **row} for row in rows
+        {"call_id": ids.call_id(row.run_id, row.turn, row.position), **row._mapping}
+        for row in database.rows(query)
     ]
 
 
 def is_approval_open(database: Database, approval_id: str) -> bool:
     """True if a question still waits for its answer."""
-    query = (
-        select(approvals.c.id)
-        .join(runs, runs.c.id == approvals.c.run_id)
-        .where(approvals.c.id == approval_id, IS_OPEN_APPROVAL)
-    )
-    return database.read(lambda connection: connection.execute(query).first()) is not None
+    query = select(approvals.c.id).join(runs, runs.c.id == approvals.c.run_id)
+    return bool(database.rows(query.where(approvals.c.id == approval_id, IS_OPEN_APPROVAL)))
 
 
 def find_approval(database: Database, name: str) -> str | None:
     """The id of an approval, answered or not, by its whole id or by the id of its call."""
 
     def work(connection: Connection) -> str | None:
-        condition = approvals.c.id == name
-        if (key := call_key(connection, name)) is not None:
-            condition = and_(
-                approvals.c.run_id == key.run_id,
-                approvals.c.message == key.message,
-                approvals.c.position == key.position,
-            )
+        key = call_key(connection, name)
+        condition = approvals.c.id == name if key is None else key.of(approvals)
         return connection.execute(select(approvals.c.id).where(condition)).scalar()
 
     return database.read(work)
@@ -290,42 +189,32 @@ def find_approval(database: Database, name: str) -> str | None:
 
 def open_approval_counts(database: Database, job_id: str) -> dict[str, int]:
     """How many questions wait for an answer in the tree of each item's run that has any."""
-    query = (
-        select(ROOT_RUN, func.count())
-        .join_from(approvals, runs, runs.c.id == approvals.c.run_id)
-        .where(approvals.c.job_id == job_id, IS_OPEN_APPROVAL)
-        .group_by(ROOT_RUN)
-    )
-    rows = database.read(lambda connection: connection.execute(query).all())
-    return {row[0]: row[1] for row in rows}
+    query = _count_by_tree(approvals).where(approvals.c.job_id == job_id, IS_OPEN_APPROVAL)
+    return dict(database.rows(query))
 
 
 def unknown_outcome_counts(database: Database, job_id: str) -> dict[str, int]:
     """How many tool calls have an unknown outcome in the tree of each item's run that has any."""
-    query = (
-        select(ROOT_RUN, func.count())
-        .join_from(tool_calls, runs, runs.c.id == tool_calls.c.run_id)
-        .where(runs.c.job_id == job_id, IS_OWN_CALL, tool_calls.c.outcome == "unknown")
-        .group_by(ROOT_RUN)
-    )
-    rows = database.read(lambda connection: connection.execute(query).all())
-    return {row[0]: row[1] for row in rows}
+    is_unknown = and_(runs.c.job_id == job_id, IS_OWN_CALL, tool_calls.c.outcome == "unknown")
+    return dict(database.rows(_count_by_tree(tool_calls).where(is_unknown)))
 
 
 def answer_counts(database: Database, job_id: str) -> dict[str, dict[tuple[str, str], int]]:
     """How the questions of each tree were answered: by the item's run, then by the answer and what it
     came from (``approved`` by a ``person``). Open questions are left out."""
-    query = (
-        select(ROOT_RUN, approvals.c.answer, approvals.c.answered_via, func.count())
-        .join_from(approvals, runs, runs.c.id == approvals.c.run_id)
-        .where(approvals.c.job_id == job_id, approvals.c.answer.is_not(None))
-        .group_by(ROOT_RUN, approvals.c.answer, approvals.c.answered_via)
-    )
+    query = _count_by_tree(approvals, approvals.c.answer, approvals.c.answered_via)
+    query = query.where(approvals.c.job_id == job_id, approvals.c.answer.is_not(None))
     found: dict[str, dict[tuple[str, str], int]] = {}
-    rows = database.read(lambda connection: connection.execute(query).all())
-    for run_id, answer, via, count in rows:
-        found.setdefault(run_id, {})[answer, via] = count
+    for run_id, said, via, count in database.rows(query):
+        found.setdefault(run_id, {})[said, via] = count
     return found
+
+
+def _count_by_tree(table: sa.Table, *columns: ColumnElement[Any]) -> Select[Any]:
+    query = select(ROOT_RUN, *columns, func.count()).join_from(
+        table, runs, runs.c.id == table.c.run_id
+    )
+    return query.group_by(ROOT_RUN, *columns)
 
 
 def decision_rows(
@@ -344,13 +233,15 @@ def decision_rows(
     """
     if each:
         calls = database.read(partial(_each_call, filters=filters, limit=limit))
-        return cut(_CALL_COLUMNS, with_labels(database, calls), limit, "the newest")
-    groups = database.read(partial(_groups, filters=filters))
+        return answer(database, _CALL_COLUMNS, calls, limit, "the newest")
+    counts = database.read(partial(_groups, filters=filters))
+    names = [column.name for column in _GROUP_COLUMNS]
     rows = sorted(
-        ((*key[:3], calls, *key[3:]) for key, calls in groups.items()),
+        ((*key[:3], calls, *key[3:]) for key, calls in counts.items()),
         key=lambda row: (-row[3], *map(str, row)),
     )
-    return cut(_GROUP_COLUMNS, rows, limit, "the most frequent")
+    groups = [dict(zip(names, row, strict=True)) for row in rows]
+    return answer(database, _GROUP_COLUMNS, groups, limit, "the most frequent")
 
 
 def _groups(connection: Connection, filters: Filters) -> Counter[tuple[Any, ...]]:
@@ -361,11 +252,11 @@ def _groups(connection: Connection, filters: Filters) -> Counter[tuple[Any, ...]
     rules = _rules(connection, {key[0] for key in allowed} | {row.job_id for row in others})
     groups: Counter[tuple[Any, ...]] = Counter()
     for (job_id, position, tool), count in allowed.items():
-        text, by, origin, why = rules.get((job_id, position), _NO_RULE)
-        groups["allowed", "allow", tool, None, None, by, origin, text, why] += count
+        rule = rules.get((job_id, position), _NO_RULE)
+        groups["allowed", "allow", tool, None, None, *rule] += count
     for row in others:
-        _, by, origin, why = rules.get((row.job_id, row.rule_position), _NO_RULE)
-        decision = (row.verdict, row.decision, row.name, row.answer, row.answered_by)
+        by, origin, _, why = rules.get((row.job_id, row.rule_position), _NO_RULE)
+        decision = (row.verdict, row.decision, row.tool, row.answer, row.answered_by)
         groups[*decision, by, origin, row.rule, why] += row.calls
     return groups
 
@@ -384,7 +275,7 @@ def _allowed(connection: Connection, filters: Filters) -> Counter[tuple[str, int
     Concatenates the calls of each run: to group all calls the database would sort them, which takes
     several times as long.
     """
-    code = cast(tool_calls.c.rule_position, Text) + "/" + tool_calls.c.name
+    code = sa.cast(tool_calls.c.rule_position, sa.Text) + "/" + tool_calls.c.name
     codes = (
         select(func.aggregate_strings(code, _SEPARATOR))
         .where(tool_calls.c.run_id == runs.c.id, _IS_ALLOWED, *filters.of_tool_calls())
@@ -404,7 +295,7 @@ def _allowed(connection: Connection, filters: Filters) -> Counter[tuple[str, int
 def _decided_calls(filters: Filters, *columns: Any) -> Select[Any]:
     return filters.tool_calls(
         runs.c.job_id,
-        tool_calls.c.name,
+        tool_calls.c.name.label("tool"),
         tool_calls.c.decision,
         tool_calls.c.rule,
         tool_calls.c.rule_position,
@@ -415,8 +306,8 @@ def _decided_calls(filters: Filters, *columns: Any) -> Select[Any]:
     ).outerjoin(approvals, APPROVAL_OF_CALL)
 
 
-# Its text, the person who added it, its origin, and what it says of itself.
-_Rule = tuple[str | None, str | None, str | None, str | None]
+# The person who added it, its origin, its text, and what it says of itself.
+_Rule = tuple[str | None, ...]
 _NO_RULE: _Rule = (None, None, None, None)
 
 
@@ -425,56 +316,39 @@ def _rules(
 ) -> Mapping[tuple[str, int | None], _Rule]:
     """The rules of jobs by job and position."""
     table = permission_rules.c
-    names = ("job_id", "position", "rule", "author", "origin", "why")
-    query = select(*(table[name] for name in names))
+    query = select(
+        *(table.job_id, table.position, func.nullif(table.author, ""), table.origin, table.rule),
+        func.nullif(table.why, ""),
+    )
     return {
-        (row.job_id, row.position): (row.rule, row.author or None, row.origin, row.why or None)
+        (job_id, position): tuple(rule)
         for some in in_batches(sorted(job_ids))
-        for row in connection.execute(query.where(table.job_id.in_(some)))
+        for job_id, position, *rule in connection.execute(query.where(table.job_id.in_(some)))
     }
 
 
-def _each_call(
-    connection: Connection, filters: Filters, limit: int | None
-) -> list[tuple[Any, ...]]:
+def _each_call(connection: Connection, filters: Filters, limit: int | None) -> list[dict[str, Any]]:
+    reason = func.coalesce(
+        func.nullif(tool_calls.c.denial, ""), func.nullif(tool_calls.c.decision_reason, "")
+    )
     query = _decided_calls(
         filters,
         *KEY,
         CALLED_AT.label("at"),
         tool_calls.c.turn,
         tool_calls.c.matched,
-        tool_calls.c.decision_snapshot,
-        tool_calls.c.decision_reason,
-        tool_calls.c.denial,
-        runs.c.item_key,
+        tool_calls.c.decision_snapshot.label("snapshot"),
+        reason.label("reason"),
+        runs.c.item_key.label("item"),
     )
-    calls = connection.execute(query.order_by(*NEWEST_FIRST).limit(at_most(limit))).all()
-    rules = _rules(connection, {call.job_id for call in calls})
-    return [
-        _call_row(call, rules.get((call.job_id, call.rule_position), _NO_RULE)) for call in calls
-    ]
-
-
-def _call_row(call: Row[Any], rule: _Rule) -> tuple[Any, ...]:
-    _, by, origin, why = rule
-    return (
-        ids.call_id(call.run_id, call.turn, call.position),
-        call.at,
-        call.run_id,
-        call.item_key,
-        call.turn,
-        call.name,
-        call.verdict,
-        call.decision,
-        call.answer,
-        call.answered_by,
-        by,
-        origin,
-        call.rule,
-        call.denial or call.decision_reason or why,
-        call.decision_snapshot,
-        call.matched,
-    )
+    found = connection.execute(query.order_by(*NEWEST_FIRST).limit(at_most(limit))).mappings().all()
+    rules = _rules(connection, {call["job_id"] for call in found})
+    calls = []
+    for call in found:
+        by, origin, _, why = rules.get((call["job_id"], call["rule_position"]), _NO_RULE)
+        rule = {"rule_by": by, "rule_from": origin, "why": call["reason"] or why}
+        calls.append({**call, **rule})
+    return calls
 
 
 def approval_rows(database: Database, filters: Filters, *, limit: int | None = None) -> Rows:
@@ -486,57 +360,31 @@ def approval_rows(database: Database, filters: Filters, *, limit: int | None = N
     ``remembered`` is the rule that was stored with the answer, or that gave it; ``about`` is a line of
     the input.
     """
-    answer = case(
-        (approvals.c.answer.is_not(None), approvals.c.answer),
-        (IS_OPEN_APPROVAL, "waiting"),
-        else_="unanswered",
+    asked = approvals.c
+    outcome = sa.case(
+        (asked.answer.is_not(None), asked.answer), (IS_OPEN_APPROVAL, "waiting"), else_="unanswered"
     )
     remembered = and_(
-        permission_rules.c.job_id == approvals.c.job_id,
-        permission_rules.c.position == approvals.c.remembered,
+        permission_rules.c.job_id == asked.job_id, permission_rules.c.position == asked.remembered
     )
     query = (
         select(
-            approvals,
-            runs.c.item_key,
-            permission_rules.c.rule.label("its_rule"),
-            answer.label("shown"),
+            *(asked[name] for name in ("run_id", "turn", "position", "tool", "asked_at")),
+            asked.id.label("approval_id"),
+            runs.c.item_key.label("item"),
+            outcome.label("answer"),
+            *(asked.answered_by, asked.answered_via.label("via"), asked.answered_at),
+            (asked.answered_at - asked.asked_at).label("waited"),
+            asked.edited_input.is_not(None).label("edited"),
+            permission_rules.c.rule.label("remembered"),
+            func.nullif(asked.reason, "").label("reason"),
+            asked.summary.label("about"),
         )
-        .join(runs, runs.c.id == approvals.c.run_id)
+        .join(runs, runs.c.id == asked.run_id)
         .outerjoin(permission_rules, remembered)
-        .where(*_approval_conditions(filters))
-        .order_by(approvals.c.asked_at.desc(), approvals.c.id.desc())
+        .where(*filters.of_runs(), *filters.of_calls(approvals, asked.tool, asked.asked_at))
+        .order_by(asked.asked_at.desc(), asked.id.desc())
         .limit(at_most(limit))
     )
-    found = database.read(lambda connection: connection.execute(query).all())
-    rows = with_labels(database, [_approval_row(row) for row in found], at=5)
-    return cut(_APPROVAL_COLUMNS, rows, limit, "the newest")
-
-
-def _approval_conditions(filters: Filters) -> Iterator[ColumnElement[bool]]:
-    yield from filters.of_runs()
-    yield from filters.of_time(approvals.c.asked_at)
-    yield from filters.of_turns(approvals.c.run_id, approvals.c.turn)
-    if filters.tool is not None:
-        yield approvals.c.tool == filters.tool
-
-
-def _approval_row(row: Any) -> tuple[Any, ...]:
-    return (
-        row.id,
-        row.asked_at,
-        row.run_id,
-        row.item_key,
-        row.turn,
-        ids.call_id(row.run_id, row.turn, row.position),
-        row.tool,
-        row.shown,
-        row.answered_by,
-        row.answered_via,
-        row.answered_at,
-        None if row.answered_at is None else row.answered_at - row.asked_at,
-        row.edited_input is not None,
-        row.its_rule,
-        row.reason or None,
-        row.summary,
-    )
+    rows = [row._mapping for row in database.rows(query)]
+    return answer(database, _APPROVAL_COLUMNS, rows, limit, "the newest")

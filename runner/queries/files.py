@@ -4,24 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
+from operator import itemgetter
 from typing import Any, Literal
 
-from sqlalchemy import Connection, Row, Select, and_, or_, select
+from sqlalchemy import Connection, and_, or_, select
 
 from runner.permissions.shell import analyse
-from runner.queries.calls import (
-    Message,
-    Pattern,
-    Walked,
-    candidates,
-    newest_few,
-    path_pattern,
-    walk,
-)
-from runner.queries.filters import CALLED_AT, KEY, NEWEST_FIRST, Filters, at_most, cut, with_labels
+from runner.queries.calls import Call, candidates, newest_few, path_pattern, walk
+from runner.queries.filters import CALLED_AT, KEY, NEWEST_FIRST, Filters, answer, at_most
 from runner.queries.rows import Rows, columns
-from runner.store import ids
 from runner.store.database import Database
 from runner.store.tables import hook_runs, runs, tool_calls
 
@@ -70,7 +61,6 @@ class SnapshotPair:
 Differences = Callable[
     [Sequence[SnapshotPair]], Mapping[SnapshotPair, Sequence[tuple[Action, str]]]
 ]
-_Row = tuple[Any, ...]
 
 
 def file_rows(
@@ -93,161 +83,111 @@ def file_rows(
     Args:
         pattern: only paths that match ``path_pattern(pattern)``.
         differences: compares snapshots. None: only what tools were asked to do is known.
-
-    Raises:
-        UsageError: the pattern names no path.
     """
     wanted = None if pattern is None else path_pattern(pattern)
     most = at_most(limit)
     among = candidates(database, filters, wanted.terms) if wanted else None
-    compared = max(MOST_COMPARED, most) if most is not None else None
+    compared = None if most is None else max(MOST_COMPARED, most)
 
-    def work(connection: Connection) -> tuple[list[_Row], list[Row[Any]]]:
-        told = list(_from_inputs(connection, filters, wanted, among, most))
+    def matching(found: Iterator[Call]) -> Iterator[Call]:
+        return (row for row in found if wanted is None or wanted.matches(row["path"]))
+
+    def work(connection: Connection) -> tuple[list[Call], list[Call]]:
+        needles = wanted.needles if wanted else ()
+        options: Any = {"limit": most, "needles": needles, "among": among, "results": True}
+        told: list[Call] = []
+        for call in walk(connection, filters, _MAY_HAVE_TOUCHED, **options):
+            told += matching(_told(call))
+            if most is not None and len(told) >= most:
+                break
         return told, _changing(connection, filters, compared) if differences is not None else []
 
     told, changing = database.read(work)
-    recorded = list(_from_snapshots(changing, differences, wanted)) if differences else []
-    found = _without_doubles(told, recorded)
-    found.sort(key=lambda row: (row[1], row[0] or "", *row[2:]), reverse=True)
-    answer = cut(_COLUMNS, with_labels(database, found), limit, "the newest")
+    recorded = list(matching(_recorded(changing, differences))) if differences else []
+    found = [*_without_doubles(told, recorded), *recorded]
+    found.sort(key=lambda row: tuple(-1 if row[name] is None else row[name] for name in _ORDER))
+    found.reverse()
+    rows = answer(database, _COLUMNS, found, limit, "the newest")
     if wanted is not None and compared is not None and len(changing) == compared:
         newest = f"the trees of the newest {compared:,} calls were compared: narrow with --since or --run"
-        answer.note = f"{answer.note}; {newest}" if answer.note else newest
-    return answer
+        rows.note = "; ".join(filter(None, (rows.note, newest)))
+    return rows
 
 
-def _from_inputs(
-    connection: Connection,
-    filters: Filters,
-    wanted: Pattern | None,
-    among: Sequence[Message] | None,
-    most: int | None,
-) -> Iterator[_Row]:
-    """What tools were asked to do, the newest ``most``."""
-    calls = walk(
-        connection,
-        filters,
-        _MAY_HAVE_TOUCHED,
-        limit=most,
-        needles=wanted.needles if wanted else (),
-        among=among,
-        answers=True,
-    )
-    count = 0
-    for walked in calls:
-        for action, path, known_from in _touched(walked):
-            if wanted is None or wanted.matches(path):
-                yield _row(walked.row, action, known_from, path)
-                count += 1
-        if most is not None and count >= most:
-            return
+_ORDER = ("at", "run_id", "turn", "position", "tool", "action", "known_from", "path")
 
 
-def _touched(walked: Walked) -> Iterator[tuple[Action, str, str]]:
-    call, edited = walked.row, walked.row.edited_input
-    arguments = walked.asked if edited is None else edited
+def _told(call: Call) -> Iterator[Call]:
+    """What a tool was asked to do."""
+    arguments = call["asked"] if call["edited"] is None else call["edited"]
     if not isinstance(arguments, dict):
         return
-    if call.name == "Bash":
+    if call["tool"] == "Bash":
         command = arguments.get("command")
-        if isinstance(command, str):
-            script = analyse(command)
-            yield from (
-                ("written", path, "command") for path in dict.fromkeys(script.writes) if path
-            )
-            yield from (("read", path, "command") for path in dict.fromkeys(script.reads) if path)
+        script = analyse(command if isinstance(command, str) else "")
+        for action, paths in (("written", script.writes), ("read", script.reads)):
+            for path in filter(None, dict.fromkeys(paths)):
+                yield call | {"action": action, "known_from": "command", "path": path}
         return
-    argument, action = _FILE_TOOLS[call.name]
-    path = arguments.get(argument) or ("." if action == "searched" else None)
-    if isinstance(path, str):
-        made = isinstance(walked.answer, str) and walked.answer.startswith(_CREATED)
-        yield ("created" if made and call.name == "Write" else action), path, "input"
+    argument, action = _FILE_TOOLS[call["tool"]]
+    named = arguments.get(argument) or ("." if action == "searched" else None)
+    if isinstance(named, str):
+        result = call["result"]
+        if call["tool"] == "Write" and isinstance(result, str) and result.startswith(_CREATED):
+            action = "created"
+        yield call | {"action": action, "known_from": "input", "path": named}
 
 
-def _changing(connection: Connection, filters: Filters, most: int | None) -> list[Row[Any]]:
+def _changing(connection: Connection, filters: Filters, most: int | None) -> list[Call]:
     """The newest calls and hooks with a change between their snapshots, without file tools, which name
     the file themselves."""
-    query = (
+    call, hook = tool_calls.c, hook_runs.c
+    item = runs.c.item_key.label("item")
+    calls = (
         filters.tool_calls(
-            *KEY,
-            CALLED_AT.label("at"),
-            tool_calls.c.turn,
-            tool_calls.c.name,
-            tool_calls.c.tree_before,
-            tool_calls.c.tree_after,
-            runs.c.item_key,
+            *(*KEY, CALLED_AT.label("at"), call.turn, call.name.label("tool"), item),
+            *(call.tree_before, call.tree_after),
         )
-        .where(
-            tool_calls.c.tree_before != tool_calls.c.tree_after,
-            tool_calls.c.name.not_in(tuple(_FILE_TOOLS)),
-        )
+        .where(call.tree_before != call.tree_after, call.name.not_in(tuple(_FILE_TOOLS)))
         .order_by(*NEWEST_FIRST)
     )
     if most is not None:
-        query = newest_few(connection, query, most)
-    calls = list(connection.execute(query))
-    hooks = list(connection.execute(_changing_hooks(filters).limit(most)))
-    return sorted([*calls, *hooks], key=attrgetter("at"), reverse=True)[:most]
-
-
-def _changing_hooks(filters: Filters) -> Select[Any]:
-    hooks = hook_runs.c
-    of_tool = () if filters.tool is None else (hooks.event == filters.tool,)
-    return (
+        calls = newest_few(connection, calls, most)
+    hooks = (
         select(
-            *(hooks[name] for name in ("run_id", "number", "position", "turn")),
-            hooks.started_at.label("at"),
-            hooks.event.label("name"),
-            hooks.tree_before,
-            hooks.tree_after,
-            runs.c.item_key,
+            *(hook.run_id, hook.position, hook.started_at.label("at"), hook.turn),
+            *(hook.event.label("tool"), item, hook.tree_before, hook.tree_after),
         )
-        .join_from(hook_runs, runs, runs.c.id == hooks.run_id)
-        .where(hooks.tree_before != hooks.tree_after, *of_tool)
-        .where(*filters.of_runs(), *filters.of_time(hooks.started_at))
-        .where(*filters.of_turns(hooks.run_id, hooks.turn))
-        .order_by(hooks.started_at.desc(), hooks.run_id.desc(), hooks.number.desc())
+        .join_from(hook_runs, runs, runs.c.id == hook.run_id)
+        .where(hook.tree_before != hook.tree_after, *filters.of_runs())
+        .where(*filters.of_calls(hook_runs, hook.event, hook.started_at))
+        .order_by(hook.started_at.desc(), hook.run_id.desc(), hook.number.desc())
+        .limit(most)
     )
+    found = [dict(row) for query in (calls, hooks) for row in connection.execute(query).mappings()]
+    return sorted(found, key=itemgetter("at"), reverse=True)[:most]
 
 
-def _from_snapshots(
-    changing: Sequence[Row[Any]], differences: Differences, wanted: Pattern | None
-) -> Iterator[_Row]:
-    pairs = {
-        call: SnapshotPair(call.run_id, call.tree_before, call.tree_after) for call in changing
-    }
-    known = differences(list(dict.fromkeys(pairs.values())))
-    for call, pair in pairs.items():
+def _recorded(changing: Sequence[Call], differences: Differences) -> Iterator[Call]:
+    """What became of files between snapshots."""
+    names = ("run_id", "tree_before", "tree_after")
+    pairs = [SnapshotPair(*(call[name] for name in names)) for call in changing]
+    known = differences(list(dict.fromkeys(pairs)))
+    for call, pair in zip(changing, pairs, strict=True):
         for action, path in known.get(pair, ()):
-            if wanted is None or wanted.matches(path):
-                yield _row(call, action, "trees", path)
+            yield call | {"action": action, "known_from": "trees", "path": path}
 
 
-def _without_doubles(told: Sequence[_Row], recorded: Sequence[_Row]) -> list[_Row]:
+def _without_doubles(told: Sequence[Call], recorded: Sequence[Call]) -> list[Call]:
     """Leave out what a command says that it writes where the snapshots say what it did."""
-    known: dict[str, list[str]] = {}
+    key = itemgetter("run_id", "turn", "position")
+    known: dict[Any, list[str]] = {}
     for row in recorded:
-        if row[5] == "Bash":
-            known.setdefault(row[0], []).append(row[-1])
-    kept = [
+        if row["tool"] == "Bash":
+            known.setdefault(key(row), []).append(row["path"])
+    return [
         row
         for row in told
-        if row[6] != "written"
-        or not any(f"/{row[-1]}".endswith(f"/{path}") for path in known.get(row[0], ()))
+        if row["action"] != "written"
+        or not any(f"/{row['path']}".endswith(f"/{path}") for path in known.get(key(row), ()))
     ]
-    return [*kept, *recorded]
-
-
-def _row(call: Row[Any], action: Action, known_from: str, path: str) -> _Row:
-    return (
-        None if call.position is None else ids.call_id(call.run_id, call.turn, call.position),
-        call.at,
-        call.run_id,
-        call.item_key,
-        call.turn,
-        call.name,
-        action,
-        known_from,
-        path,
-    )

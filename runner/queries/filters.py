@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, case, func, or_, select, tuple_
+from sqlalchemy import ColumnElement, FromClause, Select, case, func, or_, select, tuple_
 
 from runner.queries.find import call_labels
 from runner.queries.rows import Column, Rows
+from runner.store import ids
 from runner.store.conditions import IS_OWN_CALL, in_tree
 from runner.store.database import Database
-from runner.store.ids import parse_call_id
 from runner.store.tables import blocks, model_calls, runs, tool_calls
 
 _ASKED_AT = (
@@ -27,7 +27,7 @@ _ASKED_AT = (
 CALLED_AT: ColumnElement[float] = func.coalesce(
     tool_calls.c.started_at, tool_calls.c.ended_at, _ASKED_AT
 )
-# The same as in ``queries.transcript``: the outcome of a call that has one.
+# The outcome of a call that has one.
 STATE: ColumnElement[str] = func.coalesce(
     tool_calls.c.outcome,
     case(
@@ -84,22 +84,25 @@ class Filters:
         if self.until is not None:
             yield at < self.until
 
-    def of_turns(self, *turn: ColumnElement[Any]) -> Iterator[ColumnElement[bool]]:
-        """Conditions on the columns of a run's id and a turn: the model replied in that turn."""
+    def of_calls(
+        self, table: FromClause, tool: ColumnElement[str], at: ColumnElement[float]
+    ) -> Iterator[ColumnElement[bool]]:
+        """Conditions on a table about tool calls or the like, with columns ``run_id`` and ``turn``: tool,
+        time, and the model that replied in that turn."""
+        yield from self.of_time(at)
+        if self.tool is not None:
+            yield tool == self.tool
         if self.model is not None:
             calls = model_calls.c
             replied = select(calls.run_id, calls.turn).where(
                 calls.model == self.model, calls.purpose == "turn", calls.stop_reason.is_not(None)
             )
-            yield tuple_(*turn).in_(replied)
+            yield tuple_(table.c.run_id, table.c.turn).in_(replied)
 
     def of_tool_calls(self) -> Iterator[ColumnElement[bool]]:
         """Conditions on ``tool_calls``. The calls that a fork is a copy of are left out."""
         yield IS_OWN_CALL
-        if self.tool is not None:
-            yield tool_calls.c.name == self.tool
-        yield from self.of_turns(tool_calls.c.run_id, tool_calls.c.turn)
-        yield from self.of_time(CALLED_AT)
+        yield from self.of_calls(tool_calls, tool_calls.c.name, CALLED_AT)
 
     def of_model_calls(self) -> Iterator[ColumnElement[bool]]:
         """Conditions on ``model_calls`` and ``runs``, by the start of the call. A tool stands for the
@@ -121,42 +124,40 @@ class Filters:
         return query.where(*self.of_runs(), *self.of_tool_calls())
 
 
-def in_batches(values: Sequence[str], size: int = 500) -> Iterator[Sequence[str]]:
-    """The values in lists that are short enough to be the parameters of a query."""
-    return (values[start : start + size] for start in range(0, len(values), size))
-
-
 def at_most(limit: int | None) -> int | None:
-    """How many rows to query so that ``cut`` knows if there are more than ``limit``."""
+    """How many rows to query so that ``answer`` knows if there are more than ``limit``."""
     return None if limit is None else limit + 1
 
 
-def cut(
-    columns: Sequence[Column], found: Sequence[Sequence[Any]], limit: int | None, which: str
+def answer(
+    database: Database,
+    columns: Sequence[Column],
+    found: Sequence[Mapping[str, Any]],
+    limit: int | None,
+    which: str,
 ) -> Rows:
     """The first ``limit`` rows, with a note if there are more.
 
     Args:
+        found: values by the names of the columns. A column ``call_id`` comes with a ``label``: both are
+            computed from ``run_id``, ``turn`` and ``position``, which is None where there is no call.
         which: which rows these are, for the note: "the newest".
     """
-    if limit is None or len(found) <= limit:
-        return Rows(columns, found)
-    note = f"only {which} {limit:,}: there are more (--limit 0 gives all)"
-    return Rows(columns, found[:limit], note)
-
-
-def with_labels(
-    database: Database, rows: Sequence[Sequence[Any]], at: int = 0
-) -> list[tuple[Any, ...]]:
-    """The rows, each with the label of its tool call inserted behind the call's id.
-
-    Args:
-        at: the position of the call's id, which may be None.
-    """
-    calls = [None if row[at] is None else parse_call_id(row[at]) for row in rows]
-    run_ids = {call[0] for call in calls if call is not None}
-    labels = database.read(partial(call_labels, run_ids=run_ids))
-    return [
-        (*row[: at + 1], None if call is None else labels.get(call), *row[at + 1 :])
-        for row, call in zip(rows, calls, strict=True)
-    ]
+    names = [column.name for column in columns]
+    shown: Sequence[Mapping[str, Any]] = found[:limit]
+    if "label" in names:
+        calls = [
+            None
+            if row["position"] is None
+            else (row["run_id"], int(row["turn"]), int(row["position"]))
+            for row in shown
+        ]
+        about = {call[0] for call in calls if call}
+        labels = database.read(partial(call_labels, run_ids=about))
+        shown = [
+            {**row, "call_id": call and ids.call_id(*call), "label": call and labels.get(call)}
+            for row, call in zip(shown, calls, strict=True)
+        ]
+    is_cut = len(shown) < len(found)
+    note = f"only {which} {limit:,}: there are more (--limit 0 gives all)" if is_cut else ""
+    return Rows(columns, [[row[name] for name in names] for row in shown], note)

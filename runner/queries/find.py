@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, select
+from sqlalchemy import ColumnElement, Connection, FromClause, and_, select
 
 from runner.core.agents import call_label
 from runner.errors import NotFoundError
@@ -20,12 +20,14 @@ Kind = Literal["job", "run", "call"]
 
 SHORTEST_SUFFIX = 6
 _MOST_CANDIDATES = 5
-_MOST_RUNS = 200
+_MOST_VALUES = 500
 # The id of a sub-agent's run ends in its numbers below its parents: ``.3.1``.
 _NUMBERS = r"((?:\.[0-9]{1,9})*)"
 _CALL_SUFFIX = re.compile(rf"([0-9a-z]*){_NUMBERS}_([0-9]{{1,9}})_([0-9]{{1,9}})")
 _CALL_PREFIX = re.compile(rf"call_([0-9a-z]+){_NUMBERS}(?:_([0-9]{{1,9}}))?(?:_([0-9]{{1,9}})?)?")
 _NAMES = {"job": "job", "run": "run", "call": "tool call"}
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +36,16 @@ class Found:
     id: str
 
 
-@dataclass(frozen=True, slots=True)
-class CallKey:
-    """The key of a tool call's row."""
+class CallKey(NamedTuple):
+    """The key of a tool call's row, and of the rows of other tables about the call."""
 
     run_id: str
     message: int
     position: int
+
+    def of(self, table: FromClause) -> ColumnElement[bool]:
+        """True for the row of this call in a table that is keyed by call."""
+        return and_(*(table.c[name] == value for name, value in self._asdict().items()))
 
 
 def find(database: Database, text: str, *kinds: Kind) -> Found:
@@ -66,8 +71,7 @@ def find(database: Database, text: str, *kinds: Kind) -> Found:
 
 def call_key(connection: Connection, call_id: str) -> CallKey | None:
     """The key of the call with this whole id."""
-    parsed = ids.parse_call_id(call_id)
-    if parsed is None:
+    if (parsed := ids.parse_call_id(call_id)) is None:
         return None
     run_id, turn, position = parsed
     query = select(tool_calls.c.message).where(
@@ -78,44 +82,29 @@ def call_key(connection: Connection, call_id: str) -> CallKey | None:
 
 
 def _candidates(connection: Connection, text: str, kinds: Collection[Kind]) -> list[Found]:
-    exact = list(_exact(connection, text, kinds))
-    if exact:
-        return exact
-    shortened = text.lower()
-    head = shortened.partition(".")[0]
-    found: list[Found] = []
-    if head:
-        found = list(_shortened(connection, shortened, kinds, from_start=True))
-    if not found and len(head) >= SHORTEST_SUFFIX:
-        found = list(_shortened(connection, shortened, kinds, from_start=False))
-    if not found and "call" in kinds and len(text) >= SHORTEST_SUFFIX:
-        found = list(_calls(connection, tool_calls.c.tool_use_id == text))
-    return found
-
-
-def _exact(connection: Connection, text: str, kinds: Collection[Kind]) -> Iterator[Found]:
-    if "job" in kinds and connection.execute(select(jobs.c.id).where(jobs.c.id == text)).first():
-        yield Found("job", text)
-    if "run" in kinds and connection.execute(select(runs.c.id).where(runs.c.id == text)).first():
-        yield Found("run", text)
+    tables: list[tuple[Kind, ColumnElement[str]]] = [("job", jobs.c.id), ("run", runs.c.id)]
+    asked = [(kind, id_) for kind, id_ in tables if kind in kinds]
+    found = [
+        Found(kind, text)
+        for kind, id_ in asked
+        if connection.execute(select(id_).where(id_ == text)).first()
+    ]
     if "call" in kinds and call_key(connection, text) is not None:
-        yield Found("call", text)
-
-
-def _shortened(
-    connection: Connection, text: str, kinds: Collection[Kind], *, from_start: bool
-) -> Iterator[Found]:
-    head, dot, numbers = text.partition(".")
-    tables: tuple[tuple[Kind, ColumnElement[str]], ...] = (("job", jobs.c.id), ("run", runs.c.id))
-    for kind, id_ in tables:
-        if kind in kinds:
+        found.append(Found("call", text))
+    head, dot, numbers = text.lower().partition(".")
+    for from_start in (True, False):
+        if found or len(head) < (1 if from_start else SHORTEST_SUFFIX):
+            continue
+        for kind, id_ in asked:
             matches = _is_id(id_, head, dot + numbers, from_start=from_start)
             query = select(id_).where(matches).order_by(id_).limit(_MOST_CANDIDATES + 1)
-            yield from (Found(kind, each) for each in connection.execute(query).scalars())
-    if "call" in kinds:
-        condition = _call_prefix(text) if from_start else _call_suffix(text)
+            found += (Found(kind, each) for each in connection.execute(query).scalars())
+        condition = _is_call(text.lower(), from_start=from_start) if "call" in kinds else None
         if condition is not None:
-            yield from _calls(connection, condition)
+            found += _calls(connection, condition)
+    if not found and "call" in kinds and len(text) >= SHORTEST_SUFFIX:
+        found += _calls(connection, tool_calls.c.tool_use_id == text)
+    return found
 
 
 def _is_id(
@@ -131,13 +120,15 @@ def _is_id(
     return starts & ends & is_as_deep
 
 
-def _call_prefix(text: str) -> ColumnElement[bool] | None:
-    """Calls whose id starts so. A number counts as whole even if a longer one starts with it."""
-    parts = _CALL_PREFIX.fullmatch(text)
+def _is_call(text: str, *, from_start: bool) -> ColumnElement[bool] | None:
+    """Calls whose id starts with or ends in a text, or None if no id does. A number counts as whole even
+    if a longer one starts with it."""
+    parts = (_CALL_PREFIX if from_start else _CALL_SUFFIX).fullmatch(text)
     if parts is None:
         return None
     run, numbers, turn, position = parts.groups()
-    condition = _is_id(tool_calls.c.run_id, f"run_{run}", numbers, from_start=True)
+    head = f"run_{run}" if from_start else run
+    condition = _is_id(tool_calls.c.run_id, head, numbers, from_start=from_start)
     if turn is not None:
         condition &= tool_calls.c.turn == int(turn)
     if position is not None:
@@ -145,29 +136,21 @@ def _call_prefix(text: str) -> ColumnElement[bool] | None:
     return condition
 
 
-def _call_suffix(text: str) -> ColumnElement[bool] | None:
-    parts = _CALL_SUFFIX.fullmatch(text)
-    if parts is None:
-        return None
-    run, numbers, turn, position = parts.groups()
-    return (
-        _is_id(tool_calls.c.run_id, run, numbers, from_start=False)
-        & (tool_calls.c.turn == int(turn))
-        & (tool_calls.c.position == int(position) - 1)
-    )
-
-
 def _calls(connection: Connection, condition: ColumnElement[bool]) -> Iterator[Found]:
-    columns = (tool_calls.c.run_id, tool_calls.c.turn, tool_calls.c.position)
-    query = select(*columns).where(condition).order_by(*columns).limit(_MOST_CANDIDATES + 1)
-    for row in connection.execute(query):
-        yield Found("call", ids.call_id(row.run_id, row.turn, row.position))
+    key = (tool_calls.c.run_id, tool_calls.c.turn, tool_calls.c.position)
+    query = select(*key).where(condition).order_by(*key).limit(_MOST_CANDIDATES + 1)
+    return (Found("call", ids.call_id(*row)) for row in connection.execute(query))
 
 
 def descendant_ids(database: Database, run_id: str) -> list[str]:
     """The runs below one."""
     query = select(runs.c.id).where(in_tree(run_id), runs.c.id != run_id)
-    return list(database.read(lambda connection: connection.execute(query).scalars().all()))
+    return [row.id for row in database.rows(query)]
+
+
+def in_batches(values: Sequence[T], size: int = _MOST_VALUES) -> Iterator[Sequence[T]]:
+    """The values in lists that are short enough to be the parameters of a query."""
+    return (values[start : start + size] for start in range(0, len(values), size))
 
 
 Call = tuple[str, int, int]  # run, turn, position
@@ -177,14 +160,13 @@ def call_labels(connection: Connection, run_ids: Collection[str]) -> dict[Call, 
     """The labels of the tool calls of these runs: ``3.2`` is the second call of the third sub-agent.
     Calls count from a run's first, including the calls that a fork is a copy of."""
     found: dict[Call, str] = {}
-    wanted = sorted(set(run_ids))
-    for start in range(0, len(wanted), _MOST_RUNS):
+    run_id, number = "", 0
+    for some in in_batches(sorted(set(run_ids))):
         query = (
             select(tool_calls.c.run_id, tool_calls.c.turn, tool_calls.c.position)
-            .where(tool_calls.c.run_id.in_(wanted[start : start + _MOST_RUNS]))
+            .where(tool_calls.c.run_id.in_(some))
             .order_by(tool_calls.c.run_id, tool_calls.c.message, tool_calls.c.position)
         )
-        run_id, number = "", 0
         for call in connection.execute(query):
             number = number + 1 if call.run_id == run_id else 1
             run_id = call.run_id

@@ -5,13 +5,14 @@ What is returned has the tables' column names, and ``id`` and ``state`` where a 
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, TypedDict, cast
+from typing import Any, TypeAlias
 
-from sqlalchemy import ColumnElement, Connection, Row, and_, case, func, select
+from sqlalchemy import Connection, Select, case, func, select
 
-from runner.core.agents import Place, place_of, tree_order
+from runner.core.agents import place_of, tree_order
 from runner.core.run import STATES, RunStatus
 from runner.errors import NotFoundError
 from runner.queries.runs import Descendants, descendants_by_run
@@ -31,113 +32,52 @@ from runner.store.tables import (
     runs,
 )
 
+# A job in numbers: its columns, its ``state``, how many ``runs`` of items are in each state, and the
+# counters of all runs, of sub-agents, too. A run that was started afresh counts as its successor in
+# ``state`` and ``runs``.
+JobSummary: TypeAlias = dict[str, Any]
+# A run in one line: its columns, its ``Place``, ``below`` (how many runs of sub-agents are below it),
+# the ``tree_turns``, ``tree_tokens`` and ``tree_denials`` of all of these together, and ``fresh_run``,
+# which it was started afresh as.
+RunSummary: TypeAlias = dict[str, Any]
+
 _COUNTERS = (
     *("turns", "denials", "input_tokens", "cache_read_tokens", "cache_creation_tokens"),
     *("output_tokens", "charged_tokens"),
 )
 _JOB_COLUMNS = ("id", "key", "name", "source", "spec_digest", "workspace_id", "created_at")
+_RUN_COLUMNS = (
+    *("id", "job_id", "item_key", "state", "reason", "detail", "created_at", "started_at"),
+    *("ended_at", "due_at", "worker_id", "pause_requested", *_COUNTERS, "fresh_of", "agent_type"),
+)
 _BUDGET_COLUMNS = (
     *("budget_usd", "budget_tokens", "spent_tokens", "spent_cost"),
     *("reserved_tokens", "reserved_cost"),
 )
 # A job is in the first of these states that any of its runs is in.
 _JOB_STATE_ORDER: tuple[RunStatus, ...] = (
-    "running",
-    "queued",
-    "waiting",
-    "failed",
-    "cancelled",
-    "stopped",
-    "succeeded",
-)
-
-
-class JobSummary(TypedDict):
-    """A job in numbers. A run that was started afresh counts as its successor in ``state`` and ``runs``;
-    the counters from ``turns`` on sum up all runs, of sub-agents, too."""
-
-    id: str
-    key: str | None
-    name: str
-    source: str
-    spec_digest: str
-    workspace_id: str | None
-    created_at: float
-    state: RunStatus
-    runs: dict[RunStatus, int]  # how many runs of items are in each state
-    turns: int
-    denials: int
-    input_tokens: int
-    cache_read_tokens: int
-    cache_creation_tokens: int
-    output_tokens: int
-    charged_tokens: int
-
-
-class RunSummary(Place):
-    """A run in one line."""
-
-    id: str
-    job_id: str
-    item_key: str
-    state: RunStatus
-    reason: str
-    detail: str
-    created_at: float
-    started_at: float | None
-    ended_at: float | None
-    due_at: float | None
-    worker_id: str | None
-    pause_requested: bool
-    turns: int
-    denials: int
-    input_tokens: int
-    cache_read_tokens: int
-    cache_creation_tokens: int
-    output_tokens: int
-    charged_tokens: int
-    fresh_of: str | None
-    agent_type: str | None  # None for the run of an item
-    fresh_run: str | None  # the run that it was started afresh as
-    below: int  # runs of sub-agents below it
-    tree_turns: int  # its own and those of the runs below, as the next two
-    tree_tokens: int
-    tree_denials: int
-
-
-_COMPUTED = {"fresh_run", "below", "tree_turns", "tree_tokens", "tree_denials"}
-_SUMMARY_COLUMNS = tuple(
-    name
-    for name in RunSummary.__annotations__
-    if name not in _COMPUTED | set(Place.__annotations__)
+    *("running", "queued", "waiting", "failed", "cancelled", "stopped", "succeeded"),
 )
 
 
 def job_state(counts: Mapping[RunStatus, int]) -> RunStatus:
-    """The state of a job: ``running`` if any run is, else ``queued`` if any is, else ``waiting``, else
-    the worst end: failed, cancelled, stopped, succeeded.
-
-    Args:
-        counts: how many of the job's runs are in each state.
-    """
+    """The state of a job with so many runs in each state: ``running`` if any run is, else ``queued`` if
+    any is, else ``waiting``, else the worst end: failed, cancelled, stopped, succeeded."""
     return next((state for state in _JOB_STATE_ORDER if counts.get(state)), "succeeded")
 
 
 def list_jobs(database: Database, state: RunStatus | None = None) -> list[JobSummary]:
     """All jobs, or those in a state; the oldest first."""
-    found = database.read(lambda connection: _job_summaries(connection))
+    found = database.read(_job_summaries)
     return [job for job in found if state is None or job["state"] == state]
 
 
 def list_runs(
     database: Database, job_id: str, state: RunStatus | None = None, *, whole_trees: bool = False
 ) -> list[RunSummary]:
-    """The runs of a job, or those in a state, in the order of its items.
-
-    Args:
-        whole_trees: include the runs of sub-agents, each after its parent.
-    """
-    columns = (runs.c[name] for name in _SUMMARY_COLUMNS)
+    """The runs of a job, or those in a state, in the order of its items; with ``whole_trees`` also the
+    runs of sub-agents, each after its parent."""
+    columns = (runs.c[name] for name in _RUN_COLUMNS)
     query = select(*columns).where(runs.c.job_id == job_id).order_by(runs.c.id)
     if not whole_trees:
         query = query.where(IS_ITEM_RUN)
@@ -148,28 +88,22 @@ def list_runs(
     )
 
     def work(connection: Connection) -> list[RunSummary]:
-        successors = {row.fresh_of: row.id for row in connection.execute(afresh)}
-        below = descendants_by_run(connection, runs.c.job_id == job_id, of_children=whole_trees)
-        found = [
-            _run_summary(dict(row), successors, below.get(row["id"], Descendants()))
-            for row in connection.execute(query).mappings()
-        ]
+        successors = dict(connection.execute(afresh).all())
+        below = descendants_by_run(connection, runs.c.job_id == job_id)
+        found = []
+        for row in connection.execute(query).mappings():
+            tree = below.get(row["id"], Descendants())
+            sums = {
+                "below": tree.runs,
+                "tree_turns": row["turns"] + tree.turns,
+                "tree_tokens": row["charged_tokens"] + tree.tokens,
+                "tree_denials": row["denials"] + tree.denials,
+                "fresh_run": successors.get(row["id"]),
+            }
+            found.append({**row, **place_of(row["id"]), **sums})
         return sorted(found, key=lambda run: tree_order(run["id"])) if whole_trees else found
 
     return database.read(work)
-
-
-def _run_summary(
-    row: dict[str, Any], successors: Mapping[str, str], below: Descendants
-) -> RunSummary:
-    sums = {
-        "below": below.runs,
-        "tree_turns": row["turns"] + below.turns,
-        "tree_tokens": row["charged_tokens"] + below.tokens,
-        "tree_denials": row["denials"] + below.denials,
-    }
-    place = place_of(row["id"])
-    return cast(RunSummary, {**row, **place, **sums, "fresh_run": successors.get(row["id"])})
 
 
 def current_runs(found: Sequence[RunSummary]) -> list[RunSummary]:
@@ -187,8 +121,7 @@ def last_texts(database: Database, job_id: str) -> dict[str, str]:
         .scalar_subquery()
     )
     query = select(runs.c.id, last.label("content")).where(runs.c.job_id == job_id, IS_ITEM_RUN)
-    rows = database.read(lambda connection: connection.execute(query).all())
-    return {row.id: row.content["text"] for row in rows if row.content}
+    return {row.id: row.content["text"] for row in database.rows(query) if row.content}
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,8 +166,7 @@ def runs_without_workspace(database: Database) -> dict[str, int]:
         .where(runs.c.state == "waiting", runs.c.reason == "workspace")
         .group_by(runs.c.workspace_path)
     )
-    rows = database.read(lambda connection: connection.execute(query).all())
-    return {str(path): count for path, count in rows}
+    return {str(path): count for path, count in database.rows(query)}
 
 
 def show_job(database: Database, job_id: str) -> dict[str, Any]:
@@ -242,7 +174,7 @@ def show_job(database: Database, job_id: str) -> dict[str, Any]:
     with what is spent and reserved of it (None without a budget)."""
 
     def work(connection: Connection) -> dict[str, Any]:
-        (summary,) = _job_summaries(connection, jobs.c.id == job_id)
+        (summary,) = _job_summaries(connection, job_id)
         budget = (purses.c[name] for name in _BUDGET_COLUMNS)
         columns = (
             select(jobs.c.spec, jobs.c.spec_text, *budget)
@@ -269,15 +201,9 @@ def show_job(database: Database, job_id: str) -> dict[str, Any]:
 
 def show_run(database: Database, run_id: str) -> dict[str, Any]:
     """Everything in a run's row, its job's name, provider and ``context``, its model, the size of its
-    context, its compactions, and its undelivered messages.
-
-    Returns:
-        ``fullness`` is None before the first request; ``worked`` is in seconds, ``charged_cost`` in
-        billionths of a USD, and ``compactions`` counts them by kind.
-
-    Raises:
-        NotFoundError: there is no such run.
-    """
+    context (``fullness``, None before the first request), how many ``compactions`` there are of each kind,
+    its undelivered messages, ``worked`` in seconds, and ``charged_cost`` in billionths of a USD. Raises
+    ``NotFoundError``."""
     query = (
         select(runs, run_items.c.item, jobs.c.name.label("job_name"))
         .join(jobs, jobs.c.id == runs.c.job_id)
@@ -291,18 +217,37 @@ def show_run(database: Database, run_id: str) -> dict[str, Any]:
         .order_by(messages.id)
     )
 
+    kind = compactions.c.kind
+    compacted = (
+        select(kind, func.count())
+        .where(compactions.c.run_id == run_id)
+        .group_by(kind)
+        .order_by(kind)
+    )
+
     def work(connection: Connection) -> dict[str, Any]:
         row = connection.execute(query).one_or_none()
         if row is None:
             raise NotFoundError(f"no run is named {run_id}")
         spec = JobCache().on(connection).spec_of_run(row.job_id, run_id)
+        progress = progress_from_row(row)
+        context = progress.context
+        fullness = {
+            "tokens": context.tokens,
+            "measured": context.measured,
+            "correction": context.correction,
+            "window": context.checked_window,
+        }
         successor = select(runs.c.id).where(runs.c.job_id == row.job_id, runs.c.fresh_of == run_id)
         return {
             **row._mapping,
             "model": row.model or spec.model,
             "provider": spec.provider,
             "context": asdict(spec.context),
-            **_context_of(connection, row),
+            "fullness": fullness if context.estimate else None,
+            "charged_cost": progress.money.charged_cost,
+            "worked": progress.worked,
+            "compactions": dict(connection.execute(compacted).all()),
             "fresh_run": connection.execute(successor).scalar(),
             "queued_messages": [dict(each) for each in connection.execute(undelivered).mappings()],
         }
@@ -310,74 +255,30 @@ def show_run(database: Database, run_id: str) -> dict[str, Any]:
     return database.read(work)
 
 
-def _context_of(connection: Connection, run: Row[Any]) -> dict[str, Any]:
-    progress = progress_from_row(run)
-    context = progress.context
-    counts = (
-        select(compactions.c.kind, func.count())
-        .where(compactions.c.run_id == run.id)
-        .group_by(compactions.c.kind)
-        .order_by(compactions.c.kind)
-    )
-    return {
-        "fullness": {
-            "tokens": context.tokens,
-            "measured": context.measured,
-            "correction": context.correction,
-            "window": context.checked_window,
-        }
-        if context.estimate
-        else None,
-        "charged_cost": progress.money.charged_cost,
-        "worked": progress.worked,
-        "compactions": {row[0]: row[1] for row in connection.execute(counts)},
-    }
-
-
-def _job_summaries(
-    connection: Connection, condition: ColumnElement[bool] | None = None
-) -> list[JobSummary]:
-    counts = [
-        func.coalesce(func.sum(case((and_(IS_ITEM_RUN, runs.c.state == state), 1), else_=0)), 0)
-        for state in STATES
-    ]
-    sums = [func.coalesce(func.sum(runs.c[name]), 0).label(name) for name in _COUNTERS]
-    columns = [jobs.c[name] for name in _JOB_COLUMNS]
-    query = (
-        select(*columns, *sums, *(c.label(f"in_{s}") for c, s in zip(counts, STATES, strict=True)))
-        .outerjoin_from(jobs, runs, runs.c.job_id == jobs.c.id)
-        .group_by(*columns)
-        .order_by(jobs.c.id)
-    )
-    if condition is not None:
-        query = query.where(condition)
-    superseded = _superseded_counts(connection)
-    return [
-        _job_summary(dict(row), superseded.get(row["id"], {}))
-        for row in connection.execute(query).mappings()
-    ]
-
-
-def _superseded_counts(connection: Connection) -> dict[str, dict[str, int]]:
-    """Superseded runs per job and state."""
+def _job_summaries(connection: Connection, job_id: str | None = None) -> list[JobSummary]:
+    of_job = () if job_id is None else (jobs.c.id == job_id,)
+    listed = select(*(jobs.c[name] for name in _JOB_COLUMNS)).where(*of_job).order_by(jobs.c.id)
+    of_items = func.count(case((IS_ITEM_RUN, 1)))
+    sums = (func.sum(runs.c[name]) for name in _COUNTERS)
+    summed = select(runs.c.job_id, runs.c.state, of_items, *sums)
     newer = runs.alias()
-    query = (
-        select(runs.c.job_id, runs.c.state, func.count())
-        .join_from(newer, runs, newer.c.fresh_of == runs.c.id)
-        .group_by(runs.c.job_id, runs.c.state)
-    )
-    found: dict[str, dict[str, int]] = {}
-    for job_id, state, count in connection.execute(query):
-        found.setdefault(job_id, {})[state] = count
+    superseded = select(runs.c.job_id, runs.c.state, func.count())
+    superseded = superseded.join_from(newer, runs, newer.c.fresh_of == runs.c.id)
+
+    counts: defaultdict[str, Counter[RunStatus]] = defaultdict(Counter)
+    totals: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    queries: tuple[tuple[Select[Any], int], ...] = ((summed, 1), (superseded, -1))
+    for query, sign in queries:
+        if job_id is not None:
+            query = query.where(runs.c.job_id == job_id)
+        grouped = query.group_by(runs.c.job_id, runs.c.state)
+        for job, state, count, *numbers in connection.execute(grouped):
+            counts[job][state] += sign * count
+            totals[job].update(dict(zip(_COUNTERS, map(int, numbers), strict=False)))
+    found = []
+    for row in connection.execute(listed).mappings():
+        by_state, total = counts[row["id"]], totals[row["id"]]
+        some = {state: by_state[state] for state in STATES if by_state[state]}
+        counters = {name: total[name] for name in _COUNTERS}
+        found.append({**row, "state": job_state(by_state), "runs": some, **counters})
     return found
-
-
-def _job_summary(row: dict[str, Any], superseded: Mapping[str, int]) -> JobSummary:
-    by_state = {state: int(row.pop(f"in_{state}")) - superseded.get(state, 0) for state in STATES}
-    counters = {name: int(row.pop(name)) for name in _COUNTERS}
-    summary = row | {
-        "state": job_state(by_state),
-        "runs": {state: count for state, count in by_state.items() if count},
-        **counters,
-    }
-    return cast(JobSummary, summary)

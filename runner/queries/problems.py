@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Row, Select, and_, func, literal_column, select
+from sqlalchemy import Connection, and_, func, literal_column, null, select
 
 from runner.core.text import failure_signature, signature, telling_line
-from runner.queries.filters import CALLED_AT, KEY, NEWEST_FIRST, Filters, at_most, cut, in_batches
+from runner.queries.filters import CALLED_AT, KEY, NEWEST_FIRST, Filters, answer, at_most
+from runner.queries.find import in_batches
 from runner.queries.rows import Rows, columns
 from runner.store import ids
 from runner.store.database import Database
@@ -30,29 +31,13 @@ _FAILED_OUTCOMES = ("failed", "timed_out", "invalid_input", "unknown_tool", "unk
 _KINDS = ("run", "model", "tool")
 
 
-@dataclass(frozen=True, slots=True)
-class _Error:
+class _Error(NamedTuple):
     kind: str
     what: str
     text: str
     at: float
     run_id: str
     where: str  # the id of the run or the tool call
-
-
-@dataclass(slots=True)
-class _Group:
-    times: int = 0
-    runs: set[str] = field(default_factory=set)
-    first_at: float | None = None
-    last: _Error | None = None
-
-    def add(self, error: _Error) -> None:
-        self.times += 1
-        self.runs.add(error.run_id)
-        self.first_at = error.at if self.first_at is None else min(self.first_at, error.at)
-        if self.last is None or error.at >= self.last.at:
-            self.last = error
 
 
 def error_rows(database: Database, filters: Filters, *, limit: int | None = None) -> Rows:
@@ -63,31 +48,32 @@ def error_rows(database: Database, filters: Filters, *, limit: int | None = None
     ``last`` names the newest run or tool call. Of tools only the newest results are read.
     """
 
-    def work(connection: Connection) -> tuple[dict[tuple[str, str, str], _Group], bool]:
+    def work(connection: Connection) -> tuple[dict[tuple[str, ...], list[_Error]], bool]:
         of_tools = list(_tool_errors(connection, filters))
-        groups: dict[tuple[str, str, str], _Group] = {}
-        for error in (
-            *_run_errors(connection, filters),
-            *_model_errors(connection, filters),
-            *of_tools[:MOST_RESULTS],
-        ):
-            groups.setdefault((error.kind, error.what, error.text), _Group()).add(error)
+        of_runs, of_models = _run_errors(connection, filters), _model_errors(connection, filters)
+        groups: dict[tuple[str, ...], list[_Error]] = {}
+        for error in chain(of_runs, of_models, of_tools[:MOST_RESULTS]):
+            groups.setdefault(error[:3], []).append(error)
         return groups, len(of_tools) > MOST_RESULTS
 
     groups, has_more = database.read(work)
-    rows = [
-        (kind, what, group.times, len(group.runs), group.first_at, last.at, last.where, text)
-        for (kind, what, text), group in groups.items()
-        if (last := group.last) is not None
-    ]
-    rows.sort(key=lambda row: (_KINDS.index(row[0]), -row[2], row[1], row[7]))
-    answer = cut(_ERROR_COLUMNS, rows, limit, "the most frequent of each kind")
+    found: list[dict[str, Any]] = []
+    for (kind, what, text), group in groups.items():
+        last = max(reversed(group), key=lambda error: error.at)
+        counts = {"times": len(group), "runs": len({error.run_id for error in group})}
+        times = {"first_at": min(error.at for error in group), "last_at": last.at}
+        words = {"kind": kind, "what": what, "error": text, "last": last.where}
+        found.append(words | counts | times)
+    found.sort(
+        key=lambda row: (_KINDS.index(row["kind"]), -row["times"], row["what"], row["error"])
+    )
+    rows = answer(database, _ERROR_COLUMNS, found, limit, "the most frequent of each kind")
     if has_more:
         newest = (
             f"of tools, only the newest {MOST_RESULTS:,} errors are counted: narrow with --since"
         )
-        answer.note = f"{answer.note}; {newest}" if answer.note else newest
-    return answer
+        rows.note = "; ".join(filter(None, (rows.note, newest)))
+    return rows
 
 
 def _run_errors(connection: Connection, filters: Filters) -> Iterator[_Error]:
@@ -99,21 +85,16 @@ def _run_errors(connection: Connection, filters: Filters) -> Iterator[_Error]:
         *filters.of_time(runs.c.ended_at),
     )
     ended = connection.execute(query).all()
-    outputs = _last_outputs(connection, [run.id for run in ended if run.reason == "verify"])
-    for run in ended:
-        text = failure_signature(run.detail, run.item_key, outputs.get(run.id))
-        yield _Error("run", f"{run.state} {run.reason}", text, run.ended_at, run.id, run.id)
-
-
-def _last_outputs(connection: Connection, run_ids: list[str]) -> dict[str, str]:
-    """The output of each run's last verification."""
     table = verifications.c
-    query = select(table.run_id, table.content).order_by(table.run_id, table.number)
-    return {
-        row.run_id: row.content or ""
-        for some in in_batches(run_ids)
-        for row in connection.execute(query.where(table.run_id.in_(some)))
+    of_runs = select(table.run_id, table.content).order_by(table.run_id, table.number)
+    last_outputs = {
+        run_id: content or ""
+        for some in in_batches([run.id for run in ended if run.reason == "verify"])
+        for run_id, content in connection.execute(of_runs.where(table.run_id.in_(some)))
     }
+    for run in ended:
+        text = failure_signature(run.detail, run.item_key, last_outputs.get(run.id))
+        yield _Error("run", f"{run.state} {run.reason}", text, run.ended_at, run.id, run.id)
 
 
 def _model_errors(connection: Connection, filters: Filters) -> Iterator[_Error]:
@@ -132,16 +113,12 @@ def _model_errors(connection: Connection, filters: Filters) -> Iterator[_Error]:
 
 def _tool_errors(connection: Connection, filters: Filters) -> Iterator[_Error]:
     """The newest, one more than ``MOST_RESULTS`` if there are more."""
+    call = tool_calls.c
     calls = (
         filters.tool_calls(
-            *KEY,
-            CALLED_AT.label("at"),
-            tool_calls.c.turn,
-            tool_calls.c.name,
-            tool_calls.c.outcome,
-            runs.c.item_key,
+            *KEY, CALLED_AT.label("at"), call.turn, call.name, call.outcome, runs.c.item_key
         )
-        .where(tool_calls.c.outcome.in_(_FAILED_OUTCOMES))
+        .where(call.outcome.in_(_FAILED_OUTCOMES))
         .order_by(*NEWEST_FIRST)
         .limit(MOST_RESULTS + 1)
         .subquery()
@@ -153,12 +130,12 @@ def _tool_errors(connection: Connection, filters: Filters) -> Iterator[_Error]:
         blocks.c.type == "tool_result",
     )
     query = select(calls, blocks.c.content).join(blocks, its_result).order_by(calls.c.at.desc())
-    for call in connection.execute(query):
-        said = call.content.get("content")
+    for row in connection.execute(query):
+        said = row.content.get("content")
         line = telling_line(said[-_READ:]) if isinstance(said, str) else ""
-        where = ids.call_id(call.run_id, call.turn, call.position)
-        text = signature(line, call.item_key)
-        yield _Error("tool", f"{call.name} {call.outcome}", text, call.at, call.run_id, where)
+        where = ids.call_id(row.run_id, row.turn, row.position)
+        text = signature(line, row.item_key)
+        yield _Error("tool", f"{row.name} {row.outcome}", text, row.at, row.run_id, where)
 
 
 _LIMITS = ("max_turns", "token_ceiling", "cost_ceiling_usd", "working_time")
@@ -172,92 +149,59 @@ def limit_rows(database: Database, filters: Filters, *, limit: int | None = None
     ``limit`` is its name, such as ``max_turns``, ``token_ceiling`` or ``budget``, and ``state`` the
     run's state now. ``raised_by`` let the run continue, with new limits if there is ``raised_to``.
     """
-    found = database.read(partial(_limits, filters=filters, limit=limit))
-    return cut(_LIMIT_COLUMNS, found, limit, "the newest")
+    rows = database.read(partial(_limits, filters=filters, limit=limit))
+    return answer(database, _LIMIT_COLUMNS, rows, limit, "the newest")
 
 
-def _limits(connection: Connection, filters: Filters, limit: int | None) -> list[tuple[Any, ...]]:
-    reached = connection.execute(_reached(filters, limit)).all()
-    retries = _retries(connection, {row.run_id for row in reached})
-    rows = [_reached_row(row, retries.get(row.run_id, ())) for row in reached]
-    rows += [
-        (
-            *(run.run_id, run.at, run.item_key, run.job_id, run.reason, run.state),
-            *(None, None, None, None),
-            run.detail or None,
-        )
-        for run in connection.execute(_waiting_for_budget(filters))
-    ]
-    rows.sort(key=lambda row: (-row[1], row[0]))
-    return rows[: at_most(limit)]
-
-
-def _reached(filters: Filters, limit: int | None) -> Select[Any]:
-    return (
-        select(
-            *(events.c[name] for name in ("run_id", "number", "at", "data")),
-            *(runs.c[name] for name in ("item_key", "job_id", "state")),
-        )
+def _limits(connection: Connection, filters: Filters, limit: int | None) -> list[Mapping[str, Any]]:
+    run = (runs.c.id.label("run_id"), runs.c.item_key.label("item"), runs.c.job_id, runs.c.state)
+    reached = connection.execute(
+        select(*run, events.c.number, events.c.at, events.c.data)
         .join(runs, runs.c.id == events.c.run_id)
         .where(_IS_REACHED, *filters.of_whole_runs(), *filters.of_time(events.c.at))
         .order_by(events.c.at.desc(), events.c.run_id, events.c.number.desc())
         .limit(at_most(limit))
-    )
-
-
-def _waiting_for_budget(filters: Filters) -> Select[Any]:
-    """Runs that wait for their job's budget, ``at`` the beginning of their last wait."""
-    began = (
-        select(func.max(events.c.at))
-        .where(events.c.run_id == runs.c.id, events.c.type == "waiting")
-        .scalar_subquery()
-    )
-    at = func.coalesce(began, runs.c.created_at)
-    return select(
-        runs.c.id.label("run_id"),
-        *(runs.c[name] for name in ("item_key", "job_id", "state", "reason", "detail")),
-        at.label("at"),
-    ).where(
-        runs.c.state == "waiting",
-        runs.c.reason == "budget",
-        *filters.of_whole_runs(),
-        *filters.of_time(at),
-    )
-
-
-def _retries(connection: Connection, run_ids: Iterable[str]) -> Mapping[str, Sequence[Row[Any]]]:
-    """The events with which each run was let continue, in order."""
-    query = (
-        select(*(events.c[name] for name in ("run_id", "number", "at", "data")))
+    ).all()
+    retries: dict[str, list[Any]] = {}
+    retried = (
+        select(events.c.run_id, events.c.number, events.c.at, events.c.data)
         .where(events.c.type == "retried")
         .order_by(events.c.run_id, events.c.number)
     )
-    found: dict[str, list[Row[Any]]] = {}
-    for some in in_batches(sorted(run_ids)):
-        for row in connection.execute(query.where(events.c.run_id.in_(some))):
-            found.setdefault(row.run_id, []).append(row)
-    return found
+    for some in in_batches(sorted({row.run_id for row in reached})):
+        for row in connection.execute(retried.where(events.c.run_id.in_(some))):
+            retries.setdefault(row.run_id, []).append(row)
+    # The runs that wait for their job's budget, since the beginning of their last wait.
+    began = select(func.max(events.c.at)).where(
+        events.c.run_id == runs.c.id, events.c.type == "waiting"
+    )
+    at = func.coalesce(began.scalar_subquery(), runs.c.created_at)
+    raised = (null().label(name) for name in ("raised_at", "raised_by", "raised_to", "why"))
+    detail = func.nullif(runs.c.detail, "").label("detail")
+    waiting = select(*run, at.label("at"), runs.c.reason.label("limit"), *raised, detail).where(
+        *(runs.c.state == "waiting", runs.c.reason == "budget"),
+        *(*filters.of_whole_runs(), *filters.of_time(at)),
+    )
+    rows: list[Any] = [_reached_row(row, retries.get(row.run_id, ())) for row in reached]
+    rows += connection.execute(waiting).mappings()
+    return sorted(rows, key=lambda row: (-row["at"], row["run_id"]))[: at_most(limit)]
 
 
-def _reached_row(reached: Row[Any], retries: Iterable[Row[Any]]) -> tuple[Any, ...]:
+def _reached_row(reached: Any, retries: Sequence[Any]) -> Mapping[str, Any]:
     data = _object(reached.data)
     retry = next((row for row in retries if row.number > reached.number), None)
     raised = {} if retry is None else _object(retry.data)
     old, new = _object(raised.get("old")), _object(raised.get("new"))
     changed = {name: new[name] for name in _LIMITS if name in new and new[name] != old.get(name)}
-    return (
-        reached.run_id,
-        reached.at,
-        reached.item_key,
-        reached.job_id,
-        data.get("reason"),
-        reached.state,
-        None if retry is None else retry.at,
-        raised.get("by"),
-        changed or None,
-        raised.get("why") or None,
-        data.get("detail") or None,
-    )
+    return {
+        **reached._mapping,
+        "limit": data.get("reason"),
+        "raised_at": None if retry is None else retry.at,
+        "raised_by": raised.get("by"),
+        "raised_to": changed or None,
+        "why": raised.get("why") or None,
+        "detail": data.get("detail") or None,
+    }
 
 
 def _object(value: Any) -> Mapping[str, Any]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
 from runner.errors import UsageError
@@ -29,16 +30,15 @@ def columns(text: str) -> tuple[Column, ...]:
     return tuple(Column(*each.split(":")) for each in text.split())  # type: ignore[arg-type]
 
 
-_PANDAS_TYPES = {
-    "text": "object",
-    "integer": "Int64",
-    "real": "float64",
-    "boolean": "boolean",
-    "time": "datetime64[us, UTC]",
-    "seconds": "float64",
-    "usd": "float64",
-    "json": "object",
+# The types of pandas and polars; the other kinds are numbers with a fraction.
+_TYPES: dict[Kind, tuple[str, str]] = {
+    "text": ("object", "String"),
+    "json": ("object", "String"),
+    "integer": ("Int64", "Int64"),
+    "boolean": ("boolean", "Boolean"),
+    "time": ("datetime64[us, UTC]", "Int64"),
 }
+_REAL = ("float64", "Float64")
 # The years 1 to 9999, which every kind of datetime has.
 _FIRST_SECOND, _SECOND_AFTER_LAST = -62_135_596_800, 253_402_300_800
 
@@ -72,16 +72,13 @@ class Rows:
         Raises:
             UsageError: pandas is not installed.
         """
-        try:
-            import pandas as pd
-        except ImportError as error:
-            raise _missing("pandas") from error
-        return pd.DataFrame(
-            {
-                column.name: pd.Series(values, dtype=_PANDAS_TYPES[column.kind])
-                for column, values in self._by_column()
-            }
-        )
+        library = _library("pandas")
+        found = {
+            column.name: library.Series(values, dtype=_TYPES.get(column.kind, _REAL)[0])
+            for column, values in self._by_column()
+        }
+        frame: pd.DataFrame = library.DataFrame(found)
+        return frame
 
     def polars(self) -> pl.DataFrame:
         """A ``polars.DataFrame``: times are UTC, JSON is text.
@@ -89,29 +86,21 @@ class Rows:
         Raises:
             UsageError: polars is not installed.
         """
-        try:
-            import polars as pl
-        except ImportError as error:
-            raise _missing("polars") from error
-        types: dict[str, Any] = {
-            "text": pl.String,
-            "integer": pl.Int64,
-            "boolean": pl.Boolean,
-            "json": pl.String,
-            "time": pl.Int64,
-        }
-        columns = list(self._by_column())
-        schema = {column.name: types.get(column.kind, pl.Float64) for column, _ in columns}
-        values = {column.name: values for column, values in columns}
-        frame = pl.DataFrame(values, schema=schema, strict=False)
-        times = [column.name for column, _ in columns if column.kind == "time"]
-        return frame.with_columns(pl.col(name).cast(pl.Datetime("us", "UTC")) for name in times)
+        library = _library("polars")
+        found = dict(self._by_column())
+        schema = {each.name: getattr(library, _TYPES.get(each.kind, _REAL)[1]) for each in found}
+        by_name = {column.name: values for column, values in found.items()}
+        frame: pl.DataFrame = library.DataFrame(by_name, schema=schema, strict=False)
+        times = [library.col(column.name) for column in found if column.kind == "time"]
+        return frame.with_columns(time.cast(library.Datetime("us", "UTC")) for time in times)
 
     def _by_column(self) -> Iterator[tuple[Column, list[Any]]]:
         """The values of each column; times in microseconds."""
         rows = list(self)
         for column in self.columns:
-            values = [_plain(column, row[column.name]) for row in rows]
+            convert = _CONVERT.get(column.kind, float)
+            given = (row[column.name] for row in rows)
+            values = [None if value is None else convert(value) for value in given]
             if column.kind != "time":
                 yield column, values
             elif all(v is None or _FIRST_SECOND <= v < _SECOND_AFTER_LAST for v in values):
@@ -120,29 +109,24 @@ class Rows:
                 yield Column(column.name, "real"), values
 
 
-def _plain(column: Column, value: Any) -> Any:
-    """The value in its column's type. A text column may hold numbers, because SQLite's may."""
-    if value is None:
-        return None
-    match column.kind:
-        case "json":
-            return _storable(json.dumps(value, ensure_ascii=False))
-        case "text":
-            return _storable(str(value))
-        case "boolean":
-            return bool(value)
-        case "integer":
-            return int(value)
-        case _:
-            return float(value)
-
-
 def _storable(text: str) -> str:
     """Text that UTF-8 can encode: half of a surrogate pair becomes ``\\ud83d``."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def _missing(library: str) -> UsageError:
-    return UsageError(
-        f"{library} is not installed: `pip install {library}`, or iterate over the rows"
-    )
+# A text column may hold numbers, because SQLite's may.
+_CONVERT: dict[Kind, Callable[[Any], Any]] = {
+    "text": lambda value: _storable(str(value)),
+    "json": lambda value: _storable(json.dumps(value, ensure_ascii=False)),
+    "boolean": bool,
+    "integer": int,
+}
+
+
+def _library(name: str) -> Any:
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise UsageError(
+            f"{name} is not installed: `pip install {name}`, or iterate over the rows"
+        ) from error

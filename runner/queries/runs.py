@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypedDict, cast
+from itertools import groupby
+from operator import add, itemgetter
+from typing import Any, NamedTuple, TypeAlias
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, and_, func, literal, select
+from sqlalchemy import ColumnElement, Connection, Select, and_, func, select
 
-from runner.core.agents import Place, lineage, place_of, tree_order
+from runner.core.agents import lineage, place_of, tree_order
 from runner.core.run import ENDED, RunStatus
-from runner.core.spec import JobSpec
 from runner.core.text import visible
 from runner.core.workspace import RESULT_TOOL
 from runner.errors import NotFoundError
-from runner.queries.filters import in_batches
+from runner.queries.find import in_batches
 from runner.store import ids
-from runner.store.conditions import IS_ITEM_RUN, IS_OWN_CALL, ROOT_RUN, in_tree, superseded_runs
+from runner.store.conditions import IS_ITEM_RUN, IS_OWN_CALL, in_tree, superseded_runs
 from runner.store.database import Database
 from runner.store.jobs import JobCache
 from runner.store.snapshots import changes_of_turn
@@ -35,34 +36,16 @@ from runner.store.tables import (
 
 # --- Sub-agents
 
-
-class ChildSummary(Place):
-    """A run of a sub-agent."""
-
-    id: str
-    agent_type: str
-    description: str  # from the call that asked for it
-    call_id: str | None  # the call that asked for it, if any did
-    state: RunStatus
-    reason: str
-    detail: str
-    turns: int
-    denials: int
-    charged_tokens: int
-    created_at: float
-    started_at: float | None
-    ended_at: float | None
-
-
-_CHILD_COLUMNS = tuple(
-    name
-    for name in ChildSummary.__annotations__
-    if name not in {*Place.__annotations__, "description", "call_id"}
+# A run of a sub-agent: its ``Place``, its columns, the ``description`` from the call that asked for it,
+# and the ``call_id`` of that call, if any asked.
+ChildSummary: TypeAlias = dict[str, Any]
+_CHILD_COLUMNS = (
+    *("id", "agent_type", "state", "reason", "detail", "turns", "denials", "charged_tokens"),
+    *("created_at", "started_at", "ended_at"),
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Descendants:
+class Descendants(NamedTuple):
     """All runs below one, in numbers."""
 
     runs: int = 0
@@ -70,68 +53,47 @@ class Descendants:
     tokens: int = 0
     denials: int = 0
 
-    def __add__(self, other: Descendants) -> Descendants:
-        return Descendants(
-            self.runs + other.runs,
-            self.turns + other.turns,
-            self.tokens + other.tokens,
-            self.denials + other.denials,
-        )
-
-
-_DESCENDANT_SUMS = (
-    func.count(),
-    *(func.coalesce(func.sum(runs.c[name]), 0) for name in ("turns", "charged_tokens", "denials")),
-)
-
 
 def children_of(database: Database, run_id: str) -> list[ChildSummary]:
     """The runs of the sub-agents that a run itself has started, in order."""
-    parent = ("parent_run", "parent_message", "parent_position")
     its_call = and_(
         tool_calls.c.run_id == runs.c.parent_run,
         tool_calls.c.message == runs.c.parent_message,
         tool_calls.c.position == runs.c.parent_position,
     )
+    names = (*_CHILD_COLUMNS, "parent_message", "parent_position")
     query = (
-        select(*(runs.c[name] for name in (*_CHILD_COLUMNS, *parent)), tool_calls.c.turn)
+        select(*(runs.c[name] for name in names), tool_calls.c.turn)
         .outerjoin(tool_calls, its_call)
         .where(runs.c.parent_run == run_id, runs.c.root_run == lineage(run_id)[0])
     )
 
     def work(connection: Connection) -> list[ChildSummary]:
         found = sorted(connection.execute(query).all(), key=lambda row: tree_order(row.id))
-        inputs = _inputs(connection, run_id, {row.parent_message for row in found})
+        messages = {row.parent_message for row in found if row.parent_message is not None}
+        asks = (
+            select(blocks.c.message, blocks.c.content)
+            .where(blocks.c.run_id == run_id, blocks.c.message.in_(messages))
+            .where(blocks.c.type == "tool_use")
+            .order_by(blocks.c.message, blocks.c.position)
+        )
+        inputs: dict[tuple[int, int], Any] = {}  # by message and by the call's position among calls
+        for message, calls in groupby(connection.execute(asks), key=itemgetter(0)):
+            inputs |= {(message, n): block.get("input") for n, (_, block) in enumerate(calls)}
         before: Counter[tuple[int, int]] = Counter()
         children = []
         for row in found:
             key = row.parent_message, row.parent_position
-            children.append(_child(row, _description(inputs.get(key), before[key])))
+            more = {
+                "description": _description(inputs.get(key), before[key]),
+                "call_id": row.turn and ids.call_id(run_id, row.turn, row.parent_position),
+            }
+            own = {name: row._mapping[name] for name in _CHILD_COLUMNS}
+            children.append({**place_of(row.id), **own, **more})
             before[key] += 1
         return children
 
     return database.read(work)
-
-
-def _inputs(
-    connection: Connection, run_id: str, messages: Collection[int | None]
-) -> dict[tuple[int, int], Any]:
-    """The inputs of the calls of these replies, by message and by the call's position among calls."""
-    query = (
-        select(blocks.c.message, blocks.c.content)
-        .where(
-            blocks.c.run_id == run_id,
-            blocks.c.message.in_([each for each in messages if each is not None]),
-            blocks.c.type == "tool_use",
-        )
-        .order_by(blocks.c.message, blocks.c.position)
-    )
-    found: dict[tuple[int, int], Any] = {}
-    calls: Counter[int] = Counter()
-    for row in connection.execute(query):
-        found[row.message, calls[row.message]] = row.content.get("input")
-        calls[row.message] += 1
-    return found
 
 
 def _description(asked: Any, number: int) -> str:
@@ -143,45 +105,31 @@ def _description(asked: Any, number: int) -> str:
     return said if isinstance(said, str) else ""
 
 
-def _child(row: Any, description: str) -> ChildSummary:
-    call = row.turn and ids.call_id(row.parent_run, row.turn, row.parent_position)
-    child = {name: getattr(row, name) for name in _CHILD_COLUMNS}
-    more = {"description": description, "call_id": call}
-    return cast(ChildSummary, {**place_of(row.id), **child, **more})
-
-
 def has_ended(database: Database, run_id: str, *, whole_tree: bool = False) -> bool:
     """True if a run has ended; with ``whole_tree``, if all runs below it have ended, too."""
     condition = in_tree(run_id) if whole_tree else runs.c.id == run_id
-    query = select(runs.c.id).where(condition, runs.c.state.not_in(ENDED)).limit(1)
-    return database.read(lambda connection: connection.execute(query).first()) is None
+    return not database.rows(
+        select(runs.c.id).where(condition, runs.c.state.not_in(ENDED)).limit(1)
+    )
 
 
 def descendants_of(database: Database, run_id: str) -> Descendants:
     """The runs below one, in numbers."""
-    query = select(*_DESCENDANT_SUMS).where(in_tree(run_id), runs.c.id != run_id)
-    return Descendants(*database.read(lambda connection: connection.execute(query).one()))
+    found = database.read(lambda connection: descendants_by_run(connection, in_tree(run_id)))
+    return found.get(run_id, Descendants())
 
 
 def descendants_by_run(
-    connection: Connection, condition: ColumnElement[bool], *, of_children: bool
-) -> dict[str, Descendants]:
-    """The descendants of each run that has any, by its id.
-
-    Args:
-        condition: on ``runs``: the trees to look at.
-        of_children: include the descendants of sub-agents.
-    """
-    if not of_children:
-        query = select(ROOT_RUN, *_DESCENDANT_SUMS).where(condition, ~IS_ITEM_RUN)
-        rows = connection.execute(query.group_by(ROOT_RUN))
-        return {row[0]: Descendants(*row[1:]) for row in rows}
-    columns = (runs.c.turns, runs.c.charged_tokens, runs.c.denials)
-    each = select(runs.c.id, literal(1), *columns).where(condition, ~IS_ITEM_RUN)
-    found: dict[str, Descendants] = {}
-    for run_id, *numbers in connection.execute(each):
-        for above in lineage(run_id)[:-1]:
-            found[above] = found.get(above, Descendants()) + Descendants(*numbers)
+    connection: Connection, condition: ColumnElement[bool]
+) -> Mapping[str, Descendants]:
+    """The descendants of each run that has any, by its id, in the trees that meet a condition on
+    ``runs``."""
+    sums = (func.sum(runs.c[name]) for name in ("turns", "charged_tokens", "denials"))
+    children = select(runs.c.parent_run, func.count(), *sums).where(condition, ~IS_ITEM_RUN)
+    found: defaultdict[str, Descendants] = defaultdict(Descendants)
+    for parent, *numbers in connection.execute(children.group_by(runs.c.parent_run)):
+        for above in lineage(parent):
+            found[above] = Descendants(*map(add, found[above], map(int, numbers)))
     return found
 
 
@@ -209,9 +157,10 @@ def results_of_job(database: Database, job_id: str) -> list[RunResult]:
         .where(runs.c.job_id == job_id, runs.c.id.not_in(superseded_runs(job_id)), IS_ITEM_RUN)
         .order_by(runs.c.id)
     )
-    found = database.read(lambda connection: connection.execute(query).mappings().all())
     submitted = _submitted(database, and_(runs.c.job_id == job_id, IS_ITEM_RUN))
-    return [RunResult(**row, result=submitted.get(row["run_id"])) for row in found]
+    return [
+        RunResult(**row._mapping, result=submitted.get(row.run_id)) for row in database.rows(query)
+    ]
 
 
 def result_of_run(database: Database, run_id: str) -> dict[str, Any] | None:
@@ -234,29 +183,21 @@ def _submitted(database: Database, condition: ColumnElement[bool]) -> dict[str, 
         .where(tool_calls.c.outcome == "succeeded")
         .order_by(tool_calls.c.run_id, tool_calls.c.message, tool_calls.c.position)
     )
-    rows = database.read(lambda connection: connection.execute(query).all())
     return {
         row.run_id: row.content["input"]
-        for row in rows
+        for row in database.rows(query)
         if visible(row.content["id"]) == row.tool_use_id
     }
 
 
-class Verification(TypedDict):
-    """A verification of a run."""
-
-    run_id: str
-    number: int
-    turn: int  # the turn after which it started
-    tree: str | None
-    attempt: int
-    started_at: float
-    ended_at: float | None
-    duration: float | None  # seconds
-    outcome: str | None  # of the last command; ``succeeded`` if all passed; None until it has ended
-    command: str | None  # the last command
-    output: str | None  # what the model is shown of it
-    size: int | None
+# A verification of a run: its columns, ``output`` (what the model is shown of the last command's) in
+# place of ``content``. Its ``turn`` ended before it started, and its ``outcome``, of the last command,
+# is None until it has ended.
+Verification: TypeAlias = dict[str, Any]
+_VERIFICATION_COLUMNS = (
+    *("run_id", "number", "turn", "tree", "attempt", "started_at", "ended_at", "duration"),
+    *("outcome", "command"),
+)
 
 
 def verifications_of_run(database: Database, run_id: str) -> list[Verification]:
@@ -271,14 +212,11 @@ def last_verifications(database: Database, job_id: str) -> dict[str, Verificatio
 
 
 def _verifications(database: Database, condition: ColumnElement[bool]) -> list[Verification]:
-    names = (name for name in Verification.__annotations__ if name != "output")
-    query = (
-        select(*(verifications.c[name] for name in names), verifications.c.content.label("output"))
-        .where(condition)
-        .order_by(verifications.c.run_id, verifications.c.number)
-    )
-    rows = database.read(lambda connection: connection.execute(query).mappings().all())
-    return [Verification(**row) for row in rows]  # type: ignore[typeddict-item]
+    table = verifications.c
+    columns = (table[name] for name in _VERIFICATION_COLUMNS)
+    query = select(*columns, table.content.label("output"), table.size).where(condition)
+    rows = database.rows(query.order_by(table.run_id, table.number))
+    return [dict(row._mapping) for row in rows]
 
 
 # --- Items and snapshots
@@ -287,15 +225,11 @@ def _verifications(database: Database, condition: ColumnElement[bool]) -> list[V
 def items_of_runs(database: Database, run_ids: Sequence[str]) -> dict[str, Any]:
     """The items of runs by the runs' ids."""
     query = select(run_items.c.run_id, run_items.c.item)
-
-    def work(connection: Connection) -> dict[str, Any]:
-        return {
-            row.run_id: row.item
-            for some in in_batches(run_ids)
-            for row in connection.execute(query.where(run_items.c.run_id.in_(some)))
-        }
-
-    return database.read(work)
+    return {
+        run_id: item
+        for some in in_batches(run_ids)
+        for run_id, item in database.rows(query.where(run_items.c.run_id.in_(some)))
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,12 +277,8 @@ def snapshots_of_run(database: Database, run_id: str) -> RunSnapshots:
 def snapshots_of_job(
     database: Database, job_id: str, *, every_run: bool = False
 ) -> list[RunSnapshots]:
-    """The snapshots of the runs of a job's items, in order.
-
-    Args:
-        every_run: include runs that were started afresh, which are left out otherwise as in
-            ``jobs.current_runs``, and runs of sub-agents.
-    """
+    """The snapshots of the runs of a job's items, in order. Only with ``every_run``, runs that were
+    started afresh are included (see ``jobs.current_runs``), and runs of sub-agents."""
     query = _SNAPSHOTS.where(runs.c.job_id == job_id).order_by(runs.c.id)
     if not every_run:
         query = query.where(runs.c.id.not_in(superseded_runs(job_id)), IS_ITEM_RUN)
@@ -356,18 +286,9 @@ def snapshots_of_job(
 
 
 def snapshots_around_turn(database: Database, run_id: str, turn: int) -> tuple[str, str] | None:
-    """The snapshots before the first and after the last file change of a turn, by tools and hooks. Hooks
-    that ran before the first model call belong to turn 1.
-
-    Args:
-        turn: its number, from 1.
-
-    Returns:
-        None when nothing in the turn may have changed files.
-
-    Raises:
-        NotFoundError: the run has no such turn.
-    """
+    """The snapshots before the first and after the last file change of a turn (from 1), by tools and
+    hooks, or None when nothing may have changed files. Hooks that ran before the first model call belong
+    to turn 1. Raises ``NotFoundError``: the run has no such turn."""
     return database.read(partial(changes_of_turn, run_id=run_id, turn=turn))
 
 
@@ -390,21 +311,17 @@ _SNAPSHOTS: Select[Any] = (
 
 def _snapshots(connection: Connection, query: Select[Any]) -> list[RunSnapshots]:
     specs = JobCache().on(connection)
-    return [
-        _run_snapshots(row, specs.spec_of_run(row.job_id, row.run_id))
-        for row in connection.execute(query)
-    ]
-
-
-def _run_snapshots(row: Row[Any], spec: JobSpec) -> RunSnapshots:
-    found = dict(row._mapping)
-    progress, workspace = found.pop("progress"), spec.workspace
-    found["model"] = found["model"] or spec.model
-    return RunSnapshots(
-        **found,
-        mode=workspace.mode if workspace else None,
-        source=workspace.url or workspace.path if workspace else None,
-        remote=workspace.remote if workspace else None,
-        tree=progress["files"]["tree"],
-        commit=progress["ending"]["delivered"],
-    )
+    found = []
+    for row in map(dict, connection.execute(query).mappings()):
+        spec, progress = specs.spec_of_run(row["job_id"], row["run_id"]), row.pop("progress")
+        workspace = spec.workspace
+        more = {
+            "model": row["model"] or spec.model,
+            "mode": workspace.mode if workspace else None,
+            "source": workspace.url or workspace.path if workspace else None,
+            "remote": workspace.remote if workspace else None,
+            "tree": progress["files"]["tree"],
+            "commit": progress["ending"]["delivered"],
+        }
+        found.append(RunSnapshots(**row | more))
+    return found

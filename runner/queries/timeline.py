@@ -6,19 +6,19 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
+from operator import itemgetter
 from typing import Any
 
 from sqlalchemy import Connection, Row, and_, null, or_, select
 
 from runner.core.agents import is_within, item_of, place_of, tree_order
 from runner.core.events import SIGNED
-from runner.core.prices import PriceList
+from runner.core.prices import PriceList, Spending
 from runner.errors import NotFoundError
-from runner.queries.costs import CallCost, call_costs, usd
-from runner.queries.filters import Filters, cut, with_labels
+from runner.queries.costs import call_costs, usd
+from runner.queries.filters import Filters, answer
 from runner.queries.find import call_labels
 from runner.queries.rows import Rows, columns
-from runner.store import ids
 from runner.store.conditions import in_tree
 from runner.store.database import Database
 from runner.store.tables import events, job_events, model_calls, runs
@@ -27,52 +27,37 @@ from runner.store.tables import events, job_events, model_calls, runs
 
 
 def events_after(
-    database: Database, run_id: str, number: int, limit: int | None = None
+    database: Database,
+    run_id: str,
+    last: Mapping[str, int] | None = None,
+    *,
+    whole_tree: bool = False,
 ) -> list[dict[str, Any]]:
-    """The events of a run after this number, in order.
+    """The events of a run, or of it and all runs below it by time; those of one run stay in their order.
+
+    Args:
+        last: by run, the number of the last event that the caller has.
 
     Returns:
         The table's columns, and ``root``, ``parent``, ``depth`` and ``label`` of the run; an event about
         a tool call has the call's ``label``.
     """
-    query = (
-        select(events)
-        .where(events.c.run_id == run_id, events.c.number > number)
-        .order_by(events.c.number)
-        .limit(limit)
-    )
-    return database.read(
-        lambda connection: _with_places(connection, connection.execute(query).mappings())
-    )
-
-
-def tree_events_after(
-    database: Database, run_id: str, numbers: Mapping[str, int]
-) -> list[dict[str, Any]]:
-    """The events of a run and all runs below it by time; the events of one run stay in their order.
-
-    Args:
-        numbers: by run, the number of the last event that the caller has.
-
-    Returns:
-        See ``events_after``.
-    """
-    known = (and_(runs.c.id == run, events.c.number > last) for run, last in numbers.items())
-    query = (
-        select(events)
-        .join(runs, runs.c.id == events.c.run_id)
-        .where(in_tree(run_id), or_(runs.c.id.not_in(list(numbers)), *known))
-        .order_by(events.c.run_id, events.c.number)
-    )
+    had = last or {}
+    condition = and_(runs.c.id == run_id, events.c.number > had.get(run_id, 0))
+    if whole_tree:
+        newer = (and_(runs.c.id == run, events.c.number > number) for run, number in had.items())
+        condition = and_(in_tree(run_id), or_(runs.c.id.not_in(list(had)), *newer))
+    query = select(events).join(runs, runs.c.id == events.c.run_id).where(condition)
 
     def work(connection: Connection) -> list[dict[str, Any]]:
         latest: dict[str, float] = {}  # a clock that was set back does not change a run's order
         keyed = []
-        for row in connection.execute(query).mappings():
+        ordered = query.order_by(events.c.run_id, events.c.number)
+        for row in connection.execute(ordered).mappings():
             run = row["run_id"]
             latest[run] = max(row["at"], latest.get(run, row["at"]))
             keyed.append(((latest[run], tree_order(run), row["number"]), row))
-        return _with_places(connection, [row for _, row in sorted(keyed, key=lambda pair: pair[0])])
+        return _with_places(connection, [row for _, row in sorted(keyed, key=itemgetter(0))])
 
     return database.read(work)
 
@@ -108,14 +93,15 @@ def changes_of_job(database: Database, job_id: str) -> list[dict[str, Any]]:
 
 def _with_places(connection: Connection, found: Iterable[Any]) -> list[dict[str, Any]]:
     rows = [dict(row) for row in found]
-    calls = {number: _call_of(row["data"]) for number, row in enumerate(rows)}
-    labels = call_labels(connection, {rows[n]["run_id"] for n, call in calls.items() if call})
-    for number, row in enumerate(rows):
-        if row["run_id"] is None:
-            continue
-        row |= place_of(row["run_id"])
-        if (call := calls[number]) is not None:
-            row["label"] = labels.get((row["run_id"], *call), row["label"])
+    calls = [_call_of(row["data"]) for row in rows]
+    about = {row["run_id"] for row, call in zip(rows, calls, strict=True) if call}
+    labels = call_labels(connection, about)
+    for row, call in zip(rows, calls, strict=True):
+        if row["run_id"] is not None:
+            row |= place_of(row["run_id"])
+            row["label"] = (
+                labels.get((row["run_id"], *call), row["label"]) if call else row["label"]
+            )
     return rows
 
 
@@ -130,13 +116,36 @@ def _call_of(data: Any) -> tuple[int, int] | None:
 
 # --- A run's events together with those of its job
 
+# Stages of a turn: after its reply, and after the results of its tool calls.
+REPLIED = 1
+ENDED = 2
+
 
 @dataclass(frozen=True, slots=True)
-class _Event:
+class Position:
+    """Where in the conversation something happened."""
+
+    turn: int  # 0 is before turn 1
+    stage: int  # REPLIED or ENDED
+
+
+_START = Position(0, ENDED)
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryEvent:
+    """An event of a run, or of its job during the run."""
+
     at: float
     type: str
     data: Mapping[str, Any]  # empty if an imported event has no object here
-    attempt: int | None = None  # None for an event of the job
+    attempt: int | None  # None for an event of the job
+    place: Position = _START
+
+    @classmethod
+    def of(cls, row: Any) -> HistoryEvent:
+        data = row.data if isinstance(row.data, dict) else {}
+        return cls(row.at, row.type, data, row.attempt)
 
     def number(self, name: str) -> float | None:
         value = self.data.get(name)
@@ -148,11 +157,6 @@ class _Event:
         value = self.data.get(name)
         return value if isinstance(value, str) else None
 
-    @property
-    def call(self) -> float:
-        """The number of the model call that the event is about, 0 for none."""
-        return self.number("call") or 0
-
 
 def _events_of_run(
     connection: Connection,
@@ -160,14 +164,10 @@ def _events_of_run(
     *,
     without: Sequence[str] = (),
     only_its_own: bool = False,
-) -> Iterator[_Event]:
-    """The events of a run in the order of the record, whatever the clocks of two workers say, merged by
-    time with the events of its job while the run existed.
-
-    Args:
-        without: leave out the run's events of these types.
-        only_its_own: leave out the job's events about other runs.
-    """
+) -> Iterator[HistoryEvent]:
+    """The events of a run (``without`` some types) in the order of the record, whatever the clocks of two
+    workers say, merged by time with the events of its job while the run existed (``only_its_own``: without
+    the job's events about other runs)."""
     own = (
         select(events.c.at, events.c.type, events.c.data, events.c.attempt)
         .where(events.c.run_id == run.id, events.c.type.not_in(without))
@@ -184,19 +184,13 @@ def _events_of_run(
     )
     if run.ended_at is not None:
         of_job = of_job.where(job_events.c.at <= run.ended_at)
-    jobs = deque(map(_event, connection.execute(of_job)))
-    if only_its_own:
-        jobs = deque(each for each in jobs if _concerns(each.data, run.id))
-    for event in map(_event, connection.execute(own)):
+    found = map(HistoryEvent.of, connection.execute(of_job))
+    jobs = deque(each for each in found if not only_its_own or _concerns(each.data, run.id))
+    for event in map(HistoryEvent.of, connection.execute(own)):
         while jobs and jobs[0].at <= event.at:
             yield jobs.popleft()
         yield event
     yield from jobs
-
-
-def _event(row: Any) -> _Event:
-    data = row.data if isinstance(row.data, dict) else {}
-    return _Event(row.at, row.type, data, row.attempt)
 
 
 def _concerns(data: Mapping[str, Any], run_id: str) -> bool:
@@ -209,51 +203,20 @@ def _concerns(data: Mapping[str, Any], run_id: str) -> bool:
 
 # --- History: what happened beside the conversation
 
-# Stages of a turn: after its reply, and after the results of its tool calls.
-REPLIED = 1
-ENDED = 2
-
 # Told by the conversation, its calls, verifications and compactions, or of no interest to anyone.
 _TOLD_ELSEWHERE = (
-    "context_compacted",
-    "limit_reached",
-    "message_added",
-    "model_call_started",
-    "permission_decided",
-    "tool_done",
-    "tool_started",
-    "tree_recorded",
-    "turn_started",
-    "verification_started",
-    "verified",
+    *("context_compacted", "limit_reached", "message_added", "model_call_started"),
+    *("permission_decided", "tool_done", "tool_started", "tree_recorded", "turn_started"),
+    *("verification_started", "verified"),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Position:
-    """Where in the conversation something happened."""
-
-    turn: int  # 0 is before turn 1
-    stage: int  # REPLIED or ENDED
-
-
-@dataclass(frozen=True, slots=True)
-class HistoryEvent:
-    """An event of a run, or of its job during the run."""
-
-    place: Position
-    at: float
-    attempt: int | None  # None for an event of the job
-    type: str
-    data: Mapping[str, Any]
 
 
 def history_of_run(database: Database, run_id: str) -> list[HistoryEvent]:
     """What people did, what the run waited for, what was retried, and its end; in order."""
 
     def work(connection: Connection) -> list[HistoryEvent]:
-        columns = ("id", "job_id", "fork_turn", "created_at", "ended_at")
-        query = select(*(runs.c[name] for name in columns)).where(runs.c.id == run_id)
+        names = ("id", "job_id", "fork_turn", "created_at", "ended_at")
+        query = select(*(runs.c[name] for name in names)).where(runs.c.id == run_id)
         run = connection.execute(query).one()
         start = Position(run.fork_turn or 0, ENDED)
         of_run = _events_of_run(connection, run, without=_TOLD_ELSEWHERE, only_its_own=True)
@@ -265,7 +228,7 @@ def history_of_run(database: Database, run_id: str) -> list[HistoryEvent]:
     return database.read(work)
 
 
-def _history(found: Iterable[_Event], place: Position) -> Iterator[HistoryEvent]:
+def _history(found: Iterable[HistoryEvent], place: Position) -> Iterator[HistoryEvent]:
     for event in found:
         data = event.data
         is_reply = event.type == "model_call_ended" and data.get("stop_reason") is not None
@@ -274,7 +237,7 @@ def _history(found: Iterable[_Event], place: Position) -> Iterator[HistoryEvent]
         elif is_reply and data.get("purpose") != "summary":
             place = Position(data["turn"], REPLIED)
         elif not is_reply or "error" in data:  # a summary that could not be used
-            yield HistoryEvent(place, event.at, event.attempt, event.type, data)
+            yield replace(event, place=place)
 
 
 def _placed_by_time(
@@ -327,56 +290,49 @@ def timeline_rows(
     """The events of a run and of its job while the run existed, in the order of the record.
 
     ``event`` is the event's type (docs/concepts.md), ``by`` who did it, ``seconds`` how long a call or
-    a wait took, and ``cost_usd`` what a model call cost, None if unknown.
-
-    Args:
-        filters: a tool stands for the events of its calls, a model for the events of calls of it.
-
-    Raises:
-        NotFoundError: there is no such run.
+    a wait took, and ``cost_usd`` what a model call cost, None if unknown. In the filters, a tool stands for
+    the events of its calls, a model for the events of calls of it. Raises ``NotFoundError``.
     """
 
-    def work(connection: Connection) -> tuple[list[_Event], dict[float, str]]:
+    def work(connection: Connection) -> tuple[list[HistoryEvent], dict[float, str]]:
         run = connection.execute(select(runs).where(runs.c.id == run_id)).one_or_none()
         if run is None:
             raise NotFoundError(f"no run is named {run_id}")
-        if not _is_included(run, filters):
+        is_included = (
+            (filters.run_id is None or is_within(run.id, filters.run_id))
+            and filters.job_id in (None, run.job_id)
+            and filters.item in (None, item_of(run.id, run.item_key), run.item_key)
+        )
+        if not is_included:
             return [], {}
         models = select(model_calls.c.number, model_calls.c.model)
         models = models.where(model_calls.c.run_id == run_id)
         return list(_events_of_run(connection, run)), dict(connection.execute(models).all())
 
     found, models = database.read(work)
-    costs: dict[float, CallCost] = {
-        each.number: each for each in call_costs(database, prices, run_id)
+    costs: dict[float, Spending] = {
+        each.number: each.spending for each in call_costs(database, prices, run_id)
     }
     waits = _waits(found)
-    rows = [
-        _row(run_id, event, models.get(event.call), costs.get(event.call), waits.get(number))
-        for number, event in enumerate(found)
-        if _is_wanted(event, models.get(event.call), filters)
-    ]
-    return cut(_COLUMNS, with_labels(database, rows, at=4), limit, "the first")
+    rows = []
+    for number, event in enumerate(found):
+        call = event.number("call") or 0
+        is_wanted = (
+            (filters.since is None or event.at >= filters.since)
+            and (filters.until is None or event.at < filters.until)
+            and filters.tool in (None, event.text("name"))
+            and filters.model in (None, models.get(call))
+        )
+        if is_wanted:
+            more: dict[str, Any] = {"run_id": run_id, "model": models.get(call), "cost_usd": None}
+            spent = costs.get(call) if event.type == "model_call_ended" else None
+            if spent is not None and not (spent.unknown or spent.unpriced):
+                more["cost_usd"] = usd(spent.usd)
+            rows.append(_row(event, waits.get(number)) | more)
+    return answer(database, _COLUMNS, rows, limit, "the first")
 
 
-def _is_included(run: Row[Any], filters: Filters) -> bool:
-    return (
-        (filters.run_id is None or is_within(run.id, filters.run_id))
-        and filters.job_id in (None, run.job_id)
-        and filters.item in (None, item_of(run.id, run.item_key), run.item_key)
-    )
-
-
-def _is_wanted(event: _Event, model: str | None, filters: Filters) -> bool:
-    return (
-        (filters.since is None or event.at >= filters.since)
-        and (filters.until is None or event.at < filters.until)
-        and filters.tool in (None, event.text("name"))
-        and filters.model in (None, model)
-    )
-
-
-def _waits(found: Sequence[_Event]) -> dict[int, float]:
+def _waits(found: Sequence[HistoryEvent]) -> dict[int, float]:
     """The seconds from each wait to the next attempt, by the index of the event."""
     waited: dict[int, float] = {}
     waiting: int | None = None
@@ -391,36 +347,24 @@ def _waits(found: Sequence[_Event]) -> dict[int, float]:
     return waited
 
 
-def _row(
-    run_id: str, event: _Event, model: str | None, cost: CallCost | None, waited: float | None
-) -> tuple[Any, ...]:
+def _row(event: HistoryEvent, waited: float | None) -> dict[str, Any]:
     turn, index = event.number("turn"), event.number("call_index")
     took = (event.number("duration"), event.number("latency"), waited)
-    spent = cost.spending if cost is not None and event.type == "model_call_ended" else None
-    is_known = spent is not None and not spent.unknown and not spent.unpriced
-    return (
-        event.at,
-        event.type,
-        turn,
-        event.text("by"),
-        None if turn is None or index is None else ids.call_id(run_id, int(turn), int(index)),
-        event.text("name"),
-        model,
-        next((seconds for seconds in took if seconds is not None), None),
-        usd(spent.usd) if spent is not None and is_known else None,
-        _what(event),
-    )
-
-
-def _what(event: _Event) -> str:
-    """What else an event says, in one line."""
     data = event.data
     if event.type in _TOLD:
         told = [str(data[name]) for name in _TOLD[event.type] if data.get(name) not in (None, "")]
-        return ": ".join(told)
-    parts = (
-        f"{name} {value}"
-        for name, value in data.items()
-        if name not in _IN_COLUMNS and value not in (None, "", {}, [])
-    )
-    return ", ".join(parts)
+        what = ": ".join(told)
+    else:
+        others = {name: value for name, value in data.items() if name not in _IN_COLUMNS}
+        nothing: tuple[Any, ...] = (None, "", {}, [])
+        what = ", ".join(f"{name} {each}" for name, each in others.items() if each not in nothing)
+    return {
+        "at": event.at,
+        "event": event.type,
+        "turn": turn,
+        "by": event.text("by"),
+        "position": None if turn is None else index,
+        "tool": event.text("name"),
+        "seconds": next((seconds for seconds in took if seconds is not None), None),
+        "what": what,
+    }

@@ -6,18 +6,20 @@ import zlib
 from collections.abc import Iterator
 from functools import partial
 from itertools import groupby
-from typing import Any, TypedDict, cast
+from typing import Any, TypeAlias
 
-from sqlalchemy import Connection, Row, and_, func, select
+from sqlalchemy import Connection, Row, Select, func, select
 
 from runner.core.agents import lineage
-from runner.core.context import CompactionKind, sent_messages
-from runner.core.conversation import Block, Message, ModelRequest
+from runner.core.context import sent_messages
+from runner.core.conversation import Message, ModelRequest
 from runner.core.spec import JobSpec
 from runner.core.text import visible
 from runner.errors import NotFoundError
+from runner.queries.filters import STATE
 from runner.queries.find import CallKey, call_key, call_labels
 from runner.store import ids
+from runner.store.conditions import of_call
 from runner.store.database import Database
 from runner.store.jobs import JobCache
 from runner.store.run_state import load_compacted, load_conversation, with_instructions_of
@@ -32,42 +34,14 @@ from runner.store.tables import (
 )
 
 _MESSAGES_AT_ONCE = 64
-_OUTPUT_OF_CALL = and_(
-    tool_outputs.c.run_id == tool_calls.c.run_id,
-    tool_outputs.c.message == tool_calls.c.message,
-    tool_outputs.c.position == tool_calls.c.position,
-)
 
-
-class StoredBlock(TypedDict):
-    """A block of a conversation."""
-
-    message: int
-    position: int
-    role: str
-    turn: int
-    content: Block
-    created_at: float
-    # The row of the tool call that the block asks for or answers, with its ``id`` and ``state``. Its
-    # ``size`` is the size of the whole output in bytes, None if the model was shown all of it.
-    call: dict[str, Any] | None
-
-
-class StoredCompaction(TypedDict):
-    """A change of what the model is sent, made before the reply of ``turn``."""
-
-    number: int
-    kind: CompactionKind
-    first_message: int
-    last_message: int
-    text: str  # replaces the messages up to last_message
-    clips: int  # how many results are sent truncated
-    tokens_before: int
-    tokens_after: int
-    turn: int
-    made_by_call: int | None
-    first_sent_in: int
-    created_at: float
+# A block of a conversation: ``message``, ``position``, ``role``, ``turn``, ``content``, ``created_at``,
+# and as ``call`` the row of the tool call that it asks for or answers, with its ``id`` and ``state``, or
+# None. The call's ``size`` is the size of the whole output in bytes, None if the model was shown all.
+StoredBlock: TypeAlias = dict[str, Any]
+# A change of what the model is sent, made before the reply of ``turn``: its columns. ``text`` replaces
+# the messages up to ``last_message``, and ``clips`` counts the results that are sent truncated.
+StoredCompaction: TypeAlias = dict[str, Any]
 
 
 def api_messages(database: Database, run_id: str) -> list[dict[str, Any]]:
@@ -91,7 +65,13 @@ def messages_of_run(
     Args:
         turns: only messages of the turns from the first number to the last.
     """
-    first, last = database.read(partial(_bounds, run_id=run_id, turns=turns))
+    bounds = select(func.min(blocks.c.message), func.max(blocks.c.message))
+    bounds = bounds.where(blocks.c.run_id == run_id)
+    if turns is not None:
+        bounds = bounds.where(blocks.c.turn.between(*turns))
+    ((first, last),) = database.rows(bounds)
+    if first is None:
+        return
     for start in range(first, last + 1, _MESSAGES_AT_ONCE):
         end = min(start + _MESSAGES_AT_ONCE - 1, last)
         found = database.read(partial(_blocks, run_id=run_id, first=start, last=end))
@@ -99,98 +79,59 @@ def messages_of_run(
             yield list(message)
 
 
-def _bounds(connection: Connection, run_id: str, turns: tuple[int, int] | None) -> tuple[int, int]:
-    """The numbers of the first and the last message."""
-    query = select(func.min(blocks.c.message), func.max(blocks.c.message))
-    query = query.where(blocks.c.run_id == run_id)
-    if turns is not None:
-        query = query.where(blocks.c.turn.between(*turns))
-    first, last = connection.execute(query).one()
-    return (0, -1) if first is None else (first, last)
-
-
 def _blocks(connection: Connection, run_id: str, first: int, last: int) -> list[StoredBlock]:
     in_calls = (
-        select(tool_calls, tool_outputs.c.size)
-        .outerjoin(tool_outputs, _OUTPUT_OF_CALL)
+        select(STATE.label("state"), tool_calls, tool_outputs.c.size)
+        .outerjoin(tool_outputs, of_call(tool_outputs))
         .where(tool_calls.c.run_id == run_id, tool_calls.c.message.between(first - 1, last))
     )
     # A model may use the API's id of a call again in another message.
-    calls = {
-        (row["message"], row["tool_use_id"]): _with_state(dict(row))
-        for row in connection.execute(in_calls).mappings()
-    }
+    calls = {(row.message, row.tool_use_id): _with_id(row) for row in connection.execute(in_calls)}
+    names = ("message", "position", "role", "turn", "content", "created_at")
     query = (
-        select(blocks)
+        select(*(blocks.c[name] for name in names))
         .where(blocks.c.run_id == run_id, blocks.c.message.between(first, last))
         .order_by(blocks.c.message, blocks.c.position)
     )
-    names = tuple(name for name in StoredBlock.__annotations__ if name != "call")
-    return [
-        cast(
-            StoredBlock,
-            {name: row[name] for name in names}
-            | {"call": calls.get(_use_of(row["message"], row["content"]))},
-        )
-        for row in connection.execute(query).mappings()
-    ]
+    found = []
+    for row in connection.execute(query):
+        asked = row.message, str(row.content.get("id", ""))
+        if row.content["type"] == "tool_result":
+            asked = row.message - 1, row.content["tool_use_id"]
+        found.append({**row._mapping, "call": calls.get(asked)})
+    return found
 
 
-def _use_of(message: int, block: Block) -> tuple[int, str]:
-    if block["type"] == "tool_result":
-        return message - 1, block["tool_use_id"]
-    return message, str(block.get("id", ""))
-
-
-def _with_state(call: dict[str, Any]) -> dict[str, Any]:
-    """The row of a call with its id and state: its outcome once it has one."""
-    if call["outcome"] is not None:
-        state = call["outcome"]
-    elif call["interrupted"]:
-        state = "interrupted"
-    else:
-        state = "pending" if call["started_at"] is None else "started"
-    call_id = ids.call_id(call["run_id"], call["turn"], call["position"])
-    return {"id": call_id, "state": state} | call
+def _with_id(call: Row[Any]) -> dict[str, Any]:
+    return {"id": ids.call_id(call.run_id, call.turn, call.position), **call._mapping}
 
 
 def compactions_of_run(database: Database, run_id: str) -> list[StoredCompaction]:
     """A run's compactions in order."""
     query = select(compactions).where(compactions.c.run_id == run_id).order_by(compactions.c.number)
-    names = tuple(StoredCompaction.__annotations__)
-    rows = database.read(lambda connection: connection.execute(query).mappings().all())
-    return [
-        cast(StoredCompaction, {name: row[name] for name in names} | {"clips": len(row["clips"])})
-        for row in rows
-    ]
+    return [{**row._mapping, "clips": len(row.clips)} for row in database.rows(query)]
 
 
 def show_call(database: Database, call_id: str) -> dict[str, Any]:
     """A tool call: its row, its ``label`` in the tree, its whole input, and its output as far as it was
-    kept.
-
-    Raises:
-        NotFoundError: there is no such call.
-    """
+    kept. Raises ``NotFoundError``."""
 
     def work(connection: Connection) -> dict[str, Any]:
         key = call_key(connection, call_id)
         if key is None:
             raise NotFoundError(f"no tool call is named {call_id}")
-        row = select(tool_calls).where(
-            tool_calls.c.run_id == key.run_id,
-            tool_calls.c.message == key.message,
-            tool_calls.c.position == key.position,
+        row = select(STATE.label("state"), tool_calls).where(key.of(tool_calls))
+        call = _with_id(connection.execute(row).one()) | {"input": None, "result": None}
+        exchange = (
+            select(blocks.c.content)
+            .where(
+                blocks.c.run_id == key.run_id,
+                blocks.c.message.in_((key.message, key.message + 1)),
+                blocks.c.type.in_(("tool_use", "tool_result")),
+            )
+            .order_by(blocks.c.message, blocks.c.position)
         )
-        call = _with_state(dict(connection.execute(row).mappings().one()))
-        exchange = select(blocks.c.content).where(
-            blocks.c.run_id == key.run_id,
-            blocks.c.message.in_((key.message, key.message + 1)),
-            blocks.c.type.in_(("tool_use", "tool_result")),
-        )
-        call |= {"input": None, "result": None}
-        ordered = exchange.order_by(blocks.c.message, blocks.c.position)
-        for block in connection.execute(ordered).scalars():
+        for block in connection.execute(exchange).scalars():
             if block.get("id") == call["tool_use_id"]:
                 call["input"] = block["input"]
             elif block.get("tool_use_id") == call["tool_use_id"]:
@@ -198,103 +139,72 @@ def show_call(database: Database, call_id: str) -> dict[str, Any]:
         kept = _kept_output(connection, key)
         labels = call_labels(connection, [key.run_id])
         call["label"] = labels[key.run_id, call["turn"], key.position]
-        output = call["result"] if kept is None else kept.decode(errors="replace")
-        return {**call, "output": output}
+        return {**call, "output": call["result"] if kept is None else kept.decode(errors="replace")}
 
     return database.read(work)
 
 
 def _kept_output(connection: Connection, key: CallKey) -> bytes | None:
     """The output of a call, if it was longer than what the model was shown."""
-    query = select(tool_outputs.c.compressed).where(
-        tool_outputs.c.run_id == key.run_id,
-        tool_outputs.c.message == key.message,
-        tool_outputs.c.position == key.position,
-    )
+    query = select(tool_outputs.c.compressed).where(key.of(tool_outputs))
     compressed = connection.execute(query).scalar()
     return None if compressed is None else zlib.decompress(compressed)
 
 
 def tool_output(database: Database, run_id: str, name: str) -> bytes | None:
-    """The whole output of a call of a run, as UTF-8. A sub-agent that started with a copy of its parent's
-    conversation can read the outputs of the calls in that copy.
-
-    Args:
-        name: the call's id (``call_…``), or the id that the model gave it (``toolu_…``).
-
-    Returns:
-        None when the run has no such call, or when it has no result yet.
-    """
+    """The whole output of a call of a run, as UTF-8; None without such a call or a result of it. A
+    sub-agent that started with a copy of its parent's conversation can read the outputs of the calls in
+    that copy. ``name`` is the call's id (``call_…``), or the id that the model gave it (``toolu_…``)."""
+    in_copy = select(blocks.c.content).where(
+        blocks.c.run_id == run_id, blocks.c.turn == 0, blocks.c.type == "tool_use"
+    )
 
     def work(connection: Connection) -> bytes | None:
-        call = connection.execute(_call_named(run_id, name)).first()
-        if call is not None:
-            return _output(connection, CallKey(run_id, call.message, call.position))
-        *above, _ = lineage(run_id)
-        copied = _copied_calls(connection, run_id) if above else frozenset()
-        for each in reversed(above) if copied else ():
-            call = connection.execute(_call_named(each, name)).first()
-            if call is not None and call.tool_use_id in copied:
-                return _output(connection, CallKey(each, call.message, call.position))
-        return None
+        *above, own = lineage(run_id)
+        call = connection.execute(_call_named(own, name)).first()
+        if call is None and above:
+            copied = {visible(block["id"]) for block in connection.execute(in_copy).scalars()}
+            found = (
+                connection.execute(_call_named(each, name)).first() for each in reversed(above)
+            )
+            call = next((each for each in found if each and each.tool_use_id in copied), None)
+        if call is None:
+            return None
+        key = CallKey(*call[:3])
+        if (kept := _kept_output(connection, key)) is not None:
+            return kept
+        result = select(blocks.c.content).where(
+            key._replace(message=key.message + 1).of(blocks), blocks.c.type == "tool_result"
+        )
+        block = connection.execute(result).scalar_one_or_none()
+        return None if block is None else str(block["content"]).encode("utf-8", "replace")
 
     return database.read(work)
 
 
-def _copied_calls(connection: Connection, run_id: str) -> frozenset[str]:
-    """The API's ids of the calls in the conversation that a sub-agent started with."""
-    query = select(blocks.c.content).where(
-        blocks.c.run_id == run_id, blocks.c.turn == 0, blocks.c.type == "tool_use"
-    )
-    return frozenset(visible(content["id"]) for content in connection.execute(query).scalars())
-
-
-def _call_named(run_id: str, name: str) -> Any:
-    columns = (tool_calls.c.message, tool_calls.c.position, tool_calls.c.tool_use_id)
-    query = select(*columns).where(tool_calls.c.run_id == run_id)
+def _call_named(run_id: str, name: str) -> Select[Any]:
+    call = tool_calls.c
+    query = select(call.run_id, call.message, call.position, call.tool_use_id)
+    query = query.where(call.run_id == run_id)
     parsed = ids.parse_call_id(name)
     if parsed is None or parsed[0] != run_id:
-        return query.where(tool_calls.c.tool_use_id == name)
+        return query.where(call.tool_use_id == name)
     _, turn, position = parsed
-    return query.where(tool_calls.c.turn == turn, tool_calls.c.position == position)
-
-
-def _output(connection: Connection, key: CallKey) -> bytes | None:
-    if (kept := _kept_output(connection, key)) is not None:
-        return kept
-    result = select(blocks.c.content).where(
-        blocks.c.run_id == key.run_id,
-        blocks.c.message == key.message + 1,
-        blocks.c.position == key.position,
-        blocks.c.type == "tool_result",
-    )
-    block = connection.execute(result).scalar_one_or_none()
-    return None if block is None else str(block["content"]).encode("utf-8", "replace")
+    return query.where(call.turn == turn, call.position == position)
 
 
 def system_prompt(database: Database, run_id: str) -> str | None:
     """The system prompt of a run's requests. Raises ``NotFoundError``: there is no such run."""
-
-    def work(connection: Connection) -> str | None:
-        return _spec(connection, run_id, _run(connection, run_id).job_id).system
-
-    return database.read(work)
+    return database.read(lambda connection: _run(connection, run_id)[1].system)
 
 
 def sent_request(database: Database, run_id: str, turn: int) -> ModelRequest:
-    """The request of a turn as it was sent; the last one, if it took several.
-
-    Args:
-        turn: its number, from 1.
-
-    Raises:
-        NotFoundError: there is no such run, or nothing was sent in that turn.
-    """
+    """The request of a turn (from 1) as it was sent; the last one, if it took several. Raises
+    ``NotFoundError``: there is no such run, or nothing was sent in that turn."""
 
     def work(connection: Connection) -> ModelRequest:
-        run = _run(connection, run_id)
+        run, spec = _run(connection, run_id)
         call = _model_call(connection, run_id, turn)
-        spec = _spec(connection, run_id, run.job_id)
         return ModelRequest(
             model=run.model or spec.model,
             system=spec.system,
@@ -315,18 +225,14 @@ def sent_request(database: Database, run_id: str, turn: int) -> ModelRequest:
     return database.read(work)
 
 
-def _spec(connection: Connection, run_id: str, job_id: str) -> JobSpec:
-    """The spec of a run, apart from a model of its own."""
-    spec = JobCache().on(connection).spec_of_run(job_id, run_id)
-    return with_instructions_of(connection, run_id, spec)
-
-
-def _run(connection: Connection, run_id: str) -> Row[Any]:
+def _run(connection: Connection, run_id: str) -> tuple[Any, JobSpec]:
+    """A run with its spec, apart from a model of its own."""
     query = select(runs.c.job_id, runs.c.item_key, runs.c.model, runs.c.agent_type)
     run = connection.execute(query.where(runs.c.id == run_id)).one_or_none()
     if run is None:
         raise NotFoundError(f"no run is named {run_id}")
-    return cast(Row[Any], run)
+    spec = JobCache().on(connection).spec_of_run(run.job_id, run_id)
+    return run, with_instructions_of(connection, run_id, spec)
 
 
 def _model_call(connection: Connection, run_id: str, turn: int) -> Row[Any]:
@@ -353,11 +259,10 @@ def _messages_before(connection: Connection, run_id: str, call: Row[Any]) -> lis
     found = connection.execute(query).all()
     if call.stop_reason is None:
         found = found[: len(found) - _texts_added_since(connection, run_id, call.number)]
-    messages: dict[int, Message] = {}
-    for row in found:
-        before = messages.get(row.message, Message(row.role, ()))
-        messages[row.message] = Message(row.role, (*before.blocks, row.content))
-    return list(messages.values())
+    messages = []
+    for (_, role), group in groupby(found, key=lambda row: (row.message, row.role)):
+        messages.append(Message(role, tuple(row.content for row in group)))
+    return messages
 
 
 def _texts_added_since(connection: Connection, run_id: str, number: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, and_, func, or_, select
+from sqlalchemy import ColumnElement, Select, Table, and_, func, or_, select
 
 from runner.core.agents import lineage
 from runner.core.run import ENDED
@@ -14,17 +14,21 @@ IS_ITEM_RUN = runs.c.parent_run.is_(None)  # the others are runs of sub-agents
 ROOT_RUN: ColumnElement[str] = func.coalesce(runs.c.root_run, runs.c.id)
 # A fork starts with copies of the calls of another run.
 IS_OWN_CALL = or_(runs.c.fork_turn.is_(None), tool_calls.c.turn > runs.c.fork_turn)
-APPROVAL_OF_CALL = and_(
-    approvals.c.run_id == tool_calls.c.run_id,
-    approvals.c.message == tool_calls.c.message,
-    approvals.c.position == tool_calls.c.position,
-)
 # A run waits for answers about its last message only.
 IS_OPEN_APPROVAL = and_(
     approvals.c.answer.is_(None),
     runs.c.state.not_in(ENDED),
     approvals.c.message == runs.c.message_count - 1,
 )
+
+
+def of_call(table: Table) -> ColumnElement[bool]:
+    """True for the row of a table that is keyed by call and the row of the same call in ``tool_calls``."""
+    key = ("run_id", "message", "position")
+    return and_(*(table.c[name] == tool_calls.c[name] for name in key))
+
+
+APPROVAL_OF_CALL = of_call(approvals)
 
 
 def in_tree(run_id: str) -> ColumnElement[bool]:

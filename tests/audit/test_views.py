@@ -182,7 +182,7 @@ def test_calls_and_hooks_are_called_what_the_events_call_them(record: Database) 
     labels = {row["call_id"]: row["label"] for row in rows_of(record, "v_tool_calls")}
     told = {}
     for run in rows_of(record, "v_runs"):
-        for event in events_after(record, run["run_id"], 0):
+        for event in events_after(record, run["run_id"]):
             if "call_index" in event["data"] and event["type"] == "tool_done":
                 turn, index = event["data"]["turn"], event["data"]["call_index"]
                 told[call_id(run["run_id"], turn, index)] = event["label"]

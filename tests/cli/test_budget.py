@@ -69,7 +69,7 @@ def test_a_raised_budget_wakes_what_waits_for_it(
     assert "1 run goes on" in raised.err
     assert f"runner run --resume {job_id}" in raised.err
     assert run_row(database, run_id).state == "queued"
-    last = events_after(database, run_id, 0)[-1]
+    last = events_after(database, run_id)[-1]
     assert (last["type"], last["data"]["by"]) == ("resumed", "lena")
 
 

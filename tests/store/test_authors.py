@@ -38,7 +38,7 @@ Change = Callable[[Database, Target], object]
 
 def last_event(database: Database, run_id: str) -> dict[str, Any]:
     event_types(database, run_id)  # asserts that there are no gaps
-    return events_after(database, run_id, 0)[-1]
+    return events_after(database, run_id)[-1]
 
 
 def of_job(database: Database, job_id: str) -> list[tuple[str, dict[str, Any]]]:
@@ -117,7 +117,7 @@ def test_cancel_says_who_also_of_the_questions_that_it_closes(database: Database
     (run_id,) = run_ids(database, job_id)
     ask(database, run_id, "uv lock")
     cancel(database, Target("job", job_id))
-    (event,) = (e for e in events_after(database, run_id, 0) if e["type"] == "cancelled")
+    (event,) = (e for e in events_after(database, run_id) if e["type"] == "cancelled")
     old = {"state": "waiting", "reason": "approval"}
     assert event["data"] == signed(ADA, old, CANCELLED)
     query = select(approvals.c.answered_by, approvals.c.answered_via, approvals.c.reason)
@@ -144,11 +144,11 @@ def test_run_begun_afresh_and_forked_says_who_in_both_runs(database: Database) -
     run_id = submit_one(database)
     claim(database, run_id).reply(said("Done."))
     forked = fork(database, run_id, 1, NOW, text="Go on.", author=ADA)
-    told = events_after(database, forked.id, 0)
+    told = events_after(database, forked.id)
     assert [event["type"] for event in told] == ["run_submitted", "forked", "message_queued"]
     assert {(event["data"]["by"], event["data"]["why"]) for event in told} == {("ada", ADA.why)}
     (fresh,) = revive.retry(database, Target("run", run_id), NOW, fresh=True, author=ADA)
-    for event in (events_after(database, fresh.id, 0)[0], last_event(database, run_id)):
+    for event in (events_after(database, fresh.id)[0], last_event(database, run_id)):
         assert (event["data"]["by"], event["data"]["why"]) == ("ada", ADA.why)
 
 

@@ -8,7 +8,7 @@ from runner.errors import NotFoundError
 from runner.queries.find import Found, find
 from runner.queries.jobs import list_jobs, list_runs
 from runner.queries.runs import children_of, descendants_of, has_ended
-from runner.queries.timeline import events_after, tree_events_after
+from runner.queries.timeline import events_after
 from runner.store.conditions import in_tree
 from runner.store.database import Database
 from runner.store.tables import runs
@@ -73,12 +73,12 @@ def test_events_say_whose_they_are(database: Database) -> None:
     parent, _, second = parent_with_two(database)
     grandchild = start_child(database, second, 1)
     work_child(database, grandchild)
-    told = events_after(database, grandchild, 0)
+    told = events_after(database, grandchild)
     place = {"root": parent, "parent": second, "depth": 2}
     assert all(place.items() <= event.items() for event in told)
     labels = {event["type"]: event["label"] for event in told}
     assert (labels["turn_started"], labels["tool_done"]) == ("2.1", "2.1.2")
-    root = events_after(database, parent, 0)
+    root = events_after(database, parent)
     assert {(event["root"], event["parent"], event["depth"]) for event in root} == {
         (parent, None, 0)
     }
@@ -95,17 +95,17 @@ def test_events_of_a_tree_are_those_of_its_runs_each_once(database: Database) ->
         lambda: work_child(database, second),
     ):
         act()
-        for event in tree_events_after(database, parent, known):
+        for event in events_after(database, parent, known, whole_tree=True):
             known[event["run_id"]] = event["number"]
             seen.append((event["run_id"], event["number"]))
     whole = [
         (run_id, event["number"])
         for run_id in (parent, first, second)
-        for event in events_after(database, run_id, 0)
+        for event in events_after(database, run_id)
     ]
     assert len(seen) == len(whole)
     assert set(seen) == set(whole)
-    (other,) = {event["run_id"] for event in tree_events_after(database, second, {})}
+    (other,) = {event["run_id"] for event in events_after(database, second, whole_tree=True)}
     assert other == second
 
 

@@ -205,10 +205,10 @@ def test_call_that_is_not_there_is_not_shown(database: Database) -> None:
 def test_events_go_on_from_a_number(database: Database) -> None:
     run_id = submit_one(database)
     pause(database, Target("run", run_id), NOW)
-    numbers = [event["number"] for event in events_after(database, run_id, 0)]
+    numbers = [event["number"] for event in events_after(database, run_id)]
     assert numbers == [1, 2]
-    assert [event["type"] for event in events_after(database, run_id, 1)] == ["paused"]
-    assert events_after(database, run_id, 2) == []
+    assert [event["type"] for event in events_after(database, run_id, {run_id: 1})] == ["paused"]
+    assert events_after(database, run_id, {run_id: 2}) == []
 
 
 def test_runs_that_wait_for_a_workspace_are_counted(database: Database) -> None:

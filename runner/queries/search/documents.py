@@ -14,21 +14,8 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, Literal, NamedTuple
 
-from sqlalchemy import (
-    JSON,
-    ColumnElement,
-    Connection,
-    Select,
-    Table,
-    Text,
-    and_,
-    bindparam,
-    cast,
-    exists,
-    func,
-    select,
-    tuple_,
-)
+import sqlalchemy as sa
+from sqlalchemy import ColumnElement, Connection, Select, Table, and_, bindparam, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from runner.core.conversation import Block
@@ -100,14 +87,11 @@ class Document:
     position: int = 0  # of its block in the message
 
 
-def _as_text(column: ColumnElement[Any]) -> ColumnElement[Any]:
-    return cast(column, Text).label(column.key)
-
-
 def _columns(table: Table) -> list[ColumnElement[Any]]:
-    """Select JSON columns as text, so that a row can be read whatever is in it."""
+    """The columns, JSON as text, so that a row can be read whatever is in it."""
     return [
-        _as_text(column) if isinstance(column.type, JSON) else column for column in table.columns
+        sa.cast(column, sa.Text).label(column.key) if isinstance(column.type, sa.JSON) else column
+        for column in table.columns
     ]
 
 
@@ -129,23 +113,22 @@ _LATER = blocks.alias()
 _IS_INHERITED = and_(
     runs.c.depth > 0,
     blocks.c.turn == 0,
-    exists().where(
+    sa.exists().where(
         _LATER.c.run_id == blocks.c.run_id,
         _LATER.c.turn == 0,
-        tuple_(_LATER.c.message, _LATER.c.position) > tuple_(blocks.c.message, blocks.c.position),
+        sa.tuple_(_LATER.c.message, _LATER.c.position)
+        > sa.tuple_(blocks.c.message, blocks.c.position),
     ),
 )
 
-# ``compressed`` is the whole output if more was kept than the block has, and ``ran_with`` the input
-# that a person or a hook gave the call.
+# ``at`` is the time of the document, ``compressed`` the whole output if more was kept than the block
+# has, and ``ran_with`` the input that a person or a hook gave the call.
 _BLOCK_ROWS = (
     select(
-        *_columns(blocks),
-        *_RUN,
-        tool_outputs.c.compressed,
+        *(*_columns(blocks), blocks.c.created_at.label("at"), *_RUN, tool_outputs.c.compressed),
         tool_calls.c.name.label("answered_tool"),
-        func.coalesce(
-            _as_text(approvals.c.edited_input), _as_text(tool_calls.c.updated_input)
+        sa.func.coalesce(
+            sa.cast(approvals.c.edited_input, sa.Text), sa.cast(tool_calls.c.updated_input, sa.Text)
         ).label("ran_with"),
         _IS_INHERITED.label("is_inherited"),
     )
@@ -154,15 +137,20 @@ _BLOCK_ROWS = (
     .outerjoin(tool_calls, _of_result(tool_calls))
     .outerjoin(approvals, _of_result(approvals))
 )
-_SYSTEM_ROWS = select(jobs.c.id, jobs.c.created_at, _as_text(jobs.c.spec))
+_SYSTEM_ROWS = select(
+    jobs.c.id, jobs.c.created_at.label("at"), sa.cast(jobs.c.spec, sa.Text).label("spec")
+)
 _COMPACTION_ROWS, _VERIFICATION_ROWS = (
-    select(*_columns(table), *_RUN).join(runs, runs.c.id == table.c.run_id)
-    for table in (compactions, verifications)
+    select(*_columns(table), at.label("at"), *_RUN).join(runs, runs.c.id == table.c.run_id)
+    for table, at in (
+        (compactions, compactions.c.created_at),
+        (verifications, verifications.c.ended_at),
+    )
 )
 
 # A call's number in its message counts the blocks that ask for tools.
 _ASKED = (
-    select(blocks.c.position, blocks.c.turn, cast(blocks.c.content, Text).label("content"))
+    select(blocks.c.position, blocks.c.turn, sa.cast(blocks.c.content, sa.Text).label("content"))
     .where(
         blocks.c.run_id == bindparam("run"),
         blocks.c.message == bindparam("reply"),
@@ -192,97 +180,59 @@ class Reader:
         self._with_models = with_models
         self._models: dict[str, tuple[str | None, dict[str, str | None]]] = {}
 
-    def of_job(self, row: Any) -> Iterator[Document]:
-        place = Place("system", row.id)
-        yield from self._guarded(place, row.created_at, partial(self._system, place, row))
+    def documents(self, origin: Origin, row: Any) -> Iterator[Document]:
+        """Yield the documents in a row."""
+        for place in origin.places(row):
+            try:
+                document = self._read(place, row)
+            except (SQLAlchemyError, RunnerError):
+                raise  # the database does not answer
+            except Exception as error:  # the row holds anything: all others are still to be found
+                document = unread(place, row.at, error, self._tell)
+            if document is not None:
+                yield document
 
-    def of_block(self, row: Any) -> Iterator[Document]:
-        """Yield the document of a block, and what the call ran with if the block is its result."""
-        if row.is_inherited:
-            return  # it is found in the parent
-        kind = _kind_of(row.type)
-        place = Place(kind, row.job_id, row.run_id, row.message, row.position)
-        yield from self._guarded(place, row.created_at, partial(self._block, place, row))
-        if row.ran_with is not None:
-            place = Place("ran", row.job_id, row.run_id, row.message - 1, row.position)
-            yield from self._guarded(place, row.created_at, partial(self._ran, place, row))
-
-    def of_compaction(self, row: Any) -> Iterator[Document]:
-        place = Place("compaction", row.job_id, row.run_id, row.number)
-        yield from self._guarded(place, row.created_at, partial(self._compaction, place, row))
-
-    def of_verification(self, row: Any) -> Iterator[Document]:
-        place = Place("verification", row.job_id, row.run_id, row.number)
-        yield from self._guarded(place, row.ended_at, partial(self._verification, place, row))
-
-    def _guarded(
-        self, place: Place, at: float, read: Callable[[], Document | None]
-    ) -> Iterator[Document]:
-        try:
-            document = read()
-        except (SQLAlchemyError, RunnerError):
-            raise  # the database does not answer
-        except Exception as error:  # the row holds anything: all others are still to be found
-            document = unread(place, at, error, self._tell)
-        if document is not None:
-            yield document
-
-    def _system(self, place: Place, row: Any) -> Document | None:
-        spec = json.loads(row.spec)
-        text = spec.get("system")
-        if not text:
-            return None
-        return Document(place, row.created_at, str(text), model=spec.get("model"))
-
-    def _block(self, place: Place, row: Any) -> Document:
+    def _read(self, place: Place, row: Any) -> Document | None:
+        """Return a document of a row, or None if it says nothing."""
+        if place.kind == "system":
+            spec = json.loads(row.spec)
+            text, model = spec.get("system"), spec.get("model")
+            return Document(place, row.at, str(text), model=model) if text else None
+        make = partial(Document, place, row.at, model=self._model(row), item=row.item_key)
+        match place.kind:
+            case "compaction":
+                text = json.loads(row.text)
+                return make(str(text), turn=row.turn) if text else None
+            case "verification":
+                output = json.loads(row.content) if row.content is not None else ""
+                if row.compressed is not None:
+                    output = _unpacked(row.compressed)
+                return make(f"{row.command or ''}\n{output}", turn=row.turn)
+            case "ran":
+                asked = execute(
+                    self._connection, _ASKED, {"run": row.run_id, "reply": place.message}
+                )
+                block, given = asked[row.position], json.loads(row.ran_with)
+                if json.loads(block.content).get("input") == given:
+                    return None  # the model asked for that
+                about: dict[str, Any] = {
+                    "role": "assistant",
+                    "tool": row.answered_tool,
+                    "call": row.position,
+                }
+                text = "\n".join(_scalars(given))
+                return make(text, turn=block.turn, position=block.position, **about)
         content: Block = json.loads(row.content)
         is_call = row.type == "tool_use"
-        return Document(
-            place,
-            row.created_at,
+        return make(
             _whole_text(content, row.compressed),
             role=row.role,
             tool=str(content.get("name", "")) if is_call else row.answered_tool,
-            model=self._model(row),
-            item=row.item_key,
             turn=row.turn,
             use_id=content.get("id") if is_call else None,
             call=row.position if row.answered_tool is not None else None,
             position=row.position,
         )
-
-    def _ran(self, place: Place, row: Any) -> Document | None:
-        """Return what a call ran with, or None if that is what the model asked for."""
-        asked = execute(self._connection, _ASKED, {"run": row.run_id, "reply": place.message})
-        block = asked[row.position]
-        given = json.loads(row.ran_with)
-        if json.loads(block.content).get("input") == given:
-            return None
-        return Document(
-            place,
-            row.created_at,
-            "\n".join(_scalars(given)),
-            role="assistant",
-            tool=row.answered_tool,
-            model=self._model(row),
-            item=row.item_key,
-            turn=block.turn,
-            call=row.position,
-            position=block.position,
-        )
-
-    def _compaction(self, place: Place, row: Any) -> Document | None:
-        text = json.loads(row.text)
-        return self._beside(place, row, row.created_at, str(text)) if text else None
-
-    def _verification(self, place: Place, row: Any) -> Document:
-        output = json.loads(row.content) if row.content is not None else ""
-        if row.compressed is not None:
-            output = _unpacked(row.compressed)
-        return self._beside(place, row, row.ended_at, f"{row.command or ''}\n{output}")
-
-    def _beside(self, place: Place, row: Any, at: float, text: str) -> Document:
-        return Document(place, at, text, model=self._model(row), item=row.item_key, turn=row.turn)
 
     def _model(self, row: Any) -> str | None:
         """Return the model that a run calls."""
@@ -308,18 +258,6 @@ def unread(place: Place, at: float, error: Exception, tell: Tell) -> Document:
         "`runner db reindex`"
     )
     return Document(place, at if math.isfinite(at) else 0.0, None)
-
-
-def _kind_of(block_type: str) -> Kind:
-    match block_type:
-        case "text" | "thinking":
-            return block_type
-        case kind if kind.endswith("_use"):
-            return "input"
-        case kind if kind.endswith("_result"):
-            return "output"
-        case _:
-            return "text"
 
 
 def _whole_text(block: Block, compressed: bytes | None) -> str:
@@ -382,19 +320,31 @@ def _texts(value: Any) -> Iterator[str]:
                 yield from _texts(each)
 
 
+def _of_block(row: Any) -> Iterator[Place]:
+    """Yield the place of a block, and of what the call ran with if the block is its result."""
+    if row.is_inherited:
+        return  # it is found in the parent
+    kind: Kind = "thinking" if row.type == "thinking" else "text"
+    if row.type.endswith(("_use", "_result")):
+        kind = "input" if row.type.endswith("_use") else "output"
+    yield Place(kind, row.job_id, row.run_id, row.message, row.position)
+    if row.ran_with is not None:
+        yield Place("ran", row.job_id, row.run_id, row.message - 1, row.position)
+
+
 @dataclass(frozen=True, eq=False)
 class Origin:
     """A table that holds documents."""
 
     table: Table
     query: Select[Any]
-    documents: Callable[[Reader, Any], Iterator[Document]]
+    places: Callable[[Any], Iterator[Place]]  # of the documents in a row
 
     def rows(self, connection: Connection, keys: Collection[tuple[Any, ...]]) -> Iterator[Any]:
         """Yield the rows with these primary keys."""
         columns = list(self.table.primary_key.columns)
         if connection.dialect.name != "sqlite":
-            query = self.query.where(tuple_(*columns).in_(sorted(keys)))
+            query = self.query.where(sa.tuple_(*columns).in_(sorted(keys)))
             yield from connection.execute(query)
             return
         # SQLite would scan the table for a list of composite keys.
@@ -408,10 +358,14 @@ class Origin:
         return self.query.where(*(each == bindparam(f"key_{each.name}") for each in columns))
 
 
-BLOCKS = Origin(blocks, _BLOCK_ROWS, Reader.of_block)
-SYSTEMS = Origin(jobs, _SYSTEM_ROWS, Reader.of_job)
-COMPACTIONS = Origin(compactions, _COMPACTION_ROWS, Reader.of_compaction)
-VERIFICATIONS = Origin(verifications, _VERIFICATION_ROWS, Reader.of_verification)
+def _of_number(kind: Kind, row: Any) -> Iterator[Place]:
+    yield Place(kind, row.job_id, row.run_id, row.number)
+
+
+BLOCKS = Origin(blocks, _BLOCK_ROWS, _of_block)
+SYSTEMS = Origin(jobs, _SYSTEM_ROWS, lambda row: iter([Place("system", row.id)]))
+COMPACTIONS = Origin(compactions, _COMPACTION_ROWS, partial(_of_number, "compaction"))
+VERIFICATIONS = Origin(verifications, _VERIFICATION_ROWS, partial(_of_number, "verification"))
 
 
 def read_documents(connection: Connection, places: Sequence[Place]) -> dict[Place, Document]:
@@ -424,11 +378,10 @@ def read_documents(connection: Connection, places: Sequence[Place]) -> dict[Plac
         for place in wanted:
             origin, key = _row_of(place)
             keys.setdefault(origin, set()).add(key)
-        for origin, of_origin in keys.items():
-            for row in origin.rows(connection, of_origin):
-                for document in origin.documents(reader, row):
-                    if document.place in wanted and document.text is not None:
-                        found[document.place] = document
+        rows = ((origin, row) for origin in keys for row in origin.rows(connection, keys[origin]))
+        for document in (each for of_row in rows for each in reader.documents(*of_row)):
+            if document.place in wanted and document.text is not None:
+                found[document.place] = document
     return found
 
 

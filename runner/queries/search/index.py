@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -69,7 +69,16 @@ def entry_of(document: Document, now: float, tell: Tell) -> Entry:
 
 
 def _entry_of(document: Document, now: float) -> Entry:
-    facets = list(_facets(document, now))
+    place, item = document.place, document.item
+    given: list[tuple[str, str | None]] = [
+        *(("s", SOURCE_OF[place.kind]), ("j", place.job_id), ("d", day_of(document.at, now))),
+        *(("r", place.run_id or None), ("o", document.role)),
+        *(("t", document.tool), ("m", document.model)),
+    ]
+    if item is not None:
+        # The item of a sub-agent is found by the item that its tree works on, too.
+        given += [("i", each) for each in {item, item_of(place.run_id, item)}]
+    facets = [facet(letter, value) for letter, value in given if value is not None]
     if document.text is None:
         facets.append(UNREAD)
     folded = fold(document.text or "")
@@ -77,24 +86,7 @@ def _entry_of(document: Document, now: float) -> Entry:
     if max(map(len, words), default=0) >= LONGEST_WORD:
         words = split(folded)
         facets.append(LONG)
-    return Entry(document.place, document.at, facets, words)
-
-
-def _facets(document: Document, now: float) -> Iterator[str]:
-    place = document.place
-    yield facet("s", SOURCE_OF[place.kind])
-    yield facet("j", place.job_id)
-    yield facet("d", day_of(document.at, now))
-    if place.run_id:
-        yield facet("r", place.run_id)
-    for letter, value in (("o", document.role), ("t", document.tool), ("m", document.model)):
-        if value is not None:
-            yield facet(letter, value)
-    if document.item is not None:
-        # The item of a sub-agent is found by the item that its tree works on, too.
-        yield from {
-            facet("i", item) for item in (document.item, item_of(place.run_id, document.item))
-        }
+    return Entry(place, document.at, facets, words)
 
 
 def day_of(at: float, now: float) -> str:
@@ -114,7 +106,7 @@ class Needs:
     """What a document must have to be found."""
 
     terms: tuple[Term, ...] = ()  # all of these
-    groups: tuple[tuple[Term, ...], ...] = ()  # one of each group
+    groups: tuple[_Group, ...] = ()  # one of each group
     without: tuple[Term, ...] = ()  # none of these
     since: float | None = None  # seconds since the epoch
     until: float | None = None
@@ -150,31 +142,17 @@ class Lookup(Protocol):
 
 
 class Index(Protocol):
-    """A database's index."""
+    """A database's index. Raises ``UnreachableError`` if the database or the index does not answer."""
 
     def up_to_date(self, progress: Progress) -> AbstractContextManager[Lookup]:
-        """Add all that was committed before, and give the index to be asked.
-
-        Raises:
-            UnreachableError: the database or the index does not answer.
-        """
+        """Add all that was committed before, and give the index to be asked."""
 
     def follow(self) -> int:
-        """Add a small batch of what is missing, unless another process is adding.
-
-        Returns:
-            How many documents were added; 0 if there is nothing to do.
-
-        Raises:
-            UnreachableError: the database or the index does not answer.
-        """
+        """Add a small batch of what is missing, unless another process is adding. Return how many
+        documents were added."""
 
     def renew(self, progress: Progress) -> int:
-        """Make the index again from nothing, and return how many documents it has.
-
-        Raises:
-            UnreachableError: the database or the index does not answer.
-        """
+        """Make the index again from nothing, and return how many documents it has."""
 
     def size(self) -> int:
         """Return the size of the index in bytes."""
@@ -193,42 +171,37 @@ def needs_of(
     now: float,
     below: Collection[str] = (),
 ) -> Needs:
-    """Return what a document must have to be found. For an exact text other documents have it too.
+    """Return what a document must have to be found. For an exact text other documents have it too, and
+    ``UsageError`` is raised if too many words contain it.
 
     Args:
         now: seconds since the epoch.
         below: the runs below the run of the filters.
-
-    Raises:
-        UsageError: too many words contain the exact text.
     """
-    groups = list(_narrowed(filters, sources, role, below))
-    if days := sorted(set(_days(filters.since, filters.until, now))):
-        groups.append(_any_of(*(facet("d", day) for day in days)))
+    runs = (filters.run_id, *sorted(below)) if filters.run_id is not None else ()
+    days = sorted(set(_days(filters.since, filters.until, now)))
+    given: dict[str, Sequence[str | None]] = {
+        "r": runs,
+        "j": (filters.job_id,),
+        "t": (filters.tool,),
+        "m": (filters.model,),
+        "i": (filters.item,),
+        "o": (role,),
+        "s": sorted(sources),
+        "d": days,
+    }
+    groups = [
+        _any_of(facet(letter, value) for value in values if value is not None)
+        for letter, values in given.items()
+    ]
     if query.exact is not None:
         groups += _exact(lookup, parts_of(query.exact))
-    return Needs(query.wanted, tuple(groups), query.unwanted, filters.since, filters.until)
+    return Needs(
+        *(query.wanted, tuple(filter(None, groups)), query.unwanted, filters.since, filters.until)
+    )
 
 
-def _narrowed(
-    filters: Filters, sources: Collection[Source], role: Role | None, below: Collection[str]
-) -> Iterator[_Group]:
-    if filters.run_id is not None:
-        yield _any_of(*(facet("r", run) for run in (filters.run_id, *sorted(below))))
-    for letter, value in (
-        ("j", filters.job_id),
-        ("t", filters.tool),
-        ("m", filters.model),
-        ("i", filters.item),
-        ("o", role),
-    ):
-        if value is not None:
-            yield _any_of(facet(letter, value))
-    if sources:
-        yield _any_of(*(facet("s", source) for source in sorted(sources)))
-
-
-def _any_of(*words: str) -> _Group:
+def _any_of(words: Iterable[str]) -> _Group:
     return tuple(Term((word,)) for word in words)
 
 
@@ -254,7 +227,7 @@ def _exact(lookup: Lookup, parts: Parts) -> Iterator[_Group]:
             raise UsageError(
                 f"too many words have {parts.inner!r} in them: give more of the text, or a word too"
             )
-        yield _any_of(*words, LONG)
+        yield _any_of((*words, LONG))
         return
     whole, last = parts.whole, tuple(pieces(parts.last))
     is_cut = bool(last)
@@ -263,7 +236,7 @@ def _exact(lookup: Lookup, parts: Parts) -> Iterator[_Group]:
     firsts = _words_ending(lookup, parts.first, is_needed=not whole and not last)
     if firsts is not None:
         following, may_go_on = (whole[:1], False) if whole else (last, is_cut)
-        yield (*(Term((first, *following), may_go_on) for first in firsts), *_any_of(LONG))
+        yield (*(Term((first, *following), may_go_on) for first in firsts), *_any_of((LONG,)))
     if len(whole) > 1 or (whole and not last):
         yield (Term(whole),)
     if last and (whole or firsts is None):

@@ -9,16 +9,15 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
-from sqlalchemy import Connection, Select, bindparam, or_
+from sqlalchemy import BindParameter, ColumnElement, Connection, Select, bindparam, or_
 
 from runner.queries.search.documents import (
     BLOCKS,
     COMPACTIONS,
     SYSTEMS,
     VERIFICATIONS,
-    Document,
     Origin,
     Reader,
     Tell,
@@ -39,8 +38,8 @@ FROM runs AS r LEFT JOIN search_runs AS s ON s.run_id = r.id AND s.job_id = r.jo
 WHERE (s.number IS NULL OR s.seen <> {_COUNTED})
 """
 _CHANGED_RUNS = f"""
-SELECT r.id, r.job_id, (SELECT source FROM jobs WHERE jobs.id = r.job_id) AS source,
-    {_COUNTED} AS counted, s.number, s.seen, s.message, s.positions, s.compactions, s.verifications
+SELECT r.id, r.job_id, (SELECT source FROM jobs WHERE jobs.id = r.job_id), {_COUNTED},
+    s.number, s.seen, s.message, s.positions, s.compactions, s.verifications
 {_CHANGED} AND r.id > :after ORDER BY r.id LIMIT 100
 """
 _NEW_JOBS = """
@@ -64,22 +63,32 @@ ON CONFLICT (number) DO UPDATE SET seen = excluded.seen, message = excluded.mess
     verifications = excluded.verifications
 """
 
-_NEW_BLOCKS = BLOCKS.query.where(
-    blocks.c.run_id == bindparam("run_id"),
-    blocks.c.message >= bindparam("message"),
-    or_(
-        blocks.c.message > bindparam("message"),
-        blocks.c.position.not_in(bindparam("positions", expanding=True)),
+
+def _new(origin: Origin, *conditions: ColumnElement[bool]) -> Select[Any]:
+    """Select the next rows of a run that meet these conditions."""
+    run_id, *key = origin.table.primary_key.columns
+    query = origin.query.where(run_id == bindparam("run_id"), *conditions)
+    return query.order_by(*key).limit(_ROWS_AT_ONCE)
+
+
+_LAST: BindParameter[int] = bindparam("message")
+# Of each table, the rows of a run that the index lacks.
+_NEW_ROWS = {
+    BLOCKS: _new(
+        BLOCKS,
+        blocks.c.message >= _LAST,
+        or_(
+            blocks.c.message > _LAST,
+            blocks.c.position.not_in(bindparam("positions", expanding=True)),
+        ),
     ),
-).order_by(blocks.c.message, blocks.c.position)
-_NEW_COMPACTIONS = COMPACTIONS.query.where(
-    compactions.c.run_id == bindparam("run_id"), compactions.c.number > bindparam("compactions")
-).order_by(compactions.c.number)
-_NEW_VERIFICATIONS = VERIFICATIONS.query.where(
-    verifications.c.run_id == bindparam("run_id"),
-    verifications.c.ended_at.is_not(None),
-    verifications.c.number.not_in(bindparam("verifications", expanding=True)),
-).order_by(verifications.c.number)
+    COMPACTIONS: _new(COMPACTIONS, compactions.c.number > bindparam("compactions")),
+    VERIFICATIONS: _new(
+        VERIFICATIONS,
+        verifications.c.ended_at.is_not(None),
+        verifications.c.number.not_in(bindparam("verifications", expanding=True)),
+    ),
+}
 
 
 def is_up_to_date(ask: Ask) -> bool:
@@ -100,21 +109,6 @@ def add_all(add: Callable[[Progress], int], progress: Progress) -> int:
     return total
 
 
-class _Changed(NamedTuple):
-    """A run of which the index lacks something; from ``number`` on as the index knows it, or None."""
-
-    id: str
-    job_id: str
-    source: str | None  # of its job
-    counted: int
-    number: int | None
-    seen: int
-    message: int
-    positions: str
-    compactions: int
-    verifications: str
-
-
 @dataclass(slots=True)
 class _Seen:
     """How much of a run the index holds."""
@@ -128,23 +122,16 @@ class _Seen:
     compactions: int = 0
     verifications: list[int] = field(default_factory=list)
 
-    def add_block(self, row: Any) -> None:
-        if row.message != self.message:
-            self.message, self.positions = row.message, []
-        self.positions.append(row.position)
-
-    def add_compaction(self, row: Any) -> None:
-        self.compactions = row.number
-
-    def add_verification(self, row: Any) -> None:
-        self.verifications.append(row.number)
-
-
-_OF_RUN: tuple[tuple[Origin, Select[Any], Callable[[_Seen, Any], None]], ...] = (
-    (BLOCKS, _NEW_BLOCKS.limit(_ROWS_AT_ONCE), _Seen.add_block),
-    (COMPACTIONS, _NEW_COMPACTIONS.limit(_ROWS_AT_ONCE), _Seen.add_compaction),
-    (VERIFICATIONS, _NEW_VERIFICATIONS.limit(_ROWS_AT_ONCE), _Seen.add_verification),
-)
+    def add(self, origin: Origin, row: Any) -> None:
+        """Count a row among those that the index holds."""
+        if origin is COMPACTIONS:
+            self.compactions = row.number
+        elif origin is VERIFICATIONS:
+            self.verifications.append(row.number)
+        elif row.message == self.message:
+            self.positions.append(row.position)
+        else:
+            self.message, self.positions = row.message, [row.position]
 
 
 class News:
@@ -175,10 +162,10 @@ class News:
         for (job_id,) in self._pages(_NEW_JOBS):
             seen = self._new(job_id)
             for row in SYSTEMS.rows(self._source, [(job_id,)]):
-                yield from self._taken(seen, SYSTEMS.documents(self._reader, row))
+                yield from self._taken(seen, SYSTEMS, row)
             self._seen.append(seen)
         for row in self._pages(_CHANGED_RUNS):
-            yield from self._of_run(_Changed(*row))
+            yield from self._of_run(*row)
 
     def notes(self) -> list[dict[str, Any]]:
         """Return the values for ``NOTE`` after all entries were added."""
@@ -189,32 +176,42 @@ class News:
             for seen in self._seen
         ]
 
-    def _of_run(self, run: _Changed) -> Iterator[tuple[int, Entry]]:
-        seen = self._seen_before(run)
+    def _of_run(
+        self,
+        run_id: str,
+        job_id: str,
+        source: str | None,
+        counted: int,
+        number: int | None,
+        *held: Any,
+    ) -> Iterator[tuple[int, Entry]]:
+        """Yield what is to be added of a run.
+
+        Args:
+            source: of its job.
+            counted: the sum of its counters.
+            number: of the run in the index, with what this ``held`` of it; None if it does not know it.
+        """
+        seen = self._new(job_id, run_id) if number is None else _Seen(number, job_id, run_id)
+        if number is not None:
+            before, message, positions, compactions, verifications = held
+            if source == SESSIONS and before != -counted:
+                self.forgotten.append(number)  # an imported session may grow anywhere
+            else:
+                seen.message, seen.positions = message, json.loads(positions)
+                seen.compactions, seen.verifications = compactions, json.loads(verifications)
         self._seen.append(seen)
-        seen.seen = -run.counted
-        for origin, new, add in _OF_RUN:
+        seen.seen = -counted
+        for origin, new in _NEW_ROWS.items():
             rows: Sequence[Any] = range(_ROWS_AT_ONCE)
             while len(rows) == _ROWS_AT_ONCE:
                 rows = self._source.execute(new, asdict(seen)).all()
                 for row in rows:
-                    yield from self._taken(seen, origin.documents(self._reader, row))
-                    add(seen, row)
+                    yield from self._taken(seen, origin, row)
+                    seen.add(origin, row)
                     if self._is_full:
                         return
-        seen.seen = run.counted
-
-    def _seen_before(self, run: _Changed) -> _Seen:
-        if run.number is None:
-            return self._new(run.job_id, run.id)
-        seen = _Seen(run.number, run.job_id, run.id)
-        if run.source == SESSIONS and run.seen != -run.counted:
-            self.forgotten.append(run.number)  # an imported session may grow anywhere
-        else:
-            seen.message, seen.positions = run.message, json.loads(run.positions)
-            seen.compactions = run.compactions
-            seen.verifications = json.loads(run.verifications)
-        return seen
+        seen.seen = counted
 
     def _new(self, job_id: str, run_id: str = "") -> _Seen:
         self._next_run += 1
@@ -224,8 +221,8 @@ class News:
     def _is_full(self) -> bool:
         return self._done >= self._most or self._room <= 0
 
-    def _taken(self, seen: _Seen, documents: Iterator[Document]) -> Iterator[tuple[int, Entry]]:
-        for document in documents:
+    def _taken(self, seen: _Seen, origin: Origin, row: Any) -> Iterator[tuple[int, Entry]]:
+        for document in self._reader.documents(origin, row):
             self._done += 1
             self._room -= len(document.text or "")
             if self._progress is not None:

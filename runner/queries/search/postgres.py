@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from hashlib import blake2b
 from operator import xor
 from typing import Any
@@ -73,14 +73,11 @@ class PostgresIndex:
 
     @contextmanager
     def up_to_date(self, progress: Progress) -> Iterator[PostgresLookup]:
-        """See the port."""
         if not self._is_up_to_date():
             self._add_all(progress)
         yield PostgresLookup(self._database)
 
     def follow(self) -> int:
-        """See the port."""
-
         def add(connection: Connection) -> int:
             query = text("SELECT pg_try_advisory_xact_lock(:lock)").bindparams(lock=_LOCK)
             if not connection.execute(query).scalar_one():
@@ -90,8 +87,6 @@ class PostgresIndex:
         return 0 if self._is_up_to_date() else self._database.write(add)
 
     def renew(self, progress: Progress) -> int:
-        """See the port."""
-
         def empty(connection: Connection) -> None:
             _lock(connection)
             connection.execute(text(f"TRUNCATE {', '.join(_TABLES)}"))
@@ -100,7 +95,6 @@ class PostgresIndex:
         return self._add_all(progress)
 
     def size(self) -> int:
-        """See the port."""
         sizes = " + ".join(f"pg_total_relation_size('{table}')" for table in _TABLES)
         return int(self._database.read(partial(_ask, sql=f"SELECT {sizes}"))[0][0])
 
@@ -108,18 +102,16 @@ class PostgresIndex:
         return self._database.read(lambda source: is_up_to_date(partial(_ask, source)))
 
     def _add_all(self, progress: Progress) -> int:
-        def add(progress: Progress) -> int:
-            return self._database.write(lambda connection: self._add_much(connection, progress))
+        def add_much(connection: Connection, progress: Progress) -> int:
+            _lock(connection)
+            for setting in _WHILE_ADDING:
+                connection.execute(text(setting))
+            added = self._add(connection, self._batch, progress)
+            connection.execute(text("SELECT gin_clean_pending_list('ix_search_documents_words')"))
+            return added
 
-        return add_all(add, progress)
-
-    def _add_much(self, connection: Connection, progress: Progress) -> int:
-        _lock(connection)
-        for setting in _WHILE_ADDING:
-            connection.execute(text(setting))
-        added = self._add(connection, self._batch, progress)
-        connection.execute(text("SELECT gin_clean_pending_list('ix_search_documents_words')"))
-        return added
+        write = self._database.write
+        return add_all(lambda progress: write(partial(add_much, progress=progress)), progress)
 
     def _add(self, connection: Connection, most: int, progress: Progress | None = None) -> int:
         """Add what comes next. While Postgres takes it in, more is read on another connection, which
@@ -165,15 +157,8 @@ class _Rows:
         pairs = _signature(entry.words) if is_plain else _ALL_PAIRS
         for part in parts:
             yield (
-                self._next,
-                document,
-                run,
-                place.message,
-                place.position,
-                KINDS.index(place.kind),
-                entry.at,
-                len(entry.words),
-                pairs,
+                *(self._next, document, run, place.message, place.position),
+                *(KINDS.index(place.kind), entry.at, len(entry.words), pairs),
                 " ".join((*facets, *_stretches(self._next), *part)),
             )
             self._next += 1
@@ -214,25 +199,18 @@ def _stretches(number: int) -> list[str]:
     return [f"{MARK}{bits}n{number >> bits}" for bits in STRETCH_BITS]
 
 
-class _Codes(dict[str, int]):
-    """Random numbers for parts of words, always the same ones."""
-
-    def __init__(self, salt: bytes) -> None:
-        self._salt = salt
-
-    def __missing__(self, part: str) -> int:
-        digest = blake2b(part.encode(), digest_size=4, salt=self._salt).digest()
-        code = self[part] = int.from_bytes(digest, "big")
-        return code
+def _code(salt: bytes, part: str) -> int:
+    """Return a random number for a part of a word, always the same one."""
+    return int.from_bytes(blake2b(part.encode(), digest_size=4, salt=salt).digest(), "big")
 
 
-_ENDS, _STARTS = _Codes(b"end"), _Codes(b"start")
+_end_code, _start_code = (cache(partial(_code, salt)) for salt in (b"end", b"start"))
 
 
 def _pairs(words: Sequence[str]) -> Collection[int]:
     """Return the numbers of all neighbours. Three letters of each word are known from its parts."""
-    ends = [_ENDS[word[-SHORTEST_PART:]] for word in words[:-1]]
-    return set(map(xor, ends, [_STARTS[word[:SHORTEST_PART]] for word in words[1:]]))
+    ends = [_end_code(word[-SHORTEST_PART:]) for word in words[:-1]]
+    return set(map(xor, ends, [_start_code(word[:SHORTEST_PART]) for word in words[1:]]))
 
 
 def _signature(words: Sequence[str]) -> bytes:
@@ -254,7 +232,6 @@ class PostgresLookup:
         self._database = database
 
     def words_with(self, part: str, most: int, *, at_end: bool = False) -> list[str]:
-        """See the port."""
         query = text(
             "SELECT word FROM search_words WHERE search_trigrams(word) @> CAST(:trigrams AS text[]) "
             "AND strpos(word, :part) > 0 AND (NOT :at_end OR right(word, :length) = :part) "
@@ -270,7 +247,6 @@ class PostgresLookup:
         return list(self._database.read(lambda c: list(c.execute(query, values).scalars())))
 
     def find(self, needs: Needs, most: int, before: int | None = None) -> list[Match]:
-        """See the port."""
         return self._database.read(lambda c: _Asking(c, needs, most, before).matches())
 
 
@@ -322,28 +298,21 @@ class _Asking:
         for at, pair in enumerate(self._pairs):
             conditions.append(f"get_bit(pairs, :pair{at} % (8 * octet_length(pairs))) = 1")
             values[f"pair{at}"] = pair
-        if self._since is not None:
-            conditions.append("at >= :since")
-            values["since"] = self._since
-        if self._until is not None:
-            conditions.append("at < :until")
-            values["until"] = self._until
+        for name, sign, time in (("since", ">=", self._since), ("until", "<", self._until)):
+            if time is not None:
+                conditions.append(f"at {sign} :{name}")
+                values[name] = time
         # Not in the order of the key: Postgres would try one document after the other.
         query = text(
-            "SELECT d.*, r.job_id, r.run_id FROM ("
+            "SELECT d.id, d.kind, r.job_id, r.run_id, d.message, d.position, d.at, d.length FROM ("
             "SELECT id, run, kind, message, position, at, length FROM search_documents "
             f"WHERE {' AND '.join(conditions)} ORDER BY id + 0 DESC LIMIT :most"
             ") AS d JOIN search_runs AS r ON r.number = d.run"
         )
         values |= {"before": self._before, "most": self._most}
         return [
-            Match(
-                row.id,
-                Place(KINDS[row.kind], row.job_id, row.run_id, row.message, row.position),
-                row.at,
-                row.length,
-            )
-            for row in self._connection.execute(query, values)
+            Match(number, Place(KINDS[kind], *place), at, length)
+            for number, kind, *place, at, length in self._connection.execute(query, values)
         ]
 
 
@@ -360,14 +329,12 @@ def _all_of(term: Term) -> str:
 def _apart(group: Sequence[Term]) -> Iterator[str]:
     """Yield what a document in several rows needs, each in any of the rows."""
     if len(group) > 1:
-        yield _any_of([_word(term, 0) for term in group])
+        first = [Term(each.words[:1], each.is_prefix and len(each.words) == 1) for each in group]
+        yield _any_of(first)
         return
-    (term,) = group
-    yield from (_all_of(_word(term, at)) for at in range(len(term.words)))
-
-
-def _word(term: Term, at: int) -> Term:
-    return Term(term.words[at : at + 1], term.is_prefix and at == len(term.words) - 1)
+    *words, last = group[0].words
+    yield from (_all_of(Term((word,))) for word in words)
+    yield _all_of(Term((last,), group[0].is_prefix))
 
 
 def _pairs_of(group: Sequence[Term]) -> Collection[int]:

@@ -12,7 +12,7 @@ from typing import Any
 from runner.core.search import Excerpt, Matcher, Query, Role, Source, Term, excerpt
 from runner.queries.filters import Filters
 from runner.queries.find import descendant_ids
-from runner.queries.rows import Column, Rows
+from runner.queries.rows import Rows, columns
 from runner.queries.search.documents import (
     SOURCE_OF,
     Document,
@@ -46,20 +46,9 @@ _MOST_AT_ONCE = 2_000
 _NO_END = sys.maxsize
 _UNREAD = Query((Term((UNREAD,)),))
 
-COLUMNS = (
-    Column("at", "time"),
-    Column("job_id"),
-    Column("run_id"),
-    Column("item"),
-    Column("turn", "integer"),
-    Column("message", "integer"),
-    Column("position", "integer"),
-    Column("source"),
-    Column("role"),
-    Column("tool"),
-    Column("call_id"),
-    Column("excerpt"),
-    Column("marks", "json"),
+_COLUMNS = columns(
+    "at:time job_id run_id item turn:integer message:integer position:integer source role tool call_id "
+    "excerpt marks:json"
 )
 
 
@@ -72,12 +61,8 @@ def nothing(_done: int, _all: int) -> None:
 
 
 def open_index(database: Database, tell: Tell = nobody, *, batch: int | None = None) -> Index:
-    """Return the index of a database.
-
-    Args:
-        tell: receives a line when the index has to be made again, or a text cannot be read.
-        batch: how many documents are indexed in one transaction.
-    """
+    """Return the index of a database. ``tell`` receives a line when the index has to be made again, or a
+    text cannot be read; ``batch`` is how many documents are indexed in one transaction."""
     if database.dialect == "sqlite":
         return SqliteIndex(database, tell, batch)
     return PostgresIndex(database, tell, batch)
@@ -106,20 +91,11 @@ class Hit:
         return self.place.kind not in ("system", "compaction", "verification")
 
     def row(self) -> tuple[Any, ...]:
-        place, is_block = self.place, self.is_block
+        _, job_id, run_id, *of_block = self.place
         return (
-            self.at,
-            place.job_id,
-            place.run_id or None,
-            self.item,
-            self.turn,
-            place.message if is_block else None,
-            place.position if is_block else None,
-            self.source,
-            self.role,
-            self.tool,
-            self.call_id,
-            self.excerpt.text,
+            *(self.at, job_id, run_id or None, self.item, self.turn),
+            *(of_block if self.is_block else (None, None)),
+            *(self.source, self.role, self.tool, self.call_id, self.excerpt.text),
             [list(mark) for mark in self.excerpt.marks],
         )
 
@@ -166,7 +142,7 @@ class Found:
 
     def rows(self) -> Rows:
         """Return the hits as rows. ``marks`` are the start and end of each match in ``excerpt``."""
-        return Rows(COLUMNS, (hit.row() for hit in self.hits), self.note)
+        return Rows(_COLUMNS, (hit.row() for hit in self.hits), self.note)
 
 
 def search(
@@ -222,6 +198,7 @@ def _page(
     is_sure = query.exact is None and (lookup.knows_phrases or not is_phrase)
     end = _NO_END if limit is None else offset + limit
     page: list[_Text] = []
+    matcher = Matcher(query)
     matches = read = 0
     is_complete, is_cut = True, False
     for number, part in enumerate(_in_order(lookup, needs, newest)):
@@ -234,7 +211,11 @@ def _page(
             page += _read(database, part[first:last])
             matches += len(part)
             continue
-        texts = _matching(query, _read(database, part), best_first=number == 0)
+        scores = [(matcher.score(text[1].text or ""), text) for text in _read(database, part)]
+        scored = [(score, text) for score, text in scores if score is not None]
+        if number == 0:  # the best first
+            scored.sort(key=lambda each: -each[0])
+        texts = [text for _, text in scored]
         read += len(part)
         page += texts[first:last]
         matches += len(part) if is_sure else len(texts)
@@ -266,49 +247,29 @@ def _in_order(lookup: Lookup, needs: Needs, newest: Sequence[Match]) -> Iterator
             yield older
 
 
-@dataclass(frozen=True, slots=True)
-class _Text:
-    match: Match
-    document: Document
-
-    @property
-    def text(self) -> str:
-        return self.document.text or ""
+_Text = tuple[Match, Document]
 
 
 def _read(database: Database, matches: Sequence[Match]) -> list[_Text]:
     """Return matches with their texts, in the same order."""
     places = [match.place for match in matches]
     found = database.read(lambda connection: read_documents(connection, places))
-    return [
-        _Text(match, document)
-        for match in matches
-        if (document := found.get(match.place)) is not None
-    ]
-
-
-def _matching(query: Query, texts: Sequence[_Text], *, best_first: bool) -> list[_Text]:
-    """Return the texts that have what is asked for."""
-    matcher = Matcher(query)
-    scored = [(score, text) for text in texts if (score := matcher.score(text.text)) is not None]
-    if best_first:
-        scored.sort(key=lambda each: -each[0])
-    return [text for _, text in scored]
+    return [(match, found[match.place]) for match in matches if match.place in found]
 
 
 def _hits(database: Database, query: Query, texts: Sequence[_Text]) -> tuple[Hit, ...]:
-    documents = [text.document for text in texts]
+    documents = [document for _, document in texts]
     calls = database.read(lambda connection: call_ids(connection, documents))
     return tuple(
         Hit(
-            place=text.match.place._replace(position=text.document.position),
-            at=text.match.at,
-            item=text.document.item,
-            turn=text.document.turn,
-            role=text.document.role,
-            tool=text.document.tool,
-            call_id=calls.get(text.match.place),
-            excerpt=excerpt(text.text, query),
+            place=match.place._replace(position=document.position),
+            at=match.at,
+            item=document.item,
+            turn=document.turn,
+            role=document.role,
+            tool=document.tool,
+            call_id=calls.get(match.place),
+            excerpt=excerpt(document.text or "", query),
         )
-        for text in texts
+        for match, document in texts
     )

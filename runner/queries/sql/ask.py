@@ -11,14 +11,16 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from operator import itemgetter
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from sqlalchemy import Connection, delete, insert, select, text
 
-from runner.core.prices import Price, PriceList
+from runner.core.prices import PriceList
 from runner.core.text import visible
 from runner.errors import RunnerError, UsageError
 from runner.queries.rows import Column, Kind, Rows
@@ -41,15 +43,13 @@ class Bounds:
 
 
 def ask(database: Database, sql: str, bounds: Bounds, role: str | None = None) -> Rows:
-    """Ask one question, a SELECT over the views of docs/audit.md or any other table.
+    """Ask one question, a SELECT over the views of docs/audit.md or any other table, and return the whole
+    answer. Values are numbers, text or None: booleans are 1 or 0, and bytes are text in base 16, on both
+    databases.
 
     Args:
         role: on Postgres, the role whose rights the question has. None: ``pg_read_all_data`` where the
             user may create a login with it, else the user's own rights.
-
-    Returns:
-        The whole answer. Values are numbers, text or None: booleans are 1 or 0, and bytes are text in
-        base 16, on both databases.
 
     Raises:
         UsageError: it is no question, or the database cannot answer it; what is wrong, in one line.
@@ -83,73 +83,32 @@ def _ask(request: dict[str, Any], bounds: Bounds) -> Rows:
     )
     assert process.stdin is not None
     assert process.stdout is not None
+    said: dict[
+        str, Any
+    ] = {}  # the columns' names, and at the end if rows are left out, or an error
+    rows: list[list[Any]] = []
     try:
-        _tell(process.stdin, request)
-        answer = _Answer(process.stdout)
+        # It has ended if it does not read, and its answer or exit code tells why.
+        with suppress(BrokenPipeError), process.stdin:
+            # Not as an argument: it may hold a password, and every user can see arguments.
+            process.stdin.write(json.dumps(request).encode())
+        for line in process.stdout:
+            told = json.loads(line) if line.endswith(b"\n") else {}
+            if isinstance(told, list):
+                rows.append(told)
+            else:
+                said |= told
     finally:
         process.kill()  # it has answered, or nobody listens any more
         process.stdout.close()
         process.wait()
-    if answer.error is not None:
-        kind = UsageError if answer.is_usage else RunnerError
-        raise kind(answer.error)
-    if not answer.is_whole:
+    if "error" in said:
+        kind = UsageError if said["usage"] else RunnerError
+        raise kind(said["error"])
+    if "cut" not in said:
         raise RunnerError(_why_it_ended(process.returncode, bounds))
-    return answer.rows(bounds)
-
-
-def _tell(stream: IO[bytes], request: dict[str, Any]) -> None:
-    """Send the request on stdin: it may hold a password, and every user can see arguments."""
-    try:
-        with stream:
-            stream.write(json.dumps(request).encode())
-    except BrokenPipeError:
-        return  # it has ended, and its answer or exit code tells why
-
-
-class _Answer:
-    """The answer of the process: a line with the columns' names, one for each row, and one at the end."""
-
-    def __init__(self, stream: IO[bytes]) -> None:
-        self.error: str | None = None
-        self.is_usage = False
-        self.is_whole = False
-        self._names: list[str] = []
-        self._is_cut = False
-        self._rows: list[list[Any]] = list(self._read(stream))
-
-    def _read(self, stream: IO[bytes]) -> Iterator[list[Any]]:
-        for line in stream:
-            said = json.loads(line) if line.endswith(b"\n") else {}
-            if isinstance(said, list):
-                yield said
-                continue
-            self._names = said.get("columns", self._names)
-            if "error" in said:
-                self.error, self.is_usage = said["error"], said["usage"]
-            if "cut" in said:
-                self.is_whole, self._is_cut = True, said["cut"]
-
-    def rows(self, bounds: Bounds) -> Rows:
-        names = _distinct(self._names)
-        columns = [
-            Column(name, kind)
-            for name, kind in zip(names, kinds_of(self._names, self._rows), strict=True)
-        ]
-        note = f"only the first {bounds.rows:,} rows: there are more" if self._is_cut else ""
-        return Rows(columns, self._rows, note)
-
-
-def _distinct(names: list[str]) -> list[str]:
-    """Unique names without control characters: a second ``id`` becomes ``id_2``."""
-    found: list[str] = []
-    for name in map(visible, names):
-        number, new = 1, name
-        while new in found:
-            number += 1
-            new = f"{name}_{number}"
-        found.append(new)
-    return found
+    note = f"only the first {bounds.rows:,} rows: there are more" if said["cut"] else ""
+    return Rows(list(_columns(said["columns"], rows)), rows, note)
 
 
 def _why_it_ended(code: int, bounds: Bounds) -> str:
@@ -171,32 +130,50 @@ _KNOWN: dict[str, Kind] = {
 }
 
 
-def kinds_of(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[Kind]:
-    """The kinds of the columns: of times, durations and costs by the names in the views, of others by
-    their values."""
-    return [_kind(name, (row[at] for row in rows)) for at, name in enumerate(names)]
-
-
-def _kind(name: str, values: Iterable[Any]) -> Kind:
-    types = {type(value) for value in values if value is not None}
-    if types - {int, float}:
-        return "text"
-    if name in _KNOWN:
-        return _KNOWN[name]
-    if float in types:
-        return "real"
-    return "integer" if types else "text"
+def _columns(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> Iterator[Column]:
+    """The columns: of times, durations and costs by the names in the views, of others by their values.
+    Names are unique and without control characters: a second ``id`` becomes ``id_2``."""
+    taken: set[str] = set()
+    for at, given in enumerate(names):
+        name, number = visible(given), 1
+        while name in taken:
+            number += 1
+            name = f"{visible(given)}_{number}"
+        taken.add(name)
+        types = {type(row[at]) for row in rows if row[at] is not None}
+        if types - {int, float}:
+            yield Column(name, "text")
+        elif given in _KNOWN:
+            yield Column(name, _KNOWN[given])
+        else:
+            yield Column(name, "real" if float in types else "integer" if types else "text")
 
 
 def store_prices(database: Database, prices: PriceList) -> None:
     """Store the price list that ``v_costs`` multiplies with, if it has changed."""
     rows = [
-        row for model, price in prices.models.items() for row in _price_rows(prices, model, price)
+        {
+            "model": model,
+            "fast": fast,
+            "above": above,
+            "up_to": up_to,
+            **{name: float(value) for name, value in asdict(rates).items()},
+            "us_inference": float(prices.us_inference),
+        }
+        for model, price in prices.models.items()
+        # The same choice as ``PriceList.rates``: fast mode has one price for prompts of any length.
+        for rates, fast, above, up_to in (
+            (price.standard, 0, -1, price.long_above if price.long is not None else None),
+            (price.long, 0, price.long_above, None),
+            (price.fast, 1, -1, None),
+        )
+        if rates is not None
     ]
 
     def is_kept(connection: Connection) -> bool:
+        key = itemgetter("model", "fast", "above")
         found = [dict(row) for row in connection.execute(select(price_table)).mappings()]
-        return sorted(found, key=_price_key) == sorted(rows, key=_price_key)
+        return sorted(found, key=key) == sorted(rows, key=key)
 
     def write(connection: Connection) -> None:
         if database.dialect == "postgresql":  # wait for another process that is writing
@@ -207,26 +184,3 @@ def store_prices(database: Database, prices: PriceList) -> None:
 
     if not database.read(is_kept):
         database.write(write)
-
-
-def _price_key(row: dict[str, Any]) -> tuple[Any, ...]:
-    return row["model"], row["fast"], row["above"]
-
-
-def _price_rows(prices: PriceList, model: str, price: Price) -> Iterator[dict[str, Any]]:
-    """The same choice as ``PriceList.rates``: fast mode has one price for prompts of any length."""
-    long_above = price.long_above if price.long is not None else None
-    for rates, fast, above, up_to in (
-        (price.standard, 0, -1, long_above),
-        (price.long, 0, price.long_above, None),
-        (price.fast, 1, -1, None),
-    ):
-        if rates is not None:
-            yield {
-                "model": model,
-                "fast": fast,
-                "above": above,
-                "up_to": up_to,
-                **{name: float(value) for name, value in asdict(rates).items()},
-                "us_inference": float(prices.us_inference),
-            }

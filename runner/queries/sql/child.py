@@ -11,7 +11,6 @@ import math
 import resource
 import signal
 import sys
-from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from runner.errors import UsageError
@@ -26,7 +25,12 @@ def main() -> None:
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
         request = json.load(sys.stdin)
-        _bound(request)
+        seconds = request["seconds"] + ("postgres" in request) * _GRACE_SECONDS
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        if sys.platform == "linux":  # other kernels do not enforce it
+            resource.setrlimit(resource.RLIMIT_AS, (request["memory_bytes"],) * 2)
         _answer(request)
     except UsageError as error:
         _say_error(str(error), usage=True)
@@ -40,15 +44,6 @@ def main() -> None:
         sys.exit(1)
 
 
-def _bound(request: dict[str, Any]) -> None:
-    seconds = request["seconds"] + ("postgres" in request) * _GRACE_SECONDS
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    if sys.platform == "linux":  # other kernels do not enforce it
-        resource.setrlimit(resource.RLIMIT_AS, (request["memory_bytes"],) * 2)
-
-
 def _answer(request: dict[str, Any]) -> None:
     sql = request["sql"]
     if len(sql) > _MOST_SQL or any(c == "\0" or "\ud800" <= c <= "\udfff" for c in sql):
@@ -59,23 +54,19 @@ def _answer(request: dict[str, Any]) -> None:
         from runner.queries.sql.postgres import answer
     names, rows = answer(request)
     _say({"columns": names})
-    _say({"cut": _say_rows(rows, request["rows"], request["answer_bytes"])})
-    sys.stdout.flush()
-
-
-def _say_rows(rows: Iterator[list[Any]], most: int | None, most_bytes: int) -> bool:
-    """Write rows. Return True if there are more than are wanted."""
-    said = 0
+    said, most_bytes, is_cut = 0, request["answer_bytes"], False
     for count, row in enumerate(rows):
-        if count == most:
-            return True
+        if count == request["rows"]:
+            is_cut = True
+            break
         said += _say([_value(value) for value in row])
         if said > most_bytes:
             raise UsageError(
                 f"the answer is larger than {most_bytes >> 20} MiB: select fewer columns or rows "
                 "(LIMIT), or shorter texts (substr)"
             )
-    return False
+    _say({"cut": is_cut})
+    sys.stdout.flush()
 
 
 def _value(value: Any) -> Any:

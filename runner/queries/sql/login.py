@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import psycopg
@@ -22,104 +22,71 @@ _CONNECT_SECONDS = 10
 _TEMPORARY = "2GB"  # what a question's sorts may put on the server's disk
 
 
+# True for a superuser, False for others who may create a login with the rights of a role.
+_CREATOR = """
+SELECT me.rolsuper FROM pg_catalog.pg_roles AS me, pg_catalog.pg_roles AS given
+WHERE me.rolname = current_user AND (me.rolsuper OR me.rolcreaterole)
+    AND given.rolname = %s AND NOT given.rolsuper
+"""
+_Connection = psycopg.Connection[tuple[Any, ...]]
+
+
 @contextmanager
 def login_for_question(
     arguments: dict[str, Any], role: str | None, seconds: float
 ) -> Iterator[tuple[dict[str, Any], str | None]]:
-    """Connection arguments for one question, and the role whose rights it is to take.
+    """Connection arguments for one question that may take so many seconds, and the role whose rights it
+    is to take: from the arguments of the user who asks, and the role that the user named, if any."""
+    rights = role or _READER
+    user, password = _PREFIX + secrets.token_hex(8), secrets.token_urlsafe(32)
+    login = {**arguments, "user": user, "password": password}
+    limited: dict[str, Any] = {"connect_timeout": _CONNECT_SECONDS}
+    is_made = False
+    with ExitStack() as opened:
+        with suppress(psycopg.Error):  # the question itself tells why the database does not answer
+            connection = psycopg.connect(**limited | arguments, autocommit=True)
+            opened.enter_context(connection)
+            # Else the question itself tells what is wrong with the role.
+            if creators := connection.execute(_CREATOR, [rights]).fetchall():
+                opened.callback(_drop, connection, user)
+                _create(connection, user, password, rights, seconds)
+                if creators == [(True,)]:  # a superuser
+                    limit = sql.SQL("ALTER ROLE {} SET temp_file_limit = {}")
+                    name, most = sql.Identifier(user), sql.Literal(_TEMPORARY)
+                    connection.execute(limit.format(name, most))
+                psycopg.connect(**limited | login).close()  # the server lets it in
+                is_made = True
+        yield (login, rights) if is_made else (arguments, role)
 
-    Args:
-        arguments: those of the user who asks.
-        role: the role that the user named, if any.
-        seconds: how long the question may take.
-    """
-    made: _Login | None = None
-    with suppress(psycopg.Error):  # the question itself tells why the database does not answer
-        made = _Login.make(arguments, role or _READER, seconds)
-    if made is None:
-        yield arguments, role
-        return
-    try:
-        yield made.arguments, role or _READER
-    finally:
-        made.drop()
+
+def _create(connection: _Connection, user: str, password: str, role: str, seconds: float) -> None:
+    expired = (
+        "SELECT rolname FROM pg_catalog.pg_roles "
+        "WHERE rolname ~ %s AND rolvaliduntil < pg_catalog.now()"
+    )
+    for (name,) in connection.execute(expired, [f"^{_PREFIX}[0-9a-f]+$"]).fetchall():
+        _drop(connection, name)
+    until = "SELECT (pg_catalog.now() + pg_catalog.make_interval(secs => %s))::text"
+    (ends,) = connection.execute(until, [seconds + _GRACE_SECONDS]).fetchall()[0]
+    # Servers may log statements: the password is sent as the verifier that they store.
+    verifier = connection.pgconn.encrypt_password(
+        password.encode(), user.encode(), b"scram-sha-256"
+    )
+    create = sql.SQL(
+        "CREATE ROLE {} LOGIN CONNECTION LIMIT 2 PASSWORD {} VALID UNTIL {} IN ROLE {}"
+    )
+    given = (sql.Literal(verifier.decode()), sql.Literal(ends), sql.Identifier(role))
+    connection.execute(create.format(sql.Identifier(user), *given))
 
 
-class _Login:
-    def __init__(self, connection: psycopg.Connection[Any], arguments: dict[str, Any]) -> None:
-        self._connection = connection
-        self._name = sql.Identifier(_PREFIX + secrets.token_hex(8))
-        password = secrets.token_urlsafe(32)
-        self.arguments = {**arguments, "user": self._name.as_string()[1:-1], "password": password}
-
-    @classmethod
-    def make(cls, arguments: dict[str, Any], role: str, seconds: float) -> _Login | None:
-        """A login with the rights of a role, or None where there cannot be one."""
-        connect: dict[str, Any] = {"connect_timeout": _CONNECT_SECONDS, **arguments}
-        connection = psycopg.connect(**connect, autocommit=True)
-        login = cls(connection, arguments)
-        try:
-            if login._create(role, seconds):
-                psycopg.connect(**{**connect, **login.arguments}).close()  # the server lets it in
-                return login
-        except psycopg.Error:
-            login.drop()
-            raise
-        connection.close()
-        return None
-
-    def _create(self, role: str, seconds: float) -> bool:
-        query = (
-            "SELECT rolsuper, rolcreaterole FROM pg_catalog.pg_roles WHERE rolname = current_user"
-        )
-        (is_superuser, may_create) = self._connection.execute(query).fetchall()[0]
-        named = "SELECT rolsuper FROM pg_catalog.pg_roles WHERE rolname = %s"
-        if not (is_superuser or may_create):
-            return False
-        if self._connection.execute(named, [role]).fetchall() != [(False,)]:
-            return False  # the question itself tells what is wrong with the role
-        self._drop_expired()
-        (until,) = self._connection.execute(
-            "SELECT (pg_catalog.now() + pg_catalog.make_interval(secs => %s))::text",
-            [seconds + _GRACE_SECONDS],
-        ).fetchall()[0]
-        # Servers may log statements: the password is sent as the verifier that they store.
-        user, password = self.arguments["user"].encode(), self.arguments["password"].encode()
-        verifier = self._connection.pgconn.encrypt_password(password, user, b"scram-sha-256")
-        self._run(
-            "CREATE ROLE {} LOGIN CONNECTION LIMIT 2 PASSWORD {} VALID UNTIL {} IN ROLE {}",
-            self._name,
-            sql.Literal(verifier.decode()),
-            sql.Literal(until),
-            sql.Identifier(role),
-        )
-        if is_superuser:
-            self._run("ALTER ROLE {} SET temp_file_limit = {}", self._name, sql.Literal(_TEMPORARY))
-        return True
-
-    def drop(self) -> None:
-        """End what is left of the question on the server, and drop the role. One that cannot be dropped
-        now is dropped with a later question, once it has expired."""
-        with self._connection, suppress(psycopg.Error):
-            self._drop(self.arguments["user"])
-
-    def _drop_expired(self) -> None:
-        query = (
-            "SELECT rolname FROM pg_catalog.pg_roles "
-            "WHERE rolname ~ %s AND rolvaliduntil < pg_catalog.now()"
-        )
-        for (name,) in self._connection.execute(query, [f"^{_PREFIX}[0-9a-f]+$"]).fetchall():
-            with suppress(psycopg.Error):
-                self._drop(name)
-
-    def _drop(self, name: str) -> None:
-        self._connection.execute(
+def _drop(connection: _Connection, name: str) -> None:
+    """End what is left of a question on the server, and drop its role. One that cannot be dropped now is
+    dropped with a later question, once it has expired."""
+    with suppress(psycopg.Error):
+        connection.execute(
             "SELECT pg_catalog.pg_terminate_backend(pid, 2000) FROM pg_catalog.pg_stat_activity "
             "WHERE usename = %s",
             [name],
         )
-        self._run("SET lock_timeout = '2s'")
-        self._run("DROP ROLE IF EXISTS {}", sql.Identifier(name))
-
-    def _run(self, statement: str, *parts: sql.Composable) -> None:
-        self._connection.execute(sql.SQL(statement).format(*parts))
+        connection.execute("SET lock_timeout = '2s'")
+        connection.execute(sql.SQL("DROP ROLE IF EXISTS {}").format(sql.Identifier(name)))

@@ -15,65 +15,87 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from contextlib import contextmanager
+from typing import Any
 
 import psycopg
-from psycopg.pq import DiagnosticField, Escaping, ExecStatus
+from psycopg import sql
+from psycopg.abc import Buffer
+from psycopg.adapt import Loader
+from psycopg.errors import error_from_result
+from psycopg.pq import ExecStatus
 
 from runner.errors import UsageError
 
-if TYPE_CHECKING:
-    from psycopg.pq.abc import PGconn, PGresult
-
-
-_DONE = (ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK)
 _LOCK_SECONDS = 5
 _CONNECT_SECONDS = 10
 _LONGEST_TIMEOUT = (1 << 31) - 1  # milliseconds; the process ends itself after longer ones
 _TEMPORARY_KB = 2 << 20  # what a sort may put on the server's disk
 _READER = "pg_read_all_data"  # since Postgres 14
-
-_INTEGERS = frozenset((20, 21, 23, 26))  # int8, int2, int4, oid: pg_type.dat of Postgres' source
-_REALS = frozenset((700, 701))
-_BOOLEAN, _BYTES, _NUMERIC = 16, 17, 1700
 _MOST, _MOST_DIGITS = (1 << 63) - 1, 20
 
 
 def answer(request: dict[str, Any]) -> tuple[list[str], Iterator[list[Any]]]:
-    """The names of the columns, and the rows as they come.
-
-    Raises:
-        UsageError: Postgres cannot answer it, or may not.
-    """
+    """The names of the columns, and the rows as they come. Raises ``UsageError``: Postgres cannot answer
+    it, or may not."""
     try:
         given = {"connect_timeout": _CONNECT_SECONDS, **request["postgres"]}
         connection = psycopg.connect(**given, autocommit=True)
     except psycopg.Error as error:
         raise UsageError(f"the database does not answer ({error})") from error
-    server = _Server(connection.pgconn)
+    for known in connection.adapters.types:
+        for oid in (known.oid, known.array_oid):
+            connection.adapters.register_loader(oid, _loader(str))
+    for name, convert in _CONVERT.items():
+        connection.adapters.register_loader(name, _loader(convert))
+    server = _Server(connection)
     server.begin(request["seconds"])
     server.become(request["role"])
     names = server.look_at(request["sql"], any_function=request["any_function"])
-    query = server.guard(len(names), request["rows"])
-    server.run("SET TRANSACTION READ ONLY")
     # The transaction ends with the connection, and that with the process.
-    return names, server.rows(query, connection)
+    return names, server.rows(len(names), request["rows"])
+
+
+def _number(text: str) -> Any:
+    """A number of any length; it stays text if no integer column could hold it."""
+    if not text.lstrip("-").isdigit():
+        return float(text)
+    number = int(text) if len(text) <= _MOST_DIGITS else _MOST + 1
+    return number if abs(number) <= _MOST else text
+
+
+# Values in the types that SQLite would return, from Postgres' text; of other types they stay text.
+_CONVERT: dict[str | int, Callable[[str], Any]] = {
+    0: str,  # types that psycopg does not know
+    **dict.fromkeys(("int2", "int4", "int8", "oid"), int),
+    **dict.fromkeys(("float4", "float8"), float),
+    "bool": lambda text: int(text == "t"),
+    "bytea": lambda text: text.removeprefix("\\x"),
+    "numeric": _number,
+}
+
+
+def _loader(convert: Callable[[str], Any]) -> type[Loader]:
+    class Converted(Loader):
+        def load(self, data: Buffer) -> Any:
+            return convert(bytes(data).decode("utf-8", "replace"))
+
+    return Converted
 
 
 class _Server:
-    """Runs statements in the extended protocol, which takes one statement at a time
-    (https://www.postgresql.org/docs/current/protocol-flow.html#PROTOCOL-FLOW-EXT-QUERY)."""
+    """Runs the statements of a question."""
 
-    def __init__(self, pgconn: PGconn) -> None:
-        self._pgconn = pgconn
+    def __init__(self, connection: psycopg.Connection[tuple[Any, ...]]) -> None:
+        self._connection = connection
 
-    def run(self, statement: str) -> list[list[str | None]]:
-        result = self._checked(self._pgconn.exec_params(statement.encode(), []))
-        return [
-            [_text(result.get_value(row, column)) for column in range(result.nfields)]
-            for row in range(result.ntuples)
-        ]
+    def run(self, statement: str, *, alone: bool = False) -> list[tuple[Any, ...]]:
+        """Run a statement, and return its rows. One that has to be ``alone`` is prepared, which Postgres
+        refuses for several statements
+        (https://www.postgresql.org/docs/current/protocol-flow.html#PROTOCOL-FLOW-EXT-QUERY)."""
+        with _refusals():
+            cursor = self._connection.execute(statement.encode(), prepare=alone)
+            return cursor.fetchall() if cursor.description else []
 
     def begin(self, seconds: float) -> None:
         self.run("BEGIN ISOLATION LEVEL REPEATABLE READ")
@@ -102,75 +124,61 @@ class _Server:
             return
         if role.lower() == "none":  # to Postgres this is no role, even in quotes
             raise UsageError(f"--role {role} gives up no rights: name a role")
-        name = Escaping(self._pgconn).escape_identifier(role.encode("utf-8", "replace"))
-        self.run(f"SET LOCAL ROLE {bytes(name).decode()}")
+        name = sql.Identifier(role.encode("utf-8", "replace").decode())
+        self.run(f"SET LOCAL ROLE {name.as_string(self._connection)}")
         if self._is_superuser():
             raise UsageError(f"the role {role} is a superuser, who may do anything: name another")
 
     def _is_superuser(self) -> bool:
-        return self.run("SELECT pg_catalog.current_setting('is_superuser')") == [["on"]]
+        return self.run("SELECT pg_catalog.current_setting('is_superuser')") == [("on",)]
 
     def look_at(self, sql: str, *, any_function: bool) -> list[str]:
-        """Let the server parse a question as the temporary view ``runner_question``, without running it.
-
-        Args:
-            any_function: it may call functions that are not Postgres' own.
-
-        Returns:
-            The names of its columns.
-        """
-        self._checked(self._pgconn.prepare(b"", sql.encode()))
-        parsed = self._checked(self._pgconn.describe_prepared(b""))
+        """Let the server parse a question as the temporary view ``runner_question``, without running it,
+        and return the names of its columns. With ``any_function`` it may call functions that are not
+        Postgres' own."""
+        server = self._connection.pgconn
+        with _refusals():
+            for parsed in (server.prepare(b"", sql.encode()), server.describe_prepared(b"")):
+                if parsed.status != ExecStatus.COMMAND_OK:
+                    raise error_from_result(parsed)
         if not parsed.nfields:
             raise UsageError("the SQL gives no rows: it has to be a SELECT")
-        names = [_text(parsed.fname(column)) or "" for column in range(parsed.nfields)]
+        fields = (parsed.fname(column) or b"" for column in range(parsed.nfields))
+        names = [field.decode("utf-8", "replace") for field in fields]
         columns = ", ".join(f"c{number}" for number in range(len(names)))
         try:
-            self.run(f"CREATE TEMPORARY VIEW runner_question ({columns}) AS\n{sql}\n")
+            self.run(f"CREATE TEMPORARY VIEW runner_question ({columns}) AS\n{sql}\n", alone=True)
         except UsageError as error:
             raise UsageError(_in_their_names(str(error), names)) from error
         refuse_more_than_reading(self.run, any_function=any_function)
         return names
 
-    def guard(self, columns: int, rows: int | None) -> str:
-        """Wrap the question in a function whose role nothing in it can change.
-
-        Args:
-            rows: how many are wanted; one more is queried. None: all.
-
-        Returns:
-            The query that runs it, whose rows come as they are found.
-        """
-        limit = "" if rows is None else f" LIMIT {rows + 1}"
+    def rows(self, columns: int, most: int | None) -> Iterator[list[Any]]:
+        """Run the question in a function whose role nothing in it can change, and yield its rows as they
+        come: one more than ``most`` if there are more."""
+        limit = "" if most is None else f" LIMIT {most + 1}"
         self.run(
             "CREATE FUNCTION pg_temp.runner_answer() RETURNS SETOF pg_temp.runner_question "
             "LANGUAGE sql STABLE SECURITY DEFINER "
             f"AS 'SELECT * FROM pg_temp.runner_question{limit}'"
         )
+        self.run("SET TRANSACTION READ ONLY")
         # In FROM, the function would compute all of its rows before the first is sent.
         values = ", ".join(f"(answer).c{number}" for number in range(columns))
-        return f"SELECT {values} FROM (SELECT pg_temp.runner_answer() AS answer) AS answers"
+        query = f"SELECT {values} FROM (SELECT pg_temp.runner_answer() AS answer) AS answers"
+        with _refusals():
+            yield from map(list, self._connection.cursor().stream(query.encode()))
 
-    def rows(self, query: str, connection: object) -> Iterator[list[Any]]:
-        """The rows as they come; ``connection`` has to live that long."""
-        self._pgconn.send_query_params(query.encode(), [])
-        self._pgconn.set_single_row_mode()
-        while (result := self._pgconn.get_result()) is not None:
-            if result.status == ExecStatus.SINGLE_TUPLE:
-                yield [
-                    _value(result.ftype(column), _text(result.get_value(0, column)))
-                    for column in range(result.nfields)
-                ]
-            else:
-                self._checked(result)
-        del connection
 
-    def _checked(self, result: PGresult) -> PGresult:
-        if result.status not in _DONE:
-            if result.error_field(DiagnosticField.SQLSTATE) is None and "memory" in _said(result):
-                raise MemoryError  # this process has no room for what the server sends
-            raise UsageError(f"Postgres says: {_reason(result)}")
-        return result
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """Raise Postgres' errors as ``UsageError``."""
+    try:
+        yield
+    except psycopg.Error as error:
+        if error.sqlstate is None and "memory" in str(error):
+            raise MemoryError from error  # this process has no room for what the server sends
+        raise UsageError(f"Postgres says: {_reason(error)}") from error
 
 
 def _in_their_names(reason: str, names: list[str]) -> str:
@@ -183,149 +191,48 @@ def _in_their_names(reason: str, names: list[str]) -> str:
     return f"{reason}: cast it to text" if "has pseudo-type" in reason else reason
 
 
-def _said(result: PGresult) -> str:
-    return result.error_message.decode("utf-8", "replace").strip()
-
-
-def _reason(result: PGresult) -> str:
-    message = result.error_field(DiagnosticField.MESSAGE_PRIMARY)
-    state = result.error_field(DiagnosticField.SQLSTATE)
-    reason = _said(result) if message is None else message.decode("utf-8", "replace").strip()
-    if state == b"57014":  # query_canceled
-        return f"{reason}: narrow the question (by run_id, job_id or time), or give it more time"
-    if state == b"42601" and "multiple commands" in reason:
-        return "the SQL has several statements: ask one SELECT at a time"
-    if state == b"42601":
-        return f"{reason}: a question is one SELECT"
-    if state == b"25006" and "recovery" in reason:
-        return f"{reason}: ask the server that takes writes, questions need a temporary view"
+def _reason(error: psycopg.Error) -> str:
+    reason = (error.diag.message_primary or str(error)).strip()
+    match error.sqlstate:
+        case "57014":  # query_canceled
+            return (
+                f"{reason}: narrow the question (by run_id, job_id or time), or give it more time"
+            )
+        case "42601" if "multiple commands" in reason:
+            return "the SQL has several statements: ask one SELECT at a time"
+        case "42601":
+            return f"{reason}: a question is one SELECT"
+        case "25006" if "recovery" in reason:
+            return f"{reason}: ask the server that takes writes, questions need a temporary view"
     return reason
 
 
-def _text(raw: bytes | None) -> str | None:
-    return None if raw is None else raw.decode("utf-8", "replace")
-
-
-def _value(kind: int, text: str | None) -> Any:
-    """A value in the type that SQLite would return, from Postgres' text."""
-    if text is None:
-        return None
-    if kind in _INTEGERS:
-        return int(text)
-    if kind in _REALS:
-        return float(text)
-    if kind == _BOOLEAN:
-        return int(text == "t")
-    if kind == _BYTES:
-        return text.removeprefix("\\x")
-    if kind == _NUMERIC:
-        return _number(text)
-    return text
-
-
-def _number(text: str) -> Any:
-    """A number of any length; it stays text if no integer column could hold it."""
-    if not text.lstrip("-").isdigit():
-        return float(text)
-    number = int(text) if len(text) <= _MOST_DIGITS else _MOST + 1
-    return number if abs(number) <= _MOST else text
-
-
-Run = Callable[[str], list[list[str | None]]]
+Run = Callable[[str], list[tuple[Any, ...]]]
 
 # Postgres marks functions that can do more than compute or read as volatile
 # (https://www.postgresql.org/docs/current/xfunc-volatility.html): pg_terminate_backend, lo_export,
 # set_config, pg_read_file, query_to_xml (which runs SQL of its own) and so on. A function that is not
 # Postgres' own can lie about it. These are volatile only because they return another value each time.
 _HARMLESS = "'random', 'random_normal', 'clock_timestamp', 'timeofday', 'gen_random_uuid'"
-# These are stable, and read tables that the question does not name.
-_READS_ANYTHING = r"'^(table|schema|database)_to_xml(_and_xmlschema)?$'"
-# These hold passwords of users and other servers, or hashes of them.
-_SECRETS = "'pg_authid', 'pg_shadow', 'pg_user_mapping', 'pg_subscription'"
-
-# How a stored query names functions, operators and relations: the nodes of Postgres'
-# src/include/nodes/primnodes.h and parsenodes.h.
-_FUNCTION = re.compile(r" :(?:funcid|opfuncid|aggfnoid|winfnoid) (\d+)(?![^ )}])")
-_OPERATOR = re.compile(r" :(?:opno|eqop|sortop) (\d+)(?![^ )}])")
-_OPERATORS = re.compile(r" :opnos \(o ([\d ]+)\)")
-_RELATION = re.compile(r" :relid (\d+)(?![^ )}])")
-
-
-@dataclass(slots=True)
-class _Named:
-    """The object ids that queries name."""
-
-    functions: set[str] = field(default_factory=set)
-    operators: set[str] = field(default_factory=set)
-    relations: set[str] = field(default_factory=set)
-
-    def add(self, query: str) -> None:
-        self.functions.update(_FUNCTION.findall(query))
-        self.operators.update(_OPERATOR.findall(query))
-        self.operators.update(n for numbers in _OPERATORS.findall(query) for n in numbers.split())
-        self.relations.update(_RELATION.findall(query))
-
-
-def refuse_more_than_reading(run: Run, *, any_function: bool) -> None:
-    """Raise ``UsageError`` if the temporary view ``runner_question`` names anything that it may not.
-
-    Args:
-        run: runs a statement in the view's transaction, and returns its rows as text.
-        any_function: it may call functions that are not Postgres' own, if they claim only to read.
-    """
-    _refuse_unknown_words(run)
-    named = _named(run, "runner_question")
-    if secret := _names(run, _SECRET.format(relations=_listed(named.relations))):
-        raise UsageError(f"a question may not read {secret}, which holds passwords")
-    called = _CALLED.format(functions=_listed(named.functions), operators=_listed(named.operators))
-    if volatile := _names(run, f"{called} AND {_DOES_MORE}"):
-        raise UsageError(f"a question may only read: the function {volatile} can do more than that")
-    if not any_function and (foreign := _names(run, f"{called} AND {_FOREIGN}")):
-        raise UsageError(
-            f"nobody knows what {foreign} does, which is not Postgres' own: a question may call such "
-            "a function as a role that is given (--role)"
-        )
-
-
+_OF_POSTGRES = (
+    "p.pronamespace = 'pg_catalog'::regnamespace AND p.oid < 16384"  # FirstNormalObjectId
+)
+# The last of these are stable, and read tables that the question does not name.
+_DOES_MORE = f"""(
+    p.provolatile = 'v' AND NOT ({_OF_POSTGRES} AND p.proname IN ({_HARMLESS}))
+    OR p.proname ~ '^(table|schema|database)_to_xml(_and_xmlschema)?$'
+)"""
 _CALLED = """
     SELECT DISTINCT p.proname FROM pg_catalog.pg_proc p
     WHERE (p.oid IN ({functions}) OR p.oid IN (
         SELECT o.oprcode FROM pg_catalog.pg_operator o WHERE o.oid IN ({operators})))
 """
-_OF_POSTGRES = (
-    "p.pronamespace = 'pg_catalog'::regnamespace AND p.oid < 16384"  # FirstNormalObjectId
-)
-_DOES_MORE = f"""(
-    p.provolatile = 'v' AND NOT ({_OF_POSTGRES} AND p.proname IN ({_HARMLESS}))
-    OR p.proname ~ {_READS_ANYTHING}
-)"""
-_FOREIGN = f"NOT ({_OF_POSTGRES})"
-_SECRET = f"""
-    SELECT c.relname FROM pg_catalog.pg_class c WHERE c.oid IN ({{relations}})
-    AND c.relnamespace = 'pg_catalog'::regnamespace AND c.relname IN ({_SECRETS})
+# These hold passwords of users and other servers, or hashes of them.
+_SECRET = """
+    SELECT c.relname FROM pg_catalog.pg_class c WHERE c.oid IN ({relations})
+    AND c.relnamespace = 'pg_catalog'::regnamespace
+    AND c.relname IN ('pg_authid', 'pg_shadow', 'pg_user_mapping', 'pg_subscription')
 """
-
-
-def _names(run: Run, query: str) -> str:
-    return ", ".join(sorted(str(row[0]) for row in run(query)))
-
-
-def _refuse_unknown_words(run: Run) -> None:
-    """Refuse a future Postgres that stores queries in another notation, in which nothing would be found."""
-    run(
-        "CREATE TEMPORARY VIEW runner_known AS SELECT pg_catalog.random() + 1.0::float8 AS known "
-        "FROM pg_catalog.pg_class"
-    )
-    known = _Named()
-    known.add(_queries(run, _OF_TEMPORARY.format(view="runner_known"))[0])
-    ((function, relation),) = run(
-        "SELECT 'pg_catalog.random()'::regprocedure::oid::text, "
-        "'pg_catalog.pg_class'::regclass::oid::text"
-    )
-    found = function in known.functions and known.operators and relation in known.relations
-    if not found:
-        raise UsageError("this Postgres describes queries in words that this Runner does not know")
-
 
 _QUERIES = """
     SELECT r.ev_action::text FROM pg_catalog.pg_rewrite r
@@ -339,21 +246,61 @@ _OF_VIEWS = """
         'pg_catalog'::regnamespace, 'information_schema'::regnamespace))
 """
 
+# How a stored query names functions, operators and relations: the nodes of Postgres'
+# src/include/nodes/primnodes.h and parsenodes.h.
+_NAMED = {
+    "functions": (r" :(?:funcid|opfuncid|aggfnoid|winfnoid) (\d+)(?![^ )}])",),
+    "operators": (r" :(?:opno|eqop|sortop) (\d+)(?![^ )}])", r" :opnos \(o ([\d ]+)\)"),
+    "relations": (r" :relid (\d+)(?![^ )}])",),
+}
 
-def _queries(run: Run, condition: str) -> list[str]:
-    return [str(row[0]) for row in run(_QUERIES + condition)]
+
+def refuse_more_than_reading(run: Run, *, any_function: bool) -> None:
+    """Raise ``UsageError`` if the temporary view ``runner_question`` names anything that it may not. With
+    ``any_function`` it may call functions that are not Postgres' own, if they claim only to read."""
+    # A future Postgres may store queries in another notation, in which nothing would be found.
+    run(
+        "CREATE TEMPORARY VIEW runner_known AS SELECT pg_catalog.random() + 1.0::float8 AS known "
+        "FROM pg_catalog.pg_class"
+    )
+    known = _named(run, "runner_known")
+    ((function, relation),) = run(
+        "SELECT 'pg_catalog.random()'::regprocedure::oid::text, "
+        "'pg_catalog.pg_class'::regclass::oid::text"
+    )
+    is_known = function in known["functions"] and relation in known["relations"]
+    if not (is_known and known["operators"]):
+        raise UsageError("this Postgres describes queries in words that this Runner does not know")
+    named = {kind: _listed(numbers) for kind, numbers in _named(run, "runner_question").items()}
+    called = _CALLED.format(**named)
+
+    def names(query: str) -> str:
+        return ", ".join(sorted(row[0] for row in run(query)))
+
+    if secret := names(_SECRET.format(**named)):
+        raise UsageError(f"a question may not read {secret}, which holds passwords")
+    if volatile := names(f"{called} AND {_DOES_MORE}"):
+        raise UsageError(f"a question may only read: the function {volatile} can do more than that")
+    if not any_function and (foreign := names(f"{called} AND NOT ({_OF_POSTGRES})")):
+        raise UsageError(
+            f"nobody knows what {foreign} does, which is not Postgres' own: a question may call such "
+            "a function as a role that is given (--role)"
+        )
 
 
-def _named(run: Run, view: str) -> _Named:
-    """What a temporary view names, and the views that it names, recursively."""
-    found, looked_into = _Named(), set[str]()
-    queries = _queries(run, _OF_TEMPORARY.format(view=view))
-    while queries:
-        for query in queries:
-            found.add(query)
-        views = found.relations - looked_into
+def _named(run: Run, view: str) -> dict[str, set[str]]:
+    """The object ids that a temporary view names, and the views that it names, recursively; by kind."""
+    found: dict[str, set[str]] = {kind: set() for kind in _NAMED}
+    looked_into: set[str] = set()
+    condition = _OF_TEMPORARY.format(view=view)
+    while queries := run(_QUERIES + condition):
+        for kind, patterns in _NAMED.items():
+            for pattern in patterns:
+                numbers = re.findall(pattern, " ".join(query for (query,) in queries))
+                found[kind].update(" ".join(numbers).split())
+        views = found["relations"] - looked_into
         looked_into |= views
-        queries = _queries(run, _OF_VIEWS.format(views=_listed(views))) if views else []
+        condition = _OF_VIEWS.format(views=_listed(views))
     return found
 
 

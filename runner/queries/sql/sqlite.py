@@ -10,6 +10,7 @@ from __future__ import annotations
 import resource
 import sqlite3
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 from urllib.parse import quote
 
@@ -45,27 +46,19 @@ _FUNCTIONS = frozenset(_FUNCTION_NAMES.split())
 
 
 def answer(request: dict[str, Any]) -> tuple[list[str], Iterator[list[Any]]]:
-    """The names of the columns, and the rows as they come.
-
-    Raises:
-        UsageError: SQLite cannot answer it, or must not.
-    """
-    try:
+    """The names of the columns, and the rows as they come. Raises ``UsageError``: SQLite cannot answer
+    it, or must not."""
+    with _refusals():
         connection = _opened(request["sqlite"], request["memory_bytes"] // _HEAP_SHARE)
         cursor = connection.execute(request["sql"])
-    except (sqlite3.Error, sqlite3.Warning) as error:
-        raise _refused(error) from error
     if cursor.description is None:
         raise UsageError("the SQL gives no rows: it has to be a SELECT")
-    return [column[0] for column in cursor.description], _rows(cursor)
 
+    def rows() -> Iterator[list[Any]]:
+        with _refusals():
+            yield from map(list, cursor)
 
-def _rows(cursor: sqlite3.Cursor) -> Iterator[list[Any]]:
-    try:
-        for row in cursor:
-            yield list(row)
-    except sqlite3.Error as error:
-        raise _refused(error) from error
+    return [column[0] for column in cursor.description], rows()
 
 
 def _opened(path: str, heap_bytes: int) -> sqlite3.Connection:
@@ -86,24 +79,26 @@ def _opened(path: str, heap_bytes: int) -> sqlite3.Connection:
     return connection
 
 
-def _authorize(
-    action: int, first: str | None, second: str | None, _schema: str | None, _view: str | None
-) -> int:
-    if action in (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE):
-        return sqlite3.SQLITE_OK
-    if action == sqlite3.SQLITE_FUNCTION and second is not None and second.lower() in _FUNCTIONS:
-        return sqlite3.SQLITE_OK
-    return sqlite3.SQLITE_DENY
+def _authorize(action: int, _first: str | None, second: str | None, *_: str | None) -> int:
+    is_read = action in (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE)
+    is_known = action == sqlite3.SQLITE_FUNCTION and (second or "").lower() in _FUNCTIONS
+    return sqlite3.SQLITE_OK if is_read or is_known else sqlite3.SQLITE_DENY
 
 
-def _refused(error: Exception) -> Exception:
-    reason = str(error)
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """Raise SQLite's errors as ``UsageError``."""
+    try:
+        yield
+        return
+    except (sqlite3.Error, sqlite3.Warning) as error:
+        reason, cause = str(error), error
     if "out of memory" in reason:
-        return MemoryError(reason)
+        raise MemoryError(reason) from cause
     if "not authorized" in reason or "prohibited" in reason:
         reason += ": a question can only SELECT, with functions that compute"
     elif "one statement" in reason:
         reason = "the SQL has several statements: ask one SELECT at a time"
     elif "unable to open" in reason:
         reason += ": the database's folder has to be writable for its user (SQLite locks there)"
-    return UsageError(f"SQLite says: {reason}")
+    raise UsageError(f"SQLite says: {reason}") from cause

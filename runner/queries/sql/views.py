@@ -6,7 +6,6 @@ meaning.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from runner.queries.rows import Kind
@@ -26,56 +25,37 @@ class View:
     columns: tuple[ViewColumn, ...]
 
 
-def _columns(text: str) -> Iterator[ViewColumn]:
-    """Columns, one a line: name, kind and meaning. A time has its text in UTC beside it."""
-    for line in text.strip().splitlines():
-        name, kind, meaning = line.split(maxsplit=2)
-        yield ViewColumn(name, kind, meaning)  # type: ignore[arg-type]  # a test reads them all
-        if kind == "time":
-            yield ViewColumn(f"{name}_text", "text", f"`{name}` as 2026-11-22T22:00:00Z")
-
-
-def _view(name: str, meaning: str, columns: str) -> View:
-    return View(name, meaning, tuple(_columns(columns)))
-
-
-_OF_RUN = """
+_OF_RUN = """\
 run_id text the run
 job_id text its job
-item text the key of its item
-"""
-_OF_CALL = """
+item text the key of its item"""
+_OF_CALL = """\
 call_id text the tool call, as `runner show` takes it
 message integer the message that asked for it, from 0
 position integer its place among the calls of that message, from 0
 turn integer the turn, from 1
-tool text the tool's name
-"""
-_TOKENS = """
+tool text the tool's name"""
+_TOKENS = """\
 input_tokens integer tokens of input, those from and to the cache apart
 cache_read_tokens integer tokens of input that were read from the cache
 cache_creation_tokens integer tokens of input that were written to the cache
-output_tokens integer tokens of output
-"""
+output_tokens integer tokens of output"""
 
 # What comes to a view after its first version stands at its end.
-_OF_TREE = """
+_OF_TREE = """\
 root_run text the run of the item at the top of the run's tree, the run itself if it is one
 parent_run text of a sub-agent: the run that started it
 depth integer how many runs are above it: 0 for the run of an item
-agent_type text of a sub-agent: its type, as the job file names it
-"""
-_RUN_LABEL = """
-label text what the run is called in its tree: `3.1` is the first child of the third; empty for a root
-"""
-_CALL_LABEL = """
-label text what the call is called in its tree: `3.2` is the second call of the third child
-"""
+agent_type text of a sub-agent: its type, as the job file names it"""
+_IN_TREE = f"""\
+{_OF_TREE}
+label text what the run is called in its tree: `3.1` is the first child of the third; empty for a root"""
+_CALL_IN_TREE = f"""\
+{_OF_TREE}
+label text what the call is called in its tree: `3.2` is the second call of the third child"""
 
-_RUNS = _view(
-    "v_runs",
-    "One row for each run.",
-    f"""
+_VIEWS = f"""\
+# v_runs: One row for each run.
 run_id text the run
 job_id text its job
 job text the job's name
@@ -92,7 +72,7 @@ attempts integer how often a worker took it
 turns integer turns so far, in a fork with those that it was copied with
 messages integer messages so far, in a fork with those that it was copied with
 denials integer tool calls that were denied
-{_TOKENS.strip()}
+{_TOKENS}
 max_turns integer its limit of turns
 fork_of text the run that it was forked from
 fork_turn integer the turn after which it was
@@ -100,18 +80,12 @@ fresh_of text the run that it began afresh
 workspace text the path of its own workspace
 branch text the branch that it works on
 commit_id text the commit that it was delivered in
-{_OF_TREE.strip()}
-{_RUN_LABEL.strip()}
+{_IN_TREE}
 parent_call text of a sub-agent: the tool call that asked for it
-""",
-)
 
-_TURNS = _view(
-    "v_turns",
-    "One row for each turn of a run: a reply of the model with its tool calls, without summaries "
-    "(`v_costs` has them) and without the turns that a fork copied.",
-    f"""
-{_OF_RUN.strip()}
+# v_turns: One row for each turn of a run: a reply of the model with its tool calls, without
+# summaries (`v_costs` has them) and without the turns that a fork copied.
+{_OF_RUN}
 turn integer the turn, from 1
 started_at time when its first model call began
 ended_at time when its last call ended
@@ -121,17 +95,11 @@ tool_calls integer tool calls
 failed_calls integer tool calls with another outcome than `succeeded` and `denied`
 denied_calls integer tool calls that were denied
 stop_reason text why the model stopped
-{_TOKENS.strip()}
-{_OF_TREE.strip()}
-{_RUN_LABEL.strip()}
-""",
-)
+{_TOKENS}
+{_IN_TREE}
 
-_MESSAGES = _view(
-    "v_messages",
-    "One row for each block of a conversation, copied ones included.",
-    f"""
-{_OF_RUN.strip()}
+# v_messages: One row for each block of a conversation, copied ones included.
+{_OF_RUN}
 message integer the message, from 0
 position integer the block's place in it, from 0
 turn integer the turn that it belongs to; 0 for the prompt
@@ -143,17 +111,11 @@ tool text of a `tool_use`: the tool's name
 tool_use_id text of a `tool_use` and its `tool_result`: the API's id of the call
 content text the whole block as JSON
 copied integer 1: of a fork, copied from the run that it was forked from; of a sub-agent, from its parent
-{_OF_TREE.strip()}
-{_RUN_LABEL.strip()}
-""",
-)
+{_IN_TREE}
 
-_TOOL_CALLS = _view(
-    "v_tool_calls",
-    "One row for each tool call, without the calls that a fork copied.",
-    f"""
-{_OF_RUN.strip()}
-{_OF_CALL.strip()}
+# v_tool_calls: One row for each tool call, without the calls that a fork copied.
+{_OF_RUN}
+{_OF_CALL}
 tool_use_id text the API's id of the call
 input text its input as JSON, as the model asked for it
 command text of the input: `command`, as Bash has it
@@ -169,19 +131,13 @@ output text the result, as the model was shown it
 whole_output_bytes integer size of the whole output, where the model was shown less
 tree_before text the workspace's recorded tree before it, of calls that may write
 tree_after text the one after it
-{_OF_TREE.strip()}
-{_CALL_LABEL.strip()}
+{_CALL_IN_TREE}
 updated_input text the input as a hook changed it, as JSON
-""",
-)
 
-_DECISIONS = _view(
-    "v_decisions",
-    "One row for each decided tool call, with the question and the answer if there was one, without "
-    "the calls that a fork copied.",
-    f"""
-{_OF_RUN.strip()}
-{_OF_CALL.strip()}
+# v_decisions: One row for each decided tool call, with the question and the answer if there was
+# one, without the calls that a fork copied.
+{_OF_RUN}
+{_OF_CALL}
 input text its input as JSON, as the model asked for it
 at time when the reply that asked for it was stored
 decision text `allow`, `ask` or `deny`
@@ -204,39 +160,27 @@ answered_via text `person`, `rule`, `timeout`, `cancel` or `end`
 answer_reason text why, as the one who answered said
 edited_input text the input as the answer changed it, as JSON
 outcome text what became of the call
-{_OF_TREE.strip()}
-{_CALL_LABEL.strip()}
+{_CALL_IN_TREE}
 updated_input text the input as a hook changed it, as JSON
 asked_by_hook integer 1: a hook asked, where the rules allowed
-""",
-)
 
-_COSTS = _view(
-    "v_costs",
-    "One row for each model call that has ended, summaries and failed calls included. The sums of "
-    "`usd` are those of `runner costs`.",
-    f"""
-{_OF_RUN.strip()}
+# v_costs: One row for each model call that has ended, summaries and failed calls included. The
+# sums of `usd` are those of `runner costs`.
+{_OF_RUN}
 number integer the call's number in its run, from 1
 turn integer the turn that it was made for
 purpose text `turn` or `summary`
 model text the model, as the API names it
 at time when it began
 seconds seconds how long it took
-{_TOKENS.strip()}
+{_TOKENS}
 usd usd what it cost at list prices; NULL where nobody knows
 usd_at_most usd what it can have cost, where nobody knows what it used
 basis text `usage`, `at most` (usage unknown), `no price` (of its model) or `scripted` (free)
-{_OF_TREE.strip()}
-{_RUN_LABEL.strip()}
-""",
-)
+{_IN_TREE}
 
-_EVENTS = _view(
-    "v_events",
-    "One row for each event of a run, and for each of a job as a whole (then `run_id`, `item` and "
-    "`attempt` are NULL).",
-    f"""
+# v_events: One row for each event of a run, and for each of a job as a whole (then `run_id`,
+# `item` and `attempt` are NULL).
 job_id text the job
 run_id text the run
 item text the key of the run's item
@@ -249,16 +193,10 @@ why text the reason that was given, or why it happened
 old_value text of a change: what was, as JSON
 new_value text of a change: what is, as JSON
 data text all that the event says, as JSON
-{_OF_TREE.strip()}
-{_RUN_LABEL.strip()}
-""",
-)
+{_IN_TREE}
 
-_HOOKS = _view(
-    "v_hooks",
-    "One row for each time that a hook ran.",
-    f"""
-{_OF_RUN.strip()}
+# v_hooks: One row for each time that a hook ran.
+{_OF_RUN}
 number integer its number among those of the run, from 1
 event text what it ran at: `RunStart`, `PreToolUse`, `PostToolUse`, `TurnEnd` or `RunEnd`
 name text its command, or its function in Python
@@ -279,9 +217,25 @@ output text what it printed, as far as that is kept
 errors text what it printed as errors, as far as that is kept
 tree_before text the workspace's recorded tree before it
 tree_after text the one after it, where it changed files
-{_OF_TREE.strip()}
-label text what the call is called in its tree, or the run where there is no call
-""",
-)
+{_OF_TREE}
+label text what the call is called in its tree, or the run where there is no call"""
 
-VIEWS = (_RUNS, _TURNS, _MESSAGES, _TOOL_CALLS, _DECISIONS, _COSTS, _EVENTS, _HOOKS)
+
+def _view(text: str) -> View:
+    """A view from its name and meaning, and its columns, one a line: name, kind and meaning. A time has
+    its text in UTC beside it."""
+    said, columns = [], []
+    for line in text.splitlines():
+        if line.startswith("# "):
+            said.append(line.removeprefix("# "))
+            continue
+        name, kind, meaning = line.split(maxsplit=2)
+        columns.append(ViewColumn(name, kind, meaning))  # type: ignore[arg-type]  # a test reads all
+        if kind == "time":
+            as_text = f"`{name}` as 2026-11-22T22:00:00Z"
+            columns.append(ViewColumn(f"{name}_text", "text", as_text))
+    name, _, meaning = " ".join(said).partition(": ")
+    return View(name, meaning, tuple(columns))
+
+
+VIEWS = tuple(map(_view, _VIEWS.split("\n\n")))

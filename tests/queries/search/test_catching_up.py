@@ -274,7 +274,7 @@ def test_the_index_holds_no_text(database: Database) -> None:
 
 def _everything_in_the_index(database: Database) -> str:
     if database.dialect == "sqlite":
-        from runner.queries.search.sqlite_file import path_of
+        from runner.queries.search.sqlite import path_of
 
         path = path_of(database)
         files = [path, path.with_name(path.name + "-wal")]

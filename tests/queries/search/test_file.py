@@ -10,7 +10,7 @@ import pytest
 
 from runner.errors import UnreachableError
 from runner.queries.search.search import open_index
-from runner.queries.search.sqlite_file import path_of
+from runner.queries.search.sqlite import path_of
 from runner.store.database import Database
 from tests.queries.search.record import find, record
 from tests.upgraded import Upgraded

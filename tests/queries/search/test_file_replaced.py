@@ -13,7 +13,7 @@ from runner.core.search import Term
 from runner.errors import UnreachableError
 from runner.queries.search.index import Needs, Unusable
 from runner.queries.search.search import nothing, open_index
-from runner.queries.search.sqlite_file import identity_of, opened, path_of, replace
+from runner.queries.search.sqlite import identity_of, opened, path_of, replace
 from runner.store.database import Database
 from tests.queries.search.record import Record, find, record
 from tests.upgraded import Upgraded

@@ -138,7 +138,7 @@ def test_timeline_has_every_event_of_a_run_in_the_order_of_the_record(database: 
     job = play(database)
     for run_id in job.runs:
         found = list(timeline_rows(database, ALL, run_id, PRICES))
-        record = events_after(database, run_id, 0)
+        record = events_after(database, run_id)
         assert [(row["at"], row["event"]) for row in found] == [
             (event["at"], event["type"]) for event in record
         ]

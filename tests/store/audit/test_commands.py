@@ -135,7 +135,7 @@ def test_newest_commands_are_given_whichever_runs_they_are_of(
     database: Database, monkeypatch: pytest.MonkeyPatch, newest_runs: int
 ) -> None:
     monkeypatch.setattr(calls, "_BATCH", 1)
-    monkeypatch.setattr(calls, "_NEWEST_RUNS", calls.oldest_of_the_newest(newest_runs))
+    monkeypatch.setattr(calls, "NEWEST_RUNS", newest_runs)
     for place, run_id in enumerate(submit(database, "a", "b", "c").runs):
         attempt = claim(database, run_id)
         for number in range(3):
