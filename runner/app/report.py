@@ -56,7 +56,7 @@ class ReportedRun:
 
     @property
     def short_id(self) -> str:
-        return self.run["id"][-_SHORT_ID:]
+        return str(self.run["id"])[-_SHORT_ID:]
 
     @property
     def seconds(self) -> float | None:
