@@ -166,11 +166,13 @@ _SPLIT = (
     "- The result is what each sub-agent gave back, in the order of the parts."
 )
 
-_DEFAULT_LIMITS = Limits()
 
-
-def agent_tool(types: Sequence[AgentType], limits: Limits = _DEFAULT_LIMITS) -> Tool:
+def agent_tool(types: Sequence[AgentType], limits: Limits) -> Tool:
     """The tool that starts a sub-agent of one of these types."""
+    seeing = [f"`{each.name}`" for each in types if each.snapshot]
+    by_default = f"default true for {', '.join(seeing)}, else false"
+    if len(seeing) in (0, len(types)):
+        by_default = f"default {'true' if seeing else 'false'}"
     listed = "\n".join(f"- `{each.name}`: {each.description}" for each in types)
     properties: dict[str, Any] = {
         "description": _text("What the sub-agent is to do, in 3 to 5 words"),
@@ -182,7 +184,7 @@ def agent_tool(types: Sequence[AgentType], limits: Limits = _DEFAULT_LIMITS) -> 
         },
         "snapshot": {
             "type": "boolean",
-            "description": f"Let it see this conversation up to here ({_by_default(types)})",
+            "description": f"Let it see this conversation up to here ({by_default})",
         },
     }
     return Tool(
@@ -213,13 +215,6 @@ def split_tool(coordinator: Coordinator, agent: AgentType) -> Tool:
     description = _SPLIT.format(fewest=coordinator.fewest, most=coordinator.most, begins=begins)
     schema = _object({"parts": parts}, ["parts"])
     return Tool(SPLIT_TOOL, description, schema, source=SPLIT_SOURCE)
-
-
-def _by_default(types: Sequence[AgentType]) -> str:
-    seeing = [f"`{each.name}`" for each in types if each.snapshot]
-    if len(seeing) in (0, len(types)):
-        return f"default {'true' if seeing else 'false'}"
-    return f"default true for {', '.join(seeing)}, else false"
 
 
 def _text(description: str) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import takewhile
 
+from runner.core import entries
 from runner.core.agents import AGENT_SOURCE, SPLIT_SOURCE
 from runner.core.children import (
     begins_with_shared,
@@ -20,14 +21,6 @@ from runner.core.children import (
     waiting_for_room,
 )
 from runner.core.conversation import UNREADABLE_INPUT, Tool, ToolResult
-from runner.core.entries import (
-    CallsDecided,
-    ChildrenStarted,
-    OutcomeAsked,
-    RunSettled,
-    ToolFinished,
-    ToolsStarted,
-)
 from runner.core.hook_decisions import (
     after_calls,
     before_call,
@@ -197,7 +190,7 @@ def _next_result(state: RunState, calls: Iterable[Call]) -> Step | None:
         if (result := _result_without_running(state, call)) is not None:
             was_started = call.started_by is not None and not call.interrupted
             tree = state.files.tree if was_started and state.spec.is_recorded else None
-            return ToolFinished(call.index, result, tree)
+            return entries.ToolFinished(call.index, result, tree)
     return None
 
 
@@ -207,7 +200,7 @@ def _ask_about_unknown(state: RunState) -> Step | None:
     if not doubtful:
         return None
     index = doubtful[0].index
-    return locate(doubtful) or OutcomeAsked(index, state.files.unrecorded.get(index, ""))
+    return locate(doubtful) or entries.OutcomeAsked(index, state.files.unrecorded.get(index, ""))
 
 
 def _decide(state: RunState, pending: Sequence[Call]) -> Step | None:
@@ -231,7 +224,7 @@ def _decide(state: RunState, pending: Sequence[Call]) -> Step | None:
         if allowed and (hook := before_call(state, call)) is not None:
             return hook
     tight = {call.index: tightened(state, call, decisions[call.index]) for call in undecided}
-    return CallsDecided(tight)
+    return entries.CallsDecided(tight)
 
 
 def _by_rules(state: RunState, call: Call) -> Decision:
@@ -258,16 +251,16 @@ def _begin_next(state: RunState, pending: Sequence[Call]) -> Step:
             return stop_at_deadline(state)
         if begins_with_shared(state, children):
             return RecordShared()
-        return ChildrenStarted(children)
+        return entries.ChildrenStarted(children)
     if state.awaits_children:
         # While somebody is asked the end of a child changes nothing, unless another may start then.
         asked = any(call.waits for call in pending) and not waiting_for_room(state, pending)
-        return RunSettled(Waiting("approval" if asked else "children"))
+        return entries.RunSettled(Waiting("approval" if asked else "children"))
     if group := _next_group(state, pending):
         if state.is_overdue and any(call.answer is not None for call in group):
             return stop_at_deadline(state)
-        return ToolsStarted(tuple(call.index for call in group))
-    return RunSettled(Waiting("approval"))
+        return entries.ToolsStarted(tuple(call.index for call in group))
+    return entries.RunSettled(Waiting("approval"))
 
 
 def _next_group(state: RunState, pending: Sequence[Call]) -> Sequence[Call]:

@@ -66,12 +66,7 @@ class Usage:
         return self.prompt_tokens + self.output_tokens
 
     def __add__(self, other: Usage) -> Usage:
-        return Usage(
-            self.input_tokens + other.input_tokens,
-            self.cache_read_tokens + other.cache_read_tokens,
-            self.cache_creation_tokens + other.cache_creation_tokens,
-            self.output_tokens + other.output_tokens,
-        )
+        return Usage(*(getattr(self, kind) + getattr(other, kind) for kind in self.__slots__))
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,16 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from runner.core import entries, steps
 from runner.core.calls import answer_calls, given_by_children
 from runner.core.children import coordinate, split_first
 from runner.core.conversation import CONTEXT_EXCEEDED, CUT_REASONS
-from runner.core.entries import (
-    Entry,
-    ModelCallFailed,
-    RunSettled,
-    UserMessageAdded,
-    VerificationStarted,
-)
 from runner.core.fold import Applied, fold
 from runner.core.hook_decisions import (
     continue_hook,
@@ -26,21 +20,7 @@ from runner.core.hook_decisions import (
 from runner.core.model_calls import IN_HAND_SECONDS, fit_context, start_turn, stopped_by
 from runner.core.run import Ended, Requeued, Waiting
 from runner.core.state import RunState
-from runner.core.steps import (
-    CallModel,
-    Deliver,
-    Done,
-    Effect,
-    EndChildren,
-    RunTools,
-    RunVerify,
-    Sleep,
-    Step,
-    end,
-    leave,
-    stop_at_deadline,
-    tell,
-)
+from runner.core.steps import Step, end, leave, stop_at_deadline, tell
 from runner.core.text import (
     CONTINUE_TEXT,
     NUDGE_TEXT,
@@ -54,7 +34,9 @@ MOST_CONTINUATIONS = 2
 MOST_RESULT_NUDGES = 2
 
 
-def advance(state: RunState, now: float, draining: bool) -> tuple[list[Applied], Effect | Done]:
+def advance(
+    state: RunState, now: float, draining: bool
+) -> tuple[list[Applied], steps.Effect | steps.Done]:
     """Decide until there is an effect to carry out, or the attempt is over.
 
     Returns:
@@ -63,7 +45,7 @@ def advance(state: RunState, now: float, draining: bool) -> tuple[list[Applied],
     """
     decided: list[Applied] = []
     state = replace(state, now=now, draining=draining)
-    while isinstance(step := decide(state), Entry):
+    while isinstance(step := decide(state), entries.Entry):
         decided += fold(state, [step])
         state = decided[-1].after
     return decided, step
@@ -72,10 +54,10 @@ def advance(state: RunState, now: float, draining: bool) -> tuple[list[Applied],
 def decide(state: RunState) -> Step:
     """The next step of a run: what the rules say, but an end only after what comes before it."""
     if state.outcome is not None:
-        return Done(state.outcome)
+        return steps.Done(state.outcome)
     step = _by_rules(state)
     match step:
-        case RunSettled(Ended() as outcome):
+        case entries.RunSettled(Ended() as outcome):
             # Sub-agents stop and give their results, the files are committed, RunEnd hooks run.
             before = _end_children(state) or _deliver_files(state, outcome)
             return before or end_run(state, outcome) or step
@@ -112,8 +94,8 @@ def _continue_model_call(state: RunState) -> Step | None:
     if call is None:
         return None
     if call.attempt == state.attempt:
-        return CallModel(call)
-    return ModelCallFailed(
+        return steps.CallModel(call)
+    return entries.ModelCallFailed(
         kind="worker_lost",
         message="the worker was gone before the reply was stored",
         status=None,
@@ -133,7 +115,7 @@ def _continue_tools(state: RunState) -> Step | None:
         and call.started_by == state.attempt
         and not state.spec.starts_children(call.name)
     )
-    return RunTools(mine) if mine else None
+    return steps.RunTools(mine) if mine else None
 
 
 def _end_with_result(state: RunState) -> Step | None:
@@ -186,7 +168,9 @@ def _end_children(state: RunState) -> Step | None:
         return given_by_children(state)
     if (step := leave(state)) is not None:
         return step
-    return RunSettled(Waiting("children")) if state.children.cancelled else EndChildren()
+    return (
+        entries.RunSettled(Waiting("children")) if state.children.cancelled else steps.EndChildren()
+    )
 
 
 def _deliver_queued(state: RunState) -> Step | None:
@@ -197,7 +181,7 @@ def _deliver_queued(state: RunState) -> Step | None:
 def _tell_queued(state: RunState) -> Step:
     messages = state.inbox.messages
     ids = tuple(message.id for message in messages)
-    return UserMessageAdded(tuple(message.text for message in messages), "queued", ids)
+    return entries.UserMessageAdded(tuple(message.text for message in messages), "queued", ids)
 
 
 def _speak_first(state: RunState) -> Step | None:
@@ -219,8 +203,8 @@ def _after_failure(state: RunState) -> Step | None:
     if state.ends_at is not None and failure.retry_at >= state.ends_at:
         return stop_at_deadline(state)
     if failure.retry_at - state.now <= IN_HAND_SECONDS:
-        return Sleep(failure.retry_at)
-    return RunSettled(Requeued(failure.retry_at, "backoff"))
+        return steps.Sleep(failure.retry_at)
+    return entries.RunSettled(Requeued(failure.retry_at, "backoff"))
 
 
 def _check_limits(state: RunState) -> Step | None:
@@ -245,7 +229,11 @@ def _deliver_files(state: RunState, outcome: Ended) -> Step | None:
     workspace = state.spec.workspace
     if workspace is None or workspace.mode != "git" or state.ending.delivered:
         return None
-    return RunSettled(Requeued(state.now, "shutdown")) if state.draining else Deliver(outcome)
+    return (
+        entries.RunSettled(Requeued(state.now, "shutdown"))
+        if state.draining
+        else steps.Deliver(outcome)
+    )
 
 
 def _ask_for_result(state: RunState) -> Step | None:
@@ -265,9 +253,9 @@ def _verify(state: RunState) -> Step | None:
         if (step := leave(state)) is not None:
             return step
         if verification is not None:
-            return RunVerify(verification.number)
+            return steps.RunVerify(verification.number)
         before = state.ending.verification
-        return VerificationStarted(before.number + 1 if before else 1)
+        return entries.VerificationStarted(before.number + 1 if before else 1)
     if verification.passed:
         return None
     if verify.on_failure == "fail" or state.ending.verify_failures >= verify.rounds:

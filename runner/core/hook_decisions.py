@@ -20,7 +20,7 @@ from runner.core.state import Call, RunState
 from runner.core.steps import RunHook, Step, end, leave, locate, tell
 from runner.core.text import shorten
 from runner.core.workspace import RESULT_SOURCE
-from runner.permissions import Decision, Request, Rule
+from runner.permissions import Decision, Effect, Request, Rule
 from runner.permissions.decisions import any_rule_matches
 
 # A call with one of these has not run: it was refused before, or as it was about to begin.
@@ -113,57 +113,49 @@ def _looked_at_what_is_over(state: RunState, run: HookRun) -> bool:
 
 def tightened(state: RunState, call: Call, decision: Decision) -> Decision:
     """The rules' decision on a call, or what its PreToolUse hooks make of it: never a looser one."""
-    if decision.effect == "deny":
+    effect, run = _objecting(state, call)
+    if run is None or decision.effect == "deny":
         return decision
-    if (refusing := _refusing(state, call)) is not None:
-        return Decision("deny", (), decision.snapshot, objection(state, refusing))
-    if (asking := _asking(state, call)) is None:
-        return decision
-    reason = objection(state, asking)
-    if decision.effect == "ask":
+    reason = objection(state, run)
+    if effect == decision.effect:
         return replace(decision, reason="; ".join(filter(None, (decision.reason, reason))))
-    return Decision("ask", (), decision.snapshot, reason)
+    return Decision(effect, (), decision.snapshot, reason)
 
 
 def refuses(state: RunState, call: Call) -> bool:
     """True if one of the PreToolUse hooks of a call denies it, as it would run."""
-    return _refusing(state, call) is not None
+    return _objecting(state, call)[0] == "deny"
 
 
 def refused_edit(state: RunState, call: Call) -> str | None:
     """Why a call does not run that a person has approved with another input; None if no hook objects."""
-    run = _refusing(state, call) if call.is_edited else None
-    return None if run is None else f"denied as a person has edited it: {objection(state, run)}"
+    effect, run = _objecting(state, call)
+    if run is None or effect != "deny" or not call.is_edited:
+        return None
+    return f"denied as a person has edited it: {objection(state, run)}"
 
 
 def asks(state: RunState, call: Call) -> bool:
     """True if a person is asked about a call because a hook wants it: no rule answers that."""
-    return _asking(state, call) is not None
+    return _objecting(state, call)[0] == "ask"
 
 
-def _refusing(state: RunState, call: Call) -> HookRun | None:
-    for run in _answered_before(state, call):
-        if run.said.outcome == "succeeded":
-            denies = run.said.decision == "deny"
-        else:
-            denies = state.spec.hooks[run.hook].on_failure == "deny"
-        if denies:
-            return run
-    return None
-
-
-def _asking(state: RunState, call: Call) -> HookRun | None:
-    asking = (run for run in _answered_before(state, call) if run.said.decision == "ask")
-    return next(asking, None)
-
-
-def _answered_before(state: RunState, call: Call) -> Iterator[HookRun]:
-    """The hooks that have answered about a call that is to be decided on, or was edited since it was."""
-    since = decided_at(state, call)
+def _objecting(state: RunState, call: Call) -> tuple[Effect, HookRun | None]:
+    """The first hook that denies a call that is to be decided on, or was edited since it was; or else the
+    first that wants a person asked."""
+    asking, since = None, decided_at(state, call)
     for run in state.hooks.runs:
         is_of_it = run.event == "PreToolUse" and run.index == call.index and run.number > since
-        if is_of_it and run.answer is not None:
-            yield run
+        if not is_of_it or run.answer is None:
+            continue
+        denies = run.answer.decision == "deny"
+        if run.answer.outcome != "succeeded":
+            denies = state.spec.hooks[run.hook].on_failure == "deny"
+        if denies:
+            return "deny", run
+        if run.answer.decision == "ask":
+            asking = asking or run
+    return ("ask" if asking is not None else "allow"), asking
 
 
 def kept_as_edited(state: RunState, run: HookRun, result: HookResult) -> HookResult:

@@ -83,9 +83,10 @@ OBJECTS = 2  # the exit code
 MOST_CHARACTERS = 10_000  # of a text that is kept or shown
 MOST_JSON_BYTES = 1_000_000
 
-_PERMISSIONS: Mapping[str, HookDecision] = {"allow": "allow", "ask": "ask", "deny": "deny"}
-_OLD_PERMISSIONS: Mapping[str, HookDecision] = {"approve": "allow", "block": "deny"}
-_BLOCKS: Mapping[str, HookDecision | None] = {"approve": None, "block": "block"}
+_Decisions = Mapping[str, HookDecision | None]
+_PERMISSIONS: _Decisions = {"allow": "allow", "ask": "ask", "deny": "deny"}
+_OLD_PERMISSIONS: _Decisions = {"approve": "allow", "block": "deny"}
+_BLOCKS: _Decisions = {"approve": None, "block": "block"}
 _STRICTNESS: Mapping[HookDecision | None, int] = {None: 0, "allow": 1, "ask": 2, "deny": 3}
 
 End = Literal["exited", "timed_out", "not_started", "lost", "shut_down"]
@@ -197,9 +198,7 @@ def _from_json(event: HookEvent, data: Mapping[str, Any]) -> _Answer:
     return HookAnswer("succeeded", decision, reason, context, stops=stops), updated
 
 
-def _known(
-    data: Mapping[str, Any], name: str, known: Mapping[str, HookDecision | None]
-) -> HookDecision | None:
+def _known(data: Mapping[str, Any], name: str, known: _Decisions) -> HookDecision | None:
     given = data.get(name)
     if given is None:
         return None

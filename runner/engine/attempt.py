@@ -187,13 +187,8 @@ class _Attempt:
 
     def _prepare(self) -> list[Entry]:
         """Prepare the workspace and set the transient fields of the run state."""
-        state = self._state
-        happened, unrecorded = self._workspace.prepare(state)
-        if state.spec.instructions and not state.files.instructed:
-            happened.append(self._workspace.instructions(state))
-        outputs = str(self._workspace.surroundings.outputs)
-        files = replace(state.files, outputs=outputs, unrecorded=unrecorded)
-        self._state = replace(state, files=files)
+        happened, files = self._workspace.prepare(self._state)
+        self._state = state = replace(self._state, files=files)
         own, checked = state.spec.model, state.context.checked_window
         self._set_windows(lambda model: checked if model == own else None)
         return happened

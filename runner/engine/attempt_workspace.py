@@ -3,13 +3,12 @@ commit what they leave."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from typing import Any, Protocol, TypeVar
 
+from runner.core import entries
 from runner.core.calls import (
     changes_tree,
     commands_left,
@@ -20,19 +19,10 @@ from runner.core.calls import (
 )
 from runner.core.children import children_work_in, is_busy
 from runner.core.conversation import ToolResult
-from runner.core.entries import (
-    Delivered,
-    Entry,
-    HookFinished,
-    InstructionsRead,
-    ToolFinished,
-    TreeRecorded,
-    Verified,
-)
 from runner.core.hook_decisions import kept_as_edited
 from runner.core.hooks import Said, read_answer
 from runner.core.run import Ended, Lease
-from runner.core.state import Call, RunState
+from runner.core.state import Call, Files, RunState
 from runner.core.steps import RunHook
 from runner.errors import Interrupted, ShutDown
 from runner.permissions import Authorization, ToolContext, digest_of, paths_of
@@ -64,11 +54,11 @@ class AttemptWorkspace:
     retry: Retry
     surroundings: Surroundings = field(init=False)
 
-    def prepare(self, state: RunState) -> tuple[list[Entry], Mapping[int, str]]:
+    def prepare(self, state: RunState) -> tuple[list[entries.Entry], Files]:
         """Prepare the workspace: as it was before what an earlier attempt left half done.
 
         Returns:
-            The entries to store, and the value of ``RunState.files.unrecorded``.
+            The entries to store, and the files of the run with what only this attempt knows.
         """
         tree, busy = state.files.tree, is_busy(state)
         unrecorded = self._beside(state, commands_left(state), self.interrupt)
@@ -81,16 +71,15 @@ class AttemptWorkspace:
             path = str(call.input_to_run.get("file_path"))
             if not self.workspaces.holds(self.lease, path):
                 unrecorded[call.index] = path
-        cause = prepared.cause
-        if prepared.tree is None or cause is None:
-            return [], unrecorded
-        if cause == "changed" and children_work_in(state):
-            cause = "children"
-        return [TreeRecorded(prepared.tree, cause, prepared.found)], unrecorded
-
-    def instructions(self, state: RunState) -> InstructionsRead:
-        """The workspace's own instructions to agents."""
-        return self.tools.instructions(self.surroundings, state.policy)
+        happened: list[entries.Entry] = []
+        if prepared.tree is not None and (cause := prepared.cause) is not None:
+            if cause == "changed" and children_work_in(state):
+                cause = "children"
+            happened.append(entries.TreeRecorded(prepared.tree, cause, prepared.found))
+        if state.spec.instructions and not state.files.instructed:
+            happened.append(self.tools.instructions(self.surroundings, state.policy))
+        outputs = str(self.surroundings.outputs)
+        return happened, replace(state.files, outputs=outputs, unrecorded=unrecorded)
 
     def _beside(
         self, state: RunState, commands: Sequence[Call], interrupt: Interrupt
@@ -120,27 +109,38 @@ class AttemptWorkspace:
         return replace(call, tool_context=tool_context, answer=answer)
 
     def run(
-        self, state: RunState, calls: Sequence[Call], append: Callable[[Entry], None]
-    ) -> list[Entry]:
+        self, state: RunState, calls: Sequence[Call], append: Callable[[entries.Entry], None]
+    ) -> list[entries.Entry]:
         """Run calls side by side. What changes the workspace is done together or not at all: all
         results are returned, with the snapshot after them. Otherwise each is appended as it comes, save
         the last, which is returned so that it is stored with what follows."""
-        if changes_tree(state, calls):
-            with self._side_by_side(state, calls) as running:
-                finished = self._ended(state, calls, [future.result() for future in running])
-            tree = self._record()
-            return [replace(entry, tree=tree) for entry in finished]
-        if len(calls) == 1:
-            return [*self._ended(state, calls, [self._run_tool(state, calls[0])])]
-        with self._side_by_side(state, calls) as running:
-            ended = (self._ended(state, calls, [one.result()]) for one in as_completed(running))
-            for entries in islice(ended, len(calls) - 1):
-                append(entries[0])
-            return [*next(ended)]
+        as_one = changes_tree(state, calls)
+        with ThreadPoolExecutor(min(len(calls), _MOST_TOOLS_AT_ONCE)) as pool:
+            try:
+                running = [pool.submit(self._run_tool, state, call) for call in calls]
+                if as_one:
+                    finished = self._ended(state, calls, [each.result() for each in running])
+                else:
+                    for count, each in enumerate(as_completed(running), 1):
+                        finished = self._ended(state, calls, [each.result()])
+                        if count < len(calls):
+                            append(finished[0])
+            except Interrupted:  # and so the others are
+                raise
+            except BaseException:
+                self.interrupt.set("dropped")
+                raise
+        if not as_one:
+            return [*finished]
+        tree = self._record()
+        return [replace(entry, tree=tree) for entry in finished]
 
     def _ended(
-        self, state: RunState, calls: Sequence[Call], finished: Sequence[ToolFinished | Call]
-    ) -> list[ToolFinished]:
+        self,
+        state: RunState,
+        calls: Sequence[Call],
+        finished: Sequence[entries.ToolFinished | Call],
+    ) -> list[entries.ToolFinished]:
         """The entries of calls that ran together. A call that a shutdown cut is interrupted, unless the
         next attempt would run all of them again on the files as they were: then raise ``ShutDown``."""
         cut = [entry for entry in finished if isinstance(entry, Call)]
@@ -149,23 +149,15 @@ class AttemptWorkspace:
             with self.interrupt.past_shutdown() as interrupt:
                 if not self._beside(state, commands, interrupt):
                     raise ShutDown
-        interrupted = [ToolFinished(call.index, with_edit_told(call, _SHUT_DOWN)) for call in cut]
-        return [*(entry for entry in finished if isinstance(entry, ToolFinished)), *interrupted]
+        interrupted = [
+            entries.ToolFinished(call.index, with_edit_told(call, _SHUT_DOWN)) for call in cut
+        ]
+        return [
+            *(entry for entry in finished if isinstance(entry, entries.ToolFinished)),
+            *interrupted,
+        ]
 
-    @contextmanager
-    def _side_by_side(
-        self, state: RunState, calls: Sequence[Call]
-    ) -> Iterator[list[Future[ToolFinished | Call]]]:
-        with ThreadPoolExecutor(min(len(calls), _MOST_TOOLS_AT_ONCE)) as pool:
-            try:
-                yield [pool.submit(self._run_tool, state, call) for call in calls]
-            except Interrupted:  # and so the others are
-                raise
-            except BaseException:
-                self.interrupt.set("dropped")
-                raise
-
-    def _run_tool(self, state: RunState, call: Call) -> ToolFinished | Call:
+    def _run_tool(self, state: RunState, call: Call) -> entries.ToolFinished | Call:
         """The entry of a call that has run; the call itself if a shutdown cut it."""
         tool, arguments = state.spec.tool(call.name), call.input_to_run
         assert tool is not None, "the decision answers unknown tools itself"
@@ -185,9 +177,9 @@ class AttemptWorkspace:
             result = self.tools.run(request, self.interrupt)
         except ShutDown:
             return call
-        return ToolFinished(call.index, with_edit_told(call, result))
+        return entries.ToolFinished(call.index, with_edit_told(call, result))
 
-    def verify(self, state: RunState, number: int) -> list[Entry]:
+    def verify(self, state: RunState, number: int) -> list[entries.Entry]:
         """Run the commands that verify the run's work, up to the first that fails; what they change
         is put back."""
         verify = state.spec.verify
@@ -202,19 +194,19 @@ class AttemptWorkspace:
             if result.is_error:
                 break
         self._put_back(state, self.interrupt)
-        return [Verified(number, text, result)]
+        return [entries.Verified(number, text, result)]
 
     def record_shared(self) -> str:
         """Record the folder that the run shares with one above it; empty when none is recorded of it."""
         record = self.workspaces.record_shared
         return self.retry(lambda: record(self.lease, self.interrupt)) or ""
 
-    def deliver(self, outcome: Ended) -> list[Entry]:
+    def deliver(self, outcome: Ended) -> list[entries.Entry]:
         """Commit what the run leaves."""
         commit = self.retry(lambda: self.workspaces.deliver(self.lease, outcome, self.interrupt))
-        return [Delivered(commit)]
+        return [entries.Delivered(commit)]
 
-    def run_hook(self, state: RunState, step: RunHook) -> list[Entry]:
+    def run_hook(self, state: RunState, step: RunHook) -> list[entries.Entry]:
         """Run a hook once; what it changed in a recorded workspace is recorded with its end. What a RunEnd
         hook changes is put back: the run ends as it was verified and delivered. While sub-agents change
         the files, nothing is recorded: the next attempt records what the hook did with their work."""
@@ -234,7 +226,7 @@ class AttemptWorkspace:
                     self._put_back(state, interrupt)
             elif (recorded := self._record()) != state.files.tree:
                 tree = recorded
-        return [HookFinished(run.number, result, tree)]
+        return [entries.HookFinished(run.number, result, tree)]
 
     def _record(self) -> str | None:
         """Record the workspace, though the worker shuts down."""

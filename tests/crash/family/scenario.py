@@ -95,7 +95,7 @@ class FamilyScenario(Scenario):
 
     def submission(self, workspace: Path, tools: tuple[Tool, ...]) -> Submission:
         """The job, of one run."""
-        submission = super().submission(workspace, (*tools, agent_tool(AGENTS)))
+        submission = super().submission(workspace, (*tools, agent_tool(AGENTS, Limits())))
         spec = replace(submission.spec, agents=AGENTS, hooks=HOOKS)
         return replace(submission, spec=spec)
 
