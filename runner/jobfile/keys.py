@@ -206,8 +206,8 @@ AGENT = Table("agents.NAME", (
     Key("workspace", choice(*get_args(AgentWorkspace)), "parent", "Where it works: in its parent's "
         "folder, or in its own worktree or copy, which starts with the newest recorded files of its "
         'parent. `"own"` needs a `[workspace]` with mode `"git"` or `"copy"`.'),
-    Key("snapshot", flag, False, "Whether it begins with its parent's conversation, where the call "
-        "doesn't say. Otherwise it begins with its prompt alone."),
+    Key("snapshot", flag, False, "Whether it starts with its parent's conversation, unless the call "
+        "says otherwise. Without it, it starts with its prompt alone."),
     Key("output_schema", _result_schema, None,
         "[The structured result](#structured-results) that it has to submit."),
     Key("output_schema_file", _path, None, "The same from a JSON file; at most one of the two.", ""),
@@ -230,7 +230,7 @@ HOOK = Table("hooks.EVENT", (
     Key("timeout", duration(3_600.0), 60, "How long it may take; at most an hour."),
     Key("on_failure", choice(*get_args(OnHookFailure)), "deny", "What happens to the call when the "
         "hook fails or takes too long. Only for `PreToolUse`."),
-    Key("repeatable", flag, False, "Whether it is run again when its worker died in the middle of it."),
+    Key("repeatable", flag, False, "Whether it runs again if its worker died while it ran."),
 ), ((("command", "function"), "what the hook runs"),))
 EVENTS = Table("hooks", tuple(
     Key(event, list_of(table_of(HOOK), "tables", placed=True), []) for event in get_args(HookEvent)
@@ -256,7 +256,7 @@ WORKSPACE = Table("workspace", (
     Key("base", _ref, None, "Where all runs begin: a branch, a tag or a commit, looked up at the "
         "submission.", "the branch checked out", modes=_GIT),
     Key("uncommitted", flag, False, modes=_GIT, doc=
-        "Begin at what is checked out with its uncommitted changes, new files included, ignored ones not."),
+        "Begin at what is checked out, with uncommitted changes and new files, without ignored ones."),
     Key("accept", _accepted, [], modes=_GIT, doc=
         "What to accept in [a repository](#what-is-refused) although runs see it differently from you."),
     Key("remote", _repository, None, modes=_GIT, doc=
@@ -360,9 +360,9 @@ TOP = Table("", (
         "asked about](#permissions).", "everything is denied"),
     Key("agents", tables_by_name(AGENT), {}, "[Types of sub-agents](#agentsname) that a run may start."),
     Key("coordinator", table_of(COORDINATOR), None, "[Splits each task](#coordinator) among sub-agents."),
-    Key("hooks", _hooks, {}, "[What is told of a run's steps](#hooksevent), and may tighten its rules."),
-    Key("instructions", flag, False, "Whether `AGENTS.md` and `CLAUDE.md` of the workspace's top "
-        "folder, as they are when the run begins, end the system prompt."),
+    Key("hooks", _hooks, {}, "[What runs on events of a run](#hooksevent), and may tighten its rules."),
+    Key("instructions", flag, False, "Whether the system prompt ends with `AGENTS.md` and "
+        "`CLAUDE.md` of the workspace's top folder, as they are when the run begins."),
     Key("limits", table_of(LIMITS), {}, "[When a run stops, and what the job may spend](#limits)."),
     Key("context", table_of(CONTEXT), {}, "[How to shorten a long conversation](#context)."),
     Key("retry", table_of(RETRY), {}, "[How long to try a model that does not answer](#retry)."),
