@@ -95,7 +95,7 @@ class Accumulator:
                 if block is not None:
                     blocks.append(block)
                 elif may_be_parted:
-                    cut = part.remains()
+                    cut = part.grown()
         except _SHAPE_ERRORS as error:
             raise BrokenStreamError("a block of an unexpected shape") from error
         ids = [block["id"] for block in blocks if block["type"] == "tool_use"]
@@ -156,29 +156,28 @@ class _Part:
         self._block = dict(block)
         self._type = block["type"]
         self._texts: dict[str, list[str]] = {}
-        self._json: list[str] = []
 
     def add(self, delta: Mapping[str, Any]) -> str:
         """Take a delta. Return the text that it added.
 
         Strings grow and other values are set, so a kind of delta that is not known yet works too.
         """
-        kind = delta["type"]
-        if kind == "input_json_delta":
-            self._json.append(delta["partial_json"])
-        elif kind == "citations_delta":
+        if delta["type"] == "citations_delta":
             self._block["citations"] = [*(self._block.get("citations") or ()), delta["citation"]]
-        else:
-            for name, value in delta.items():
-                if name == "type":
-                    continue
-                if isinstance(value, str):
-                    self._texts.setdefault(name, []).append(value)
-                else:
-                    self._block[name] = value
-        if kind == "text_delta":
-            return str(delta["text"])
-        return ""
+            return ""
+        for name, value in delta.items():
+            if isinstance(value, str) and name != "type":
+                self._texts.setdefault(name, []).append(value)
+            elif name != "type":
+                self._block[name] = value
+        return str(delta["text"]) if delta["type"] == "text_delta" else ""
+
+    def grown(self) -> Block:
+        """Return the block so far; what came of its input is in ``partial_json``."""
+        block = dict(self._block)
+        for name, parts in self._texts.items():
+            block[name] = "".join([block.get(name) or "", *parts])
+        return block
 
     def finish(self, may_be_parted: bool) -> Block | None:
         """Return the finished block; None when there is nothing to keep.
@@ -192,7 +191,8 @@ class _Part:
         if not self.stopped:
             self._refuse_unfinished("did not end", may_be_parted)
             return None
-        block = self._grown()
+        block = self.grown()
+        source = block.pop("partial_json", "")
         if self._type == "text":
             if block.get("citations", ()) is None:
                 del block["citations"]
@@ -200,26 +200,12 @@ class _Part:
         if self._type == "thinking":
             return block if block.get("signature") else None
         if self._type in ("tool_use", "server_tool_use"):
-            return self._finish_call(block, may_be_parted)
-        if self._json:
-            block["input"] = _parsed("".join(self._json))
+            return self._finish_call(block, source, may_be_parted)
+        if source:
+            block["input"] = _parsed(source)
         return block
 
-    def remains(self) -> Block:
-        """Return the unfinished block, for the record: what came of its input is in ``partial_json``."""
-        block = self._grown()
-        if self._json:
-            block["partial_json"] = "".join(self._json)
-        return block
-
-    def _grown(self) -> Block:
-        block = dict(self._block)
-        for name, parts in self._texts.items():
-            block[name] = "".join([block.get(name) or "", *parts])
-        return block
-
-    def _finish_call(self, block: Block, may_be_parted: bool) -> Block | None:
-        source = "".join(self._json)
+    def _finish_call(self, block: Block, source: str, may_be_parted: bool) -> Block | None:
         if not source and may_be_parted:  # a call without arguments, or one cut before them
             return None
         try:

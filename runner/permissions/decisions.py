@@ -14,6 +14,7 @@ import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
+from itertools import chain
 from operator import itemgetter
 from typing import Any, Literal
 
@@ -177,7 +178,7 @@ class _Verdict:
 
     access: Access
     effect: Effect | None  # None when no rule matched
-    matched: MatchedRule | None = None
+    matched: tuple[MatchedRule, ...] = ()  # one at most
     doubt: str = ""  # which rule may be about it, when nobody knows whether it is
 
     @property
@@ -274,13 +275,13 @@ def _caught(access: Access, effect: Effect, rules: _Rules) -> _Verdict | None:
     for rule in rules[effect].for_words(access.words):
         matched = access.catches(rule)
         if matched is not None:
-            return _Verdict(access, effect, MatchedRule(rule.rule, matched))
+            return _Verdict(access, effect, (MatchedRule(rule.rule, matched),))
     if not access.unknown:
         return None
     # A file that nobody knows may be one that a rule is about: nothing allows it then.
     for rule in rules[effect].for_any_word:
         if isinstance(rule.specifier, PathPattern):
-            maybe = MatchedRule(rule.rule, access.shown)
+            maybe = (MatchedRule(rule.rule, access.shown),)
             if effect == "ask":
                 return _Verdict(access, "ask", maybe, access.obstacle)
             about = f", and the rule {effect} {rule.rule.text!r} may be about that file"
@@ -291,7 +292,7 @@ def _caught(access: Access, effect: Effect, rules: _Rules) -> _Verdict | None:
 def _granted(access: Access, kind: str, rules: _Rules) -> _Verdict | None:
     for rule in rules[kind].for_words(access.words):
         if access.grants(rule):
-            return _Verdict(access, "allow", MatchedRule(rule.rule, access.shown))
+            return _Verdict(access, "allow", (MatchedRule(rule.rule, access.shown),))
     return None
 
 
@@ -301,26 +302,20 @@ def _sum(policy: Policy, verdicts: list[_Verdict], whose: str = "") -> Decision:
     Args:
         whose: the rules are, if not the job's.
     """
-    matched: dict[Effect, list[MatchedRule]] = {"deny": [], "ask": [], "allow": []}
-    doubts = []
-    for verdict in verdicts:
-        granted_aside = verdict.effect == "allow" and not verdict.access.required
-        if verdict.effect is not None and verdict.matched is not None and not granted_aside:
-            matched[verdict.effect].append(verdict.matched)
-            if verdict.effect == "ask":
-                doubts.append(verdict.doubt)
+    first = {verdict.effect: verdict for verdict in reversed(verdicts)}
     unmatched = next((each for each in verdicts if each.is_open), None)
-    if matched["deny"]:
-        return Decision("deny", tuple(matched["deny"][:1]), policy.snapshot)
-    if unmatched is not None and not (policy.default == "ask" and matched["ask"]):
+    if "deny" in first:
+        return Decision("deny", first["deny"].matched, policy.snapshot)
+    if unmatched is not None and not (policy.default == "ask" and "ask" in first):
         reason = unmatched.doubt or unmatched.access.obstacle
         if not reason and (whose or len(verdicts) > 1):
             shown = quoted(unmatched.access.shown)
             reason = f"no permission rule of {whose or 'this job'} allows {shown}"
         return Decision(policy.default, (), policy.snapshot, reason)
-    if matched["ask"]:
-        return Decision("ask", tuple(matched["ask"][:1]), policy.snapshot, doubts[0])
-    return Decision("allow", tuple(matched["allow"]), policy.snapshot)
+    if "ask" in first:
+        return Decision("ask", first["ask"].matched, policy.snapshot, first["ask"].doubt)
+    granted = chain.from_iterable(each.matched for each in verdicts if each.access.required)
+    return Decision("allow", tuple(granted), policy.snapshot)
 
 
 AnswerEffect = Literal["approved", "denied", "expired"]

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 import redis
@@ -41,24 +41,7 @@ FAREWELL_SECONDS = 2.0
 # How long what is told may lie: the ends and beginnings of many short runs cost one round trip.
 GATHER_SECONDS = 0.2
 
-
-@dataclass(frozen=True, slots=True)
-class Begun:
-    """A queue message was taken and its work began."""
-
-    job_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """The work on a queue message ended, after ``seconds``."""
-
-    job_id: str
-    seconds: float
-    failed: bool
-
-
-Note = Begun | Ended
+_Note = Callable[[Pipeline], None]  # writes what happened
 
 
 class _Registration(BaseWorker):
@@ -98,7 +81,7 @@ class Presence:
     def __init__(self, connection: redis.Redis, name: str, queue_name: str) -> None:
         self._connection = connection
         self._worker = _Registration(connection, name, queue_name)
-        self._notes: queue.SimpleQueue[Note | None] = queue.SimpleQueue()
+        self._notes: queue.SimpleQueue[_Note | None] = queue.SimpleQueue()
         self._executions: dict[str, tuple[Job, Execution]] = {}
         self._cleaned = -CLEANING_SECONDS
         self._reached = True
@@ -108,9 +91,13 @@ class Presence:
         """Register, and go on renewing until ``close``."""
         self._thread.start()
 
-    def tell(self, note: Note) -> None:
-        """Note what happened; returns at once."""
-        self._notes.put(note)
+    def begun(self, job_id: str) -> None:
+        """Note that a queue message was taken and its work began; returns at once."""
+        self._notes.put(partial(self._begin, job_id))
+
+    def ended(self, job_id: str, seconds: float, failed: bool) -> None:
+        """Note that the work on a queue message ended after ``seconds``; returns at once."""
+        self._notes.put(partial(self._end, job_id, seconds, failed))
 
     def close(self) -> None:
         """Write what was told, sign off, and wait for that, but not for a Redis that is away."""
@@ -136,10 +123,10 @@ class Presence:
             else:
                 self._reached = True
 
-    def _collect(self, seconds: float) -> tuple[list[Note], bool]:
+    def _collect(self, seconds: float) -> tuple[list[_Note], bool]:
         """Wait up to ``seconds`` for a note and then a moment for those that follow it. Return them, and
         True if it is time to sign off."""
-        notes: list[Note] = []
+        notes: list[_Note] = []
         until = time.monotonic() + seconds
         try:
             while (note := self._notes.get(timeout=max(0.0, until - time.monotonic()))) is not None:
@@ -150,15 +137,12 @@ class Presence:
             return notes, False
         return notes, True
 
-    def _write(self, notes: Sequence[Note], *, beating: bool, closing: bool) -> None:
+    def _write(self, notes: Sequence[_Note], *, beating: bool, closing: bool) -> None:
         worker = self._worker
         with self._connection.pipeline() as pipeline:
             was_busy = bool(self._executions)
             for note in notes:
-                if isinstance(note, Begun):
-                    self._begin(note, pipeline)
-                else:
-                    self._end(note, pipeline)
+                note(pipeline)
             state = WorkerStatus.BUSY if self._executions else WorkerStatus.IDLE
             if beating:
                 self._renew(state, pipeline)
@@ -171,26 +155,26 @@ class Presence:
                 pipeline.delete(worker.executions_key)
             pipeline.execute()
 
-    def _begin(self, note: Begun, pipeline: Pipeline) -> None:
-        job = self._job(note)
+    def _begin(self, job_id: str, pipeline: Pipeline) -> None:
+        job = self._job(job_id)
         execution = Execution.create(job, EXECUTION_SECONDS, pipeline, self._worker.name)
-        self._executions[note.job_id] = job, execution
+        self._executions[job_id] = job, execution
         job.prepare_for_execution(self._worker.name, pipeline)
         pipeline.expire(job.key, EXECUTION_SECONDS)
 
-    def _end(self, note: Ended, pipeline: Pipeline) -> None:
-        job, execution = self._executions.pop(note.job_id, (self._job(note), None))
+    def _end(self, job_id: str, seconds: float, failed: bool, pipeline: Pipeline) -> None:
+        job, execution = self._executions.pop(job_id, (self._job(job_id), None))
         if execution is not None:  # else its beginning could not be told
             execution.delete(job, pipeline)
         pipeline.delete(job.key)
-        if note.failed:
+        if failed:
             self._worker.increment_failed_job_count(pipeline)
         else:
             self._worker.increment_successful_job_count(pipeline)
-        pipeline.hincrbyfloat(self._worker.key, "total_working_time", note.seconds)
+        pipeline.hincrbyfloat(self._worker.key, "total_working_time", seconds)
 
-    def _job(self, note: Note) -> Job:
-        job = Job(note.job_id, connection=self._connection, serializer=JSONSerializer)
+    def _job(self, job_id: str) -> Job:
+        job = Job(job_id, connection=self._connection, serializer=JSONSerializer)
         job.origin = self._worker.queues[0].name
         return job
 
@@ -369,7 +353,7 @@ class QueueWorker:
         began = time.monotonic()
         failed = True
         if job_id is not None:
-            self._presence.tell(Begun(job_id))
+            self._presence.begun(job_id)
         try:
             self._handle(run_id)
             failed = False
@@ -378,7 +362,7 @@ class QueueWorker:
             log.exception("the queue message of %s failed", run_id)
         finally:
             if job_id is not None:
-                self._presence.tell(Ended(job_id, time.monotonic() - began, failed))
+                self._presence.ended(job_id, time.monotonic() - began, failed)
             with self._changed:
                 self._busy -= 1
                 self._changed.notify_all()

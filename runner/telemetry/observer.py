@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from opentelemetry.metrics import Meter
@@ -32,11 +33,6 @@ from runner.telemetry import spans
 # https://github.com/open-telemetry/semantic-conventions-genai, docs/gen-ai/gen-ai-metrics.md.
 _TOKEN_BOUNDARIES = [4**power for power in range(14)]
 _SECOND_BOUNDARIES = [0.01 * 2**power for power in range(14)]
-_DURATIONS = (
-    ("gen_ai.client.operation.duration", "GenAI operation duration."),
-    ("gen_ai.execute_tool.duration", "Tool execution duration."),
-)
-
 
 logger = logging.getLogger(__name__)
 
@@ -84,15 +80,13 @@ class Telemetry:
             description="Number of input and output tokens used.",
             explicit_bucket_boundaries_advisory=_TOKEN_BOUNDARIES,
         )
-        self._call_seconds, self._tool_seconds = (
-            meter.create_histogram(
-                name,
-                unit="s",
-                description=description,
-                explicit_bucket_boundaries_advisory=_SECOND_BOUNDARIES,
-            )
-            for name, description in _DURATIONS
+        duration = partial(
+            meter.create_histogram, unit="s", explicit_bucket_boundaries_advisory=_SECOND_BOUNDARIES
         )
+        name = "gen_ai.client.operation.duration"
+        self._call_seconds = duration(name, description="GenAI operation duration.")
+        name = "gen_ai.execute_tool.duration"
+        self._tool_seconds = duration(name, description="Tool execution duration.")
         self._with_content = with_content
         self._endings = endings
         self._close = close
@@ -205,7 +199,15 @@ class Telemetry:
             f"chat {model}",
             begun,
             stored.at,
-            {**spans.of_call(stored, state, call, model), **says},
+            {
+                **spans.of_attempt(stored, state, "chat"),
+                "gen_ai.request.model": model,
+                "gen_ai.request.max_tokens": call.reservation.max_tokens,
+                "gen_ai.request.stream": True,
+                "runner.turn": state.turns + 1,
+                "runner.purpose": call.purpose,
+                **says,
+            },
             kind=SpanKind.CLIENT,
             error=error,
             why=why,

@@ -32,7 +32,7 @@ from opentelemetry.trace import (
 from runner.core.agents import lineage, place_of
 from runner.core.budget import BILLIONTHS
 from runner.core.conversation import Block, Message, ModelReply, Usage
-from runner.core.state import OpenCall, RunState
+from runner.core.state import RunState
 from runner.core.text import shorten
 from runner.ports import Stored
 
@@ -173,17 +173,6 @@ def of_attempt(stored: Stored, state: RunState, operation: str) -> dict[str, Any
     return of_run(stored, state, operation) | {
         "runner.attempt": stored.lease.attempt,
         "runner.worker.id": stored.lease.worker_id,
-    }
-
-
-def of_call(stored: Stored, state: RunState, call: OpenCall, model: str) -> dict[str, Any]:
-    """Return what the span of the open model call says, whatever becomes of it."""
-    return of_attempt(stored, state, "chat") | {
-        "gen_ai.request.model": model,
-        "gen_ai.request.max_tokens": call.reservation.max_tokens,
-        "gen_ai.request.stream": True,
-        "runner.turn": state.turns + 1,
-        "runner.purpose": call.purpose,
     }
 
 

@@ -16,7 +16,7 @@ from rq.registry import StartedJobRegistry
 from rq.serializers import JSONSerializer
 
 from runner.queue.notify import RqNotifier
-from runner.queue.worker import Begun, Ended, Presence, QueueWorker
+from runner.queue.worker import Presence, QueueWorker
 from tests.queue.conftest import QUEUE_KEY, RUN_IDS, Handler, Server, until, working
 
 
@@ -389,8 +389,10 @@ def test_a_queue_key_of_the_wrong_type_does_not_end_the_worker(
 
 def test_an_end_whose_beginning_is_unknown_costs_no_other_note(connection: redis.Redis) -> None:
     presence = Presence(connection, "tested", "runner")
-    for note in (Begun("a"), Ended("unknown", 1.0, False), Ended("a", 1.0, False), Begun("b")):
-        presence.tell(note)  # before it opens, so that it gets them at once
+    presence.begun("a")  # before it opens, so that it gets them at once
+    presence.ended("unknown", 1.0, False)
+    presence.ended("a", 1.0, False)
+    presence.begun("b")
     presence.open()
     until(lambda: connection.hget("rq:worker:tested", "state") is not None)
     assert connection.hget("rq:worker:tested", "state") == b"busy"
