@@ -131,14 +131,14 @@ def _queue(settings: Settings) -> str:
     import redis
 
     from runner.queue.connection import connect
-    from runner.queue.embedded import embedded, server_binary
+    from runner.queue.embedded import EmbeddedServer, server_binary
 
     try:
         if settings.redis_url is not None:
             with connect(settings.redis_url) as connection:
                 connection.ping()
             return "the Redis of RUNNER_REDIS_URL answers"
-        with embedded(settings.home) as url, connect(url) as connection:
+        with EmbeddedServer(settings.home) as url, connect(url) as connection:
             connection.ping()
         return f"embedded: {server_binary()}"
     except redis.RedisError as error:

@@ -13,6 +13,7 @@ import json
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
@@ -116,31 +117,18 @@ _LAST_BYTES_SECONDS = 1.0  # for the end of the body after message_stop
 _ASK_AGAIN_SECONDS = 300.0  # after a question had no answer, or none in time
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class AnthropicModel:
-    """The ``Model`` port over the Messages API.
+    """The ``Model`` port over the Messages API."""
 
-    Args:
-        stall_timeout: seconds without an event after which a call is cut; pings do not count.
-        total_timeout: seconds that a call may take.
-        ask_timeout: seconds that a question about a prompt or a model may take.
-        base_url, api_key: None for what the environment says (``ANTHROPIC_BASE_URL``,
-            ``ANTHROPIC_API_KEY`` …), which is read at the first call.
-    """
+    stall_timeout: float = 300.0  # seconds without an event after which a call is cut, pings apart
+    total_timeout: float = 1800.0  # seconds that a call may take
+    ask_timeout: float = 5.0  # seconds that a question about a prompt or a model may take
+    # None for what the environment says at the first call (``ANTHROPIC_BASE_URL``, ``…_API_KEY`` …).
+    base_url: str | None = None
+    api_key: str | None = None
 
-    def __init__(
-        self,
-        *,
-        stall_timeout: float = 300.0,
-        total_timeout: float = 1800.0,
-        ask_timeout: float = 5.0,
-        base_url: str | None = None,
-        api_key: str | None = None,
-    ) -> None:
-        self._stall_timeout = stall_timeout
-        self._total_timeout = total_timeout
-        self._ask_timeout = ask_timeout
-        self._base_url = base_url
-        self._api_key = api_key
+    def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._clients: MessagesClients | None = None
         self._watchdog = Watchdog()
@@ -158,7 +146,7 @@ class AnthropicModel:
         reply = Accumulator(lambda: _call_ids(request.messages))
         with (
             interrupt.cut_by(line.cut),
-            self._watchdog.watch(line.cut, self._stall_timeout, self._total_timeout) as watch,
+            self._watchdog.watch(line.cut, self.stall_timeout, self.total_timeout) as watch,
         ):
             try:
                 try:
@@ -226,7 +214,7 @@ class AnthropicModel:
     ) -> Any:
         """Return the API's answer to a question, None when none comes soon. Raises ``Interrupted``."""
         line = Line()
-        seconds = self._ask_timeout
+        seconds = self.ask_timeout
         with interrupt.cut_by(line.cut), self._watchdog.watch(line.cut, seconds, seconds) as watch:
             try:
                 return self._connected().ask(path, line, body, headers or {})
@@ -239,7 +227,7 @@ class AnthropicModel:
     def _connected(self) -> MessagesClients:
         with self._lock:
             if self._clients is None:
-                self._clients = MessagesClients(self._base_url, self._api_key)
+                self._clients = MessagesClients(self.base_url, self.api_key)
             return self._clients
 
 

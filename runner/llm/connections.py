@@ -181,6 +181,7 @@ CALLS_PER_CLIENT = 32
 CONNECT_TIMEOUT = 30.0  # seconds; everything after that is the watchdog's
 
 
+@dataclass(eq=False, repr=False)
 class MessagesClients:
     """Streams calls of the Messages API.
 
@@ -189,16 +190,14 @@ class MessagesClients:
     one pool of connections, and what a call costs in it grows with the calls in flight (measured
     at 500: 5.8 ms of CPU a turn with one client, 2.4 ms with many), so each takes a few.
 
-    Args:
-        base_url, api_key: None for what the SDK finds in the environment.
-
     Raises:
         ModelCallError: there is no key.
     """
 
-    def __init__(self, base_url: str | None = None, api_key: str | None = None) -> None:
-        self._base_url = base_url
-        self._api_key = api_key
+    base_url: str | None = None  # None for what the SDK finds in the environment, as is the key
+    api_key: str | None = None
+
+    def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._certificates = httpx2.create_ssl_context()
         # How many calls each client has in flight; guarded by the lock.
@@ -269,8 +268,8 @@ class MessagesClients:
             transport._pool._network_backend = CuttableBackend()
         try:
             client = anthropic.Anthropic(
-                base_url=self._base_url,
-                api_key=self._api_key,
+                base_url=self.base_url,
+                api_key=self.api_key,
                 timeout=timeout,
                 max_retries=0,
                 http_client=http_client,

@@ -37,26 +37,9 @@ _START_SECONDS = 15.0
 _REMEDY = "or set RUNNER_REDIS_URL to a Redis of your own"
 
 
-@contextmanager
-def embedded(home: Path) -> Iterator[str]:
-    """Yield the URL of the server that all processes with this ``home`` share, running while inside.
-
-    Starts it when it does not answer (a killed one leaves its socket behind), adopts it when it
-    does, and shuts it down on the way out unless another process uses it.
-
-    Raises:
-        UnreachableError: no server can be had here; the message says what to do.
-    """
-    server = EmbeddedServer(home)
-    server.enter()
-    try:
-        yield server.url
-    finally:
-        server.leave()
-
-
 class EmbeddedServer:
-    """The shared server of one RUNNER_HOME, as one of its users sees it.
+    """The shared server of one RUNNER_HOME, as one of its users sees it; in a ``with`` block it runs, and
+    the block has its URL.
 
     Two locks: the folder itself, held shared by every user for as long as it uses the server (which
     also keeps cleaners of temporary folders out), and the door, held while somebody comes or goes.
@@ -70,8 +53,16 @@ class EmbeddedServer:
     def url(self) -> str:
         return "unix://" + quote(str(self._folder / SOCKET_NAME))
 
+    def __enter__(self) -> str:
+        self.enter()
+        return self.url
+
+    def __exit__(self, *_: object) -> None:
+        self.leave()
+
     def enter(self) -> None:
-        """Become a user of the server, and start it when it does not run.
+        """Become a user of the server. Start it when it does not answer (a killed one leaves its socket
+        behind), and adopt it when it does.
 
         Raises:
             UnreachableError: the folder or the server cannot be used.

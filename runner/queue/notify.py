@@ -64,9 +64,9 @@ class RqNotifier:
         connection: says which server; the notifier opens a connection of its own to it.
     """
 
-    def __init__(self, connection: redis.Redis, queue_name: str = QUEUE_NAME) -> None:
+    def __init__(self, connection: redis.Redis) -> None:
         impatient = connect_impatiently(connection, ANSWER_SECONDS)
-        self._queue = Queue(queue_name, connection=impatient, serializer=JSONSerializer)
+        self._queue = Queue(QUEUE_NAME, connection=impatient, serializer=JSONSerializer)
 
     def notify(self, run_ids: Sequence[str]) -> None:
         """Put a queue message for each run in the queue, in one round trip. It is tried once:

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import KW_ONLY, InitVar, dataclass
 from functools import partial
 from typing import cast
 
@@ -51,9 +52,9 @@ class _Registration(BaseWorker):
     (which imports and calls what an abandoned job names) are not used.
     """
 
-    def __init__(self, connection: redis.Redis, name: str, queue_name: str) -> None:
+    def __init__(self, connection: redis.Redis, name: str) -> None:
         super().__init__(
-            [queue_name],
+            [QUEUE_NAME],
             name,
             connection=connection,
             serializer=JSONSerializer,
@@ -75,12 +76,11 @@ class Presence:
     Args:
         connection: a client that gives up soon; only the thread uses it here.
         name: the worker's name in ``rq info``, unique among living workers.
-        queue_name: the queue that it listens on.
     """
 
-    def __init__(self, connection: redis.Redis, name: str, queue_name: str) -> None:
+    def __init__(self, connection: redis.Redis, name: str) -> None:
         self._connection = connection
-        self._worker = _Registration(connection, name, queue_name)
+        self._worker = _Registration(connection, name)
         self._notes: queue.SimpleQueue[_Note | None] = queue.SimpleQueue()
         self._executions: dict[str, tuple[Job, Execution]] = {}
         self._cleaned = -CLEANING_SECONDS
@@ -175,7 +175,7 @@ class Presence:
 
     def _job(self, job_id: str) -> Job:
         job = Job(job_id, connection=self._connection, serializer=JSONSerializer)
-        job.origin = self._worker.queues[0].name
+        job.origin = QUEUE_NAME
         return job
 
     def _renew(self, state: WorkerStatus, pipeline: Pipeline) -> None:
@@ -214,6 +214,7 @@ LONGEST_PAUSE_SECONDS = 2.0
 _JOB_ID = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 
 
+@dataclass(eq=False, repr=False)
 class QueueWorker:
     """An RQ worker of its own kind: N slots in one process, and it calls only ``handle``.
 
@@ -221,32 +222,21 @@ class QueueWorker:
     calls what the RQ job names. This one pops a job id, reads the run id in it and nothing else.
     A queue message that is lost between pop and handle is sent again by the dispatcher, so RQ's
     intermediate queue and its recovery are not used.
-
-    Args:
-        connection: says which server; the worker opens connections of its own to it.
-        name: the worker's name in ``rq info``, unique among living workers.
-        slots: how many queue messages run at once.
-        handle: does the work for a run id, in a thread of the pool.
-        on_slot_free: called in that thread after each queue message, when its slot is free again.
     """
 
-    def __init__(
-        self,
-        connection: redis.Redis,
-        *,
-        name: str,
-        slots: int,
-        handle: Callable[[str], None],
-        on_slot_free: Callable[[], None] = lambda: None,
-        queue_name: str = QUEUE_NAME,
-    ) -> None:
+    connection: InitVar[redis.Redis]  # says which server; the worker opens connections of its own
+    _: KW_ONLY
+    name: InitVar[str]  # in ``rq info``, unique among living workers
+    slots: int  # how many queue messages run at once
+    handle: Callable[[str], None]  # does the work for a run id, in a thread of the pool
+    # Called in that thread after each queue message, when its slot is free again.
+    on_slot_free: Callable[[], None] = lambda: None
+
+    def __post_init__(self, connection: redis.Redis, name: str) -> None:
         self._connection = connect_impatiently(connection, ANSWER_SECONDS)
-        self._queue_key = Queue(queue_name, connection=connection).key
-        self._slots = slots
-        self._handle = handle
-        self._on_slot_free = on_slot_free
-        self._presence = Presence(self._connection, name, queue_name)
-        self._pool = ThreadPoolExecutor(slots, thread_name_prefix="queue message")
+        self._queue_key = Queue(QUEUE_NAME, connection=connection).key
+        self._presence = Presence(self._connection, name)
+        self._pool = ThreadPoolExecutor(self.slots, thread_name_prefix="queue message")
         # Re-entrant, so that a signal handler may call stop() in the thread that runs the loop.
         self._changed = threading.Condition(threading.RLock())
         self._busy = 0
@@ -256,7 +246,7 @@ class QueueWorker:
     def free_slots(self) -> int:
         """Return how many more queue messages could run now; 0 once it stops."""
         with self._changed:
-            return 0 if self._stopping else self._slots - self._busy
+            return 0 if self._stopping else self.slots - self._busy
 
     def run(self) -> None:
         """Take queue messages until ``stop``, then return when all handlers have ended.
@@ -302,7 +292,7 @@ class QueueWorker:
     def _wait_for_slot(self) -> bool:
         """Wait until a slot is free. Return False when the worker stops."""
         with self._changed:
-            while not self._stopping and self._busy >= self._slots:
+            while not self._stopping and self._busy >= self.slots:
                 # Bounded, because a signal handler may notify between the test and the wait.
                 self._changed.wait(LISTEN_SECONDS)
             return not self._stopping
@@ -342,7 +332,7 @@ class QueueWorker:
 
     def _start(self, run_id: str, job_id: str | None) -> bool:
         with self._changed:
-            if self._stopping or self._busy >= self._slots:
+            if self._stopping or self._busy >= self.slots:
                 return False
             self._busy += 1
             self._pool.submit(self._work, run_id, job_id)
@@ -355,7 +345,7 @@ class QueueWorker:
         if job_id is not None:
             self._presence.begun(job_id)
         try:
-            self._handle(run_id)
+            self.handle(run_id)
             failed = False
         except BaseException:
             # Also SystemExit and the like: nobody reads this thread's future, so it would be lost.
@@ -367,7 +357,7 @@ class QueueWorker:
                 self._busy -= 1
                 self._changed.notify_all()
             try:
-                self._on_slot_free()
+                self.on_slot_free()
             except Exception:
                 # The listener is not part of the queue message, which has ended.
                 log.exception("the listener for free slots failed")

@@ -73,12 +73,10 @@ class GivenIds(IdGenerator):
         self._given.ids = (trace, span)
 
     def generate_trace_id(self) -> int:
-        trace: int = self._given.ids[0]
-        return trace
+        return int(self._given.ids[0])
 
     def generate_span_id(self) -> int:
-        span: int = self._given.ids[1]
-        return span
+        return int(self._given.ids[1])
 
     def is_trace_id_random(self) -> bool:
         """Return True: a digest's bits are as good as random ones to a sampler."""

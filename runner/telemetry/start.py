@@ -72,5 +72,5 @@ def start_telemetry(
         exporting.metrics.get_meter("runner"),
         with_content=wanted.content,
         endings=endings,
-        close=exporting.close,
+        export_rest=exporting.close,
     )

@@ -17,14 +17,14 @@ import redis
 
 from runner.errors import UnreachableError
 from runner.queue.connection import connect, connect_impatiently
-from runner.queue.embedded import EmbeddedServer, embedded, folder_of, server_binary
+from runner.queue.embedded import EmbeddedServer, folder_of, server_binary
 from tests.queue.conftest import until
 
 USER = """
 import sys
 from pathlib import Path
-from runner.queue.embedded import embedded
-with embedded(Path(sys.argv[1])) as url:
+from runner.queue.embedded import EmbeddedServer
+with EmbeddedServer(Path(sys.argv[1])) as url:
     print(url, flush=True)
     sys.stdin.read()
 """
@@ -94,7 +94,7 @@ def servers_in(folder: Path) -> list[psutil.Process]:
 
 
 def test_the_server_runs_inside_the_block_and_leaves_nothing(home: Path) -> None:
-    with embedded(home) as url:
+    with EmbeddedServer(home) as url:
         assert answers(url)
         process = server_of(home)
         assert len(os.fsencode(folder_of(home) / "socket")) < 104
@@ -103,11 +103,11 @@ def test_the_server_runs_inside_the_block_and_leaves_nothing(home: Path) -> None
 
 
 def test_the_server_keeps_nothing_on_disk(home: Path) -> None:
-    with embedded(home) as url, connect(url) as client:
+    with EmbeddedServer(home) as url, connect(url) as client:
         client.set("key", "value")
         assert client.config_get("save") == {"save": ""}
         assert client.config_get("appendonly") == {"appendonly": "no"}
-    with embedded(home) as url, connect(url) as client:
+    with EmbeddedServer(home) as url, connect(url) as client:
         assert client.get("key") is None
 
 
@@ -115,7 +115,7 @@ def test_the_server_has_its_own_session_and_none_of_our_environment(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ANTHROPIC_API_KEY", "secret")
-    with embedded(home):
+    with EmbeddedServer(home):
         process = server_of(home)
         assert os.getsid(process.pid) not in (0, os.getsid(0))
         assert "ANTHROPIC_API_KEY" not in process.environ()
@@ -123,13 +123,13 @@ def test_the_server_has_its_own_session_and_none_of_our_environment(
 
 
 def test_only_the_owner_can_reach_the_socket(home: Path) -> None:
-    with embedded(home):
+    with EmbeddedServer(home):
         assert folder_of(home).stat().st_mode & 0o077 == 0
         assert (folder_of(home) / "socket").stat().st_mode & 0o077 == 0
 
 
 def test_homes_do_not_share_a_server(home: Path) -> None:
-    with embedded(home) as one, embedded(home.with_name("other")) as other:
+    with EmbeddedServer(home) as one, EmbeddedServer(home.with_name("other")) as other:
         assert one != other
 
 
@@ -137,7 +137,7 @@ def test_a_home_by_another_name_is_the_same_home(home: Path) -> None:
     home.mkdir()
     link = home.with_name("link")
     link.symlink_to(home)
-    with embedded(home) as one, embedded(link) as other:
+    with EmbeddedServer(home) as one, EmbeddedServer(link) as other:
         assert one == other
         assert len(servers_in(folder_of(home))) == 1
 
@@ -160,7 +160,7 @@ def test_the_next_user_adopts_the_server_of_a_killed_one(home: Path) -> None:
     process = server_of(home)
     user.kill()
     assert answers(url)
-    with embedded(home) as adopted:
+    with EmbeddedServer(home) as adopted:
         assert adopted == url
         assert server_of(home) == process
     assert is_gone(process)
@@ -168,10 +168,10 @@ def test_the_next_user_adopts_the_server_of_a_killed_one(home: Path) -> None:
 
 
 def test_a_killed_server_is_started_again_by_the_next_user(home: Path) -> None:
-    with embedded(home) as url:
+    with EmbeddedServer(home) as url:
         end_server(server_of(home))
         assert not answers(url)
-        with embedded(home) as again:
+        with EmbeddedServer(home) as again:
             assert again == url
             assert answers(url)
         assert answers(url)
@@ -195,7 +195,7 @@ def test_what_everybody_left_by_kill_is_used_again(home: Path) -> None:
     url = user.url()
     user.kill()
     end_server(server_of(home))
-    with embedded(home) as again:
+    with EmbeddedServer(home) as again:
         assert again == url
         assert answers(again)
 
@@ -221,7 +221,7 @@ def test_coming_and_going_at_once_always_finds_one_server(home: Path) -> None:
     def come_and_go() -> None:
         try:
             for _ in range(15):
-                with embedded(home) as url:
+                with EmbeddedServer(home) as url:
                     assert answers(url)
                     assert len(servers_in(folder_of(home))) == 1
         except BaseException as error:
@@ -288,7 +288,7 @@ def test_a_user_who_waited_at_a_removed_door_waits_at_the_new_one(home: Path) ->
 def test_a_server_that_hangs_is_named(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("runner.queue.embedded._ANSWER_SECONDS", 0.2)
     with ExitStack() as stack:
-        stack.enter_context(embedded(home))
+        stack.enter_context(EmbeddedServer(home))
         process = server_of(home)
         process.send_signal(signal.SIGSTOP)
         stack.callback(process.send_signal, signal.SIGCONT)

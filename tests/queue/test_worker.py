@@ -388,7 +388,7 @@ def test_a_queue_key_of_the_wrong_type_does_not_end_the_worker(
 
 
 def test_an_end_whose_beginning_is_unknown_costs_no_other_note(connection: redis.Redis) -> None:
-    presence = Presence(connection, "tested", "runner")
+    presence = Presence(connection, "tested")
     presence.begun("a")  # before it opens, so that it gets them at once
     presence.ended("unknown", 1.0, False)
     presence.ended("a", 1.0, False)

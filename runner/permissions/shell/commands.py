@@ -181,10 +181,9 @@ class Commands:
         if hides or reason:
             self._unseen(command.words, forms)
         files = files_of(program, arguments)
-        if files is not None:
-            findings.writes += [findings.target(path, findings.here) for path in files.writes]
-            findings.operands += files.reads
-            findings.changes += files.changes
+        findings.writes += [findings.target(path, findings.here) for path in files.writes]
+        findings.operands += files.reads
+        findings.changes += files.changes
         hides = hides or self._runner(program, command, forms)
         findings.add(command.text, forms, hides)
 
@@ -221,8 +220,7 @@ class Commands:
             if at < _SPELLED and not is_option(tail[0]):
                 forms.update(dict.fromkeys(map(" ".join, spellings(tail))))
             files = files_of(tail[0], words[at + 1 :])
-            if files is not None:
-                self.findings.changes += [*files.reads, *files.writes, *files.changes]
+            self.findings.changes += [*files.reads, *files.writes, *files.changes]
             if re.search(r"[\s=:;]", values[at]):
                 forms.update(dict.fromkeys(raw_forms(values[at].partition("=")[2])))
                 forms.update(dict.fromkeys(raw_forms(values[at])))

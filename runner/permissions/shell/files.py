@@ -28,12 +28,9 @@ class Files:
     changes: list[str] = field(default_factory=list)  # for deny and ask rules, as ``reads``
 
 
-def files_of(program: str, arguments: Sequence[Word]) -> Files | None:
-    """Return the files in the arguments of a program, None if it is not known to use files."""
-    writes = _written(program, arguments)
-    if writes is None and program not in _KNOWN:
-        return None
-    paths = [path_of(word) for word in writes or ()]
+def files_of(program: str, arguments: Sequence[Word]) -> Files:
+    """Return the files in the arguments of a program, as far as it is known."""
+    paths = map(path_of, _written(program, arguments))
     files = Files(writes=[path for path in paths if path not in _NO_FILE])
     if program in programs.READERS:
         files.reads = _literal(_operands(arguments, program in programs.SCRIPTED))
@@ -41,10 +38,8 @@ def files_of(program: str, arguments: Sequence[Word]) -> Files | None:
         files.changes = _literal(_operands(arguments))
     if program in programs.COPIERS:
         *sources, target = _literal(_operands(arguments)) or [""]
-        if not sources:
-            files.reads += filter(None, [target])
-        else:
-            files.reads += sources
+        files.reads += sources or filter(None, [target])
+        if sources:
             names = (source.rstrip("/").rpartition("/")[2] for source in sources)
             into = target.rstrip("/")
             files.changes += [target, *(f"{into}/{name}" for name in names if name)]
@@ -57,9 +52,6 @@ def files_of(program: str, arguments: Sequence[Word]) -> Files | None:
         found = (_UPLOADED.search(word.value) for word in arguments if word.exact)
         files.reads += [after[1] or after[2] for after in found if after]
     return files
-
-
-_KNOWN = programs.READERS | programs.CHANGERS | programs.COPIERS | {"dd"}
 
 
 def _literal(words: Iterable[Word]) -> list[str]:
@@ -133,8 +125,8 @@ def _options(
     return given, operands
 
 
-def _written(program: str, arguments: Sequence[Word]) -> Sequence[Word] | None:
-    """Return what a program writes, by its arguments; None if it is not known to write."""
+def _written(program: str, arguments: Sequence[Word]) -> Sequence[Word]:
+    """Return what a program writes, by its arguments."""
     match program:
         case "tee" | "sponge":
             return [word for word in arguments if word.loose or not word.value.startswith("-")]
@@ -154,7 +146,7 @@ def _written(program: str, arguments: Sequence[Word]) -> Sequence[Word] | None:
                 if (option := _GO_WRITES.fullmatch(word.value))
             ]
         case _:
-            return None
+            return ()
 
 
 def _edited(arguments: Sequence[Word]) -> list[Word]:

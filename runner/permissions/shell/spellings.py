@@ -80,10 +80,7 @@ def _bundled(values: list[str]) -> Iterator[list[str]]:
             letters.update(dict.fromkeys(value[1:].replace("R", "r")))
         else:
             operands.append(value)
-    few = [
-        *(letter for letter in "rf" if letter in letters),
-        *(c for c in letters if c not in "rf"),
-    ]
+    few = sorted(letters, key=lambda letter: "rf".index(letter) if letter in "rf" else 2)
     if values[0] in programs.CAPITAL_RECURSIVE:
         few = ["R" if letter == "r" else letter for letter in few]
     for count in range(1, min(len(few), _MOST_LETTERS - 1) + 1):
