@@ -62,10 +62,7 @@ class Line:
         self, stream: CuttableStream | None, opening: Future[httpcore2.NetworkStream] | None = None
     ) -> None:
         """Note the connection that serves this call from now on, or the one that is being opened.
-
-        Raises:
-            httpcore2.ConnectError: the call was cut.
-        """
+        Raises ConnectError when the call was cut."""
         with _lock:
             if self.is_cut:
                 raise httpcore2.ConnectError("the call was cut")
@@ -207,11 +204,8 @@ class MessagesClients:
     def stream(
         self, body: bytes, headers: Mapping[str, str], line: Line
     ) -> Iterator[anthropic.Stream[object]]:
-        """Yield the events of one call, as JSON objects.
-
-        Raises:
-            anthropic.AnthropicError, httpx2.HTTPError, ValueError: as the SDK does; see ``failures``.
-        """
+        """Yield the events of one call, as JSON objects. Raises what the SDK does: see
+        ``stream.FAILURES``."""
         with (
             self._client() as client,
             line.held(),
@@ -227,11 +221,8 @@ class MessagesClients:
             yield events
 
     def ask(self, path: str, line: Line, body: bytes | None, headers: Mapping[str, str]) -> object:
-        """Return the answer to a call that is not streamed, as JSON; without a body it is a GET.
-
-        Raises:
-            anthropic.AnthropicError, httpx2.HTTPError, ValueError: as the SDK does; see ``failures``.
-        """
+        """Return the answer to a call that is not streamed, as JSON; without a body it is a GET. Raises
+        as ``stream`` does."""
         with self._client() as client, line.held():
             if body is None:
                 return client.get(path, options={"headers": headers}, cast_to=object)

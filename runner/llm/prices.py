@@ -20,16 +20,10 @@ _MOST_PLACES = 6  # with more, sums of many calls would have to be rounded
 
 
 def load_prices(own: Path | None = None) -> PriceList:
-    """The prices that Runner comes with.
-
-    Args:
-        own: a TOML file of the same form (runner/llm/prices.toml). Its models take the place of those
-            of the same id and the others stay; ``date``, ``source``, ``us_inference`` and a model's
-            ``window`` do if they are there.
-
-    Raises:
-        UsageError: it cannot be read, or is no price list; which line of it, in one line.
-    """
+    """Return the prices that Runner comes with, changed by the TOML file ``own``, of the form of
+    runner/llm/prices.toml. Its models take the place of those of the same id and the others stay;
+    ``date``, ``source``, ``us_inference`` and a model's ``window`` do if they are there. Raises
+    UsageError with the line that is wrong."""
     shipped = _parse("prices.toml", files("runner.llm").joinpath("prices.toml").read_text("utf-8"))
     prices = _Part("prices.toml", shipped).apply(PriceList(date.min, "", {}))
     if own is None:

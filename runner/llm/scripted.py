@@ -20,11 +20,8 @@ _PLAIN_SUMMARY = "What came before went as the script says; the next line follow
 
 
 class ScriptedModel:
-    """The ``Model`` port over a script (``runner.jobfile.script`` says what stands in one).
-
-    Args:
-        script: item key -> replies; ``check_script`` has found nothing wrong with it.
-    """
+    """The ``Model`` port over a script: item key -> replies. ``runner.jobfile.script`` says what stands
+    in one, and ``check_script`` has found nothing wrong with it."""
 
     def __init__(self, script: Mapping[str, Any]) -> None:
         self._script = script

@@ -45,11 +45,8 @@ class BrokenStreamError(ValueError):
 
 
 class Accumulator:
-    """Takes the events of one message, in order, and gives the reply.
-
-    Args:
-        taken_ids: gives the ids of the tool calls in the request; a reply may not use them again.
-    """
+    """Takes the events of one message, in order, and gives the reply. ``taken_ids`` gives the ids of
+    the tool calls in the request; a reply may not use them again."""
 
     def __init__(self, taken_ids: Callable[[], Collection[str]] = frozenset) -> None:
         self.request_id: str | None = None  # the API's, set by the caller
@@ -62,11 +59,8 @@ class Accumulator:
         self._parts: list[_Part] = []
 
     def add(self, event: Any) -> str:
-        """Take an event. Return the text that it added, or "".
-
-        Raises:
-            BrokenStreamError: it cannot follow what came before, or lacks what its type needs.
-        """
+        """Take an event. Return the text that it added, or "". Raises BrokenStreamError when it cannot
+        follow what came before, or lacks what its type needs."""
         try:
             return self._add(event)
         except _SHAPE_ERRORS as error:
@@ -75,14 +69,8 @@ class Accumulator:
             ) from error
 
     def finish(self, latency: float) -> ModelReply:
-        """Return the whole reply, after ``message_stop``.
-
-        Args:
-            latency: seconds that the call took.
-
-        Raises:
-            BrokenStreamError: what came is no whole reply.
-        """
+        """Return the whole reply, after ``message_stop``; the call took ``latency`` seconds. Raises
+        BrokenStreamError when what came is no whole reply."""
         if not self.whole or self._stop_reason is None:
             raise BrokenStreamError("the message has no stop_reason")
         parted = self._stop_reason in _PARTING_REASONS
@@ -180,14 +168,8 @@ class _Part:
         return block
 
     def finish(self, may_be_parted: bool) -> Block | None:
-        """Return the finished block; None when there is nothing to keep.
-
-        Args:
-            may_be_parted: it is the last block of a reply that was cut off.
-
-        Raises:
-            BrokenStreamError: it is unfinished although the reply was not cut off.
-        """
+        """Return the finished block; None when there is nothing to keep. Raises BrokenStreamError when
+        it is unfinished, unless it is the last block of a reply that was cut off."""
         if not self.stopped:
             self._refuse_unfinished("did not end", may_be_parted)
             return None
@@ -293,14 +275,9 @@ FAILURES = (
 def failure(
     error: Exception, *, started: bool, sent: bool, request_id: str | None
 ) -> ModelCallError:
-    """Return the error that the engine understands.
-
-    Args:
-        error: one of ``FAILURES``.
-        started: ``message_start`` had come.
-        sent: some of the request may have left this machine.
-        request_id: the API's, when an answer had begun.
-    """
+    """Return the error that the engine understands for one of ``FAILURES``. ``started``:
+    ``message_start`` had come. ``sent``: some of the request may have left this machine. ``request_id``
+    is the API's, when an answer had begun."""
     if isinstance(error, anthropic.APIStatusError):
         return _answered(error, started, request_id)
     if isinstance(error, anthropic.CredentialsError):
@@ -321,12 +298,9 @@ def failure(
 
 
 def retry_after(headers: Mapping[str, str], now: float) -> float | None:
-    """Return the seconds that an answer asks to wait: ``retry-after-ms``, else ``retry-after`` in seconds
-    or as a date (RFC 9110, section 10.2.3); None when it says nothing that can be waited for.
-
-    Args:
-        now: seconds since the epoch.
-    """
+    """Return the seconds that an answer asks to wait from ``now`` (since the epoch):
+    ``retry-after-ms``, else ``retry-after`` in seconds or as a date (RFC 9110, section 10.2.3); None
+    when it says nothing that can be waited for."""
     for name, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
         try:
             seconds = float(headers[name]) * unit

@@ -244,12 +244,8 @@ def file_access(
     unknown: bool = False,
     search: bool = False,
 ) -> File:
-    """Return the access of a path.
-
-    Args:
-        place: where it leads, if the context does not say it.
-        redirect: a command writes it.
-    """
+    """Return the access of a path. ``place`` is where it leads, if the context does not say it;
+    ``redirect``: a command writes it."""
     if place is None and text:
         place = context.places.get(text)
     obstacle = ""

@@ -38,13 +38,8 @@ class ImportedRules:
 
 
 def from_settings(data: Mapping[str, Any], origin: str, tools: Sequence[str]) -> ImportedRules:
-    """Return the rules of a settings file.
-
-    Args:
-        data: the file as parsed JSON.
-        origin: the file's path, which the rules carry.
-        tools: the names of the job's tools.
-    """
+    """Return the rules of a settings file, parsed from its JSON. They carry ``origin``, the file's
+    path. ``tools`` are the names of the job's tools."""
     permissions = data.get("permissions", {})
     if not isinstance(permissions, Mapping):
         return ImportedRules((), (), (f"{origin}: 'permissions' is not a table of rules",))

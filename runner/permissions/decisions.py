@@ -159,11 +159,8 @@ class Policy(RuleSet):
     restrictions: tuple[Restriction, ...] = ()
 
     def restricted(self, agent_type: str, rules: Iterable[Rule]) -> Policy:
-        """Return what holds for a sub-agent of that type, started by whoever this holds for.
-
-        Args:
-            rules: the type's own, if it has any.
-        """
+        """Return what holds for a sub-agent of that type, started by whoever this holds for. ``rules``
+        are the type's own, if it has any."""
         own = tuple(rules)
         if not own:
             return self
@@ -208,12 +205,7 @@ def evaluate_each(policy: Policy, request: Request) -> tuple[tuple[Access, Decis
 
 def may_touch(policy: Policy, tool: str, place: ResolvedPath, context: ToolContext) -> Decision:
     """Return the decision on one file that a tool would show (Read, Grep, Glob) or change (Edit,
-    Write).
-
-    Args:
-        place: absolute paths, as the tool found them.
-        context: where the workspace, the outputs and the home are.
-    """
+    Write), at the place where the tool found it."""
     return _decide(policy, (file_access(tool, place.named, context, place),))
 
 
@@ -297,11 +289,8 @@ def _granted(access: Access, kind: str, rules: _Rules) -> _Verdict | None:
 
 
 def _sum(policy: Policy, verdicts: list[_Verdict], whose: str = "") -> Decision:
-    """Return the least allowed of what was said of each access.
-
-    Args:
-        whose: the rules are, if not the job's.
-    """
+    """Return the least allowed of what was said of each access by the rules of the job, or
+    ``whose``."""
     first = {verdict.effect: verdict for verdict in reversed(verdicts)}
     unmatched = next((each for each in verdicts if each.is_open), None)
     if "deny" in first:
@@ -349,11 +338,8 @@ def digest_of(arguments: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Authorization:
-    """The proof that one call, with one input, may run: no tool runs without one.
-
-    Raises:
-        ValueError: the decision is not to allow it, and no answer approved this very input.
-    """
+    """The proof that one call, with one input, may run: no tool runs without one. Raises ValueError
+    when the decision is not to allow it, and no answer approved this very input."""
 
     decision: Decision
     answer: Answer | None

@@ -16,11 +16,8 @@ _WORKSPACE, _HOME = "/workspace", "/home/user"  # nothing is looked up there
 
 
 def call_of(text: str) -> tuple[str, dict[str, Any]]:
-    """Return the tool and the input of a call that is written as ``Tool(what)``.
-
-    Raises:
-        ValueError: it is not written so, or lacks what the tool works on.
-    """
+    """Return the tool and the input of a call that is written as ``Tool(what)``. Raises ValueError when
+    it is not written so, or lacks what the tool works on."""
     found = _CALL.fullmatch(text)
     if found is None:
         raise ValueError(
@@ -42,15 +39,9 @@ def call_of(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def matches(rule: Rule, example: str) -> bool:
-    """True if the rule decides the example: it alone, with no other rule beside it.
-
-    Args:
-        example: a call, or for a rule of Bash the bare command. Paths are taken to be where they
-            say: relative ones in the workspace, without symlinks.
-
-    Raises:
-        ValueError: the example is not a call.
-    """
+    """True if the rule decides the example (a call, or for a rule of Bash the bare command): it alone,
+    with no other rule beside it. Paths are taken to be where they say: relative ones in the workspace,
+    without symlinks. Raises ValueError when the example is not a call."""
     if covers(name_of(rule.text), "Bash") and not example.startswith("Bash("):
         tool, arguments = "Bash", {"command": example}
     else:

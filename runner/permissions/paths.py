@@ -61,12 +61,8 @@ class Steps:
     inside: bool  # it matches what is in the folder at its end, not the folder as a file
 
     def match(self, path: str, *, folder: bool) -> bool:
-        """True if the path, or a folder that it is in, matches. The time is proportional to its length.
-
-        Args:
-            path: relative to the anchor.
-            folder: the path may be a folder.
-        """
+        """True if the path, which may be that of a folder, or a folder that it is in, matches. It is
+        relative to the anchor. The time is proportional to its length."""
         parts, last = path.split("/"), len(self.names)
         reached = self.reach({0})
         for at, part in enumerate(parts, 1):
@@ -113,13 +109,8 @@ class PathPattern:
     unanchored: Steps  # for a path when the folder of its anchor is not known
 
     def covers(self, place: ResolvedPath, context: ToolContext, *, folder: bool = False) -> bool:
-        """True if the path as named and where it leads both match, to the letter.
-
-        Args:
-            place: absolute paths.
-            context: where the anchors are.
-            folder: the place is a folder, whose content is asked for.
-        """
+        """True if the path as named and where it leads both match, to the letter. ``folder``: the place
+        is one, whose content is asked for."""
         root = self._root(context)
         return root is not None and all(
             not _too_long(path) and self._matches(self.exact, path, root, folder)
@@ -161,11 +152,8 @@ class PathPattern:
 
 @lru_cache(maxsize=8192)
 def path_pattern(specifier: str) -> PathPattern:
-    """Read the specifier of a rule about files.
-
-    Raises:
-        ValueError: it can match nothing, or not what its author meant.
-    """
+    """Read the specifier of a rule about files. Raises ValueError when it can match nothing, or not
+    what its author meant."""
     if specifier.startswith("!"):
         raise ValueError("begins with '!', which no rule understands: write a deny rule")
     if specifier != specifier.strip():

@@ -108,14 +108,9 @@ class AgentPattern:
 
 @lru_cache(maxsize=8192)
 def command_pattern(specifier: str) -> CommandPattern:
-    """Read the specifier of a Bash rule.
-
-    A trailing `` *`` and a trailing ``:*`` mean the same: the command alone, or followed by a blank
-    and anything.
-
-    Raises:
-        ValueError: it can match nothing, or not what its author meant.
-    """
+    """Read the specifier of a Bash rule. A trailing `` *`` and a trailing ``:*`` mean the same: the
+    command alone, or followed by a blank and anything. Raises ValueError when it can match nothing, or
+    not what its author meant."""
     if specifier == UNANALYZABLE:
         return CommandPattern((), unanalyzable=True)
     if specifier != specifier.strip():
@@ -139,11 +134,8 @@ def command_pattern(specifier: str) -> CommandPattern:
 
 @lru_cache(maxsize=1024)
 def host_pattern(specifier: str) -> HostPattern:
-    """Read the specifier of a WebFetch rule.
-
-    Raises:
-        ValueError: it is not ``domain:`` and a host's name in ASCII.
-    """
+    """Read the specifier of a WebFetch rule. Raises ValueError unless it is ``domain:`` and a host's
+    name in ASCII."""
     kind, _, host = specifier.partition(":")
     host = host.lower()
     if kind != "domain":
@@ -205,11 +197,8 @@ class Syntax:
 
 @lru_cache(maxsize=8192)
 def parse(text: str) -> Syntax:
-    """Read a rule's text.
-
-    Raises:
-        ValueError: it is not a rule; the message goes on from "the rule …".
-    """
+    """Read a rule's text. Raises ValueError when it is not a rule; the message goes on from "the rule
+    …"."""
     if len(text) > _LONGEST:
         raise ValueError(f"is longer than {_LONGEST} characters")
     if any(unicodedata.category(sign) in _INVISIBLE for sign in text):
@@ -264,11 +253,9 @@ def name_of(text: str) -> str:
 
 
 def covers(name: str, tool: str) -> bool:
-    """True if the name of a rule stands for the tool.
-
-    ``Read`` stands for Grep and Glob too, ``Edit`` for Write, ``mcp__server`` for every tool of that
-    server, a name that ends in ``*`` for all that begin so.
-    """
+    """True if the name of a rule stands for the tool. ``Read`` stands for Grep and Glob too, ``Edit``
+    for Write, ``mcp__server`` for every tool of that server, a name that ends in ``*`` for all that
+    begin so."""
     if name == tool:
         return True
     if name.endswith("*"):
@@ -325,13 +312,9 @@ _SPECIAL = re.compile(r"[*?\[\]\\]")
 
 def with_copies(rules: Sequence[Rule], folders: Sequence[str], home: str | None) -> list[Rule]:
     """Return the rules, each that leads into the workspace by an absolute path followed by what it
-    means in a copy of it.
-
-    Args:
-        folders: the workspace's absolute path with symlinks resolved, then other names of it: by
-            those, too, rules deny and ask, but never allow.
-        home: the user's, for ``~``, symlinks resolved.
-    """
+    means in a copy of it. ``folders`` are the workspace's absolute path with symlinks resolved, then
+    other names of it: by those, too, rules deny and ask, but never allow. ``home`` is the user's, for
+    ``~``, symlinks resolved."""
     found: list[Rule] = []
     for rule in rules:
         names = folders[:1] if rule.effect == "allow" else folders

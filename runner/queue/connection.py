@@ -14,19 +14,12 @@ HEALTH_CHECK_SECONDS = 30
 
 
 def connect(url: str) -> redis.Redis:
-    """Return a client for ``url``; nothing is sent before its first command.
-
-    A command is tried four times within about a second, which bridges a cut connection. Outages
-    that last longer are for the caller: a dispatcher must not wait in here while its leases run
-    out, and a worker must be able to stop while Redis is away. Options in the URL's query
-    (``?socket_timeout=10``) overrule the ones given here.
-
-    Args:
-        url: ``redis://``, ``rediss://`` or ``unix://``.
-
-    Raises:
-        UsageError: ``url`` is not such a URL.
-    """
+    """Return a client for ``url`` (``redis://``, ``rediss://`` or ``unix://``); nothing is sent before
+    its first command. A command is tried four times within about a second, which bridges a cut
+    connection. Outages that last longer are for the caller: a dispatcher must not wait in here while
+    its leases run out, and a worker must be able to stop while Redis is away. Options in the URL's
+    query (``?socket_timeout=10``) overrule the ones given here. Raises UsageError when ``url`` is not
+    such a URL."""
     try:
         client = redis.Redis.from_url(
             url,

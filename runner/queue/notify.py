@@ -27,15 +27,10 @@ _LONGEST_DATA = 4096
 
 
 def read_run_id(data: bytes) -> str:
-    """Return the run id in an RQ job's ``data`` field.
-
-    The field is what RQ's JSON serializer made of (function, instance, args, kwargs), compressed
-    (``rq.job.Job.restore``). Whoever can write to Redis can put anything here, so it is parsed
-    within bounds, nothing in it is imported, and only the first argument is looked at.
-
-    Raises:
-        ValueError: anything else than a run id was found.
-    """
+    """Return the run id in an RQ job's ``data`` field: what RQ's JSON serializer made of (function,
+    instance, args, kwargs), compressed (``rq.job.Job.restore``). Whoever can write to Redis can put
+    anything there, so it is parsed within bounds, nothing in it is imported, and only the first
+    argument is looked at. Raises ValueError when that is no run id."""
     try:
         plain = zlib.decompressobj().decompress(data, _LONGEST_DATA)
         _function, _instance, arguments, _keywords = json.loads(plain)
@@ -55,26 +50,18 @@ ANSWER_SECONDS = 1.0
 
 
 class RqNotifier:
-    """``runner.ports.Notifier`` over RQ.
-
-    Each notification makes RQ jobs with fresh ids: ``unique=True`` would refuse a run for as long as RQ
-    remembers an earlier queue message of it.
-
-    Args:
-        connection: says which server; the notifier opens a connection of its own to it.
-    """
+    """``runner.ports.Notifier`` over RQ, with a connection of its own. Each notification makes RQ jobs
+    with fresh ids: ``unique=True`` would refuse a run for as long as RQ remembers an earlier queue
+    message of it."""
 
     def __init__(self, connection: redis.Redis) -> None:
         impatient = connect_impatiently(connection, ANSWER_SECONDS)
         self._queue = Queue(QUEUE_NAME, connection=impatient, serializer=JSONSerializer)
 
     def notify(self, run_ids: Sequence[str]) -> None:
-        """Put a queue message for each run in the queue, in one round trip. It is tried once:
-        the dispatcher, which has leases to look after, must not wait here, and notifies again.
-
-        Raises:
-            UnreachableError: Redis does not answer or refuses; the runs stay due.
-        """
+        """Put a queue message for each run in the queue, in one round trip. It is tried once: the
+        dispatcher, which has leases to look after, must not wait here, and notifies again. Raises
+        UnreachableError when Redis does not answer or refuses; the runs stay due."""
         if not run_ids:
             return
         messages = [

@@ -71,12 +71,8 @@ class _Registration(BaseWorker):
 
 
 class Presence:
-    """Tells RQ about a worker, from a thread of its own.
-
-    Args:
-        connection: a client that gives up soon; only the thread uses it here.
-        name: the worker's name in ``rq info``, unique among living workers.
-    """
+    """Tells RQ about a worker, from a thread of its own: only that uses the connection, which gives up
+    soon. ``name`` is the worker's in ``rq info``, unique among living workers."""
 
     def __init__(self, connection: redis.Redis, name: str) -> None:
         self._connection = connection
@@ -249,10 +245,8 @@ class QueueWorker:
             return 0 if self._stopping else self.slots - self._busy
 
     def run(self) -> None:
-        """Take queue messages until ``stop``, then return when all handlers have ended.
-
-        May run in any thread and installs no signal handlers. No trouble with Redis ends it.
-        """
+        """Take queue messages until ``stop``, then return when all handlers have ended. May run in any
+        thread and installs no signal handlers. No trouble with Redis ends it."""
         self._presence.open()
         pause = FIRST_PAUSE_SECONDS
         try:
@@ -282,11 +276,8 @@ class QueueWorker:
             self._changed.notify_all()
 
     def offer(self, run_id: str) -> bool:
-        """Run a queue message here at once, without the queue.
-
-        Returns:
-            False when no slot is free or the worker stops; nothing was done then.
-        """
+        """Run a queue message here at once, without the queue. Return False when no slot is free or the
+        worker stops; nothing was done then."""
         return self._start(run_id, None)
 
     def _wait_for_slot(self) -> bool:
@@ -314,11 +305,8 @@ class QueueWorker:
             self._connection.lpush(self._queue_key, raw_id)
 
     def _read(self, raw_id: bytes) -> tuple[str, str | None]:
-        """Return the RQ job's id and its run id; no run id when the RQ job is gone.
-
-        Raises:
-            ValueError: it is no queue message.
-        """
+        """Return the RQ job's id and its run id; no run id when the RQ job is gone. Raises ValueError
+        when it is no queue message."""
         job_id = raw_id.decode("ascii", errors="replace")
         if _JOB_ID.fullmatch(job_id) is None:
             raise ValueError("not a queue message: its id is not one of RQ's")

@@ -34,14 +34,9 @@ _WHY_LENGTH = 300
 
 
 class _Outage(logging.Handler):
-    """Says once that a collector does not take what it is told, and why, by what an exporter logs at its
-    tries; and again after it has taken something. At the end a collector that is away is not tried again.
-
-    Args:
-        signal: what is told.
-        exporter: the module that logs.
-        stop: ends an exporter, and its waiting.
-    """
+    """Says once that a collector does not take a signal, and why, by what the exporter's module logs at
+    its tries; and again after it has taken something. At the end a collector that is away is not tried
+    again: ``stop`` ends an exporter, and its waiting."""
 
     def __init__(self, signal: str, exporter: str, stop: Callable[[], object]) -> None:
         super().__init__()

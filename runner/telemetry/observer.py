@@ -27,20 +27,7 @@ from runner.core.fold import Applied
 from runner.core.run import Ended
 from runner.core.state import OpenCall, RunState
 from runner.ports import Ending, Stored
-from runner.telemetry.spans import (
-    Spans,
-    as_json,
-    for_child,
-    measured,
-    name_of,
-    new_messages,
-    of_attempt,
-    of_cost,
-    of_request,
-    of_run,
-    of_usage,
-    output_messages,
-)
+from runner.telemetry import spans
 
 # As the conventions give them:
 # https://github.com/open-telemetry/semantic-conventions-genai, docs/gen-ai/gen-ai-metrics.md.
@@ -70,7 +57,7 @@ class _Run:
 class Telemetry:
     """``runner.ports.Observer`` for a collector."""
 
-    spans: Spans
+    exporter: spans.Spans
     meter: InitVar[Meter]  # makes the instruments
     with_content: bool  # also tell what was said and what tools printed
     endings: Callable[[Sequence[str]], Sequence[Ending]]  # of these runs, those that have ended
@@ -126,28 +113,28 @@ class Telemetry:
             case ToolFinished() as finished:
                 self._tell_tool(run, stored, state, finished)
             case UserMessageAdded(_, "children"):  # a child that no call asked for has ended
-                says = of_attempt(stored, state, "execute_tool")
+                says = spans.of_attempt(stored, state, "execute_tool")
                 for child in state.children.current:
                     if child.index is None:
                         begun = run.children.pop(child.number, stored.at)
-                        what, name = for_child(child.number), "execute_tool whole_task"
-                        self.spans.tell(run_id, what, name, begun, stored.at, says)
+                        what, name = spans.for_child(child.number), "execute_tool whole_task"
+                        self.exporter.tell(run_id, what, name, begun, stored.at, says)
             case RunSettled(Ended() as outcome):
                 money = applied.after.money
-                used = of_usage(money.usage) | of_cost(money.charged_cost)
+                used = spans.of_usage(money.usage) | spans.of_cost(money.charged_cost)
                 self._tell_end(run_id, outcome, stored.at, used)
             case _:
                 pass  # part of what the others tell, or nothing that a trace is for
 
     def _begin(self, stored: Stored, state: RunState) -> _Run:
-        says = of_run(stored, state, "invoke_agent")
+        says = spans.of_run(stored, state, "invoke_agent")
         says["gen_ai.request.model"] = state.spec.model
         if self.with_content:
             says["runner.item"] = state.item_key
             if state.spec.system:
                 instructions = [{"type": "text", "content": state.spec.system}]
-                says["gen_ai.system_instructions"] = as_json(instructions)
-        return _Run(state.submitted_at, name_of(state), stored.lease.worker_id, says)
+                says["gen_ai.system_instructions"] = spans.as_json(instructions)
+        return _Run(state.submitted_at, spans.name_of(state), stored.lease.worker_id, says)
 
     def _tell_reply(self, run: _Run, stored: Stored, applied: Applied, reply: ModelReply) -> None:
         state, call = applied.before, _open_call(applied.before)
@@ -155,14 +142,14 @@ class Telemetry:
         says = {
             "gen_ai.response.model": reply.model,
             "gen_ai.response.finish_reasons": [reply.stop_reason],
-            **of_usage(reply.usage),
-            **of_cost(cost),
-            **of_request(reply.request_id),
+            **spans.of_usage(reply.usage),
+            **spans.of_cost(cost),
+            **spans.of_request(reply.request_id),
         }
         if self.with_content:
-            says["gen_ai.output.messages"] = output_messages(reply)
+            says["gen_ai.output.messages"] = spans.output_messages(reply)
             if call.purpose == "turn":
-                says["gen_ai.input.messages"] = new_messages(state.messages)
+                says["gen_ai.input.messages"] = spans.new_messages(state.messages)
         begun = run.calls.pop(call.number, stored.at - reply.latency)
         counted = self._tell_call(stored, state, begun, says)
         counted["gen_ai.response.model"] = reply.model
@@ -176,7 +163,7 @@ class Telemetry:
     ) -> None:
         """A call that a dead worker had begun is known by its end alone: its span has no length."""
         begun = run.calls.pop(_open_call(state).number, stored.at)
-        says = of_request(failed.request_id)
+        says = spans.of_request(failed.request_id)
         counted = self._tell_call(stored, state, begun, says, failed.kind, failed.message)
         counted["error.type"] = failed.kind
         self._call_seconds.record(max(0.0, stored.at - begun), counted)
@@ -193,14 +180,14 @@ class Telemetry:
         """Tell a span of the open model call. Return what its metrics are counted by."""
         call = _open_call(state)
         model = state.spec.model if call.purpose == "turn" else state.spec.summary_model
-        self.spans.tell(
+        self.exporter.tell(
             stored.lease.run_id,
             ("chat", call.number),
             f"chat {model}",
             begun,
             stored.at,
             {
-                **of_attempt(stored, state, "chat"),
+                **spans.of_attempt(stored, state, "chat"),
                 "gen_ai.request.model": model,
                 "gen_ai.request.max_tokens": call.reservation.max_tokens,
                 "gen_ai.request.stream": True,
@@ -212,7 +199,7 @@ class Telemetry:
             error=error,
             why=why,
         )
-        return measured(state, model)
+        return spans.measured(state, model)
 
     def _tell_tool(
         self, run: _Run, stored: Stored, state: RunState, finished: ToolFinished
@@ -227,7 +214,7 @@ class Telemetry:
         # A name that the job does not have was made up by the model: it is content, and of any number.
         tool = call.name if state.spec.tool(call.name) is not None else "unknown_tool"
         says = {
-            **of_attempt(stored, state, "execute_tool"),
+            **spans.of_attempt(stored, state, "execute_tool"),
             "gen_ai.tool.name": tool,
             "gen_ai.tool.call.id": call.id,
             "gen_ai.tool.type": "function",
@@ -237,12 +224,12 @@ class Telemetry:
             says["runner.decision"] = call.decision.effect
         if self.with_content:
             says["gen_ai.tool.name"] = call.name
-            says["gen_ai.tool.call.arguments"] = as_json(call.input_to_run)
-            says["gen_ai.tool.call.result"] = as_json(result.content)
+            says["gen_ai.tool.call.arguments"] = spans.as_json(call.input_to_run)
+            says["gen_ai.tool.call.result"] = spans.as_json(result.content)
         own = ("tool", state.turns, finished.index)
         run_id, name = stored.lease.run_id, f"execute_tool {tool}"
-        for what in map(for_child, numbers) if numbers else (own,):
-            self.spans.tell(run_id, what, name, begun, stored.at, says, error=error)
+        for what in map(spans.for_child, numbers) if numbers else (own,):
+            self.exporter.tell(run_id, what, name, begun, stored.at, says, error=error)
         counted = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": tool}
         failed = {} if error is None else {"error.type": error}
         self._tool_seconds.record(stored.at - begun, {**counted, **failed})
@@ -255,7 +242,7 @@ class Telemetry:
         says = {**run.says, **used, **ended}
         error = outcome.reason if outcome.state == "failed" else None
         name = f"invoke_agent {run.name}"
-        self.spans.tell(run_id, (), name, run.begun, at, says, error=error, why=outcome.detail)
+        self.exporter.tell(run_id, (), name, run.begun, at, says, error=error, why=outcome.detail)
 
     # --- ends that no attempt stores --------------------------------------------------------------
 
@@ -265,12 +252,8 @@ class Telemetry:
         self._look(sure=True)
 
     def _look(self, *, sure: bool) -> None:
-        """Tell the ends of runs that a person cancelled or that were given up, where this worker had them
-        last.
-
-        Args:
-            sure: no attempt is about to tell one of them itself.
-        """
+        """Tell the ends of runs that a person cancelled or that were given up, where this worker had
+        them last. ``sure``: no attempt is about to tell one of them itself."""
         try:
             waiting = list(self._open)
             for first in range(0, len(waiting), _MOST_AT_A_LOOK):
@@ -286,7 +269,7 @@ class Telemetry:
         if run.worker_id != ending.worker_id:
             self._open.pop(ending.run_id, None)  # told by the worker that had it last
         elif run.is_over or sure:
-            used = of_usage(ending.usage)
+            used = spans.of_usage(ending.usage)
             self._tell_end(ending.run_id, ending.outcome, ending.at, used)
         else:
             run.is_over = True

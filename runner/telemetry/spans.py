@@ -104,14 +104,9 @@ class Spans:
         error: str | None = None,
         why: str = "",
     ) -> None:
-        """Have a span that has ended exported, sooner or later.
-
-        Args:
-            what: names it within its run, and is empty for the run's own.
-            begun, ended: in seconds since the epoch.
-            error: its class, None where it went well.
-            why: the error's words, of which the beginning is told.
-        """
+        """Have a span that has ended exported, sooner or later. ``what`` names it within its run, and
+        is empty for the run's own; times are in seconds since the epoch; ``error`` is its class, None
+        where it went well, and the beginning of ``why`` is told."""
         trace = trace_id(run_id)
         self._ids.give(trace, span_id(run_id, *what))
         failed = {} if error is None else {"error.type": error}

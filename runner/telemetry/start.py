@@ -48,12 +48,8 @@ def wanted_by(environment: Mapping[str, str]) -> Wanted:
 def start_telemetry(
     environment: Mapping[str, str], endings: Callable[[Sequence[str]], Sequence[Ending]]
 ) -> Telemetry | None:
-    """Return what tells a collector of runs, to be closed at the end; None where nothing is to be told.
-
-    Args:
-        environment: says which collector, and what it is told.
-        endings: of these runs, those that have ended.
-    """
+    """Return what tells the environment's collector of runs, to be closed at the end; None where
+    nothing is to be told. ``endings`` gives those of some runs that have ended."""
     wanted = wanted_by(environment)
     if not (wanted.traces or wanted.metrics):
         return None

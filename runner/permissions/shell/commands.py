@@ -44,12 +44,8 @@ class _Command:
 
 
 class Commands:
-    """Turns simple commands into parts.
-
-    Args:
-        nested: walks a script in the arguments of a command, given the findings to add to, its text,
-            the shell that reads it, and how deep it is nested.
-    """
+    """Turns simple commands into parts. ``nested`` walks a script in the arguments of a command, given
+    the findings to add to, its text, the shell that reads it, and how deep it is nested."""
 
     def __init__(self, findings: Findings, nested: Nested) -> None:
         self.findings = findings
@@ -75,12 +71,8 @@ class Commands:
     def declared(
         self, program: str, words: Sequence[Word], assigned: Sequence[tuple[str, str]], source: str
     ) -> None:
-        """Add ``export``, ``declare`` or the like, unless it only sets harmless variables.
-
-        Args:
-            words: its options and names.
-            assigned: its assignments: name, as written.
-        """
+        """Add ``export``, ``declare`` or the like, with its options and names (``words``) and its
+        assignments (name, as written), unless it only sets harmless variables."""
         options = [word.value for word in words if word.value[:1] == "-"]
         exports = program == "export" or any("x" in option for option in options)
         reason = self._note_builtin(program, words)

@@ -59,11 +59,8 @@ def _literal(words: Iterable[Word]) -> list[str]:
 
 
 def _operands(arguments: Sequence[Word], scripted: bool = False) -> Iterator[Word]:
-    """Yield the operands, and what is joined to an option.
-
-    Args:
-        scripted: the first operand is no file, as with ``grep``, unless an option has the script.
-    """
+    """Yield the operands, and what is joined to an option. ``scripted``: the first operand is no file,
+    as with ``grep``, unless an option has the script."""
     script = ("-e", "-f", "--reg", "--file", "--exp")
     skip = scripted and not any(word.value.startswith(script) for word in arguments)
     ended = False
@@ -92,12 +89,8 @@ Given = list[tuple[str, Word | None]]
 def _options(
     arguments: Sequence[Word], letters: str, longs: Sequence[str] = ()
 ) -> tuple[Given, list[Word]]:
-    """Return the options with their values, and the operands.
-
-    Args:
-        letters: short options with a value.
-        longs: long options with a value; one may be shortened.
-    """
+    """Return the options with their values, and the operands. ``letters`` are short options with a
+    value, ``longs`` long ones, which may be shortened."""
     given: Given = []
     operands: list[Word] = []
     words = iter(arguments)

@@ -88,10 +88,7 @@ class Findings:
 
     def give_up(self, reason: str, unread: str | None = None) -> None:
         """Note that the script may run what is not among the parts. The first reason is kept.
-
-        Args:
-            unread: the text that was not understood, in which redirects may be.
-        """
+        ``unread`` is the text that was not understood, in which redirects may be."""
         self.reason = self.reason or reason
         if unread is not None:
             self.unread.append(unread)
@@ -112,11 +109,8 @@ class Findings:
         self.parts.append(Part(text, tuple(forms), hides))
 
     def add_outer(self, before: int, forms: dict[str, None], hides: str = "") -> None:
-        """Add the forms of a command to the first part that it runs.
-
-        Args:
-            before: how many parts there were before the ones that it runs.
-        """
+        """Add the forms of a command to the first part that it runs: the one after the first ``before``
+        parts."""
         if len(self.parts) == before:
             self.add(next(iter(forms), ""), forms, hides)
             return
@@ -159,11 +153,8 @@ class Findings:
         self, targets: Sequence[Target], operator: re.Pattern[str]
     ) -> tuple[list[str], list[str], bool]:
         """Return the paths of targets, "" for one whose place is not known; the relative ones whose
-        folder is not known; and True if a "" may be any file.
-
-        Args:
-            operator: of a redirect to such a target, which a text that was not understood may hold.
-        """
+        folder is not known; and True if a "" may be any file. ``operator`` finds a redirect to such a
+        target in a text that was not understood."""
         paths: list[str] = []
         after_cd: list[str] = []
         for path, moment, _ in targets:

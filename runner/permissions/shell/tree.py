@@ -71,11 +71,8 @@ class Tree(ABC):
             self.visit(child)
 
     def gap(self, start: int, end: int, lines: bool = False) -> None:
-        """Give up when there is more than blanks from ``start`` to ``end``.
-
-        Args:
-            lines: line breaks are blanks too.
-        """
+        """Give up when there is more than blanks from ``start`` to ``end``; with ``lines``, line breaks
+        are blanks too."""
         if start == end or (end == start + 1 and self.text[start] == " "):
             return
         if not (_BLANK_LINES if lines else _BLANK).fullmatch(self.text, start, end):
@@ -113,12 +110,8 @@ class Tree(ABC):
         tokens: Collection[str],
         named: Visitor | None = None,
     ) -> None:
-        """Visit children by their types; give up on one that is not known.
-
-        Args:
-            tokens: the types that need no visit.
-            named: visits a named child that has no visitor of its own.
-        """
+        """Visit children by their types, a named one without a visitor of its own by ``named``. Give up
+        on one that is not known, save the ``tokens``."""
         for child in children:
             visitor = visitors.get(child.type) or (named if child.is_named else None)
             if visitor is not None:

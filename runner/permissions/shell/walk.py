@@ -42,12 +42,9 @@ _HEREDOC_EXPANSIONS = names("simple_expansion expansion command_substitution ari
 
 
 class Walk(Expansions):
-    """Walks one script and adds what it runs to ``findings``.
-
-    Args:
-        shell: who reads it. Anything else than bash understands less, and the rest in another way.
-        level: how many commands with a script in their arguments it is inside of.
-    """
+    """Walks one script and adds what it runs to ``findings``. ``shell`` reads it: anything else than
+    bash understands less, and the rest in another way. It is inside of ``level`` commands with a script
+    in their arguments."""
 
     def __init__(
         self, command: str, findings: Findings, shell: str = "bash", level: int = 0
@@ -186,12 +183,8 @@ class Walk(Expansions):
         return (*self.base, node.start_byte)
 
     def _assignment(self, node: Node, declared: bool = False) -> tuple[str, str]:
-        """Return the name that is set, and the assignment as written.
-
-        Args:
-            declared: by ``declare`` or its like, which evaluates the text of a value for an array
-                once more.
-        """
+        """Return the name that is set, and the assignment as written. ``declare`` and its like
+        (``declared``) evaluate the text of a value for an array once more."""
         source = self.source_of(node)
         children = self.children(node)
         name = source.partition("=")[0].removesuffix("+")
@@ -274,10 +267,7 @@ class Walk(Expansions):
 
     def _redirect(self, node: Node, command: Node | None = None) -> list[Word]:
         """Add what a redirect reads or writes. Return the words after it that belong to the command.
-
-        Args:
-            command: the command that it belongs to, where that is certain: the file is opened before.
-        """
+        The file is opened before ``command``, where it is certain that the redirect belongs to it."""
         if node.type == "heredoc_redirect":
             return self._heredoc(node)
         operator = ""
